@@ -1,4 +1,4 @@
-"""Datasets, decoding, and what a DataLoader hands to a method."""
+"""Datasets, decoding, and the batches that a DataLoader passes to a method."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ __all__ = [
     "VideoFolder",
 ]  # fmt: skip
 
-# Imported when they are first asked for: what reads annotations or writes a dataset needs no Lightning.
+# Imported on first access, because reading annotations and writing a dataset do not need Lightning.
 _FILES = {"MSRVTTQA": "msrvtt_qa", "TextVideoDataModule": "base", "VideoFolder": "video_folder"}
 
 
 def __getattr__(name: str) -> Any:
-    """Return a class that is imported late."""
+    """Return a lazily imported class."""
     if name in __all__:
         return getattr(importlib.import_module(f"{__name__}.{_FILES.get(name, name.lower())}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def import_all() -> None:
-    """Import every dataset, so that recipes find each by its class's name alone."""
+    """Import every dataset, so that recipes can refer to each by its class name alone."""
     for name in __all__:
         __getattr__(name)

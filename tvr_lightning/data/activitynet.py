@@ -1,4 +1,4 @@
-"""ActivityNet Captions: long web videos with a paragraph of timed sentences."""
+"""ActivityNet Captions: long web videos, each with a paragraph of timed sentences."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ FILES: dict[SplitName, tuple[str, str]] = {
 class ActivityNet(TextVideoDataModule):
     """ActivityNet Captions (Krishna et al., "Dense-captioning events in videos", ICCV 2017), paragraph to val1 video.
 
-    All sentences of a video make one query (Zhang et al., ECCV 2018), and the 4,917 videos of val1 are the test set, as
-    the field reports it (CLIP4Clip's `dataloader_activitynet_retrieval.py`); 10,009 videos train. There is no
-    validation split beside them: papers validate on the test set; `holdout` takes training videos out instead. The ids
-    files name a few more videos (10,024 and 4,926), which have no sentences and are left out. Ids carry `v_`, as the
-    files do.
+    All sentences of a video form one query (Zhang et al., ECCV 2018), and the 4,917 videos of val1 are the test set,
+    as in the literature (CLIP4Clip's `dataloader_activitynet_retrieval.py`); 10,009 videos are for training. There is
+    no other validation split: papers validate on the test set; `holdout` holds out training videos instead. The ID
+    files list a few more videos (10,024 and 4,926), which have no sentences and are omitted. IDs start with `v_`, as
+    in the files.
 
     Args:
         split: "val1" is the only protocol.
         annotated_end: End each video at its annotated duration, rounded up to whole seconds (CLIP4Clip's loader).
-            Videos without a `duration`, such as those of the hub's lists, are read to the end of the file.
-        **options: shared by all datasets, `frames` and `words` among them; see `TextVideoDataModule`.
+            Videos without a `duration`, such as those of the Hub's lists, are read to the end of the file.
+        **options: options of all datasets, including `frames` and `words` (`TextVideoDataModule`).
     """
 
     title = "ActivityNet Captions"
@@ -65,15 +65,15 @@ $TVR_DATA/activitynet/
 
     @property
     def has_official_validation(self) -> bool:
-        """False: val1 is what everyone tests on."""
+        """False, because papers use val1 for testing."""
         return False
 
     def required_files(self, name: SplitName) -> list[Path]:
-        """The ids and the sentences."""
+        """Files with the IDs and the sentences."""
         return [self.folder / file for file in FILES[name]]
 
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
-        """Read a split: the videos with sentences, in the order of the ids file."""
+        """Read a split: the videos with sentences, in the order of the ID file."""
         ids_file, source = self.required_files(name)
         ids = expect(ids_file, "top level", read_json(ids_file), list, "write a list of ids")
         for number, video in enumerate(ids):
@@ -107,7 +107,7 @@ $TVR_DATA/activitynet/
             findings.note(ids_file, video, "video-without-caption", f"{source.name} has no such entry", "left out")
 
     def _paragraph(self, source: Path, video: str, sentences: list[object], findings: Findings) -> list[str]:
-        """All sentences as one text, in a list; none if there are no sentences. They begin with blanks or line ends."""
+        """Return a list with all sentences as one text, without surrounding white space, or an empty list."""
         texts = []
         for number, sentence in enumerate(sentences):
             entry = f"{video}, sentences[{number}]"

@@ -1,4 +1,4 @@
-"""A track cut into an audio encoder's input, with the steps of 20 ms that belong to each frame."""
+"""Conversion of an audio track into the input of an audio encoder, with the 20 ms steps of each frame."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _warned: set[float] = set()
 
 @dataclass(frozen=True)
 class AudioOptions:
-    """What the audio encoder takes and how its vectors are aligned with the frames.
+    """Settings for the input of the audio encoder and the alignment of its vectors with the frames.
 
     Attributes:
-        kind: "whisper" takes log-mel windows, "wav2vec2" takes the waveform.
-        align: "duration": each frame gets the sound nearest to it. "clip30": what the released GAID code does
-            (datasets/audio_feature_extraction.py, model/clip_stochastic.py): Whisper hears one 30 s window, padded
-            with zeros or cut, and its 1,500 vectors are pooled to F whatever the clip's length is; wav2vec2's
-            vectors of the whole track are stretched to 1,500 and pooled the same way.
-        seconds: the most that is heard of a clip; batches have this fixed size. Frames after it have no sound.
-            Whisper under "clip30" hears 30 s always.
+        kind: Audio encoder: "whisper" takes log-mel windows, "wav2vec2" takes the waveform.
+        align: Alignment: "duration" assigns each moment to the nearest frame. "clip30" follows the released GAID code
+            (datasets/audio_feature_extraction.py, model/clip_stochastic.py): Whisper receives one 30 s window,
+            zero-padded or truncated, and its 1,500 vectors are pooled to F regardless of the clip length; the
+            vectors of wav2vec2 for the whole track are interpolated to 1,500 and pooled in the same way.
+        seconds: Maximum length of the audio of a clip in seconds, to which batches are padded. Later frames have no
+            audio. Whisper with "clip30" always uses 30 s.
     """
 
     kind: AudioKind
@@ -58,27 +58,27 @@ class AudioOptions:
 
     @property
     def samples(self) -> int:
-        """Most samples of a clip that are heard."""
+        """Maximum number of audio samples per clip."""
         return round(self.seconds * SAMPLE_RATE)
 
     def describe(self) -> str:
-        """One line that says what an encoder is given; part of a feature store's fingerprint."""
+        """Return a one-line description of the encoder input, which is part of a feature store's fingerprint."""
         return f"{self.kind} {self.align} {self.seconds:g}s"
 
 
 def frame_cells(timestamps: Tensor, frame_mask: Tensor, duration: float) -> Tensor:
-    """Divide the clip among its frames: each moment belongs to the nearest frame.
+    """Divide the clip among its frames, assigning each moment to the nearest frame.
 
     Frames in the middle of F equal segments get exactly these segments.
 
     Args:
-        timestamps: (F,) seconds from the clip's start; those of padded frames are ignored.
-        frame_mask: (F,) bool, True where there is a frame.
-        duration: seconds.
+        timestamps: (F,) seconds from the start of the clip; values of padded frames are ignored.
+        frame_mask: (F,) bool, True for frames that are not padding.
+        duration: Duration of the clip in seconds.
 
     Returns:
-        (F, 2) float64, start and end of each frame's cell in seconds; (0, 0) for padded frames. Frames that show the
-        same moment (a repeated last frame) share a cell.
+        (F, 2) float64, start and end of each frame's cell in seconds; (0, 0) for padded frames. Frames with the same
+        timestamp (a repeated last frame) share a cell.
     """
     cells = torch.zeros(len(timestamps), 2, dtype=torch.float64)
     if not frame_mask.any():
@@ -95,17 +95,17 @@ def frame_cells(timestamps: Tensor, frame_mask: Tensor, duration: float) -> Tens
 def audio_input(
     track: AudioTrack, options: AudioOptions, timestamps: Tensor, frame_mask: Tensor, duration: float
 ) -> AudioInput:
-    """Turn a track into an audio encoder's input, with the steps that belong to each frame.
+    """Convert a track into the input of an audio encoder, with the steps of each frame.
 
     Args:
-        track: the clip's sound.
-        options: encoder and alignment.
-        timestamps: (F,) seconds of the frames from the clip's start.
-        frame_mask: (F,) bool.
-        duration: seconds.
+        track: Audio track of the clip.
+        options: Encoder and alignment.
+        timestamps: (F,) seconds of the frames from the start of the clip.
+        frame_mask: (F,) bool, True for frames that are not padding.
+        duration: Duration of the clip in seconds.
 
     Returns:
-        One clip's input (M = 1); all zeros, with empty windows, where the track has no sound.
+        Input of one clip (M = 1); all zeros, with empty windows, if there is no audio.
     """
     waveform = torch.from_numpy(track.waveform)
     cut = options.samples
@@ -127,7 +127,7 @@ def audio_input(
 
 
 def no_audio(options: AudioOptions, frames: int) -> AudioInput:
-    """Return the input of no clips (M = 0) whose other dimensions agree with `audio_input`'s."""
+    """Return the input of zero clips (M = 0) with the other dimensions of the output of `audio_input`."""
     shape = (options.windows, MEL_BANDS, MEL_COLUMNS) if options.kind == "whisper" else (options.samples,)
     counts = torch.zeros(0, dtype=torch.int64)
     return AudioInput(torch.zeros(0, *shape), counts, counts, torch.zeros(0, frames, 2, dtype=torch.int64))
@@ -141,18 +141,18 @@ def add_sound(
     options: AudioOptions,
     on_corrupt: Literal["error", "skip"],
 ) -> None:
-    """Read the sound of one decoded clip into its media: `audio`, `audio_mask` and `problems`.
+    """Read the audio of one decoded clip into the fields `audio`, `audio_mask` and `problems` of its media.
 
     Args:
-        media: of one clip (M = 1).
-        path: its file.
-        span: seconds of the clip in the file.
-        clip: the decoded frames, whose times the sound is aligned with.
-        options: encoder and alignment.
-        on_corrupt: "skip" lets a broken track sound as far as it goes and names it in `media.problems`.
+        media: Media of one clip (M = 1).
+        path: Path of the video file.
+        span: Start and end of the clip in the file in seconds.
+        clip: Decoded frames, to whose timestamps the audio is aligned.
+        options: Encoder and alignment.
+        on_corrupt: Handling of a broken track: "skip" uses its readable part and adds it to `media.problems`.
 
     Raises:
-        AudioError: the track is broken and `on_corrupt` is "error".
+        AudioError: The track is broken and `on_corrupt` is "error".
     """
     start, end = span or (0.0, clip.duration)
     duration = min(end, clip.duration) - start
@@ -166,7 +166,7 @@ def add_sound(
 
 
 def log_mel(waveform: Tensor) -> Tensor:
-    """Log-mel picture of a waveform, by openai-whisper's own function.
+    """Compute the log-mel spectrogram of a waveform with openai-whisper.
 
     Args:
         waveform: (T,) float32 at 16 kHz.
@@ -174,13 +174,13 @@ def log_mel(waveform: Tensor) -> Tensor:
     Returns:
         (80, T // 160) float32; one column per 10 ms.
     """
-    from whisper.audio import log_mel_spectrogram  # brings numba along, a second that readers without sound save
+    from whisper.audio import log_mel_spectrogram  # imports numba, which takes a second that is saved without audio
 
     return log_mel_spectrogram(waveform, n_mels=MEL_BANDS)
 
 
 def wav2vec2_steps(samples: int) -> int:
-    """Number of vectors that wav2vec2's seven convolutions make of `samples` samples (kernels 10 3 3 3 3 2 2)."""
+    """Return the number of output vectors of wav2vec2's seven convolutions (kernels 10 3 3 3 3 2 2)."""
     steps = samples
     for kernel, stride in ((10, 5), (3, 2), (3, 2), (3, 2), (3, 2), (2, 2), (2, 2)):
         steps = (steps - kernel) // stride + 1
@@ -200,8 +200,8 @@ def _log_mel(waveform: Tensor, options: AudioOptions) -> Tensor:
             return torch.zeros(options.windows, MEL_BANDS, MEL_COLUMNS)
         return log_mel(padded).reshape(MEL_BANDS, options.windows, MEL_COLUMNS).transpose(0, 1).contiguous()
     window = torch.zeros(1, MEL_BANDS, MEL_COLUMNS)
-    if len(waveform):  # the released code pads the picture, not the sound, and takes its maximum over the whole track
-        # One FFT frame needs 201 samples before its reflection; shorter tracks get silence to that length.
+    if len(waveform):  # the released code pads the spectrogram, not the audio; its maximum is over the whole track
+        # One FFT frame needs 201 samples before its reflection; shorter tracks are padded with silence.
         columns = log_mel(_padded(waveform, max(len(waveform), SHORTEST_WAVEFORM)))[:, :MEL_COLUMNS]
         window[0, :, : columns.shape[1]] = columns
     return window
@@ -214,15 +214,15 @@ def _padded(waveform: Tensor, samples: int) -> Tensor:
 
 
 def _equal_windows(frames: int) -> Tensor:
-    """(F, 2) windows of `adaptive_avg_pool1d` from 1,500 steps to F frames."""
+    """Return the windows (F, 2) of `adaptive_avg_pool1d` from 1,500 steps to F frames."""
     return torch.tensor([[i * WINDOW_STEPS // frames, -(-(i + 1) * WINDOW_STEPS // frames)] for i in range(frames)])
 
 
 def _heard_windows(cells: Tensor, heard: np.ndarray, steps: int) -> Tensor:
-    """(F, 2) first and one-past-last heard step inside each cell, (0, 0) where nothing is heard."""
+    """Return the first and one-past-last decoded step in each cell (F, 2); (0, 0) if there is none."""
     windows = torch.zeros(len(cells), 2, dtype=torch.int64)
     for frame, (start, end) in enumerate(cells.tolist()):
-        # Rounding first: 0.1 * 50 must not become step 5.000000001 and take in a step of the next frame.
+        # Rounding first: 0.1 * 50 must not become step 5.000000001 and include a step of the next frame.
         first = math.floor(round(start * STEPS_PER_SECOND, 6))
         last = min(math.ceil(round(end * STEPS_PER_SECOND, 6)), steps)
         inside = np.flatnonzero(heard[first:last])

@@ -1,4 +1,4 @@
-"""The DataModule that every dataset extends: splits, checks and loaders; a dataset adds its files and split rules."""
+"""Base DataModule of all datasets: splits, checks and loaders. A dataset adds its files and split rules."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ STAGES: dict[str | None, tuple[SplitName, ...]] = {
 
 
 class TextVideoDataModule(LightningDataModule, ABC):
-    """Texts and videos of one dataset: matching pairs to train on, unique texts and unique videos to evaluate on.
+    """Base class of datasets, with matching pairs for training and unique texts and unique videos for evaluation.
 
-    A subclass is one dataset: it names itself and its files (`title`, `directory`, `layout`, `required_files`), says
-    whether it has an official validation split, and reads its splits (`parse_split`). Its constructor names the
-    arguments that are its own and hands the others on as `**options`, so that each stands here alone. All are plain
-    values, so that checkpoints hold them as they are.
+    A subclass is one dataset. It defines its name and files (`title`, `directory`, `layout`, `required_files`),
+    whether it has an official validation split, and how its splits are read (`parse_split`). Its constructor names
+    only its own arguments and passes the others on as `**options`, so that each is documented only here. All are
+    plain values, so that checkpoints store them unchanged.
 
     Args:
         split: variant of the dataset's split files.
@@ -92,7 +92,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
             folder; training pairs then include the descriptions of their video.
 
     Raises:
-        ValueError: options that are out of range or contradict each other; the message names both and the fix.
+        ValueError: Options are out of range or contradict each other. The message names both and the fix.
     """
 
     title: ClassVar[str]
@@ -191,12 +191,12 @@ class TextVideoDataModule(LightningDataModule, ABC):
                 "deterministic sampling such as 'segment-centres' for evaluation"
             )
 
-    # What a dataset says of itself
+    # Properties of the dataset
 
     @property
     @abstractmethod
     def has_official_validation(self) -> bool:
-        """Whether the chosen split comes with a validation split of its own, apart from the test split."""
+        """Whether the chosen split has an official validation split that differs from the test split."""
 
     @property
     def one_caption_evaluation(self) -> bool:
@@ -209,27 +209,27 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     @property
     def video_root(self) -> Path:
-        """Folder that holds the videos, in folders of their own or directly."""
+        """Folder of the videos, which are directly in it or in subfolders."""
         return self.folder / "videos"
 
     @abstractmethod
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
-        """Read a split from the annotation files as they are, noting in `findings` whatever is wrong with them.
+        """Read a split from the annotation files and add all their problems to `findings`.
 
-        Called for "val" only where `has_official_validation`.
+        Called for "val" only if `has_official_validation`.
 
         Raises:
-            AnnotationError: a file cannot be read any further.
+            AnnotationError: A file cannot be parsed further.
         """
 
-    # Where the data are
+    # Location of the data
 
     @property
     def folder(self) -> Path:
-        """The dataset's folder.
+        """Folder of the dataset.
 
         Raises:
-            MissingData: neither `root` nor TVR_DATA says where datasets are.
+            MissingData: Neither `root` nor TVR_DATA is set.
         """
         root = self.root or os.environ.get("TVR_DATA")
         if not root:
@@ -239,25 +239,25 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     @property
     def warnings(self) -> list[str]:
-        """Marks of every result on this dataset: `SYNTHETIC` if `tvr data synth` wrote its folder."""
+        """Warnings of every result on this dataset: `SYNTHETIC` if `tvr data synth` wrote its folder."""
         return [SYNTHETIC] if (self.folder / SYNTHETIC_FILE).is_file() else []
 
     @property
     def full_title(self) -> str:
-        """Title of the dataset, with "synthetic" in front if it is."""
+        """Title of the dataset, with the prefix "synthetic" for a synthetic dataset."""
         return f"synthetic {self.title}" if self.warnings else self.title
 
     def missing_annotations(self, stage: str | None = None) -> list[str]:
-        """Say which annotation files of a Lightning stage (None: of all) are absent, one sentence each."""
+        """List the missing annotation files of a Lightning stage (None: all stages), one sentence each."""
         sources = dict.fromkeys(self._source(name) for name in STAGES[stage])
         files = dict.fromkeys(path for name in sources for path in self.required_files(name))
         return [f"{path.name}: looked for {path}" for path in files if not path.is_file()]
 
     def missing(self, stage: str | None = None) -> list[str]:
-        """Say which annotation files and folders of a Lightning stage (None: of all) are absent; fast.
+        """List the missing annotation files and folders of a Lightning stage (None: all stages), without reading them.
 
         Returns:
-            One sentence each, with the place looked at.
+            One sentence for each, with the path that was checked.
         """
         absent = self.missing_annotations(stage)
         if self.features is None and (not self.video_root.is_dir() or not any(self.video_root.iterdir())):
@@ -270,10 +270,10 @@ class TextVideoDataModule(LightningDataModule, ABC):
         return absent
 
     def check_present(self, stage: str | None = None) -> None:
-        """Check that annotation files and the videos' folder of a stage (None: of all) are there.
+        """Check that the annotation files and the video folder of a stage (None: all stages) exist.
 
         Raises:
-            MissingData: something is absent; it says what, where it was looked for, and the expected layout.
+            MissingData: Something is missing. The message lists it with its path and the expected layout.
         """
         absent = self.missing(stage)
         if absent:
@@ -283,19 +283,19 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     @property
     def validation(self) -> Literal["official", "holdout", "test"]:
-        """What `val` is: the official split, held-out training videos, or the test split as in the papers."""
+        """Source of `val`: the official split, held-out training videos, or the test split as in the papers."""
         if self.has_official_validation:
             return "official"
         return "holdout" if self.holdout else "test"
 
     def _source(self, name: SplitName) -> SplitName:
-        """The split in the annotation files that `name` is made of."""
+        """Return the split of the annotation files from which `name` is built."""
         if name == "val" and self.validation != "official":
             return "train" if self.validation == "holdout" else "test"
         return name
 
     def examine_split(self, name: SplitName) -> tuple[Split | None, Findings]:
-        """Read a split from the annotation files; return it, or None if it cannot be read, with all findings."""
+        """Read a split from the annotation files, and return it (None if it cannot be read) with all findings."""
         findings = Findings()
         try:
             return self.parse_split(name, findings), findings
@@ -304,12 +304,12 @@ class TextVideoDataModule(LightningDataModule, ABC):
             return None, findings
 
     def read_split(self, name: SplitName) -> Split:
-        """Return a split as the annotation files and the options `holdout` and `max_train_videos` define it.
+        """Return a split as defined by the annotation files and the options `holdout` and `max_train_videos`.
 
-        "val" is what `validation` says; where that is "test", the split is called test.
+        `validation` defines "val"; if it is "test", the returned split is named test.
 
         Raises:
-            AnnotationError: the files contradict themselves; the error lists every problem.
+            AnnotationError: The files contradict themselves. The error lists every problem.
         """
         if name not in self._read:
             if self._source(name) == "train":
@@ -334,15 +334,15 @@ class TextVideoDataModule(LightningDataModule, ABC):
         self._read["train"] = train
 
     def load_split(self, name: SplitName) -> Split:
-        """Return a split whose files were looked for: what the loaders serve.
+        """Return a split that the loaders serve, after checking that its video files exist.
 
-        With `on_corrupt: skip`, training goes without the videos whose files are missing (`skipped` names them);
-        evaluation keeps them in place, so that texts and videos are numbered as the annotation files say.
+        With `on_corrupt: skip`, training omits videos whose files are missing (`skipped` lists them). Evaluation keeps
+        their positions, so that texts and videos are numbered as in the annotation files.
 
         Raises:
-            MissingData: files are missing and `on_corrupt` is "error".
-            AnnotationError: as `read_split`.
-            UserError: the videos are copies (`tvr data compress`), and some are not whole or older than their source.
+            MissingData: Files are missing and `on_corrupt` is "error".
+            AnnotationError: The annotation files contradict themselves.
+            UserError: The videos are copies (`tvr data compress`), and some are incomplete or older than their source.
         """
         if name not in self._loaded:
             split = self.read_split(name)
@@ -357,17 +357,17 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     @property
     def copies(self) -> Copies | None:
-        """The manifest of the folder, where it holds copies of another (`tvr data compress`).
+        """Manifest of the folder, if it contains copies of another folder (`tvr data compress`).
 
         Raises:
-            UserError: it is damaged.
+            UserError: The manifest is damaged.
         """
         if self._copies is False:
             self._copies = read_copies(self.folder)
         return self._copies
 
     def _absent(self, split: Split) -> dict[int, str]:
-        """Positions of the videos that cannot be served, each with the reason."""
+        """Return the positions of videos that cannot be served, each with the reason."""
         if self.features is None:
             absent = {i: "no such file" for i, video in enumerate(split.videos) if not video.path.is_file()}
             if self.copies is not None:
@@ -388,10 +388,10 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     @property
     def store(self) -> FeatureStore | None:
-        """The feature store that `features` names, checked; None where videos are decoded.
+        """Checked feature store that `features` names; None if videos are decoded.
 
         Raises:
-            StoreError: it is absent or damaged, or made with another sampling, frame size or number of words.
+            StoreError: The store is missing, damaged, or made with another sampling, frame size or number of words.
         """
         parts = self._stored_parts()
         if self.features is not None and (self._store is None or self._store[0] != parts):
@@ -403,7 +403,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         return None if self._store is None else self._store[1]
 
     def _stored_parts(self) -> list[Part]:
-        """Return the parts of a store that the method reads; without a method, those that the data's options name."""
+        """Return the parts of a store that the method reads; without a method, those that the data options name."""
         module = self.trainer.lightning_module if self.trainer else None
         hears = self.audio is not None if module is None else getattr(module, "audio_encoder", None) is not None
         parts: list[Part] = ["text", "frames"]
@@ -418,7 +418,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         return FeatureReader(self.store, self.directory)
 
     def ground_truth(self, name: SplitName) -> GroundTruth:
-        """Return which video every text of a split describes, with the names that results carry."""
+        """Return the index of the matching video of every text of a split, with the names used in results."""
         return GroundTruth.of(self.full_title, self.load_split(name), self.warnings)
 
     # Loaders
@@ -427,8 +427,8 @@ class TextVideoDataModule(LightningDataModule, ABC):
         """Read the splits of a stage and check that no video is in two splits.
 
         Raises:
-            MissingData: annotation or video files are missing.
-            AnnotationError: the files contradict themselves, or two splits share videos.
+            MissingData: Annotation or video files are missing.
+            AnnotationError: The files contradict themselves, or two splits share videos.
         """
         self.check_present(stage)
         for name in STAGES[stage]:
@@ -436,13 +436,13 @@ class TextVideoDataModule(LightningDataModule, ABC):
         self._check_disjoint()
 
     def _check_disjoint(self) -> None:
-        """Compare all splits, except those that cannot be read, which only stages that need them refuse."""
+        """Compare all readable splits. Only stages that need an unreadable split fail because of it."""
         splits: dict[SplitName, Split] = {}
         for name in STAGES[None]:
             if all(path.is_file() for path in self.required_files(self._source(name))):
                 with suppress(AnnotationError):
                     split = self.read_split(name)
-                    splits[split.name] = split  # "val" may be the test split itself
+                    splits[split.name] = split  # "val" may be the test split
         for one, other in combinations(splits.values(), 2):
             ids = [video.video_id for video in shared_videos(one, other)]
             if ids:
@@ -454,10 +454,11 @@ class TextVideoDataModule(LightningDataModule, ABC):
                 raise AnnotationError([Problem(str(self.folder), entry, "split-overlap", message, fix)])
 
     def train_dataloader(self) -> DataLoader[PairBatch]:
-        """Return the shuffled loader of PairBatch, each device's share of the global batch.
+        """Return the shuffled loader of PairBatch with the share of the global batch of this device.
 
         Raises:
-            ValueError: the devices cannot share `batch_size` evenly, or it exceeds the number of samples.
+            UserError: `batch_size` is not divisible by the number of devices, or exceeds the number of samples and
+                incomplete batches are dropped.
         """
         sharing = self._sharing()
         check_divisible(self.batch_size, sharing["replicas"])
@@ -487,18 +488,18 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     @property
     def training_loader(self) -> TrainingLoader | None:
-        """The loader that training reads from, once it is built."""
+        """Training loader, once it is built."""
         return self._training_loader
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far training has come in its epoch, for checkpoints."""
+        """Return the progress of training within its epoch, for checkpoints."""
         return {} if self._training_loader is None else {"training": self._training_loader.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Have training go on where the checkpoint's run was, be its loader built already or not.
+        """Resume training at the position in the checkpoint, before or after the loader is built.
 
         Raises:
-            ValueError: the interrupted run had another batch size that does not fit.
+            ValueError: The interrupted run had another batch size that does not fit.
         """
         if self.trainer is None or self.trainer.state.fn == "fit":
             self._resume_at = state_dict.get("training")
@@ -510,10 +511,11 @@ class TextVideoDataModule(LightningDataModule, ABC):
             self._resume_at = None
 
     def recover_captions(self) -> RecoverCaptions | None:
-        """Return the further descriptions of the training videos; None where `captions` names no file.
+        """Return additional descriptions of the training videos; None if `extra_captions` is not set.
 
         Raises:
-            MissingCaptions, UserError: the file is absent, damaged, or leaves training videos undescribed.
+            MissingCaptions: The file is missing.
+            UserError: The file is damaged or does not describe all training videos.
         """
         if self.extra_captions is None:
             return None
@@ -522,16 +524,16 @@ class TextVideoDataModule(LightningDataModule, ABC):
         return captions
 
     def evaluation_dataloaders(self, name: SplitName) -> list[DataLoader[TextBatch] | DataLoader[VideoBatch]]:
-        """Return the loaders [unique texts, unique videos] of a split; of "train", they are a normaliser's bank.
+        """Return the loaders [unique texts, unique videos] of a split; for "train", the bank of a normalization.
 
-        Every process gets equally many batches; repeated items carry the index of the first one.
+        Every process gets the same number of batches. Repeated items have the index of the first one.
         """
         split = self.load_split(name)
         reader = self.video_reader(training=False)
         texts = TextDataset(split, reader)
         videos = VideoDataset(split, reader, skip=self.on_corrupt == "skip")
         sharing = self._sharing()
-        # Stored features are read faster than processes for it start.
+        # Reading stored features takes less time than starting worker processes.
         workers = self.num_workers if self.features is None else 0
         return [
             self._loader(texts, EvaluationSampler(len(texts), **sharing), self.eval_batch_size, workers=0),
@@ -551,9 +553,9 @@ class TextVideoDataModule(LightningDataModule, ABC):
         return self._shuffled("test", "limit_predict_batches")
 
     def _shuffled(self, name: SplitName, limit: str) -> list[DataLoader[TextBatch] | DataLoader[VideoBatch]]:
-        """Return evaluation loaders in orders of their own: when a video comes says nothing of when its texts do.
+        """Return evaluation loaders in independent random orders, so that positions reveal nothing about pairs.
 
-        Where the trainer limits batches, the same texts and videos are read as in the order of the split.
+        If the trainer limits batches, the texts and videos are the same as in the order of the split.
         """
         loaders = self.evaluation_dataloaders(name)
         batches = getattr(self.trainer, limit, 1.0) if self.trainer else 1.0
@@ -565,7 +567,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         return loaders
 
     def video_reader(self, training: bool) -> VideoReader:
-        """Return what reads one video or text, in training with its own frame sampling and augmentation."""
+        """Return the reader of single videos and texts; training has its own frame sampling and augmentation."""
         if self.features is not None:
             return self._feature_reader()
         sampling = self.train_sampling if training else self.sampling
@@ -575,13 +577,13 @@ class TextVideoDataModule(LightningDataModule, ABC):
         )
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Move a batch without waiting for it: Lightning would wait for every tensor of a record."""
+        """Move a batch asynchronously; Lightning would wait for every tensor of a record."""
         if isinstance(batch, Record):
             return batch.to(device, non_blocking=device.type == "cuda")
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
     def _sharing(self) -> dict[str, int]:
-        # The strategy knows the data-parallel processes; with tensor parallelism they are fewer than the devices.
+        # The strategy knows the data-parallel processes; with tensor parallelism, there are fewer of them than devices.
         shares = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) if self.trainer else None
         return {"replicas": shares["num_replicas"], "rank": shares["rank"]} if shares else {"replicas": 1, "rank": 0}
 
@@ -596,6 +598,6 @@ class TextVideoDataModule(LightningDataModule, ABC):
             multiprocessing_context=worker_context() if workers else None,
             pin_memory=torch.cuda.is_available(),
             collate_fn=collate_or_fail,
-            # A generator of its own: starting an epoch must not draw from the one that drives dropout.
+            # A separate generator: starting an epoch must not consume random numbers of the one that drives dropout.
             generator=torch.Generator().manual_seed(self.seed),
         )

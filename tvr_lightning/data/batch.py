@@ -1,4 +1,4 @@
-"""What a DataLoader hands to a method: captions and media, each with its place in the dataset."""
+"""Batches that a DataLoader passes to a method: captions and media, each with its index in the dataset."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tvr_lightning.features import WHOLE, Record, TextFeatures, VideoFeatures
 
 @dataclass
 class AudioInput(Record):
-    """What an audio encoder takes for M clips, counted in steps of 20 ms (one vector of Whisper or wav2vec2).
+    """Input of an audio encoder for M clips, in steps of 20 ms (one vector of Whisper or wav2vec2).
 
     Attributes:
         values: (M, C, 80, 3000) log-mel windows of 30 s for Whisper, or (M, T) waveforms at 16 kHz for wav2vec2;
-            float32, zero where there is no sound.
-        samples: (M,) int64, how much of `values` belongs to the clip, in samples at 16 kHz; 0 without sound.
-        steps: (M,) int64, number of vectors that `windows` counts on; the encoder stretches its output to it.
-        windows: (M, F, 2) int64, first and one-past-last step that belong to each frame; equal where there is no sound.
+            float32, zero if there is no audio.
+        samples: (M,) int64, length of the clip within `values` in samples at 16 kHz; 0 without audio.
+        steps: (M,) int64, number of vectors that `windows` refers to; the encoder interpolates its output to it.
+        windows: (M, F, 2) int64, first and one-past-last step of each frame; equal if there is no audio.
     """
 
     values: Tensor
@@ -32,22 +32,22 @@ class AudioInput(Record):
 
     @property
     def mask(self) -> Tensor:
-        """(M, F) bool, True where a frame has sound."""
+        """Mask (M, F) bool, True for frames with audio."""
         return self.windows[..., 1] > self.windows[..., 0]
 
 
 @dataclass
 class Media(Record):
-    """Decoded media of M videos, as the encoders take them.
+    """Decoded media of M videos, in the input format of the encoders.
 
     Attributes:
         pixels: (M, F, 3, S, S) uint8 RGB, or float16 if resized without antialiasing; padded frames are zero. The
             encoder normalizes on its device.
-        frame_mask: (M, F) bool, True where there is a frame.
-        audio: input of the audio encoder (log-mel or waveform) with the steps of each frame, where it is asked for.
-        audio_mask: (M, F) bool, True where a frame has sound.
-        duration: (M,) float32, seconds.
-        problems: "path: reason" of sound tracks that are broken in places; they sound as far as they go.
+        frame_mask: (M, F) bool, True for frames that are not padding.
+        audio: Input of the audio encoder (log-mel or waveform) with the steps of each frame, if audio is read.
+        audio_mask: (M, F) bool, True for frames with audio.
+        duration: (M,) float32, duration in seconds.
+        problems: "path: reason" for each damaged audio track, of which only the readable part is used.
     """
 
     pixels: Tensor
@@ -60,13 +60,14 @@ class Media(Record):
 
 @dataclass
 class Tokens(Record):
-    """N captions as token ids, as worker processes bring them; iterating gives the strings.
+    """Token IDs of N captions, computed in the worker processes. Iteration yields the strings.
 
     Attributes:
-        captions: the N strings.
-        ids: (N, W) int64, padded as the encoder's tokenizer does.
-        mask: (N, W) bool, True where a caption has a token.
-        needed: positions that each caption needs uncut; a list, so that none waits for a device to count them.
+        captions: N strings.
+        ids: (N, W) int64, padded like the output of the encoder's tokenizer.
+        mask: (N, W) bool, True for tokens that are not padding.
+        needed: Number of positions that each caption needs without truncation; a list, so that reading it does not
+            synchronize with a device.
     """
 
     captions: list[str]
@@ -75,7 +76,7 @@ class Tokens(Record):
     needed: list[int]
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the N captions, so that texts are read alike whether they are tokenised or not."""
+        """Yield the N captions, like a list of untokenized strings."""
         return iter(self.captions)
 
 
@@ -84,24 +85,24 @@ class TextBatch(Record):
     """N texts.
 
     Attributes:
-        text: captions as strings or token ids, or features from a store: sentences (N, D) and words (N, W, D).
-        index: (N,) int64, each text's place.
+        text: Captions as strings or token IDs, or features from a store: sentences (N, D) and words (N, W, D).
+        index: (N,) int64, index of each text in the dataset.
     """
 
     text: list[str] | Tokens | TextFeatures
     index: Tensor
 
     def anonymous(self) -> TextBatch:
-        """Return the N texts without their places: every index is -1. It is what methods encode in evaluation."""
+        """Return the N texts for a method to encode in evaluation: every index is replaced by -1."""
         return TextBatch(self.text, torch.full_like(self.index, -1))
 
 
 @dataclass
 class VideoBatch(Record):
-    """M videos. `video` holds decoded media, pixels (M, F, 3, S, S), or features from a store, frames (M, F, D).
+    """M videos. `video` is decoded media, pixels (M, F, 3, S, S), or features from a store, frames (M, F, D).
 
-    `index` (M,) int64 is each video's place. `video_id` names the videos in errors and results;
-    `skipped` names files that could not be read on the way to this batch, each with its reason.
+    `index` (M,) int64 is the index of each video in the dataset. `video_id` identifies the videos in errors and
+    results; `skipped` lists files that could not be read while building this batch, each with its reason.
     """
 
     video: Media | VideoFeatures
@@ -110,7 +111,7 @@ class VideoBatch(Record):
     skipped: list[str] = field(default_factory=list, metadata=WHOLE)
 
     def anonymous(self) -> VideoBatch:
-        """Return the M videos without places, names and paths: every index is -1. Methods encode it in evaluation."""
+        """Return the M videos for a method to encode in evaluation: without IDs and paths, and every index is -1."""
         video = dataclasses.replace(self.video, problems=[]) if isinstance(self.video, Media) else self.video
         return VideoBatch(video, torch.full_like(self.index, -1), [""] * len(self.index))
 
@@ -119,7 +120,7 @@ class VideoBatch(Record):
 class PairBatch(Record):
     """B matching pairs for training: row i of `text` describes row i of `video`.
 
-    `extras` (first dimension B, keyed by name) goes into `PairedFeatures.extras` after encoding.
+    `extras` (first dimension B, keyed by name) becomes `PairedFeatures.extras` after encoding.
     """
 
     text: TextBatch

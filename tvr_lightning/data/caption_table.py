@@ -1,4 +1,4 @@
-"""Tables of captions as people keep them: one row per caption or per video, as CSV, JSON lines or parquet."""
+"""Tables of captions with one row per caption or per video, as CSV, JSON Lines or Parquet."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class CaptionRow:
     """One row of a table.
 
     Attributes:
-        entry: where it stands, for messages.
+        entry: Position in the file, for messages.
         video: Name of the file, without `./` and `..` inside it.
-        captions: of the video.
-        split: train, val or test; None where the table has no such column.
+        captions: Captions of the video.
+        split: Split of the video: train, val or test; None if the table has no such column.
     """
 
     entry: str
@@ -36,14 +36,14 @@ class CaptionRow:
 
 
 def read_caption_table(file: Path) -> list[CaptionRow]:
-    """Return the rows of a table in its order.
+    """Return the rows of a table in file order.
 
-    The video is in the first column of `VIDEO` that there is. Captions are in every column called caption, sentence or
-    text, in the plural or numbered (`caption1`, `caption_2`); a cell may hold a list of them, and where there are
-    several columns, some may be empty.
+    The video is in the first existing column of `VIDEO`. Captions are in all columns named caption, sentence or text,
+    in singular or plural, optionally numbered (`caption1`, `caption_2`). A cell may contain a list of captions, and
+    with several caption columns, some cells may be empty.
 
     Raises:
-        AnnotationError: the file cannot be read, has no such columns, or names a split that there is not.
+        AnnotationError: The file cannot be read, has no such columns, or contains an unknown split.
     """
     records = read_records(file)
     columns = list(dict.fromkeys(name for _, record in records for name in record))
@@ -76,10 +76,10 @@ def _row(file: Path, entry: str, record: Mapping[str, Any], video: str, columns:
 
 
 def read_records(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the records of a CSV, JSON lines or parquet file, each with its place for messages.
+    """Return the records of a CSV, JSON Lines or Parquet file, each with its position for messages.
 
     Raises:
-        AnnotationError: the file cannot be read.
+        AnnotationError: The file cannot be read.
     """
     if file.suffix == ".csv":
         rows: list[Any] = list(read_table(file, ()))
@@ -108,7 +108,7 @@ def read_records(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _plain(cell: Any) -> Any:
-    """A cell of a parquet table as JSON has it: lists for arrays, None for what is absent."""
+    """Convert a cell of a Parquet table to JSON values: arrays to lists, missing values to None."""
     if hasattr(cell, "tolist") and not isinstance(cell, str):
         return cell.tolist()
     return None if cell is None or (isinstance(cell, float) and cell != cell) else cell

@@ -27,17 +27,17 @@ class Charades(TextVideoDataModule):
     """Charades (Sigurdsson et al., "Hollywood in homes", ECCV 2016): scripts, or the sentences of Charades-STA.
 
     "scripts" is the retrieval protocol of EclipSE (Lin et al., ECCV 2022; `dataloader_charades_retrieval.py`): 7,985
-    videos train and 1,863 test, each with the script that was acted. "sta" (Gao et al., "TALL: temporal activity
-    localization via language query", ICCV 2017) has 12,408 and 3,720 sentences on spans of these videos; a span is the
-    item that is retrieved, and several sentences can describe it. Neither has a validation split: papers validate on
-    the test set; `holdout` takes training videos out instead.
+    training and 1,863 test videos, each with the script that was acted. "sta" (Gao et al., "TALL: temporal activity
+    localization via language query", ICCV 2017) has 12,408 and 3,720 sentences about spans of these videos. The
+    retrieved item is a span, and several sentences can describe it. Neither has a validation split: papers validate
+    on the test set; `holdout` holds out training videos instead.
 
-    Four sentences of Charades-STA have a span whose end lies before its start; it is turned round. A span that begins
-    after its video has ended stands for the whole video.
+    Four sentences of Charades-STA have a span that ends before it starts; its ends are swapped. A span that begins
+    after the end of its video is replaced by the whole video.
 
     Args:
-        split: "scripts" or "sta", as above.
-        **options: shared by all datasets, `frames` and `words` among them; see `TextVideoDataModule`.
+        split: "scripts" or "sta" (Charades-STA).
+        **options: options of all datasets, including `frames` and `words` (`TextVideoDataModule`).
     """
 
     title = "Charades"
@@ -60,7 +60,7 @@ $TVR_DATA/charades/
 
     @property
     def has_official_validation(self) -> bool:
-        """False: neither table has one."""
+        """False, because neither table has a validation split."""
         return False
 
     @property
@@ -69,12 +69,12 @@ $TVR_DATA/charades/
         return self.split == "scripts"
 
     def required_files(self, name: SplitName) -> list[Path]:
-        """The table of videos, and the sentences on spans."""
+        """Table of videos, and the file of sentences for Charades-STA."""
         table = self.folder / f"Charades_v1_{name}.csv"
         return [table] if self.split == "scripts" else [self.folder / f"charades_sta_{name}.txt", table]
 
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
-        """Read a split: a video per row of the table, or an item per span in the order of their first sentences."""
+        """Read a split, with a video per row of the table or an item per span in the order of the first sentences."""
         if self.split == "scripts":
             return self._parse_scripts(name, findings)
         return self._parse_spans(name, findings)
@@ -87,7 +87,7 @@ $TVR_DATA/charades/
         builder = SplitBuilder(source, findings)
         videos = VideoFiles(self.video_root, ".mp4")
         for video, row in zip(ids, rows, strict=True):
-            script = "" if row["script"].strip() == "{}" else row["script"]  # the table's mark for an empty text
+            script = "" if row["script"].strip() == "{}" else row["script"]  # {} marks an empty text in the table
             builder.add(VideoRecord(video, videos.find(video)), [script], source)
         return builder.build(name, "scripts, one per video")
 
@@ -122,7 +122,7 @@ $TVR_DATA/charades/
         return builder.build(name, "Charades-STA, sentences to spans")
 
     def _read_lengths(self, name: SplitName) -> dict[str, float]:
-        """Seconds of every video of the table."""
+        """Return the length in seconds of every video of the table."""
         source = self.folder / f"Charades_v1_{name}.csv"
         lengths = {}
         for row in read_table(source, ["id", "length"]):
@@ -136,7 +136,7 @@ $TVR_DATA/charades/
 
 
 def _mend(span: Span, length: float) -> Span:
-    """Return a span with its ends in order, or the whole video's where it lies outside."""
+    """Return a span with its ends in order, or the whole video if the span is outside it or empty."""
     start, end = min(span), max(span)
     if start >= length or start == end:
         return 0.0, length

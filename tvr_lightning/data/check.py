@@ -1,4 +1,4 @@
-"""The doctor: everything that is wrong with a dataset's annotations and files, in one report."""
+"""Dataset check: all problems of the annotations and files of a dataset in one report."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.media.video import probe, read_clip
 from tvr_lightning.progress import shown
 
-TOO_SHORT_SECONDS = 1.0  # one frame per second is what most methods look at
+TOO_SHORT_SECONDS = 1.0  # most methods use one frame per second
 HARMLESS: tuple[ProblemKind, ...] = ("silent",)
 ROWS_PER_KIND = 20
-DECODED_SIZE = 32  # pixels; whether a frame decodes does not depend on what it is resized to
+DECODED_SIZE = 32  # pixels; whether a frame can be decoded does not depend on the size
 
 
 @dataclass
 class Report:
-    """What the doctor found.
+    """Result of a dataset check.
 
     Attributes:
-        dataset: its title.
-        protocol: what its test split stands for.
-        videos: videos looked at, by split. texts: texts, by split.
-        problems: what is wrong and must be mended.
-        warnings: what may be as it should, and is worth knowing: videos without sound.
-        notes: known quirks of the released files and how they are read; nothing to mend.
+        dataset: Title of the dataset.
+        protocol: Protocol of its test split.
+        videos: Number of checked videos by split.
+        texts: Number of texts by split.
+        problems: Errors that must be fixed.
+        warnings: Findings that may be intended, such as videos without audio.
+        notes: Known quirks of the released files and how they are read; no fix is needed.
     """
 
     dataset: str
@@ -51,30 +52,30 @@ class Report:
 
 @dataclass(frozen=True)
 class _Decoding:
-    """How clips are decoded on trial: as many frames, taken in the same way, as evaluation does."""
+    """Settings for decoding clips in the check, with the frames and sampling of evaluation."""
 
     frames: int
     sampling: FrameSampling
 
 
 def check(data: TextVideoDataModule, *, decode: bool = False, workers: int = 1, progress: bool = True) -> Report:
-    """Look at all annotations and all video files of a dataset.
+    """Check all annotations and all video files of a dataset.
 
-    It finds missing annotation files and what contradicts itself in them, videos in more than one split, and video
-    files that are missing, empty, undecodable, without time stamps, or shorter than a second; it warns of those without
-    a sound track.
+    The check finds missing or contradictory annotations, videos in more than one split, and video files that are
+    missing, empty, undecodable, without timestamps, or shorter than a second. It warns about videos without an audio
+    track.
 
     Args:
-        data: the dataset, as configured.
-        decode: also decode the frames that evaluation takes from every clip.
-        workers: processes that look at files.
-        progress: whether a bar is shown.
+        data: Dataset as configured.
+        decode: Whether to decode the evaluation frames of every clip.
+        workers: Number of processes that check files.
+        progress: Whether to show a progress bar.
 
     Returns:
-        The report; nothing is wrong if its `problems` are empty.
+        Report; the dataset is valid if its `problems` are empty.
 
     Raises:
-        MissingData: neither the dataset's `root` nor TVR_DATA is set.
+        MissingData: Neither the dataset's `root` nor TVR_DATA is set.
     """
     report = Report(data.title, "")
     splits: list[Split] = []
@@ -92,7 +93,7 @@ def check(data: TextVideoDataModule, *, decode: bool = False, workers: int = 1, 
                 report.videos[name], report.texts[name] = len(split.videos), len(split.texts)
                 report.protocol = split.protocol
     report.problems += _overlaps(splits)
-    if data.features is None:  # stored features stand for the files
+    if data.features is None:  # stored features replace the files
         videos = list({(video.path, video.span): video for split in splits for video in split.videos}.values())
         look = partial(look_at, decoding=_Decoding(data.frames, data.sampling) if decode else None)
         for found in read_all(videos, look, workers=workers, title=f"checking {data.title}", progress=progress):
@@ -105,10 +106,10 @@ def check(data: TextVideoDataModule, *, decode: bool = False, workers: int = 1, 
 
 
 def look_at(video: VideoRecord, decoding: _Decoding | None = None) -> list[Problem]:
-    """Return what is wrong with one video file that can be read; empty if nothing is.
+    """Return the problems of one readable video file.
 
     Raises:
-        VideoError: it cannot be read.
+        VideoError: The file cannot be read.
     """
     path = video.path
     if not path.is_file():
@@ -139,7 +140,7 @@ def _undecodable(unread: Unread[VideoRecord]) -> Problem:
 
 
 def _problem(video: VideoRecord, kind: ProblemKind, message: str, fix: str) -> Problem:
-    # The file, not the record, is what is wrong: spans of one file share the finding.
+    # The problem belongs to the file, not the record: spans of one file share it.
     return Problem(str(video.path), video.path.name, kind, message, fix)
 
 
@@ -163,11 +164,11 @@ def write_report(report: Report, path: Path) -> None:
 
 
 def _end(file: str) -> str:
-    return "/".join(Path(file).parts[-2:])  # the folders above are the same for all, and the JSON report has them
+    return "/".join(Path(file).parts[-2:])  # the parent folders are the same for all, and are in the JSON report
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
-    """Print what was looked at, how many problems and warnings of each kind there are, and the first of each kind."""
+    """Print the number of videos and texts, and the problems and warnings by kind, each with its first entries."""
     console = console or Console()
     seen = ", ".join(f"{name}: {report.videos[name]} videos, {report.texts[name]} texts" for name in report.videos)
     console.print(f"[bold]{report.dataset}[/bold] ({report.protocol}) {seen}", highlight=False)

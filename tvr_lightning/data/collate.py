@@ -1,4 +1,4 @@
-"""Joins the items that a dataset reads into one batch."""
+"""Collation of dataset items into one batch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ R = TypeVar("R", bound=Record)
 
 
 def collate(items: Sequence[R]) -> R:
-    """Concatenate records of one or no items each: TextBatch, VideoBatch or PairBatch.
+    """Concatenate records with at most one item each: TextBatch, VideoBatch or PairBatch.
 
-    Videos are padded to the same number of frames when they are read, so batches need no padding of their own. A
-    record of no items (a video that evaluation skipped) leaves only its entry in `skipped`.
+    Videos are padded to the same number of frames when they are read, so batches are not padded here. An empty record
+    (a video that evaluation skipped) adds only its entry in `skipped`.
     """
     return type(items[0]).cat(items)

@@ -1,4 +1,4 @@
-"""`tvr data compress`: a dataset's videos copied small, with its annotation files, to train from."""
+"""Compressed copies of datasets for training (`tvr data compress`): smaller videos with the same annotation files."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ class Job:
     """One file to copy.
 
     Attributes:
-        source, target: where it is, and where its copy goes.
-        name: of the copy, below the folder of copies. source_name: of the source, below its folder.
-        known: what the manifest has of it.
-        video: whether it is a video; an annotation file is copied as it is.
+        source: Path of the original.
+        target: Path of the copy.
+        name: Path of the copy relative to the folder of copies.
+        source_name: Path of the original relative to its folder.
+        known: Entry of the copy in the manifest.
+        video: Whether the file is a video. Annotation files are copied unchanged.
     """
 
     source: Path
@@ -46,17 +48,18 @@ class Job:
 
 @dataclass
 class Done:
-    """What became of the files.
+    """Result of copying a dataset.
 
     Attributes:
-        folder: of the dataset's copies.
-        root: what `data.init_args.root` is to be to train on them.
-        new: how many were copied now.
-        kept: how many were there already, whole and of the same source.
-        redone: those of them that were not, each with the reason.
-        notes: what of a copy is not as in its original.
-        unread: videos that cannot be read, each with the reason; they have no copy.
-        bytes: of all copies. source_bytes: of their originals.
+        folder: Folder of the copies of the dataset.
+        root: Value of `data.init_args.root` for training on the copies.
+        new: Number of newly copied files.
+        kept: Number of existing copies that are complete and match their source.
+        redone: Existing copies that were replaced, each with the reason.
+        notes: Differences between copies and their originals.
+        unread: Unreadable videos, which have no copy, each with the reason.
+        bytes: Total size of the copies.
+        source_bytes: Total size of the originals.
     """
 
     folder: Path
@@ -70,7 +73,7 @@ class Done:
     source_bytes: int = 0
 
     def lines(self) -> list[str]:
-        """Return what a user wants to know."""
+        """Return a summary for the user, one line per item."""
         share = f"{self.bytes / 1e6:,.1f} MB of {self.source_bytes / 1e6:,.1f} MB"
         found = [f"copied {self.new} files, kept {self.kept} ({share}) in {self.folder}"]
         found += [f"copied again: {line}" for line in self.redone]
@@ -82,23 +85,23 @@ class Done:
 def compress_dataset(
     data: TextVideoDataModule, out: Path, how: Compression, *, workers: int = 1, progress: bool = True
 ) -> Done:
-    """Copy all videos of a dataset's splits small, and its annotation files as they are, in the dataset's own layout.
+    """Copy all videos of a dataset's splits at reduced size, and its annotation files unchanged, in the same layout.
 
-    The same call goes on after a kill; what is there is compared with the manifest and with its source, and made anew
-    where either differs.
+    The same call resumes an interrupted run. Existing copies are compared with the manifest and with their source, and
+    made again if they differ from either.
 
     Args:
-        data: the dataset, as configured; its `root` is where the originals are.
-        out: folder that becomes the `root` of the copies.
-        how: frame rate, size and kind of the copies.
-        workers: processes that decode and encode.
-        progress: whether a bar is shown.
+        data: Dataset as configured; its `root` is the folder of the originals.
+        out: Folder that becomes the `root` of the copies.
+        how: Frame rate, size and kind of the copies.
+        workers: Number of processes that decode and encode.
+        progress: Whether to show a progress bar.
 
     Raises:
-        MissingData, AnnotationError: the dataset is not complete, or contradicts itself.
-        UserError: the originals are copies themselves, or the folder holds copies that were made otherwise.
-        UserError: the disk is full or not writable.
-        UserError: another process writes them.
+        MissingData: Files of the dataset are missing.
+        AnnotationError: The annotation files contradict themselves.
+        UserError: The originals are copies themselves, the folder contains copies made with other settings, the disk
+            is full or not writable, or another process is writing the copies.
     """
     data.check_present()
     target = copy.copy(data)
@@ -149,13 +152,13 @@ def _open(folder: Path, source: Path, how: Compression) -> Copies:
 
 
 def _jobs(data: TextVideoDataModule, source: Path, folder: Path, copies: Copies) -> Iterator[Job]:
-    """Yield the annotation files, and every video that the splits name and that is there.
+    """Yield the annotation files and every existing video of the splits.
 
     Raises:
-        UserError: two videos would have one copy.
+        UserError: Two videos have the same target path.
     """
     names: tuple[SplitName, ...] = STAGES[None] if data.validation == "official" else ("train", "test")
-    data = copy.copy(data)  # of which all training videos are copied, whatever the recipe draws or holds out
+    data = copy.copy(data)  # all training videos are copied, including those that a recipe holds out or does not sample
     data.holdout, data.max_train_videos, data._read = 0, None, {}
     files = {path for name in names for path in data.required_files(name)}
     if data.extra_captions is not None:
@@ -202,13 +205,13 @@ def _run(
 
 
 def copy_file(job: Job, how: Compression) -> tuple[CopiedFile, str | None]:
-    """Copy a file unless that is done; return its line of the manifest, and why it was made anew.
+    """Copy a file unless it is up to date; return its entry in the manifest and the reason for copying it again.
 
-    The reason is None where it was not there before, and empty where it was kept.
+    The reason is None for a new copy, and empty if the existing copy was kept.
 
     Raises:
-        VideoError: a video cannot be read.
-        UserError: the disk is full or not writable.
+        VideoError: A video cannot be read.
+        UserError: The disk is full or not writable.
     """
     reason = None
     if job.known is not None:
@@ -247,7 +250,7 @@ def copy_file(job: Job, how: Compression) -> tuple[CopiedFile, str | None]:
 
 
 def _kept(job: Job, known: CopiedFile) -> tuple[CopiedFile | None, str]:
-    """Return what the manifest is to hold of a copy that is whole and of its source; else None, and what is wrong."""
+    """Return the manifest entry of a copy that is complete and matches its source; otherwise None and the reason."""
     if not job.target.is_file():
         return None, "it was missing"
     if job.target.stat().st_size != known.copy_size or digest(job.target) != known.copy_sha256:
@@ -258,12 +261,12 @@ def _kept(job: Job, known: CopiedFile) -> tuple[CopiedFile | None, str]:
         return known, ""
     if digest(job.source) != known.sha256:
         return None, f"its source {job.source} has changed"
-    stat = job.source.stat()  # touched, or copied from elsewhere, but the same
+    stat = job.source.stat()  # touched or copied from elsewhere, but with the same content
     return replace(known, source=job.source_name, size=stat.st_size, modified=stat.st_mtime_ns), ""
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
+    """Return the hexadecimal SHA-256 of a file."""
     found = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(2**20):
@@ -276,9 +279,9 @@ def _line(record: object) -> bytes:
 
 
 def _append(lines: IO[bytes], record: object) -> None:
-    """Put a line at the manifest's end and onto the disk."""
+    """Append a line to the manifest and flush it to disk."""
     line = memoryview(_line(record))
-    while line:  # a disk that fills up takes a part before it refuses
+    while line:  # a nearly full disk accepts part of a write before it fails
         line = line[lines.write(line) :]
     os.fsync(lines.fileno())
 

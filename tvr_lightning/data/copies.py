@@ -1,7 +1,8 @@
-"""The manifest of a dataset of small copies (`tvr data compress`): how they were made, and of which files.
+"""Manifest of a compressed copy of a dataset (`tvr data compress`), with its settings and files.
 
-In a dataset's folder, the first line of `compressed.jsonl` says how, each further one is a `CopiedFile`; of several
-lines of one file the last one holds. A line is written when its copy is whole and verified: a file without one is none.
+In the folder of the dataset, the first line of `compressed.jsonl` contains the settings, and each following line a
+`CopiedFile`; the last line for a file is the valid one. A line is written after its copy is complete and verified, so
+a file without a line is not a valid copy.
 """
 
 from __future__ import annotations
@@ -22,14 +23,18 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class CopiedFile:
-    """A copy and what it was made of.
+    """Copied file and its original.
 
     Attributes:
-        copy: its path below the dataset's folder of copies. source: that of the original below its own.
-        size, modified, sha256: bytes, time of the last change in ns, and digest of the original.
-        copy_size, copy_sha256: bytes and digest of the copy.
-        frames: how many; 0 of an annotation file.
-        notes: what is not as in the original, such as sound that breaks off.
+        copy: Path of the copy relative to the dataset's folder of copies.
+        source: Path of the original relative to its folder.
+        size: Size of the original in bytes.
+        modified: Time of the last change of the original in ns.
+        sha256: Digest of the original.
+        copy_size: Size of the copy in bytes.
+        copy_sha256: Digest of the copy.
+        frames: Number of frames; 0 for an annotation file.
+        notes: Differences from the original, such as truncated audio.
     """
 
     copy: str
@@ -45,14 +50,14 @@ class CopiedFile:
 
 @dataclass
 class Copies:
-    """A manifest.
+    """Manifest of compressed copies.
 
     Attributes:
-        folder: of the dataset's copies.
-        source: the dataset's folder that they were made from.
-        how: how they were made.
-        files: by the path of the copy below `folder`.
-        length: bytes of the manifest's whole lines.
+        folder: Folder of the copies of the dataset.
+        source: Folder of the original dataset.
+        how: Settings of the compression.
+        files: Copied files by path relative to `folder`.
+        length: Number of bytes of the complete lines of the manifest.
     """
 
     folder: Path
@@ -62,14 +67,14 @@ class Copies:
     length: int = 0
 
     def header(self) -> dict[str, Any]:
-        """Return the manifest's first line."""
+        """Return the first line of the manifest."""
         return {"schema": SCHEMA, "source": str(self.source), "how": asdict(self.how)}
 
     def check(self, paths: Iterable[Path]) -> None:
-        """Compare copies that are there with the manifest, and their originals, where these are there, too.
+        """Compare existing copies with the manifest, and with their originals if these exist.
 
         Raises:
-            UserError: a copy is not the one that was written and verified, or its original has changed since.
+            UserError: A copy differs from the verified one, or its original has changed since.
         """
         wrong = []
         for path in paths:
@@ -95,25 +100,25 @@ class Copies:
 
 
 def changed(source: Path, file: CopiedFile) -> bool:
-    """Whether an original that is there has another size or time of change than when it was copied."""
+    """Return whether size or modification time of an existing original differ from those in the manifest."""
     try:
         found = source.stat()
-    except OSError:  # the copies may be on another machine than the originals
+    except OSError:  # the originals may be on another machine
         return False
     return (found.st_size, found.st_mtime_ns) != (file.size, file.modified)
 
 
 def read_copies(folder: Path) -> Copies | None:
-    """Read the manifest of a dataset's folder; None where there is none, so that its videos are originals.
+    """Read the manifest of a dataset folder; return None for a folder of originals, which has no manifest.
 
     Raises:
-        UserError: it is damaged, or of another version.
+        UserError: The manifest is damaged or has another version.
     """
     path = folder / MANIFEST
     if not path.is_file():
         return None
     content = path.read_bytes()
-    length = content.rfind(b"\n") + 1  # a kill may leave a part of a line behind
+    length = content.rfind(b"\n") + 1  # an interrupted run may leave an incomplete last line
     lines = content[:length].splitlines()
     try:
         header = json.loads(lines[0])

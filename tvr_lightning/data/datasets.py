@@ -23,37 +23,39 @@ from tvr_lightning.media.video import VideoError, read_clip
 
 
 class VideoReader(Protocol):
-    """Reads one video or one text: the one place where raw files and a feature store differ."""
+    """Reader of one video or one text, from raw files or from a feature store."""
 
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media | VideoFeatures:
-        """Return a record of one video; `generator` drives random sampling and augmentation, None in evaluation.
+        """Return a record of one video; `generator` drives random sampling and augmentation (None in evaluation).
 
         Raises:
-            VideoError: the video cannot be read.
+            VideoError: The video cannot be read.
         """
         ...
 
     def empty(self) -> Media | VideoFeatures:
-        """Return a record of no videos whose other dimensions agree with those read."""
+        """Return a record of zero videos with the other dimensions of the records that are read."""
         ...
 
     def text(self, text: str) -> list[str] | Tokens | TextFeatures:
-        """Return one text as it is batched: the caption itself, its token ids, or its features."""
+        """Return one text in the form in which it is batched: the caption, its token IDs, or its features."""
         ...
 
 
 @dataclass(frozen=True)
 class MediaReader:
-    """Decodes clips from video files.
+    """Decoder of clips from video files.
 
     Attributes:
-        frames: F, frames per clip, padded and masked where a clip has fewer.
-        preparation: how each becomes the square that the encoder takes.
-        sampling: which frames are taken.
-        augmentation: drawn once per clip, the same for its frames; only in training, where there is a generator.
-        audio: what the audio encoder is given; None leaves the sound unread.
-        on_corrupt: whether a broken sound track is an error, or sounds as far as it goes and is named in `problems`.
-        tokenise: the encoder's `caption_tokens`; None leaves captions as strings.
+        frames: Number of frames F per clip; shorter clips are padded and masked.
+        preparation: Conversion of a frame into the square input of the encoder.
+        sampling: Rule for selecting the frames of a clip.
+        augmentation: Augmentation sampled once per clip, for all its frames. It applies only in training, with a
+            generator.
+        audio: Settings of the audio encoder input; None reads no audio.
+        on_corrupt: Handling of a broken audio track: "error" raises an error; "skip" uses the readable part and adds
+            the file to `problems`.
+        tokenise: The encoder's `caption_tokens`; None leaves captions as strings.
     """
 
     frames: int
@@ -68,7 +70,7 @@ class MediaReader:
         """Return Media with pixels (1, F, 3, S, S), frame_mask (1, F) and duration (1,) in seconds.
 
         Raises:
-            VideoError: the file is missing, broken, or holds no video.
+            VideoError: The file is missing, damaged, or contains no video.
         """
         random = generator is not None and self.augmentation != "none"
         augment = draw_augmentation(self.augmentation if random else "none", self.preparation, generator)
@@ -101,16 +103,16 @@ class MediaReader:
         )
 
     def text(self, text: str) -> list[str] | Tokens:
-        """Return the caption as token ids, or as it is where the encoder tokenises."""
+        """Return the caption as token IDs, or unchanged if the encoder tokenizes it."""
         return [text] if self.tokenise is None else self.tokenise([text])
 
 
 class TextDataset(Dataset[TextBatch]):
-    """The texts of a split, each with its index.
+    """Texts of a split, each with its index.
 
     Args:
-        split: texts and videos.
-        read: reads one text.
+        split: Texts and videos.
+        read: Reader of a text.
     """
 
     def __init__(self, split: Split, read: VideoReader) -> None:
@@ -127,12 +129,13 @@ class TextDataset(Dataset[TextBatch]):
 
 
 class VideoDataset(Dataset[VideoBatch]):
-    """The videos of a split, each once, with its index.
+    """Unique videos of a split, each with its index.
 
     Args:
-        split: texts and videos.
-        read: reads one video.
-        skip: an unreadable video becomes a record of no videos that names it in `skipped`; otherwise it is an error.
+        split: Texts and videos.
+        read: Reader of a video.
+        skip: Whether an unreadable video becomes a record of zero videos that names it in `skipped`. Otherwise it
+            is an error.
     """
 
     def __init__(self, split: Split, read: VideoReader, *, skip: bool = False) -> None:
@@ -145,10 +148,10 @@ class VideoDataset(Dataset[VideoBatch]):
         return len(self.split.videos)
 
     def __getitem__(self, index: int) -> VideoBatch:
-        """Return a VideoBatch of one video, or of none if it was skipped.
+        """Return a VideoBatch of one video, or of zero videos if it was skipped.
 
         Raises:
-            VideoError: the file cannot be read and `skip` is off; the message names it.
+            VideoError: The file cannot be read and `skip` is off. The message contains its path.
         """
         try:
             return video_item(self.split, index, self.read, None)
@@ -162,14 +165,15 @@ class PairDataset(Dataset[PairBatch]):
     """Matching pairs of a training split, indexed by the (epoch, sample) pairs of `TrainingSampler`.
 
     Args:
-        split: texts and videos; every video has a text.
-        read: reads one video.
-        one_caption: a sample is a video with one of its captions, drawn per epoch; otherwise every caption is a sample.
-        seed: with epoch and sample, decides caption, random frames and augmentation, whatever worker reads it.
-        skip: an unreadable video is replaced by the next readable one and named in `skipped`.
-        captions: further descriptions, which pairs bring along as `extras["recover_captions"]`, a list of strings or
-            their Tokens each.
-        tokenise: the encoder's `caption_tokens`, for these; None leaves them strings.
+        split: Texts and videos; every video has a text.
+        read: Reader of a video.
+        one_caption: Whether a sample is a video with one of its captions, selected randomly in each epoch. Otherwise
+            every caption is a sample.
+        seed: Seed that, with epoch and sample, determines caption, random frames and augmentation in any worker.
+        skip: Whether an unreadable video is replaced by the next readable one and named in `skipped`.
+        captions: Additional descriptions, added to each pair as `extras["recover_captions"]`: a list of strings, or
+            their Tokens.
+        tokenise: The encoder's `caption_tokens` for these descriptions; None leaves them as strings.
     """
 
     def __init__(
@@ -193,14 +197,14 @@ class PairDataset(Dataset[PairBatch]):
         self._captions = split.texts_of_videos()
 
     def __len__(self) -> int:
-        """Number of samples: captions, or videos where one caption is drawn."""
+        """Return the number of samples: captions, or videos if `one_caption` is set."""
         return len(self.split.videos) if self.one_caption else len(self.split.texts)
 
     def __getitem__(self, position: tuple[int, int]) -> PairBatch:
         """Return a PairBatch of one pair.
 
         Raises:
-            VideoError: the video cannot be read and `skip` is off, or no video of the split can be read.
+            VideoError: The video cannot be read and `skip` is off, or no video of the split can be read.
         """
         epoch, sample = position
         generator = np.random.default_rng([self.seed, epoch, sample])
@@ -210,7 +214,7 @@ class PairDataset(Dataset[PairBatch]):
             video, text = self.split.texts[sample].video, sample
         skipped: list[str] = []
         for step in range(len(self.split.videos)):
-            # Substitutes follow in file order; one of its captions is drawn, since the sample's own does not fit it.
+            # Substitutes follow in file order, each with one of its captions, since the sample's does not fit.
             candidate = (video + step) % len(self.split.videos)
             if step:
                 text = int(generator.choice(self._captions[candidate]))
@@ -241,7 +245,7 @@ def video_item(split: Split, index: int, read: VideoReader, generator: np.random
     """Return the video at `index` of a split as a VideoBatch of one.
 
     Raises:
-        VideoError: it cannot be read.
+        VideoError: The video cannot be read.
     """
     record = split.videos[index]
     video = read(record, generator)

@@ -1,4 +1,4 @@
-"""DiDeMo: Flickr videos with several one-sentence descriptions each, read as one paragraph."""
+"""DiDeMo: Flickr videos with several one-sentence descriptions each, used as one paragraph."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ PROTOCOL = "paragraph to video, all descriptions of a video as one query"
 class DiDeMo(TextVideoDataModule):
     """DiDeMo (Hendricks et al., "Localizing moments in video with natural language", ICCV 2017), paragraph to video.
 
-    A video's descriptions are joined with a space in file order into one query (Zhang et al., ECCV 2018; CLIP4Clip's
-    `dataloader_didemo_retrieval.py`). The lists have 8,392 / 1,065 / 1,004
-    videos and an official validation split. Names carry their suffix, which for some is a bare "."; the json also
-    describes videos outside the lists, which are left out.
+    The descriptions of a video are joined with a space in file order into one query (Zhang et al., ECCV 2018;
+    CLIP4Clip's `dataloader_didemo_retrieval.py`). The lists have 8,392 / 1,065 / 1,004 videos and an official
+    validation split. Names include their suffix, which is only "." for some; the JSON file also describes videos
+    outside the lists, which are omitted.
 
     Args:
-        split: "lists" for the lists and json files; "tmass" for the csv files of T-MASS (8,362 / 1,062 / 1,004 videos
+        split: "lists" for the lists and JSON files; "tmass" for the CSV files of T-MASS (8,362 / 1,062 / 1,004 videos
             with joined paragraphs; only the file names of their absolute paths are used); or "hub" for the lists and
-            json files that `tvr data import` creates from those of the Hub (8,395 / 1,004 videos, no validation split).
+            JSON files that `tvr data import` creates from those of the Hub (8,395 / 1,004 videos, no validation split).
         seconds: length of the segment that is read from the start of a video; null reads the whole file, as GAID does.
             CLIP4Clip reads 31 seconds, since annotators saw at most 30.
-        **options: shared by all datasets, `frames` and `words` among them; see `TextVideoDataModule`.
+        **options: options of all datasets, including `frames` and `words` (`TextVideoDataModule`).
     """
 
     title = "DiDeMo"
@@ -65,17 +65,17 @@ $TVR_DATA/didemo/
 
     @property
     def has_official_validation(self) -> bool:
-        """True, but for the hub's."""
+        """True, except for the Hub's lists."""
         return self.split != "hub"
 
     def required_files(self, name: SplitName) -> list[Path]:
-        """The list and the json, or the csv."""
+        """List and JSON file, or CSV file."""
         if self.split == "tmass":
             return [self.folder / "tmass" / f"didemo_{name}_label.csv"]
         return [self.folder / f"{name}_list.txt", self.folder / f"{name}_data.json"]
 
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
-        """Read a split: the listed videos in the list's order, or the rows of the csv in theirs."""
+        """Read a split, with the videos in the order of the list or of the rows of the CSV file."""
         source = self.required_files(name)[0]
         if self.split == "tmass":
             paragraphs, file = self._read_rows(source, findings), source
@@ -89,7 +89,7 @@ $TVR_DATA/didemo/
         return builder.build(name, PROTOCOL)
 
     def _read_descriptions(self, name: SplitName, findings: Findings) -> dict[str, list[str]]:
-        """Descriptions of every listed video, in file order."""
+        """Return the descriptions of every listed video, in file order."""
         listed = read_lines(self.folder / f"{name}_list.txt")
         findings.duplicates(self.folder / f"{name}_list.txt", listed)
         paragraphs: dict[str, list[str]] = {video: [] for video in listed}
@@ -110,7 +110,7 @@ $TVR_DATA/didemo/
         return paragraphs
 
     def _read_rows(self, source: Path, findings: Findings) -> dict[str, list[str]]:
-        """The paragraph of every video of a T-MASS csv."""
+        """Return the paragraph of every video of a T-MASS CSV file."""
         rows = read_table(source, ["video_path", "text"])
         videos = [PurePosixPath(row["video_path"].strip()).name for row in rows]
         findings.duplicates(source, videos)

@@ -1,4 +1,4 @@
-"""Which video each text of an evaluation split describes."""
+"""Ground truth of an evaluation split: the matching video of each text."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tvr_lightning.data.records import Split
 
 @dataclass
 class GroundTruth:
-    """The pairing of an evaluation split, which only the evaluator sees.
+    """Text-video pairs of an evaluation split, which only the evaluator sees.
 
     Attributes:
-        video_of_text: (N,) int64, place of the video that each text of the split describes.
-        videos: number of videos M of the split; some may have no text and only compete.
-        dataset: name of the dataset, such as `MSR-VTT`.
-        split: name of the split, such as `test`.
-        protocol: how the split is queried, such as `1k-A, one caption per video`.
-        warnings: Marks of every result on the dataset.
+        video_of_text: (N,) int64, index of the video that each text of the split describes.
+        videos: Number of videos M of the split; videos without a text are distractors.
+        dataset: Name of the dataset, such as `MSR-VTT`.
+        split: Name of the split, such as `test`.
+        protocol: Evaluation protocol, such as `1k-A, one caption per video`.
+        warnings: Warnings of every result on the dataset.
 
     Raises:
-        ValueError: a text describes a video outside the split, or there is no text or no video.
+        ValueError: A text describes a video outside the split, or there are no texts or no videos.
     """
 
     video_of_text: Tensor
@@ -51,7 +51,7 @@ class GroundTruth:
 
     @classmethod
     def of(cls, dataset: str, split: Split, warnings: Sequence[str] = ()) -> GroundTruth:
-        """Return the pairing of a split, under the dataset's title and with its marks."""
+        """Return the pairs of a split, with the title and warnings of the dataset."""
         return cls(
             video_of_text=torch.tensor([text.video for text in split.texts], dtype=torch.int64),
             videos=len(split.videos),

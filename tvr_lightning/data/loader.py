@@ -1,4 +1,4 @@
-"""A DataLoader whose workers' errors arrive as they were raised, and one that resumes in the middle of an epoch."""
+"""DataLoaders that preserve the errors of their workers, and one that resumes in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tvr_lightning.media.workers import Failure, undisturbed, worker_died
 
 
 class ReportingDataset(Dataset[Any]):
-    """Returns a `Failure` where the dataset it wraps raises an error that a user can mend.
+    """Wrapper of a dataset that returns a `Failure` instead of raising an error that a user can fix.
 
-    A DataLoader would raise another error in its place, with the worker's traceback as its message.
+    A DataLoader would replace the error with another one whose message is the worker's traceback.
     """
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 
     def __len__(self) -> int:
-        """Items of the wrapped dataset."""
+        """Return the number of items of the wrapped dataset."""
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the item, or the failure to read it."""
+        """Return the item, or the failure that occurred while reading it."""
         try:
             return self.dataset[index]
         except UserError as error:
@@ -42,14 +42,13 @@ def collate_or_fail(items: Sequence[Any]) -> Any:
 
 
 class ReportingLoader(DataLoader[Any]):
-    """A DataLoader over a `ReportingDataset` that raises the failures it meets in the process that iterates."""
+    """DataLoader over a `ReportingDataset` that raises returned failures in the main process."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # Lightning and torch only iterate it
         """Yield batches.
 
         Raises:
-            UserError: the error that reading an item raised, wherever it was read.
-            UserError: a worker process died.
+            UserError: Reading an item failed in any process, or a worker process died.
         """
         with undisturbed():
             batches = super().__iter__()
@@ -69,23 +68,23 @@ class ReportingLoader(DataLoader[Any]):
 
 
 class TrainingLoader(ReportingLoader):
-    """A `ReportingLoader` over a `TrainingSampler` that knows how far training has come.
+    """`ReportingLoader` over a `TrainingSampler` that tracks the progress of training.
 
-    Batches that workers have read ahead do not count: only those that were handed out do. Lightning saves and restores
-    its state with the run, so that a resumed epoch goes on with the batch that the interrupted run would have read.
+    Only batches that were yielded count, not those that workers have prefetched. Lightning saves and restores the
+    state with the run, so that a resumed epoch continues with the next batch of the interrupted run.
     """
 
     sampler: TrainingSampler
     waited = 0.0
-    """Seconds that whoever iterates has waited for batches so far."""
+    """Seconds that the consumer has waited for batches so far."""
     _epoch = 0
     _batches = 0
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Yield the batches of an epoch, after a resume only those that were not handed out yet.
+        """Yield the batches of an epoch; after a resume, only those that were not yielded yet.
 
         Raises:
-            UserError: the error that reading an item raised, wherever it was read.
+            UserError: Reading an item failed in any process.
         """
         self._epoch, self._batches = self.sampler.epoch, self.sampler.consumed // self.sampler.batch_size
         batches = super().__iter__()
@@ -99,14 +98,14 @@ class TrainingLoader(ReportingLoader):
             yield batch
 
     def state_dict(self) -> dict[str, int]:
-        """Return the epoch and how many of its samples, over all processes, were handed out."""
+        """Return the epoch and the number of its samples that were yielded, over all processes."""
         return {"epoch": self._epoch, "consumed": self._batches * self.sampler.batch_size}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on where `state` was taken.
+        """Resume from `state`.
 
         Raises:
-            ValueError: the interrupted run had another batch size that does not fit.
+            ValueError: The interrupted run had another batch size that does not fit.
         """
         self.sampler.load_state_dict(state)
         self._epoch, self._batches = state["epoch"], state["consumed"] // self.sampler.batch_size

@@ -1,4 +1,4 @@
-"""LSMDC: clips of movies, each with the sentence that describes it to the blind."""
+"""LSMDC: movie clips with sentences of the audio description for blind viewers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DROPPED = {
     "xpool": ("1012_Unbreakable_00.05.16.065-00.05.21.941",),
     "gaid": ("1012_Unbreakable_00.05.16.065-00.05.21.941", "1012_Unbreakable_00.24.58.622-00.25.06.004"),
 }
-"""Test clips that the released loaders leave out, by split."""
+"""Test clips that the released loaders omit, by split."""
 CLOCK = r"\d{2}\.\d{2}\.\d{2}\.\d{3}"
 CLIP = re.compile(rf"(?P<movie>.+)_{CLOCK}-{CLOCK}")
 
@@ -36,15 +36,15 @@ CLIP = re.compile(rf"(?P<movie>.+)_{CLOCK}-{CLOCK}")
 class LSMDC(TextVideoDataModule):
     """LSMDC 2016 (Rohrbach et al., "Movie description", IJCV 2017) with the challenge's 1,000 public test clips.
 
-    101,079 sentences train, 7,408 validate, 1,000 test, one sentence per test clip. Files are tab separated, six
-    columns without a header: clip id, four times, sentence. An id can come again with another sentence; both count
-    (CLIP4Clip's `dataloader_lsmdc_retrieval.py`). Ids contain dots and begin with the movie's name, which is also the
-    name of its folder of clips.
+    101,079 sentences are for training, 7,408 for validation, and 1,000 for testing, with one sentence per test clip.
+    Files are tab separated with six columns and no header: clip ID, four times, sentence. An ID can occur again with
+    another sentence; both are used (CLIP4Clip's `dataloader_lsmdc_retrieval.py`). IDs contain dots and begin with the
+    name of the movie, which is also the name of its folder of clips.
 
     Args:
-        split: "lsmdc16": all clips. The other splits leave out the test clips that released loaders leave out: "xpool"
-            (X-Pool and T-MASS) one of them, "gaid" two.
-        **options: shared by all datasets, `frames` and `words` among them; see `TextVideoDataModule`.
+        split: "lsmdc16" for all clips. The other splits omit the test clips that released loaders omit: "xpool"
+            (X-Pool and T-MASS) one clip, "gaid" two.
+        **options: options of all datasets, including `frames` and `words` (`TextVideoDataModule`).
     """
 
     title = "LSMDC"
@@ -67,15 +67,15 @@ $TVR_DATA/lsmdc/
 
     @property
     def has_official_validation(self) -> bool:
-        """True: its validation split is LSMDC16_annos_val.csv."""
+        """True, because LSMDC16_annos_val.csv is the validation split."""
         return True
 
     def required_files(self, name: SplitName) -> list[Path]:
-        """One tab-separated file."""
+        """Tab-separated file of the split."""
         return [self.folder / FILES[name]]
 
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
-        """Read a split: every clip once, with all its sentences."""
+        """Read a split with unique clips, each with all its sentences."""
         source = self.folder / FILES[name]
         sentences: dict[str, list[str]] = {}
         movies: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""MSR-VTT: 10,000 web videos, twenty captions each."""
+"""MSR-VTT: 10,000 web videos with twenty captions each."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ FULL = {"train": "MSRVTT_train.full.csv", "val": "MSRVTT_val.full.csv", "test": 
 
 
 class MSRVTT(TextVideoDataModule):
-    """MSR-VTT (Xu et al., CVPR 2016) in the three splits that retrieval papers use.
+    """MSR-VTT (Xu et al., CVPR 2016) in the three splits used in retrieval papers.
 
-    "9k" and "7k" train on 9,000 or 7,010 videos, every one of their twenty captions a sample, and test on the 1k-A
-    set: 1,000 videos, one caption each (Yu et al., "A joint sequence fusion model for video question answering and
-    retrieval", ECCV 2018; the 9k list is Gabeur et al., ECCV 2020). They have no validation split: papers validate on
-    the test set; `holdout` takes training videos out instead. "full" is the official 6,513 / 497 / 2,990 split,
-    evaluated with all twenty captions. File names are those of CLIP4Clip's data package. The sentences of the 1k-A
-    file are used as they stand there: 35 of them differ from the json in spacing or punctuation.
+    "9k" and "7k" train on 9,000 or 7,010 videos, with each of their twenty captions as a sample, and test on the 1k-A
+    set: 1,000 videos with one caption each (Yu et al., "A joint sequence fusion model for video question answering
+    and retrieval", ECCV 2018; the 9k list is from Gabeur et al., ECCV 2020). They have no validation split: papers
+    validate on the test set; `holdout` holds out training videos instead. "full" is the official 6,513 / 497 / 2,990
+    split, evaluated with all twenty captions. File names are those of CLIP4Clip's data package. Sentences of the 1k-A
+    file are used unchanged: 35 of them differ from the JSON file in spacing or punctuation.
 
     Args:
         split: "9k" (9,000 training videos) or "7k" (7,010), both tested on 1k-A; or "full" (6,513 / 497 / 2,990).
-        **options: shared by all datasets, `frames` and `words` among them; see `TextVideoDataModule`.
+        **options: options of all datasets, including `frames` and `words` (`TextVideoDataModule`).
     """
 
     title = "MSR-VTT"
@@ -69,7 +69,7 @@ $TVR_DATA/msrvtt/
         return self.split != "full"
 
     def required_files(self, name: SplitName) -> list[Path]:
-        """The json and a list; the pairs alone for the 1k-A test."""
+        """The JSON file and the list of the split, or only the file of pairs for the 1k-A test."""
         if self.split != "full" and name == "test":
             return [self.folder / "MSRVTT_JSFUSION_test.csv"]
         return [
@@ -82,7 +82,7 @@ $TVR_DATA/msrvtt/
         return f"MSRVTT_train.{self.split}.csv"
 
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
-        """Read a split; the 1k-A test pairs come from their own file, everything else from the json."""
+        """Read a split from its list and the JSON file, or from the file of pairs for the 1k-A test."""
         if self.split == "full":
             return self._parse_list(name, FULL[name], "full split, twenty captions per video", findings)
         protocol = f"1k-A, one caption per video, trained on {self.split}"
@@ -114,7 +114,7 @@ $TVR_DATA/msrvtt/
         return builder.build(name, protocol)
 
     def _read_captions(self, findings: Findings) -> dict[str, list[str]]:
-        """Captions of every video in the json, in file order."""
+        """Return the captions of every video in the JSON file, in file order."""
         if self._captions is None:
             source = self.folder / "MSRVTT_data.json"
             data = read_json(source)
@@ -137,6 +137,6 @@ $TVR_DATA/msrvtt/
                     fix = "add the video there or remove the sentence"
                     findings.add(source, entry, "caption-without-video", message, fix)
             if findings.problems:
-                return captions  # read again next time, so that nobody misses the problems
+                return captions  # not cached, so that the next reader also reports the problems
             self._captions = captions
         return self._captions

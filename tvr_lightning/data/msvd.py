@@ -1,4 +1,4 @@
-"""MSVD: short YouTube clips with some forty captions each."""
+"""MSVD: short YouTube clips with about forty captions each."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tvr_lightning.data.video_files import VideoFiles
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Reads pickles of dicts, lists and strings; anything that names a class or function is refused, never called."""
+    """Unpickler of dicts, lists and strings, which rejects classes and functions and never calls them."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        """Refuse whatever the pickle names.
+        """Reject every class or function in the pickle.
 
         Raises:
-            UnpicklingError: always.
+            UnpicklingError: Always.
         """
         raise pickle.UnpicklingError(f"it names {module_name}.{global_name}; only dicts, lists and strings are read")
 
@@ -37,13 +37,13 @@ class MSVD(TextVideoDataModule):
     """MSVD (Chen and Dolan, "Collecting highly parallel data for paraphrase evaluation", ACL 2011), multi-caption.
 
     1,200 / 100 / 670 clips with 48,774 / 4,290 / 27,763 captions in the split and files of CLIP4Clip
-    (`dataloader_msvd_retrieval.py`). Every caption trains, and every caption of a test clip is a query; video-to-text
-    counts the best caption of a clip. Captions are lists of tokens in a pickle, which is read without executing
-    anything.
+    (`dataloader_msvd_retrieval.py`). All captions are used for training, and all captions of a test clip are queries;
+    video-to-text retrieval uses the best caption of a clip. Captions are lists of tokens in a pickle, which is read
+    without executing code.
 
     Args:
-        split: "official" is the only one.
-        **options: shared by all datasets, `frames` and `words` among them; see `TextVideoDataModule`.
+        split: "official" is the only choice.
+        **options: options of all datasets, including `frames` and `words` (`TextVideoDataModule`).
     """
 
     title = "MSVD"
@@ -67,20 +67,20 @@ $TVR_DATA/msvd/
 
     @property
     def has_official_validation(self) -> bool:
-        """True: the official lists have one."""
+        """True, because the official lists include a validation split."""
         return True
 
     @property
     def one_caption_evaluation(self) -> bool:
-        """False: all captions are queries."""
+        """False, because all captions are queries."""
         return False
 
     def required_files(self, name: SplitName) -> list[Path]:
-        """The list and the captions."""
+        """List of clips and file of captions."""
         return [self.folder / f"{name}_list.txt", self.folder / "raw-captions.pkl"]
 
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
-        """Read a split: the listed clips in the list's order."""
+        """Read a split, with the clips in the order of the list."""
         source, file = self.required_files(name)
         listed = read_lines(source)
         findings.duplicates(source, listed)
@@ -98,7 +98,7 @@ def read_captions(file: Path) -> dict[str, list[list[str]]]:
     """Return the captions of a pickle `{id: [[token, ...], ...]}`.
 
     Raises:
-        AnnotationError: it is no pickle, holds another structure, or names anything to be executed.
+        AnnotationError: The file is not a pickle, has another structure, or contains executable objects.
     """
     fix = "use the raw-captions.pkl of CLIP4Clip's data package"
     try:

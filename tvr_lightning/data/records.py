@@ -1,4 +1,4 @@
-"""What an annotation file says, once read: splits of videos and texts, and the problems found on the way."""
+"""Contents of annotation files: splits of videos and texts, and the problems found while reading them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ProblemKind = Literal[
 SYNTHETIC_FILE = "SYNTHETIC.txt"
 """File in the folder of a dataset that `tvr data synth` wrote."""
 SYNTHETIC = "synthetic data, not comparable with published results"
-"""Mark of every result on such a dataset."""
+"""Warning of every result on a synthetic dataset."""
 SHOWN = 5  # problems quoted in a message before "and N more"
 
 
@@ -41,9 +41,9 @@ class VideoRecord:
     """One video of a split.
 
     Attributes:
-        video_id: the dataset's own id.
-        path: where the file is, or where it is expected when it is missing.
-        span: seconds (start, end) of the clip inside the file; None for the whole file.
+        video_id: Identifier in the dataset.
+        path: Path of the file, or its expected path if it is missing.
+        span: Start and end of the clip inside the file in seconds; None for the whole file.
     """
 
     video_id: str
@@ -64,10 +64,10 @@ class Split:
     """One split of a dataset under one protocol.
 
     Attributes:
-        name: train, val or test.
-        protocol: how the field reports this dataset, in words; it is written into every result file.
-        videos: M videos, each once.
-        texts: N texts, each naming its video by position.
+        name: Name of the split: train, val or test.
+        protocol: Protocol under which results on this dataset are published; part of every result file.
+        videos: M unique videos.
+        texts: N texts, each with the position of its video.
     """
 
     name: SplitName
@@ -76,14 +76,14 @@ class Split:
     texts: list[TextRecord]
 
     def texts_of_videos(self) -> list[list[int]]:
-        """Positions of the texts of every video, in file order: M lists of integers."""
+        """Return the positions of the texts of every video, in file order, as M lists of integers."""
         groups: list[list[int]] = [[] for _ in self.videos]
         for position, text in enumerate(self.texts):
             groups[text.video].append(position)
         return groups
 
     def take_videos(self, chosen: Sequence[int]) -> Split:
-        """Return the split of the videos at the positions `chosen`, in that order, with their texts in file order."""
+        """Return a split with the videos at the positions `chosen`, in that order, and their texts in file order."""
         place = {old: new for new, old in enumerate(chosen)}
         texts = [replace(text, video=place[text.video]) for text in self.texts if text.video in place]
         return Split(self.name, self.protocol, [self.videos[old] for old in chosen], texts)
@@ -97,7 +97,7 @@ def shared_videos(one: Split, other: Split) -> list[VideoRecord]:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a dataset: in which file, at which entry, of which kind, and what mends it."""
+    """Problem of a dataset: its file, entry, kind and message, and the fix."""
 
     file: str
     entry: str
@@ -106,12 +106,12 @@ class Problem:
     fix: str
 
     def __str__(self) -> str:
-        """One sentence that names file, entry and fix."""
+        """Return one sentence with the file, the entry and the fix."""
         return f"{self.file}: {self.entry}: {self.message}; {self.fix}"
 
 
 class AnnotationError(UserError, ValueError):
-    """Annotation files contradict themselves or their format; `problems` holds every finding."""
+    """Error for annotation files that contradict themselves or their format; `problems` lists all findings."""
 
     exit_status = 2
 
@@ -124,11 +124,11 @@ class AnnotationError(UserError, ValueError):
 
 
 class MissingData(MissingAssetError):  # noqa: N818  reads as what happened, like FileNotFoundError's siblings in pathlib
-    """Files of a dataset are not where they are expected; says what, where, and the expected layout.
+    """Error for missing files of a dataset; the message lists them with their paths and the expected layout.
 
     Attributes:
-        dataset: the dataset's folder name.
-        missing: one sentence per absent thing.
+        dataset: Folder name of the dataset.
+        missing: One sentence for each missing item.
     """
 
     def __init__(self, dataset: str, missing: Sequence[str], layout: str) -> None:
@@ -140,26 +140,26 @@ class MissingData(MissingAssetError):  # noqa: N818  reads as what happened, lik
 
 @dataclass
 class Findings:
-    """Collects problems while annotation files are read, so that one pass reports all of them.
+    """Collector of the problems in annotation files, so that one pass reports all of them.
 
     Attributes:
-        problems: what is wrong and must be mended.
-        notes: known quirks of the released files, which the dataset's documentation says how it reads.
+        problems: Errors that must be fixed.
+        notes: Known quirks of the released files; the documentation of the dataset describes how they are read.
     """
 
     problems: list[Problem] = field(default_factory=list)
     notes: list[Problem] = field(default_factory=list)
 
     def add(self, file: Path, entry: str, kind: ProblemKind, message: str, fix: str) -> None:
-        """Note one problem."""
+        """Add one problem."""
         self.problems.append(Problem(str(file), entry, kind, message, fix))
 
     def note(self, file: Path, entry: str, kind: ProblemKind, message: str, reading: str) -> None:
-        """Note a known quirk and how it is read."""
+        """Add a known quirk and how it is read."""
         self.notes.append(Problem(str(file), entry, kind, message, reading))
 
     def duplicates(self, file: Path, ids: Iterable[str], what: str = "id") -> None:
-        """Note every id that occurs more than once in `ids`."""
+        """Add a problem for every ID that occurs more than once in `ids`."""
         for name, count in Counter(ids).items():
             if count > 1:
                 self.add(
@@ -168,15 +168,15 @@ class Findings:
 
 
 def malformed(file: Path, entry: str, message: str, fix: str) -> AnnotationError:
-    """Return the error for a file that cannot be read any further."""
+    """Return the error for a file that cannot be parsed further."""
     return AnnotationError([Problem(str(file), entry, "malformed", message, fix)])
 
 
 def read_text(file: Path) -> str:
-    """Return a file's text, read as UTF-8 with or without a byte-order mark, its line endings unified to newlines.
+    """Return the text of a file, decoded as UTF-8 with or without a byte-order mark, with newlines as line endings.
 
     Raises:
-        AnnotationError: the bytes are not UTF-8.
+        AnnotationError: The bytes are not UTF-8.
     """
     try:
         text = file.read_bytes().decode("utf-8-sig")
@@ -186,7 +186,7 @@ def read_text(file: Path) -> str:
 
 
 def read_lines(file: Path) -> list[str]:
-    """Return the lines of a text file without surrounding blanks, empty ones left out."""
+    """Return the non-empty lines of a text file without surrounding white space."""
     return [line.strip() for line in read_text(file).split("\n") if line.strip()]
 
 
@@ -194,7 +194,7 @@ def read_json(file: Path) -> Any:
     """Return a parsed JSON file.
 
     Raises:
-        AnnotationError: malformed JSON, or an object that names the same key twice.
+        AnnotationError: The JSON is malformed, or an object contains the same key twice.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -216,11 +216,11 @@ def read_table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     """Return the rows of a comma-separated file with a header, each as a dict from column to text.
 
     Raises:
-        AnnotationError: a quote is not closed or not escaped, a column is missing or occurs twice, or a row has another
-            number of fields than the header.
+        AnnotationError: A quote is not closed or not escaped, a column is missing or occurs twice, or the number of
+            fields in a row differs from the header.
     """
     rows, start = [], 1
-    # newline="": a quoted field may contain line ends that belong to the text, and only the csv reader knows which
+    # newline="": a quoted field may contain line endings as part of the text, and only the csv reader detects them
     reader = csv.reader(io.StringIO(read_text(file), newline=""), strict=True)
     try:
         for row in reader:
@@ -255,7 +255,7 @@ def expect(file: Path, entry: str, value: Any, kind: type, fix: str) -> Any:
     """Return `value` if it is of type `kind`.
 
     Raises:
-        AnnotationError: it is not; the message names both types.
+        AnnotationError: The type is different. The message names both types.
     """
     if not isinstance(value, kind):
         raise malformed(file, entry, f"expected {kind.__name__}, found {type(value).__name__}", fix)
@@ -266,7 +266,7 @@ def field_of(file: Path, entry: str, record: Any, key: str, kind: type) -> Any:
     """Return `record[key]`, of type `kind`, from a parsed JSON object.
 
     Raises:
-        AnnotationError: the record is no object, lacks the key, or holds another type there.
+        AnnotationError: The record is not an object, the key is missing, or its value has another type.
     """
     expect(file, entry, record, dict, f"write an object with the key {key!r}")
     if key not in record:
@@ -275,18 +275,19 @@ def field_of(file: Path, entry: str, record: Any, key: str, kind: type) -> Any:
 
 
 def tidy(text: str) -> str:
-    """Return the text with every run of white space (line ends included) as one space, as CLIP's tokeniser reads it."""
+    """Return the text with every run of white space or line endings replaced by one space, as in CLIP's tokenizer."""
     return " ".join(text.split())
 
 
 @dataclass
 class SplitBuilder:
-    """Puts a split together from ids and captions and notes what does not fit.
+    """Builder of a split from IDs and captions that collects inconsistencies.
 
     Attributes:
-        source: the file that lists the videos; problems of a listed video are reported there.
-        findings: where problems go.
-        videos: M videos so far. texts: N texts so far.
+        source: File that lists the videos; problems of a listed video are reported for this file.
+        findings: Collector of problems.
+        videos: M videos so far.
+        texts: N texts so far.
     """
 
     source: Path
@@ -295,7 +296,7 @@ class SplitBuilder:
     texts: list[TextRecord] = field(default_factory=list)
 
     def add(self, video: VideoRecord, captions: Sequence[str], file: Path, entry: str | None = None) -> None:
-        """Add a video with its captions, which `file` holds under `entry` (the video's id by default)."""
+        """Add a video with its captions from the given entry of `file` (default: the ID of the video)."""
         entry = entry or video.video_id
         kept = []
         for number, caption in enumerate(captions):
@@ -312,7 +313,7 @@ class SplitBuilder:
         self.texts.extend(kept)
 
     def build(self, name: SplitName, protocol: str) -> Split:
-        """Return the split; a list of videos that is empty is noted as a problem."""
+        """Return the split; an empty list of videos is reported as a problem."""
         if not self.videos:
             self.findings.add(self.source, "whole file", "malformed", "lists no videos", "download the file again")
         return Split(name, protocol, self.videos, self.texts)

@@ -1,4 +1,4 @@
-"""Descriptions of videos beside their captions: the file that `tvr caption` writes, or people, and DPDV trains with."""
+"""Additional descriptions of videos, written by `tvr caption` or by hand, and used by DPDV for training."""
 
 from __future__ import annotations
 
@@ -38,21 +38,22 @@ Row = tuple[str, int, str]
 
 
 class MissingCaptions(MissingAssetError):  # noqa: N818  reads as what happened, as MissingData does
-    """There is no captions file at the place that was named."""
+    """Error for a captions file that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What is said about one segment of a video.
+    """Description of one segment of a video.
 
     Attributes:
-        video_id: as in the dataset's annotation files.
-        segment: number of the segment in the order of time, from 0.
-        start, end: seconds.
-        caption: the description.
-        model: who wrote it: a model's name, or a person.
-        prompt: what the model was asked; empty for people.
-        weights_hash: of the model's weights; empty for people.
+        video_id: Identifier in the annotation files of the dataset.
+        segment: Number of the segment in temporal order, from 0.
+        start: Start of the segment in seconds.
+        end: End of the segment in seconds.
+        caption: Text of the description.
+        model: Author: the name of a model, or a person.
+        prompt: Prompt of the model; empty for human authors.
+        weights_hash: Hash of the model weights; empty for human authors.
     """
 
     video_id: str
@@ -69,9 +70,9 @@ class RecoverCaptions:
     """Descriptions by video.
 
     Args:
-        path: the file, for errors.
-        descriptions: of each video id, in the order of time, empty ones left out.
-        empty: how many empty ones there were.
+        path: File of the descriptions, for errors.
+        descriptions: Descriptions of each video ID in temporal order, without empty ones.
+        empty: Number of empty descriptions in the file.
     """
 
     def __init__(self, path: Path, descriptions: dict[str, list[str]], empty: int = 0) -> None:
@@ -80,18 +81,18 @@ class RecoverCaptions:
         self.empty = empty
 
     def __len__(self) -> int:
-        """Number of videos with a description."""
+        """Return the number of videos with a description."""
         return sum(bool(described) for described in self.descriptions.values())
 
     def of(self, video_id: str) -> list[str]:
-        """Return the descriptions of a video in the order of time; none of a video that the file does not know."""
+        """Return the descriptions of a video in temporal order; an empty list for a video that is not in the file."""
         return list(self.descriptions.get(video_id, []))
 
     def require(self, video_ids: Sequence[str]) -> None:
-        """Check that every one of these videos has a description.
+        """Check that each of these videos has a description.
 
         Raises:
-            UserError: names videos without any, and says so where the file is another dataset's.
+            UserError: Videos have no description. The message lists them, and reports a file of another dataset.
         """
         absent = [video_id for video_id in video_ids if not self.descriptions.get(video_id)]
         if not absent:
@@ -111,10 +112,10 @@ class RecoverCaptions:
 
 
 def find_captions(name: str, folder: Path) -> Path:
-    """Return the captions file of that name: a path as it is, or else below the dataset's folder.
+    """Return the captions file at the path `name`, or else at `name` in the dataset's folder.
 
     Raises:
-        MissingCaptions: it is at neither place.
+        MissingCaptions: The file is in neither location.
     """
     places = list(dict.fromkeys((Path(name).expanduser(), folder / name)))
     found = next((place for place in places if place.is_file()), None)
@@ -128,13 +129,14 @@ def read_captions(path: Path) -> RecoverCaptions:
     """Read a captions file.
 
     Args:
-        path: parquet, or CSV (.csv) or JSON lines (.jsonl) in UTF-8, with the columns of `REQUIRED`; others are not
-            needed for training.
+        path: Parquet file, or CSV (.csv) or JSON Lines (.jsonl) file in UTF-8, with the columns of `REQUIRED`; training
+            does not need other columns.
 
     Raises:
-        MissingCaptions: no such file.
-        UserError: it cannot be read as its name says, columns are missing or of another type, an entry without
-            value, a segment that is described twice, or no description at all; names column and row.
+        MissingCaptions: The file does not exist.
+        UserError: The file cannot be read in the format of its suffix, columns are missing or have another type, an
+            entry has no value, a segment is described twice, or there is no description. The message contains the
+            column and row.
     """
     if not path.is_file():
         raise MissingCaptions(f"no captions file: looked for {path}. {WITHOUT_MODEL}")
@@ -177,7 +179,7 @@ def _parquet_rows(path: Path) -> list[Row]:
 
 
 def _csv_rows(path: Path) -> list[Row]:
-    """Read CSV; its rows are counted as spreadsheets do, the header being row 1."""
+    """Read CSV, with rows numbered as in spreadsheets, where the header is row 1."""
     rows = []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -196,7 +198,7 @@ def _csv_rows(path: Path) -> list[Row]:
 
 
 def _json_rows(path: Path) -> list[Row]:
-    """Read one JSON object per line; lines are counted from 1, and empty ones left out."""
+    """Read one JSON object per line; lines are numbered from 1, and empty ones are skipped."""
     rows = []
     try:
         with path.open(encoding="utf-8-sig") as file:
@@ -225,7 +227,7 @@ def _require_columns(path: Path, names: Sequence[str]) -> None:
 
 
 def _row(path: Path, where: str, entry: dict[str, Any]) -> Row:
-    """Return a row of text or JSON values, checked; only a caption may be empty."""
+    """Return a validated row of text or JSON values; only the caption may be empty."""
     for name in REQUIRED:
         if entry.get(name) is None or (name != "caption" and not str(entry[name]).strip()):
             raise UserError(f"{path}: {where} has no value in the column {name}. Add a value or remove the row.")

@@ -1,4 +1,4 @@
-"""Which samples a process reads, in which order: reproducible, resumable, and equal in number on all processes."""
+"""Samplers whose order is reproducible and resumable, with equally many samples on all processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Position = tuple[int, int]
 
 
 class _Numbered(Dataset[int]):
-    """Stands in for a dataset of which DistributedSampler wants the length only."""
+    """Placeholder for a dataset, of which DistributedSampler needs only the length."""
 
     def __init__(self, items: int) -> None:
         self.items = items
@@ -27,24 +27,24 @@ class _Numbered(Dataset[int]):
 
 
 class TrainingSampler(DistributedSampler[Position]):
-    """Shuffle the training samples and share each global batch among the processes.
+    """Sampler that shuffles the training samples and divides each global batch among the processes.
 
-    Yields (epoch, sample) pairs, so that the epoch reaches workers that outlive one. The order depends on seed and
-    epoch only: global batch k contains the same samples on one process and on many. As in torch's DistributedSampler,
-    the first samples of the order follow its last ones until R divides their number. This class extends it so that
-    Lightning does not replace it.
+    It yields (epoch, sample) pairs, so that persistent workers know the epoch. The order depends only on seed and
+    epoch: global batch k contains the same samples for any number of processes. As in torch's DistributedSampler,
+    the first samples of the order are repeated at its end until their number is divisible by R. The class extends
+    DistributedSampler so that Lightning does not replace it.
 
     Args:
         samples: Number of training samples.
         batch_size: Global batch size. Process r of R takes samples r, r + R, ... of every global batch.
         seed: Seed for the order.
         drop_last: Whether the last incomplete batch of an epoch is dropped.
-        reshuffle: Whether every epoch has an order of its own. Otherwise all have that of epoch 0.
-        replicas: R, the number of data-parallel processes.
-        rank: r, this process.
+        reshuffle: Whether every epoch has a new order. Otherwise all have the order of epoch 0.
+        replicas: Number of data-parallel processes R.
+        rank: Index r of this process.
 
     Raises:
-        UserError: no complete batch exists although incomplete ones are dropped, or R does not divide the batch.
+        UserError: There is no complete batch although incomplete ones are dropped, or R does not divide the batch.
     """
 
     def __init__(
@@ -72,19 +72,19 @@ class TrainingSampler(DistributedSampler[Position]):
         self.consumed = 0
 
     def __len__(self) -> int:
-        """Samples of a whole epoch on this process, also when a resumed epoch starts in its middle."""
+        """Return the number of samples of a full epoch on this process, also after a resume in its middle."""
         return self.read // self.num_replicas
 
     def __iter__(self) -> Iterator[Position]:
         """Yield the (epoch, sample) pairs of this process; after a resume, only those not consumed yet."""
         random = np.random.default_rng([self.seed, self.epoch if self.reshuffle else 0])
         order = np.resize(random.permutation(self.samples), self.read)
-        start, self.consumed = self.consumed, 0  # only the first epoch after a resume is cut short
+        start, self.consumed = self.consumed, 0  # only the first epoch after a resume is shortened
         for sample in order[start + self.rank :: self.num_replicas]:
             yield self.epoch, int(sample)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next; going to another epoch forgets a resume point."""
+        """Set the epoch that determines the next order; another epoch discards a resume point."""
         if epoch != self.epoch:
             self.consumed = 0
         self.epoch = epoch
@@ -93,7 +93,7 @@ class TrainingSampler(DistributedSampler[Position]):
         """Start the next iteration in epoch `state["epoch"]` after its first `state["consumed"]` samples.
 
         Raises:
-            ValueError: the samples consumed are not a whole number of global batches.
+            ValueError: The number of consumed samples is not a multiple of the global batch size.
         """
         consumed = state["consumed"]
         if consumed % self.batch_size:
@@ -105,15 +105,15 @@ class TrainingSampler(DistributedSampler[Position]):
 
 
 class EvaluationSampler(DistributedSampler[int]):
-    """Deals items 0 .. n-1 over the processes, repeating the first ones so that all processes get equally many.
+    """Sampler that distributes items 0 .. n-1 over the processes and repeats the first ones for equal shares.
 
-    A process that runs out of batches early would leave the others waiting in their collectives; repeated items are
-    told by their index and dropped. Items come in the order of the split, unless `shuffle_items` was called.
+    A process that runs out of batches early would leave the others waiting in collective operations. Repeated items
+    are recognized by their index and dropped. Items are in the order of the split, unless `shuffle_items` was called.
 
     Args:
-        items: n, number of items; at least one.
-        replicas: number of data-parallel processes.
-        rank: this process.
+        items: Number of items n, at least 1.
+        replicas: Number of data-parallel processes.
+        rank: Index of this process.
     """
 
     def __init__(self, items: int, *, replicas: int = 1, rank: int = 0) -> None:
@@ -122,20 +122,21 @@ class EvaluationSampler(DistributedSampler[int]):
         self._order: tuple[list[int], int] | None = None
 
     def shuffle_items(self, seed: list[int], first: int | None = None) -> None:
-        """Deal the items in a random order from now on, another one in every epoch, so that arriving says nothing.
+        """Use a new random order in every epoch, so that the order reveals nothing about the items.
 
         Args:
-            seed: with the epoch, decides the order; the same on every process.
-            first: where no more than so many items will be read, these are the first ones, as without shuffling.
+            seed: Seed that, with the epoch, determines the order; the same on every process.
+            first: Maximum number of items that will be read, if limited. The same items are then read as without
+                shuffling.
         """
         self._order = seed, self.items if first is None else min(first, self.items)
 
     def __len__(self) -> int:
-        """Items of this process, the same on every process."""
+        """Return the number of items of this process, which is the same on every process."""
         return -(-self.items // self.num_replicas)
 
     def __iter__(self) -> Iterator[int]:
-        """Yield this process's items: those at rank, rank + R, ..., beginning again at the first where they end."""
+        """Yield the items of this process: rank, rank + R, ..., continuing from the first item after the last."""
         order = np.arange(self.items)
         if self._order is not None:
             seed, first = self._order
@@ -145,10 +146,10 @@ class EvaluationSampler(DistributedSampler[int]):
 
 
 def check_divisible(batch_size: int, replicas: int) -> None:
-    """Check that a global batch can be shared out evenly.
+    """Check that a global batch can be divided evenly among the processes.
 
     Raises:
-        UserError: it cannot; the message names the nearest sizes that can.
+        UserError: It cannot be divided. The message contains the nearest valid sizes.
     """
     if batch_size % replicas:
         below, above = batch_size // replicas * replicas, -(-batch_size // replicas) * replicas

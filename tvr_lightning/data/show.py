@@ -1,4 +1,4 @@
-"""A page that shows what a model is given of one clip: its sampled frames beside its waveform and log-mel picture."""
+"""Image of the model input for one clip: its sampled frames with its waveform and log-mel spectrogram."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ COLOURS = ("#4477aa", "#ccbb44")
 
 @dataclass
 class Shown:
-    """What the page shows.
+    """Contents of the image.
 
     Attributes:
-        clip: the sampled frames.
-        track: the sound on the picture's clock.
-        cells: (F, 2) seconds of sound that belong to each frame under the alignment "duration".
+        clip: Sampled frames.
+        track: Audio track with the timestamps of the video.
+        cells: (F, 2) start and end in seconds of the audio of each frame under the alignment "duration".
     """
 
     clip: DecodedClip
@@ -46,23 +46,23 @@ def show(
     sampling: FrameSampling = "one-fps-uniform",
     span: tuple[float, float] | None = None,
 ) -> Shown:
-    """Draw a clip's frames with their times, its waveform and its log-mel picture onto one page.
+    """Draw the frames of a clip with their times, its waveform and its log-mel spectrogram into one image.
 
-    Bands of two colours mark the sound that belongs to each frame; hatching marks where nothing was decoded.
+    Bands of two colors mark the audio of each frame; hatching marks intervals that were not decoded.
 
     Args:
-        video: a media file.
-        out: image file to write; the suffix decides the format (.png, .pdf, .svg).
-        frames: F.
-        image_size: S, pixels of the square frames.
-        sampling: which frames.
-        span: seconds of the clip in the file; None is the whole file.
+        video: Path of a media file.
+        out: Path of the image; the suffix determines the format (.png, .pdf, .svg).
+        frames: Number of frames F.
+        image_size: Side length S of the square frames in pixels.
+        sampling: Rule for selecting the frames.
+        span: Start and end of the clip in the file in seconds; None uses the whole file.
 
     Returns:
-        What was drawn.
+        Contents of the image.
 
     Raises:
-        VideoError: the picture cannot be read.
+        VideoError: The video cannot be read.
     """
     clip = read_clip(video, frames=frames, image_size=image_size, sampling=sampling, span=span)
     start, end = span or (0.0, clip.duration)
@@ -77,7 +77,7 @@ def show(
 
 
 def _page(name: str, shown: Shown, sampling: FrameSampling, start: float) -> Figure:
-    # Figure without pyplot: nothing global, no display, safe in any thread.
+    # Figure without pyplot: no global state, no display, thread-safe.
     from matplotlib.figure import Figure
 
     clip, track = shown.clip, shown.track
@@ -102,7 +102,7 @@ def _page(name: str, shown: Shown, sampling: FrameSampling, start: float) -> Fig
 def _draw_waveform(axes: Axes, shown: Shown, start: float) -> None:
     track = shown.track
     seconds = len(track.waveform) / SAMPLE_RATE
-    # Extremes per pixel column: a line through every sample would hide short peaks.
+    # Minimum and maximum per pixel column: a line through every sample would hide short peaks.
     columns = max(1, min(2000, len(track.waveform)))
     parts = np.array_split(track.waveform, columns) if len(track.waveform) else [np.zeros(1, np.float32)]
     moments = (np.arange(len(parts)) + 0.5) * seconds / len(parts)
@@ -134,6 +134,6 @@ def _draw_log_mel(axes: Axes, track: AudioTrack) -> None:
 
 
 def _silences(track: AudioTrack) -> list[tuple[float, float]]:
-    """Stretches of seconds in which nothing was decoded."""
+    """Return the intervals in seconds in which no audio was decoded."""
     edges = np.flatnonzero(np.diff(~track.heard, prepend=False, append=False))
     return [(first / 50, last / 50) for first, last in edges.reshape(-1, 2).tolist()]

@@ -1,4 +1,4 @@
-"""What a dataset consists of: videos, captions and their lengths in tokens, durations, and sound."""
+"""Statistics of a dataset: videos, captions and their lengths in tokens, durations, and audio."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tvr_lightning.media.video import VideoInfo, probe
 
 @dataclass(frozen=True)
 class Spread:
-    """Least, mean and greatest of some numbers."""
+    """Minimum, mean and maximum of a list of values."""
 
     least: float
     mean: float
@@ -32,18 +32,20 @@ class Spread:
 
 @dataclass(frozen=True)
 class SplitStats:
-    """What one split consists of.
+    """Statistics of one split.
 
     Attributes:
-        name, protocol: of the split.
-        videos: number of videos. texts: number of captions.
-        captions_per_video: spread of it.
-        tokens: spread of caption lengths in CLIP's tokens, start and end included.
-        truncated: share of captions longer than `words`, which the encoder cuts.
-        words: the limit, as configured.
-        readable: videos whose files are there and hold a video; the rest below is theirs.
-        seconds: spread of their durations; a span's where a video is a span.
-        with_audio: share of them with a sound track; None if none is readable.
+        name: Name of the split.
+        protocol: Protocol of the split.
+        videos: Number of videos.
+        texts: Number of captions.
+        captions_per_video: Spread of the number of captions per video.
+        tokens: Spread of caption lengths in CLIP tokens, including start and end.
+        truncated: Share of captions longer than `words`, which the encoder truncates.
+        words: Configured maximum number of tokens.
+        readable: Number of videos with a readable file, to which `seconds` and `with_audio` refer.
+        seconds: Spread of durations; for a video with a span, the duration of the span.
+        with_audio: Share of videos with an audio track; None if no video is readable.
     """
 
     name: str
@@ -62,20 +64,20 @@ class SplitStats:
 def stats(
     data: TextVideoDataModule, tokens: Callable[[str], int], *, workers: int = 1, progress: bool = True
 ) -> list[SplitStats]:
-    """Count what the splits of a dataset consist of, as its options define them.
+    """Compute statistics of the splits of a dataset as configured.
 
     Args:
-        data: the dataset, as configured.
-        tokens: how many tokens of a caption an encoder reads, start and end included.
-        workers: processes that look at video files.
-        progress: whether a bar is shown.
+        data: Dataset as configured.
+        tokens: Function that returns the number of tokens of a caption, including start and end.
+        workers: Number of processes that read video files.
+        progress: Whether to show a progress bar.
 
     Returns:
-        One entry per split: train, val where it is not the test split, test.
+        One entry per split: train, val (unless it is the test split), test.
 
     Raises:
-        MissingData: annotation files are absent.
-        AnnotationError: they contradict themselves.
+        MissingData: Annotation files are missing.
+        AnnotationError: Annotation files contradict themselves.
     """
     data.check_present()
     names: list[SplitName] = ["train", "test"] if data.validation == "test" else ["train", "val", "test"]
@@ -111,7 +113,7 @@ def _describe(split: Split, words: int, found: dict[Path, VideoInfo], tokens: Ca
 
 
 def print_stats(splits: list[SplitStats], console: Console | None = None) -> None:
-    """Print one column per split."""
+    """Print a table with one column per split."""
     table = Table("", *(f"{split.name}" for split in splits))
     rows: list[tuple[str, list[str]]] = [
         ("videos", [str(split.videos) for split in splits]),

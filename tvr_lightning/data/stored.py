@@ -1,4 +1,4 @@
-"""Reads videos and texts from a feature store where a dataset would otherwise decode and tokenise."""
+"""Readers of videos and texts from a feature store instead of decoding and tokenizing."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tvr_lightning.store import FeatureStore, Fingerprint, Part, VideoKey, text_
 
 
 def video_key(dataset: str, video: VideoRecord) -> VideoKey:
-    """Return what a video's features are kept under."""
+    """Return the key of a video's features in a store."""
     return dataset, video.video_id, video.span
 
 
 def frame_fingerprint(frames: int, preparation: Preparation, sampling: FrameSampling, copies: str = "") -> Fingerprint:
-    """Return how the frames of a store's videos are sampled and prepared, and of which `copies`, if of any."""
+    """Return a description of the sampling and preparation of stored frames, and of `copies` if there are any."""
     sampled = f"{sampling}, {frames} frames" + (f", {copies}" if copies else "")
     return {"sampling": sampled, "preprocessing": preparation.describe()}
 
 
 def text_fingerprint(words: int) -> Fingerprint:
-    """Return how the texts of a store are cut; of what tokens, its encoder says."""
+    """Return a description of the truncation of stored texts; the encoder defines the tokens."""
     return {"sampling": f"{words} words"}
 
 
@@ -43,10 +43,10 @@ def open_store(
     audio: AudioOptions | None,
     copies: str = "",
 ) -> FeatureStore:
-    """Open the parts of a store that a method reads, and check that they are whole and made for these options.
+    """Open the parts of a store that a method reads, and check that they are complete and match these options.
 
     Raises:
-        StoreError: it is absent or damaged, or made otherwise; both values are shown.
+        StoreError: The store is missing or damaged, or its settings differ; the message contains both values.
     """
     store = FeatureStore(path, parts)
     store.require("text", text_fingerprint(words))
@@ -59,22 +59,22 @@ def open_store(
 
 @dataclass(frozen=True)
 class FeatureReader:
-    """Reads the features of one video or text, in the place of `MediaReader` and of the captions themselves.
+    """Reader of stored features of one video or text, which replaces `MediaReader`.
 
     Attributes:
-        store: where they are; its open parts are read.
-        dataset: the dataset's folder name, under which `tvr extract` kept its videos.
+        store: Feature store, of which the open parts are read.
+        dataset: Folder name of the dataset, under which `tvr extract` stored its videos.
     """
 
     store: FeatureStore
     dataset: str
 
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> VideoFeatures:
-        """Return features with frames (1, F, D); `generator` has nothing to decide.
+        """Return features with frames (1, F, D); `generator` is not used.
 
         Raises:
-            VideoError: extraction skipped the video.
-            StoreError: the video is not in the store, or its shard is damaged.
+            VideoError: Extraction skipped the video.
+            StoreError: The video is not in the store, or its shard is damaged.
         """
         key = video_key(self.dataset, video)
         reason = self._skipped(key)
@@ -83,26 +83,26 @@ class FeatureReader:
         return self.store.video([key], "patches" in self.store.parts)
 
     def empty(self) -> VideoFeatures:
-        """Return features of no videos whose other dimensions agree with the store's."""
+        """Return features of zero videos with the other dimensions of the store."""
         return self.store.first_video("patches" in self.store.parts)[:0]
 
     def text(self, text: str) -> TextFeatures:
         """Return features of one text: sentence (1, D), words (1, W, D).
 
         Raises:
-            StoreError: the text is not in the store, or its shard is damaged.
+            StoreError: The text is not in the store, or its shard is damaged.
         """
         return self.store.text([text])
 
     def absent(self, split: Split) -> dict[int, str]:
-        """Check that the store is complete for a split, and return which of its videos extraction skipped, and why.
+        """Check that the store is complete for a split, and return the videos that extraction skipped.
 
         Returns:
             Reasons by position in `split.videos`.
 
         Raises:
-            StoreError: videos or texts are missing without a reason, or features are of other files; names the command
-                that completes the store.
+            StoreError: Videos or texts are missing without a reason, or features belong to other files. The message
+                contains the command that completes the store.
         """
         paths = {video_key(self.dataset, video): Path(video.path) for video in split.videos}
         for part in self.store.parts:
@@ -115,7 +115,7 @@ class FeatureReader:
         return {place: reason for place, reason in enumerate(reasons) if reason is not None}
 
     def _skipped(self, key: VideoKey) -> str | None:
-        """Return why extraction skipped a video; None if it did not."""
+        """Return the reason why extraction skipped a video, or None."""
         for part in self.store.parts:
             if part != "text" and key in self.store.skipped(part):
                 return f"skipped when features were extracted: {self.store.skipped(part)[key]}"

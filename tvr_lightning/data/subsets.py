@@ -1,4 +1,4 @@
-"""Parts of a training split: videos held out to validate on, and fewer videos to train on."""
+"""Subsets of a training split: held-out videos for validation, and fewer videos for training."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from tvr_lightning.data.records import Split
 
 
 def hold_out(train: Split, videos: int, seed: int, one_caption: bool) -> tuple[Split, Split]:
-    """Divide a training split into one to train on and one to validate on, which share no video.
+    """Divide a training split into a training and a validation split without shared videos.
 
     Args:
-        train: the split to divide.
-        videos: Number of its video files held out, drawn by `seed`; clips of one file are held out together.
-        seed: equal seeds draw equal videos.
-        one_caption: whether the first text alone of a held-out video is kept, as the test protocol has it.
+        train: Split to divide.
+        videos: Number of video files to hold out; clips of one file are held out together.
+        seed: Seed for selecting them.
+        one_caption: Whether only the first text of a held-out video is kept, as in the test protocol.
 
     Returns:
-        The rest, and the held-out videos as a split "val" whose protocol says so.
+        Remaining split, and the held-out videos as split "val" with an extended protocol.
 
     Raises:
-        ValueError: no video would be left to train on.
+        ValueError: No training video would remain.
     """
     files = list(dict.fromkeys(video.path for video in train.videos))
     count = len(files)
@@ -36,7 +36,7 @@ def hold_out(train: Split, videos: int, seed: int, one_caption: bool) -> tuple[S
 
 
 def draw_videos(split: Split, videos: int, seed: int) -> Split:
-    """Return the split of `videos` of its videos, drawn by `seed` and in file order; of all where it has no more."""
+    """Return the split with `videos` of its videos, sampled with `seed`, in file order; unchanged if it has no more."""
     count = len(split.videos)
     if videos >= count:
         return split

@@ -1,4 +1,4 @@
-"""VATEX: ten-second clips of Kinetics, ten English and ten Chinese captions each."""
+"""VATEX: ten-second clips of Kinetics with ten English and ten Chinese captions each."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from tvr_lightning.data.records import (
 from tvr_lightning.data.video_files import VideoFiles
 
 CAPTIONS = {"en": "enCap", "zh": "chCap"}
-CLIP = re.compile(r"(?P<youtube>.+)_(?P<start>\d{6})_(?P<end>\d{6})")  # greedy: YouTube ids hold underscores themselves
+CLIP = re.compile(r"(?P<youtube>.+)_(?P<start>\d{6})_(?P<end>\d{6})")  # greedy: YouTube IDs contain underscores
 
 
 class VATEX(TextVideoDataModule):
     """VATEX (Wang et al., ICCV 2019) in the split of HGR: 25,991 / 1,500 / 1,500 clips, ten captions each.
 
     HGR (Chen et al., "Fine-grained video-text retrieval with hierarchical graph reasoning", CVPR 2020) divides the
-    official validation clips into its validation and test sets, because the official test captions are withheld. Ids
-    are `<youtube id>_<start>_<end>` in seconds. Evaluation uses all ten captions of a clip, video-to-text over the best
-    of them; or the first one alone, as GAID evaluates (`vatex_dataset.py`).
+    official validation clips into its validation and test sets, because the official test captions are withheld. IDs
+    are `<youtube id>_<start>_<end>` in seconds. Evaluation uses all ten captions of a clip, and the best of them for
+    video-to-text, or only the first one, as GAID does (`vatex_dataset.py`).
     https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/datasets/vatex_dataset.py#L25-L38
 
     Args:
-        split: "hgr" is the only one.
+        split: "hgr" is the only choice.
         annotations: source of the captions: HGR's `vatex_data.json`, or the two official files.
         language: language of the captions: English or Chinese.
         protocol: captions of a clip that are queries in evaluation: all, or only the first.
-        **options: shared by all datasets, `frames` and `words` among them; see `TextVideoDataModule`.
+        **options: options of all datasets, including `frames` and `words` (`TextVideoDataModule`).
     """
 
     title = "VATEX"
@@ -69,22 +69,22 @@ $TVR_DATA/vatex/
 
     @property
     def has_official_validation(self) -> bool:
-        """True: its validation split is that of HGR."""
+        """True, because HGR defines a validation split."""
         return True
 
     @property
     def one_caption_evaluation(self) -> bool:
-        """Whether the protocol is the first caption alone."""
+        """Whether the protocol uses only the first caption."""
         return self.protocol == "first-caption"
 
     def required_files(self, name: SplitName) -> list[Path]:
-        """HGR's list and the captions."""
+        """HGR's list and the file of captions."""
         official = "vatex_training_v1.0.json" if name == "train" else "vatex_validation_v1.0.json"
         captions = "vatex_data.json" if self.annotations == "hgr" else official
         return [self.folder / f"{name}_list.txt", self.folder / captions]
 
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
-        """Read a split: the listed clips in the list's order."""
+        """Read a split, with the clips in the order of the list."""
         source, file = self.required_files(name)
         listed = read_lines(source)
         findings.duplicates(source, listed)
@@ -109,7 +109,7 @@ $TVR_DATA/vatex/
         return [expect(file, f"{clip}, caption {i}", text, str, "write a caption") for i, text in enumerate(sentences)]
 
     def _read_captions(self, file: Path, findings: Findings) -> dict[str, Any]:
-        """The records of a captions file by id."""
+        """Return the records of a captions file by ID."""
         if file not in self._captions:
             data = read_json(file)
             if self.annotations == "hgr":
@@ -119,6 +119,6 @@ $TVR_DATA/vatex/
                 ids = [field_of(file, f"[{i}]", record, "videoID", str) for i, record in enumerate(records)]
                 findings.duplicates(file, ids)
                 if len(set(ids)) < len(ids):
-                    return dict(zip(ids, records, strict=True))  # read again next time, so that nobody misses it
+                    return dict(zip(ids, records, strict=True))  # not cached, so that the next reader reports it too
                 self._captions[file] = dict(zip(ids, records, strict=True))
         return self._captions[file]

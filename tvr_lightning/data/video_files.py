@@ -1,4 +1,4 @@
-"""Finds a dataset's video files in their folder, under the names that annotation files give them."""
+"""Search for the video files of a dataset by the names in its annotation files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def path_below(folder: Path, name: str) -> Path:
     """Return the path of `name` in `folder`.
 
     Raises:
-        AnnotationError: the name, which comes from an annotation file, leads out of the folder.
+        AnnotationError: The name, which comes from an annotation file, leads out of the folder.
     """
     path = folder / name
     if not Path(os.path.normpath(path)).is_relative_to(os.path.normpath(folder)):
@@ -24,15 +24,15 @@ def path_below(folder: Path, name: str) -> Path:
 
 @dataclass
 class VideoFiles:
-    """Finds the files of one folder by name, listing the folder once.
+    """Files of one folder by name; the folder is listed once.
 
-    A file is found under its exact name, else under the only video of the same stem, since copies of the datasets are
-    often re-encoded into another container; subtitles, playlists and other files beside a video are passed over.
+    A file is found by its exact name, or as the only video with the same stem, because copies of datasets are often
+    re-encoded into another container. Subtitles, playlists and other files are ignored.
 
     Attributes:
-        folder: where the files are.
-        suffix: suffix of the dataset's files, with its dot, where annotation files leave it out; empty where the
-            names in the annotation files carry their own.
+        folder: Folder of the files.
+        suffix: Suffix of the files, with its dot, if annotation files omit it; empty if names in the annotation files
+            include it.
     """
 
     folder: Path
@@ -42,11 +42,11 @@ class VideoFiles:
     _stems: dict[str, list[str]] = field(default_factory=dict)
 
     def find(self, name: str) -> Path:
-        """Return the path of the video called `name`, or the path where it is expected if there is none.
+        """Return the path of the video called `name`, or its expected path if there is none.
 
         Raises:
-            AnnotationError: several files share the stem and none of them has the exact name, or the name leads out
-                of the folder.
+            AnnotationError: Several files have the same stem and none has the exact name, or the name leads out of the
+                folder.
         """
         names = self._listing()
         if name + self.suffix in names:
@@ -62,7 +62,7 @@ class VideoFiles:
         return path_below(self.folder, found[0] if found else name + self.suffix)
 
     def others(self) -> list[Path]:
-        """Return the videos of the folder that nobody has found by name so far."""
+        """Return the videos of the folder that were not found by name so far."""
         return [
             self.folder / name
             for name in sorted(self._listing() - self._found)

@@ -23,17 +23,17 @@ from tvr_lightning.data.video_files import VideoFiles, path_below
 
 
 class VideoFolder(TextVideoDataModule):
-    """A folder of videos and a table of their captions: captions.csv, captions.jsonl or captions.parquet.
+    """Folder of videos with a table of captions: captions.csv, captions.jsonl or captions.parquet.
 
-    Every caption trains, and every caption of a test video is a query. A column `split` (train, val, test) divides the
-    videos; without one, a share of them is held out for the test by their names, the same ones whatever their order.
-    `root` is the folder itself.
+    All captions are used for training, and all captions of a test video are queries. A column `split` (train, val,
+    test) assigns the videos to splits; without it, a share of them is selected for the test split by their
+    names, regardless of their order. `root` is the folder itself.
 
     Args:
-        split: "table", the only one.
-        table: name of the table in it, if it is not "captions".
+        split: "table" is the only choice.
+        table: file name of the table; default: captions.csv, captions.jsonl or captions.parquet.
         test_share: share of the videos in the test split, between 0 and 1, if the table has no column `split`.
-        **options: shared by all datasets, `frames` and `words` among them; see `TextVideoDataModule`.
+        **options: options of all datasets, including `frames` and `words` (`TextVideoDataModule`).
     """
 
     title = "VideoFolder"
@@ -64,41 +64,41 @@ FOLDER/                                              data.init_args.root, or $TV
 
     @property
     def folder(self) -> Path:
-        """The folder of the table and the videos.
+        """Folder of the table and the videos.
 
         Raises:
-            MissingData: neither `root` nor TVR_DATA says where it is.
+            MissingData: Neither `root` nor TVR_DATA is set.
         """
         return Path(self.root).expanduser() if self.root else super().folder
 
     @property
     def video_root(self) -> Path:
-        """The folder `videos` in it, or itself."""
+        """Subfolder `videos`, or the folder itself if there is none."""
         videos = self.folder / "videos"
         return videos if videos.is_dir() else self.folder
 
     @property
     def has_official_validation(self) -> bool:
-        """Whether the table names videos to validate on."""
+        """Whether the table contains validation videos."""
         try:
             return any(row.split == "val" for row in self._table_rows())
-        except (AnnotationError, MissingData, OSError):  # said where a split is read
+        except (AnnotationError, MissingData, OSError):  # reported when a split is read
             return False
 
     @property
     def one_caption_evaluation(self) -> bool:
-        """False: all captions are queries."""
+        """False, because all captions are queries."""
         return False
 
     def required_files(self, name: SplitName) -> list[Path]:
-        """The table."""
+        """Path of the table."""
         if self.table is not None:
             return [self.folder / self.table]
         found = [self.folder / f"captions{suffix}" for suffix in SUFFIXES]
         return [file for file in found if file.is_file()] or found[:1]
 
     def _table_rows(self) -> list[CaptionRow]:
-        """The rows of the table, in which every spelling of a file is replaced by one name."""
+        """Return the rows of the table, with one name for all spellings of a file."""
         if self._rows is None:
             files = self.required_files("train")
             if len(files) > 1:
@@ -116,9 +116,9 @@ FOLDER/                                              data.init_args.root, or $TV
         return self._rows
 
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
-        """Read a split: its videos in the order in which the table first names them.
+        """Read a split, with its videos in the order of their first rows in the table.
 
-        Video files that the table does not name are noted: they take no part.
+        Video files that are not in the table are reported as notes and not used.
         """
         captions: dict[str, list[str]] = {}
         for row in self._table_rows():
@@ -138,12 +138,12 @@ FOLDER/                                              data.init_args.root, or $TV
         return builder.build(name, f"all captions of a video as queries{drawn}")
 
     def _splits(self, table: Path, findings: Findings) -> tuple[dict[str, str], str]:
-        """The split of every video, and what the protocol says of it where the table does not."""
+        """Return the split of every video, and an addition to the protocol if the test videos are sampled."""
         marked: dict[str, dict[str | None, str]] = {}  # the first row of each split
         for row in self._table_rows():
             marked.setdefault(row.video, {}).setdefault(row.split, row.entry)
         if not any(split for named in marked.values() for split in named):
-            # By digests of the names: no other order, no other seed and few added videos change which ones these are.
+            # Sorted by digests of the names: independent of order and seed, and nearly unchanged by added videos.
             ordered = sorted(marked, key=lambda video: hashlib.sha256(video.encode()).digest())
             test = set(ordered[: max(1, round(self.test_share * len(ordered)))])
             drawn = f", {len(test)} of {len(marked)} videos sampled for the test by their names"
@@ -155,7 +155,7 @@ FOLDER/                                              data.init_args.root, or $TV
         return {video: next(iter(named)) or "" for video, named in marked.items()}, ""
 
     def _find(self, video: str) -> Path:
-        """Return the path of a video: a name with folders is relative to the table, a bare one to `video_root`."""
+        """Return the path of a video: relative to the table if it contains a folder, otherwise in `video_root`."""
         parent, _, name = video.rpartition("/")
         if parent not in self._folders:
             self._folders[parent] = VideoFiles(path_below(self.folder, parent) if parent else self.video_root)

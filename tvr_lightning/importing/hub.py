@@ -1,4 +1,4 @@
-"""Datasets that somebody keeps openly on the Hugging Face hub, fetched as they are there; a broken fetch goes on."""
+"""Resumable download of public datasets from the Hugging Face Hub, without conversion."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 from tvr_lightning.importing.videos import ImportFailed
 
-# The base of what its HTTP library raises where there is no answer; which library that is changes with its releases.
+# Base class of the HTTP library's connection errors; huggingface_hub uses different libraries in different releases.
 NO_ANSWER: type[Exception] = HfHubHTTPError.__bases__[0]
 GUIDE = "For the source and terms of each dataset, see docs/datasets.md."
 
 
 @dataclass(frozen=True)
 class Repository:
-    """A dataset on the hub.
+    """Dataset repository on the Hub.
 
     Attributes:
-        name: owner and name.
-        files: patterns of the files that `tvr data import` reads.
+        name: Owner and name, separated by a slash.
+        files: Patterns of the files that `tvr data import` reads.
     """
 
     name: str
@@ -38,25 +38,25 @@ REPOSITORIES = {
         "friedrichor/ActivityNet_Captions", ("activitynet_captions_*.json", "ActivityNet_Videos.tar*")
     ),
 }
-"""Copies by third parties, without a licence of their own: the dataset's terms hold."""
+"""Third-party copies without a license; the terms of the original datasets apply."""
 
 
 def fetch(dataset: str, folder: Path, annotations_only: bool = False, endpoint: str | None = None) -> list[Path]:
-    """Fetch a dataset's files from the hub into a folder; files that are there already are kept.
+    """Download the files of a dataset from the Hub into a folder; existing files are kept.
 
-    A connection that breaks off is taken up where it was, five times; a file of a call that failed begins anew.
+    An interrupted connection is resumed up to five times. After a failed call, an incomplete file is downloaded again.
 
     Args:
-        dataset: name of its folder.
-        folder: where the files go.
-        annotations_only: leave the videos out.
-        endpoint: address of the hub; that of huggingface_hub (HF_ENDPOINT) by default.
+        dataset: Folder name of the dataset.
+        folder: Target folder.
+        annotations_only: Whether to omit the videos.
+        endpoint: Address of the Hub. Default: the endpoint of huggingface_hub (HF_ENDPOINT).
 
     Returns:
-        The files.
+        Paths of the files.
 
     Raises:
-        ImportFailed: nobody keeps it there openly, the hub cannot be reached, or the disk has no room.
+        ImportFailed: The dataset is not publicly available, the Hub cannot be reached, or the disk is full.
     """
     if dataset not in REPOSITORIES:
         raise ImportFailed(f"{dataset} cannot be downloaded from the Hub, only {', '.join(REPOSITORIES)}. {GUIDE}")

@@ -1,4 +1,4 @@
-"""The JSON lists in which the hub and many codes keep captions: a record per video or per caption."""
+"""JSON lists of captions as on the Hub and in many code bases, with a record per video or per caption."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tvr_lightning.importing.names import stem
 def read_hub_list(file: Path) -> dict[str, list[str]]:
     """Return the captions of every video of a list `[{"video": ..., "caption": ...}, ...]`, in file order.
 
-    A record names its video by `video_id`, or by its file under `video`; its `caption` is one or a list of them; where
-    it has `sentences`, as ActivityNet's have, these are the captions. Records of one video are joined.
+    A record identifies its video by `video_id`, or by its file under `video`. Its `caption` is one caption or a list of
+    captions; `sentences`, as in ActivityNet, are used instead if present. Records of one video are merged.
 
     Raises:
-        AnnotationError: the file is no such list.
+        AnnotationError: The file is not such a list.
     """
     captions: dict[str, list[str]] = {}
     for number, record in enumerate(expect(file, "top level", read_json(file), list, "write a list of records")):
@@ -40,12 +40,12 @@ def single(file: Path, captions: dict[str, list[str]], joined: bool = False) -> 
     """Return one text per video.
 
     Args:
-        file: where the captions come from, for messages.
-        captions: of each video.
-        joined: several captions are a paragraph; otherwise they are an error.
+        file: Source of the captions, for messages.
+        captions: Captions of each video.
+        joined: Whether several captions are joined to a paragraph. Otherwise they are an error.
 
     Raises:
-        AnnotationError: a video has several captions.
+        AnnotationError: A video has several captions and `joined` is off.
     """
     for video, texts in captions.items():
         if len(texts) != 1 and not joined:

@@ -1,4 +1,4 @@
-"""The layouts in which people hold the annotations of each dataset, and how each becomes the one that is read here."""
+"""Common annotation layouts of each dataset, and their conversion to the expected layout."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ Convert = Callable[[Files], Converted]
 
 @dataclass(frozen=True)
 class Layout:
-    """One way in which a dataset's annotations are kept.
+    """Annotation layout of a dataset.
 
     Attributes:
-        name: by which `--layout` chooses it.
-        needed: what it is known by: our name of a file to a pattern of theirs.
-        further: files that may be missing, likewise.
-        either: names of `further`, one of which must be there; empty where none must.
-        convert: from the files found, by our names, to contents by name; None where the files stay as they are.
-        note: what is different of data that come so.
+        name: Name for the option `--layout`.
+        needed: Required files that identify the layout: expected file name mapped to a pattern of the source file.
+        further: Optional files, in the same form.
+        either: Names in `further` of which at least one is required; empty if none is.
+        convert: Function from source files, by expected name, to file contents by name; None copies files unchanged.
+        note: Difference of data in this layout.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Layout:
     note: str = ""
 
     def find(self, names: Mapping[str, Path]) -> tuple[Files, list[str]]:
-        """Return the files of a folder that belong to the layout, and what it misses, in words."""
+        """Return the files of a folder that belong to the layout, and descriptions of the missing ones."""
         found: Files = {}
         for ours, pattern in {**self.needed, **self.further}.items():
             match = next((name for name in sorted(names) if re.fullmatch(pattern, name, re.IGNORECASE)), None)
@@ -63,11 +63,11 @@ class Layout:
 
 @dataclass(frozen=True)
 class Reading:
-    """One way in which a dataset is read here, and how many videos its protocol has.
+    """Configuration of a dataset with the number of videos in its protocol.
 
     Attributes:
-        options: of the dataset's class.
-        counts: videos by split.
+        options: Options of the dataset class.
+        counts: Number of videos by split.
     """
 
     options: Mapping[str, Any]
@@ -76,7 +76,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset with all layouts in which it may come and all ways in which it is read."""
+    """Dataset with its supported layouts and configurations."""
 
     kind: type[TextVideoDataModule]
     layouts: tuple[Layout, ...]
@@ -84,7 +84,7 @@ class Source:
 
 
 def _shown(pattern: str) -> str:
-    """A pattern as a name that fits it."""
+    """Return a file name that matches a pattern, for messages."""
     return re.sub(r"\((\w+)[^()]*\)\?", "", pattern).replace("\\", "").replace("_?", "_").replace("?", "")
 
 
@@ -396,4 +396,4 @@ SOURCES: dict[str, Source] = {
         ),
     ),
 }  # fmt: skip
-"""Every dataset that can be imported, by the name of its folder."""
+"""Supported datasets for import, by folder name."""

@@ -1,4 +1,4 @@
-"""Names of video files without their endings."""
+"""File names of videos without their suffixes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from tvr_lightning.media.opening import VIDEO_SUFFIXES
 
 
 def stem(name: str) -> str:
-    """Return a file's name without its ending, if that is one of videos or a bare dot: ids may hold dots themselves."""
+    """Return a file name without its suffix if that is a video suffix or only a dot, since IDs may contain dots."""
     head, dot, tail = name.rpartition(".")
     return head if dot and (not tail or f".{tail.lower()}" in VIDEO_SUFFIXES) else name
 
 
 def is_video(name: str) -> bool:
-    """Whether a file's ending is one of videos."""
+    """Return whether a file has a video suffix."""
     return f".{name.rpartition('.')[2].lower()}" in VIDEO_SUFFIXES

@@ -1,4 +1,4 @@
-"""The import itself: what somebody holds is recognised, converted, compared with the protocol and put into place."""
+"""Import of a dataset: recognize its layout, convert it, compare it with the protocol, and write the result."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from tvr_lightning.importing.layouts import SOURCES, Files, Layout, Reading, Sou
 from tvr_lightning.importing.names import stem
 from tvr_lightning.importing.videos import ImportFailed, Placed, Way, find_videos, place_videos
 
-DEPTH = 2  # folders below the given one in which annotations are looked for
+DEPTH = 2  # levels of subfolders that are searched for annotations
 
 
 @dataclass
 class Imported:
-    """What an import found and did.
+    """Result of an import.
 
     Attributes:
-        title: of the dataset.
-        folder: where it is now.
-        layout: in which it came.
-        source: folder of the annotations.
-        splits: what is read now, by reading in words and split: videos and texts.
-        differences: from the protocol, in sentences.
-        placed: what became of the videos.
-        absent: videos with captions for which no file was found.
-        written: annotation files that were not there before.
+        title: Title of the dataset.
+        folder: Folder of the imported dataset.
+        layout: Recognized layout of the source.
+        source: Folder of the source annotations.
+        splits: Numbers of videos and texts, by configuration and split.
+        differences: Differences from the protocol, one sentence each.
+        placed: Result of importing the videos.
+        absent: Videos with captions but without a file.
+        written: Newly written annotation files.
     """
 
     title: str
@@ -44,7 +44,7 @@ class Imported:
     written: list[str] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
-        """Yield what a user is told."""
+        """Yield a summary for the user, one line per item."""
         yield f"{self.title} in the {self.layout.name} layout: {self.source}"
         for (reading, name), (videos, texts) in self.splits.items():
             yield f"  {f'{reading}, ' if reading else ''}{name}: {videos:,} videos, {texts:,} texts"
@@ -71,19 +71,19 @@ def import_dataset(
     way: Way = "link",
     progress: bool = True,
 ) -> Imported:
-    """Bring a dataset into the layout that this package reads; nothing is deleted and nothing overwritten.
+    """Import a dataset into the expected layout; nothing is deleted or overwritten.
 
     Args:
-        dataset: name of its folder, a key of `SOURCES`.
-        held: folder with annotations and videos, loose or in archives.
-        root: parent folder of all datasets.
-        layout: which one it is, where several could be.
-        way: link videos, or copy them.
-        progress: whether bars are shown.
+        dataset: Folder name of the dataset, a key of `SOURCES`.
+        held: Folder with annotations and videos, as files or in archives.
+        root: Parent folder of all datasets.
+        layout: Name of the layout, if several are possible.
+        way: Method of placing videos: "link" or "copy".
+        progress: Whether to show progress bars.
 
     Raises:
-        ImportFailed: no layout, or several, are recognised; a file is truncated; or another is there already.
-        AnnotationError: an annotation file contradicts itself.
+        ImportFailed: No layout or several layouts are recognized, a file is truncated, or a different file exists.
+        AnnotationError: An annotation file contradicts itself.
     """
     source = SOURCES[dataset]
     target = root.expanduser() / source.kind.directory
@@ -97,7 +97,7 @@ def import_dataset(
     wanted = {stem(path.name): path.parent for path in _videos_read(source, contents, result)}
     videos = find_videos(held)
     _check_annotations(target, contents)
-    # Annotations last but for the videos, which may be many and are gone on with: what is refused is refused before.
+    # Written after all checks and before the videos, whose import may take long and can be resumed.
     for name, content in contents.items():
         if not (target / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -117,16 +117,16 @@ def import_dataset(
 def recognise(
     source: Source, held: Path, name: str | None = None, skip: Path | None = None
 ) -> tuple[Layout, Files, Path]:
-    """Return the layout of the annotations in a folder or in the ones below it, their files, and the folder.
+    """Return the layout of the annotations in a folder or its subfolders, their files, and their folder.
 
     Args:
-        source: the dataset.
-        held: the folder.
-        name: of the layout, where several could be.
-        skip: a folder below that is passed over, since earlier imports wrote it.
+        source: Dataset with its layouts.
+        held: Folder to search.
+        name: Name of the layout, if several are possible.
+        skip: Subfolder to skip, because earlier imports wrote it.
 
     Raises:
-        ImportFailed: there is none or more than one.
+        ImportFailed: No layout or more than one was found.
     """
     title = source.kind.title
     known = {layout.name: layout for layout in source.layouts}
@@ -170,7 +170,7 @@ def _within(files: Files, others: Files) -> bool:
 
 
 def _videos_read(source: Source, contents: dict[str, bytes], result: Imported) -> Iterator[Path]:
-    """Read what was converted as it will be read, note how it differs from the protocol, and yield where videos go."""
+    """Read the converted files, record differences from the protocol, and yield the target paths of the videos."""
     with TemporaryDirectory() as trial:
         folder = Path(trial) / source.kind.directory
         for name, content in contents.items():

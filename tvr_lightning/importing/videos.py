@@ -1,4 +1,4 @@
-"""Video files where people have them: loose in folders, or in archives; linked, copied or unpacked to where they go."""
+"""Import of video files from folders or archives, by linking, copying or unpacking."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ Member = tuple[str, int, Opens]
 
 
 class ImportFailed(UserError, ValueError):  # noqa: N818  reads as what happened
-    """Files to be imported that cannot be recognized, read, or put where they belong."""
+    """Error for files to import that cannot be recognized, read, or written to their target."""
 
     exit_status = 2
 
 
 @dataclass
 class Archive:
-    """A zip or tar file, this perhaps in several parts.
+    """Zip or tar archive; a tar archive can have several parts.
 
     Attributes:
-        name: of the whole.
-        parts: its files, in order.
+        name: File name of the whole archive.
+        parts: Files of the archive, in order.
     """
 
     name: str
     parts: list[Path]
 
     def members(self) -> Iterator[Member]:
-        """Yield the videos in it: name, bytes, and what opens them, before the next one is asked for."""
+        """Yield the name, size in bytes and opener of each video; open it before requesting the next one."""
         return self._zip() if self.name.lower().endswith(".zip") else self._tar()
 
     def check(self) -> None:
-        """Read a tar to its end; a zip has a checksum of each member, checked as it is unpacked.
+        """Read a tar archive to its end; the members of a zip archive have checksums that are checked when unpacking.
 
         Raises:
-            tarfile.ReadError: it is truncated, or a header in it is invalid, where tarfile just stops.
+            tarfile.ReadError: The archive is truncated or has an invalid header, where tarfile would stop silently.
         """
         if self.name.lower().endswith(".zip"):
             return
@@ -67,10 +67,10 @@ class Archive:
 
     @contextmanager
     def read(self) -> Iterator[None]:
-        """Say in a sentence where reading the archive fails in this context.
+        """Convert errors from reading the archive in this context into a one-line message.
 
         Raises:
-            ImportFailed: it is truncated or damaged.
+            ImportFailed: The archive is truncated or damaged.
         """
         try:
             yield
@@ -101,7 +101,7 @@ def _opened(archive: tarfile.TarFile, item: tarfile.TarInfo) -> Iterator[IO[byte
 
 
 class _Joined(io.RawIOBase):
-    """Files read one after another, as `cat` joins them."""
+    """Concatenation of files, as with `cat`."""
 
     def __init__(self, parts: list[Path]) -> None:
         self.parts = iter(parts)
@@ -112,7 +112,7 @@ class _Joined(io.RawIOBase):
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """Return at most `size` bytes, fewer at the end of all parts alone."""
+        """Return at most `size` bytes; fewer only at the end of the last part."""
         found = b""
         while len(found) < size:
             if self.current is None:
@@ -130,11 +130,11 @@ class _Joined(io.RawIOBase):
 
 @dataclass
 class Held:
-    """Videos that somebody has.
+    """Video files and archives of the source.
 
     Attributes:
-        loose: files by their names without endings.
-        archives: zip and tar files.
+        loose: Video files by their names without suffix.
+        archives: Zip and tar archives.
     """
 
     loose: dict[str, Path] = field(default_factory=dict)
@@ -142,10 +142,10 @@ class Held:
 
 
 def find_videos(folder: Path) -> Held:
-    """Return the videos and archives anywhere below a folder.
+    """Return the videos and archives in a folder and its subfolders.
 
     Raises:
-        ImportFailed: two different files have one name, or a part of an archive is missing.
+        ImportFailed: Two different files have the same name, or a part of an archive is missing.
     """
     held = Held()
     parts: dict[str, list[tuple[str, Path]]] = {}
@@ -173,12 +173,12 @@ def find_videos(folder: Path) -> Held:
 
 @dataclass
 class Placed:
-    """What became of the videos.
+    """Result of importing videos.
 
     Attributes:
-        new: how many were linked, copied or unpacked now.
-        present: how many were there already.
-        unused: names of videos without a caption, which were left where they are.
+        new: Number of videos that were linked, copied or unpacked.
+        present: Number of videos that already existed.
+        unused: Names of videos without a caption, which were not imported.
     """
 
     new: int = 0
@@ -187,16 +187,16 @@ class Placed:
 
 
 def place_videos(held: Held, wanted: Mapping[str, Path], way: Way, progress: bool = True) -> Placed:
-    """Put videos where they belong; what is there already is kept, so that the same call goes on after a kill.
+    """Link, copy or unpack videos to their targets. Existing ones are kept, so rerunning resumes an interrupted import.
 
     Args:
-        held: the videos.
-        wanted: by name without ending, the folder that a video goes to.
-        way: link loose files, or copy them; what is in archives is unpacked.
-        progress: whether a bar is shown.
+        held: Source videos.
+        wanted: Target folder of each video, by name without suffix.
+        way: Method for single files: "link" or "copy". Archives are always unpacked.
+        progress: Whether to show a progress bar.
 
     Raises:
-        ImportFailed: another file of the name is there already, or an archive is truncated.
+        ImportFailed: A different file with the same name exists, or an archive is truncated.
     """
     placed = Placed(unused=sorted(name for name in held.loose if name not in wanted))
     _check_free(held, wanted)
@@ -232,7 +232,7 @@ def place_videos(held: Held, wanted: Mapping[str, Path], way: Way, progress: boo
 
 
 def _check_free(held: Held, wanted: Mapping[str, Path]) -> None:
-    """Refuse before anything is written where something else has a video's name."""
+    """Raise an error before anything is written if another file has the name of a video."""
     for name, source in held.loose.items():
         if name in wanted:
             target = wanted[name] / source.name
@@ -255,7 +255,7 @@ def _unpack(target: Path, size: int, opens: Opens, placed: Placed) -> None:
 
 
 def _write(source: IO[bytes], target: Path, size: int | None = None) -> None:
-    """Write a file so that it appears whole under its name."""
+    """Write a file atomically."""
     temporary = target.with_name(target.name + TEMPORARY)
     try:
         with temporary.open("wb") as file:

@@ -1,4 +1,4 @@
-"""Synthetic datasets: learnable videos with sound, in the files and folders of the real ones."""
+"""Synthetic datasets: learnable videos with audio, in the files and folders of the real datasets."""
 
 from tvr_lightning.synthetic.generate import synthesize
 from tvr_lightning.synthetic.layouts import DatasetName

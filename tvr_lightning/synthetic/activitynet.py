@@ -1,4 +1,4 @@
-"""ActivityNet Captions' layout: a paragraph of timed sentences per video; the first validation set is the test set."""
+"""Layout of ActivityNet Captions: a paragraph of timed sentences per video, with the first validation set for tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tvr_lightning.synthetic.scene import Scene, Timing
 
 def _describe(scene: Scene, part: Part, index: int, rng: random.Random) -> Item:
     sentences = [sentence(caption) for caption in paragraph(scene, rng)]
-    # as in the real files, all but the first sentence begin with a space, and a few hold newlines
+    # as in the real files, all but the first sentence begin with a space, and a few contain newlines
     sentences[1:] = [replace(caption, text=f" {caption.text}") for caption in sentences[1:]]
     if index % 25 == 7:
         sentences[0] = replace(sentences[0], text=f"{sentences[0].text}\n")
@@ -44,7 +44,7 @@ def _annotate(items: list[Item], folder: Path) -> None:
             for item in chosen
         }
         write_json(folder / f"{name}.json", annotations)
-        # the real lists hold a few videos without annotations
+        # the real lists contain a few videos without annotations
         write_json(folder / f"{ids}.json", [*annotations, f"v_{youtube_id(stranger)}"])
 
 

@@ -1,4 +1,4 @@
-"""Charades' layout: a CSV with one script per video, and Charades-STA's sentences on spans."""
+"""Layout of Charades: a CSV file with one script per video, and sentences about spans as in Charades-STA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Captions of a synthetic scene in Chinese, for VATEX's second language."""
+"""Chinese captions of a synthetic scene, for VATEX."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SOUNDS = {
 
 
 def chinese_caption(scene: Scene, rng: random.Random) -> Caption:
-    """Say all events in order; backdrop, sound and sizes each with some probability, the sound always of a twin."""
+    """Describe all events in order; backdrop, audio and sizes are optional, but twins always have their audio."""
     sizes, where = rng.random() < 0.3, rng.random() < 0.6
     heard = scene.twin is not None or rng.random() < 0.4
     clauses = [_clause(event, rng, sizes) for event in scene.events]

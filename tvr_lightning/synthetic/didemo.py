@@ -1,4 +1,4 @@
-"""DiDeMo's layout: lists of files, one record per described moment of five-second segments, and T-MASS's tables."""
+"""Layout of DiDeMo: lists of files, a record per described moment of five-second segments, and tables of T-MASS."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _annotate(items: list[Item], folder: Path) -> None:
         chosen = of_part(items, part)
         write_lines(folder / f"{part}_list.txt", [item.video_id for item in chosen])
         records = []
-        for number in range(max(len(item.captions) for item in chosen)):  # a video's records are not neighbours
+        for number in range(max(len(item.captions) for item in chosen)):  # records of a video are not adjacent
             for item in chosen:
                 if number < len(item.captions):
                     records.append(_record(item, item.captions[number], identity))

@@ -1,4 +1,4 @@
-"""`synthesize`: write a synthetic dataset in one of the seven native layouts."""
+"""Generation of a synthetic dataset in one of the seven original layouts."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ LAYOUTS: dict[DatasetName, Layout] = {
     "msvd": msvd.LAYOUT,
     "charades": charades.LAYOUT,
 }
-FORMAT = 2  # of scenes.json and of all that the generator draws; grows when equal arguments give another dataset
+FORMAT = 2  # version of scenes.json and of the generator; increases when equal arguments yield another dataset
 LEAST_VIDEOS = 8
 CAPTIONS_FILE = "captions.parquet"
-SEGMENTS = 6  # descriptions of a video, as in DPDV
+SEGMENTS = 6  # number of descriptions per video, as in DPDV
 
 
 def synthesize(
@@ -51,41 +51,41 @@ def synthesize(
 ) -> Path:
     """Write a learnable retrieval dataset of synthetic videos in the files and folders of a real one.
 
-    A video shows one or two figures (shape, colour, size) in successive events (motions) before a backdrop (colour,
-    pattern), and sounds (pitch, rhythm, sweep, noise, silence). One fifth of the videos, at least four, are the test
-    videos; where the dataset has a validation split, one twentieth, at least two, are its own. Test videos begin with
-    pairs of figures that no other video shows in this order. One video in five has a twin, which looks the same and
-    differs in sound alone. Captions say all events, or one, or only the sound, with synonyms, in several orders.
+    A video shows one or two figures (shape, color, size) in successive events (motions) on a backdrop (color, pattern),
+    with audio (pitch, rhythm, sweep, noise, silence). One fifth of the videos, at least four, are test videos; if the
+    dataset has a validation split, it has one twentieth, at least two. Test videos begin with pairs of figures that do
+    not occur in this order in other videos. One video in five has a twin, which looks the same and differs only in
+    audio. Captions describe all events, or one, or only the audio, with synonyms and in several orders.
 
-    `SYNTHETIC.txt` marks the folder, and with it every result on the dataset, as synthetic.
+    `SYNTHETIC.txt` marks the folder, and therefore every result on the dataset, as synthetic.
 
-    Beside the native files lies `scenes.json`: `{"dataset", "format", "seed", "videos": {video id: {"part", "file",
-    "fps", "duration", "scene", "description", "events", "captions", "chinese"}}}`. `scene` holds the factors of
-    `scene.Scene` (twin as a video id), `description` states all facts in one sentence, `events` those of each event,
-    and `captions` holds each sentence's `text`, `kind` and `mentions` (see `captions.Caption`), whether retrieval tests
-    with it (`query`), and, where it describes one event, that event's `span` in seconds. `chinese` lists VATEX's
-    captions in its second language.
+    The folder also contains `scenes.json`: `{"dataset", "format", "seed", "videos": {video id: {"part", "file",
+    "fps", "duration", "scene", "description", "events", "captions", "chinese"}}}`. `scene` contains the factors of
+    `scene.Scene` (twin as a video ID), `description` all facts in one sentence, `events` the facts of each event, and
+    `captions` the `text`, `kind` and `mentions` of each sentence (see `grammar.Caption`), whether it is the test query
+    (`query`), and the `span` in seconds of its event if it describes one event. `chinese` lists VATEX's captions in
+    Chinese.
 
-    `captions.parquet` describes six equal segments of every video without synonyms, as a vision-language model would
+    `captions.parquet` describes six equal segments of every video without synonyms, like a vision-language model
     (see `data.recover_captions`).
 
-    The dataset appears in one piece: an interrupted call leaves none, and what a killed one leaves goes with the next.
-    It depends on the arguments alone, never on `workers`; where the very same one is already there, nothing is done.
+    The dataset is written atomically: an interrupted call leaves no dataset, and the next call removes leftovers of a
+    killed one. It depends only on the arguments other than `workers`. If the same dataset exists, nothing is done.
 
     Args:
-        dataset: whose layout; also the name of the folder below `root`.
-        root: parent folder, made where it is missing.
-        videos: number of videos, at least 8.
-        seed: equal seeds give equal datasets.
-        workers: processes that render and encode; None is one per core.
-        progress: show a progress bar.
+        dataset: Dataset whose layout is used; also the name of the folder in `root`.
+        root: Parent folder, created if missing.
+        videos: Number of videos, at least 8.
+        seed: Seed for the dataset.
+        workers: Number of processes that render and encode; None uses one per core.
+        progress: Whether to show a progress bar.
 
     Returns:
-        The dataset's folder, `root/<dataset>`.
+        Folder of the dataset, `root/<dataset>`.
 
     Raises:
-        ValueError: unknown dataset, fewer than 8 videos, or fewer than 1 worker.
-        UserError: the folder holds something else, which is never overwritten.
+        ValueError: The dataset is unknown, `videos` is below 8, or `workers` is below 1.
+        UserError: The folder contains something else, which is never overwritten.
     """
     _check_arguments(dataset, videos, workers)
     folder = Path(root) / dataset
@@ -135,7 +135,7 @@ def _mark(folder: Path) -> None:
 
 
 def _sweep(folders: Iterable[Path]) -> None:
-    """Remove what killed calls left; those that still run hold their folder's lock."""
+    """Remove leftovers of killed calls; calls that are still running hold the lock of their folder."""
     for folder in folders if os.name == "posix" else ():
         descriptor = os.open(folder, os.O_RDONLY)
         try:

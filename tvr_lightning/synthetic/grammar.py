@@ -1,4 +1,4 @@
-"""What can be sentences about a synthetic scene: a grammar with synonyms, word orders and things left unsaid."""
+"""Grammar of sentences about a synthetic scene, with synonyms, word orders and optional facts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tvr_lightning.synthetic.scene import Backdrop, Event, Figure, Scene
 
-_MAIN = 0.7  # share of uses in which the first of several synonyms is taken
+_MAIN = 0.7  # probability of the first of several synonyms
 
 _SHAPES = {
     "circle": ("circle", "disc"), "square": ("square", "box"), "triangle": ("triangle", "wedge"),
@@ -55,13 +55,14 @@ _SOUND_ONLY = ("{} can be heard", "the sound is {}", "we hear {}", "a video with
 
 @dataclass(frozen=True)
 class Caption:
-    """A sentence about a scene.
+    """Sentence about a scene.
 
     Attributes:
-        text: lower case, without a full stop.
-        kind: "full" (all events in order), "event1", "event2", ... (that event alone) or "sound" (nothing visible).
-        mentions: which facts the sentence states: "shape", "colour", "motion" (of its events), "size", "backdrop",
-            "sound". What it does not state, it does not exclude.
+        text: Text in lower case, without a period.
+        kind: Kind of caption: "full" (all events in order), "event1", "event2", ... (only that event) or "sound"
+            (nothing visible).
+        mentions: Facts in the sentence: "shape", "colour", "motion" (of its events), "size", "backdrop", "sound". The
+            sentence does not exclude facts that it omits.
     """
 
     text: str
@@ -72,7 +73,7 @@ class Caption:
 def full_caption(
     scene: Scene, rng: random.Random, *, backdrop: float = 0.6, sound: float = 0.4, size: float = 0.3
 ) -> Caption:
-    """Say all events in order, each optional fact with the given probability (1 says it always)."""
+    """Describe all events in order, with each optional fact at the given probability (1: always)."""
     sizes, where, heard = rng.random() < size, rng.random() < backdrop, rng.random() < sound
     events = _sequence(scene.events, rng, sizes)
     place = _backdrop(scene.backdrop, rng) if where else ""
@@ -82,7 +83,7 @@ def full_caption(
 def event_caption(
     scene: Scene, number: int, rng: random.Random, *, backdrop: float = 0.5, size: float = 0.3
 ) -> Caption:
-    """Say one event, counted from 1, and nothing of the others."""
+    """Describe one event, counted from 1, without the others."""
     sizes, where = rng.random() < size, rng.random() < backdrop
     event = scene.events[number - 1]
     place = _backdrop(scene.backdrop, rng) if where else ""
@@ -90,14 +91,14 @@ def event_caption(
 
 
 def sound_caption(scene: Scene, rng: random.Random) -> Caption:
-    """Say only what is heard."""
+    """Describe only the audio."""
     return Caption(rng.choice(_SOUND_ONLY).format(_sound(scene, rng)), "sound", ("sound",))
 
 
 def captions(scene: Scene, count: int, rng: random.Random) -> list[Caption]:
-    """Describe a scene in `count` sentences: most say all, the last quarter or more single events and the sound.
+    """Describe a scene in `count` sentences: most with all events, the last quarter or more with one event or audio.
 
-    Of twenty, twelve are full, six say one event and two the sound. A text may repeat, as it does in real datasets.
+    Of twenty, twelve are full, six describe one event and two the audio. Texts can repeat, as in real datasets.
     """
     heard = count // 10
     single = 3 * count // 10
@@ -107,9 +108,9 @@ def captions(scene: Scene, count: int, rng: random.Random) -> list[Caption]:
 
 
 def query(scene: Scene, rng: random.Random) -> Caption:
-    """Describe a scene as a test sentence does: seven in eight say all events, one in eight a single one.
+    """Describe a scene in a test sentence: seven in eight describe all events, one in eight a single one.
 
-    A scene that has a twin always gets a full sentence with its sound, which is all that tells the two apart.
+    A scene with a twin always gets a full sentence with its audio, which is the only difference between the two.
     """
     if scene.twin is not None:
         return full_caption(scene, rng, backdrop=0.5, sound=1.0)
@@ -119,7 +120,7 @@ def query(scene: Scene, rng: random.Random) -> Caption:
 
 
 def paragraph(scene: Scene, rng: random.Random) -> list[Caption]:
-    """Say each event in a sentence of its own, in order; then, half of the time and for a twin always, the sound."""
+    """Describe each event in a separate sentence, in order, then the audio (half of the time; always for twins)."""
     sentences = [event_caption(scene, number, rng, backdrop=0.2) for number in range(1, len(scene.events) + 1)]
     if scene.twin is not None or rng.random() < 0.5:
         sentences.append(sound_caption(scene, rng))
@@ -127,27 +128,27 @@ def paragraph(scene: Scene, rng: random.Random) -> list[Caption]:
 
 
 def describe(scene: Scene) -> str:
-    """State every fact of a scene in one sentence without synonyms: equal scenes give equal sentences."""
+    """Describe all facts of a scene in one sentence without synonyms, so that equal scenes have equal sentences."""
     plain = _FirstChoice()
     events = ", then ".join(_clause(event, plain, True) for event in scene.events)
     return f"{events}, on {_backdrop(scene.backdrop, plain)}, with {_sound(scene, plain)}"
 
 
 def describe_event(event: Event) -> str:
-    """State every fact of one event without synonyms."""
+    """Describe all facts of one event without synonyms."""
     return _clause(event, _FirstChoice(), True)
 
 
 def describe_segment(scene: Scene, start: float, end: float) -> str:
-    """State without synonyms the event that takes most of the seconds `start` to `end`, and the backdrop."""
+    """Describe without synonyms the backdrop and the longest event between the seconds `start` and `end`."""
     event = max(scene.events, key=lambda event: min(event.end, end) - max(event.start, start))
     return f"{describe_event(event)} on {_backdrop(scene.backdrop, _FirstChoice())}"
 
 
 def fits(caption: Caption, scene: Scene, other: Scene) -> bool:
-    """Whether a caption of `scene` is true of `other` as well.
+    """Return whether a caption of `scene` is also true of `other`.
 
-    A caption of one event is true of every scene in which any event is like it; a full one needs all events in order.
+    A caption of one event is true of every scene with a matching event; a full one requires all events in order.
     """
     mentioned = set(caption.mentions)
     if "sound" in mentioned and scene.sound != other.sound:
@@ -169,7 +170,7 @@ def _alike(a: Event, b: Event, mentioned: set[str]) -> bool:
 
 
 class _FirstChoice(random.Random):
-    """Always the first synonym."""
+    """Random generator that always selects the first synonym."""
 
     def random(self) -> float:
         return 0.0
@@ -200,7 +201,7 @@ def _sequence(events: tuple[Event, ...], rng: random.Random, sizes: bool) -> str
         order = rng.random()
         if order < 0.15:
             return f"after {clauses[0]} {clauses[1]}"
-        if order < 0.3 and events[0].figure != events[1].figure:  # "it" must follow what it stands for
+        if order < 0.3 and events[0].figure != events[1].figure:  # "it" must follow the noun that it refers to
             return f"{clauses[1]} after {clauses[0]}"
         return _pick(_TWO, rng).format(*clauses)
     return f"{clauses[0]}, " + ", ".join(f"then {clause}" for clause in clauses[1:])

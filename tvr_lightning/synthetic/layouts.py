@@ -1,4 +1,4 @@
-"""What a layout is: the community's folders and annotation files of one dataset, made from scenes."""
+"""Base of dataset layouts: the folders and annotation files of a real dataset, written from scenes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Item:
     """One video of a dataset.
 
     Attributes:
-        scene: what it shows.
-        part: the split that it belongs to.
-        video_id: its name in the annotation files.
-        file: its path below the dataset's folder, with forward slashes.
-        captions: what the annotations say about it, in their order.
-        chinese: the same in Chinese, where the dataset has it.
-        query: position in `captions` of the sentence that retrieval tests with, where there is one.
+        scene: Scene of the video.
+        part: Split of the video.
+        video_id: Identifier in the annotation files.
+        file: Path relative to the folder of the dataset, with forward slashes.
+        captions: Captions in the order of the annotations.
+        chinese: Captions in Chinese, if the dataset has them.
+        query: Position in `captions` of the test query, if there is only one.
     """
 
     scene: Scene
@@ -43,14 +43,14 @@ class Item:
 
 @dataclass(frozen=True)
 class Layout:
-    """How one dataset stores its videos and annotations.
+    """Format of the videos and annotations of a dataset.
 
     Attributes:
-        timing: number and length of a video's events.
-        fps: frames per second of its videos.
-        validation: whether it has a validation split of its own.
-        describe: names a video and captions it, given its scene, part, position, and random stream.
-        annotate: writes the annotation files of all items into a folder.
+        timing: Number and length of the events of a video.
+        fps: Frame rate of the videos in frames per second.
+        validation: Whether the dataset has a separate validation split.
+        describe: Function that returns a video with ID and captions from its scene, part, position, and random stream.
+        annotate: Function that writes the annotation files of all items into a folder.
     """
 
     timing: Timing
@@ -61,22 +61,22 @@ class Layout:
 
 
 def write_json(path: Path, content: Any, *, indent: int | None = None) -> None:
-    """Write UTF-8 JSON."""
+    """Write a UTF-8 JSON file."""
     path.write_text(json.dumps(content, ensure_ascii=False, indent=indent), encoding="utf-8")
 
 
 def write_lines(path: Path, lines: list[str]) -> None:
-    """Write UTF-8 lines with Unix line ends."""
+    """Write lines to a UTF-8 file with Unix line endings."""
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
 
 
 def of_part(items: list[Item], *parts: Part) -> list[Item]:
-    """Keep the items of some parts, in order."""
+    """Return the items of the given parts, in order."""
     return [item for item in items if item.part in parts]
 
 
 def youtube_id(rng: random.Random) -> str:
-    """Draw eleven characters as YouTube names its videos; some begin with a dash or hold underscores."""
+    """Return a random ID of eleven characters like those of YouTube; some begin with a dash or contain underscores."""
     return "".join(rng.choices(string.ascii_letters + string.digits + "-_", k=11))
 
 
@@ -86,7 +86,7 @@ def sentence(caption: Caption) -> Caption:
 
 
 def span_of(caption: Caption, scene: Scene) -> tuple[float, float]:
-    """Seconds that a caption is about: its event's, or all."""
+    """Return start and end in seconds of the event that a caption describes, or of the whole scene."""
     if not caption.kind.startswith("event"):
         return 0.0, scene.duration
     event = scene.events[int(caption.kind.removeprefix("event")) - 1]

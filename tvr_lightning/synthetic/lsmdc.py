@@ -1,4 +1,4 @@
-"""LSMDC's layout: tab-separated lines without a header; clips in folders per movie; no movie in two splits."""
+"""Layout of LSMDC: tab-separated lines without a header, and a folder of clips per movie, which is in one split."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _describe(scene: Scene, part: Part, index: int, rng: random.Random) -> Item:
 
 
 def _sentence(scene: Scene, part: Part, rng: random.Random) -> Caption:
-    # one caption a video: those of twins need the sound in every split
+    # one caption per video: captions of twins need the audio in every split
     sentences = (
         full_caption(scene, rng, sound=1.0 if scene.twin is not None else 0.4) if part == "train" else query(scene, rng)
     )

@@ -1,4 +1,4 @@
-"""MSR-VTT's layout, as CLIP4Clip distributes its annotations."""
+"""Layout of MSR-VTT, with the annotation files of CLIP4Clip."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tvr_lightning.synthetic.grammar import captions, query
 from tvr_lightning.synthetic.layouts import Item, Layout, Part, of_part, write_json, write_lines
 from tvr_lightning.synthetic.scene import BACKDROP_COLOURS, Scene, Timing
 
-_CAPTIONS = 20  # a video, as in the real dataset
+_CAPTIONS = 20  # per video, as in the real dataset
 _FULL_TEST_SHARE = 3 / 10  # 2,990 of 10,000 videos
 
 
@@ -18,7 +18,7 @@ def _describe(scene: Scene, part: Part, index: int, rng: random.Random) -> Item:
     sentences = captions(scene, _CAPTIONS, rng)
     rng.shuffle(sentences)
     asked = None
-    if part == "test":  # the test sentence is one of the video's twenty
+    if part == "test":  # the test sentence is one of the twenty captions
         asked = rng.randrange(_CAPTIONS)
         sentences[asked] = query(scene, rng)
     return Item(scene, part, f"video{index}", f"videos/video{index}.mp4", sentences, query=asked)
@@ -73,7 +73,7 @@ def _annotate(items: list[Item], folder: Path) -> None:
 
 
 def _full_split(items: list[Item]) -> dict[str, str]:
-    """Split by video in the official protocol (6,513 / 497 / 2,990); its test videos include those of 1k-A."""
+    """Return the official split (6,513 / 497 / 2,990) by video; its test videos include those of 1k-A."""
     test = len(of_part(items, "test"))
     beside = max(0, round(len(items) * _FULL_TEST_SHARE) - test)
     train = len(of_part(items, "train")) - beside

@@ -1,4 +1,4 @@
-"""MSVD's layout: AVI files, lists of names, and a pickle of tokenised captions, a dozen or more a video."""
+"""Layout of MSVD: AVI files, lists of names, and a pickle with at least twelve tokenized captions per video."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions about synthetic videos, in MSRVTT-QA's files, made from what `scenes.json` says of them."""
+"""Questions about synthetic videos in the files of MSRVTT-QA, generated from `scenes.json`."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 from tvr_lightning.synthetic.layouts import PARTS, write_json
 from tvr_lightning.synthetic.scene import BACKDROP_COLOURS
 
-FIGURE_QUESTIONS = 3  # of a video, besides the two about its backdrop
+FIGURE_QUESTIONS = 3  # per video, in addition to the two about its backdrop
 
 
 def write_questions(folder: Path) -> list[Path]:
-    """Write `train_qa.json`, `val_qa.json` and `test_qa.json` beside the `scenes.json` of a synthetic MSR-VTT.
+    """Write `train_qa.json`, `val_qa.json` and `test_qa.json` into the folder of a synthetic MSR-VTT.
 
-    Each is a list of `{"id", "question", "answer", "category_id", "video_id"}` as MSRVTT-QA has it: video ids are
-    numbers, answers single words. Every video gets five questions: two about its backdrop, three about its figures and
-    their motions. A question's words tell what kind of thing is asked for and no more.
+    Each is a list of `{"id", "question", "answer", "category_id", "video_id"}` as in MSRVTT-QA, with numbers as video
+    IDs and single words as answers. Every video has five questions: two about its backdrop, three about its figures
+    and their motions. The words of a question reveal only the kind of answer.
 
     Args:
-        folder: of the dataset; equal scenes give equal questions.
+        folder: Folder of the dataset with `scenes.json`; equal scenes yield equal questions.
 
     Returns:
-        The files.
+        Paths of the files.
     """
     truth = json.loads((folder / "scenes.json").read_text(encoding="utf-8"))
     paths, number = [], 0
@@ -50,14 +50,14 @@ def write_questions(folder: Path) -> list[Path]:
 
 
 def questions_of(scene: dict[str, Any], rng: random.Random) -> list[tuple[str, str]]:
-    """Ask five different questions about a scene.
+    """Return five different questions about a scene.
 
     Args:
-        scene: `scene.Scene` as `scenes.json` holds it.
-        rng: draws wordings and which questions are asked.
+        scene: `scene.Scene` as in `scenes.json`.
+        rng: Random generator that selects questions and wordings.
 
     Returns:
-        Question and answer of each.
+        Pairs of question and answer.
     """
     backdrop, first, second = scene["backdrop"], scene["events"][0], scene["events"][-1]
     sure = [

@@ -1,4 +1,4 @@
-"""Frames of a synthetic scene, drawn with numpy."""
+"""Rendering of the frames of a synthetic scene with numpy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tvr_lightning.synthetic.scene import Backdrop, Event, Motion, Scene, Shape
 
-WIDTH, HEIGHT = 112, 96  # wider than high, so that a centre crop to a square has something to cut
+WIDTH, HEIGHT = 112, 96  # not square, so that a center crop has an effect
 
 Pixels = npt.NDArray[np.uint8]
 Plane = npt.NDArray[np.float32]
@@ -20,18 +20,18 @@ _RGB = {
     "grey": (140, 140, 140), "brown": (110, 65, 30), "pink": (250, 175, 200), "teal": (70, 165, 165),
 }  # fmt: skip
 _RADIUS = {"large": 27.0, "small": 19.0}  # pixels
-_OUTLINE = 2.5  # pixels; keeps a figure apart from a backdrop of similar brightness
+_OUTLINE = 2.5  # pixels; separates a figure from a backdrop of similar brightness
 
 
 def render(scene: Scene, fps: int) -> Pixels:
-    """Draw all frames of a scene.
+    """Render all frames of a scene.
 
     Args:
-        scene: what to draw.
-        fps: frames per second.
+        scene: Scene to render.
+        fps: Frame rate in frames per second.
 
     Returns:
-        (T, HEIGHT, WIDTH, 3) uint8 RGB, T = duration x fps rounded; frame t shows the moment t / fps.
+        (T, HEIGHT, WIDTH, 3) uint8 RGB, T = duration x fps rounded; frame t shows the time t / fps.
     """
     times = np.arange(round(scene.duration * fps), dtype=np.float32) / np.float32(fps)
     behind = _backdrop(scene.backdrop) * np.float32(scene.shade)
@@ -43,7 +43,7 @@ def render(scene: Scene, fps: int) -> Pixels:
 
 
 def _backdrop(backdrop: Backdrop) -> Plane:
-    """(HEIGHT, WIDTH, 3) float32 in 0..255."""
+    """Return the backdrop (HEIGHT, WIDTH, 3) as float32 in 0..255."""
     y, x = np.mgrid[:HEIGHT, :WIDTH]
     if backdrop.pattern == "striped":
         marked = (y // 8) % 2 == 1
@@ -59,7 +59,7 @@ def _backdrop(backdrop: Backdrop) -> Plane:
 
 
 def _draw(event: Event, seconds: Plane, frames: Pixels, behind: Plane, shade: float) -> None:
-    """Draw a figure into (T, HEIGHT, WIDTH, 3) frames at (T,) seconds since the event began."""
+    """Draw a figure into frames (T, HEIGHT, WIDTH, 3) at (T,) seconds after the start of the event."""
     x, y, scale, angle, visible = _pose(event.motion, seconds, event.end - event.start)
     x, y, radius = x + event.place[0] * WIDTH, y + event.place[1] * HEIGHT, _RADIUS[event.figure.size] * scale
     reach = 1.25 * radius + 1  # the corners of a square; only this box of the frames changes
@@ -79,7 +79,7 @@ def _draw(event: Event, seconds: Plane, frames: Pixels, behind: Plane, shade: fl
 
 
 def _pose(motion: Motion, t: Plane, length: float) -> tuple[Plane, Plane, Plane, Plane, Plane]:
-    """Offsets x and y in pixels, scale, angle in radians, visibility: (T,) each, at `t` seconds of `length`."""
+    """Return offsets x, y in pixels, scale, angle in radians and visibility, (T,) each, at `t` of `length` seconds."""
     zero, one = np.zeros_like(t), np.ones_like(t)
     along = (t / length).astype(np.float32)
     if motion in ("right", "left"):
@@ -98,7 +98,7 @@ def _pose(motion: Motion, t: Plane, length: float) -> tuple[Plane, Plane, Plane,
 
 
 def _distance(shape: Shape, u: Plane, v: Plane) -> Plane:
-    """Signed distance, about, of points (u, v) from the edge of a shape of radius 1 at the origin; v points down."""
+    """Return the approximate signed distance of points (u, v) from the edge of a shape of radius 1; v points down."""
     if shape == "circle":
         return np.hypot(u, v) - np.float32(0.95)
     if shape == "ring":
@@ -117,9 +117,9 @@ def _distance(shape: Shape, u: Plane, v: Plane) -> Plane:
 
 
 def _star(u: Plane, v: Plane) -> Plane:
-    """A five-pointed star with a tip upwards; `u` is already folded to its right half."""
+    """Return the distance from a five-pointed star with a tip at the top; `u` is already folded to its right half."""
     fifth = 2 * math.pi / 5
-    turn = np.arctan2(u, -v)  # 0 at the upper tip, growing clockwise
+    turn = np.arctan2(u, -v)  # 0 at the upper tip, increasing clockwise
     folded = np.abs((turn + fifth / 2) % fifth - fifth / 2).astype(np.float32)  # 0 at a tip, fifth / 2 at a notch
     length = np.hypot(u, v)
     tip, notch = np.array([1.0, 0.0]), 0.45 * np.array([math.cos(fifth / 2), math.sin(fifth / 2)])

@@ -1,4 +1,4 @@
-"""What a synthetic video shows: figures moving in successive events, a backdrop, a sound; how scenes are drawn."""
+"""Scenes of synthetic videos, with figures moving in successive events, a backdrop and audio, and their sampling."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
 SOUNDS: tuple[SoundName, ...] = get_args(SoundName)
 
 ROUND: tuple[Shape, ...] = ("circle", "ring")  # look the same while they spin
-RESERVED_SHARE = 5  # one in five pairs of figures is kept for held-out videos
+RESERVED_SHARE = 5  # one in five pairs of figures is reserved for held-out videos
 SAME_FIGURE = 0.2  # share of scenes in which one figure makes all events
-TWIN_SHARE = 0.2  # share of videos that differ from a second video in sound alone
+TWIN_SHARE = 0.2  # share of videos that differ from a second video only in audio
 TRACKLESS = 0.4  # share of silent scenes written without an audio track
 
 
@@ -43,7 +43,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Event:
-    """One figure making one motion from `start` to `end`, in seconds, around `place` (x, y as shares of the frame)."""
+    """One motion of a figure from `start` to `end` in seconds, around `place` (x, y as shares of the frame)."""
 
     figure: Figure
     motion: Motion
@@ -54,7 +54,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Backdrop:
-    """What lies behind the figures, for the whole video."""
+    """Background of the whole video."""
 
     colour: BackdropColour
     pattern: Pattern
@@ -62,16 +62,16 @@ class Backdrop:
 
 @dataclass(frozen=True)
 class Scene:
-    """Everything that a synthetic video shows and lets hear.
+    """Complete content of a synthetic video.
 
     Attributes:
-        events: successive events without gaps; the first begins at 0, the last ends at the video's end.
-        backdrop: colour and pattern behind the figures.
-        sound: what is heard throughout.
-        audio_track: False for the few silent videos that have no audio track at all.
-        shade: brightness of the whole video, 0.85 to 1; says nothing and is described by no caption.
-        held_out: True where the first two figures are a pair that no training video shows in this order.
-        twin: position of the video that differs in sound alone, counted in the dataset's list of scenes, or None.
+        events: Successive events without gaps, from time 0 to the end of the video.
+        backdrop: Color and pattern of the background.
+        sound: Audio of the whole video.
+        audio_track: Whether there is an audio track; False for some silent videos.
+        shade: Brightness of the whole video, 0.85 to 1; an irrelevant factor that captions do not describe.
+        held_out: Whether the first two figures are a pair that does not occur in this order in training videos.
+        twin: Position in the dataset's list of scenes of the video that differs only in audio, or None.
     """
 
     events: tuple[Event, ...]
@@ -84,17 +84,17 @@ class Scene:
 
     @property
     def duration(self) -> float:
-        """How many seconds the scene lasts."""
+        """Duration of the scene in seconds."""
         return self.events[-1].end
 
     def look(self) -> tuple[object, ...]:
-        """What can be seen, without times and places: equal for twins, different for all other pairs of videos."""
+        """Return the visible facts without times and places: equal for twins, different for all other pairs."""
         return (self.backdrop, *((event.figure, event.motion) for event in self.events))
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How many events a dataset's videos have and how long each lasts: `least` to `most` steps of `step` seconds."""
+    """Number of events per video, and their duration: `least` to `most` steps of `step` seconds."""
 
     events: tuple[int, int]
     least: int
@@ -103,7 +103,7 @@ class Timing:
 
 
 def reserved(first: Figure, second: Figure) -> bool:
-    """Whether this ordered pair of figures is kept for held-out videos (each figure occurs in both kinds of pairs)."""
+    """Return whether an ordered pair of figures is reserved for held-out videos; each figure occurs in both kinds."""
     code = (SHAPES.index(f.shape) + 2 * COLOURS.index(f.colour) for f in (first, second))
     return sum(weight * value for weight, value in zip((1, 3), code, strict=True)) % RESERVED_SHARE == 0
 
@@ -111,18 +111,18 @@ def reserved(first: Figure, second: Figure) -> bool:
 def draw_scenes(
     name: str, count: int, timing: Timing, *, held_out: bool, seen: set[tuple[object, ...]], offset: int
 ) -> list[Scene]:
-    """Draw the scenes of one part of a dataset.
+    """Sample the scenes of one part of a dataset.
 
     Args:
-        name: names the random stream; equal names give equal scenes.
-        count: number of scenes.
-        timing: number and length of the events.
-        held_out: draw reserved pairs of figures only, or none of them.
-        seen: looks already taken, extended in place, so that no two videos but twins look the same.
-        offset: position of the part's first scene in the dataset, for `Scene.twin`.
+        name: Name of the random stream; equal names yield equal scenes.
+        count: Number of scenes.
+        timing: Number and length of the events.
+        held_out: Whether to sample only reserved pairs of figures, or none of them.
+        seen: Existing looks, extended in place, so that only twins look the same.
+        offset: Position of the part's first scene in the dataset, for `Scene.twin`.
 
     Returns:
-        `count` scenes; some neighbours are twins.
+        `count` scenes; some neighbors are twins.
     """
     rng = random.Random(name)
     scenes: list[Scene] = []
@@ -154,7 +154,7 @@ def _draw(rng: random.Random, timing: Timing, held_out: bool) -> Scene:
     start = 0.0
     for figure in figures:
         before = events[-1] if events else None
-        taken = before.motion if before and before.figure == figure else None  # else two events look like one
+        taken = before.motion if before and before.figure == figure else None  # otherwise two events look like one
         motions = [m for m in MOTIONS if m != taken and not (m == "spin" and figure.shape in ROUND)]
         end = round(start + timing.step * rng.randint(timing.least, timing.most), 3)
         place = (round(rng.uniform(0.45, 0.55), 3), round(rng.uniform(0.45, 0.55), 3))

@@ -1,4 +1,4 @@
-"""The sound of a synthetic scene as a waveform."""
+"""Waveforms of the audio of synthetic scenes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Waveform = npt.NDArray[np.float32]
 
 
 def waveform(sound: SoundName, duration: float) -> Waveform:
-    """Synthesise a sound.
+    """Synthesize a waveform.
 
     Args:
-        sound: which sound.
-        duration: seconds.
+        sound: Name of the audio pattern.
+        duration: Duration in seconds.
 
     Returns:
         (duration x RATE,) float32 in -1..1, mono; zeros for silence.

@@ -1,4 +1,4 @@
-"""VATEX's layout: ten captions in each of two languages; HGR's lists and dictionary, and the official records."""
+"""Layout of VATEX: ten captions in each of two languages, the lists and captions of HGR, and the official files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tvr_lightning.synthetic.layouts import (
 )
 from tvr_lightning.synthetic.scene import Scene, Timing
 
-_CAPTIONS = 10  # a video and language, as in the real dataset
+_CAPTIONS = 10  # per video and language, as in the real dataset
 
 
 def _describe(scene: Scene, part: Part, index: int, rng: random.Random) -> Item:

@@ -1,4 +1,4 @@
-"""A synthetic scene as a media file."""
+"""Encoding of a synthetic scene as a media file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tvr_lightning.synthetic.sound import RATE, waveform
 
 _X264 = {"preset": "veryfast", "crf": "24", "g": "20"}
 if platform.machine().lower() in ("x86_64", "amd64"):
-    # What every such processor has: AVX2 rounds otherwise, and on a machine with AVX-512 6 of 8,160 videos came out
-    # otherwise than the same scenes before, none of 9,736 with SSE2. Sound is left to what the processor has.
+    # SSE2 is available on all x86-64 CPUs. AVX2 rounds differently, and on a machine with AVX-512, 6 of 8,160 videos
+    # differed from earlier encodings of the same scenes, but none of 9,736 with SSE2. Audio is not restricted.
     _X264["x264-params"] = "asm=sse2"
 _H264 = ("libx264", _X264)
-_AAC = ("aac", {"aac_coder": "fast"})  # the default coder takes longer than all the rest
+_AAC = ("aac", {"aac_coder": "fast"})  # the default coder takes longer than all other steps together
 _MPEG4, _MP3 = ("mpeg4", {"qmin": "2", "qmax": "5", "g": "20"}), ("libmp3lame", {"compression_level": "7"})
 _CODECS = {".mp4": (_H264, _AAC), ".mov": (_H264, _AAC), ".avi": (_MPEG4, _MP3)}
 
@@ -28,16 +28,16 @@ _CODECS = {".mp4": (_H264, _AAC), ".mov": (_H264, _AAC), ".avi": (_MPEG4, _MP3)}
 def write_video(scene: Scene, path: Path, fps: int) -> None:
     """Write a scene as .mp4 or .mov (H.264, AAC) or .avi (MPEG-4, MP3).
 
-    Equal scenes give equal bytes on one machine. Another x86 processor makes the same bytes of the pictures of .mp4 and
-    .mov; sound may differ by its encoder's rounding.
+    Equal scenes yield equal bytes on one machine. Other x86 CPUs yield the same bytes for the frames of .mp4 and .mov;
+    audio may differ by rounding in its encoder.
 
     Args:
-        scene: what to write.
-        path: target file; its folder exists.
-        fps: frames per second.
+        scene: Scene to write.
+        path: Target file in an existing folder.
+        fps: Frame rate in frames per second.
 
     Raises:
-        ValueError: the suffix is none of these.
+        ValueError: The suffix is not supported.
     """
     if path.suffix not in _CODECS:
         raise ValueError(f"{path}: cannot write a {path.suffix or 'suffixless'} video; use one of {', '.join(_CODECS)}")
@@ -46,7 +46,7 @@ def write_video(scene: Scene, path: Path, fps: int) -> None:
         video = container.add_stream(video_codec, rate=fps, options=video_options)
         assert isinstance(video, av.VideoStream)
         video.width, video.height, video.pix_fmt = WIDTH, HEIGHT, "yuv420p"
-        video.codec_context.thread_count = 1  # the parallelism is over videos
+        video.codec_context.thread_count = 1  # videos are encoded in parallel
         audio: av.AudioStream | None = None
         if scene.audio_track:
             track = container.add_stream(audio_codec, rate=RATE, layout="mono", options=audio_options)
@@ -55,11 +55,11 @@ def write_video(scene: Scene, path: Path, fps: int) -> None:
             audio.bit_rate = 32000
         sound = _audio_frames(scene) if audio is not None else iter(())
         for index, pixels in enumerate(render(scene, fps)):
-            # Converted here, by one thread: left to the encoder, one frame in some thousand came out otherwise.
+            # Converted here in one thread: in the encoder, about one frame in a thousand had different bytes.
             frame = av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(format="yuv420p", threads=1)
             frame.pts, frame.time_base = index, Fraction(1, fps)
             container.mux(video.encode(frame))
-            if audio is not None and index % fps == 0:  # one second of each in turn keeps the muxer's buffer small
+            if audio is not None and index % fps == 0:  # alternating every second keeps the muxer's buffer small
                 container.mux([packet for part in _next_second(sound) for packet in audio.encode(part)])
         container.mux(video.encode(None))
         if audio is not None:
