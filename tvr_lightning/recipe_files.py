@@ -105,7 +105,8 @@ def _near(path: Path) -> str:
     """Return a hint: the closest recipe, the recipes in the folder of `path`, or the searched folders."""
     inside = Path(*path.parts[1:]) if path.parts[:1] == ("recipes",) else path
     own = RECIPES / inside.parent
-    folders = [path.parent, own] if inside.parent != Path() else [Path(), Path("recipes"), RECIPES, *RECIPES.glob("*/")]
+    of_folder = own.is_dir() and own != RECIPES and own.is_relative_to(RECIPES)
+    folders = [path.parent, own] if of_folder else [path.parent, Path("recipes"), RECIPES, *RECIPES.glob("*/")]
     there: dict[str, str] = {}  # shortest name of each recipe; this project's recipes are found by name from any folder
     for folder in dict.fromkeys(folders):
         for found in sorted(folder.glob("*.yaml")):
@@ -114,7 +115,7 @@ def _near(path: Path) -> str:
     names = difflib.get_close_matches(path.name.removesuffix(".yaml").removesuffix(".yml"), there, n=1, cutoff=0.6)
     if names:
         return f"did you mean {there[names[0]]}?"
-    if own.is_dir() and own != RECIPES and own.is_relative_to(RECIPES):
+    if of_folder:
         return f"available in recipes/{own.relative_to(RECIPES)}: {', '.join(sorted(there))}"
     return f"looked for it at {path.absolute()} and in {RECIPES}"
 
