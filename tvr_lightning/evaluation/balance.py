@@ -183,6 +183,5 @@ class NormalizationError(Metric):
         self.mass += (similarity.double() / self.temperature).softmax(1).sum(0)
 
     def compute(self) -> Tensor:
-        """Return the mean absolute difference between mass and share, a scalar; 0 if all items get exactly their
-        share."""
+        """Return the mean absolute difference between mass and share; 0 if all items get their exact share."""
         return (self.share.to(self.mass) - self.mass).abs().mean()

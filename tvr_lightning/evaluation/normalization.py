@@ -143,8 +143,9 @@ def normalize_scores(
 
 
 class DualSoftmax(Normalizer):
-    """Dual softmax, scores (Q, G) times a softmax over all test queries: s_ij softmax_i(t s_ij) (CAMoE, Cheng et al.
-    2021).
+    """Dual softmax, scores (Q, G) times a softmax over all test queries: s_ij softmax_i(t s_ij).
+
+    Introduced as DSL by CAMoE (Cheng et al. 2021).
 
     Args:
         temperature: factor t inside the softmax (GAID and T-MASS, released: 100).

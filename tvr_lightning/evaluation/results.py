@@ -129,8 +129,7 @@ def _version(package: str) -> str | None:
 
 
 def git_state(file: Path) -> dict[str, Any] | None:
-    """Return the revision of the repository that tracks a file and whether it has changes, or None without a
-    repository."""
+    """Return the revision of the repository that tracks a file and a flag for uncommitted changes, or None."""
 
     def git(*arguments: str) -> str | None:
         try:
@@ -140,7 +139,7 @@ def git_state(file: Path) -> dict[str, Any] | None:
         return done.stdout.strip() if done.returncode == 0 else None
 
     revision = git("rev-parse", "HEAD")
-    tracked = git("ls-files", "--error-unmatch", file.name) is not None  # a virtual environment may be inside a repository
+    tracked = git("ls-files", "--error-unmatch", file.name) is not None  # environments may be in a repository
     if revision is None or not tracked:
         return None
     return {"revision": revision, "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
