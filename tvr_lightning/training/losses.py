@@ -121,8 +121,7 @@ def local_info_nce(rows: Tensor, columns: Tensor, first: int) -> Tensor:
 
 
 def positive_weights(similarity: Tensor) -> Tensor:
-    """Return the weights w_i = s_ii / sum_k s_kk of pairs by their own similarity, without gradient (GAID, released
-    loss.py).
+    """Return weights w_i = s_ii / sum_k s_kk of pairs by their own similarity, without gradient (GAID, released).
 
     https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/trainer/trainer_stochastic.py#L65-L67
     https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/modules/loss.py#L27-L30

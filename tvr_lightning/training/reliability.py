@@ -240,7 +240,7 @@ class SaveRunning(Checkpoint):
         self._handlers: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Record if early stopping has ended the run, which Lightning does not save."""
+        """Record whether early stopping has ended the run, which Lightning does not save."""
         checkpoint["stopped_early"] = trainer.should_stop and trainer.early_stopping_callback is not None
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
