@@ -135,7 +135,7 @@ class _Seen:
 
 
 class Evaluator:
-    """Scores all texts against all videos and ranks the matches.
+    """Evaluator that scores all texts against all videos and ranks the matches.
 
     Texts and videos are scored in seeded random orders, so that positions reveal nothing about pairs. Scores are
     computed in blocks under a memory budget, and an (N, M) matrix is kept only if it fits; the ranks are the same in

@@ -68,7 +68,7 @@ class PairScores(ScoreSource):
         pairs = max(memory_budget_bytes // 2 // (pair_bytes + BYTES_OF_A_PASS), 1)
         text_bytes = max(_size_in_bytes(texts) // max(self.queries, 1), 1)
         texts_at_once = min(max(memory_budget_bytes // 4 // (COPIES_OF_TEXTS * text_bytes), 1), max(self.queries, 1))
-        columns = memory_budget_bytes // 2 // (BYTES_OF_A_PASS * max(self.queries, 1))  # of a pass
+        columns = memory_budget_bytes // 2 // (BYTES_OF_A_PASS * max(self.queries, 1))
         fitting = min(self._largest_video_block(), max(8, columns), max(8, pairs // texts_at_once))
         self.block_videos = block_videos or max(min(fitting, self.gallery), 1)
         self.block_texts = block_texts or max(min(texts_at_once, pairs // self.block_videos), 1)

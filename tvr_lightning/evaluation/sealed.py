@@ -69,7 +69,7 @@ class SealedModule(LightningModule):
         if trainer is None or isinstance(trainer, SealedTrainer):  # an audit has replaced it already
             yield
             return
-        self.trainer = SealedTrainer(trainer, type(self).__name__)  # type: ignore[assignment]  # stands for one
+        self.trainer = SealedTrainer(trainer, type(self).__name__)  # type: ignore[assignment]  # a stand-in
         try:
             yield
         finally:

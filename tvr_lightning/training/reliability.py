@@ -343,19 +343,19 @@ class SaveRunning(Checkpoint):
             )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give the signals back."""
+        """Restore the previous signal handlers."""
         self._give_back()
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give the signals back."""
+        """Restore the previous signal handlers."""
         self._give_back()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Give the signals back."""
+        """Restore the previous signal handlers."""
         self._give_back()
 
     def _listen(self) -> None:
-        if threading.current_thread() is threading.main_thread():  # Python delivers signals nowhere else
+        if threading.current_thread() is threading.main_thread():  # only this thread can handle signals
             for number in SIGNALS:
                 self._handlers[number] = signal.signal(number, self._receive)
 
