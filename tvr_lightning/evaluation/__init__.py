@@ -1,1 +1,1 @@
-"""Scores to ranks to tables: metrics, normalisation, the evaluator that alone knows what belongs together, results."""
+"""Evaluation of retrieval methods: scores, normalization, ranks, metrics, and result files."""

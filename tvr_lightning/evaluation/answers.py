@@ -1,4 +1,4 @@
-"""How well questions about videos are answered: accuracy as a torchmetrics module, and the record of an evaluation."""
+"""Evaluation of video question answering: accuracy as a torchmetrics module, and result files."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from tvr_lightning.files import write_whole
 
 
 class AnswerAccuracy(Metric):
-    """Percentage of questions answered with the right word, a scalar.
+    """Percentage of questions that are answered correctly, a scalar.
 
-    A question that comes twice, because a sampler padded the last batch, counts once. Of several devices each must be
-    updated before they compute together, if only with B = 0 questions, since that says of which type its states are.
+    A question that occurs twice, because a sampler padded the last batch, counts once. In distributed evaluation, every
+    device must call `update` before `compute`, if necessary with B = 0 questions, because the update sets the state
+    dtypes.
     """
 
     full_state_update = False
@@ -38,21 +39,21 @@ class AnswerAccuracy(Metric):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
     def update(self, index: Tensor, given: Tensor, right: Tensor) -> None:
-        """Take the answers to B questions.
+        """Add the answers to B questions.
 
         Args:
-            index: (B,) int64, each question's place in its split.
-            given: (B,) int64, number of the answer that was given.
-            right: (B,) int64, number of the right answer; -1 where no known answer is right.
+            index: Index of each question in its split, (B,) int64.
+            given: Index of the predicted answer, (B,) int64.
+            right: Index of the correct answer, (B,) int64; -1 if the correct answer is not in the vocabulary.
         """
         self.index.append(index)
         self.correct.append((given == right) & (right >= 0))
 
     def compute(self) -> Tensor:
-        """Return the scalar percentage.
+        """Return the percentage.
 
         Raises:
-            ValueError: no question was answered.
+            ValueError: No question was answered.
         """
         index = dim_zero_cat(self.index) if len(self.index) else torch.zeros(0)
         if not len(index):
@@ -65,17 +66,18 @@ class AnswerAccuracy(Metric):
 
 @dataclass
 class AnswerEvaluation:
-    """What one evaluation of question answering found.
+    """Results of an evaluation of question answering.
 
     Attributes:
-        accuracy: percentage of the answered questions whose answer is right; one whose right answer the model has
-            never learnt counts as wrong.
-        answerable: the same over the questions whose right answer is among the learnt ones.
+        accuracy: percentage of the answered questions whose answer is correct. Questions whose correct answer is not in
+            the vocabulary count as wrong.
+        answerable: the same percentage over the questions whose correct answer is in the vocabulary.
         majority: accuracy of always giving the most frequent training answer.
-        kinds: question word to its accuracy, most frequent word first.
-        questions: how many were answered. asked: how many the split has.
-        unknown_answers: how many of them have a right answer that the model never learnt.
-        without_video: how many of the split could not be answered because their video was not read.
+        kinds: accuracy per question word, most frequent word first.
+        questions: number of answered questions.
+        asked: number of questions in the split.
+        unknown_answers: number of answered questions whose correct answer is not in the vocabulary.
+        without_video: number of questions in the split that were not answered because their video could not be read.
     """
 
     accuracy: float
@@ -89,25 +91,25 @@ class AnswerEvaluation:
 
     @property
     def partial(self) -> bool:
-        """Whether questions of the split went unanswered."""
+        """Return True if questions of the split were not answered."""
         return self.questions < self.asked
 
 
 def evaluate_answers(
     given: Sequence[int], right: Sequence[int], kinds: Sequence[str], asked: int, without_video: int
 ) -> AnswerEvaluation:
-    """Compare answers with the right ones.
+    """Compare predicted answers with the correct answers.
 
     Args:
-        given: number of the answer to each of N distinct questions; numbers go by frequency in training, 0 is the most
-            frequent.
-        right: number of the right one; -1 where it is not among the learnt answers.
-        kinds: question word of each.
-        asked: number of questions of the split.
-        without_video: how many of these had no video.
+        given: Index of the answer to each of N distinct questions. Answers are numbered by frequency in training, 0 is
+            the most frequent.
+        right: Index of each correct answer; -1 if it is not in the vocabulary.
+        kinds: Question word of each question.
+        asked: Number of questions in the split.
+        without_video: Number of questions in the split without a readable video.
 
     Raises:
-        ValueError: no question was answered.
+        ValueError: No question was answered.
     """
     if not given:
         raise ValueError(f"None of the {asked} questions was answered; {without_video} of them have no readable video.")
@@ -134,27 +136,30 @@ def _percentage(hits: Sequence[bool]) -> float:
 
 
 def frequent_answers(answers: Sequence[str], most: int) -> list[str]:
-    """Return the `most` most frequent answers, most frequent first, equally frequent ones by the alphabet."""
+    """Return the `most` most frequent answers in descending order of frequency, ties in alphabetical order."""
     counts = Counter(answers)
     return sorted(counts, key=lambda answer: (-counts[answer], answer))[:most]
 
 
 @dataclass
 class AnswerResults:
-    """One evaluated run of question answering, with all that it depends on.
+    """Results and conditions of a run of question answering.
 
     Attributes:
-        method: whose features were used. dataset, split, protocol: what was evaluated.
-        trained_on: dataset that the weights were trained on, where the checkpoint says it.
-        evaluation: what was found.
-        learnt_answers: how many answers the model chooses from.
-        weights: which weights these are, as their checkpoint says.
-        select_on: which split chose them, None where nobody says. checkpoint: file of the weights, if any.
+        method: method that computed the features.
+        dataset, split, protocol: evaluated data and protocol.
+        trained_on: training dataset of the weights, if the checkpoint records it.
+        evaluation: accuracies.
+        learnt_answers: size of the answer vocabulary.
+        select_on: split that selected the weights, None if unknown.
+        checkpoint: file of the weights, if any.
         skipped: files that could not be read, each with its reason.
-        config: the resolved configuration. precision, seed: of the run.
-        warnings: What a reader must know before comparing.
-        preprocessing: how captions and frames reached the encoder: token positions requested and used, preparation.
-        environment: package versions, git revision, machine, command, date.
+        config: resolved configuration.
+        precision, seed: precision and seed of the run.
+        weights: origin of the weights according to their checkpoint.
+        warnings: Conditions that limit comparisons with other results.
+        preprocessing: preparation of captions and frames: token positions requested and used, frame transform.
+        environment: package versions, git revision, machine, command and date.
     """
 
     method: str
@@ -178,7 +183,7 @@ class AnswerResults:
 
 
 def print_answer_results(results: AnswerResults, console: Console | None = None) -> None:
-    """Print the table that closes a run, with what was left out under it."""
+    """Print the results table, followed by notes on the weights and on omitted questions."""
     console = console or Console()
     found = results.evaluation
     table = Table(title=f"{results.method} on {results.dataset} ({results.protocol})")
@@ -192,7 +197,7 @@ def print_answer_results(results: AnswerResults, console: Console | None = None)
 
 
 def answer_captions(results: AnswerResults) -> list[str]:
-    """Return the sentences under a table: what was answered, which weights did it, what could not be answered."""
+    """Return the lines below the table: numbers of questions, the weights, omitted questions and warnings."""
     found = results.evaluation
     lines = [
         f"{found.questions} of {found.asked} questions · {results.learnt_answers} answers",
@@ -216,7 +221,7 @@ def answer_captions(results: AnswerResults) -> list[str]:
 
 
 def write_answer_results(results: AnswerResults, folder: Path) -> tuple[Path, Path]:
-    """Write `results.json` (everything) and `results.csv` (one row) into `folder`; return both paths."""
+    """Write `results.json` (everything) and `results.csv` (one row) to `folder` and return both paths."""
     row = {
         "method": results.method,
         "dataset": results.dataset,
@@ -231,7 +236,7 @@ def write_answer_results(results: AnswerResults, folder: Path) -> tuple[Path, Pa
 
 
 def write_answers(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write answers as parquet, one row per question: question, video_id, answer, probability, right."""
+    """Write answers to a Parquet file with one row per question: question, video_id, answer, probability, right."""
     import pandas as pd
 
     path.parent.mkdir(parents=True, exist_ok=True)

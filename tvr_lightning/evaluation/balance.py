@@ -1,8 +1,9 @@
-"""How evenly a gallery is retrieved: summed retrieval probabilities, the normalisation error, and what it costs.
+"""Balance of a retrieval gallery: summed retrieval probabilities, normalization error and error rates.
 
-NCL (Park et al., section 3.2): an item whose probabilities add up to less than its share is missed by its own queries,
-one with more is returned to queries of others. All functions read scores as streams of blocks, one direction at a time,
-queries as rows and gallery items as columns; an item is relevant to a query where both belong to the same group.
+If the probabilities of an item add up to less than its share, its own queries miss it; if they add up to more, it is
+returned to other queries (NCL, Park et al., section 3.2). All functions read scores as streams of blocks, one direction
+at a time, with queries as rows and gallery items as columns. An item is relevant to a query if both are in the same
+group.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torchmetrics import Metric
 from tvr_lightning.evaluation.sources import ScoreSource, best_of_gallery, gallery_logsumexp, query_logsumexp
 
 EDGES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0)
-"""Borders of the bins of relative mass in `error_rates`; the last bin is open."""
+"""Edges of the bins of relative mass in `error_rates`; the last bin has no upper edge."""
 
 
 @dataclass
@@ -25,11 +26,11 @@ class ErrorRates:
     """False negatives and false positives against the sum of retrieval probabilities (NCL, Fig. 3).
 
     Attributes:
-        edges: (K,) lower border of each bin of mass divided by its share; the last bin has no upper one.
-        items: (K,) int64, gallery items in each bin.
+        edges: (K,) lower edge of each bin of mass divided by share; the last bin has no upper edge.
+        items: (K,) int64, number of gallery items in each bin.
         false_negative: (K,) mean over a bin's items of the share of their relevant queries that do not retrieve them;
             NaN for an empty bin.
-        false_positive: (K,) mean over a bin's items of the share of irrelevant queries that do retrieve them.
+        false_positive: (K,) mean over a bin's items of the share of irrelevant queries that retrieve them.
     """
 
     edges: Tensor
@@ -40,14 +41,14 @@ class ErrorRates:
 
 @dataclass
 class Balance:
-    """How evenly one direction retrieves its gallery.
+    """Balance of the retrieval in one direction.
 
     Attributes:
-        error: normalisation error, the mean deviation of the mass from its share (NCL, Eq. 5).
+        error: normalization error, the mean absolute difference between mass and share (NCL, Eq. 5).
         mass: (G,) float64, sum over all queries of the probability to retrieve each item.
-        share: (G,) float64, what the mass would be if every query's probability went to its matches alone; 1 where
-            queries and items match one to one.
-        rates: false negatives and positives in bins of mass over share.
+        share: (G,) float64, mass if each query assigned its probability to its matches only; 1 if queries and items
+            match one to one.
+        rates: false negatives and false positives in bins of mass over share.
     """
 
     error: float
@@ -68,28 +69,28 @@ class Balance:
 
 
 def retrieval_mass(scores: ScoreSource, temperature: float) -> Tensor:
-    """Sum of the retrieval probabilities of every gallery item, sum_i P(j | i) (NCL, section 3.2).
+    """Return the sum of the retrieval probabilities of every gallery item, sum_i P(j | i) (NCL, section 3.2).
 
     Args:
-        scores: (Q, G), Q queries against G gallery items.
-        temperature: gamma, what scores are divided by.
+        scores: Scores of Q queries against G gallery items, (Q, G).
+        temperature: Divisor gamma of the scores.
 
     Returns:
-        (G,) float64, adding up to Q.
+        Masses (G,) float64, adding up to Q.
     """
     scale = 1.0 / temperature
     return gallery_logsumexp(scores, scale, -query_logsumexp(scores, scale)).exp()
 
 
 def matching_share(query_group: Tensor, gallery_group: Tensor) -> Tensor:
-    """Mass of every gallery item if each query spread its probability evenly over its matches.
+    """Return the mass of every gallery item if each query spread its probability evenly over its matches.
 
     Args:
-        query_group: (Q,) int64, group of each query.
-        gallery_group: (G,) int64, group of each gallery item.
+        query_group: Group of each query, (Q,) int64.
+        gallery_group: Group of each gallery item, (G,) int64.
 
     Returns:
-        (G,) float64; for one-to-one matches all ones, for videos as items the number of their captions.
+        Shares (G,) float64: all ones for one-to-one matches, the number of captions for videos as gallery items.
     """
     groups = 1 + int(torch.cat([query_group, gallery_group]).max())
     queries = torch.bincount(query_group, minlength=groups).double()
@@ -98,14 +99,14 @@ def matching_share(query_group: Tensor, gallery_group: Tensor) -> Tensor:
 
 
 def balance(scores: ScoreSource, temperature: float, query_group: Tensor, gallery_group: Tensor, k: int = 1) -> Balance:
-    """Measure how evenly one direction retrieves its gallery.
+    """Measure the balance of the retrieval in one direction.
 
     Args:
-        scores: (Q, G), Q queries against G gallery items.
-        temperature: gamma, what scores are divided by.
-        query_group: (Q,) int64; a query's matches are the items of the same group.
-        gallery_group: (G,) int64.
-        k: an item is retrieved where it is among the first k.
+        scores: Scores of Q queries against G gallery items, (Q, G).
+        temperature: Divisor gamma of the scores.
+        query_group: Group of each query, (Q,) int64. The matches of a query are the items of the same group.
+        gallery_group: Group of each gallery item, (G,) int64.
+        k: Number of top-ranked items that count as retrieved.
     """
     query_group, gallery_group = query_group.to(scores.device), gallery_group.to(scores.device)
     mass, share = retrieval_mass(scores, temperature), matching_share(query_group, gallery_group)
@@ -116,19 +117,19 @@ def balance(scores: ScoreSource, temperature: float, query_group: Tensor, galler
 def error_rates(
     mass: Tensor, retrieved: Tensor, query_group: Tensor, gallery_group: Tensor, edges: Sequence[float] = EDGES
 ) -> ErrorRates:
-    """Curves of false negatives and false positives over the retrieval mass (NCL, Fig. 3).
+    """Return the rates of false negatives and false positives by retrieval mass (NCL, Fig. 3).
 
-    The paper plots both without a formula; these are the usual rates, per gallery item, averaged within bins.
+    The paper plots both without a formula; these are the usual rates per gallery item, averaged within bins.
 
     Args:
-        mass: (G,) sums of retrieval probabilities.
-        retrieved: (Q, k) int64, the gallery items that each query retrieves.
-        query_group: (Q,) int64; a query's matches are the items of the same group.
-        gallery_group: (G,) int64.
-        edges: lower borders of the bins of mass divided by share, ascending from 0; the last bin is open.
+        mass: Sums of retrieval probabilities, (G,).
+        retrieved: Gallery items that each query retrieves, (Q, k) int64.
+        query_group: Group of each query, (Q,) int64. The matches of a query are the items of the same group.
+        gallery_group: Group of each gallery item, (G,) int64.
+        edges: Lower edges of the bins of mass divided by share, ascending from 0; the last bin has no upper edge.
 
     Raises:
-        ValueError: the edges do not ascend from 0.
+        ValueError: The edges do not ascend from 0.
     """
     borders = torch.tensor(edges, dtype=torch.float64, device=mass.device)
     if not len(borders) or borders[0] != 0 or not (borders[1:] > borders[:-1]).all():
@@ -150,14 +151,14 @@ def error_rates(
 
 
 class NormalizationError(Metric):
-    """Normalisation error of one direction, from rows of scores as they come (NCL, Eq. 5).
+    """Normalization error of one direction, accumulated over rows of scores (NCL, Eq. 5).
 
-    Updated with (q, G) scores of some queries against the whole gallery; gathers over processes.
+    `update` takes scores (q, G) of some queries against the whole gallery. The state is summed over processes.
 
     Args:
-        gallery: G, number of gallery items.
-        temperature: gamma, what scores are divided by.
-        share: (G,) what each item's probabilities should add up to; 1 each where it is not given.
+        gallery: number G of gallery items.
+        temperature: divisor gamma of the scores.
+        share: (G,) expected sum of each item's probabilities; 1 each by default.
 
     Raises:
         ValueError: `temperature` is not positive, or `share` is not (G,).
@@ -178,9 +179,9 @@ class NormalizationError(Metric):
         self.add_state("mass", default=torch.zeros(gallery, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, similarity: Tensor) -> None:
-        """Take the (q, G) scores of some queries; each query must come once."""
+        """Add the scores (q, G) of some queries. Each query must be added only once."""
         self.mass += (similarity.double() / self.temperature).softmax(1).sum(0)
 
     def compute(self) -> Tensor:
-        """Return the scalar mean deviation; 0 where every item is retrieved as often as it should be."""
+        """Return the mean absolute difference between mass and share; 0 if all items get their exact share."""
         return (self.share.to(self.mass) - self.mass).abs().mean()

@@ -1,4 +1,4 @@
-"""Loaders of the bank: training texts and videos that stand for the queries of users in score normalisation."""
+"""Loaders of the bank: training texts and videos that serve as stand-ins for user queries in score normalization."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tvr_lightning.data.samplers import EvaluationSampler
 
 
 def bank_loaders(loaders: Sequence[DataLoader[Any]], size: int, seed: int) -> list[DataLoader[Any]]:
-    """Limit evaluation loaders to a random part of their items.
+    """Limit evaluation loaders to a random subset of their items.
 
     Args:
-        loaders: such as `evaluation_dataloaders("train")` gives, each with an `EvaluationSampler`.
-        size: most items of each; loaders with no more are returned as they are.
-        seed: of the draw; all processes draw alike.
+        loaders: Loaders such as those of `evaluation_dataloaders("train")`, each with an `EvaluationSampler`.
+        size: Maximum number of items of each loader. Loaders with no more items are returned unchanged.
+        seed: Seed for the subset, which is the same in all processes.
 
     Returns:
-        Loaders that give the drawn items, in the order of the split and with their places in it, equally many on every
-        process.
+        Loaders of the sampled items, in the order of the split and with their indices in it, with equally many batches
+        in every process.
     """
     return [_limited(loader, size, seed) for loader in loaders]
 
@@ -33,7 +33,7 @@ def _limited(loader: DataLoader[Any], size: int, seed: int) -> DataLoader[Any]:
     drawn = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:size].sort().values.tolist()
     sampler = loader.sampler
     assert isinstance(sampler, EvaluationSampler)
-    return type(loader)(  # it may raise what its workers report
+    return type(loader)(  # a subclass may re-raise errors of its workers
         Subset(dataset, drawn),
         batch_size=loader.batch_size,
         sampler=EvaluationSampler(size, replicas=sampler.num_replicas, rank=sampler.rank),

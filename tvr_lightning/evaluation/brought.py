@@ -1,4 +1,4 @@
-"""Scores brought from outside, ranked, normalised and compared like a method's own."""
+"""Evaluation of external scores: ranks, normalization and comparison of similarity matrices."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tvr_lightning.evaluation.statistics import (
 
 @dataclass
 class Banks:
-    """Scores of training queries against the split, for normalisers that need them.
+    """Scores of training queries against the split, for normalizers that need them.
 
     Attributes:
-        texts: (K, M) training texts against the split's videos, for text-to-video; None without.
-        videos: (N, K) the split's texts against training videos, for video-to-text; None without.
+        texts: (K, M) scores of training texts against the split's videos, for text-to-video, or None.
+        videos: (N, K) scores of the split's texts against training videos, for video-to-text, or None.
     """
 
     texts: Tensor | None = None
@@ -48,15 +48,15 @@ def evaluate_scores(
     """Rank a similarity matrix in both directions.
 
     Args:
-        scores: (N, M) in the split's order.
-        truth: the pairing of the split.
-        normalizer: post-processing, applied to each direction by itself.
-        banks: training queries; a direction whose bank is not given stays as it is, which a mark says.
-        recall: the K of the recalls.
+        scores: Similarity matrix (N, M) in the split's order.
+        truth: Ground truth of the split.
+        normalizer: Post-processing, applied to each direction separately.
+        banks: Scores of training queries. A direction without a bank is not normalized, which adds a warning.
+        recall: Values of K for R@K.
 
     Raises:
-        ScoresError: the normaliser needs scores that are not given.
-        ValueError: it cannot work on a matrix.
+        ScoresError: The normalizer needs scores that are not given.
+        ValueError: The normalizer cannot be applied to a matrix.
     """
     banks = banks or Banks()
     warnings: list[str] = []
@@ -99,7 +99,7 @@ Directions = dict[str, tuple[Ranks, Tensor]]
 
 
 def directions(evaluation: Evaluation, truth: GroundTruth) -> Directions:
-    """Return the ranks of both directions, and the video of each query: queries of one video are drawn together."""
+    """Return the ranks and the video of each query in both directions; queries of one video are resampled together."""
     videos = evaluation.video_to_text_ranks
     return {
         "text-to-video": (evaluation.text_to_video_ranks, truth.video_of_text[evaluation.text_to_video_ranks.index]),
@@ -112,7 +112,7 @@ def _per_query(recall: Sequence[int]) -> dict[str, PerQuery]:
 
 
 def intervals(evaluation: Evaluation, truth: GroundTruth, recall: Sequence[int]) -> dict[str, dict[str, Interval]]:
-    """Return the 95 % bootstrap intervals over queries of every metric with values per query, by direction and name."""
+    """Return 95 % bootstrap intervals over queries by direction and name, for every metric with a value per query."""
     found: dict[str, dict[str, Interval]] = {}
     for direction, (ranks, group) in directions(evaluation, truth).items():
         found[direction] = {}
@@ -129,7 +129,7 @@ def intervals(evaluation: Evaluation, truth: GroundTruth, recall: Sequence[int])
 def compare(
     first: Evaluation, second: Evaluation, truth: GroundTruth, recall: Sequence[int]
 ) -> dict[str, dict[str, Comparison]]:
-    """Compare two matrices on the same queries, second minus first: by direction and name, as of `intervals`."""
+    """Return the difference, second minus first, of two evaluations of the same queries, by direction and metric."""
     found: dict[str, dict[str, Comparison]] = {}
     both = directions(first, truth), directions(second, truth)
     for direction, (ranks, group) in both[0].items():

@@ -1,4 +1,4 @@
-"""How a method is evaluated."""
+"""Settings for the evaluation of a method."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tvr_lightning.evaluation.normalization import Normalizer
 
 @dataclass
 class EvaluationConfig:
-    """How scores become a table.
+    """Settings for turning scores into a results table.
 
     Attributes:
         recall: values of K for R@K, in ascending order (ActivityNet tables report R@50).
@@ -21,8 +21,9 @@ class EvaluationConfig:
         normalization: post-processing of the scores in evaluation and prediction; none by default. Recipes name it by
             class: `DualSoftmax`, `QueryBankNorm`, `SinkhornBias`, `TwoStage`, or several as a `NormalizerChain`.
         bank_size: maximum number of training texts and of training videos that a normalization can use as stand-ins for
-            user queries, sampled with `seed`. The methods' own queues have their own sizes.
-        balance: also measure how evenly texts and videos are retrieved (NCL, Eq. 5 and Fig. 3), after normalization.
+            user queries, sampled with `seed`. The queues of methods have their own sizes.
+        balance: measurement of the balance with which texts and videos are retrieved (NCL, Eq. 5 and Fig. 3), after
+            normalization.
         audit: number of videos in the leakage audit after each test or validation run (at least 4). 0 disables the
             audit.
     """
@@ -52,7 +53,7 @@ class EvaluationConfig:
 
     @property
     def memory_bytes(self) -> int:
-        """What scoring may hold at a time, in bytes."""
+        """Return the memory budget for scoring in bytes."""
         return int(self.memory_gib * 2**30)
 
 
@@ -60,7 +61,7 @@ def gibibytes(size: str) -> float:
     """Return a size such as "4GiB" or "512MiB" in GiB.
 
     Raises:
-        ValueError: no number before KiB, MiB, GiB or TiB, or zero.
+        ValueError: The size is zero, or not a number followed by KiB, MiB, GiB or TiB.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])iB\s*", size)
     if found is None or not float(found[1]):

@@ -1,4 +1,4 @@
-"""From features to a results table, with the pairing of texts and videos known to the evaluator alone."""
+"""Evaluator that turns features into a results table. Only the evaluator knows which text matches which video."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ Adjustments = tuple[Adjustment | None, Adjustment | None]
 
 @dataclass
 class Evaluation:
-    """A results table and what it rests on.
+    """Results table of a split, with the conditions it was obtained under.
 
     Attributes:
-        text_to_video, video_to_text: `R@K` in percent, `MdR`, `MnR`, `RSum` of each direction; NaN where nothing was
+        text_to_video, video_to_text: `R@K` in percent, `MdR`, `MnR` and `RSum` of each direction; NaN if nothing was
             ranked.
-        sum_of_recalls: SumR, the recalls of both directions added up.
+        sum_of_recalls: SumR, the sum of the recalls of both directions.
         text_to_video_ranks, video_to_text_ranks: ranks per query, in the order of the split.
-        dataset, split, protocol: what was evaluated, and by which protocol.
-        texts, videos: how many took part.
-        texts_without_video: texts left out because their video was not seen.
-        partial: some texts or videos of the split were not seen.
-        post_processing: name of the score normalisation, or None.
-        transductive: the post-processing says that it uses the test set as a whole.
-        warnings: what a reader must know before comparing.
-        measured: what the post-processing has to say of itself, in percent by name: the recall of candidates.
-        balance: per direction, how evenly its gallery is retrieved; empty where it was not asked for.
-        audit: what an audit for leakage says of the method and its options; None without one.
+        dataset, split, protocol: evaluated data and protocol.
+        texts, videos: number of texts and videos that were ranked.
+        texts_without_video: number of texts left out because their video was not encoded.
+        partial: True if some texts or videos of the split were not encoded.
+        post_processing: name of the score normalization, or None.
+        transductive: True if the score normalization uses the test set as a whole.
+        warnings: conditions that limit comparisons with other results.
+        measured: values reported by the normalization, in percent by name, such as the recall of candidates.
+        balance: balance of the retrieval in each direction; empty unless requested.
+        audit: result of the leakage audit of the method and its options, or None.
     """
 
     text_to_video: dict[str, float]
@@ -79,11 +79,11 @@ class Evaluation:
         """Return the evaluation of a split.
 
         Args:
-            rows: of the table, text-to-video and video-to-text.
-            ranks: of the queries, likewise.
-            truth: of the split.
-            normalizer: that the scores were post-processed with.
-            seen: how many texts and videos took part, and the marks, as attributes.
+            rows: Metrics of text-to-video and video-to-text retrieval.
+            ranks: Ranks of the text queries and of the video queries.
+            truth: Ground truth of the split.
+            normalizer: Normalizer that was applied to the scores.
+            seen: Other attributes: numbers of texts and videos, `partial` and warnings.
         """
         warnings = [*truth.warnings, *seen.pop("warnings")]
         if normalizer is not None:
@@ -104,7 +104,7 @@ class Evaluation:
         )
 
     def values(self) -> dict[str, float]:
-        """Return what a run logs, by name: `t2v_R@1`, `SumR`, and normalisation errors where they were measured."""
+        """Return the values to log by name: `t2v_R@1`, `SumR`, and the normalization errors if they were measured."""
         found = {f"t2v_{name}": value for name, value in self.text_to_video.items()}
         found |= {f"v2t_{name}": value for name, value in self.video_to_text.items()}
         found["SumR"] = self.sum_of_recalls
@@ -115,14 +115,14 @@ class Evaluation:
 
 @dataclass
 class _Seen:
-    """The texts and videos that take part, in scoring order.
+    """Texts and videos that take part, in scoring order.
 
     Attributes:
-        text_rows, video_rows: (N,), (M,) rows of the features as they came.
-        text_index, video_index: (N,), (M,) places in the split.
+        text_rows, video_rows: (N,), (M,) rows of the features as received.
+        text_index, video_index: (N,), (M,) indices in the split.
         video_of_text: (N,) column of each text's video.
-        slot_sizes: number of texts per caption slot where videos are scored under their own captions, else empty.
-        dropped: texts whose video was not seen.
+        dropped: number of texts whose video was not encoded.
+        slot_sizes: number of texts per caption slot if videos are scored under their own captions, else empty.
     """
 
     text_rows: Tensor
@@ -135,28 +135,30 @@ class _Seen:
 
 
 class Evaluator:
-    """Scores all texts against all videos and ranks the matches.
+    """Evaluator that scores all texts against all videos and ranks the matches.
 
-    Texts and videos are scored in seeded random orders, so that positions say nothing about pairs. Scores come in
-    blocks under a memory budget, and no (N, M) matrix is held where it does not fit; the ranks are the same either way.
+    Texts and videos are scored in seeded random orders, so that positions reveal nothing about pairs. Scores are
+    computed in blocks under a memory budget, and an (N, M) matrix is kept only if it fits; the ranks are the same in
+    both cases.
 
     Args:
-        score: the method's `score`.
-        recall: the K of the recalls.
-        seed: of the orders in which texts and videos are scored.
-        memory_budget_bytes: what a pass over all pairs may hold besides the features.
-        pair_bytes: what the method's score holds for each pair of a block.
-        block_texts, block_videos: size of the blocks; chosen from the budget where not given.
-        device: where scores are computed; the features' own where not given.
-        shard: this process's share of the work; all processes return the same evaluation.
-        score_as_released: for the released protocols that condition each video on its own caption: takes texts, videos
-            and the videos' own captions, in place of `score`. The result is marked as leaking ground truth.
-        temperature: gamma, what the method divides its scores by, for normalisers without one of their own.
-        parts: Names of the parts whose mean the method's score is, for normalizers that need them.
-        measure_balance: also measure how evenly both directions retrieve their galleries, which needs `temperature`.
+        score: scoring function of the method.
+        recall: values of K for R@K.
+        seed: seed for the orders in which texts and videos are scored.
+        memory_budget_bytes: memory budget of a pass over all pairs, in bytes, without the features.
+        pair_bytes: memory that the scoring function needs for each pair of a block, in bytes.
+        block_texts, block_videos: size of the blocks; by default chosen from the budget.
+        device: device that computes the scores; by default the device of the features.
+        shard: share of this process in the work; all processes return the same evaluation.
+        score_as_released: scoring function for the released protocols that condition each video on its own caption. It
+            is used instead of `score` and takes texts, videos and the videos' own captions. The result is marked as
+            leaking ground truth.
+        temperature: gamma, the divisor of the method's scores, for normalizers without their own temperature.
+        parts: Names of the parts whose mean is the method's score, for normalizers that need them.
+        measure_balance: measurement of the balance in both directions, which needs `temperature`.
 
     Raises:
-        ValueError: not exactly one of `score` and `score_as_released` is given, or the balance is wanted without a
+        ValueError: Not exactly one of `score` and `score_as_released` is given, or the balance is requested without a
             temperature.
     """
 
@@ -205,29 +207,29 @@ class Evaluator:
         normalizer: Normalizer | None = None,
         bank: Bank | None = None,
     ) -> Evaluation:
-        """Rank every text among the videos and every video among the texts.
+        """Rank the video of every text among the videos, and the texts of every video among the texts.
 
         Args:
-            texts: features of the texts, repetitions allowed.
-            text_index: (N,) int64, place of each text in the split; a place that comes twice counts once.
-            videos: features of the videos, repetitions allowed.
-            video_index: (M,) int64, place of each video in the split.
-            truth: the pairing of the split.
-            normalizer: score normalisation, applied to each direction by itself.
-            bank: training texts and videos, for normalisers that need them.
+            texts: Features of the texts; repetitions are allowed.
+            text_index: Index of each text in the split, (N,) int64. An index that occurs twice counts once.
+            videos: Features of the videos; repetitions are allowed.
+            video_index: Index of each video in the split, (M,) int64.
+            truth: Ground truth of the split.
+            normalizer: Score normalization, applied to each direction separately.
+            bank: Training texts and videos, for normalizers that need them.
 
         Returns:
-            The table, marked partial if texts or videos of the split were not seen.
+            Results table, marked as partial if texts or videos of the split were not encoded.
 
         Raises:
-            ValueError: a place is outside the split, a score is NaN, the normaliser needs a bank that is not given, or
-                a released protocol meets videos with different numbers of captions.
+            ValueError: An index is outside the split, a score is NaN, the normalizer needs a bank that is not given,
+                or the videos have different numbers of captions under a released protocol.
         """
         seen = self._seen(texts, text_index, videos, video_index, truth)
         if not len(seen.text_rows):
             return self._nothing_ranked(seen, truth, normalizer)
         source = self._source(texts, videos, seen)
-        # Two stages need not score what is no candidate.
+        # Two-stage retrieval scores only the candidates.
         by_candidates = isinstance(normalizer, TwoStage) and self.score is not None and not self.measure_balance
         if isinstance(normalizer, TwoStage) and by_candidates:
             adjustments: Adjustments = (None, None)
@@ -384,7 +386,7 @@ class Evaluator:
 
 
 def _first_of_each(index: Tensor, items: int, places: int, kind: str, truth: GroundTruth) -> Tensor:
-    """Rows of the first item of every place, by rising place."""
+    """Return the rows of the first item at each index, sorted by index."""
     index = index.cpu()
     if index.shape != (items,):
         raise ValueError(f"{kind}_index must be ({items},), one position per {kind}, got {tuple(index.shape)}")
@@ -413,6 +415,6 @@ def _caption_slots(video_of_text: Tensor, videos: int) -> Tensor:
 
 
 def _in_split(ranks: Ranks, places: Tensor) -> Ranks:
-    """Name the queries by their place in the split and put them in its order, on the CPU."""
+    """Replace the indices of the queries by their indices in the split, sort by them, and move the ranks to the CPU."""
     ranks = ranks.to("cpu")
     return Ranks(ranks.better, ranks.tied, places[ranks.index]).deduplicated()

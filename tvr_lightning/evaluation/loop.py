@@ -1,8 +1,8 @@
-"""The loop of every evaluation: encode the batches of a split, join them over devices, rank them or find the best.
+"""Evaluation loop: encode the batches of a split, gather the features of all devices, and rank or predict.
 
-Batches reach a method without their places, while the trainer's data are sealed, and texts and videos are scored in
-seeded random orders: nothing but a text and a video can enter a score. Devices that share out the weights (FSDP2)
-gather them in every encoding, so that all must encode equally often.
+Methods receive batches without indices and with restricted access to the trainer, and texts and videos are scored in
+seeded random orders, so that a score can depend only on its text and its video. Devices that shard the weights (FSDP2)
+gather them in every encoding step, so all devices must encode equally often.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from tvr_lightning.training.distributed import gather_batches, gather_objects, g
 from tvr_lightning.training.sharding import gathered, is_sharded
 
 PAIR_BYTES = 256
-"""What predicting holds for every pair of a text and a video at a time."""
+"""Memory that prediction needs for each text-video pair of a block, in bytes."""
 
 Batch = TextBatch | VideoBatch
 R = TypeVar("R", bound=Record)
 
 
 class Method(Protocol):
-    """What the loop asks of a method; `RetrievalModule` says what each of them is."""
+    """Interface of a method as used by the evaluation loop; see `RetrievalModule` for its attributes."""
 
     encoder: Encoder
     evaluation_config: EvaluationConfig
@@ -49,13 +49,13 @@ class Method(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Return the device of the method."""
 
     def modules(self) -> Iterator[nn.Module]:
-        """Yield its parts, which may be shared out over devices."""
+        """Yield the modules of the method, which may be sharded over devices."""
 
     def sealed(self) -> AbstractContextManager[None]:
-        """Keep the trainer's data out of its reach."""
+        """Restrict access to the trainer's data."""
 
     def text_features(self, batch: TextBatch) -> TextFeatures:
         """Encode N texts."""
@@ -64,27 +64,27 @@ class Method(Protocol):
         """Encode M videos."""
 
     def compact_text(self, text: TextFeatures) -> TextFeatures:
-        """Drop what `score` does not read of N texts."""
+        """Drop the features of N texts that `score` does not use."""
 
     def compact_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Drop what `score` does not read of M videos."""
+        """Drop the features of M videos that `score` does not use."""
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
         """Score N texts against M videos, (N, M)."""
 
     def score_as_released(self, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures) -> Scores:
-        """Score N texts against M videos that are told their own captions, (N, M)."""
+        """Score N texts against M videos that are conditioned on their own captions, (N, M)."""
 
     def score_temperature(self) -> float:
-        """Return what the loss divides scores by."""
+        """Return the divisor of the scores in the loss."""
 
     def bank(self) -> Bank:
-        """Return training texts and videos that stand for users' queries."""
+        """Return training texts and videos that serve as stand-ins for user queries."""
 
 
 @dataclass
 class EncodedSplit:
-    """Features of the texts and videos of a split that were seen, over all devices; places may repeat."""
+    """Features of the encoded texts and videos of a split, gathered from all devices; indices may repeat."""
 
     texts: Placed[TextFeatures]
     videos: Placed[VideoFeatures]
@@ -92,11 +92,11 @@ class EncodedSplit:
 
 @dataclass
 class Collection:
-    """What this process encoded of a split so far.
+    """Features of a split that this process has encoded so far.
 
     Attributes:
-        texts, videos: features of B items each, with their places.
-        skipped: files that could not be read so far, each with its reason; kept when the features are forgotten.
+        texts, videos: features of B items each, with their indices in the split.
+        skipped: files that could not be read so far, each with its reason; kept by `clear`.
     """
 
     texts: list[Placed[TextFeatures]] = field(default_factory=list)
@@ -106,12 +106,13 @@ class Collection:
     def add(self, method: Method, batch: Batch, compact: bool = False) -> None:
         """Encode one batch of texts or videos.
 
-        A device that has no video of a batch to encode encodes a blank one where all must compute together.
+        If no video of a batch could be read and the weights are sharded, a blank video is encoded, because all devices
+        must encode together.
 
         Args:
-            method: what encodes.
-            batch: on the method's device.
-            compact: keep only what `score` reads.
+            method: Method that encodes.
+            batch: Batch on the method's device.
+            compact: Keep only features that `score` uses.
         """
         with method.sealed():
             if isinstance(batch, TextBatch):
@@ -126,18 +127,18 @@ class Collection:
                 method.video_features(_blank(batch))
 
     def clear(self) -> None:
-        """Forget the features."""
+        """Remove the features."""
         self.texts.clear()
         self.videos.clear()
 
     def join(self, device: torch.device) -> EncodedSplit:
-        """Hand over what all devices encoded; they need not have read equally many videos.
+        """Return the features of all devices. The devices may have read different numbers of videos.
 
         Args:
-            device: of this process.
+            device: Device of this process.
 
         Raises:
-            RuntimeError: there are no texts or no videos.
+            RuntimeError: There are no texts or no videos.
         """
         texts = gather_batches(self.texts, device)
         if texts is None:
@@ -147,13 +148,13 @@ class Collection:
         return EncodedSplit(texts, videos)
 
     def join_videos(self, device: torch.device) -> Placed[VideoFeatures]:
-        """Hand over the videos alone, of all devices.
+        """Return the video features of all devices.
 
         Args:
-            device: of this process.
+            device: Device of this process.
 
         Raises:
-            RuntimeError: there are none.
+            RuntimeError: There are no videos.
         """
         videos = gather_batches(self.videos, device)
         if videos is None:
@@ -162,7 +163,7 @@ class Collection:
         return videos
 
     def skipped_anywhere(self) -> list[str]:
-        """Return the files that could not be read, each with its reason, over all devices."""
+        """Return the files that could not be read on any device, each with its reason."""
         return sorted({reason for reasons in gather_objects(sorted(self.skipped)) for reason in reasons})
 
     def _reasons(self) -> str:
@@ -179,20 +180,20 @@ def encode_split(
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     skipped: set[str] | None = None,
 ) -> EncodedSplit:
-    """Encode a whole split into main memory, in float32.
+    """Encode a whole split into main memory in float32.
 
     Args:
-        method: what encodes, on every device.
-        loaders: of its unique texts and unique videos, equally many batches on every device.
-        compact: keep only what `score` reads.
-        context: that encoding runs in, such as autocast.
-        skipped: where to note files that could not be read.
+        method: Method that encodes, on every device.
+        loaders: Loaders of the unique texts and unique videos, with equally many batches on every device.
+        compact: Keep only features that `score` uses.
+        context: Context for encoding, such as autocast.
+        skipped: Set to which files that could not be read are added.
 
     Returns:
-        Every item once, by rising place, the same on every device.
+        Features of every item once, sorted by index, the same on every device.
 
     Raises:
-        RuntimeError: there are no texts or no videos.
+        RuntimeError: There are no texts or no videos.
     """
     whole = Collection(skipped=set() if skipped is None else skipped)
     for loader in loaders:
@@ -200,7 +201,7 @@ def encode_split(
             part = Collection(skipped=whole.skipped)
             with context():
                 part.add(method, batch.to(method.device), compact)
-            # One batch at a time, so that no device holds more than its part of the split.
+            # One batch at a time, so that no device stores more than its part of the split.
             if isinstance(batch, TextBatch):
                 whole.texts += _in_memory(part.texts, method.device)
             else:
@@ -216,14 +217,14 @@ def _in_memory(batches: list[Placed[R]], device: torch.device) -> list[Placed[R]
 
 
 def encode_bank(method: Method, trainer: Trainer, skipped: set[str]) -> Bank:
-    """Encode training texts and videos that stand for users' queries in score normalisation, compact in main memory.
+    """Encode training texts and videos as stand-ins for user queries in score normalization, compact in main memory.
 
-    At most `evaluation.bank_size` of each, drawn by `evaluation.seed`.
+    At most `evaluation.bank_size` of each are sampled with `evaluation.seed`.
 
     Args:
-        method: what encodes, on every device.
-        trainer: with the data, and the precision to encode in.
-        skipped: where to note files that could not be read.
+        method: Method that encodes, on every device.
+        trainer: Trainer with the data module and the precision for encoding.
+        skipped: Set to which files that could not be read are added.
     """
     config, data = method.evaluation_config, trainer.datamodule  # type: ignore[attr-defined]
     loaders = bank_loaders(data.evaluation_dataloaders("train"), config.bank_size, config.seed)
@@ -236,11 +237,11 @@ def evaluate(method: Method, split: EncodedSplit, truth: GroundTruth, sanity_che
     """Rank all texts and videos of a split.
 
     Args:
-        method: what scores, on every device.
-        split: what was encoded; items that come twice count once.
-        truth: the pairing, which the evaluator keeps to itself.
-        sanity_check: of a run that has not trained yet, whose queues are empty and for which a bank is not worth while:
-            scores are not normalised.
+        method: Method that scores, on every device.
+        split: Encoded split; items that occur twice count once.
+        truth: Ground truth, which only the evaluator uses.
+        sanity_check: Skip the normalization, because an untrained run has empty queues and a bank is not worth
+            encoding.
     """
     config, released = method.evaluation_config, method.protocol == "as-released"
     if released and not sanity_check:
@@ -268,18 +269,18 @@ def evaluate(method: Method, split: EncodedSplit, truth: GroundTruth, sanity_che
 
 
 def predict(method: Method, split: EncodedSplit) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the best videos of every text, after the normalisation of the recipe.
+    """Find the best videos of every text, after the normalization of the recipe.
 
     Args:
-        method: what scores, on every device.
-        split: what was encoded; items that come twice count once.
+        method: Method that scores, on every device.
+        split: Encoded split; items that occur twice count once.
 
     Returns:
-        Places of the N texts (N,), rising, scores (N, k), falling, and places of the videos (N, k).
+        Ascending indices of the N texts (N,), descending scores (N, k), and indices of the videos (N, k).
     """
     config = method.evaluation_config
     texts, videos = split.texts.distinct(), split.videos.distinct()
-    # In random orders, as for a table: a place must not say which video belongs to which text.
+    # Random orders, as in evaluation: positions must not reveal which video belongs to which text.
     generator = torch.Generator().manual_seed(config.seed)
     order, places = (torch.randperm(len(items), generator=generator) for items in (texts, videos))
     texts, videos = texts[order], videos[places]
@@ -305,20 +306,20 @@ def _pair_scores(method: Method, texts: TextFeatures, videos: VideoFeatures, par
 
 
 def log_values(module: LightningModule, stage: str, values: Mapping[str, float]) -> None:
-    """Log what an evaluation found, which every device holds as a whole.
+    """Log the values of an evaluation, which are the same on all devices.
 
     Args:
-        module: whose log it is.
-        stage: `val` or `test`, before the names.
-        values: by name.
+        module: Module that logs.
+        stage: Prefix of the names, `val` or `test`.
+        values: Values by name.
     """
-    # Equal on all devices already: their largest is exact, their mean might round.
+    # The values are equal on all devices: the maximum is exact, the mean might be rounded.
     logged = {f"{stage}/{name}": torch.tensor(value, dtype=torch.float32) for name, value in values.items()}
     module.log_dict(logged, sync_dist=True, reduce_fx="max")
 
 
 def _blank(batch: VideoBatch) -> VideoBatch:
-    """Return a batch of one black video, of the sizes of a batch of none."""
+    """Return a batch of one black video with the shapes of an empty batch."""
     video = batch.video.apply(lambda t: t.new_full((1, *t.shape[1:]), t.dtype == torch.bool))
     return VideoBatch(video, batch.index.new_zeros(1), ["blank"])
 

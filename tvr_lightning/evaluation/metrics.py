@@ -1,7 +1,7 @@
-"""Recall at K, median rank and mean rank: pure functions on ranks, and torchmetrics modules that gather ranks.
+"""Recall at K, median rank and mean rank: pure functions of ranks, and torchmetrics modules that accumulate ranks.
 
-Recalls are percentages, as the papers print them. Ties count as the expectation under random tie-breaking, so a
-constant similarity scores chance. (The released CLIP4Clip `compute_metrics` counts every tied position as a hit.)
+Recalls are percentages, as in the papers. Ties are resolved by the expectation under random tie-breaking, so a constant
+similarity gives chance performance. (The released CLIP4Clip `compute_metrics` counts every tied position as a hit.)
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tvr_lightning.evaluation.ranks import Ranks
 
 
 def recall_at_k(ranks: Ranks, k: int) -> float:
-    """Percentage of queries whose match is among the first `k`.
+    """Return the percentage of queries whose match is among the first `k`.
 
     Raises:
-        ValueError: there is no query, or `k` is below 1.
+        ValueError: There is no query, or `k` is below 1.
 
     Example:
         >>> ranks = Ranks(better=torch.tensor([0, 2, 7]), tied=torch.ones(3, dtype=torch.int64), index=torch.arange(3))
@@ -32,10 +32,10 @@ def recall_at_k(ranks: Ranks, k: int) -> float:
 
 
 def median_rank(ranks: Ranks) -> float:
-    """Median of the expected ranks, from 1; the mean of the middle two where their number is even.
+    """Return the median of the expected ranks, from 1; the mean of the middle two if the number of queries is even.
 
     Raises:
-        ValueError: there is no query.
+        ValueError: There is no query.
 
     Example:
         >>> ranks = Ranks(better=torch.tensor([0, 2, 7]), tied=torch.ones(3, dtype=torch.int64), index=torch.arange(3))
@@ -49,10 +49,10 @@ def median_rank(ranks: Ranks) -> float:
 
 
 def mean_rank(ranks: Ranks) -> float:
-    """Mean of the expected ranks, from 1.
+    """Return the mean of the expected ranks, from 1.
 
     Raises:
-        ValueError: there is no query.
+        ValueError: There is no query.
 
     Example:
         >>> ranks = Ranks(better=torch.tensor([0, 2, 7]), tied=torch.ones(3, dtype=torch.int64), index=torch.arange(3))
@@ -67,14 +67,14 @@ def summarize(ranks: Ranks, recall: Sequence[int] = (1, 5, 10)) -> dict[str, flo
     """Return the row of a results table for one direction.
 
     Args:
-        ranks: ranks of the direction's queries, each query once.
-        recall: the K of the recalls, each at least 1.
+        ranks: Ranks of the direction's queries, each query once.
+        recall: Values of K for R@K, each at least 1.
 
     Returns:
         `R@K` for every K in percent, `MdR` and `MnR` (median and mean rank), and `RSum`, the sum of the recalls.
 
     Raises:
-        ValueError: there is no query, or a K is below 1.
+        ValueError: There is no query, or a K is below 1.
 
     Example:
         >>> ranks = Ranks(better=torch.tensor([0, 2, 7]), tied=torch.ones(3, dtype=torch.int64), index=torch.arange(3))
@@ -87,7 +87,7 @@ def summarize(ranks: Ranks, recall: Sequence[int] = (1, 5, 10)) -> dict[str, flo
 
 
 def sum_of_recalls(text_to_video: dict[str, float], video_to_text: dict[str, float]) -> float:
-    """Return SumR, the recalls of both directions added up (percent, at most 200 times the number of K).
+    """Return SumR, the sum of the recalls of both directions (percent, at most 200 times the number of K).
 
     Example:
         >>> sum_of_recalls({"RSum": 205.0}, {"RSum": 203.5})
@@ -97,9 +97,9 @@ def sum_of_recalls(text_to_video: dict[str, float], video_to_text: dict[str, flo
 
 
 class RankMetric(Metric):
-    """Gathers ranks, over batches and over processes, as a basis for scalar metrics that are functions of all of them.
+    """Base class of metrics that need all ranks, accumulated over batches and processes.
 
-    Updated with `Ranks` (Q,). A query that comes twice, because a sampler padded the last batch, counts once.
+    `update` takes `Ranks` (Q,). A query that occurs twice, because a sampler padded the last batch, counts once.
     """
 
     full_state_update = False
@@ -113,16 +113,16 @@ class RankMetric(Metric):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
     def update(self, ranks: Ranks) -> None:
-        """Take the ranks of some queries."""
+        """Add the ranks of some queries."""
         self.better.append(ranks.better)
         self.tied.append(ranks.tied)
         self.index.append(ranks.index)
 
     def ranks(self) -> Ranks:
-        """Return the ranks gathered so far, each query once.
+        """Return the accumulated ranks, each query once.
 
         Raises:
-            ValueError: nothing was gathered, or one query came with two different ranks.
+            ValueError: There are no ranks, or a query has two different ranks.
         """
         if not len(self.index):
             raise ValueError(f"{type(self).__name__} has no queries. Call update before compute.")
@@ -152,7 +152,7 @@ class RecallAtK(RankMetric):
         self.k = k
 
     def compute(self) -> Tensor:
-        """Return the scalar percentage."""
+        """Return the percentage."""
         return self._result(recall_at_k(self.ranks(), self.k))
 
 
@@ -169,7 +169,7 @@ class MedianRank(RankMetric):
     higher_is_better = False
 
     def compute(self) -> Tensor:
-        """Return the scalar median."""
+        """Return the median."""
         return self._result(median_rank(self.ranks()))
 
 
@@ -186,15 +186,15 @@ class MeanRank(RankMetric):
     higher_is_better = False
 
     def compute(self) -> Tensor:
-        """Return the scalar mean."""
+        """Return the mean."""
         return self._result(mean_rank(self.ranks()))
 
 
 class RetrievalMetrics(RankMetric):
-    """The whole row of a results table for one direction, scalars by name, from one set of ranks.
+    """Complete row of a results table for one direction, scalars by name, from one set of ranks.
 
     Args:
-        recall: the K of the recalls.
+        recall: values of K for R@K.
 
     Example:
         >>> metric = RetrievalMetrics(recall=(1, 5))

@@ -1,9 +1,9 @@
-"""Score normalisation at test: dual softmax, QB-Norm, Sinkhorn biases, and their composition.
+"""Score normalization at test time: dual softmax, QB-Norm, Sinkhorn biases, and their composition.
 
-Every normaliser sees one direction at a time, queries as rows and gallery items as columns. It first reads the scores
-it needs as a stream of blocks, and gives back how any block is to be adjusted; so none needs an (N, M) matrix at once.
-Each one states whether it is transductive, that is, uses the test queries as a whole: such results do not compare with
-those of systems that answer one query at a time.
+A normalizer processes one direction at a time, with queries as rows and gallery items as columns. It first reads the
+scores it needs as a stream of blocks and then returns a function that adjusts any block, so that no complete (N, M)
+matrix is needed. Each normalizer declares whether it is transductive, that is, uses the test queries as a whole: such
+results are not comparable with those of systems that process one query at a time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LEFT_OUT = -1e6
 
 @dataclass
 class Bank:
-    """Features of the training split that stand for the queries of a user.
+    """Features of the training split that serve as stand-ins for user queries.
 
     Attributes:
         texts: K texts, the queries of text-to-video retrieval.
@@ -50,15 +50,15 @@ class Bank:
 
 @dataclass
 class Context:
-    """What a normaliser may use besides the scores of a direction's Q queries against its G gallery items.
+    """Information for a normalizer in addition to the scores of Q queries against G gallery items in one direction.
 
     Attributes:
-        direction: which of the two directions.
+        direction: direction of the retrieval.
         bank: scores (K, G) of K training queries against the G gallery items.
-        bank_parts: The parts whose mean these scores are, (K, G) each; given to normalizers with `needs_parts`.
+        bank_parts: Parts whose mean these scores are, (K, G) each; given to normalizers with `needs_parts`.
         query_counts: (Q,) float64, number of matches of each query in the other modality of the test set.
         gallery_counts: (G,) float64, the same for each gallery item.
-        temperature: gamma, what the method divides its scores by.
+        temperature: divisor gamma of the method's scores.
     """
 
     direction: Direction = "text-to-video"
@@ -70,13 +70,13 @@ class Context:
 
 
 class Normalizer(ABC):
-    """A post-processing of scores (Q, G), Q queries against G gallery items.
+    """Post-processing of scores (Q, G) of Q queries against G gallery items.
 
     Attributes:
         name: name in result tables.
-        transductive: whether it uses the test queries as a whole.
-        needs_bank: whether it needs training queries.
-        needs_parts: Whether it needs the parts of their scores.
+        transductive: True if it uses the test queries as a whole.
+        needs_bank: True if it needs training queries.
+        needs_parts: True if it needs the parts of their scores.
     """
 
     name: str
@@ -86,21 +86,21 @@ class Normalizer(ABC):
 
     @abstractmethod
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
-        """Read the scores of Q queries against G gallery items; return the adjustment of their blocks.
+        """Fit to the scores of Q queries against G gallery items, and return the adjustment of their blocks.
 
-        The adjustment takes an (r, c) block with the slices of its rows and columns, and returns it normalised.
+        The adjustment takes an (r, c) block with the slices of its rows and columns, and returns the normalized block.
         """
 
     def measured(self, video_of_text: Tensor) -> dict[str, float]:
-        """Return what tables are to say of the fitted post-processing, in percent by name; by default nothing.
+        """Return values of the fitted normalizer to report in tables, in percent by name; empty by default.
 
         Args:
-            video_of_text: (N,) int64, the video of each text. Fitting never sees it.
+            video_of_text: Video of each text, (N,) int64. It is not available to `fit`.
         """
         return {}
 
     def warnings(self) -> list[str]:
-        """Return what readers of the fitted post-processing's results must know; by default nothing."""
+        """Return warnings about results of the fitted normalizer; empty by default."""
         return []
 
 
@@ -113,22 +113,22 @@ def normalize_scores(
     gallery_counts: Tensor | None = None,
     temperature: float | None = None,
 ) -> Tensor:
-    """Normalise a matrix of scores at once.
+    """Normalize a complete matrix of scores.
 
     Args:
-        normalizer: the post-processing.
-        similarity: (Q, G) scores of queries against gallery items; for video to text, videos are the rows.
-        bank: (K, G) scores of training queries against the same gallery.
-        direction: which direction the rows query.
-        query_counts: (Q,) number of matches of each query.
-        gallery_counts: (G,) number of matches of each gallery item.
-        temperature: gamma, what the method divides its scores by, for normalisers without one of their own.
+        normalizer: Post-processing of the scores.
+        similarity: Scores of queries against gallery items, (Q, G); for video-to-text, videos are the rows.
+        bank: Scores of training queries against the same gallery, (K, G).
+        direction: Direction of the retrieval.
+        query_counts: Number of matches of each query, (Q,).
+        gallery_counts: Number of matches of each gallery item, (G,).
+        temperature: Divisor gamma of the method's scores, for normalizers without their own temperature.
 
     Returns:
-        (Q, G) normalised scores.
+        Normalized scores (Q, G).
 
     Raises:
-        ValueError: the normaliser needs something that is not given.
+        ValueError: The normalizer needs something that is not given.
 
     Example:
         >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
@@ -143,10 +143,12 @@ def normalize_scores(
 
 
 class DualSoftmax(Normalizer):
-    """Scores (Q, G) times a softmax over all test queries: s_ij softmax_i(t s_ij) (CAMoE, Cheng et al. 2021, DSL).
+    """Dual softmax, scores (Q, G) times a softmax over all test queries: s_ij softmax_i(t s_ij).
+
+    Introduced as DSL by CAMoE (Cheng et al. 2021).
 
     Args:
-        temperature: t, the factor inside the softmax (GAID and T-MASS, released: 100).
+        temperature: factor t inside the softmax (GAID and T-MASS, released: 100).
 
     Raises:
         ValueError: `temperature` is not positive.
@@ -168,7 +170,7 @@ class DualSoftmax(Normalizer):
         self._negative: dict[Direction, bool] = {}
 
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
-        """Sum the queries' exponentials for every gallery item, and look for scores below zero."""
+        """Sum the exponentials of the queries for every gallery item, and check for scores below zero."""
         negative = torch.zeros((), dtype=torch.int64, device=scores.device)
 
         def count(values: Tensor, rows: slice, columns: slice) -> Tensor:
@@ -185,7 +187,7 @@ class DualSoftmax(Normalizer):
         return adjust
 
     def warnings(self) -> list[str]:
-        """Return a mark if a score of either direction is below zero."""
+        """Return a warning if a score of either direction is below zero."""
         mark = "some scores are below zero, and dual softmax can reverse their order"
         return [mark] if any(self._negative.values()) else []
 
@@ -193,17 +195,18 @@ class DualSoftmax(Normalizer):
 class QueryBankNorm(Normalizer):
     """QB-Norm with the dynamic inverted softmax (Bogolin et al., CVPR 2022; released code).
 
-    exp(beta s_ij) / sum over bank queries of exp(beta s_kj), for those test queries whose best gallery item is among
-    the best k of some bank query; the other queries keep their scores. Scores are (Q, G), those of the bank (K, G).
+    The adjusted score exp(beta s_ij) / sum over bank queries of exp(beta s_kj) applies to test queries whose best
+    gallery item is among the best k of some bank query; the other queries keep their scores. Scores are (Q, G), bank
+    scores (K, G).
 
     Args:
         beta: factor of the scores inside the exponentials (released: 20).
         k: number of best gallery items of each bank query that count as popular (released: 1).
-        occurrences: number of bank queries that an item must be among the best of (GARE's and DiCoSA's variant: more
-            than 1).
+        occurrences: minimum number of bank queries that have an item among their best (more than 1 in the variant of
+            GARE and DiCoSA).
 
     Raises:
-        ValueError: an option is not positive.
+        ValueError: An option is not positive.
 
     Example:
         >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
@@ -224,10 +227,10 @@ class QueryBankNorm(Normalizer):
         self.name = f"QB-Norm (beta {beta:g}, k {k}" + (f", occurrences {occurrences})" if occurrences > 1 else ")")
 
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
-        """Find the popular gallery items and their normalising sums from the bank.
+        """Find the popular gallery items and their normalization sums from the bank.
 
         Raises:
-            ValueError: there is no bank.
+            ValueError: There is no bank.
         """
         bank = _need_bank(context, self.name)
         seen = torch.bincount(best_of_gallery(bank, self.k).flatten(), minlength=bank.gallery)
@@ -243,21 +246,23 @@ class QueryBankNorm(Normalizer):
 
 
 class SinkhornBias(Normalizer):
-    """A bias for every gallery item, from Sinkhorn's algorithm: s_ij + b_j (NCL, Eqs. 10 and 11, and Table 5).
+    """Bias for every gallery item from Sinkhorn's algorithm: s_ij + b_j (NCL, Eqs. 10 and 11, and Table 5).
 
     Scores s are (Q, G), biases b (G,) float64.
 
     Args:
         temperature: divisor gamma of the scores; None uses the method's own (1 / exp(logit_scale); CLIP: 0.01).
-        queries: `train` balances the gallery against training queries; `oracle` against the test queries themselves,
-            the paper's upper bound.
+        queries: `train` balances the gallery against training queries, `oracle` against the test queries themselves
+            (the paper's upper bound).
         iterations: number of iterations (paper: 4).
-        marginals: `uniform`, or `count`: in proportion to the number of test captions of a video (Sec. 3.3), which uses
-            the test set's pairing counts and is therefore transductive as well.
-        per_part: Compute a bias for each part of a score that is a mean of parts, and add their mean (UCoFiA).
+        marginals: `uniform`, or `count` for marginals proportional to the number of test captions of a video (Sec.
+            3.3). `count` uses the test set's pairing counts and is therefore also transductive.
+        per_part: Separate bias for each part of a score that is a mean of parts; the mean of the biases is added
+            (UCoFiA).
 
     Raises:
-        ValueError: `temperature` is not positive, `iterations` is below 1, or `per_part` without training queries.
+        ValueError: `temperature` is not positive, `iterations` is below 1, or `per_part` is set without training
+            queries.
 
     Example:
         >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
@@ -293,7 +298,7 @@ class SinkhornBias(Normalizer):
         """Balance the queries against the gallery.
 
         Raises:
-            ValueError: there is no bank, or no counts, where they are needed.
+            ValueError: There is no bank, or no counts, although they are needed.
         """
         bias = self.gallery_bias(scores, context)
 
@@ -303,13 +308,13 @@ class SinkhornBias(Normalizer):
         return adjust
 
     def gallery_bias(self, scores: ScoreSource, context: Context) -> Tensor:
-        """Return the (G,) float64 biases of the gallery items, on the scale of the scores.
+        """Return the biases (G,) float64 of the gallery items, on the scale of the scores.
 
-        Training queries are the rows of their matrix in both directions. The oracle has one matrix, with texts as rows:
-        after a few iterations it matters which side is balanced last.
+        Training queries are the rows of their matrix in both directions. The oracle uses one matrix with texts as rows
+        in both directions, because after a few iterations the side that is balanced last makes a difference.
 
         Raises:
-            ValueError: there is no bank, no counts, no parts, or no temperature, where they are needed.
+            ValueError: There is no bank, no counts, no parts, or no temperature, although they are needed.
         """
         gamma = self.temperature if self.temperature is not None else context.temperature
         if gamma is None:
@@ -325,7 +330,7 @@ class SinkhornBias(Normalizer):
             weights = self._log_weights(scores, gamma, queries, gallery)[1]
         else:
             weights = self._log_weights(TransposedSource(scores), gamma, gallery, queries)[0]
-        # Weights add up to 1, so gallery items that `TwoStage` left out for every query shift those of all others.
+        # Weights add up to 1, so gallery items that `TwoStage` left out for every query shift all other weights.
         shifted = weights[weights < LEFT_OUT / (2 * gamma)]
         return gamma * (weights - shifted.logsumexp(0) if len(shifted) else weights)
 
@@ -346,19 +351,19 @@ class SinkhornBias(Normalizer):
             return 0.0
         if counts is None:
             raise ValueError(f"{self.name} needs the number of matches of each {side} item")
-        # A video without captions has no share to be balanced to; it is treated as if it had one.
+        # A video without captions has no share; it is treated as if it had one caption.
         return counts.clamp(min=1.0).log()
 
 
 class NormalizerChain(Normalizer):
-    """Several normalisers, each applied to the scores (Q, G) that the former ones returned.
+    """Several normalizers in sequence, each applied to the scores (Q, G) returned by the previous one.
 
     Args:
         normalizers: normalizers in order of application. One that needs a bank must come first, since the bank's scores
             are raw.
 
     Raises:
-        ValueError: there is none, or a normaliser after the first needs a bank.
+        ValueError: There is no normalizer, or a normalizer after the first needs a bank.
 
     Example:
         >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
@@ -383,7 +388,7 @@ class NormalizerChain(Normalizer):
         self.needs_parts = normalizers[0].needs_parts
 
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
-        """Fit each normaliser on the scores that the former ones return."""
+        """Fit each normalizer on the scores returned by the previous one."""
         adjustments: list[Adjustment] = []
         for normalizer in self.normalizers:
             adjustment = normalizer.fit(scores, context)
@@ -400,16 +405,16 @@ class NormalizerChain(Normalizer):
         return adjust
 
     def measured(self, video_of_text: Tensor) -> dict[str, float]:
-        """Return what each normaliser has to say, given the (N,) video of each text."""
+        """Return the values that each normalizer reports, given the video of each text (N,)."""
         return {name: value for each in self.normalizers for name, value in each.measured(video_of_text).items()}
 
     def warnings(self) -> list[str]:
-        """Return the marks of each normalizer."""
+        """Return the warnings of each normalizer."""
         return [mark for each in self.normalizers for mark in each.warnings()]
 
 
 def _keep_left_out(adjustment: Adjustment) -> Adjustment:
-    """Leave the scores of pairs that `TwoStage` left out as they are."""
+    """Wrap an adjustment so that it keeps the scores of pairs that `TwoStage` left out."""
 
     def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
         return torch.where(values < LEFT_OUT / 2, values, adjustment(values, rows, columns))
@@ -418,19 +423,19 @@ def _keep_left_out(adjustment: Adjustment) -> Adjustment:
 
 
 def normalization_error(similarity: Tensor, temperature: float) -> Tensor:
-    """How far the retrieval probabilities of the gallery are from adding up to one each (NCL, Eq. 5).
+    """Return the normalization error of a gallery (NCL, Eq. 5).
 
     mean_j |1 - sum_i P(j | i)| with P the softmax over the gallery of each query's scores.
 
     Args:
-        similarity: (Q, G) scores of queries against gallery items, one match each, so that Q equals G.
-        temperature: gamma, what scores are divided by.
+        similarity: Scores of queries against gallery items, (Q, G), one match each, so that Q equals G.
+        temperature: Divisor gamma of the scores.
 
     Returns:
-        Scalar; 0 where every gallery item is retrieved equally often.
+        Scalar; 0 if every gallery item is retrieved equally often.
 
     Raises:
-        ValueError: the matrix is not square.
+        ValueError: The matrix is not square.
 
     Example:
         >>> hub = torch.tensor([[0.9, 0.1], [0.9, 0.1]])  # both queries find the first video

@@ -1,4 +1,4 @@
-"""Scores of a method, block by block: kept where the memory allows, computed again where it does not."""
+"""Scores of a method, block by block: cached if memory allows, otherwise recomputed."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 Score = Callable[[TextFeatures, VideoFeatures], Scores]
 LeakingScore = Callable[[TextFeatures, VideoFeatures, TextFeatures], Scores]
 
-LARGEST_VIDEO_BLOCK = 128  # of small galleries: few enough that every process gets blocks, enough for an accelerator
-BYTES_OF_A_PASS = 32  # per pair: the block itself, and the comparisons and double-precision sums made of it
-COPIES_OF_TEXTS = 4  # what a score makes of its texts before it meets the videos: unit vectors, projections
+LARGEST_VIDEO_BLOCK = 128  # for small galleries: gives every process blocks and still keeps a GPU busy
+BYTES_OF_A_PASS = 32  # per pair: the block, its comparisons and its double-precision sums
+COPIES_OF_TEXTS = 4  # copies of the texts within a score, such as unit vectors and projections
 
 
 class PairScores(ScoreSource):
-    """Scores (N, M) of N texts against M videos by a method, block by block with few videos and many texts each.
+    """Scores (N, M) of N texts against M videos by a method, in blocks of few videos and many texts.
 
-    Blocks have the same shapes in every pass, so that passes agree to the last bit. Scores are computed without
-    gradient, with autocast off, from features of float32 at least.
+    Blocks have the same shapes in every pass, so that passes are bitwise identical. Scores are computed without
+    gradient, with autocast off, from features in float32 or higher precision.
 
     Args:
-        score: the method's scoring function. With `own_texts` it also takes each video's own caption.
-        texts: features of N texts, in the order in which they are scored.
+        score: scoring function of the method. With `own_texts` it also takes each video's own caption.
+        texts: features of N texts, in scoring order.
         videos: features of M videos.
-        memory_budget_bytes: what a pass may hold besides the features; the matrix is kept if it fits into an eighth.
-        pair_bytes: what the method's score holds for every pair of a block.
-        block_texts, block_videos: size of a block; chosen from the budget where not given.
-        device: where scores are computed; the features' own where not given.
-        shard: this process's share of the video blocks.
-        own_texts: one record of M captions per caption slot, for the released protocols that condition each video on
-            its own caption; texts are ordered by slot.
-        slot_sizes: number of texts per slot, where `own_texts` is given.
-        part: Name of the part to take instead of the similarity.
-        text_index, video_index: (N,), (M,) places in the split, for messages.
+        memory_budget_bytes: memory budget of a pass without the features; the matrix is cached if it fits into an
+            eighth.
+        pair_bytes: memory that the scoring function needs for each pair of a block, in bytes.
+        block_texts, block_videos: size of a block; by default chosen from the budget.
+        device: device that computes the scores; by default the device of the features.
+        shard: share of this process in the video blocks.
+        own_texts: features of M captions per caption slot, for the released protocols that condition each video on its
+            own caption; texts are ordered by slot.
+        slot_sizes: number of texts per slot if `own_texts` is given.
+        part: Name of the part to use instead of the similarity.
+        text_index, video_index: (N,), (M,) indices in the split, for messages.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class PairScores(ScoreSource):
         pairs = max(memory_budget_bytes // 2 // (pair_bytes + BYTES_OF_A_PASS), 1)
         text_bytes = max(_size_in_bytes(texts) // max(self.queries, 1), 1)
         texts_at_once = min(max(memory_budget_bytes // 4 // (COPIES_OF_TEXTS * text_bytes), 1), max(self.queries, 1))
-        columns = memory_budget_bytes // 2 // (BYTES_OF_A_PASS * max(self.queries, 1))  # of a pass
+        columns = memory_budget_bytes // 2 // (BYTES_OF_A_PASS * max(self.queries, 1))
         fitting = min(self._largest_video_block(), max(8, columns), max(8, pairs // texts_at_once))
         self.block_videos = block_videos or max(min(fitting, self.gallery), 1)
         self.block_texts = block_texts or max(min(texts_at_once, pairs // self.block_videos), 1)
@@ -81,7 +82,7 @@ class PairScores(ScoreSource):
         self.texts, self.videos = texts, videos
 
     def _largest_video_block(self) -> int:
-        # Every block of videos meets all texts anew: with many videos, larger blocks do less of what is done per text.
+        # Each block of videos repeats the work per text, so large galleries get larger blocks.
         return max(LARGEST_VIDEO_BLOCK, min(8 * LARGEST_VIDEO_BLOCK, self.gallery // (8 * self.shard.world)))
 
     def _split_texts(self, slot_sizes: Sequence[int]) -> list[tuple[slice, int]]:
@@ -108,7 +109,7 @@ class PairScores(ScoreSource):
         """Yield this process's blocks, all texts of a video block before the next one.
 
         Raises:
-            ValueError: scores are NaN, in any process; raised after the first complete pass, by all processes together.
+            ValueError: Scores are NaN in any process. All processes raise together after the first complete pass.
         """
         nan, first = 0, ""
         for columns in self.video_blocks():

@@ -1,4 +1,4 @@
-"""The best videos of every text, as a table that other tools read."""
+"""Predictions: the best videos of every text, as a table for other tools."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def best_videos(
     """Find the k best videos of every text.
 
     Args:
-        scores: N texts against M videos, in one process.
-        k: how many videos to keep; all where there are fewer.
-        normalizer: post-processing of the scores.
-        context: what the normaliser may use besides them.
+        scores: Scores of N texts against M videos, in one process.
+        k: Number of videos to keep; all if there are fewer.
+        normalizer: Post-processing of the scores.
+        context: Additional information for the normalizer.
 
     Returns:
-        scores (N, k), falling, and the (N, k) int64 columns of the videos.
+        Descending scores (N, k), and the columns of the videos (N, k) int64.
 
     Raises:
-        ValueError: the normaliser needs something that the context lacks.
+        ValueError: The normalizer needs something that is missing in the context.
     """
     if normalizer is not None:
         scores = AdjustedSource(scores, normalizer.fit(scores, context or Context()))
@@ -45,14 +45,14 @@ def best_videos(
 def write_predictions(
     path: Path, texts: Sequence[str], video_ids: Sequence[str], text_index: Tensor, scores: Tensor, video_index: Tensor
 ) -> None:
-    """Write one row per text and place: text_index, text, place (from 1), video_id, score.
+    """Write one row per text and rank: text_index, text, place (from 1), video_id, score.
 
     Args:
-        path: the parquet file.
-        texts, video_ids: of the split, by index.
-        text_index: (N,) which text each row of scores belongs to.
-        scores: (N, k), falling.
-        video_index: (N, k) which video each score belongs to.
+        path: Path of the Parquet file.
+        texts, video_ids: Texts and video IDs of the split.
+        text_index: Index of the text of each row of scores, (N,).
+        scores: Scores in descending order, (N, k).
+        video_index: Index of the video of each score, (N, k).
     """
     import pandas as pd
 

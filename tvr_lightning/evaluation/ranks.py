@@ -1,7 +1,8 @@
-"""Ranks of queries as counts: how many gallery items score higher than the match, and how many score the same.
+"""Ranks of queries as counts of gallery items that score higher than the match and that score the same.
 
-Counts are sums over the gallery, so they add up over blocks and over processes, and they keep what a single rank loses:
-with ties the rank is random, and its expectation and the chance to be among the first K follow from both counts.
+Counts are sums over the gallery, so they add up over blocks and processes. They also keep information that a single
+rank loses: with ties the rank is random, and its expectation and the probability of being among the first K follow from
+both counts.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ class Ranks(Record):
 
     Attributes:
         better: (Q,) int64, number of gallery items that score strictly higher than the match.
-        tied: (Q,) int64, number of gallery items that score the same as the match, the match included (so at least 1).
-        index: (Q,) int64, identity of each query: the place of the text or of the video in its split.
+        tied: (Q,) int64, number of gallery items that score the same as the match, including the match (at least 1).
+        index: (Q,) int64, identity of each query: the index of the text or video in its split.
     """
 
     better: Tensor
@@ -29,11 +30,11 @@ class Ranks(Record):
     index: Tensor
 
     def expected(self) -> Tensor:
-        """Return the (Q,) float64 ranks, from 1, expected when ties are broken at random."""
+        """Return the ranks (Q,) float64, from 1, in expectation over random tie-breaking."""
         return 1.0 + self.better.double() + (self.tied.double() - 1.0) / 2.0
 
     def found_within(self, k: int) -> Tensor:
-        """Return the (Q,) float64 probabilities that the match is among the first `k` when ties are broken at random.
+        """Return the probabilities (Q,) float64 that the match is among the first `k` when ties are broken at random.
 
         Raises:
             ValueError: `k` is below 1.
@@ -43,10 +44,10 @@ class Ranks(Record):
         return ((k - self.better).double() / self.tied.double()).clamp(0.0, 1.0)
 
     def deduplicated(self) -> Ranks:
-        """Return every query once, in the order of `index`: padded samplers and gathered processes repeat some.
+        """Return every query once, sorted by `index`. Padded samplers and gathering over processes repeat some queries.
 
         Raises:
-            ValueError: two entries of one query disagree, so that they cannot be repetitions.
+            ValueError: A query has two different ranks, so the entries are not repetitions.
         """
         order = torch.argsort(self.index, stable=True)
         repeated = torch.zeros_like(order, dtype=torch.bool)
@@ -68,15 +69,15 @@ def count_ranks(scores: Tensor, match: Tensor, index: Tensor | None = None) -> R
     """Rank the match of every query by counting.
 
     Args:
-        scores: (Q, G) scores of Q queries against G gallery items; larger is better.
-        match: (Q,) int64, column of each query's match.
-        index: (Q,) int64 identities of the queries; their row numbers where it is not given.
+        scores: Scores of Q queries against G gallery items, (Q, G); larger is better.
+        match: Column of each query's match, (Q,) int64.
+        index: Identities of the queries, (Q,) int64; by default their row numbers.
 
     Returns:
         Ranks of the Q queries.
 
     Raises:
-        ValueError: a score is NaN.
+        ValueError: A score is NaN.
     """
     raise_on_nan(scores, "query", "gallery item")
     own = scores.gather(1, match[:, None])
@@ -88,37 +89,37 @@ def count_ranks(scores: Tensor, match: Tensor, index: Tensor | None = None) -> R
 
 
 def text_to_video_ranks(similarity: Tensor, video_of_text: Tensor) -> Ranks:
-    """Rank each text's own video among all videos; each caption is a query of its own.
+    """Rank each text's own video among all videos; each caption is a separate query.
 
     Args:
-        similarity: (N, M) scores of N texts against M videos.
-        video_of_text: (N,) int64, column of the video that each text describes.
+        similarity: Scores of N texts against M videos, (N, M).
+        video_of_text: Column of the video that each text describes, (N,) int64.
 
     Returns:
         Ranks of the N texts, identified by their rows.
 
     Raises:
-        ValueError: a score is NaN.
+        ValueError: A score is NaN.
     """
     return count_ranks(similarity, video_of_text)
 
 
 def video_to_text_ranks(similarity: Tensor, video_of_text: Tensor) -> Ranks:
-    """Rank each video's own captions among the captions of all videos, a video's best caption standing for it.
+    """Rank each video's own captions among the captions of all videos, with a video represented by its best caption.
 
     This is the multi-caption protocol of CLIP4Clip (`tensor_video_to_text_sim` in its metrics.py): the score of video j
-    against video k's captions is the largest of them, so that the rank counts videos, not captions. Videos without a
-    caption are neither queries nor competitors.
+    against video k's captions is their maximum, so the rank counts videos, not captions. Videos without a caption are
+    neither queries nor competitors.
 
     Args:
-        similarity: (N, M) scores of N texts against M videos.
-        video_of_text: (N,) int64, column of the video that each text describes.
+        similarity: Scores of N texts against M videos, (N, M).
+        video_of_text: Column of the video that each text describes, (N,) int64.
 
     Returns:
         Ranks of the videos that have captions, identified by their columns.
 
     Raises:
-        ValueError: a score is NaN.
+        ValueError: A score is NaN.
     """
     raise_on_nan(similarity, "text", "video")
     videos, group = torch.unique(video_of_text, return_inverse=True)
@@ -127,26 +128,28 @@ def video_to_text_ranks(similarity: Tensor, video_of_text: Tensor) -> Ranks:
 
 
 def group_maximum(similarity: Tensor, group: Tensor, groups: int) -> Tensor:
-    """Return the (groups, M) largest score in each group of rows; -inf for a group without rows.
+    """Return the largest score in each group of rows, (groups, M); -inf for a group without rows.
 
     Args:
-        similarity: (N, M) scores.
-        group: (N,) int64, group of each row.
-        groups: how many groups there are.
+        similarity: Scores (N, M).
+        group: Group of each row, (N,) int64.
+        groups: Number of groups.
     """
     best = similarity.new_full((groups, similarity.shape[1]), float("-inf"))
     return best.scatter_reduce_(0, group[:, None].expand_as(similarity), similarity, reduce="amax")
 
 
 def raise_on_nan(scores: Tensor, row: str, column: str) -> None:
-    """Refuse scores that are not numbers: a comparison with NaN is false, so they would rank as if they were the best.
+    """Raise an error if scores are NaN.
+
+    Comparisons with NaN are false, so a NaN would rank as if it were the best score.
 
     Args:
-        scores: (Q, G).
-        row, column: what rows and columns are, for the message.
+        scores: Scores (Q, G).
+        row, column: Names of rows and columns for the message.
 
     Raises:
-        ValueError: a score is NaN; the message says how many and where the first one is.
+        ValueError: A score is NaN. The message contains their number and the position of the first one.
     """
     nan = torch.isnan(scores)
     if nan.any():

@@ -1,4 +1,4 @@
-"""What a run leaves behind: one record of its table and of everything the table depends on, printed and written."""
+"""Results of a run: one record of the results table and its conditions, printed and written to files."""
 
 from __future__ import annotations
 
@@ -33,33 +33,32 @@ PACKAGES = (
 
 @dataclass
 class Results:
-    """One evaluated run.
+    """Results and conditions of one evaluated run.
 
     Attributes:
-        method, dataset, split, protocol: what was evaluated, and by which protocol.
+        method, dataset, split, protocol: evaluated method, data and protocol.
         text_to_video, video_to_text: metric name to value, R@K in percent.
         sum_of_recalls: SumR, the sum of all R@K of both directions.
-        texts, videos: how many were ranked.
-        partial: some texts or videos of the split were not ranked (limited batches, skipped files).
-        post_processing: name of the score normalisation, or None.
-        transductive: whether the post-processing saw the test set as a whole, as measured where there was an audit.
-        warnings: what a reader must know before comparing, such as "leaks ground truth".
-        trained_on: the dataset whose training split made the weights, where the checkpoint says so.
-        weights: which weights these are, as their checkpoint says.
-        select_on: which split chose them: `last` is none, the weights of the last step; None where nobody says.
+        texts, videos: number of texts and videos that were ranked.
+        partial: True if some texts or videos of the split were not ranked (limited batches, skipped files).
+        post_processing: name of the score normalization, or None.
+        transductive: True if the post-processing uses the test set as a whole, as measured if there was an audit.
+        warnings: conditions that limit comparisons with other results, such as "leaks ground truth".
+        trained_on: training dataset of the weights, if the checkpoint records it.
+        weights: origin of the weights according to their checkpoint.
+        select_on: split that selected the weights; `last` if none did (weights of the last step), None if unknown.
         checkpoint: file of the evaluated weights, if any.
         skipped: files that could not be read, each with its reason.
-        config: the resolved configuration.
-        precision, seed: of the run.
-        balance: per direction, where it was measured: the normalisation error, and the rates of false negatives and
-            false positives in bins of retrieval mass (NCL, Eq. 5 and Fig. 3).
-        measured: what the post-processing has to say of itself, by name, in percent.
-        intervals: per direction and metric, where they were drawn: `low` and `high` of the 95 % bootstrap interval over
-            queries.
-        audit: verdict of the audit for leakage, as `Verdict` has it; None where there was none.
-        preprocessing: how captions and frames reached the encoder: token positions requested and used, preparation;
-            `data` if the videos were copies of `tvr data compress`.
-        environment: package versions, git revision, machine, command, date.
+        config: resolved configuration.
+        precision, seed: precision and seed of the run.
+        balance: per direction, if measured: the normalization error, and the rates of false negatives and false
+            positives in bins of retrieval mass (NCL, Eq. 5 and Fig. 3).
+        measured: values reported by the post-processing, by name, in percent.
+        intervals: per direction and metric, if computed: `low` and `high` of the 95 % bootstrap interval over queries.
+        audit: result of the leakage audit, with the fields of `Verdict`; None if there was no audit.
+        preprocessing: preparation of captions and frames: token positions requested and used, frame transform; `data`
+            if the videos were copies made by `tvr data compress`.
+        environment: package versions, git revision, machine, command and date.
     """
 
     method: str
@@ -92,7 +91,7 @@ class Results:
     schema: int = 1
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one flat row per direction, as the CSV file has them."""
+        """Return one flat row per direction for the CSV file."""
         common = {
             "method": self.method,
             "dataset": self.dataset,
@@ -110,7 +109,7 @@ class Results:
 
 
 def environment() -> dict[str, Any]:
-    """Describe what the numbers were made with: versions, git revision, machine, command, date."""
+    """Return package versions, git revision, machine, command and date."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(sys.argv),
@@ -130,7 +129,7 @@ def _version(package: str) -> str | None:
 
 
 def git_state(file: Path) -> dict[str, Any] | None:
-    """Return the revision of the repository that tracks a file, and whether it has changes; otherwise None."""
+    """Return the revision of the repository that tracks a file and a flag for uncommitted changes, or None."""
 
     def git(*arguments: str) -> str | None:
         try:
@@ -140,7 +139,7 @@ def git_state(file: Path) -> dict[str, Any] | None:
         return done.stdout.strip() if done.returncode == 0 else None
 
     revision = git("rev-parse", "HEAD")
-    tracked = git("ls-files", "--error-unmatch", file.name) is not None  # a virtual environment may lie in a repository
+    tracked = git("ls-files", "--error-unmatch", file.name) is not None  # environments may be in a repository
     if revision is None or not tracked:
         return None
     return {"revision": revision, "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
@@ -160,7 +159,7 @@ def results_of(
     trained_on: str | None = None,
     preprocessing: dict[str, Any] | None = None,
 ) -> Results:
-    """Join an evaluation with what it depends on."""
+    """Combine an evaluation with the conditions of its run."""
     seen = evaluation.audit.transductive if evaluation.audit else {}
     return Results(
         method=method,
@@ -192,12 +191,12 @@ def results_of(
 
 
 def write_results(results: Results, folder: Path) -> tuple[Path, Path]:
-    """Write `results.json` (everything) and `results.csv` (one row per direction) into `folder`; return both paths."""
+    """Write `results.json` (everything) and `results.csv` (one row per direction) to `folder` and return both paths."""
     return write_json_and_csv(asdict(results), results.rows(), folder)
 
 
 def write_json_and_csv(record: dict[str, Any], rows: Sequence[dict[str, Any]], folder: Path) -> tuple[Path, Path]:
-    """Write a record as `results.json` and its rows as `results.csv` into `folder`; return both paths."""
+    """Write a record as `results.json` and its rows as `results.csv` to `folder` and return both paths."""
     folder.mkdir(parents=True, exist_ok=True)
     json_path, csv_path = folder / "results.json", folder / "results.csv"
     write_whole(json_path, (json.dumps(record, indent=2) + "\n").encode())
@@ -210,7 +209,7 @@ def write_json_and_csv(record: dict[str, Any], rows: Sequence[dict[str, Any]], f
 
 
 def print_results(results: Results, console: Console | None = None) -> None:
-    """Print the table that closes a run, with protocol, selection rule, skipped files and warnings under it."""
+    """Print the results table, followed by notes on protocol, weights, skipped files and warnings."""
     console = console or Console()
     table = Table(title=f"{results.method} on {results.dataset} ({results.protocol})")
     table.add_column("direction")
@@ -224,7 +223,7 @@ def print_results(results: Results, console: Console | None = None) -> None:
 
 
 def captions(results: Results) -> list[str]:
-    """Return the sentences under a table: what was ranked, which weights did it, what to be careful about."""
+    """Return the lines below the table: what was ranked, the weights, and warnings."""
     lines = [
         f"SumR {results.sum_of_recalls:.1f} · {results.texts} texts, {results.videos} videos",
         results.weights.caption(),

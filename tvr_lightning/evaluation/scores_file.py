@@ -1,4 +1,4 @@
-"""Scores brought from outside: read from a file and put into a split's order."""
+"""Files of external scores: reading, checks, and conversion to the order of a split."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.errors import UserError
 
 NOT_FOUND = float("-inf")
-"""Score of pairs that a table of pairs leaves out: they come after all others."""
+"""Score of pairs that are missing in a table of pairs; they rank after all others."""
 
 
 class ScoresError(UserError, ValueError):
-    """A file of scores cannot be read, or does not fit the split that it is to be ranked on."""
+    """File of scores that cannot be read or does not fit its split."""
 
     exit_status = 2
 
 
 @dataclass
 class BroughtScores:
-    """Scores as a file has them.
+    """External scores as stored in a file.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         matrix: (N, M) float, texts against videos.
-        video_ids: of the M columns; None where they are in the split's order.
-        text_index: (N,) int64, place in the split of each row; None where they are in its order.
+        video_ids: IDs of the M columns; None if they are in the split's order.
+        text_index: (N,) int64, index in the split of each row; None if rows are in the split's order.
     """
 
     path: Path
@@ -50,7 +50,7 @@ class BroughtScores:
         """Return the scores in the order of a split.
 
         Args:
-            truth: Pairing of the split's N texts and M videos.
+            truth: Ground truth of the split's N texts and M videos.
             video_ids: IDs of the M videos.
             bank: `texts` if the rows are training texts, `videos` if the columns are training videos; their order has
                 no meaning and is kept. None for scores (N, M) of the split itself.
@@ -98,13 +98,13 @@ class BroughtScores:
 
 
 def read_scores(path: Path) -> BroughtScores:
-    """Read a similarity matrix (N, M), texts against videos, without executing anything.
+    """Read a similarity matrix (N, M) of texts against videos without executing code from the file.
 
-    `.npy` holds the matrix, `.npz` and `.pt` it alone or under `similarity`, with `video_ids` and `text_index` where
-    rows and columns have another order than the split.
+    `.npy` contains the matrix. `.npz` and `.pt` contain it alone or under `similarity`, with `video_ids` and
+    `text_index` if rows and columns are not in the split's order.
 
     Raises:
-        ScoresError: the file cannot be read, holds no matrix, or a score is NaN or infinite.
+        ScoresError: The file cannot be read, contains no matrix, or a score is NaN or infinite.
     """
     read = {".npy": _read_npy, ".npz": _read_npz, ".pt": _read_pt, ".pth": _read_pt}.get(path.suffix)
     if read is None:
@@ -159,13 +159,14 @@ def _finite(path: Path, matrix: Tensor) -> Tensor:
 
 
 def read_pairs(path: Path, truth: GroundTruth, video_ids: Sequence[str]) -> Tensor:
-    """Read scores of pairs, as `tvr predict` writes them: parquet with columns text_index, video_id and score.
+    """Read scores of pairs in the format of `tvr predict`: Parquet with columns text_index, video_id and score.
 
     Returns:
-        (N, M) float64 in the split's order; `NOT_FOUND` where a pair is not listed.
+        Scores (N, M) float64 in the split's order; `NOT_FOUND` for pairs that are not listed.
 
     Raises:
-        ScoresError: the file cannot be read, names what the split does not have, lists a pair twice, or a score is NaN.
+        ScoresError: The file cannot be read, contains texts or videos outside the split, lists a pair twice, or a
+            score is NaN.
     """
     try:
         table = pd.read_parquet(path, columns=["text_index", "video_id", "score"])

@@ -1,4 +1,4 @@
-"""What stands for the trainer while a method encodes or scores, so that the ground truth is out of its reach."""
+"""Restricted trainer that keeps the ground truth from methods while they encode or score."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ OPEN = {
     "local_rank", "node_rank", "world_size", "num_nodes", "num_devices", "is_global_zero", "training", "validating",
     "testing", "predicting", "evaluating", "sanity_checking", "barebones", "logger", "loggers",
 }  # fmt: skip
-"""Attributes of the trainer from which no data can be reached."""
+"""Attributes of the trainer that give no access to data."""
 
 
 class SealedTrainer:
-    """A trainer of which a method may read how it runs, but not what it is tested on.
+    """Trainer that exposes the state of the run to a method, but no data.
 
-    Against shortcuts and slips, not against malice: nothing in Python hides an object from code that hunts for it.
+    It prevents accidental leaks and shortcuts, not deliberate attacks: Python code can always find a way to an object.
 
     Args:
-        trainer: the one that it stands for.
+        trainer: trainer that it replaces.
         method: name of the method, for messages.
-        record: an audit's: what was asked for, in place of an error. Everything is handed out.
-        datamodule: what is handed out as the data module, where asking is recorded.
+        record: list to which an audit adds the accessed attributes. Access is then permitted instead of raising an
+            error.
+        datamodule: data module that is returned if accesses are recorded.
     """
 
     def __init__(self, trainer: Any, method: str, record: list[str] | None = None, datamodule: Any = None) -> None:
@@ -38,11 +39,11 @@ class SealedTrainer:
 
     @property
     def records(self) -> bool:
-        """Whether it is an audit's."""
+        """Return True if an audit records accesses."""
         return self._record is not None
 
     def __getattr__(self, name: str) -> Any:
-        """Return what is open, or refuse, or note down that it was asked for."""
+        """Return an attribute, or record or reject the access if the attribute gives access to data."""
         if name not in OPEN:
             if self._record is None:
                 raise UserError(
@@ -56,26 +57,26 @@ class SealedTrainer:
 
 
 class SealedModule(LightningModule):
-    """A module that evaluations can seal off from the data of its trainer."""
+    """Module that evaluations can separate from the data of its trainer."""
 
     @contextmanager
     def sealed(self) -> Iterator[None]:
-        """Keep the trainer's data out of the method's reach while it encodes or scores in an evaluation.
+        """Restrict access to the trainer's data while the method encodes or scores in an evaluation.
 
-        `self.log` works as ever, and so does what says how the run goes, such as `self.trainer.global_step`.
+        `self.log` and attributes that describe the run, such as `self.trainer.global_step`, remain available.
         """
         trainer = self._trainer
-        if trainer is None or isinstance(trainer, SealedTrainer):  # an audit's is in place already
+        if trainer is None or isinstance(trainer, SealedTrainer):  # an audit has replaced it already
             yield
             return
-        self.trainer = SealedTrainer(trainer, type(self).__name__)  # type: ignore[assignment]  # stands for one
+        self.trainer = SealedTrainer(trainer, type(self).__name__)  # type: ignore[assignment]  # a stand-in
         try:
             yield
         finally:
             self.trainer = trainer
 
     def log(self, *args: Any, **kwargs: Any) -> None:
-        """Log as Lightning does; within an audit nothing is logged."""
+        """Log through Lightning; an audit logs nothing."""
         trainer: Any = self._trainer
         if not isinstance(trainer, SealedTrainer):
             super().log(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Scores as streams of blocks: what passes over all pairs read, whether a matrix, a method, or a post-processed one."""
+"""Scores as streams of blocks, from a matrix, a method, or a post-processing, for passes over all pairs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ Adjustment = Callable[[Tensor, slice, slice], Tensor]
 
 @dataclass
 class Shard:
-    """Share of an evaluation that falls to one of several processes: every `world`-th block of videos from `rank` on.
+    """Share of one process in an evaluation: every `world`-th block of videos, starting at `rank`.
 
     Attributes:
-        rank: place of this process.
+        rank: index of this process.
         world: number of processes.
-        gather: given a tensor, returns those of all processes stacked to (world, ...), the same on every process.
+        gather: function that stacks the tensors of all processes to (world, ...), with the same result on every
+            process.
     """
 
     rank: int = 0
@@ -27,11 +28,11 @@ class Shard:
     gather: Callable[[Tensor], Tensor] = field(default=lambda tensor: tensor[None])
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum over the processes, of the tensor's own shape (any shape)."""
+        """Return the sum over the processes, in the shape of the tensor."""
         return self.gather(tensor).sum(0)
 
     def logsumexp(self, tensor: Tensor) -> Tensor:
-        """Return the log sum of exponentials over the processes, of the tensor's own shape (any shape)."""
+        """Return the log sum of exponentials over the processes, in the shape of the tensor."""
         return self.gather(tensor).logsumexp(0)
 
 
@@ -45,12 +46,12 @@ class Block:
 
 
 class ScoreSource(ABC):
-    """Scores of Q queries against G gallery items, in blocks that come in the same order and shape every time.
+    """Scores of Q queries against G gallery items, in blocks with a fixed order and fixed shapes.
 
     Args:
-        queries, gallery: Q and G.
-        device: where blocks and results lie.
-        shard: which share of the blocks this process produces; all of them where it is not given.
+        queries, gallery: numbers Q and G.
+        device: device of blocks and results.
+        shard: share of this process in the blocks; all blocks by default.
     """
 
     def __init__(self, queries: int, gallery: int, device: torch.device, shard: Shard | None = None) -> None:
@@ -61,11 +62,11 @@ class ScoreSource(ABC):
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:
-        """Yield this process's blocks; together, the blocks of all processes cover every score once."""
+        """Yield the blocks of this process. Together, the blocks of all processes cover every score once."""
 
 
 class MatrixSource(ScoreSource):
-    """A (Q, G) matrix of scores as a source of one block, in one process."""
+    """Source with one block, a matrix of scores (Q, G) in one process."""
 
     def __init__(self, matrix: Tensor) -> None:
         super().__init__(matrix.shape[0], matrix.shape[1], matrix.device)
@@ -77,20 +78,20 @@ class MatrixSource(ScoreSource):
 
 
 class TransposedSource(ScoreSource):
-    """A source with queries and gallery exchanged: for video-to-text retrieval."""
+    """Source with queries and gallery exchanged, for video-to-text retrieval."""
 
     def __init__(self, source: ScoreSource) -> None:
         super().__init__(source.gallery, source.queries, source.device, source.shard)
         self.source = source
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the source's blocks transposed."""
+        """Yield the transposed blocks of the source."""
         for block in self.source.blocks():
             yield Block(block.values.T, block.columns, block.rows)
 
 
 class AdjustedSource(ScoreSource):
-    """A source whose scores are post-processed on the way."""
+    """Source of post-processed scores."""
 
     def __init__(self, source: ScoreSource, adjustment: Adjustment) -> None:
         super().__init__(source.queries, source.gallery, source.device, source.shard)
@@ -98,18 +99,18 @@ class AdjustedSource(ScoreSource):
         self.adjustment = adjustment
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the source's blocks with the adjustment applied."""
+        """Yield the adjusted blocks of the source."""
         for block in self.source.blocks():
             yield Block(self.adjustment(block.values, block.rows, block.columns), block.rows, block.columns)
 
 
 def gallery_logsumexp(source: ScoreSource, scale: float, query_weights: Tensor | None = None) -> Tensor:
-    """Return the (G,) float64 log sums over all queries of exp(scale * score + weight of the query).
+    """Return the log sums over all queries of exp(scale * score + weight of the query), (G,) float64.
 
     Args:
-        source: the scores (Q, G).
-        scale: factor of the scores, an inverse temperature.
-        query_weights: (Q,) logarithms of the queries' weights; zero where not given.
+        source: Scores (Q, G).
+        scale: Factor of the scores, an inverse temperature.
+        query_weights: Logarithms of the queries' weights, (Q,); zero by default.
     """
     total = torch.full((source.gallery,), float("-inf"), dtype=torch.float64, device=source.device)
     for block in source.blocks():
@@ -121,19 +122,19 @@ def gallery_logsumexp(source: ScoreSource, scale: float, query_weights: Tensor |
 
 
 def query_logsumexp(source: ScoreSource, scale: float, gallery_weights: Tensor | None = None) -> Tensor:
-    """Return the (Q,) float64 log sums over the gallery of exp(scale * score + weight of the gallery item).
+    """Return the log sums over the gallery of exp(scale * score + weight of the gallery item), (Q,) float64.
 
-    Scores are (Q, G), `gallery_weights` (G,) logarithms; zero where not given.
+    Scores are (Q, G), `gallery_weights` are logarithms (G,), zero by default.
     """
     return gallery_logsumexp(TransposedSource(source), scale, gallery_weights)
 
 
 def best_of_gallery(source: ScoreSource, k: int) -> Tensor:
-    """Return the (Q, min(k, G)) int64 gallery items that score highest for each query, best first.
+    """Return the gallery items with the highest scores for each query, best first, (Q, min(k, G)) int64.
 
     Args:
-        source: the scores.
-        k: how many, at least 1.
+        source: Scores (Q, G).
+        k: Number of items, at least 1.
     """
     k = min(k, source.gallery)
     scores = torch.full((source.queries, k), float("-inf"), dtype=torch.float64, device=source.device)

@@ -1,10 +1,10 @@
-"""How far a figure would move with other queries: bootstrap intervals and paired tests over per-query values.
+"""Bootstrap intervals and paired tests over per-query values.
 
-Not by scipy.stats: its bootstrap draws no groups for a median and needs two values, its permutation test takes about
-seven times as long on a thousand queries. The tests hold the results against both.
+scipy.stats is not used: its bootstrap does not resample groups for a median and needs two values, and its permutation
+test takes about seven times as long for a thousand queries. The tests compare the results with both.
 
-Queries are resampled, not training runs: an interval says nothing about seeds. Captions of one video rise and fall
-together, so that where a video has several of them, videos are resampled (`group`).
+Queries are resampled, not training runs, so intervals do not cover the variation between seeds. Values of captions of
+one video are correlated, so for several captions per video, videos are resampled (`group`).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ PerQuery = Callable[[Ranks], Tensor]
 Statistic = Literal["mean", "median"]
 
 CHUNK = 256  # resamples drawn at a time: 256 x 100,000 queries are 0.2 GB
-KEPT = 20_000_000  # draws that are kept for the next figure of a test set of the same size, 80 MB
+KEPT = 20_000_000  # draws that are cached for the next metric of a test set of the same size, 80 MB
 
 
 @dataclass
 class Interval:
-    """A figure with its percentile bootstrap interval.
+    """Value with its percentile bootstrap interval.
 
     Attributes:
-        estimate: the figure itself, in the unit of the per-query values.
+        estimate: value, in the unit of the per-query values.
         low, high: ends of the interval.
-        confidence: share of resamples inside, in (0, 1).
+        confidence: share of resamples inside the interval, in (0, 1).
     """
 
     estimate: float
@@ -45,11 +45,11 @@ class Interval:
 
 @dataclass
 class Comparison:
-    """The difference of two systems on the same queries.
+    """Difference of two systems on the same queries.
 
     Attributes:
         difference: second minus first, with its interval.
-        p_value: two-sided, of a test that exchanges the systems at random, query by query.
+        p_value: two-sided p-value of a test that exchanges the systems at random, query by query.
     """
 
     difference: Interval
@@ -57,7 +57,7 @@ class Comparison:
 
 
 def recall_values(k: int) -> PerQuery:
-    """Return the per-query values whose mean is R@K in percent."""
+    """Return a function that computes the per-query values whose mean is R@K in percent."""
     return lambda ranks: 100.0 * ranks.found_within(k)
 
 
@@ -69,20 +69,20 @@ def resample(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Tensor:
-    """Return (resamples,) float64: the figure over queries that are drawn with replacement, group by group.
+    """Return the statistic over queries that are sampled with replacement, group by group, (resamples,) float64.
 
-    The draws depend on the seed and the number of groups alone. So the figures of two systems, or of both directions of
-    one, over the same groups belong together, draw by draw: their differences and sums are paired.
+    The draws depend only on the seed and the number of groups. For two systems, or both directions of one system, over
+    the same groups, the results are therefore paired draw by draw, and so are their differences and sums.
 
     Args:
-        values: (Q,) per-query values.
-        group: (Q,) int64, queries with the same number are drawn together, such as the captions of one video.
-        statistic: of the drawn values.
-        resamples: how many.
-        seed: of the draws.
+        values: Per-query values, (Q,).
+        group: Group of each query, (Q,) int64. Queries of one group, such as captions of a video, are sampled together.
+        statistic: Statistic of the sampled values.
+        resamples: Number of resamples.
+        seed: Seed for the resamples.
 
     Raises:
-        ValueError: there is no query, `resamples` is below 1, or `group` does not fit.
+        ValueError: There is no query, `resamples` is below 1, or `group` does not have the shape of `values`.
     """
     values = values.double().cpu()
     inverse, sizes = _groups(values, group)
@@ -96,7 +96,7 @@ def resample(
 
 
 def _medians(values: Tensor, inverse: Tensor, counts: Tensor) -> Tensor:
-    """Medians of every draw: the middle one, or the mean of the middle two, of values that count `counts` times."""
+    """Return the median of every draw (mean of the middle two if even) of values that count `counts` times."""
     order = values.argsort()
     reached = counts[:, inverse[order]].cumsum(1)
     total = reached[:, -1:]
@@ -105,7 +105,7 @@ def _medians(values: Tensor, inverse: Tensor, counts: Tensor) -> Tensor:
 
 
 def _draws(groups: int, resamples: int, seed: int) -> Iterator[Tensor]:
-    """How often each group is drawn: (at most CHUNK, groups) float32 at a time."""
+    """Yield the number of times each group is drawn, (at most CHUNK, groups) float32 per item."""
     if groups * resamples > KEPT:
         return _drawn(groups, resamples, seed)
     return iter(_kept_draws(groups, resamples, seed))
@@ -124,12 +124,12 @@ def _drawn(groups: int, resamples: int, seed: int) -> Iterator[Tensor]:
 
 
 def percentile_interval(estimate: float, drawn: Tensor, confidence: float = 0.95) -> Interval:
-    """Return a figure with its percentile bootstrap interval (Efron, 1979).
+    """Return a value with its percentile bootstrap interval (Efron, 1979).
 
     Args:
-        estimate: the figure.
-        drawn: (resamples,), as `resample` gives them.
-        confidence: share of them inside, in (0, 1).
+        estimate: Value.
+        drawn: Resampled values from `resample`, (resamples,).
+        confidence: Share of the resampled values inside the interval, in (0, 1).
 
     Raises:
         ValueError: `confidence` is out of range.
@@ -142,17 +142,17 @@ def percentile_interval(estimate: float, drawn: Tensor, confidence: float = 0.95
 
 
 def effective_queries(values: Tensor, group: Tensor | None = None) -> float:
-    """Return how many unrelated queries know as much about a mean as these do, whose groups rise and fall together.
+    """Return the number of independent queries that would estimate the mean as precisely as these grouped queries.
 
-    Q times the variance of the mean over unrelated queries, divided by that over groups (Kish's design effect), between
-    the number of groups and Q.
+    Q times the variance of the mean over independent queries, divided by the variance over groups (Kish's design
+    effect), between the number of groups and Q.
 
     Args:
-        values: (Q,) per-query values.
-        group: (Q,) int64, such as the video of each caption.
+        values: Per-query values, (Q,).
+        group: Group of each query, (Q,) int64, such as the video of each caption.
 
     Raises:
-        ValueError: there is no query, or `group` does not fit.
+        ValueError: There is no query, or `group` does not have the shape of `values`.
     """
     values = values.double().cpu()
     inverse, sizes = _groups(values, group)
@@ -164,7 +164,7 @@ def effective_queries(values: Tensor, group: Tensor | None = None) -> float:
 
 
 def _groups(values: Tensor, group: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The place of each query's group, by rising number, and the sizes of the groups."""
+    """Return the index of each query's group, numbered in ascending order, and the sizes of the groups."""
     if not len(values):
         raise ValueError("No query was ranked, so there is nothing to resample.")
     if group is None:
@@ -178,22 +178,22 @@ def _groups(values: Tensor, group: Tensor | None) -> tuple[Tensor, Tensor]:
 def exchange_p_value(
     difference: Tensor, group: Tensor | None = None, *, resamples: int = 10_000, seed: int = 0
 ) -> float:
-    """Share of random exchanges of two systems, group by group, that differ at least as much as they do.
+    """Return the share of random exchanges of two systems, group by group, with a difference at least as large.
 
     Args:
-        difference: (Q,) per-query values of the second system minus those of the first.
-        group: (Q,) int64, queries with the same number are exchanged together.
-        resamples: how many exchanges.
-        seed: of the draws.
+        difference: Per-query values of the second system minus those of the first, (Q,).
+        group: Group of each query, (Q,) int64. Queries of one group are exchanged together.
+        resamples: Number of exchanges.
+        seed: Seed for the exchanges.
 
     Raises:
-        ValueError: there is no query, or `group` does not fit.
+        ValueError: There is no query, or `group` does not have the shape of `difference`.
     """
     difference = difference.double().cpu()
     inverse, sizes = _groups(difference, group)
     sums = torch.zeros_like(sizes).index_add_(0, inverse, difference)
     generator = torch.Generator().manual_seed(seed)
-    # The slack keeps sums that are equal on paper, added in another order, on the side of the one seen.
+    # The tolerance counts sums as extreme that equal the observed sum except for rounding.
     seen = float(sums.sum().abs()) - 1e-9 * float(sums.abs().sum())
     extreme = 0
     for start in range(0, resamples, CHUNK):

@@ -1,4 +1,4 @@
-"""Exact ranks from blocks of scores, without ever holding all of them."""
+"""Exact ranks from blocks of scores, without storing the complete matrix."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ def streamed_ranks(
     adjust_texts: Adjustment | None = None,
     adjust_videos: Adjustment | None = None,
 ) -> tuple[Ranks, Ranks]:
-    """Rank in both directions as `text_to_video_ranks` and `video_to_text_ranks` do, in two passes over the blocks.
+    """Compute the ranks of `text_to_video_ranks` and `video_to_text_ranks` in two passes over the blocks.
 
-    The first pass notes each text's score with its own video, and ranks the videos, whose competitors are all in one
-    column of blocks; the second counts the videos that beat or equal the noted score. Both passes see the same bits,
-    and a match is left out of its own comparison, so that no rounding makes it its own competitor.
+    The first pass stores each text's score with its own video and ranks the videos, whose competitors are all in one
+    column of blocks. The second pass counts the videos that score higher than or equal to the stored score. Scores are
+    bitwise identical in both passes, and a match is excluded from its own comparison, so rounding cannot make it its
+    own competitor.
 
     Args:
-        source: scores (N, M) of N texts against M videos.
-        video_of_text: (N,) int64, column of each text's video.
-        adjust_texts: post-processing of text-to-video scores, given blocks of texts against videos.
-        adjust_videos: post-processing of video-to-text scores, given blocks of videos against texts.
+        source: Scores of N texts against M videos, (N, M).
+        video_of_text: Column of each text's video, (N,) int64.
+        adjust_texts: Post-processing of text-to-video scores, applied to blocks of texts against videos.
+        adjust_videos: Post-processing of video-to-text scores, applied to blocks of videos against texts.
 
     Returns:
         Ranks of the N texts by row, and ranks of the videos that have texts by column; the same on every process.
 
     Raises:
-        ValueError: a score is NaN.
+        ValueError: A score is NaN.
     """
     video_of_text = video_of_text.to(source.device)
     own = torch.zeros(source.queries, dtype=torch.float64, device=source.device)
@@ -59,12 +60,12 @@ def streamed_ranks(
 
 
 class _VideoCounts:
-    """Counts for video-to-text ranks: the best caption of every video, column by column of blocks.
+    """Counts for video-to-text ranks by the best caption of every video, one column of blocks at a time.
 
     Args:
         source: scores of N texts against M videos, all texts of a video block in succession.
         video_of_text: (N,) column of each text's video.
-        adjustment: post-processing, given blocks of videos against texts.
+        adjustment: post-processing, applied to blocks of videos against texts.
     """
 
     def __init__(self, source: PairScores, video_of_text: Tensor, adjustment: Adjustment | None) -> None:
@@ -76,14 +77,14 @@ class _VideoCounts:
         self.best: Tensor | None = None
 
     def add(self, block: Block) -> None:
-        """Take the next block; the last texts of a video block complete its videos' counts."""
+        """Add the next block. The last texts of a video block complete the counts of its videos."""
         values = block.values
         if self.adjustment is not None:
             values = self.adjustment(values.T, block.columns, block.rows).T
         if self.best is None:
             self.best = values.new_full((len(self.videos), values.shape[1]), float("-inf"))
         group = self.group[block.rows]
-        if len(group.unique()) == len(group):  # whole rows, many times faster than value by value
+        if len(group.unique()) == len(group):  # row by row, much faster than element by element
             self.best[group] = torch.maximum(self.best[group], values)
         else:
             self.best.scatter_reduce_(0, group[:, None].expand_as(values), values, reduce="amax")
@@ -112,7 +113,7 @@ def _adjusted(block: Block, adjustment: Adjustment | None) -> Tensor:
 
 
 def _matches(block: Block, video_of_text: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and columns within a block of the texts whose own video is in it."""
+    """Return rows and columns, within a block, of the texts whose own video is in it."""
     own = video_of_text[block.rows]
     rows = ((own >= block.columns.start) & (own < block.columns.stop)).nonzero().flatten()
     return rows, own[rows] - block.columns.start

@@ -1,4 +1,4 @@
-"""Two-stage retrieval as a post-processing: what the candidates of the first stage leave out comes after them."""
+"""Two-stage retrieval as a post-processing: items that are not candidates of the first stage rank last."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tvr_lightning.pairwise.two_stage import QUERIES_PER_BLOCK, candidate_recall
 
 
 class TwoStage(Normalizer):
-    """Candidates by the cosine of sentence and mean frame, ranked anew by the method's score (GARE, appendix I).
+    """Candidates by the cosine of sentence and mean frame, reranked by the method's score (GARE, appendix I).
 
-    The method's score of a pair needs both its text and its video, so that no index can hold it; the first stage can.
-    A table made with this option is what a search over such an index would give: each query's candidates in the order
-    of the method, then everything else in the order of the first stage. The recall of the candidates is reported with
-    it. Any method may be ranked so; one with other vectors for the first stage overrides `text_vectors` and
-    `video_vectors`, which return (N, D) and (M, D).
+    The method's score of a pair needs both its text and its video, so only the vectors of the first stage can be
+    indexed. The results equal those of a search with such an index: the candidates of each query in the order of the
+    method, then all other items in the order of the first stage. The recall of the candidates is also reported. The
+    normalization works with any method; for other first-stage vectors, override `text_vectors` and `video_vectors`,
+    which return (N, D) and (M, D).
 
     Args:
         candidates: number k of gallery items of each query that are reranked (paper: 256 include the top ten of GARE).
-        mask_frames: leave padded frames out of the mean; GARE's released mean counts them.
+        mask_frames: exclusion of padded frames from the mean; GARE's released mean counts them.
 
     Raises:
         ValueError: `candidates` is below 1.
@@ -44,11 +44,11 @@ class TwoStage(Normalizer):
         self._found: dict[Direction, Tensor] = {}
 
     def text_vectors(self, text: TextFeatures) -> Tensor:
-        """Return what the first stage compares of N texts, (N, D)."""
+        """Return the first-stage vectors of N texts, (N, D)."""
         return text.sentence
 
     def video_vectors(self, video: VideoFeatures) -> Tensor:
-        """Return what the first stage compares of M videos, (M, D): the mean of the frames."""
+        """Return the first-stage vectors of M videos, (M, D): the mean of the frames."""
         if not self.mask_frames:
             return video.frames.mean(1)
         mask = video.frame_mask.to(video.frames.dtype).unsqueeze(-1)
@@ -56,17 +56,17 @@ class TwoStage(Normalizer):
 
     @torch.no_grad()
     def ranks(self, source: PairScores, video_of_text: Tensor) -> tuple[Ranks, Ranks]:
-        """Rank in both directions as `fit` and a pass over all pairs would, scoring the candidates alone.
+        """Compute the same ranks as `fit` and a pass over all pairs, but score only the candidates.
 
         Args:
-            source: the method's scores of N texts against M videos.
-            video_of_text: (N,) int64, column of each text's video.
+            source: Scores of N texts against M videos by the method.
+            video_of_text: Column of each text's video, (N,) int64.
 
         Returns:
             Ranks of the N texts by row, and of the videos that have texts by column.
 
         Raises:
-            ValueError: a score is NaN.
+            ValueError: A score is NaN.
         """
         video_of_text = video_of_text.to(source.device)
         text = self.text_vectors(source.texts.float()).to(source.device)
@@ -84,7 +84,7 @@ class TwoStage(Normalizer):
         """Find the candidates of every query.
 
         Raises:
-            ValueError: `scores` are not those of texts and videos, so that there is nothing for a first stage.
+            ValueError: `scores` come from a matrix, without the features that the first stage needs.
         """
         source, transposed = _pair_scores(scores)
         text = self.text_vectors(source.texts.float()).to(source.device)
@@ -105,7 +105,7 @@ class TwoStage(Normalizer):
         return adjust
 
     def measured(self, video_of_text: Tensor) -> dict[str, float]:
-        """Return the recall of the candidates in percent, of each direction that was fitted, by name."""
+        """Return the recall of the candidates in percent for each fitted direction, by name."""
         return {
             f"recall of the {self.candidates} candidates, {direction}": self._recall(direction, chosen, video_of_text)
             for direction, chosen in self._found.items()
@@ -120,12 +120,12 @@ class TwoStage(Normalizer):
 
 
 def _rows(budget: int, gallery: int) -> tuple[int]:
-    """Return how many queries are compared with a gallery at a time: cosines, and the largest of them with places."""
+    """Return the number of queries per block, limited by the memory for cosines and top candidates."""
     return (max(1, min(QUERIES_PER_BLOCK, budget // (16 * max(gallery, 1)))),)
 
 
 def _pair_scores(scores: ScoreSource) -> tuple[PairScores, bool]:
-    """Return the method's scores below any adjustments, and whether videos are the queries."""
+    """Return the method's scores without adjustments, and True if videos are the queries."""
     transposed = False
     while isinstance(scores, (AdjustedSource, TransposedSource)):
         transposed ^= isinstance(scores, TransposedSource)

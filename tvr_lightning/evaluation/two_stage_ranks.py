@@ -1,4 +1,4 @@
-"""Ranks of two-stage retrieval that cost what two stages cost: only candidates are scored by the method."""
+"""Ranks of two-stage retrieval at the cost of two stages: the method scores only the candidates."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from tvr_lightning.layers.cosine import unit
 from tvr_lightning.pairwise.two_stage import VIDEOS_PER_BLOCK, score_candidates
 
 ROWS = 256
-"""Queries whose whole gallery is compared at a time, where their match is no candidate."""
+"""Maximum number of queries compared with the whole gallery at a time, if their match is not a candidate."""
 
 
 def text_ranks(
     source: PairScores, video_of_text: Tensor, found: Tensor, vectors: tuple[Tensor, Tensor], budget: int
 ) -> Ranks:
-    """Rank each text's video: among the candidates by the method, else behind them by the first stage.
+    """Rank each text's video by the method if it is a candidate, otherwise after the candidates by the first stage.
 
     Args:
-        source: the method's scores of N texts against M videos; its blocks are not read.
-        video_of_text: (N,) int64, column of each text's video.
-        found: (N, k) int64, candidates of each text.
-        vectors: (N, D) and (M, D), what the first stage compares of texts and videos.
-        budget: bytes that a comparison with the whole gallery may take.
+        source: Scores of N texts against M videos by the method; its blocks are not computed.
+        video_of_text: Column of each text's video, (N,) int64.
+        found: Candidates of each text, (N, k) int64.
+        vectors: First-stage vectors of texts and videos, (N, D) and (M, D).
+        budget: Memory budget for a comparison with the whole gallery, in bytes.
 
     Returns:
         Ranks of the N texts by row, the same on every process.
 
     Raises:
-        ValueError: a score is NaN.
+        ValueError: A score is NaN.
     """
     scores = _candidate_scores(source, found, texts_are_queries=True)
     match = found == video_of_text[:, None]
@@ -51,20 +51,20 @@ def text_ranks(
 def video_ranks(
     source: PairScores, video_of_text: Tensor, found: Tensor, vectors: tuple[Tensor, Tensor], budget: int
 ) -> Ranks:
-    """Rank each described video among the described ones, a video's best caption standing for it.
+    """Rank each captioned video among the captioned videos, with a video represented by its best caption.
 
     Args:
-        source: as for `text_ranks`.
-        video_of_text: (N,) int64, column of each text's video.
-        found: (M, k) int64, candidate texts of each video.
-        vectors: (N, D) and (M, D), what the first stage compares of texts and videos.
-        budget: bytes that a comparison with the whole gallery may take.
+        source: Scores of N texts against M videos by the method; its blocks are not computed.
+        video_of_text: Column of each text's video, (N,) int64.
+        found: Candidate texts of each video, (M, k) int64.
+        vectors: First-stage vectors of texts and videos, (N, D) and (M, D).
+        budget: Memory budget for a comparison with the whole gallery, in bytes.
 
     Returns:
         Ranks of the videos that have texts by column, the same on every process.
 
     Raises:
-        ValueError: a score is NaN.
+        ValueError: A score is NaN.
     """
     videos, group = torch.unique(video_of_text, return_inverse=True)
     scores = _candidate_scores(source, found, texts_are_queries=False)[videos]
@@ -89,20 +89,20 @@ def video_ranks(
 
 
 def _counts(scores: Tensor, match: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
-    """Count the candidates (Q, k) that beat and that equal the match, where it is among them."""
+    """Count the candidates (Q, k) that score higher than and equal to the match, if the match is a candidate."""
     own = scores.masked_fill(~match, float("-inf")).amax(1, keepdim=True)
     return ((scores > own) & counted).sum(1), ((scores == own) & counted).sum(1)
 
 
 def _shares(rows: Tensor, shard: Shard, budget: int, gallery: int) -> tuple[Tensor, ...]:
-    """Return this process's share of rows, few enough at a time for a comparison with the whole gallery."""
+    """Return this process's share of rows, in blocks small enough for a comparison with the whole gallery."""
     mine = rows[shard.rank :: shard.world]
-    at_a_time = max(1, min(ROWS, budget // (32 * max(gallery, 1))))  # two matrices in float64, and what is made of them
+    at_a_time = max(1, min(ROWS, budget // (32 * max(gallery, 1))))  # two float64 matrices and temporary tensors
     return mine.split(at_a_time) if len(mine) else ()
 
 
 def _complete(counts: Tensor, missing: Tensor, shard: Shard) -> Tensor:
-    """Put together what each process counted of the missing rows; the others have been counted by all."""
+    """Combine the counts of the missing rows from all processes; all processes already have the other counts."""
     if shard.world == 1:
         return counts
     mine = torch.zeros_like(counts)
@@ -113,7 +113,7 @@ def _complete(counts: Tensor, missing: Tensor, shard: Shard) -> Tensor:
 
 
 def _candidate_scores(source: PairScores, found: Tensor, texts_are_queries: bool) -> Tensor:
-    """Return the method's scores (Q, k) of all queries with their candidates, each process scoring its videos."""
+    """Return the method's scores of all queries with their candidates, (Q, k), summed over the processes' videos."""
 
     def score(text: TextFeatures, video: VideoFeatures) -> Scores:
         with torch.autocast(source.device.type, enabled=False):
@@ -122,7 +122,7 @@ def _candidate_scores(source: PairScores, found: Tensor, texts_are_queries: bool
 
     shard, (queries, count) = source.shard, found.shape
     first, last = (source.gallery * place // shard.world for place in (shard.rank, shard.rank + 1))
-    # Where few texts share a video, scoring several videos at a time scores many pairs that nobody asked for.
+    # If few texts share a video, scoring several videos at a time would score many unneeded pairs.
     at_a_time = VIDEOS_PER_BLOCK if source.queries <= VIDEOS_PER_BLOCK * count else 1
     if texts_are_queries:
         own = source.videos[first:last]

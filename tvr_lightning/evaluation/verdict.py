@@ -1,26 +1,26 @@
-"""What an audit for leakage says of an evaluation: it stands under the table and in its files."""
+"""Result of a leakage audit, as shown below the results table and stored in result files."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-SHOWN = 5  # findings quoted under a table
+SHOWN = 5  # maximum number of findings shown below a table
 
 
 @dataclass
 class Verdict:
-    """The outcome of an audit of a method with the options of an evaluation.
+    """Result of the leakage audit of a method with the options of an evaluation.
 
     Attributes:
-        passed: it was carried out, and nothing leaks.
-        leaks: what was found to leak, in words.
-        problem: why the audit could not be carried out, or None.
-        texts, videos: how many it was made on.
-        experiments: how many comparisons were made.
-        recall_with_help: text-to-video R@1 in percent where the method is told places and the ground truth.
-        recall_without_help: the same where it is not.
-        transductive: per direction, whether the score normalisation was found to use other test queries; empty where
-            there is no normalisation.
+        passed: True if the audit was completed and found no leak.
+        leaks: descriptions of the leaks found.
+        problem: reason why the audit could not be completed, or None.
+        texts, videos: number of texts and videos in the audit.
+        experiments: number of comparisons.
+        recall_with_help: text-to-video R@1 in percent if the method has access to indices and ground truth.
+        recall_without_help: the same without this access.
+        transductive: per direction, True if the score normalization was found to use other test queries; empty without
+            normalization.
     """
 
     passed: bool
@@ -34,7 +34,7 @@ class Verdict:
     transductive: dict[str, bool] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Return the sentence under a table."""
+        """Return the line below a results table."""
         if self.problem is not None:
             return f"Leakage: not audited, since the audit failed: {self.problem}"
         if self.passed:

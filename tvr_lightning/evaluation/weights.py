@@ -1,4 +1,4 @@
-"""Which weights made a table: untrained, as published, or of which run and epoch, and which split chose them."""
+"""Origin of the evaluated weights: untrained, published, or trained, with run, epoch and selection split."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ Kind = Literal["untrained", "zero-shot", "last", "best", "running", "converted",
 
 @dataclass
 class Weights:
-    """What the evaluated weights are, as far as their checkpoint says it.
+    """Origin of the evaluated weights, as recorded in their checkpoint.
 
     Attributes:
-        kind: `untrained`, a random start; `zero-shot`, published weights of the encoder and nothing trained since;
-            `last`, `best` or `running`, saved by a run after its last, its best or an interrupted step; `converted`,
-            the authors' own; `outside`, scores of a file and no weights at all; `unknown` where the checkpoint does not
-            say.
+        kind: `untrained`, random initialization; `zero-shot`, published weights of the encoder without further
+            training; `last`, `best` or `running`, saved by a run after its last step, its best epoch or an
+            interruption; `converted`, weights of the authors; `outside`, scores from a file without weights; `unknown`
+            if the checkpoint has no record.
         run: folder of the run that trained them.
-        epoch: epochs begun, the one at hand included. step: optimiser steps.
-        chosen_on: of best weights, the split whose scores chose the epoch.
-        monitor: that score.
-        start: of weights without a checkpoint, what the encoder starts from and what else is untrained; of scores from
-            outside, their file.
-        overridden: options of the checkpoint that change its scores and were set otherwise.
+        epoch: number of epochs begun, including the current one.
+        step: number of optimizer steps.
+        chosen_on: split whose scores selected the epoch of the best weights.
+        monitor: name of the score that selected the epoch.
+        start: for weights without a checkpoint, the initialization of the encoder and the untrained parts; for external
+            scores, their file.
+        overridden: options of the checkpoint that affect scores and were changed.
     """
 
     kind: Kind
@@ -39,13 +40,13 @@ class Weights:
 
     @property
     def select_on(self) -> Literal["last", "val", "test"] | None:
-        """Which split chose them, `last` where none did; None where nothing was trained or nobody says."""
+        """Return the split that selected the weights, `last` if none did, or None if untrained or unknown."""
         if self.kind in ("last", "running"):
             return "last"
         return self.chosen_on if self.kind == "best" else None
 
     def caption(self) -> str:
-        """Return what a table says of its weights."""
+        """Return the description of the weights for a results table."""
         said = {
             "untrained": f"UNTRAINED weights: no checkpoint was given, and {self.start}",
             "zero-shot": f"zero-shot: no checkpoint was given, and {self.start}",
@@ -59,7 +60,7 @@ class Weights:
         return said if self.select_on is None else f"{said} · select_on: {self.select_on}"
 
     def warnings(self) -> list[str]:
-        """Return what a reader must know before comparing, a sentence each."""
+        """Return warnings about options that were changed after training, one sentence each."""
         return [f"scored with another option than in training: {option}" for option in self.overridden]
 
     def _saved(self) -> str:
@@ -80,13 +81,13 @@ class Weights:
 def record_of(
     run: str | None, chosen_on: str, monitor: str, precision: str, seed: int | None, trained_on: str
 ) -> dict[str, Any]:
-    """Return what a run writes into the checkpoints it saves.
+    """Return the record that a run writes to its checkpoints.
 
     Args:
-        run: its folder.
-        chosen_on: `val` or `test`, the split that its validation loop runs on.
-        monitor: the score that chooses the best epoch.
-        precision, seed: of the run.
+        run: Folder of the run.
+        chosen_on: Split of the validation loop, `val` or `test`.
+        monitor: Name of the score that selects the best epoch.
+        precision, seed: Precision and seed of the run.
         trained_on: Title of the dataset.
     """
     return {
@@ -100,10 +101,10 @@ def record_of(
 
 
 def weights_of(saved: dict[str, Any]) -> Weights:
-    """Return what a checkpoint says of its weights.
+    """Return the origin of the weights in a checkpoint.
 
     Args:
-        saved: what the checkpoint holds.
+        saved: Content of the checkpoint.
     """
     if CONVERTED in saved:
         return Weights("converted")

@@ -1,4 +1,4 @@
-"""The algebra that makes scoring all pairs of texts and videos cheap."""
+"""Vector algebra for efficient scores of all text-video pairs."""
 
 from tvr_lightning.pairwise.attention import TextConditionedAttention
 from tvr_lightning.pairwise.base import DropoutPer, Pairwise

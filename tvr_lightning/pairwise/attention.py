@@ -1,4 +1,4 @@
-"""Text-conditioned attention over the frames of a video, for all pairs at once, in either form of pair vectors."""
+"""Text-conditioned attention over the frames of a video, for all pairs at once, in both forms of pair vectors."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from tvr_lightning.pairwise.blends import PairFrames, PlainFrames
 
 
 class TextConditionedAttention(nn.Module):
-    """Aggregates the frames of every video as every text asks: X-Pool's block, TC-MGC's language-video attention.
+    """Text-conditioned aggregation of frames: X-Pool's block and TC-MGC's language-video attention.
 
     With C = LN1(frames) and q = LN1(text): o = sum_f softmax_f(q K_f / sqrt(D / heads)) V_f, h = LN2(W_O o),
     z = LN3(h + dropout(FC(h))) (X-Pool, modules/transformer.py; TC-MGC, Eqs. 2-11). K and V are projections of C, or C
     itself as in TC-MGC's released code, where W_Q, W_K, W_V and W_O are commented out.
+
     https://github.com/JingXiaolun/TC-MGC/blob/c1575747c0a6f62b82c033c105d8d87c53066f2a/modules/module_xpool.py#L36-L74
 
     Args:
-        dimension: D.
-        heads: attention heads, each over D / heads columns.
-        dropout: probability on the elements of FC(h) in training.
-        dropout_per: what it is drawn for anew, every pair or every video.
-        projections: whether W_Q, W_K, W_V and W_O are applied.
-        residual: whether h is added to FC(h) (TC-MGC, Table 11).
-        initialization: of all linear layers, biases zero: the `identity` as in X-Pool, or `normal` with deviation 0.02
-            as in TC-MGC's released code.
+        dimension: dimension D.
+        heads: number of attention heads, each with D / heads columns.
+        dropout: dropout probability on the elements of FC(h) in training.
+        dropout_per: unit of independent dropout masks, `pair` or `video`.
+        projections: use of W_Q, W_K, W_V and W_O.
+        residual: addition of h to FC(h) (TC-MGC, Table 11).
+        initialization: initialization of all linear layers, with zero biases: `identity` as in X-Pool, or `normal` with
+            standard deviation 0.02 as in TC-MGC's released code.
 
     Raises:
-        ValueError: `dimension` is no multiple of `heads`, or `dropout` is not in [0, 1).
+        ValueError: `dimension` is not a multiple of `heads`, or `dropout` is not in [0, 1).
 
     Example:
         >>> attention = TextConditionedAttention(64, heads=2)
@@ -73,21 +74,21 @@ class TextConditionedAttention(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def queries(self, text: Tensor) -> Tensor:
-        """Return what the texts ask with, W_Q LN1(text), for text vectors (N, Q, D) of the same shape (Eqs. 2, 8)."""
+        """Return the queries W_Q LN1(text) for text vectors (N, Q, D), in the same shape (Eqs. 2, 8)."""
         return PlainFrames(text).layer_norm(self.layer_norm1).linear(*self._layers("q_proj")).frames
 
     def forward(self, queries: Pairwise, frames: Tensor | PairFrames, frame_mask: Tensor | None = None) -> Pairwise:
         """Return z of every pair and query slot, in the form of `queries`.
 
         Args:
-            queries: pair vectors to ask with, such as `from_texts(self.queries(text), videos=M)`.
-            frames: (M, F, D) frame vectors, or frames of every pair.
-            frame_mask: (M, F), True where there is a frame; padded frames are attended to where it is not given, as in
-                TC-MGC's released code. A video without frames spreads its attention evenly.
+            queries: Pair vectors of the queries, such as `from_texts(self.queries(text), videos=M)`.
+            frames: Frame vectors (M, F, D), or frames of every pair.
+            frame_mask: Mask (M, F), True for frames. Without it, padded frames are also attended to, as in TC-MGC's
+                released code. A video without frames has uniform attention.
         """
         context = self._context(frames)
         weights = self._weights(queries, context, frame_mask)
-        if self.heads == 1:  # W_O may go to the values, because the weights add up to 1
+        if self.heads == 1:  # W_O can be applied to the values, because the weights add up to 1
             return self._read(context.linear(*self._layers("v_proj", "out_proj")).mix(weights, type(queries)))
         mixed = context.linear(*self._layers("v_proj")).per_head(self.heads).mix(weights, type(queries))
         for layer in self._layers("out_proj"):
@@ -95,11 +96,11 @@ class TextConditionedAttention(nn.Module):
         return self._read(mixed)
 
     def frame_weights(self, queries: Pairwise, frames: Tensor, frame_mask: Tensor | None = None) -> Tensor:
-        """Return how much every pair attends to each frame, (M, heads F, N, Q); arguments as in `forward`."""
+        """Return the attention weights of every pair on the frames, (M, heads F, N, Q); arguments as in `forward`."""
         return self._weights(queries, self._context(frames), frame_mask)
 
     def _read(self, mixed: Pairwise) -> Pairwise:
-        """Return z = LN3(h + dropout(FC(h))), h = LN2(o), of the mixed values o behind W_O."""
+        """Return z = LN3(h + dropout(FC(h))) with h = LN2(o), from the mixed values o after W_O."""
         hidden = mixed.layer_norm(self.layer_norm2)
         branch = hidden.linear(self.linear_proj).dropout(self.dropout if self.training else 0.0, self.dropout_per)
         return (hidden + branch if self.residual else branch).layer_norm(self.layer_norm3)
@@ -108,7 +109,7 @@ class TextConditionedAttention(nn.Module):
         return (PlainFrames(frames) if isinstance(frames, Tensor) else frames).layer_norm(self.layer_norm1)
 
     def _weights(self, queries: Pairwise, context: PairFrames, frame_mask: Tensor | None) -> Tensor:
-        """Return the attention (M, heads F, N, Q) of every head over the frames; each head's adds up to 1."""
+        """Return the attention weights (M, heads F, N, Q) over the frames; the weights of each head add up to 1."""
         if self.heads == 1:
             products = context.dot(queries, *self._layers("k_proj"))
         else:
@@ -121,7 +122,7 @@ class TextConditionedAttention(nn.Module):
         return logits.softmax(2).flatten(1, 2)
 
     def _layers(self, *names: str) -> list[nn.Linear]:
-        """Return the layers of these names; none where nothing is projected."""
+        """Return the layers with these names, or an empty list without projections."""
         layers = [self.cross_attn[name] for name in names if name in self.cross_attn]
-        assert all(isinstance(layer, nn.Linear) for layer in layers)  # a ModuleDict does not tell
+        assert all(isinstance(layer, nn.Linear) for layer in layers)  # a ModuleDict has no element type
         return layers  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""The verbs that a method writes its text-conditioned vectors with, whichever form carries them out."""
+"""Interface of pair vectors: the operations of text-conditioned vectors, independent of their form."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 P = TypeVar("P", bound="Pairwise")
 DropoutPer = Literal["pair", "video"]
-"""What dropout draws anew for: every pair, or every video, whose pairs then lose the same elements."""
+"""Unit of independent dropout masks: every pair, or every video, whose pairs then lose the same elements."""
 TEXTS_AT_A_TIME = 256
-"""How many vectors of D are made at a time where each pair has its own: they stay in a processor's cache."""
+"""Number of D-dimensional vectors computed at a time if each pair has its own, so that they fit in the CPU cache."""
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """Return half-precision tensors (any shape) as float32, all others unchanged.
+    """Return half-precision tensors (any shape) as float32, and all others unchanged.
 
     Example:
         >>> at_least_float32(torch.ones(1, dtype=torch.bfloat16)).dtype, at_least_float32(torch.ones(1).double()).dtype
@@ -35,14 +35,14 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def chained(vectors: Tensor, *layers: nn.Linear) -> Tensor:
-    """Return linear layers applied one after another, as one matrix where that is cheaper.
+    """Return the result of linear layers in sequence, combined into one matrix if that is cheaper.
 
     Args:
-        vectors: (..., D).
-        layers: each D to D; vectors are returned as they are where there is none.
+        vectors: Vectors (..., D).
+        layers: Layers from D to D; without layers, the vectors are returned unchanged.
 
     Returns:
-        (..., D).
+        Vectors (..., D).
 
     Example:
         >>> first, second = nn.Linear(2, 2), nn.Linear(2, 2)
@@ -71,7 +71,7 @@ def _parameters(layer: nn.Linear, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def parameters_of(layer: nn.Linear | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Return weight (D, D) and bias (D,) of a layer, or of a matrix, which has none, as numbers of a type.
+    """Return weight (D, D) and bias (D,) of a layer, or a matrix and no bias, in a dtype.
 
     Example:
         >>> parameters_of(torch.eye(1), torch.float64)
@@ -84,7 +84,7 @@ def parameters_of(layer: nn.Linear | Tensor, dtype: torch.dtype) -> tuple[Tensor
 class Pairwise(ABC):
     """One vector per video j, text i and query slot q: x[j, i, q], for all M videos and N texts.
 
-    Slots are what a text asks with: 1 for its sentence, or one per word. Coefficients and logits have the axes
+    Slots are the query vectors of a text: one for its sentence, or one per word. Coefficients and logits have the axes
     (M, K, N, Q): the summed axis comes before the texts, so that each of its entries is one contiguous plane, which
     makes a softmax over frames several times faster than with the frames last.
 
@@ -128,12 +128,12 @@ class Pairwise(ABC):
     @classmethod
     @abstractmethod
     def mix(cls: type[P], weights: Tensor, basis: Tensor, side: Literal["video", "text"] = "video") -> P:
-        """Return weighted sums of vectors of the video, or of the text, as attention makes them.
+        """Return weighted sums of video or text vectors, as in attention.
 
         Args:
-            weights: (M, K, N, Q), any numbers.
-            basis: (M, K, D) vectors of each video, or (N, K, D) vectors of each text.
-            side: whose vectors `basis` holds.
+            weights: Arbitrary weights (M, K, N, Q).
+            basis: Vectors of each video (M, K, D), or of each text (N, K, D).
+            side: Side that `basis` belongs to.
 
         Returns:
             x[j, i, q] = sum_k weights[j, k, i, q] basis[j or i, k].
@@ -148,7 +148,7 @@ class Pairwise(ABC):
 
     @abstractmethod
     def linear(self: P, layer: nn.Linear | Tensor) -> P:
-        """Return a layer, or a matrix (D, D) as a layer's `weight` without bias, applied to every vector.
+        """Return the vectors after a linear layer, or after a matrix (D, D), used like a layer's `weight` without bias.
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
@@ -164,7 +164,7 @@ class Pairwise(ABC):
 
     @abstractmethod
     def layer_norm(self: P, layer: nn.LayerNorm) -> P:
-        """Return `layer` applied to every vector, with the layer's own eps.
+        """Return the vectors after the LayerNorm `layer`, with the layer's own eps.
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
@@ -176,17 +176,18 @@ class Pairwise(ABC):
 
     @abstractmethod
     def dropout(self, probability: float, per: DropoutPer = "pair") -> Pairwise:
-        """Return the vectors with elements set to zero at random and the others scaled up.
+        """Return the vectors with randomly zeroed elements, and the others scaled up.
 
-        Drawn for every pair, each element is on its own, and what comes behind is dense in either form, since no basis
-        spans vectors with holes. The factorised form makes the elements from its basis, a K-th of what a linear layer
-        of the dense form costs; so the draws are as many, and distributed as in the dense form. Drawn for every video,
-        all its pairs and slots lose the same elements: each pair's vector is distributed as before, those of a video
-        are no longer independent, and the factorised form stays factorised, since its basis loses them.
+        With a mask per pair, all elements are independent, and the result is dense in either form, because vectors
+        with zeroed elements are not in the span of the basis. The factorized form computes the elements from its
+        basis, with K D multiplications per vector instead of the D^2 of a linear layer; the number and distribution of
+        random draws are those of the dense form. With a mask per video, all pairs and slots of a video lose the same
+        elements: each pair's vector has the same distribution as before, the vectors of a video are no longer
+        independent, and the factorized form stays factorized, since the mask applies to its basis.
 
         Args:
-            probability: of an element to become zero.
-            per: what has draws of its own.
+            probability: Probability that an element becomes zero.
+            per: Unit of independent masks.
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
@@ -197,7 +198,7 @@ class Pairwise(ABC):
 
     @abstractmethod
     def dense(self) -> DensePairVectors:
-        """Return the vectors element by element, as `DensePairVectors`.
+        """Return the vectors in element form, as `DensePairVectors`.
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
@@ -207,7 +208,7 @@ class Pairwise(ABC):
 
     @abstractmethod
     def __add__(self, other: Pairwise) -> Pairwise:
-        """Return the sum; one of both may have a single slot, which then meets every slot of the other.
+        """Return the sum; a single slot of one operand is broadcast to every slot of the other.
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
@@ -218,7 +219,7 @@ class Pairwise(ABC):
 
     @abstractmethod
     def __sub__(self, other: Pairwise) -> Pairwise:
-        """Return the difference; single slots as in a sum.
+        """Return the difference; single slots are broadcast as in a sum.
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
@@ -231,7 +232,7 @@ class Pairwise(ABC):
 
     @abstractmethod
     def scale(self: P, factor: Tensor) -> P:
-        """Return every vector times its number in `factor` (M, N, Q).
+        """Return every vector times its factor in `factor` (M, N, Q).
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
@@ -263,7 +264,7 @@ class Pairwise(ABC):
         """
 
     def divided(self: P, start: int) -> tuple[P, P]:
-        """Return the slots before `start` and those from there on.
+        """Return the slots before `start` and the slots from `start` on.
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
@@ -275,7 +276,7 @@ class Pairwise(ABC):
 
     @abstractmethod
     def dot(self, vectors: Tensor) -> Tensor:
-        """Return inner products with T vectors of the own text: `vectors` (N, T, D) to (M, N, T, Q).
+        """Return inner products with T vectors of the same text: `vectors` (N, T, D) to (M, N, T, Q).
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
@@ -285,7 +286,7 @@ class Pairwise(ABC):
         """
 
     def dots(self, *vectors: Tensor) -> list[Tensor]:
-        """Return inner products with several sets of vectors of the own text, as `dot` gives each.
+        """Return inner products with several sets of vectors of the same text, each as in `dot`.
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
@@ -297,14 +298,14 @@ class Pairwise(ABC):
 
     @abstractmethod
     def dot_frames(self, vectors: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Return inner products with F vectors of the own video, or with what a matrix makes of them.
+        """Return inner products with F vectors of the same video, after an optional matrix.
 
         Args:
-            vectors: (M, F, D).
-            weight: (D, D) matrix to apply to every vector first, which may be moved to where there are fewer.
+            vectors: Vectors (M, F, D).
+            weight: Matrix (D, D) for these vectors, which may be applied to the other side if that has fewer vectors.
 
         Returns:
-            (M, F, N, Q) products x[j, i, q] . weight vectors[j, f].
+            Products x[j, i, q] . weight vectors[j, f], (M, F, N, Q).
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
@@ -315,7 +316,7 @@ class Pairwise(ABC):
 
     @abstractmethod
     def dot_shared(self, vectors: Tensor) -> Tensor:
-        """Return inner products with S vectors that all pairs have alike: `vectors` (S, D) to (M, S, N, Q).
+        """Return inner products with S vectors shared by all pairs: `vectors` (S, D) to (M, S, N, Q).
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
@@ -326,7 +327,7 @@ class Pairwise(ABC):
 
     @abstractmethod
     def dot_pairs(self, vectors: Tensor) -> Tensor:
-        """Return inner products with a vector of the own pair: `vectors` (M, N, D) to (M, N, Q).
+        """Return inner products with one vector of the same pair: `vectors` (M, N, D) to (M, N, Q).
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
@@ -337,7 +338,7 @@ class Pairwise(ABC):
 
     @abstractmethod
     def inner(self: P, other: P) -> Tensor:
-        """Return (M, N, Q) inner products with the vectors of the same pair in `other`.
+        """Return inner products (M, N, Q) with the vectors of the same pair in `other`.
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
@@ -348,7 +349,7 @@ class Pairwise(ABC):
 
     @abstractmethod
     def materialize(self) -> Tensor:
-        """Return the vectors themselves, (N, M, Q, D).
+        """Return the vectors (N, M, Q, D).
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
@@ -360,16 +361,16 @@ class Pairwise(ABC):
     def logits(
         self, vectors: Tensor, query: nn.Linear, key: nn.Linear, side: Literal["video", "text"] = "video"
     ) -> Tensor:
-        """Return inner products of query(x) and key(vectors), with the matrices applied where there are fewer vectors.
+        """Return inner products of query(x) and key(vectors), with the matrices applied to the side with fewer vectors.
 
         Args:
-            vectors: (M, K, D) of each video, or (N, K, D) of each text.
-            query: D to D, of the pair vectors x.
-            key: D to D, of `vectors`.
-            side: whose vectors they are.
+            vectors: Vectors of each video (M, K, D), or of each text (N, K, D).
+            query: Layer from D to D, for the pair vectors x.
+            key: Layer from D to D, for `vectors`.
+            side: Side that `vectors` belongs to.
 
         Returns:
-            (M, K, N, Q) products query(x[j, i, q]) . key(vectors[j or i, k]).
+            Products query(x[j, i, q]) . key(vectors[j or i, k]), (M, K, N, Q).
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
@@ -385,11 +386,11 @@ class Pairwise(ABC):
         return self._along(keys @ weight, side) + _of_side((keys @ bias).unsqueeze(-1), side)
 
     def _along(self, vectors: Tensor, side: Literal["video", "text"]) -> Tensor:
-        """Return (M, K, N, Q) products with `vectors` (M, K, D) of the own video, or (N, K, D) of the own text."""
+        """Return products (M, K, N, Q) with `vectors` (M, K, D) of the same video, or (N, K, D) of the same text."""
         return self.dot_frames(vectors) if side == "video" else self.dot(vectors).transpose(1, 2)
 
     def norm(self) -> Tensor:
-        """Return the (M, N, Q) Euclidean lengths.
+        """Return the Euclidean lengths (M, N, Q).
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
@@ -401,7 +402,7 @@ class Pairwise(ABC):
         return self.inner(self).clamp(min=COSINE_EPS**2).sqrt()
 
     def unit(self: P) -> P:
-        """Return the vectors at length 1.
+        """Return the vectors scaled to unit length.
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
@@ -413,7 +414,7 @@ class Pairwise(ABC):
         return self.scale(self.norm().reciprocal())
 
     def cosine(self: P, other: P) -> Tensor:
-        """Return (M, N, Q) cosines with the vectors of the same pair in `other`.
+        """Return cosines (M, N, Q) with the vectors of the same pair in `other`.
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
@@ -425,13 +426,13 @@ class Pairwise(ABC):
         return self.inner(other) / (self.norm() * other.norm())
 
     def cosine_each(self, made: Callable[[int, slice], Tensor]) -> Tensor:
-        """Return cosines with a vector of the own pair that is made when it is needed, and lost thereafter.
+        """Return cosines with one vector of the same pair, computed when needed and not kept.
 
         Args:
-            made: (j, texts) to the vectors (n, D) of video j and the n texts of that slice.
+            made: Function from (j, texts) to the vectors (n, D) of video j and the n texts of that slice.
 
         Returns:
-            (M, N, Q).
+            Cosines (M, N, Q).
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
@@ -450,9 +451,9 @@ class Pairwise(ABC):
 
     @abstractmethod
     def _meeting(self) -> Callable[[int, slice, Tensor], Tensor]:
-        """Return what gives the products (n, Q) of video j's vectors for a slice of n texts with vectors (n, D)."""
+        """Return a function for the products (n, Q) of video j's vectors with vectors (n, D) of a slice of n texts."""
 
 
 def _of_side(values: Tensor, side: Literal["video", "text"]) -> Tensor:
-    """Return (M, K, 1) numbers of videos, or (N, K, 1) of texts, so that they meet (M, K, N, Q)."""
+    """Return values of videos (M, K, 1), or of texts (N, K, 1), in a shape that broadcasts to (M, K, N, Q)."""
     return values.unsqueeze(2) if side == "video" else values.transpose(0, 1).unsqueeze(0)

@@ -1,9 +1,9 @@
-"""Frames that attention reads: those of a video, or blends that the pair decides, such as GAID's fused frames.
+"""Frames for attention: frames of a video, or blends that depend on the pair, such as GAID's fused frames.
 
-A blend x[j, i, f] = v[j, f] + g[j, f, i] d[j, f] of every pair costs two vectors per frame of a video and one number
-per pair and frame: a linear layer maps v and d, and a LayerNorm centres them and leaves one more number per pair and
-frame, because a variance is a quadratic form in g. So no frame is ever made per pair, unless a gate has a number for
-every dimension.
+A blend x[j, i, f] = v[j, f] + g[j, f, i] d[j, f] of every pair costs two vectors per frame of a video and one value
+per pair and frame: a linear layer maps v and d, and a LayerNorm centers them and adds one more value per pair and
+frame, because a variance is a quadratic form in g. Frames are therefore never computed per pair, unless a gate has a
+value for every dimension.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ class PairFrames(ABC):
 
     @abstractmethod
     def layer_norm(self: Self, layer: nn.LayerNorm) -> Self:
-        """Return `layer` applied to every frame, with the layer's own eps."""
+        """Return the frames after the LayerNorm `layer`, with the layer's own eps."""
 
     @abstractmethod
     def linear(self: Self, *layers: nn.Linear) -> Self:
-        """Return `layers` applied to every frame, one after another."""
+        """Return the frames after `layers` in sequence."""
 
     @abstractmethod
     def per_head(self: Self, heads: int) -> Self:
-        """Return every frame once per head, head after head, with zeros outside the head's columns."""
+        """Return the frames once per head, one head after another, with zeros outside the head's columns."""
 
     @abstractmethod
     def dot(self, queries: Pairwise, layer: nn.Linear | None = None) -> Tensor:
-        """Return (M, F, N, Q) inner products with the queries of the own pair, of frames or of what `layer` makes."""
+        """Return inner products (M, F, N, Q) of frames, or of `layer` of frames, with the queries of the same pair."""
 
     @abstractmethod
     def mix(self, weights: Tensor, form: type[Pairwise]) -> Pairwise:
-        """Return sum_f weights[j, f, i, q] x[j, i, f] for `weights` (M, F, N, Q), in the given form if it can be."""
+        """Return sum_f weights[j, f, i, q] x[j, i, f] for `weights` (M, F, N, Q), in the given form if possible."""
 
     @abstractmethod
     def cosine(self, texts: Tensor) -> Tensor:
-        """Return (M, N, F) cosines with the text of the own pair, for `texts` (N, D)."""
+        """Return cosines (M, N, F) with the text of the same pair, for `texts` (N, D)."""
 
 
 class PlainFrames(PairFrames):
-    """Frames (M, F, D) of each video, the same for every text; or any vectors of a shape (..., F, D) to be mapped.
+    """Frames (M, F, D) of each video, the same for every text; for maps, vectors of any shape (..., F, D).
 
     Example:
         >>> frames = PlainFrames(torch.tensor([[[1.0, 0.0], [3.0, 4.0]]]))  # M 1, F 2, D 2
@@ -64,29 +64,29 @@ class PlainFrames(PairFrames):
         self.frames = frames
 
     def layer_norm(self, layer: nn.LayerNorm) -> PlainFrames:
-        """See `PairFrames.layer_norm`."""
+        """Return the frames after the LayerNorm `layer`."""
         return PlainFrames(_layer_norm(layer, self.frames))
 
     def linear(self, *layers: nn.Linear) -> PlainFrames:
-        """See `PairFrames.linear`."""
+        """Return the frames after `layers` in sequence."""
         return PlainFrames(chained(self.frames, *layers))
 
     def per_head(self, heads: int) -> PlainFrames:
-        """See `PairFrames.per_head`."""
+        """Return the frames once per head, with zeros outside the head's columns."""
         return PlainFrames(_once_per_head(self.frames, heads))
 
     def dot(self, queries: Pairwise, layer: nn.Linear | None = None) -> Tensor:
-        """See `PairFrames.dot`."""
+        """Return inner products (M, F, N, Q) with the queries of the same pair."""
         if layer is None:
             return queries.dot_frames(self.frames)
         return queries.dot_frames(self.frames, layer.weight) + queries.dot_shared(layer.bias[None])
 
     def mix(self, weights: Tensor, form: type[Pairwise]) -> Pairwise:
-        """See `PairFrames.mix`."""
+        """Return the weighted sums of frames, sum_f weights[j, f, i, q] x[j, i, f]."""
         return form.mix(weights, self.frames)
 
     def cosine(self, texts: Tensor) -> Tensor:
-        """See `PairFrames.cosine`."""
+        """Return cosines (M, N, F) with the text of the same pair."""
         return (unit(self.frames) @ unit(texts).T).transpose(1, 2)
 
 
@@ -94,8 +94,8 @@ class BlendedFrames(PairFrames):
     """Frames sum_k c_k[j, f, i] B_k[j, f] + offset.
 
     Args:
-        parts: coefficients (M, F, N), or None where they are 1, and basis (M, F, D) of each part.
-        offset: (H, D), what all frames of a head have alike.
+        parts: coefficients (M, F, N), or None for 1, and basis (M, F, D) of each part.
+        offset: vector (H, D) added to all frames of a head.
 
     Example:
         >>> halves = torch.full((1, 1, 1), 0.5)  # one number for M 1, F 1 and N 1
@@ -112,7 +112,7 @@ class BlendedFrames(PairFrames):
         return BlendedFrames([(None, frames), *self.parts], self.offset)
 
     def layer_norm(self, layer: nn.LayerNorm) -> BlendedFrames:
-        """See `PairFrames.layer_norm`: centres the bases and scales the coefficients."""
+        """Return the frames after `layer`, computed by centering the bases and scaling the coefficients."""
         centred = [(c, basis - basis.mean(-1, keepdim=True)) for c, basis in self.parts]
         variance = _square(centred) / centred[0][1].shape[-1]
         scale = (variance + layer.eps).rsqrt()
@@ -120,10 +120,10 @@ class BlendedFrames(PairFrames):
         return BlendedFrames([(scale if c is None else scale * c, basis * weight) for c, basis in centred], bias[None])
 
     def linear(self, *layers: nn.Linear) -> BlendedFrames:
-        """See `PairFrames.linear`."""
+        """Return the frames after `layers` in sequence."""
         if not layers:
             return self
-        # A vector of zeros comes along, to tell what the layers' biases become.
+        # The zero vector gives the contribution of the layers' biases.
         offset = self.parts[0][1].new_zeros(1, self.parts[0][1].shape[-1]) if self.offset is None else self.offset
         sizes = [basis.shape[:2].numel() for _, basis in self.parts] + [len(offset), 1]
         rows = torch.cat([*(basis.flatten(0, 1) for _, basis in self.parts), offset, torch.zeros_like(offset[:1])])
@@ -132,12 +132,12 @@ class BlendedFrames(PairFrames):
         return BlendedFrames([(c, basis) for (c, _), basis in zip(self.parts, bases, strict=True)], common)
 
     def per_head(self, heads: int) -> BlendedFrames:
-        """See `PairFrames.per_head`."""
+        """Return the frames once per head, with zeros outside the head's columns."""
         parts = [(c if c is None else c.repeat(1, heads, 1), _once_per_head(basis, heads)) for c, basis in self.parts]
         return BlendedFrames(parts, None if self.offset is None else _once_per_head(self.offset, heads))
 
     def dot(self, queries: Pairwise, layer: nn.Linear | None = None) -> Tensor:
-        """See `PairFrames.dot`."""
+        """Return inner products (M, F, N, Q) with the queries of the same pair."""
         weight = None if layer is None else layer.weight
         products = _total(_times(c, queries.dot_frames(basis, weight)) for c, basis in self.parts)
         offset = self.offset
@@ -150,7 +150,7 @@ class BlendedFrames(PairFrames):
         return products + common.repeat_interleave(products.shape[1] // common.shape[1], dim=1)
 
     def mix(self, weights: Tensor, form: type[Pairwise]) -> Pairwise:
-        """See `PairFrames.mix`."""
+        """Return the weighted sums of frames, sum_f weights[j, f, i, q] x[j, i, f]."""
         coefficients = torch.cat([_times(c, weights) for c, _ in self.parts], dim=1)
         mixed = form.mix(coefficients, torch.cat([basis for _, basis in self.parts], dim=1))
         if self.offset is None:
@@ -159,13 +159,13 @@ class BlendedFrames(PairFrames):
         return mixed + form.mix(weights.unflatten(1, (len(self.offset), -1)).sum(2), common)
 
     def cosine(self, texts: Tensor) -> Tensor:
-        """See `PairFrames.cosine`, of blends without an offset."""
+        """Return cosines (M, N, F) with the text of the same pair, for blends without an offset."""
         products = _total(_times(c, basis @ unit(texts).T) for c, basis in self.parts)
         return (products / _square(self.parts).sqrt().clamp(min=COSINE_EPS)).transpose(1, 2)
 
 
 class DenseFrames(PairFrames):
-    """Frames (M, N, F, D) of every pair in memory: what a gate with a number per dimension needs, and the oracle.
+    """Frames (M, N, F, D) of every pair in memory, for gates with a value per dimension and as a reference in tests.
 
     Example:
         >>> frames = DenseFrames(torch.tensor([[[[0.0, 2.0]], [[2.0, 0.0]]]]))  # M 1, N 2, F 1, D 2
@@ -182,37 +182,37 @@ class DenseFrames(PairFrames):
         return DenseFrames(frames.unsqueeze(1) + self.frames)
 
     def layer_norm(self, layer: nn.LayerNorm) -> DenseFrames:
-        """See `PairFrames.layer_norm`."""
+        """Return the frames after the LayerNorm `layer`."""
         return DenseFrames(_layer_norm(layer, self.frames))
 
     def linear(self, *layers: nn.Linear) -> DenseFrames:
-        """See `PairFrames.linear`."""
+        """Return the frames after `layers` in sequence."""
         return DenseFrames(chained(self.frames, *layers))
 
     def per_head(self, heads: int) -> DenseFrames:
-        """See `PairFrames.per_head`."""
+        """Return the frames once per head, with zeros outside the head's columns."""
         return DenseFrames(_once_per_head(self.frames, heads))
 
     def dot(self, queries: Pairwise, layer: nn.Linear | None = None) -> Tensor:
-        """See `PairFrames.dot`."""
+        """Return inner products (M, F, N, Q) with the queries of the same pair."""
         frames = self.frames if layer is None else self.linear(layer).frames
         return torch.einsum("nmqd,mnfd->mfnq", queries.materialize(), frames)
 
     def mix(self, weights: Tensor, form: type[Pairwise]) -> Pairwise:
-        """See `PairFrames.mix`; always dense, for no basis is shared."""
+        """Return the weighted sums in dense form, because no basis is shared."""
         return DensePairVectors(torch.einsum("mfnq,mnfd->mnqd", weights, self.frames))
 
     def cosine(self, texts: Tensor) -> Tensor:
-        """See `PairFrames.cosine`."""
+        """Return cosines (M, N, F) with the text of the same pair."""
         return torch.einsum("nd,mnfd->mnf", unit(texts), unit(self.frames))
 
 
 class PairGate:
-    """Numbers between 0 and 1 that pairs decide: frames + gate * (others - frames) blends two frames.
+    """Gate values between 0 and 1 that depend on the pair: frames + gate * (others - frames) blends two frames.
 
     Args:
-        values: (M, F, N), one for every pair and frame, which makes `BlendedFrames`; or (M, N, F, D), one for every
-            dimension, or (M, N, F, 1), which make `DenseFrames`.
+        values: (M, F, N), one value for every pair and frame, for `BlendedFrames`; or (M, N, F, D), one for every
+            dimension, or (M, N, F, 1), for `DenseFrames`.
 
     Example:
         >>> frames, others = torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[0.0, 1.0]]])  # M 1, F 1, D 2
@@ -226,7 +226,7 @@ class PairGate:
         self.values = values
 
     def dense(self) -> PairGate:
-        """Return a gate of the same numbers that makes `DenseFrames`."""
+        """Return a gate with the same values for `DenseFrames`."""
         return self if self.values.ndim == 4 else PairGate(self.values.transpose(1, 2).unsqueeze(-1))
 
     def __mul__(self, frames: Tensor) -> BlendedFrames | DenseFrames:
@@ -237,7 +237,7 @@ class PairGate:
 
 
 def _once_per_head(frames: Tensor, heads: int) -> Tensor:
-    """Return (..., heads F, D): the frames (..., F, D) once per head, with zeros outside the head's columns."""
+    """Return the frames (..., F, D) once per head, (..., heads F, D), with zeros outside the head's columns."""
     if heads == 1:
         return frames
     width = frames.shape[-1] // heads
@@ -254,7 +254,7 @@ def _layer_norm(layer: nn.LayerNorm, frames: Tensor) -> Tensor:
 
 
 def _times(coefficients: Tensor | None, values: Tensor) -> Tensor:
-    """Return `values` (M, F, N) or (M, F, N, Q) times coefficients (M, F, N), which are 1 where there are none."""
+    """Return `values` (M, F, N) or (M, F, N, Q) times coefficients (M, F, N); no coefficients mean 1."""
     if coefficients is None:
         return values
     return values * (coefficients if values.ndim == 3 else coefficients.unsqueeze(-1))

@@ -1,4 +1,4 @@
-"""Scoring all pairs block by block, so that memory stays within a budget."""
+"""Block-wise scores of all pairs within a memory budget."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tvr_lightning.pairwise.once import persisting
 T = TypeVar("T", bound=Record)
 V = TypeVar("V", bound=Record)
 FEWEST = 8
-"""How many items a block has at least of the side of which it has few, where a few texts fit for each of them."""
+"""Minimum number of items in a block on the side with few items, if a few texts fit for each of them."""
 VECTOR = 16
-"""A multiple of the numbers that processors take at a time: rows of so many have no rest to treat one by one."""
+"""Multiple of the SIMD width of CPUs, so that rows of this length have no remainder."""
 
 
 def score_in_blocks(
@@ -29,26 +29,27 @@ def score_in_blocks(
     few: Literal["video", "text", "both"] = "video",
     kept: int = 0,
 ) -> Scores:
-    """Score N texts against M videos in blocks of few videos and, as far as they fit beside eight of these, all texts.
+    """Score N texts against M videos in blocks of few videos and, if they fit with at least eight videos, all texts.
 
-    Few videos at a time and all texts, because what belongs to a video (its mapped basis, its Gram matrix) is then
-    prepared once; where it belongs to a text, few texts and all videos; where nothing does and the similarities of the
-    pairs' tokens take the time, few of both, which stay in the caches. With gradients on and more memory needed than
-    may be kept, each of several blocks is computed anew in the backward pass, so that only one block's intermediate
-    tensors live at a time; random numbers are drawn alike both times.
+    With few videos and all texts in a block, tensors that depend only on a video (its mapped basis, its Gram matrix)
+    are computed once. If tensors depend only on a text, use few texts and all videos. If the similarities of tokens
+    take most of the time, use few of both, which fit in the CPU caches. With gradients, if the pairs need more memory
+    than `kept`, each of several blocks is recomputed in the backward pass with the same random numbers, so that only
+    one block's intermediate tensors exist at a time.
 
     Args:
-        score: scores any n texts against any m videos; its results must not depend on the other items of a block.
-        text: N texts, prepared as `score` takes them.
-        video: M videos, prepared as `score` takes them.
-        pair_bytes: memory that one pair takes while it is scored, in bytes.
-        budget: memory that one block may take, in bytes; a single pair is always scored.
-        few: the side of which a block has few items, or both.
-        kept: memory that all blocks together may keep for the backward pass, in bytes, before they are computed anew;
-            they are then of that size, since few large ones cost less.
+        score: Scoring function of any n texts against any m videos; its results must not depend on the other items of a
+            block.
+        text: N texts, prepared for `score`.
+        video: M videos, prepared for `score`.
+        pair_bytes: Memory that scoring one pair needs, in bytes.
+        budget: Memory budget of one block, in bytes; a single pair is always scored.
+        few: Side with few items in a block, or both.
+        kept: Memory that all blocks together may keep for the backward pass, in bytes, before blocks are recomputed.
+            Blocks are then of this size, since few large blocks cost less.
 
     Returns:
-        Scores of shape (N, M), as `score` would give in one piece.
+        Scores of shape (N, M), equal to `score` of all pairs at once.
 
     Raises:
         ValueError: `pair_bytes` or `budget` is not positive, or there is no text or no video.
@@ -87,9 +88,9 @@ def score_in_blocks(
 
 
 def _steps(texts: int, videos: int, pairs: int, few: Literal["video", "text", "both"]) -> tuple[int, int]:
-    """Return how many texts and how many videos a block of so many pairs takes."""
+    """Return the numbers of texts and videos in a block of `pairs` pairs."""
     if few == "video":
-        # As many videos as make the products of their vectors with those of all texts worth reading the latter for.
+        # Enough videos per block to make reading the vectors of all texts worthwhile.
         text_step = min(texts, pairs, max(pairs // min(FEWEST, videos), VECTOR))
         if VECTOR < text_step < texts:
             text_step -= text_step % VECTOR

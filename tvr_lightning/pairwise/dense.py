@@ -1,4 +1,4 @@
-"""Pair vectors element by element: the oracle of the factorised form, and what dropout makes of it."""
+"""Pair vectors in element form: the reference for the factorized form, and the result of dropout on it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tvr_lightning.pairwise.pieces import pieces_of
 
 
 class DensePairVectors(Pairwise):
-    """Every vector of every pair in memory, in float32 at least.
+    """Vectors of all pairs in memory, in float32 or higher precision.
 
     Args:
-        vectors: (M, N, Q, D); axes that are expanded views are not copied until a verb needs to.
-        factor: (M, N, Q) to multiply them with, which waits for a verb that needs the elements: products do not.
+        vectors: (M, N, Q, D); axes that are expanded views are not copied until an operation needs it.
+        factor: (M, N, Q) factor of the vectors, applied only by operations that need the elements; products do not.
 
     Example:
         >>> x = DensePairVectors.from_texts(torch.tensor([[[3.0, 4.0]]]), videos=2)
@@ -35,24 +35,24 @@ class DensePairVectors(Pairwise):
 
     @property
     def vectors(self) -> Tensor:
-        """The vectors (M, N, Q, D)."""
+        """Return the vectors (M, N, Q, D)."""
         if self._factor is not None:
             self._vectors, self._factor = self._vectors * self._factor.unsqueeze(-1), None
         return self._vectors
 
     @classmethod
     def from_texts(cls, vectors: Tensor, videos: int) -> DensePairVectors:
-        """See `Pairwise.from_texts`."""
+        """Return x[j, i, q] = vectors[i, q] for `vectors` (N, Q, D)."""
         return cls(vectors.unsqueeze(0).expand(videos, -1, -1, -1))
 
     @classmethod
     def from_videos(cls, vectors: Tensor, texts: int) -> DensePairVectors:
-        """See `Pairwise.from_videos`."""
+        """Return x[j, i, q] = vectors[j, q] for `vectors` (M, Q, D)."""
         return cls(vectors.unsqueeze(1).expand(-1, texts, -1, -1))
 
     @classmethod
     def mix(cls, weights: Tensor, basis: Tensor, side: Literal["video", "text"] = "video") -> DensePairVectors:
-        """See `Pairwise.mix`."""
+        """Return weighted sums of video or text vectors."""
         weights, basis = at_least_float32(weights), at_least_float32(basis)
         if side == "video":
             mixed = weights.flatten(2).transpose(1, 2) @ basis
@@ -60,16 +60,16 @@ class DensePairVectors(Pairwise):
         return cls(torch.einsum("mknq,nkd->mnqd", weights, basis))
 
     def linear(self, layer: nn.Linear | Tensor) -> DensePairVectors:
-        """See `Pairwise.linear`."""
+        """Return the vectors after a linear layer or a matrix (D, D)."""
         return DensePairVectors(F.linear(self.vectors, *parameters_of(layer, self.vectors.dtype)))
 
     def layer_norm(self, layer: nn.LayerNorm) -> DensePairVectors:
-        """See `Pairwise.layer_norm`."""
+        """Return the vectors after the LayerNorm `layer`."""
         weight, bias = layer.weight.to(self.vectors.dtype), layer.bias.to(self.vectors.dtype)
         return DensePairVectors(F.layer_norm(self.vectors, layer.normalized_shape, weight, bias, layer.eps))
 
     def dropout(self, probability: float, per: DropoutPer = "pair") -> DensePairVectors:
-        """See `Pairwise.dropout`."""
+        """Return the vectors with randomly zeroed elements, and the others scaled up."""
         if not probability:
             return self
         scale = left_over(probability, self._vectors.device)
@@ -79,89 +79,89 @@ class DensePairVectors(Pairwise):
         return DensePairVectors(drop(self.vectors * scale, probability))
 
     def __add__(self, other: Pairwise) -> DensePairVectors:
-        """See `Pairwise.__add__`."""
+        """Return the sum; single slots are broadcast."""
         return DensePairVectors(self.vectors + other.dense().vectors)
 
     def plus_texts(self, vectors: Tensor) -> DensePairVectors:
-        """Return the sum with vectors (N, 1, D) or (N, Q, D) of the texts, not made for a cosine in training."""
+        """Return the sum with text vectors (N, 1, D) or (N, Q, D), not materialized for a cosine in training."""
         return _Corrected(self.vectors, vectors.expand(-1, self.slots, -1))
 
     def __sub__(self, other: Pairwise) -> DensePairVectors:
-        """See `Pairwise.__sub__`."""
+        """Return the difference; single slots are broadcast."""
         return DensePairVectors(self.vectors - other.dense().vectors)
 
     def dense(self) -> DensePairVectors:
-        """Return them as they are."""
+        """Return the vectors unchanged."""
         return self
 
     def norm(self) -> Tensor:
-        """See `Pairwise.norm`; in one pass."""
+        """Return the Euclidean lengths (M, N, Q), computed in one pass."""
         return torch.linalg.vector_norm(self.vectors, dim=-1).clamp(min=COSINE_EPS)
 
     def cosine(self, other: Pairwise) -> Tensor:
-        """See `Pairwise.cosine`; one gradient of the vectors where the others are sums over a basis."""
+        """Return cosines (M, N, Q), with one gradient pass over the vectors if the others are sums over a basis."""
         if isinstance(other, DensePairVectors) or not torch.is_grad_enabled():
             return self.inner(other) / (self.norm() * other.norm())
         measured = self._measured()
         return other.inner(measured) / (measured.norm() * other.norm())
 
     def scale(self, factor: Tensor) -> DensePairVectors:
-        """See `Pairwise.scale`."""
+        """Return every vector times its factor in `factor` (M, N, Q)."""
         return DensePairVectors(self._vectors, factor if self._factor is None else self._factor * factor)
 
     def pool(self, weights: Tensor) -> DensePairVectors:
-        """See `Pairwise.pool`."""
+        """Return the sum over the slots weighted by `weights` (M, N, Q)."""
         return DensePairVectors(weights.unsqueeze(-2) @ self.vectors)
 
     def select(self, start: int, stop: int) -> DensePairVectors:
-        """See `Pairwise.select`."""
+        """Return the slots from `start` to before `stop`."""
         factor = None if self._factor is None else self._factor[:, :, start:stop]
         return DensePairVectors(self._vectors[:, :, start:stop], factor)
 
     def divided(self, start: int) -> tuple[DensePairVectors, DensePairVectors]:
-        """See `Pairwise.divided`; the gradients of both parts are joined in one pass."""
+        """Return the slots before `start` and from `start` on; the gradients of both parts are joined in one pass."""
         sizes = [start, self.slots - start]
         factors = [None, None] if self._factor is None else self._factor.split(sizes, dim=2)
         first, second = map(DensePairVectors, self._vectors.split(sizes, dim=2), factors)
         return first, second
 
     def dot(self, vectors: Tensor) -> Tensor:
-        """See `Pairwise.dot`."""
+        """Return inner products (M, N, T, Q) with vectors (N, T, D) of the same text."""
         vectors = vectors.to(self._vectors.dtype)
         if self._vectors.device.type == "cpu" and self.slots > 1:
-            # Video by video: one product over all would first copy the vectors of the pairs.
+            # One product per video: a single product would first copy the vectors of the pairs.
             products = torch.stack([vectors @ video.transpose(1, 2) for video in self._vectors])
         else:
             products = torch.einsum("ntd,mnqd->mntq", vectors, self._vectors)
         return products if self._factor is None else products * self._factor.unsqueeze(2)
 
     def dot_frames(self, vectors: Tensor, weight: Tensor | None = None) -> Tensor:
-        """See `Pairwise.dot_frames`; frames are always fewer than pairs."""
+        """Return inner products (M, F, N, Q) with vectors (M, F, D), which `weight` maps because they are fewer."""
         flat = self.vectors.flatten(1, 2).transpose(1, 2)
         vectors = vectors.to(flat.dtype)
         vectors = vectors if weight is None else F.linear(vectors, weight.to(flat.dtype))
         return (vectors @ flat).unflatten(2, (self.texts, self.slots))
 
     def dot_shared(self, vectors: Tensor) -> Tensor:
-        """See `Pairwise.dot_shared`."""
+        """Return inner products (M, S, N, Q) with shared vectors (S, D)."""
         return (self.vectors @ vectors.to(self.vectors.dtype).T).movedim(-1, 1)
 
     def dot_pairs(self, vectors: Tensor) -> Tensor:
-        """See `Pairwise.dot_pairs`."""
+        """Return inner products (M, N, Q) with vectors (M, N, D) of the same pair."""
         return (self.vectors @ vectors.to(self.vectors.dtype).unsqueeze(-1)).squeeze(-1)
 
     def _meeting(self) -> Callable[[int, slice, Tensor], Tensor]:
-        """See `Pairwise._meeting`."""
+        """Return a function for the products (n, Q) of a video's vectors with vectors (n, D) of n texts."""
         return lambda j, texts, vectors: (self.vectors[j, texts] @ vectors.unsqueeze(-1)).squeeze(-1)
 
     def inner(self, other: Pairwise) -> Tensor:
-        """See `Pairwise.inner`."""
+        """Return inner products (M, N, Q) with the vectors of the same pair in `other`."""
         if isinstance(other, DensePairVectors):
             return (self.vectors * other.vectors).sum(-1)
         return other.inner(self)
 
     def materialize(self) -> Tensor:
-        """See `Pairwise.materialize`."""
+        """Return the vectors (N, M, Q, D)."""
         return self.vectors.transpose(0, 1)
 
     def _measured(self) -> _MeasuredVectors:
@@ -169,7 +169,7 @@ class DensePairVectors(Pairwise):
 
 
 class _Corrected(DensePairVectors):
-    """Sums of vectors (M, N, Q, D) and those (N, Q, D) of the texts, which are made where a verb needs them."""
+    """Sums of vectors (M, N, Q, D) and text vectors (N, Q, D), materialized when an operation needs them."""
 
     def __init__(self, vectors: Tensor, texts: Tensor | None) -> None:
         self._of_pairs = vectors = at_least_float32(vectors)
@@ -181,7 +181,7 @@ class _Corrected(DensePairVectors):
     @property
     def _vectors(self) -> Tensor:
         if self._made is None:
-            assert self._of_texts is not None  # without texts the vectors are those of the pairs
+            assert self._of_texts is not None  # without texts, the vectors of the pairs are the sum
             self._made = self._of_pairs + self._of_texts
         return self._made
 
@@ -194,7 +194,7 @@ class _Corrected(DensePairVectors):
 
 
 class _MeasuredVectors(_Corrected):
-    """Vectors whose lengths come with their first products with vectors of the video."""
+    """Vectors whose lengths are computed together with their first products with frames."""
 
     def __init__(self, vectors: Tensor, texts: Tensor | None = None) -> None:
         super().__init__(vectors, texts)
@@ -216,7 +216,7 @@ class _MeasuredVectors(_Corrected):
 class _WithFrames(torch.autograd.Function):
     """Products (M, F, P) of vectors (M, P, D), plus texts (P, D), with frames (M, F, D), and lengths (M, P).
 
-    The sums with the texts are made in pieces, and again in the backward pass, which writes one gradient.
+    The sums with the texts are computed in tiles, and again in the backward pass, which writes one gradient.
     """
 
     @staticmethod

@@ -1,9 +1,9 @@
-"""Vectors of all pairs behind dropout, made in pieces that stay in a processor's caches and are lost again.
+"""Vectors of all pairs after dropout, computed in cache-sized tiles and not kept.
 
-No basis spans vectors with holes, so each of them has to be made, normalised and multiplied with the text's vectors.
-Operator by operator, every one of these steps would read and write all elements of all pairs. Here a piece of some
-texts and videos goes through all steps, and the backward pass makes it again: kept are one byte per element, which says
-whether dropout left it, and the products.
+Vectors with zeroed elements are not in the span of a basis, so each of them has to be computed, normalized and
+multiplied by the text's vectors. Operator by operator, each step would read and write all elements of all pairs. Here a
+tile of some texts and videos goes through all steps, and the backward pass recomputes it. Only the products and one
+byte per element for the dropout mask are kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tvr_lightning.pairwise.dense import DensePairVectors
 from tvr_lightning.pairwise.pieces import LARGE_PIECE, PIECE
 
 VIDEOS_AT_A_TIME = 16
-"""Videos of a piece where a pair has a single vector: the vectors of a text then meet several at once."""
+"""Number of videos in a tile if a pair has a single vector; each text is then multiplied by several videos at once."""
 
 
 class Summed(NamedTuple):
@@ -31,7 +31,7 @@ class Summed(NamedTuple):
     Attributes:
         coefficients: (M, K, N, Q).
         basis: (M, K, D).
-        of: what the coefficients were made of.
+        of: tensors that the coefficients were computed from.
     """
 
     coefficients: Tensor
@@ -39,22 +39,22 @@ class Summed(NamedTuple):
     of: tuple[Tensor | None, ...] = ()
 
     def rows(self, videos: slice, texts: slice) -> Tensor:
-        """Return the coefficients (v, K, n Q) of a piece."""
+        """Return the coefficients (v, K, n Q) of a tile."""
         return self.coefficients[videos, :, texts].flatten(2)
 
     def mixed(self, videos: slice, texts: slice) -> Tensor:
-        """Return the vectors (v, n Q, D) of a piece."""
+        """Return the vectors (v, n Q, D) of a tile."""
         return torch.bmm(self.rows(videos, texts).transpose(1, 2), self.basis[videos])
 
     def add_gradients(self, sums: Summed, videos: slice, texts: slice, gradient: Tensor) -> None:
-        """Add to the sums what the gradient (v, n, Q, D) of a piece gives."""
+        """Add the contribution of the gradient (v, n, Q, D) of a tile to the sums."""
         rows = gradient.flatten(1, 2)
         slots = self.coefficients.shape[-1]
         sums.coefficients[videos, :, texts] = (self.basis[videos] @ rows.transpose(1, 2)).unflatten(2, (-1, slots))
         sums.basis[videos].baddbmm_(self.rows(videos, texts), rows)
 
     def zeros(self) -> Summed:
-        """Return sums of zero, for gradients."""
+        """Return zero-initialized sums for gradients."""
         return Summed(torch.zeros_like(self.coefficients), torch.zeros_like(self.basis))
 
     def slots(self, start: int, stop: int) -> Summed:
@@ -63,14 +63,14 @@ class Summed(NamedTuple):
 
 
 class DroppedPairVectors(DensePairVectors):
-    """Dense vectors x = staying * dropped + whole, or their LayerNorm, which are made where a verb needs them.
+    """Dense vectors x = staying * dropped + whole, or their LayerNorm, computed when an operation needs them.
 
     Args:
-        dropped: what dropout acts on, already scaled up.
-        staying: (M, N, Q, D) uint8, 1 where dropout leaves the element.
-        whole: what is added to it.
-        layer: a LayerNorm that all vectors went through; their products with vectors of texts then need none in memory.
-        to_unit: whether they are brought to unit length behind it.
+        dropped: input of dropout, already scaled up.
+        staying: (M, N, Q, D) uint8 dropout mask, 1 for elements that are kept.
+        whole: vectors that are added without dropout.
+        layer: LayerNorm after the sum; products with vectors of texts then need no vectors in memory.
+        to_unit: scaling to unit length after the LayerNorm.
 
     Example:
         >>> from tvr_lightning.pairwise import PairVectors
@@ -104,39 +104,39 @@ class DroppedPairVectors(DensePairVectors):
         self._made = vectors
 
     def plus(self, whole: Summed) -> DroppedPairVectors:
-        """Return the sum with vectors that dropout does not touch."""
+        """Return the sum with vectors that dropout does not affect."""
         return DroppedPairVectors(self.dropped, self.staying, whole)
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(M, N, Q)."""
+        """Return the shape (M, N, Q)."""
         return self.videos, self.texts, self.slots
 
     @property
     def open(self) -> bool:
-        """Whether there may still be something added: no LayerNorm follows yet, and nothing is in memory."""
+        """Return True if vectors can still be added: there is no LayerNorm yet, and nothing is in memory."""
         return self.layer is None and self.whole is None and self._made is None
 
     def layer_norm(self, layer: nn.LayerNorm) -> DensePairVectors:  # type: ignore[override]
-        """See `Pairwise.layer_norm`; it waits for a verb that needs the vectors."""
+        """Return the vectors after `layer`, applied when an operation needs the vectors."""
         if self.layer is not None or self._made is not None:
             return super().layer_norm(layer)
         return DroppedPairVectors(self.dropped, self.staying, self.whole, layer)
 
     def linear(self, layer: nn.Linear | Tensor) -> DensePairVectors:  # type: ignore[override]
-        """See `Pairwise.linear`; what it is applied to is not kept."""
+        """Return the vectors after a linear layer, without keeping its input."""
         if self.layer is None or self.to_unit or self._made is not None:
             return super().linear(layer)
         return DensePairVectors(self._behind(self.layer, *parameters_of(layer, self.dropped.basis.dtype)))
 
     def unit(self) -> DensePairVectors:  # type: ignore[override]
-        """See `Pairwise.unit`; lengths are taken where the products are."""
+        """Return the vectors scaled to unit length; lengths are computed together with the products."""
         if self.layer is None or self.to_unit or self._made is not None:
             return super().unit()
         return DroppedPairVectors(self.dropped, self.staying, self.whole, self.layer, to_unit=True)
 
     def select(self, start: int, stop: int) -> DensePairVectors:  # type: ignore[override]
-        """See `Pairwise.select`."""
+        """Return the slots from `start` to before `stop`."""
         if self._made is not None:
             return super().select(start, stop)
         dropped, whole, staying = self.dropped.slots(start, stop), self.whole, self.staying[:, :, start:stop]
@@ -146,13 +146,13 @@ class DroppedPairVectors(DensePairVectors):
         return DroppedPairVectors(dropped, staying, whole, self.layer, self.to_unit)
 
     def divided(self, start: int) -> tuple[DensePairVectors, DensePairVectors]:  # type: ignore[override]
-        """See `Pairwise.divided`."""
+        """Return the slots before `start` and the slots from `start` on."""
         if self._made is not None:
             return super().divided(start)
         return self.select(0, start), self.select(start, self.slots)
 
     def dot(self, vectors: Tensor) -> Tensor:
-        """See `Pairwise.dot`."""
+        """Return inner products (M, N, T, Q) with vectors (N, T, D) of the same text."""
         if self.layer is None or self._made is not None:
             return super().dot(vectors)
         eps, *tensors = self._arguments(self.layer)
@@ -160,11 +160,11 @@ class DroppedPairVectors(DensePairVectors):
         return products
 
     def dots(self, *vectors: Tensor) -> list[Tensor]:
-        """See `Pairwise.dots`; every vector is made once for all of them."""
+        """Return inner products with several sets of vectors, computing every pair vector only once."""
         return list(self.dot(torch.cat(vectors, dim=1)).split([each.shape[1] for each in vectors], dim=2))
 
     def _arguments(self, layer: nn.LayerNorm) -> tuple[Any, ...]:
-        """Return what a `_Recipe` is made of, in its order."""
+        """Return the arguments of a `_Recipe` in its order."""
         dtype = self.dropped.basis.dtype
         whole = (None, None) if self.whole is None else self.whole[:2]
         return layer.eps, self.staying, layer.weight.to(dtype), layer.bias.to(dtype), *self.dropped[:2], *whole
@@ -181,21 +181,21 @@ class DroppedPairVectors(DensePairVectors):
         return made / torch.linalg.vector_norm(made, dim=-1, keepdim=True).clamp(min=COSINE_EPS)
 
     def _behind(self, layer: nn.LayerNorm, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        """Return the vectors (M, N, Q, E) behind a LayerNorm and, where its weight (E, D) is given, a linear layer."""
+        """Return the vectors (M, N, Q, E) after a LayerNorm and, if its weight (E, D) is given, a linear layer."""
         eps, *tensors = self._arguments(layer)
         made: Tensor = _Normalised.apply(eps, weight, bias, *tensors)
         return made
 
 
 class _Piece(NamedTuple):
-    """The vectors (v, n, Q, D) of some videos and texts.
+    """Vectors (v, n, Q, D) of a tile of videos and texts.
 
     Attributes:
-        staying: 1 where dropout leaves the element, else 0.
-        before: in front of the LayerNorm.
-        normalised: behind it.
-        mean: (v, n, Q, 1) the LayerNorm's.
-        scale: (v, n, Q, 1) the LayerNorm's.
+        staying: dropout mask, 1 for elements that are kept, else 0.
+        before: vectors before the LayerNorm.
+        normalised: vectors after the LayerNorm.
+        mean: (v, n, Q, 1) mean of the LayerNorm.
+        scale: (v, n, Q, 1) scale of the LayerNorm.
     """
 
     staying: Tensor
@@ -206,7 +206,7 @@ class _Piece(NamedTuple):
 
 
 class _Recipe:
-    """How the vectors of a piece are made, and where their gradients go."""
+    """Inputs for computing the vectors of a tile, and for their gradients."""
 
     def __init__(
         self,
@@ -226,7 +226,7 @@ class _Recipe:
             self.whole = Summed(whole_coefficients, whole_basis)
 
     def pieces(self) -> Iterator[tuple[slice, slice]]:
-        """Yield the videos and the texts of every piece."""
+        """Yield the videos and the texts of every tile."""
         videos, texts, slots, size = self.staying.shape
         if self.staying.device.type == "cpu":
             pairs = max(PIECE // (slots * size), 1)
@@ -252,7 +252,7 @@ class _Recipe:
 
 
 class _Gradients:
-    """Sums over pieces of the gradients of what their vectors are made of."""
+    """Gradients of the inputs of a recipe, summed over tiles."""
 
     def __init__(self, recipe: _Recipe) -> None:
         self.recipe = recipe
@@ -261,7 +261,7 @@ class _Gradients:
         self.of_whole = None if recipe.whole is None else recipe.whole.zeros()
 
     def add(self, videos: slice, texts: slice, gradient: Tensor, piece: _Piece) -> None:
-        """Add what the gradient (v, n, Q, D) of a piece behind its LayerNorm gives."""
+        """Add the contribution of the gradient (v, n, Q, D) of a tile after its LayerNorm."""
         recipe, size = self.recipe, [gradient.shape[-1]]
         gradient, weight, bias = torch.ops.aten.native_layer_norm_backward(
             gradient, piece.before, size, piece.mean, piece.scale, recipe.weight, recipe.bias, [True, True, True]
@@ -274,13 +274,13 @@ class _Gradients:
         recipe.dropped.add_gradients(self.of_dropped, videos, texts, gradient)
 
     def all(self) -> tuple[Tensor | None, ...]:
-        """Return them in the order of a recipe, without those of eps and of what stays."""
+        """Return the gradients in the order of a recipe, without eps and the dropout mask."""
         of_whole = (None, None) if self.of_whole is None else self.of_whole[:2]
         return (self.weight, self.bias, *self.of_dropped[:2], *of_whole)
 
 
 class _Normalised(torch.autograd.Function):
-    """Every vector (M, N, Q, E) behind the LayerNorm and a linear layer (E, D), or (M, N, Q, D) without one."""
+    """Vectors (M, N, Q, E) after the LayerNorm and a linear layer (E, D), or (M, N, Q, D) without one."""
 
     @staticmethod
     def forward(ctx: Any, eps: float, weight: Tensor | None, bias: Tensor | None, *tensors: Tensor) -> Tensor:
@@ -315,7 +315,7 @@ class _Normalised(torch.autograd.Function):
 
 
 class _Products(torch.autograd.Function):
-    """Products (M, N, T, Q) of vectors behind the LayerNorm, at unit length or not, with (N, T, D) of the texts."""
+    """Products (M, N, T, Q) of vectors after the LayerNorm, optionally at unit length, with text vectors (N, T, D)."""
 
     @staticmethod
     def forward(ctx: Any, eps: float, to_unit: bool, vectors: Tensor, *tensors: Tensor) -> Tensor:
@@ -359,5 +359,5 @@ class _Products(torch.autograd.Function):
 
 
 def _by_text(vectors: Tensor) -> Tensor:
-    """Return (v, n, Q, D) as (n, v Q, D), without a copy where v or Q is 1."""
+    """Return (v, n, Q, D) as (n, v Q, D), without a copy if v or Q is 1."""
     return vectors.transpose(0, 1).flatten(1, 2)

@@ -1,4 +1,4 @@
-"""Dropout of the elements of many vectors, whose draws are most of what it costs on a CPU."""
+"""Dropout masks with fewer random bits, because drawing them takes most of the time of dropout on a CPU."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _LEVELS = 2**16
 
 
 def left_over(probability: float, device: torch.device) -> float:
-    """Return the number that elements which stay are multiplied with, so that their mean is that of the values.
+    """Return the factor of the elements that are kept, which preserves the mean.
 
     Args:
-        probability: of an element to become zero.
-        device: of the values.
+        probability: Probability that an element becomes zero.
+        device: Device of the values.
 
     Example:
         >>> left_over(0.75, torch.device("cpu"))
@@ -25,16 +25,16 @@ def left_over(probability: float, device: torch.device) -> float:
 
 
 def staying(shape: Sequence[int], probability: float, device: torch.device) -> Tensor:
-    """Return which elements dropout leaves, each drawn on its own: 1 or 0, uint8 of the shape.
+    """Return a dropout mask with independent elements: 1 for kept, 0 for dropped, uint8.
 
-    On a CPU torch draws a number of 53 bits for each element, which takes longer than a linear layer of 512 columns.
-    Here it is 16 bits, so that the probability is the nearest multiple of 1 / 65,536. They are bytes because a product
-    with bytes is several times faster than one with truth values, and than choosing.
+    On a CPU, torch draws 53 bits for each element, which takes longer than a linear layer with 512 columns. Here it is
+    16 bits, so the probability is rounded to a multiple of 1 / 65,536. The mask consists of bytes, because
+    multiplication by bytes is several times faster than by booleans or than `torch.where`.
 
     Args:
-        shape: of the values.
-        probability: of an element to become zero, below 1.
-        device: of the values; the random numbers are torch's own for it.
+        shape: Shape of the values.
+        probability: Probability that an element becomes zero, below 1.
+        device: Device of the values; the random numbers come from torch's generator of the device.
 
     Example:
         >>> staying((1000,), 0.5, torch.device("cpu")).unique()
@@ -48,7 +48,7 @@ def staying(shape: Sequence[int], probability: float, device: torch.device) -> T
 
 
 def drop(values: Tensor, probability: float) -> Tensor:
-    """Return values (any shape) with elements set to zero at random, each on its own; see `left_over`.
+    """Return values (any shape) with independently zeroed elements, without the scaling of `left_over`.
 
     Example:
         >>> drop(torch.ones(1000), 0.5).unique()

@@ -1,8 +1,8 @@
-"""Pair vectors as coefficients over a small basis: what makes scoring all pairs cheap.
+"""Pair vectors as coefficients over a small basis, for efficient scores of all pairs.
 
-A vector that attention makes for a pair is a weighted sum of a few vectors of the video alone. A linear layer maps that
-basis once per video; a LayerNorm centres it and leaves one number per pair, because a variance is a quadratic form of
-the coefficients in the small Gram matrix of the basis. So no tensor with a D axis is ever made per pair.
+The attention output of a pair is a weighted sum of a few vectors that depend on the video only. A linear layer maps
+this basis once per video. A LayerNorm centers it and adds one value per pair, because a variance is a quadratic form of
+the coefficients in the small Gram matrix of the basis. Therefore no tensor with a D axis is created per pair.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tvr_lightning.pairwise.sides import Side, Sides
 
 
 class PairVectors(Pairwise):
-    """Vectors of all pairs, held as coefficients over vectors of the video, of the text, and of nobody.
+    """Vectors of all pairs, stored as coefficients over video vectors, text vectors and shared vectors.
 
     x[j, i, q] = sum_k c_video[j, k, i, q] B_video[j, k] + sum_l c_text[j, l, i, q] B_text[i, l]
                  + sum_s c_shared[j, s, i, q] B_shared[s] + offset
@@ -31,14 +31,14 @@ class PairVectors(Pairwise):
     Args:
         shape: (M, N, Q).
         sides: coefficients and bases.
-        offset: (D,) what every pair has alike.
+        offset: (D,) vector added to all pairs.
 
     Raises:
-        ValueError: no part at all.
+        ValueError: There are no terms.
 
     Example:
         >>> frames, weights = torch.randn(2, 12, 512), torch.rand(2, 12, 1000, 1)
-        >>> x = PairVectors.mix(weights, frames)  # 2 x 1000 vectors, held as 12 numbers each
+        >>> x = PairVectors.mix(weights, frames)  # 2 x 1000 vectors, each stored as 12 coefficients
         >>> x.dot(torch.randn(1000, 1, 512)).shape  # (M, N, T, Q)
         torch.Size([2, 1000, 1, 1])
     """
@@ -55,30 +55,30 @@ class PairVectors(Pairwise):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(M, N, Q)."""
+        """Return the shape (M, N, Q)."""
         return self.videos, self.texts, self.slots
 
     @classmethod
     def from_texts(cls, vectors: Tensor, videos: int) -> PairVectors:
-        """See `Pairwise.from_texts`."""
+        """Return x[j, i, q] = vectors[i, q] for `vectors` (N, Q, D)."""
         side = Side(None, at_least_float32(vectors), origin=origin_of(vectors))
         return cls((videos, len(vectors), vectors.shape[1]), Sides(text=side))
 
     @classmethod
     def from_videos(cls, vectors: Tensor, texts: int) -> PairVectors:
-        """See `Pairwise.from_videos`."""
+        """Return x[j, i, q] = vectors[j, q] for `vectors` (M, Q, D)."""
         side = Side(None, at_least_float32(vectors), origin=origin_of(vectors))
         return cls((len(vectors), texts, vectors.shape[1]), Sides(video=side))
 
     @classmethod
     def mix(cls, weights: Tensor, basis: Tensor, side: Literal["video", "text"] = "video") -> PairVectors:
-        """See `Pairwise.mix`."""
+        """Return weighted sums of video or text vectors."""
         part = Side(at_least_float32(weights), at_least_float32(basis))
         shape = (weights.shape[0], weights.shape[2], weights.shape[3])
         return cls(shape, Sides(video=part) if side == "video" else Sides(text=part))
 
     def linear(self, layer: nn.Linear | Tensor) -> PairVectors:
-        """See `Pairwise.linear`: maps the basis, and the offset together with the layer's bias."""
+        """Return the vectors after a linear layer, which maps the basis, and the offset with the layer's bias."""
         weight, bias = parameters_of(layer, self._dtype)
         sides = self.sides.map(lambda side: side.linear(name_of(layer), weight))
         offset = None if self.offset is None else F.linear(self.offset, weight)
@@ -87,7 +87,7 @@ class PairVectors(Pairwise):
         return PairVectors(self.shape, sides, offset)
 
     def layer_norm(self, layer: nn.LayerNorm) -> PairVectors:
-        """See `Pairwise.layer_norm`: centres the basis and scales the vectors of a pair by one number."""
+        """Return the vectors after `layer`, from a centered basis and one scale per pair and slot."""
         sides = self.sides.map(Side.centred)
         offset = None if self.offset is None else self.offset - self.offset.mean()
         middle = PairVectors(self.shape, sides, offset)
@@ -99,7 +99,7 @@ class PairVectors(Pairwise):
         return PairVectors(self.shape, scaled.sides, bias)
 
     def dropout(self, probability: float, per: DropoutPer = "pair") -> Pairwise:
-        """See `Pairwise.dropout`: what it is given is made element by element, from K vectors and without a matrix."""
+        """Return the vectors after dropout; with a mask per pair, they are computed from K basis vectors."""
         if not probability:
             return self
         scale = left_over(probability, self._like.device)
@@ -112,7 +112,7 @@ class PairVectors(Pairwise):
         return DroppedPairVectors(summed._replace(basis=summed.basis * scale), left)
 
     def _thinned(self, probability: float, scale: float) -> PairVectors:
-        """Return the vectors without some elements of the basis of every video, the same for all its vectors."""
+        """Return the vectors with some elements of each video's basis zeroed, the same for all vectors of the video."""
         if self.sides.text is not None:
             raise ValueError("dropout per video does not apply to vectors with a text term")
         summed = self._summed()
@@ -123,10 +123,10 @@ class PairVectors(Pairwise):
         return result
 
     def _summed(self, alike: Summed | None = None) -> Summed:
-        """Return vectors without a part of the texts as sums over bases of the videos.
+        """Return vectors without a text term as sums over bases of the videos.
 
         Args:
-            alike: sums that may have the same coefficients, which are then not made again.
+            alike: Sums to reuse the coefficients of, if they are the same.
         """
         of_videos = [side for side, _ in self._all_sides()]
         basis = torch.cat([side.basis.expand(self.videos, -1, -1) for side in of_videos], dim=1)
@@ -141,11 +141,11 @@ class PairVectors(Pairwise):
         return Summed(coefficients, basis, of)
 
     def dense(self, plus: Tensor | None = None, times: float = 1.0) -> DensePairVectors:
-        """Return the vectors element by element, K D multiplications each.
+        """Return the vectors in element form, with K D multiplications each.
 
         Args:
-            plus: (M, N, Q, D) to add.
-            times: factor of all of them.
+            plus: Vectors (M, N, Q, D) to add.
+            times: Factor of all vectors.
         """
         of_videos = [(self._full(side), side.basis) for side, kind in self._all_sides() if kind != "text"]
         vectors = plus
@@ -167,11 +167,11 @@ class PairVectors(Pairwise):
             else:
                 products = torch.einsum("mknq,nkd->mnqd", self._full(text), basis)
             vectors = products if vectors is None else vectors + products
-        assert vectors is not None  # the constructor refuses vectors without any part
+        assert vectors is not None  # the constructor requires at least one term
         return DensePairVectors(vectors)
 
     def __add__(self, other: Pairwise) -> Pairwise:
-        """See `Pairwise.__add__`: parts that share their coefficients add their bases."""
+        """Return the sum; terms that share their coefficients add their bases."""
         of_videos = self.sides.text is None and self.shape == (other.videos, other.texts, other.slots)
         if isinstance(other, DroppedPairVectors) and other.open and of_videos:
             return other.plus(self._summed(other.dropped))
@@ -190,28 +190,28 @@ class PairVectors(Pairwise):
         return self._combined(other)
 
     def __sub__(self, other: Pairwise) -> Pairwise:
-        """See `Pairwise.__sub__`."""
+        """Return the difference; single slots are broadcast."""
         if not isinstance(other, PairVectors):
             return self.dense() - other
         sides = other.sides.map(lambda side: side.mapped("negative", torch.neg))
         return self._combined(PairVectors(other.shape, sides, None if other.offset is None else -other.offset))
 
     def scale(self, factor: Tensor) -> PairVectors:
-        """See `Pairwise.scale`: an offset becomes a shared vector with a coefficient per pair."""
+        """Return every vector times its factor in `factor` (M, N, Q); an offset becomes a shared vector."""
         factor, common = factor.to(self._dtype), self._with_offset()
-        if common is not None:  # one vector or two: as many numbers as the factor has
+        if common is not None:  # one or two vectors: coefficients of the factor's size
             common = Side(self._full(common) * factor.unsqueeze(1), common.basis)
         video, text = (None if side is None else side.scaled(factor) for side in self.sides[:2])
         return PairVectors(self.shape, Sides(video, text, common))
 
     def pool(self, weights: Tensor) -> PairVectors:
-        """See `Pairwise.pool`."""
+        """Return the sum over the slots weighted by `weights` (M, N, Q)."""
         scaled = self.scale(weights)
         sides = scaled.sides.map(lambda side: Side(self._full(side).sum(-1, keepdim=True), side.basis))
         return PairVectors((self.videos, self.texts, 1), sides)
 
     def select(self, start: int, stop: int) -> PairVectors:
-        """See `Pairwise.select`."""
+        """Return the slots from `start` to before `stop`."""
 
         def chosen(side: Side) -> Side:
             factor = None if side.factor is None else side.factor.expand(*self.shape)[..., start:stop]
@@ -224,7 +224,7 @@ class PairVectors(Pairwise):
         return PairVectors((self.videos, self.texts, slots), self.sides.map(chosen), self.offset)
 
     def dot(self, vectors: Tensor) -> Tensor:
-        """See `Pairwise.dot`."""
+        """Return inner products (M, N, T, Q) with vectors (N, T, D) of the same text."""
         vectors = vectors.to(self._dtype)
         terms: list[Tensor] = []
         text, video, common = self.sides.text, self.sides.video, self._with_offset()
@@ -246,19 +246,19 @@ class PairVectors(Pairwise):
         return _total(terms).expand(self.videos, self.texts, vectors.shape[1], self.slots)
 
     def _video_products(self, video: Side, vectors: Tensor, common: Side | None) -> Tensor:
-        """Return (M, N, T, Q) products of the videos' part and the common part with `vectors` (N, T, D)."""
+        """Return products (M, N, T, Q) of the video term and the shared term with `vectors` (N, T, D)."""
         coefficients = video.coefficients
-        assert coefficients is not None  # the caller asks
+        assert coefficients is not None  # checked by the caller
         count = vectors.shape[1]
         if self.slots == 1 and count > 2:
-            # The one vector of a pair costs 2 D (K + T) where K T products cost 2 D K T.
+            # Computing the single vector of a pair costs 2 D (K + T), and K T products cost 2 D K T.
             basis, coefficients = video.basis, self._full(video)
             if common is not None:
                 basis = torch.cat([basis, common.basis.expand(self.videos, -1, -1)], dim=1)
                 coefficients = torch.cat([coefficients, self._full(common)], dim=1)
             own = coefficients[..., 0].transpose(1, 2) @ basis  # (M, N, D)
             return (vectors @ own.permute(1, 2, 0)).permute(2, 0, 1).unsqueeze(-1)
-        # One product for both: by itself, the one with the few common vectors would read all of `vectors` again.
+        # One product for both: a separate product with the few shared vectors would read all of `vectors` again.
         rows = video.basis.flatten(0, 1)
         rows = rows if common is None else torch.cat([rows, common.basis])
         both = F.linear(rows, vectors.flatten(0, 1)).view(-1, *vectors.shape[:2])
@@ -275,7 +275,7 @@ class PairVectors(Pairwise):
         return _products_by_video(products, self._raw(video), video.factor, theirs)
 
     def dot_frames(self, vectors: Tensor, weight: Tensor | None = None) -> Tensor:
-        """See `Pairwise.dot_frames`: moves the weight to the bases where they have fewer vectors."""
+        """Return inner products (M, F, N, Q) with frames; `weight` maps the bases if they have fewer vectors."""
         vectors = vectors.to(self._dtype)
         if weight is not None and self._basis_vectors() < vectors.shape[0] * vectors.shape[1]:
             return self._pulled_back(weight).dot_frames(vectors)
@@ -307,7 +307,7 @@ class PairVectors(Pairwise):
     def logits(
         self, vectors: Tensor, query: nn.Linear, key: nn.Linear, side: Literal["video", "text"] = "video"
     ) -> Tensor:
-        """See `Pairwise.logits`: maps the bases where they have fewer vectors."""
+        """Return inner products of query(x) and key(vectors); the bases are mapped if they have fewer vectors."""
         vectors = vectors.to(self._dtype)
         if self._basis_vectors() >= vectors.shape[0] * vectors.shape[1]:
             return super().logits(vectors, query, key, side)
@@ -317,7 +317,7 @@ class PairVectors(Pairwise):
         return asked.dot_frames(vectors, key.weight) + asked.dot_shared(bias[None])
 
     def dot_shared(self, vectors: Tensor) -> Tensor:
-        """See `Pairwise.dot_shared`."""
+        """Return inner products (M, S, N, Q) with shared vectors (S, D)."""
         vectors = vectors.to(self._dtype)
         values = []
         for side, kind in self._all_sides():
@@ -338,7 +338,7 @@ class PairVectors(Pairwise):
         return _total(values).expand(self.videos, len(vectors), self.texts, self.slots)
 
     def dot_pairs(self, vectors: Tensor) -> Tensor:
-        """See `Pairwise.dot_pairs`."""
+        """Return inner products (M, N, Q) with vectors (M, N, D) of the same pair."""
         vectors = vectors.to(self._dtype)
         values = []
         for side, kind in self._all_sides():
@@ -352,7 +352,7 @@ class PairVectors(Pairwise):
         return _total(values).expand(self.shape)
 
     def _meeting(self) -> Callable[[int, slice, Tensor], Tensor]:
-        """See `Pairwise._meeting`."""
+        """Return a function for the products (n, Q) of a video's vectors with vectors (n, D) of n texts."""
         of_videos = [(side.basis, self._full(side)) for side, kind in self._all_sides() if kind != "text"]
         bases = [basis.expand(self.videos, -1, -1) for basis, _ in of_videos]
         rows = torch.cat(bases, dim=1) if of_videos else self._like.new_zeros(self.videos, 0, self._like.shape[-1])
@@ -372,7 +372,7 @@ class PairVectors(Pairwise):
         return meet
 
     def inner(self, other: Pairwise) -> Tensor:
-        """See `Pairwise.inner`: quadratic forms in the Gram matrices of the bases."""
+        """Return inner products (M, N, Q), computed as quadratic forms in the Gram matrices of the bases."""
         if not isinstance(other, PairVectors):
             return self._inner_with_elements(other)
         mine, theirs = self._all_sides(), other._all_sides()
@@ -386,7 +386,7 @@ class PairVectors(Pairwise):
         return _total(terms).expand(self.videos, self.texts, max(self.slots, other.slots))
 
     def _inner_with_elements(self, other: Pairwise) -> Tensor:
-        """Return (M, N, Q) inner products with dense vectors: theirs with the basis, weighted by the coefficients."""
+        """Return inner products (M, N, Q) with dense vectors, from their products with the basis."""
         values = []
         of_videos = [(self._full(side), side.basis) for side, kind in self._all_sides() if kind != "text"]
         if of_videos:
@@ -399,7 +399,7 @@ class PairVectors(Pairwise):
         return _total(values)
 
     def _form(self, first: Side, first_kind: str, other: PairVectors, second: Side, second_kind: str) -> Tensor:
-        """Return (M, N, Q) values, or with axes of 1, of the bilinear form of two sides' coefficients."""
+        """Return values (M, N, Q), or with axes of 1, of the bilinear form of two sides' coefficients."""
         if first_kind != "text" and (second_kind == "text" or (first.single and not second.single)):
             return other._form(second, second_kind, self, first, first_kind)
         if first_kind == "text" and first.single:
@@ -407,7 +407,7 @@ class PairVectors(Pairwise):
         elif first_kind == "text" or second_kind == "text":
             value = _general_form(self._raw(first), first, first_kind, other._raw(second), second, second_kind)
         else:
-            gram = second.basis @ first.basis.transpose(-1, -2)  # (M, L, K), or (L, K) where both are shared
+            gram = second.basis @ first.basis.transpose(-1, -2)  # (M, L, K), or (L, K) if both are shared
             if first.single:
                 value = gram[..., None].expand(self.videos, -1, -1, -1) if gram.ndim == 3 else gram[None, ..., None]
             else:
@@ -419,7 +419,7 @@ class PairVectors(Pairwise):
         return value
 
     def _form_of_texts(self, first: Side, other: PairVectors, second: Side, second_kind: str) -> Tensor:
-        """Return `_form` without factors for a first side of one vector per text."""
+        """Return `_form` without factors, for a first side with one vector per text."""
         if second_kind == "text":
             products = (second.basis * first.basis).sum(-1)  # (N, L)
             if second.coefficients is None:
@@ -434,12 +434,12 @@ class PairVectors(Pairwise):
         return _weighted(products, second.coefficients)
 
     def materialize(self) -> Tensor:
-        """See `Pairwise.materialize`."""
+        """Return the vectors (N, M, Q, D)."""
         result: Tensor | float = 0.0
         for side, kind in self._all_sides():
             axis = {"video": "mkd", "text": "nkd", "shared": "kd"}[kind]
             result = result + torch.einsum(f"mknq,{axis}->nmqd", self._full(side), side.basis)
-        assert isinstance(result, Tensor)  # the constructor refuses vectors without any part
+        assert isinstance(result, Tensor)  # the constructor requires at least one term
         return result
 
     @property
@@ -447,13 +447,13 @@ class PairVectors(Pairwise):
         return self._like.dtype
 
     def _basis_vectors(self) -> float:
-        """Return how many vectors the bases hold that this block maps: those of a persisting side share its cost."""
+        """Return the number of basis vectors that this block maps; those of a persisting side count by its share."""
         sides = [side for side in self.sides if side is not None]
         counts = [side.vectors.shape[:-1].numel() * share_of_a_block(side.origin) for side in sides]
         return sum(counts) + (self.offset is not None)
 
     def _pulled_back(self, weight: Tensor) -> PairVectors:
-        """Return vectors whose products with any y are those of these with `weight` y."""
+        """Return vectors whose products with any y equal the products of these vectors with `weight` y."""
         matrix = weight.to(self._dtype)
         sides = self.sides.map(lambda side: side.mapped(("pulled", name_of(weight)), lambda basis: basis @ matrix))
         return PairVectors(self.shape, sides, None if self.offset is None else self.offset @ matrix)
@@ -462,7 +462,7 @@ class PairVectors(Pairwise):
         return self._like.new_ones(1, 1, 1, 1).expand(self.videos, 1, self.texts, self.slots)
 
     def _raw(self, side: Side) -> Tensor:
-        """Return the (M, K, N, Q) coefficients of a side without its factor, with identities written out."""
+        """Return the coefficients (M, K, N, Q) of a side without its factor, with explicit identities."""
         if side.coefficients is not None:
             return side.coefficients.expand(-1, -1, -1, self.slots)
         count = side.vectors.shape[-2]
@@ -472,11 +472,11 @@ class PairVectors(Pairwise):
         return identity.expand(self.videos, -1, self.texts, -1)
 
     def _full(self, side: Side) -> Tensor:
-        """Return the (M, K, N, Q) coefficients of a side, times its factor."""
+        """Return the coefficients (M, K, N, Q) of a side times its factor."""
         return self._raw(side) if side.factor is None else self._raw(side) * side.factor.unsqueeze(1)
 
     def _with_offset(self) -> Side | None:
-        """Return the shared part with the offset as one more vector of coefficient 1."""
+        """Return the shared side with the offset as one more vector with coefficient 1."""
         if self.offset is None:
             return self.sides.shared
         return _joined(self.sides.shared, Side(self._ones(), self.offset.unsqueeze(0)), self.slots)
@@ -506,17 +506,17 @@ class PairVectors(Pairwise):
 
 
 def _joined(first: Side | None, second: Side, slots: int) -> Side:
-    """Return the side that has the vectors of both, with coefficients for all slots."""
+    """Return a side with the vectors of both, with coefficients for all slots."""
     if first is None:
         return second
-    assert first.coefficients is not None  # callers write identities out before
+    assert first.coefficients is not None  # callers pass explicit identities
     assert second.coefficients is not None
     coefficients = [part.expand(-1, -1, -1, slots) for part in (first.coefficients, second.coefficients)]
     return Side(torch.cat(coefficients, dim=1), torch.cat([first.basis, second.basis], dim=-2))
 
 
 def _total(terms: list[Tensor]) -> Tensor:
-    result = terms[0]  # the constructor of pair vectors refuses vectors without any part
+    result = terms[0]  # the constructor requires at least one term
     for term in terms[1:]:
         result = result + term
     return result
@@ -525,15 +525,16 @@ def _total(terms: list[Tensor]) -> Tensor:
 def _products_by_video(
     products: Tensor, coefficients: Tensor, factor: Tensor | None, shared: tuple[Tensor, Tensor] | None
 ) -> Tensor:
-    """Return (M, N, T, Q), products of bases summed with the coefficients of the pairs.
+    """Return products (M, N, T, Q) of bases, summed with the coefficients of the pairs.
 
-    Video by video: one product over all would first copy the coefficients to bring the axes (M, N) side by side.
+    They are computed per video, because a single product would first copy the coefficients to make the axes (M, N)
+    adjacent.
 
     Args:
-        products: (M, K, N, T) of the basis of each video with the vectors of each text.
-        coefficients: (M, K, N, Q).
-        factor: (M, N, Q), of the coefficients; None is 1.
-        shared: products (S, N, T) and coefficients (M, S, N, Q) of what all videos have alike.
+        products: Products of the basis of each video with the vectors of each text, (M, K, N, T).
+        coefficients: Coefficients (M, K, N, Q).
+        factor: Factor of the coefficients, (M, N, Q); None means 1.
+        shared: Products (S, N, T) and coefficients (M, S, N, Q) of the vectors shared by all videos.
     """
     videos, count, texts, vectors = products.shape
     slots = coefficients.shape[-1]
@@ -544,7 +545,7 @@ def _products_by_video(
             full = torch.cat([full, shared[1]], dim=1)
         pairs = zip(products, full, strict=True)
         return torch.stack([torch.bmm(rows.permute(1, 2, 0), columns.permute(1, 0, 2)) for rows, columns in pairs])
-    # In buffers that every video uses again, which then stay in a processor's cache.
+    # Buffers are reused for every video, so that they stay in the CPU cache.
     whole = count if shared is None else count + len(shared[0])
     rows, columns = products.new_empty(whole, texts, vectors), products.new_empty(whole, texts, slots)
     result = products.new_empty(videos, texts, vectors, slots)
@@ -562,7 +563,7 @@ def _products_by_video(
 
 
 def _weighted(values: Tensor, coefficients: Tensor, fresh: bool = False) -> Tensor:
-    """Return the sum (M, N, Q) over K of `values` times coefficients (M, K, N, Q); values that are `fresh` are lost."""
+    """Return the sum (M, N, Q) over K of `values` times coefficients (M, K, N, Q); `fresh` values are overwritten."""
     whole = values.shape == torch.broadcast_shapes(values.shape, coefficients.shape)
     if fresh and whole and not torch.is_grad_enabled():
         return values.mul_(coefficients).sum(1)
@@ -570,7 +571,7 @@ def _weighted(values: Tensor, coefficients: Tensor, fresh: bool = False) -> Tens
 
 
 def _general_form(a: Tensor, first: Side, first_kind: str, b: Tensor, second: Side, second_kind: str) -> Tensor:
-    """Return (M, N, Q) values of the bilinear form of coefficients `a` and `b`, one of them of texts."""
+    """Return values (M, N, Q) of the bilinear form of coefficients `a` and `b`, at least one of them of texts."""
     axes = {"video": "mkd", "text": "nkd", "shared": "kd"}
     rows, columns = axes[first_kind], axes[second_kind].replace("k", "l")
     kept = "".join(axis for axis in "mknl" if axis in rows + columns)

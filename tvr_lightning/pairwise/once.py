@@ -1,8 +1,8 @@
-"""What belongs to one side of the pairs alone, computed once per call although pairs are scored block by block.
+"""Cache for tensors that depend on one side of the pairs only, while pairs are scored block by block.
 
-The tensors of one side meet several blocks of the other one. What the verbs make of those alone, such as a projection
-of all texts, is kept from block to block while nobody asks for gradients: with gradients on, a block is computed anew
-in the backward pass, and needs its own graph.
+The tensors of one side are used in several blocks of the other side. Results that depend only on these tensors, such as
+a projection of all texts, are kept from block to block if gradients are disabled. With gradients, a block is recomputed
+in the backward pass and needs its own graph.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _CALL: ContextVar[_Call | None] = ContextVar("pairwise_call", default=None)
 
 @contextmanager
 def persisting(tensors: Iterable[Tensor], blocks: int) -> Iterator[None]:
-    """Keep what is made of `tensors` alone while the context lasts; without gradients only.
+    """Cache results that depend only on `tensors` within the context, if gradients are disabled.
 
-    Within another such context, which goes on, what is made of its tensors stays known.
+    Within another such context, which stays active, the results of its tensors remain cached.
 
     Args:
-        tensors: (any shape) that several blocks meet.
-        blocks: how many; for a single one nothing is kept.
+        tensors: Tensors (any shape) that several blocks use.
+        blocks: Number of blocks; with a single block, nothing is cached.
 
     Example:
         >>> texts, made = torch.eye(2), []
@@ -62,7 +62,7 @@ def persisting(tensors: Iterable[Tensor], blocks: int) -> Iterator[None]:
 
 
 def origin_of(tensor: Tensor) -> Origin | None:
-    """Return a name of a persisting tensor, or of a view of all of it (any shape); None where it does not persist.
+    """Return a name of a persisting tensor, or of a view of all of it (any shape), or None if it does not persist.
 
     Example:
         >>> origin_of(torch.eye(2)) is None
@@ -74,7 +74,7 @@ def origin_of(tensor: Tensor) -> Origin | None:
 
 
 def once(origin: Origin | None, function: Callable[[], Tensor]) -> Tensor:
-    """Return `function()` (any shape), kept under its origin; computed every time where that is None.
+    """Return `function()` (any shape), cached under its origin, or computed every time if the origin is None.
 
     Example:
         >>> once(None, lambda: torch.ones(1))
@@ -89,7 +89,7 @@ def once(origin: Origin | None, function: Callable[[], Tensor]) -> Tensor:
 
 
 def name_of(thing: object) -> Hashable:
-    """Return a name of a layer or matrix that nothing else has while the call lasts.
+    """Return a name of a layer or matrix that is unique during the call.
 
     Example:
         >>> layer = torch.nn.Linear(2, 2)
@@ -98,12 +98,12 @@ def name_of(thing: object) -> Hashable:
     """
     call = _CALL.get()
     if call is not None:
-        call.named[id(thing)] = thing  # held, so that no later one takes its place in memory
+        call.named[id(thing)] = thing  # a reference, so that no later object reuses its id
     return id(thing)
 
 
 def share_of_a_block(origin: Origin | None) -> float:
-    """Return which share of the cost of something made once falls to one block.
+    """Return one block's share of the cost of a cached result.
 
     Example:
         >>> share_of_a_block(None)
@@ -114,5 +114,5 @@ def share_of_a_block(origin: Origin | None) -> float:
 
 
 def _place(tensor: Tensor) -> Hashable:
-    """Name the elements of a tensor: those of persisting ones are never freed, so that no other has the name."""
+    """Return a name of a tensor's memory. Persisting tensors are never freed, so the name is unique."""
     return (tensor.device, tensor.dtype, tensor.data_ptr(), tensor.numel(), tensor.is_contiguous())

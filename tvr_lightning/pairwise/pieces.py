@@ -1,4 +1,4 @@
-"""Pieces of large tensors that stay in a processor's caches while several operators go over them."""
+"""Cache-sized tiles of large tensors for several operators in sequence."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from torch import Tensor
 
 PIECE = 2**18
-"""Elements of a piece on a CPU: a megabyte of float32."""
+"""Number of elements of a tile on a CPU: a megabyte of float32."""
 LARGE_PIECE = 2**24
-"""Elements of a piece elsewhere."""
+"""Number of elements of a tile on other devices."""
 
 
 def pieces_of(tensor: Tensor, axis: int = 0) -> Iterator[slice]:
-    """Yield slices of an axis, each with as many items as a piece has elements for, and at least one.
+    """Yield slices of an axis with as many items as fit in a tile, at least one.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""What one side of a pair owns: coefficients over its vectors, with what waits to be applied to them."""
+"""Terms of factorized pair vectors: coefficients over the vectors of one side, with pending operations."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tvr_lightning.pairwise.once import once
 
 
 class Side:
-    """Coefficients over the vectors that one side of a pair owns.
+    """Coefficients over the vectors of one side of a pair.
 
     Args:
-        coefficients: (M, K, N, Q); None where slot q simply is basis vector q (then K is Q, or 1 for every slot).
-        vectors: (M, K, D) of each video, (N, K, D) of each text, or (K, D) where all pairs share it: the basis, or
-            what becomes the basis by `pending`.
-        factor: (M, N, Q), what all coefficients of a vector are multiplied by besides. It waits here, because a product
-            has one number per pair to multiply with it where the coefficients have K.
-        origin: names what the basis was made of and how, for `once`; None where it need not be kept.
-        pending: (D, D) matrix, or (D,) its diagonal, that is still to be applied to `vectors`. Where these are more
-            than D, to scale, to centre and to add are done to the matrix, which is smaller.
+        coefficients: (M, K, N, Q); None if slot q is basis vector q (then K is Q, or 1 for every slot).
+        vectors: (M, K, D) of each video, (N, K, D) of each text, or (K, D) shared by all pairs: the basis, or the
+            vectors that give the basis after `pending`.
+        factor: (M, N, Q) factor of all coefficients of a vector. It is kept separately, because a product has one
+            value per pair to multiply, but K coefficients.
+        origin: name of the basis for `once`; None if it need not be cached.
+        pending: (D, D) matrix, or (D,) diagonal of one, that is still to be applied to `vectors`. If there are more
+            than D vectors, scaling, centering and adding are applied to the matrix, which is smaller.
 
     Example:
         >>> frames = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])  # M 1, K 2, D 2
@@ -47,7 +47,7 @@ class Side:
 
     @property
     def basis(self) -> Tensor:
-        """The vectors of the basis, of the shape of `vectors`."""
+        """Return the basis, in the shape of `vectors`."""
         if self._basis is None:
             assert self.pending is not None
             diagonal = self.pending.ndim == 1
@@ -56,16 +56,16 @@ class Side:
 
     @property
     def single(self) -> bool:
-        """Whether every slot is the one vector of the basis, besides the factor."""
+        """Return True if every slot is the only vector of the basis, apart from the factor."""
         return self.coefficients is None and self.vectors.shape[-2] == 1
 
     @property
     def many(self) -> bool:
-        """Whether there are more vectors than a matrix has rows, none of which `once` keeps."""
+        """Return True if there are more vectors than rows of a matrix, and `once` does not cache them."""
         return self.origin is None and self.vectors.shape[:-1].numel() > self.vectors.shape[-1]
 
     def centred(self) -> Side:
-        """Return the side with the mean over D taken off every vector of the basis."""
+        """Return the side with the mean over D subtracted from every vector of the basis."""
         if self.many and self.pending is not None and self.pending.ndim == 2:
             return self._waiting(self.vectors, self.pending - self.pending.mean(0))
         return self.mapped("centred", lambda basis: basis - basis.mean(-1, keepdim=True))
@@ -85,7 +85,7 @@ class Side:
         return self._waiting(self.basis, weight)
 
     def plus(self, other: Side) -> Side:
-        """Return the sum with a side of the same coefficients and the same factor."""
+        """Return the sum with a side that has the same coefficients and the same factor."""
         if self.vectors is other.vectors and self.many and self.pending is not None and other.pending is not None:
             ranks = self.pending.ndim, other.pending.ndim
             maps = [
@@ -98,7 +98,7 @@ class Side:
         return Side(self.coefficients, self.basis + other.basis, self.factor)
 
     def mapped(self, key: Hashable, function: Callable[[Tensor], Tensor]) -> Side:
-        """Return the side with `function` of its basis, which is computed once per call where the key says so."""
+        """Return the side with `function` of its basis, computed once per call under this key if it has an origin."""
         origin = None if self.origin is None else (*self.origin, key)
         return Side(self.coefficients, once(origin, lambda: function(self.basis)), self.factor, origin)
 
@@ -106,7 +106,7 @@ class Side:
         return Side(self.coefficients, vectors, self.factor, None, pending)
 
     def scaled(self, factor: Tensor) -> Side:
-        """Return the side times a number per vector, `factor` (M, N, Q)."""
+        """Return the side with every vector scaled by `factor` (M, N, Q)."""
         return self.with_factor(factor if self.factor is None else self.factor * factor)
 
     def with_factor(self, factor: Tensor | None) -> Side:
@@ -118,7 +118,7 @@ class Side:
     def with_frames(self, vectors: Tensor) -> Tensor:
         """Return products (M, F, N, L) of a basis of texts with `vectors` (M, F, D).
 
-        They are kept as long as the side: a cosine with a mix of frames asks for what its weights were made of.
+        They are cached in the side, because a cosine with a mix of frames needs the products of its weights again.
         """
         for met, products in self._met:
             if met is vectors:
@@ -131,12 +131,12 @@ class Side:
 
 
 class Sides(NamedTuple):
-    """What pair vectors are made of, besides an offset.
+    """Terms of pair vectors, without the offset.
 
     Attributes:
         video: coefficients and basis (M, K, D) of the videos.
         text: coefficients and basis (N, L, D) of the texts.
-        shared: coefficients and basis (S, D) of what belongs to neither, such as a bias behind a LayerNorm.
+        shared: coefficients and basis (S, D) of vectors of neither side, such as a bias after a LayerNorm.
     """
 
     video: Side | None = None
@@ -144,5 +144,5 @@ class Sides(NamedTuple):
     shared: Side | None = None
 
     def map(self, function: Callable[[Side], Side]) -> Sides:
-        """Return `function` of every side that is there."""
+        """Return the result of `function` for every existing side."""
         return Sides(*(None if side is None else function(side) for side in self))

@@ -1,7 +1,7 @@
-"""Similarities of all tokens of all pairs, laid out so that what aggregates them reads memory in its order.
+"""Similarities of all tokens of all pairs, in a memory layout that suits their aggregation.
 
-Texts come last, for they are many in a block: a softmax over words or over frames then runs along whole rows, and the
-product that makes the similarities writes them in place, without a copy.
+Texts are the last axis, because a block has many of them: a softmax over words or frames then runs along complete rows,
+and the matrix product writes the similarities in place, without a copy.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ def token_similarities(video: Tensor, text: Tensor) -> Tensor:
     """Return inner products of every token of every video with every token of every text.
 
     Args:
-        video: (M, F, D) frames or patches of each video.
-        text: (N, W, D) words of each text.
+        video: Frames or patches of each video, (M, F, D).
+        text: Words of each text, (N, W, D).
 
     Returns:
-        (F, M, W, N), contiguous.
+        Inner products (F, M, W, N), contiguous.
 
     Raises:
-        ValueError: tokens of other than 3 axes, or of different D.
+        ValueError: Tokens do not have 3 axes or have different D.
 
     Example:
         >>> video, text = torch.randn(2, 12, 64), torch.randn(5, 32, 64)
@@ -40,20 +40,20 @@ def token_similarities(video: Tensor, text: Tensor) -> Tensor:
 
 
 def _rows(tokens: Tensor) -> Tensor:
-    """Return tokens (B, T, D) as rows (T B, D), once where they meet several blocks."""
+    """Return tokens (B, T, D) as rows (T B, D), cached if several blocks use them."""
     origin = origin_of(tokens)
     return once(None if origin is None else (*origin, "rows"), lambda: tokens.transpose(0, 1).flatten(0, 1))
 
 
 def mapped_by(vectors: Tensor, *matrices: Tensor) -> Tensor:
-    """Return vectors times matrices in a row, which are multiplied first where the vectors are more than D.
+    """Return vectors times a sequence of matrices, which are multiplied first if there are more than D vectors.
 
     Args:
-        vectors: (..., D).
-        matrices: (D, D) each.
+        vectors: Vectors (..., D).
+        matrices: Matrices (D, D).
 
     Returns:
-        (..., D).
+        Vectors (..., D).
 
     Example:
         >>> vectors, first, second = torch.randn(4, 3), torch.randn(3, 3), torch.randn(3, 3)
@@ -70,15 +70,15 @@ def mapped_by(vectors: Tensor, *matrices: Tensor) -> Tensor:
 
 
 def mapped_between(video: Tensor, text: Tensor, *matrices: Tensor) -> tuple[Tensor, Tensor]:
-    """Return tokens whose inner products are those with matrices between, which map the side that has fewer tokens.
+    """Return tokens whose inner products include matrices, applied to the side that has fewer tokens.
 
     Args:
-        video: (M, F, D).
-        text: (N, W, D).
-        matrices: (D, D) each: of a word w and a frame f, (w A B ...) . f.
+        video: Tokens of the videos, (M, F, D).
+        text: Tokens of the texts, (N, W, D).
+        matrices: Matrices A, B, ... (D, D) in the product (w A B ...) . f of a word w and a frame f.
 
     Returns:
-        Tokens of the videos and of the texts, of the same shapes.
+        Tokens of the videos and of the texts, in the same shapes.
 
     Example:
         >>> video, text, matrix = torch.randn(2, 3, 4), torch.randn(5, 6, 4), torch.randn(4, 4)

@@ -1,4 +1,4 @@
-"""Two-stage retrieval: candidates by cosines that an index can hold, ranked anew by a score of pairs (GARE, App. I)."""
+"""Two-stage retrieval: candidates by indexable cosines, reranked by a score of pairs (GARE, App. I)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ VIDEOS_PER_BLOCK = 16
 
 
 def nearest(queries: Tensor, gallery: Tensor, count: int, queries_per_block: int = QUERIES_PER_BLOCK) -> Tensor:
-    """Find the gallery vectors of the largest cosines with each query: the first stage.
+    """Find the gallery vectors with the largest cosines for each query: the first stage.
 
     Args:
-        queries: (Q, D).
-        gallery: (G, D).
-        count: k, how many; all where there are fewer.
-        queries_per_block: how many queries are compared at a time.
+        queries: Query vectors (Q, D).
+        gallery: Gallery vectors (G, D).
+        count: Number k of candidates; all if there are fewer.
+        queries_per_block: Number of queries compared at a time.
 
     Returns:
-        (Q, min(k, G)) int64, best first.
+        Indices (Q, min(k, G)) int64, best first.
 
     Raises:
         ValueError: `count` is below 1.
@@ -48,20 +48,21 @@ def score_candidates(
     candidates: Tensor,
     videos_per_block: int = VIDEOS_PER_BLOCK,
 ) -> Tensor:
-    """Score each text against its candidates alone: the second stage.
+    """Score each text against only its candidates: the second stage.
 
-    Few videos at a time are scored against the texts that have one of them among their candidates, so that what belongs
-    to a video is prepared once.
+    Few videos at a time are scored against the texts that have one of them as a candidate, so that computations that
+    depend only on a video are done once.
 
     Args:
-        score: a method's `score`.
-        text: features of N texts.
-        video: features of M videos.
-        candidates: (N, k) int64, videos of each text, each once; those that are no row of `video` score 0.
-        videos_per_block: how many videos are scored at a time.
+        score: Scoring function of a method.
+        text: Features of N texts.
+        video: Features of M videos.
+        candidates: Candidate videos of each text without repetitions, (N, k) int64; those outside the rows of `video`
+            score 0.
+        videos_per_block: Number of videos scored at a time.
 
     Returns:
-        (N, k) similarities, in the order of the candidates.
+        Similarities (N, k), in the order of the candidates.
 
     Example:
         >>> text = TextFeatures(torch.eye(2), torch.eye(2).unsqueeze(1), torch.ones(2, 1, dtype=torch.bool))
@@ -87,14 +88,14 @@ def score_candidates(
 
 
 def candidate_recall(found: Tensor, own: Tensor) -> float:
-    """Share of the queries, in percent, that have a match among their candidates.
+    """Return the percentage of the queries that have a match among their candidates.
 
     Args:
-        found: (Q, k) int64, the video that each candidate of a query is, or is about.
-        own: (Q,) int64, the video that each query is, or is about.
+        found: Video of each candidate of a query (the candidate itself or the video of a text), (Q, k) int64.
+        own: Video of each query, (Q,) int64.
 
     Returns:
-        NaN where there is no query.
+        Percentage; NaN if there is no query.
 
     Example:
         >>> candidate_recall(torch.tensor([[3, 1], [0, 2]]), torch.tensor([1, 1]))

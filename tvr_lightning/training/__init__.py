@@ -1,1 +1,1 @@
-"""What a training run is driven by: losses, optimisers, gathering over devices, sharding, reliability."""
+"""Training: losses, optimizers, gathering and sharding over devices, checkpoints, and run folders."""

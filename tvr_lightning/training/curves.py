@@ -1,4 +1,4 @@
-"""The curves of a run as a table that anything reads, beside whatever logger it has."""
+"""Logged values of a run as a CSV table, in addition to any other logger."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ COLUMNS = ("epoch", "step", "name", "value")
 
 
 class CurvesLogger(Logger):
-    """Writes what is logged to `metrics.csv`: one row per value, in the order in which they come.
+    """Logger that writes to `metrics.csv`, one row per value in the order of logging.
 
-    A run that goes on drops the rows of steps that it takes again.
+    A resumed run removes the rows of the steps that it repeats.
 
     Args:
-        folder: of the run; made with the first value.
+        folder: folder of the run, created with the first value.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -32,24 +32,24 @@ class CurvesLogger(Logger):
 
     @property
     def name(self) -> str:
-        """What Lightning calls it."""
+        """Return the name of the logger."""
         return "curves"
 
     @property
     def version(self) -> str:
-        """There is one file per run."""
+        """Return an empty version, because there is one file per run."""
         return ""
 
     def log_hyperparams(self, *arguments: Any, **named: Any) -> None:
-        """Nothing: config.yaml has them."""
+        """Ignore the hyperparameters, which are in config.yaml."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Append values.
+        """Append values to the table.
 
         Args:
-            metrics: by name; `epoch` is the epoch of the others.
-            step: of the optimiser.
+            metrics: Values by name; `epoch` is the epoch of the other values.
+            step: Optimizer step.
         """
         self._epoch = metrics.get("epoch", self._epoch)
         rows = [(int(self._epoch), step, name, float(value)) for name, value in metrics.items() if name != "epoch"]
@@ -68,7 +68,7 @@ class CurvesLogger(Logger):
                     try:
                         earlier = int(row["step"]) < (math.inf if step is None else step)
                         value = float(row["value"])
-                    except (TypeError, ValueError):  # the line that a kill cut short
+                    except (TypeError, ValueError):  # incomplete line of an interrupted run
                         break
                     if not earlier:
                         break

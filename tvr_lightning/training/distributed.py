@@ -1,15 +1,15 @@
-"""Gathering features over devices, with the gradient that a contrastive loss needs.
+"""Gathering of features over devices, with the gradient that a contrastive loss needs.
 
 Every device evaluates the same loss on the batch of all devices, and the strategy (DDP, FSDP) averages the gradients of
-the devices. Which gradient comes back through the gather then decides what is trained:
+the devices. The gradient of the gather then determines the effective gradient:
 
 - `global`: the gradients of all devices are summed, so that after averaging every parameter receives exactly the
   gradient of the whole batch on one device.
 - `local`: the same gradient, but each device scores its own texts against all videos and all texts against its own
   videos, 2 B W B pairs instead of (W B)^2; only for losses that are InfoNCE over rows and columns.
-- `own-slice`: each device keeps the gradient of its own items only, as the `AllGather` of the released CLIP4Clip,
+- `own-slice`: each device keeps only the gradient of its own items, as the `AllGather` of the released CLIP4Clip,
   X-CLIP, GARE and TC-MGC code does (CLIP4Clip, modules/until_module.py). The encoders then receive 1 / W of the
-  gradient, the heads all of it; Adam hides the difference, gradient clipping does not.
+  gradient and the heads the full gradient. Adam compensates for the difference; gradient clipping does not.
 - `none`: nothing is gathered; the other items of a device's own batch are the only negatives (GAID's released code).
 """
 
@@ -31,17 +31,17 @@ R = TypeVar("R", bound=Record)
 
 
 def world_size() -> int:
-    """Number of processes that train together; 1 without torch.distributed."""
+    """Return the number of processes that train together; 1 without torch.distributed."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Place of this process among those that train together; 0 without torch.distributed."""
+    """Return the rank of this process; 0 without torch.distributed."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 class _OwnSlice(torch.autograd.Function):
-    """All-gather whose backward keeps the local slice of the gradient, unreduced."""
+    """All-gather whose backward pass keeps the local slice of the gradient, without reduction."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
@@ -60,11 +60,11 @@ def gather_tensor(tensor: Tensor, mode: Gather = "global") -> Tensor:
     """Concatenate the tensors of all devices along the first dimension, in rank order.
 
     Args:
-        tensor: (B, ...), such as sentences (B, D), equally long on every device.
-        mode: which gradient comes back; see the module's docstring.
+        tensor: Tensor (B, ...), such as sentences (B, D), with the same length on every device.
+        mode: Gradient of the gather, as described in the module's docstring.
 
     Returns:
-        (W * B, ...), the same on every device; the tensor itself with one device or mode `none`.
+        Tensor (W * B, ...), the same on every device; the input tensor with one device or mode `none`.
     """
     if mode == "none" or world_size() == 1:
         return tensor
@@ -73,9 +73,9 @@ def gather_tensor(tensor: Tensor, mode: Gather = "global") -> Tensor:
             return _OwnSlice.apply(tensor)
         group = dist.group.WORLD
         assert group is not None
-        # torch 2.13 renamed it.
+        # Renamed in torch 2.13.
         gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
-        # What no loss reads, such as the words for GARE, must be waited for too, or it is kept until the process ends.
+        # Wait also for features that no loss uses (words in GARE): otherwise they are kept until the process ends.
         return collectives.wait_tensor(gather(tensor.contiguous(), gather_dim=0, group=group))
     parts = [torch.empty_like(tensor) for _ in range(world_size())]
     dist.all_gather(parts, tensor.contiguous())
@@ -83,11 +83,11 @@ def gather_tensor(tensor: Tensor, mode: Gather = "global") -> Tensor:
 
 
 def gather_record(record: R, mode: Gather = "global") -> R:
-    """Gather every tensor of a record that is equally long on every device; lists are gathered as Python objects.
+    """Gather every tensor of a record with the same length on every device; lists are gathered as Python objects.
 
     Args:
-        record: a record whose tensors are (B, ...).
-        mode: which gradient comes back; see the module's docstring.
+        record: Record of tensors (B, ...).
+        mode: Gradient of the gather, as described in the module's docstring.
     """
     if mode == "none" or world_size() == 1:
         return record
@@ -109,29 +109,29 @@ def _gather_value(value: Any, mode: Gather) -> Any:
 
 
 def gather_batches(batches: Sequence[Placed[R]], device: torch.device) -> Placed[R] | None:
-    """Join the batches that an evaluation encoded, over all devices in rank order; these may hold unequal numbers.
+    """Join the encoded batches of all devices in rank order; devices may have different numbers of items.
 
-    Every device must call it, also one without any batch: videos that cannot be read may all have fallen to it.
+    Every device must call it, even without a batch, because all unreadable videos may be on the same device.
 
     Args:
-        batches: of B items each, places (B,) and a record that holds tensors only; on `device`.
-        device: of this process.
+        batches: Batches of B items each on `device`: indices (B,) and a record that contains only tensors.
+        device: Device of this process.
 
     Returns:
-        All N items, the same on every device and without gradient; None where no device has any.
+        All N items, the same on every device and without gradient; None if no device has any.
     """
     return _gather_uneven(Placed.cat(batches) if batches else None, device)
 
 
 @torch.no_grad()
 def _gather_uneven(record: R | None, device: torch.device) -> R | None:
-    """Gather a record of tensors that is not equally long on every device, or None on some; None where none has any."""
+    """Gather a record of tensors with different lengths on the devices, None for no items; None if all are empty."""
     own = 0 if record is None else len(record)
     counts = gather_tensor(torch.tensor([own], device=device)).tolist()
     most = max(counts)
     if not most:
         return None
-    if min(counts) == 0:  # a device without items learns the sizes and types of their tensors from another
+    if min(counts) == 0:  # a device without items gets tensor shapes and dtypes from another
         empty = None if record is None else record[:0].apply(lambda t: t.cpu().clone())
         kinds = [kind for kind in gather_objects(empty) if kind is not None]
         record = kinds[0].to(device) if record is None else record

@@ -1,8 +1,8 @@
-"""Whether losses are finite: asked on the device, answered before the optimiser steps.
+"""Check for finite losses, copied to the host asynchronously and evaluated before the optimizer step.
 
-Reading a loss on the host waits for everything the device has queued, so that it idles until the host has queued more.
-Here its terms are copied as soon as they are known, while the host goes on to queue the backward pass, and read after
-that: the device has work meanwhile, and no step is taken from a loss that is not finite.
+Reading a loss on the host synchronizes with the device, which is then idle until the host queues more work. Here the
+loss terms are copied as soon as they are computed, while the host queues the backward pass, and are read afterwards.
+The device stays busy, and no step is taken from a loss that is not finite.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tvr_lightning.training.distributed import world_size
 
 @dataclass
 class _Asked:
-    """Terms on their way to the host: their values, then 1 where those of all devices are finite, else 0."""
+    """Loss terms on their way to the host: their values, then 1 if the terms of all devices are finite, else 0."""
 
     step: int
     names: Sequence[str]
@@ -50,27 +50,27 @@ class _Asked:
 
 
 class FiniteLosses:
-    """Watches the losses of a run; ask with every batch, and check before anything is made of the gradients."""
+    """Check of a run's losses: call `ask` with every batch, and `check` before the gradients are used."""
 
     def __init__(self) -> None:
         self._asked: list[_Asked] = []
 
     def ask(self, terms: Mapping[str, Tensor], step: int, videos: Sequence[str]) -> None:
-        """Start to copy the terms of a loss to the host; what was asked before is checked first.
+        """Start to copy the terms of a loss to the host, after checking the pending ones.
 
         Args:
-            terms: scalars by name, on one device.
-            step: of the optimiser, for the message.
-            videos: ids of the batch's videos, for the message.
+            terms: Scalars by name, on one device.
+            step: Optimizer step, for the message.
+            videos: IDs of the batch's videos, for the message.
 
         Raises:
-            UserError: an earlier batch's loss was not finite.
+            UserError: The loss of an earlier batch was not finite.
         """
         self.check()
         values = torch.stack([term.detach().reshape(()).float() for term in terms.values()])
         finite = values.sum().isfinite().float().reshape(1)
         if world_size() > 1:
-            # Their gradients are averaged: what is not finite on one device breaks the weights of all.
+            # Gradients are averaged, so a non-finite loss on one device breaks the weights on all devices.
             distributed.all_reduce(finite, distributed.ReduceOp.MIN)
         values, copied = torch.cat([values, finite]), None
         if values.is_cuda:
@@ -81,15 +81,15 @@ class FiniteLosses:
         self._asked.append(_Asked(step, list(terms), videos, values, copied))
 
     def check(self) -> None:
-        """Wait for what was asked.
+        """Wait for the pending terms and check them.
 
         Raises:
-            UserError: a loss was not finite; says of which terms and videos, or that it was another device's.
+            UserError: A loss was not finite. The message contains the terms and videos, or refers to another device.
         """
         asked, self._asked = self._asked, []
         for each in asked:
             each.check()
 
     def forget(self) -> None:
-        """Leave what was asked unanswered, as a run does that begins."""
+        """Drop the pending terms, as needed at the start of a run."""
         self._asked.clear()

@@ -1,9 +1,9 @@
-"""Large batches on small cards: encode in chunks, take the loss over all, encode again with the cached gradient.
+"""Gradient caching for large batches: encode in chunks, compute the loss over all, and encode again for the gradient.
 
 Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup" (2021): the loss needs all
-features of a batch, but not the encoders' activations. These are computed once without keeping them, and again, chunk
-by chunk, when the gradient of a chunk's features is known. Memory is that of one chunk, the gradient that of the whole
-batch.
+features of a batch, but not the encoders' activations. The features are computed once without keeping activations, and
+again, chunk by chunk, when the gradient of a chunk's features is known. The memory is that of one chunk; the gradient
+is the gradient of the whole batch.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ R = TypeVar("R", bound=Record)
 
 
 def encode_in_chunks(encode: Callable[[B], R], batch: B, chunk: int) -> R:
-    """Return `encode(batch)`, at the memory of `chunk` items in the forward and in the backward pass.
+    """Return `encode(batch)` with the memory of `chunk` items in the forward and backward pass.
 
-    The second encoding of a chunk draws the random numbers of the first. Plain autograd carries the gradient, so that
-    clipping, accumulation, mixed precision, DDP and FSDP2 stay what they are.
+    The second encoding of a chunk uses the same random numbers as the first. The gradient flows through plain
+    autograd, so clipping, accumulation, mixed precision, DDP and FSDP2 work as usual.
 
     Args:
-        encode: a batch to features, item by item; what one item yields must not depend on the others.
-        batch: B items.
-        chunk: most items encoded at a time; the last chunk may be smaller.
+        encode: Encoder of a batch whose output for an item must not depend on other items.
+        batch: Batch of B items.
+        chunk: Maximum number of items encoded at a time; the last chunk may be smaller.
 
     Raises:
         ValueError: `chunk` is below 1.

@@ -1,6 +1,6 @@
-"""Contrastive losses on a matrix of logits, and their weighted and directional forms.
+"""Contrastive losses on a matrix of logits, with weighted and per-device variants.
 
-Logits are scores times the inverse temperature. Row i of the texts matches column i of the videos; another caption's
+Logits are scores times the inverse temperature. Row i of the texts matches column i of the videos. Another caption's
 copy of the same video counts as a negative, as in every released code that the papers build on (CLIP4Clip, `CrossEn`).
 """
 
@@ -16,22 +16,22 @@ from torch.nn import functional as F
 Weighting = Literal["uniform", "positive"]
 Reduction = Literal["mean", "sum"]
 LogitMap = Callable[[Tensor], Tensor]
-"""What happens to logits (B, B) before InfoNCE sees them, such as NCL's biases."""
+"""Transformation of the logits (B, B) before InfoNCE, such as NCL's biases."""
 
 
 def row_cross_entropy(logits: Tensor, target: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
-    """Cross-entropy of each row's own column: -sum_i w_i log softmax_j(l_ij)[target_i].
+    """Return the cross-entropy of each row's matching column: -sum_i w_i log softmax_j(l_ij)[target_i].
 
     Args:
-        logits: (B, C) logits of B queries against C candidates.
-        target: (B,) int64 column of each row's match; its own row number where it is not given.
-        weight: (B,) weight of each row; 1 / B where it is not given.
+        logits: Logits of B queries against C candidates, (B, C).
+        target: Column of each row's match, (B,) int64; by default its own row number.
+        weight: Weight of each row, (B,); 1 / B by default.
 
     Returns:
         Scalar.
 
     Raises:
-        ValueError: shapes do not fit, or rows have no column of their own number.
+        ValueError: Shapes do not fit, or there are more rows than columns and no targets.
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
@@ -59,23 +59,23 @@ def info_nce(
     weight: Tensor | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """InfoNCE in both directions: text to video over rows, video to text over columns.
+    """Return InfoNCE in both directions: text to video over rows, video to text over columns.
 
     With the default options: 1/2 (-1/B sum_i log softmax_j(l_ij)[i] - 1/B sum_j log softmax_i(l_ij)[j])
     (CLIP4Clip, `CrossEn` in modules/until_module.py; modules/modeling.py takes the mean of both directions).
 
     Args:
-        logits: (B, B) logits of B texts (rows) against their B videos (columns).
-        video_to_text_logits: (B, B), same layout, for the direction over columns where it has logits of its own;
-            `logits` where it is not given.
-        weight: (B,) weight of each pair, the same for both directions; 1 / B where it is not given.
-        reduction: `mean` of both directions, or their `sum` as some papers write it (twice the gradient).
+        logits: Logits of B texts (rows) against their B videos (columns), (B, B).
+        video_to_text_logits: Separate logits for the direction over columns, (B, B) in the same layout; `logits` by
+            default.
+        weight: Weight of each pair, (B,), the same for both directions; 1 / B by default.
+        reduction: `mean` of both directions, or their `sum` as in some papers (twice the gradient).
 
     Returns:
         Scalar.
 
     Raises:
-        ValueError: the logits are not square.
+        ValueError: The logits are not square.
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
@@ -91,18 +91,18 @@ def info_nce(
 
 
 def local_info_nce(rows: Tensor, columns: Tensor, first: int) -> Tensor:
-    """One device's share of InfoNCE in both directions: averaged over devices, it is that of the whole batch.
+    """Return one device's share of InfoNCE in both directions; the mean over devices is the loss of the whole batch.
 
     Args:
-        rows: (B, C) logits of a device's B texts against the C videos of all devices.
-        columns: (C, B) logits of all C texts against the device's B videos.
-        first: place of the device's first pair among the C.
+        rows: Logits of a device's B texts against the C videos of all devices, (B, C).
+        columns: Logits of all C texts against the device's B videos, (C, B).
+        first: Index of the device's first pair among the C pairs.
 
     Returns:
         Scalar.
 
     Raises:
-        ValueError: shapes do not fit each other, or the device's pairs lie beyond the C.
+        ValueError: Shapes do not fit each other, or the device's pairs are out of range.
 
     Example:
         >>> logits = torch.arange(16.0).reshape(4, 4) % 5
@@ -121,19 +121,19 @@ def local_info_nce(rows: Tensor, columns: Tensor, first: int) -> Tensor:
 
 
 def positive_weights(similarity: Tensor) -> Tensor:
-    """Weight of each pair by its own similarity: w_i = s_ii / sum_k s_kk, without gradient (GAID, released loss.py).
+    """Return weights w_i = s_ii / sum_k s_kk of pairs by their own similarity, without gradient (GAID, released).
 
     https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/trainer/trainer_stochastic.py#L65-L67
     https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/modules/loss.py#L27-L30
 
-    The released code weights this way although the paper writes plain InfoNCE. A negative similarity of a matching pair
-    gives that pair a negative weight, as released.
+    The released code uses these weights although the paper describes plain InfoNCE. A negative similarity of a matching
+    pair gives that pair a negative weight, as released.
 
     Args:
-        similarity: (B, B) scores of B matching pairs; a constant factor such as the temperature cancels.
+        similarity: Scores of B matching pairs, (B, B); a constant factor such as the temperature cancels.
 
     Returns:
-        (B,) weights that add up to 1.
+        Weights (B,) that add up to 1.
 
     Example:
         >>> positive_weights(torch.tensor([[0.3, 0.0], [0.2, 0.1]]))
@@ -144,12 +144,13 @@ def positive_weights(similarity: Tensor) -> Tensor:
 
 
 def weighted_info_nce(logits: Tensor, weighting: Weighting, *, reduction: Reduction = "mean") -> Tensor:
-    """InfoNCE with GAID's choice of weights.
+    """Return InfoNCE with GAID's choice of weights.
 
     Args:
-        logits: (B, B) logits of B texts (rows) against their B videos (columns).
-        weighting: `uniform` weighs all pairs alike (the paper), `positive` by their own similarity (the released code).
-        reduction: as in `info_nce`.
+        logits: Logits of B texts (rows) against their B videos (columns), (B, B).
+        weighting: `uniform` weights all pairs equally (the paper), `positive` by their own similarity (the released
+            code).
+        reduction: `mean` or `sum` of both directions.
 
     Returns:
         Scalar.

@@ -1,4 +1,4 @@
-"""What every model that recipes build has as it trains: plain hyperparameters, checked checkpoints, the optimiser."""
+"""Base class of all models that recipes build: plain hyperparameters, checked checkpoints, and the optimizer."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from tvr_lightning.training.optim import OptimizerConfig, build_optimizer
 from tvr_lightning.training.sharding import shard
 
 NAMED = 5
-"""Tensors that an error names before it counts the others."""
+"""Maximum number of tensors that an error message lists by name."""
 
 
 def check_precision(precision: str) -> None:
-    """Refuse Trainer precisions that store weights in 16 bits: `score` and `losses` are computed in float32.
+    """Reject Trainer precisions that store weights in 16 bits, because `score` and `losses` are computed in float32.
 
     Raises:
-        OptionError: The precision is one of them.
+        OptionError: The precision stores weights in 16 bits.
     """
     if precision in ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16"):
         raise OptionError(
@@ -48,17 +48,17 @@ def check_precision(precision: str) -> None:
 
 
 def _arguments(frame: FrameType | None) -> dict[str, Any]:
-    """Return the arguments of all constructors that a frame is in, as Lightning finds them."""
+    """Return the arguments of all constructors in a frame, collected by Lightning's function."""
     assert frame is not None
     parts = collect_init_args(frame, [], classes=(HyperparametersMixin,))
     return {name: value for part in parts for name, value in part.items()}
 
 
 class RecipeModule(LightningModule):
-    """A model with an encoder of texts and videos, trained as a recipe says.
+    """Model with an encoder of texts and videos, trained by a recipe.
 
-    All arguments of the constructors of its subclasses are its hyperparameters, as plain values, so that checkpoints
-    load without running code; an encoder that was built in Python is none, since no text stands for it.
+    The constructor arguments of all subclasses are its hyperparameters, stored as plain values, so that checkpoints
+    load without running code. An encoder that was built in Python is not a hyperparameter, because it has no text form.
 
     Args:
         optimizer: optimizer, learning rates, and schedule.
@@ -69,7 +69,7 @@ class RecipeModule(LightningModule):
 
     def __init__(self, optimizer: OptimizerConfig | None = None) -> None:
         super().__init__()
-        # Built in Python rather than from a recipe, encoders are among the arguments; Lightning would copy them, twice.
+        # Encoders built in Python instead of by a recipe are among the arguments; Lightning would copy them twice.
         frame = inspect.currentframe()
         arguments = {} if _given_hyperparameters.get() is not None else _arguments(frame)
         modules = [name for name, value in arguments.items() if isinstance(value, nn.Module)]
@@ -77,39 +77,39 @@ class RecipeModule(LightningModule):
         options = plain_options(dict(self.hparams))
         self.hparams.clear()
         self.hparams.update(options)
-        # So that load_from_checkpoint makes classes of what the lines above wrote down, as it does of a recipe's.
+        # Lets load_from_checkpoint instantiate classes from these plain options, as for a recipe.
         self.hparams.setdefault("_instantiator", "lightning.pytorch.cli.instantiate_module")
         self.optimizer_config = optimizer or OptimizerConfig()
         self.finite_losses = FiniteLosses()
 
     @property
     def title(self) -> str:
-        """Name in tables and of folders."""
+        """Return the name used in tables and folder names."""
         return type(self).__name__
 
     @property
     def image_size(self) -> int:
-        """Side of the square frames in pixels that the encoder takes; recipes link it to the data."""
+        """Return the side length of the encoder's square frames in pixels; recipes link it to the data."""
         return self.encoder.image_size
 
     @property
     def resize_mode(self) -> ResizeMode:
-        """How frames become square for the encoder; recipes link it to the data."""
+        """Return the encoder's mode for making frames square; recipes link it to the data."""
         return self.encoder.resize_mode
 
     @property
     def interpolation(self) -> Interpolation:
-        """Filter of the resizing that the encoder takes; recipes link it to the data."""
+        """Return the interpolation of the encoder for resizing; recipes link it to the data."""
         return self.encoder.interpolation
 
     def setup(self, stage: str) -> None:
-        """Check that stored features, where the data read them, are what this run's encoders give, and say so.
+        """Check that stored features, if the data use them, match the encoders of this run, and log the result.
 
-        Captions are tokenised where they are read from now on, in the workers.
+        From here on, the data workers tokenize the captions.
 
         Raises:
-            StoreError: the encoder trains, or the store was made with another one.
-            ValueError: the trainer's precision or strategy does not go with the methods or the encoder's precision.
+            StoreError: The encoder is trained, or the features were computed with another encoder.
+            ValueError: The trainer's precision or strategy is incompatible with the methods or the encoder's precision.
         """
         check_precision(str(self.trainer.precision))
         precision = self.encoder.encoder_precision
@@ -128,7 +128,7 @@ class RecipeModule(LightningModule):
             rank_zero_info(check_store(store, self.encoder, getattr(self, "audio_encoder", None)))
 
     def configure_model(self) -> None:
-        """Share the parameters out over the devices where the strategy is ModelParallelStrategy (FSDP2)."""
+        """Shard the parameters over the devices if the strategy is ModelParallelStrategy (FSDP2)."""
         if self.device_mesh is not None:
             shard(self, self.device_mesh["data_parallel"])
 
@@ -143,16 +143,16 @@ class RecipeModule(LightningModule):
             self.optimizer_config,
             total_steps=int(steps),
             epochs=epochs,
-            # Lightning refuses to clip the gradients of a fused optimiser under mixed precision.
+            # Lightning does not clip the gradients of a fused optimizer under mixed precision.
             fused=not (self.trainer.gradient_clip_val and isinstance(self.trainer.precision_plugin, MixedPrecision)),
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse the weights of another class, and name the tensors that do not fit and the options that differ.
+        """Reject weights of another class or with other tensors, and name the tensors and options that differ.
 
         Raises:
-            CheckpointError: another class's checkpoint, or tensors that are missing, unexpected or of another shape.
+            CheckpointError: The checkpoint belongs to another class, or has missing, unexpected or misshapen tensors.
         """
         saved, own = checkpoint.get("hyper_parameters", {}), type(self).__name__
         kind = str(saved.get("_class_path", own)).rpartition(".")[2]
@@ -172,41 +172,41 @@ class RecipeModule(LightningModule):
         )
 
     def on_train_start(self) -> None:
-        """Forget the losses of a step that an interrupted run in this process left unfinished."""
+        """Drop the losses of an unfinished step of an interrupted run in this process."""
         self.finite_losses.forget()
 
     def total_loss(self, terms: Mapping[str, Tensor], batch: PairBatch) -> Tensor:
-        """Return the sum of the terms of a loss, a scalar, and have it checked before the optimiser steps.
+        """Return the sum of the terms of a loss, a scalar, and queue the terms for a check before the optimizer step.
 
         Args:
-            terms: scalars by name.
-            batch: that they were computed on.
+            terms: Scalars by name.
+            batch: Batch of the loss.
 
         Raises:
-            UserError: the loss of the batch before was NaN or infinite.
+            UserError: The loss of the previous batch was NaN or infinite.
         """
         self.finite_losses.ask(terms, self.global_step, batch.video.video_id)
         return torch.stack([term.reshape(()) for term in terms.values()]).sum()
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Refuse a step from a loss that is NaN or infinite, which would break the weights.
+        """Prevent a step from a loss that is NaN or infinite, which would break the weights.
 
         Raises:
-            UserError: says which term, and on which videos.
+            UserError: A loss is NaN or infinite. The message contains the term and the videos.
         """
         self.finite_losses.check()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint behind a loss that is NaN or infinite, which an accumulated step is still to answer for.
+        """Prevent a checkpoint after a loss that is NaN or infinite and still pending in an accumulated step.
 
         Raises:
-            UserError: says which term, and on which videos.
+            UserError: A loss is NaN or infinite. The message contains the term and the videos.
         """
         self.finite_losses.check()
 
 
 def _unfitting(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
-    """Say of every tensor of two state dicts that is not in both, or not of one shape, what is wrong with it."""
+    """Return a description of every tensor that is missing, unexpected or of another shape in a state dict."""
     wrong = [f"{name} is missing" for name in expected if name not in found]
     wrong += [f"{name} is unexpected" for name in found if name not in expected]
     return wrong + [

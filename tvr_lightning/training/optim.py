@@ -1,6 +1,6 @@
-"""Options of the optimiser, parameter groups, and schedules of the learning rate.
+"""Optimizer options, parameter groups, and learning rate schedules.
 
-The schedule multiplies each group's learning rate through torch's LambdaLR, one step of it per optimiser step, so that
+The schedule multiplies each group's learning rate through torch's LambdaLR, with one step per optimizer step, so that
 Lightning saves and resumes it exactly. The first step has learning rate 0, as released.
 """
 
@@ -23,14 +23,14 @@ Decay = Literal["released", "all", "no-bias-no-norm"]
 
 @dataclass
 class OptimizerConfig:
-    """Optimiser, learning rates and schedule of a recipe; the defaults are those of CLIP4Clip, GARE and TC-MGC.
+    """Optimizer, learning rates and schedule of a recipe; the defaults are those of CLIP4Clip, GARE and TC-MGC.
 
     Attributes:
-        name: `bert-adam` (without bias correction, clips every tensor), `adamw` (torch's), or `adamw-hf` (that of
-            transformers up to version 4, which X-Pool, T-MASS, and GAID use).
+        name: `bert-adam` (without bias correction, clips every tensor), `adamw` (torch), or `adamw-hf` (transformers
+            up to version 4, used by X-Pool, T-MASS, and GAID).
         lr: peak learning rate of all parameters that are not pretrained.
         encoder_lr: peak learning rate of the encoder and of the logit scale.
-        weight_decay: decoupled decay, multiplied by the learning rate.
+        weight_decay: decoupled weight decay, multiplied by the learning rate.
         betas: decay rates of the running means of the gradient and of its square.
         eps: term added to the root of the running mean of squares.
         warmup: share of the schedule over which the learning rate rises from 0, in [0, 1).
@@ -42,14 +42,14 @@ class OptimizerConfig:
         decay: parameters with weight decay: `released` excludes parameters whose name contains `bias` (the released
             list also names LayerNorm, but no module has that name, so its weights ARE decayed); `all` excludes none
             (GAID); `no-bias-no-norm` excludes all parameters with fewer than two dimensions.
-        schedule_epochs: length of the schedule in epochs, if it is not that of the run: GARE's released code always
-            plans 5, so the cosine rises again in a longer run.
+        schedule_epochs: length of the schedule in epochs, if it differs from the length of the run: GARE's released
+            code always plans 5, so the cosine rises again in a longer run.
         gradient_cache: number of pairs that are encoded at a time on each device, if its share of a batch does not fit
             in memory; the loss still uses the whole batch (`tvr_lightning.training.gradient_cache`). None encodes all
             at once.
 
     Raises:
-        ValueError: a value is out of its range, or two options conflict.
+        ValueError: A value is out of its range, or two options conflict.
     """
 
     name: OptimizerName = "bert-adam"
@@ -92,16 +92,18 @@ class OptimizerConfig:
 
 
 def is_encoder_parameter(name: str) -> bool:
-    """Whether a parameter trains at `encoder_lr`: the encoder's own and the logit scale, which is CLIP's in the papers.
+    """Return True if a parameter is trained at `encoder_lr`.
+
+    These are the parameters of the encoder and the logit scale, which is part of CLIP in the papers.
 
     Args:
-        name: qualified name within the method's module, or within one that holds the method as `method`.
+        name: Qualified name in the method's module, or in a module that contains the method as `method`.
     """
     return name.startswith(("encoder.", "method.encoder.")) or name.rpartition(".")[2] == "logit_scale"
 
 
 def is_decayed(name: str, parameter: Tensor, decay: Decay) -> bool:
-    """Whether weight decay applies to a parameter, say a matrix (D, D), under a rule of `OptimizerConfig.decay`."""
+    """Return True if weight decay applies to a parameter of any shape under a rule of `OptimizerConfig.decay`."""
     if decay == "all":
         return True
     if decay == "released":
@@ -110,17 +112,17 @@ def is_decayed(name: str, parameter: Tensor, decay: Decay) -> bool:
 
 
 def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Split the trainable parameters by learning rate and decay; frozen ones are left out.
+    """Split the trainable parameters by learning rate and decay; frozen parameters are left out.
 
     Args:
-        module: the method; its pretrained part is its attribute `encoder`.
-        config: learning rates and rule of decay.
+        module: Method whose pretrained part is its attribute `encoder`.
+        config: Learning rates and decay rule.
 
     Returns:
-        Up to four groups with `params`, `lr`, `weight_decay` and `name`, such as `encoder, decayed`; no empty ones.
+        Up to four non-empty groups with `params`, `lr`, `weight_decay` and `name`, such as `encoder, decayed`.
 
     Raises:
-        ValueError: nothing is trainable.
+        ValueError: There are no trainable parameters.
     """
     groups: dict[tuple[bool, bool], list[Tensor]] = {}
     for name, parameter in module.named_parameters():
@@ -141,16 +143,16 @@ def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[st
 
 
 def schedule_factor(config: OptimizerConfig, step: int, total: float) -> float:
-    """Share of the peak learning rate at a step.
+    """Return the learning rate at a step as a share of the peak.
 
     Args:
-        config: schedule and warm-up.
-        step: optimiser steps made so far, from 0.
-        total: optimiser steps that the schedule spans.
+        config: Schedule and warmup.
+        step: Number of optimizer steps so far, from 0.
+        total: Length of the schedule in optimizer steps.
 
     Returns:
-        Factor in [0, 1]; 0 at step 0 where there is a warm-up. Only `warmup-cosine` moves beyond `total`: it is
-        periodic as released, and rises again.
+        Factor in [0, 1]; 0 at step 0 with warmup. Only `warmup-cosine` changes after `total`: it is periodic, as
+        released, and rises again.
     """
     if config.schedule == "warmup-cosine-shifted":
         warmup = int(config.warmup * total)  # whole steps, as released
@@ -170,21 +172,22 @@ def schedule_factor(config: OptimizerConfig, step: int, total: float) -> float:
 def build_optimizer(
     module: nn.Module, config: OptimizerConfig, total_steps: int, epochs: float | None = None, fused: bool = True
 ) -> tuple[torch.optim.Optimizer, LambdaLR]:
-    """Build the optimiser of a method and the schedule that steps with it.
+    """Build the optimizer of a method and its learning rate schedule.
 
     Args:
-        module: the method; its pretrained part is its attribute `encoder`.
-        config: the recipe's options.
-        total_steps: optimiser steps of the whole run.
-        epochs: epochs of the whole run; needed where `schedule_epochs` is given.
-        fused: whether AdamW may be one kernel where the parameters lie on the CPU or on a GPU; else it is a few, each
-            for many tensors. BertAdam is always the latter.
+        module: Method whose pretrained part is its attribute `encoder`.
+        config: Options of the recipe.
+        total_steps: Number of optimizer steps in the run.
+        epochs: Number of epochs in the run; required with `schedule_epochs`.
+        fused: Permission for AdamW to use a fused kernel on CPU or CUDA; otherwise it uses foreach kernels. BertAdam
+            always uses foreach kernels.
 
     Returns:
-        The optimiser, and the schedule to be stepped once after each of its steps.
+        Optimizer, and schedule to be stepped once after each optimizer step.
 
     Raises:
-        ValueError: there are no steps, no trainable parameter, or `schedule_epochs` without a number of epochs.
+        ValueError: There are no steps or no trainable parameters, or `schedule_epochs` is set without a number of
+            epochs.
     """
     if total_steps < 1:
         raise ValueError(f"a schedule needs at least one optimizer step, got {total_steps}; check trainer.max_epochs")

@@ -1,9 +1,9 @@
-"""The two optimizers of the released codes, which torch does not have, for many tensors at a time.
+"""Optimizers of the released codes that torch does not provide: BertAdam, and AdamW of early transformers versions.
 
-Each line of an update is computed for many tensors by one call (`torch._foreach_*`): a ViT-B/32 has 370 tensors, and a
-GPU updates most of them faster than it starts a kernel for each. Nothing waits for the device. State and update have
-the parameter's own dtype. Multiplications with numbers are out of place, since torch's in-place `_foreach_mul_` first
-rounds the number to the tensors' dtype: 1e-7 becomes 1.19e-7 in float16.
+Each operation of an update is computed for many tensors by one call (`torch._foreach_*`): a ViT-B/32 has 370 tensors,
+and most of them take less time to update than to launch a kernel for. No operation synchronizes with the device. State
+and update have the parameter's own dtype. Multiplications with Python numbers are out of place, because torch's
+in-place `_foreach_mul_` first rounds the number to the tensors' dtype: 1e-7 becomes 1.19e-7 in float16.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 TOGETHER = 2**25
-"""Numbers that are updated together: the update needs three more of their size, here 128 MiB each in float32."""
+"""Maximum number of elements updated together; the update needs three copies, here 128 MiB each in float32."""
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]]
 
 
 class ReleasedOptimizer(torch.optim.Optimizer, ABC):
-    """An optimizer that updates lists of tensors of one device, dtype and number of steps."""
+    """Base class of optimizers that update lists of tensors with one device, dtype and number of steps."""
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -33,10 +33,10 @@ class ReleasedOptimizer(torch.optim.Optimizer, ABC):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every parameter that has a gradient; returns the closure's loss, if there is a closure.
+        """Update every parameter that has a gradient, and return the loss of the closure if there is one.
 
         Raises:
-            ValueError: a gradient is sparse.
+            ValueError: A gradient is sparse.
         """
         loss = None
         if closure is not None:
@@ -60,7 +60,7 @@ class ReleasedOptimizer(torch.optim.Optimizer, ABC):
         """Update tensors of one device, dtype and number of steps."""
 
     def _together(self, parameters: list[Tensor]) -> list[list[Tensor]]:
-        """Return lists of the parameters with a gradient, each of up to `TOGETHER` numbers or of one tensor."""
+        """Return lists of the parameters with a gradient, each with up to `TOGETHER` elements or one tensor."""
         lists: dict[tuple[Any, ...], list[list[Tensor]]] = {}
         for parameter in parameters:
             if parameter.grad is None:
@@ -81,7 +81,7 @@ class ReleasedOptimizer(torch.optim.Optimizer, ABC):
 def _running_means(
     gradients: list[Tensor], states: list[dict[str, Any]], betas: tuple[float, float]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Move the running means of the gradients and of their squares, and return them."""
+    """Update and return the running means of the gradients and of their squares."""
     first, second = betas
     means = torch._foreach_mul([state["mean"] for state in states], first)
     torch._foreach_add_(means, gradients, alpha=1 - first)
@@ -101,16 +101,16 @@ class BertAdam(ReleasedOptimizer):
         g <- g min(1, clip / (|g| + 1e-6));  m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g g
         p <- p - lr (m / (sqrt(v) + eps) + decay p)
 
-    In float16 v underflows to 0 for gradients below about 1.2e-3, so that the step becomes lr m / eps: momentum SGD
+    In float16, v underflows to 0 for gradients below about 1.2e-3, so that the step becomes lr m / eps: momentum SGD
     with the rate lr (1 - b1) / eps. This is how the released codes train CLIP (benchmarks/results/precision.md).
 
     Args:
         params: Tensors, or groups with their own `lr` and `weight_decay`.
         lr: Learning rate.
         betas: Decay rates of the running means of the gradient and of its square.
-        eps: Number added to the root of the running mean of squares.
-        weight_decay: Decoupled decay, multiplied by the learning rate.
-        per_tensor_clip: Maximum norm of each tensor's gradient; None does not clip.
+        eps: Term added to the root of the running mean of squares.
+        weight_decay: Decoupled weight decay, multiplied by the learning rate.
+        per_tensor_clip: Maximum norm of each tensor's gradient; None disables clipping.
     """
 
     def __init__(
@@ -145,10 +145,10 @@ class BertAdam(ReleasedOptimizer):
 
 
 class HuggingFaceAdamW(ReleasedOptimizer):
-    """AdamW as transformers had it until version 4: X-Pool, T-MASS and GAID train with it.
+    """AdamW of transformers up to version 4, used by X-Pool, T-MASS and GAID.
 
-    It differs from torch's AdamW in that `eps` is added before the bias correction, and that the decay acts on the
-    updated weights. For each tensor p and step t:
+    In contrast to torch's AdamW, `eps` is added before the bias correction, and the decay is applied to the updated
+    weights. For each tensor p and step t:
 
         m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g g
         p <- p - lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps);  p <- p - lr decay p
@@ -157,8 +157,8 @@ class HuggingFaceAdamW(ReleasedOptimizer):
         params: Tensors, or groups with their own `lr` and `weight_decay`.
         lr: Learning rate.
         betas: Decay rates of the running means of the gradient and of its square.
-        eps: Number added to the root of the running mean of squares.
-        weight_decay: Decoupled decay, multiplied by the learning rate.
+        eps: Term added to the root of the running mean of squares.
+        weight_decay: Decoupled weight decay, multiplied by the learning rate.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Long runs that survive: whole checkpoints, saved in time, from which training goes on exactly."""
+"""Reliable checkpoints for long runs: written atomically, saved on interruption, and resumed exactly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tvr_lightning.files import lock_open
 from tvr_lightning.training.distributed import gather_objects, rank, world_size
 
 RUNNING = "running.ckpt"
-"""Name of the checkpoint that a run writes in between and when it is interrupted."""
+"""Name of the checkpoint that a run writes between epochs and when it is interrupted."""
 LAST = "last.ckpt"
 """Name of the checkpoint that a run writes at the end of every epoch."""
 # Windows has no SIGUSR1.
@@ -36,9 +36,9 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasa
 
 
 class RunInterruptedError(UserError, RuntimeError):
-    """Training was told to stop, and saved where it was; says where.
+    """Interruption of training after its state was saved; the message contains the checkpoint.
 
-    Its exit status tells job scripts to queue the run again, which no other end of a run does.
+    Job scripts can use the exit status, which is unique to interruptions, to queue the run again.
     """
 
     exit_status = os.EX_TEMPFAIL
@@ -46,12 +46,12 @@ class RunInterruptedError(UserError, RuntimeError):
 
 @dataclass
 class CheckpointConfig:
-    """When a run saves itself besides the best and the last checkpoint, and whether it goes on from what it saved.
+    """Settings for saving a run in addition to its best and last checkpoint, and for resuming it.
 
     Attributes:
-        every_n_steps: save `running.ckpt` every N optimizer steps; None saves only at interruptions.
-        resume: resume from the newest checkpoint of this method and dataset in `results.directory`; without one, a new
-            run starts. Use it for jobs that are queued again after an interruption.
+        every_n_steps: number of optimizer steps between saves of `running.ckpt`; None saves only at interruptions.
+        resume: resumption from the newest checkpoint of this method and dataset in `results.directory`; without one, a
+            new run starts. Use it for jobs that are queued again after an interruption.
 
     Raises:
         ValueError: `every_n_steps` is below 1.
@@ -66,17 +66,17 @@ class CheckpointConfig:
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints beside their place and moves them there when they are whole and on the disk.
+    """Checkpoint writer that replaces files atomically after they are complete and flushed to disk.
 
-    Lightning's own writes to the system's temporary folder; from there to another file system a move is a copy, which
-    a kill or a full disk leaves half done.
+    Lightning's own writer uses the system's temporary folder. Moving a file from there to another file system is a
+    copy, which stays incomplete if the process is killed or the disk is full.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write `checkpoint` to `path`, or leave what is there untouched.
+        """Write `checkpoint` to `path`, or leave an existing file unchanged on failure.
 
         Raises:
-            UserError: the disk is full, or the folder cannot be written.
+            UserError: The disk is full, or the folder is not writable.
         """
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
@@ -87,12 +87,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("xb") as file:  # with the rights that the user's umask leaves
+            with partial.open("xb") as file:  # with permissions by the user's umask
                 lock_open(file.fileno())
                 torch.save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
-                partial.replace(target)  # while it is held
+                partial.replace(target)  # while it is locked
         except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
             with contextlib.suppress(OSError):  # the first error counts
                 partial.unlink()
@@ -104,36 +104,36 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def sweep_partial(folder: Path) -> None:
-    """Delete what killed processes left of checkpoints that they were writing; what is being written stays.
+    """Delete incomplete checkpoints of killed processes; files that are being written stay.
 
     Args:
-        folder: of all runs of a method on a dataset.
+        folder: Folder of all runs of a method on a dataset.
     """
     for path in folder.glob("*/checkpoints/.*.ckpt.*"):
-        # Its writer may finish just now, or be somebody else.
+        # The writer may finish at this moment, or belong to another user.
         with contextlib.suppress(FileNotFoundError, PermissionError), path.open("rb") as file:
             if lock_open(file.fileno()):
                 path.unlink()
 
 
 class RunCheckpoint(ModelCheckpoint):
-    """A `ModelCheckpoint` that knows its files again where the checkpoint lies from which the run goes on.
+    """`ModelCheckpoint` that updates its stored paths to the folder of the loaded checkpoint.
 
-    Lightning's own keeps the paths of the machine and folder where it wrote them: of a run folder that was copied or
-    moved it would go on to name, and test, the files of the original.
+    Lightning's own class keeps the paths of the machine and folder where it wrote them. For a run folder that was
+    copied or moved, it would continue to name and test the original files.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write to the run's folder, which all processes learn from the first one."""
+        """Set the run's folder, which the first process broadcasts to all others."""
         if self.dirpath is None:
             self.dirpath = str(Path(trainer.log_dir or "").resolve() / "checkpoints")
         super().setup(trainer, pl_module, stage)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Put the folder of the checkpoint that is loaded in place of the one where it was written.
+        """Replace the original folder in the stored paths by the folder of the loaded checkpoint.
 
         Raises:
-            CheckpointError: the best checkpoint beside it is damaged.
+            CheckpointError: The best checkpoint in the folder is damaged.
         """
         state = checkpoint.get("callbacks", {}).get(self.state_key)
         if state is None or "://" in str(trainer.ckpt_path):
@@ -145,7 +145,7 @@ class RunCheckpoint(ModelCheckpoint):
             if self.monitor != "step" and best.is_file():
                 saved = read_checkpoint(best)
                 if saved["global_step"] > checkpoint["global_step"]:
-                    # Of a run that was killed later, and took the place of the former best: its score counts.
+                    # Written after the loaded checkpoint by a run that was then killed: its score counts.
                     state = checkpoint["callbacks"][self.state_key] = saved["callbacks"][self.state_key]
 
         def here(path: str) -> str:
@@ -158,9 +158,9 @@ class RunCheckpoint(ModelCheckpoint):
 
 
 class RandomState(Callback):
-    """Carries the random numbers of every process over an interruption, and keeps evaluation from using them up.
+    """Callback that saves the random state of every process and isolates it from evaluation.
 
-    A run then draws the same dropout and noise however often it is interrupted or validated.
+    Dropout and noise are then the same regardless of interruptions and validations.
     """
 
     def __init__(self) -> None:
@@ -168,13 +168,13 @@ class RandomState(Callback):
         self._before_validation: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all processes in rank order; all of them must call it."""
+        """Return the states of all processes in rank order; all processes must call it."""
         return {"processes": gather_objects(random_state())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Remember what to restore when training starts.
+        """Store the state to restore when training starts.
 
-        Another number of processes starts anew from the seed, since it cannot draw what they would have drawn.
+        With another number of processes, the random numbers restart from the seed, because they cannot be continued.
         """
         states = state_dict["processes"]
         self._to_restore = states[rank()] if len(states) == world_size() else None
@@ -186,18 +186,18 @@ class RandomState(Callback):
             self._to_restore = None
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remember the state that training goes on with."""
+        """Store the random state of training."""
         self._before_validation = random_state()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Go on with the random numbers that training had before the evaluation."""
+        """Restore the random state of training."""
         if self._before_validation is not None:
             restore_random_state(self._before_validation)
             self._before_validation = None
 
 
 def random_state() -> dict[str, Any]:
-    """Return the state of Python's, numpy's and torch's generators as plain values and tensors."""
+    """Return the state of Python's, NumPy's and torch's generators as plain values and tensors."""
     name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
@@ -208,7 +208,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Restore what `random_state` returned."""
+    """Restore the result of `random_state`."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
@@ -219,18 +219,17 @@ def restore_random_state(state: dict[str, Any]) -> None:
 
 
 class SaveRunning(Checkpoint):
-    """Saves `running.ckpt` every so many steps and when SIGTERM or SIGUSR1 comes, which then ends the run.
+    """Callback that saves `running.ckpt` every N steps and on SIGTERM or SIGUSR1, which then end the run.
 
-    A signal takes effect after the batch at hand, on all processes together, whichever of them received it. Where the
-    batch is followed by a validation or ends its epoch, that comes first: a checkpoint from in between would have
-    Lightning skip, when it goes on, what was still to come. After the last batch of an epoch `last.ckpt` is the
-    checkpoint, and nothing is saved besides.
+    A signal takes effect after the current batch, on all processes together, regardless of which process received it.
+    If the batch is followed by a validation or ends its epoch, these are completed first, because Lightning would skip
+    them when it resumes from an earlier checkpoint. After the last batch of an epoch, only `last.ckpt` is saved.
 
-    Lightning calls the hooks of a `Checkpoint` after those of all other callbacks, and this one's must come after
-    those of the best and the last checkpoint: add it behind them.
+    Lightning calls the hooks of a `Checkpoint` after the hooks of all other callbacks. This callback's hooks must run
+    after those of the best and last checkpoint, so add it after them.
 
     Args:
-        every_n_steps: optimiser steps between two saves; None saves at signals only.
+        every_n_steps: number of optimizer steps between two saves; None saves only at signals.
     """
 
     def __init__(self, every_n_steps: int | None = None) -> None:
@@ -241,36 +240,36 @@ class SaveRunning(Checkpoint):
         self._handlers: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Note whether early stopping has ended the run, which Lightning forgets."""
+        """Record whether early stopping has ended the run, which Lightning does not save."""
         checkpoint["stopped_early"] = trainer.should_stop and trainer.early_stopping_callback is not None
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Take up whether early stopping had ended the run."""
+        """Restore the early stopping state."""
         self._stopped_early = bool(checkpoint.get("stopped_early"))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Listen to the signals in place of Lightning, which saves in the middle of a step or ends without saving."""
+        """Handle the signals instead of Lightning, which saves in the middle of a step or ends without saving."""
         self._saved_at = trainer.global_step
         loop = trainer.fit_loop
         if loop.restarted_on_epoch_end:
-            # With max_steps Lightning would go into the finished epoch once more and count it twice.
+            # With max_steps, Lightning would enter the finished epoch again and count it twice.
             loop.epoch_progress.increment_completed()
             loop.reset_restart_stage()
             for part in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):
                 part._restarting = False
         if self._stopped_early:
             trainer.should_stop = True
-        if trainer.received_sigterm:  # while Lightning was listening
+        if trainer.received_sigterm:  # while Lightning handled signals
             self.received = signal.SIGTERM
         self._listen()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save if it is time to, or stop.
+        """Save if a save is due, or stop.
 
         Raises:
-            RunInterruptedError: a signal came on any process; the checkpoint is written.
+            RunInterruptedError: A process received a signal; the checkpoint is written.
         """
         fetcher = trainer.fit_loop._data_fetcher
         validates = fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
@@ -278,24 +277,24 @@ class SaveRunning(Checkpoint):
             self._save_or_stop(trainer, pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save or stop in the middle of an epoch, where the batch before the validation could not.
+        """Save or stop in the middle of an epoch, if the batch before the validation could not.
 
         Raises:
-            RunInterruptedError: a signal came on any process; the checkpoint is written.
+            RunInterruptedError: A process received a signal; the checkpoint is written.
         """
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking and self._in_between(trainer):
             self._save_or_stop(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop if a signal came; the last checkpoint has just been written.
+        """Stop if a signal was received; the last checkpoint has just been written.
 
         Raises:
-            RunInterruptedError: a signal came on any process.
+            RunInterruptedError: A process received a signal.
         """
         self._stop(trainer, _largest(self.received, pl_module.device), checkpoint_folder(trainer) / LAST)
 
     def _in_between(self, trainer: Trainer) -> bool:
-        """Whether training goes on in this epoch, from weights that no gradients wait to change."""
+        """Return True if training continues in this epoch and no accumulated gradients are pending."""
         loop = trainer.fit_loop
         stops = trainer.should_stop and loop._can_stop_early
         return not loop._should_accumulate() and not loop.epoch_loop._is_training_done and not stops
@@ -307,7 +306,7 @@ class SaveRunning(Checkpoint):
         if not received and not due:
             return
         path = checkpoint_folder(trainer) / RUNNING
-        trainer.save_checkpoint(path, weights_only=False)  # with the optimiser, that is
+        trainer.save_checkpoint(path, weights_only=False)  # with the optimizer state
         self._saved_at = step
         self._stop(trainer, received, path)
 
@@ -319,7 +318,7 @@ class SaveRunning(Checkpoint):
             )
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Listen to the signals also while the weights are tested that training ended with."""
+        """Handle the signals also during the test after training."""
         self._listen()
 
     def on_test_batch_end(
@@ -331,10 +330,10 @@ class SaveRunning(Checkpoint):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Stop if a signal came; there is nothing to save.
+        """Stop if a signal was received; there is nothing to save.
 
         Raises:
-            RunInterruptedError: a signal came on any process; all of them test equally many batches.
+            RunInterruptedError: A process received a signal. All processes test equally many batches.
         """
         received = _largest(self.received, pl_module.device)
         if received:
@@ -344,19 +343,19 @@ class SaveRunning(Checkpoint):
             )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give the signals back."""
+        """Restore the previous signal handlers."""
         self._give_back()
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give the signals back."""
+        """Restore the previous signal handlers."""
         self._give_back()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Give the signals back."""
+        """Restore the previous signal handlers."""
         self._give_back()
 
     def _listen(self) -> None:
-        if threading.current_thread() is threading.main_thread():  # Python delivers signals nowhere else
+        if threading.current_thread() is threading.main_thread():  # only this thread can handle signals
             for number in SIGNALS:
                 self._handlers[number] = signal.signal(number, self._receive)
 
@@ -387,17 +386,17 @@ def checkpoint_folder(trainer: Trainer) -> Path:
 
 
 def newest_checkpoint(folder: Path, same: Callable[[Path], bool] = lambda run: True) -> Path | None:
-    """Return the checkpoint below `folder` from which a run can go on best: the furthest one of the newest run.
+    """Return the best checkpoint in `folder` for resuming: the one with the most steps of the newest run.
 
-    Versions and steps are counted, for clocks may be set back. Best checkpoints do not count; they lie behind the end
-    of the run that wrote them.
+    Versions and steps are compared instead of times, because clocks may be set back. Best checkpoints are ignored,
+    because they may be older than the end of their run.
 
     Args:
-        folder: of all runs of a method on a dataset.
-        same: asked about the folder of every run that has such a checkpoint, newest first, until it says yes.
+        folder: Folder of all runs of a method on a dataset.
+        same: Predicate on the folders of runs with such a checkpoint, called newest first until it returns True.
 
     Raises:
-        CheckpointError: one of the run's checkpoints is damaged.
+        CheckpointError: A checkpoint of the run is damaged.
     """
     runs = {path.parent.parent for name in (RUNNING, LAST) for path in folder.glob(f"*/checkpoints/{name}")}
     for run in sorted(runs, key=_version, reverse=True):
@@ -413,5 +412,5 @@ def _version(run: Path) -> tuple[int, str]:
 
 
 def _step(checkpoint: Path) -> tuple[int, bool]:
-    # At the same step the last checkpoint is the later one: it lies behind the validation.
+    # At the same step, the last checkpoint is newer: it is written after the validation.
     return int(read_checkpoint(checkpoint)["global_step"]), checkpoint.name == LAST

@@ -1,4 +1,4 @@
-"""The folder of a run: one for its results, configuration and checkpoints, whatever logger it has."""
+"""Run folder for results, configuration and checkpoints, independent of the logger."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.files import held
 
 LOCK = ".lock"
-"""File in a run's folder that is locked while the run is alive; it stays there afterwards."""
+"""File in a run's folder that is locked while the run is active; it stays there afterwards."""
 
 
 class RunTrainer(Trainer):
-    """A trainer whose `log_dir` is the run's folder.
+    """Trainer whose `log_dir` is the run's folder.
 
-    Lightning's own is the logger's: TensorBoard's has a folder for every run, W&B's `save_dir` is shared by all runs,
-    and that of MLflow on a server is none.
+    Lightning's `log_dir` depends on the logger: TensorBoard has a folder per run, W&B's `save_dir` is shared by all
+    runs, and MLflow on a server has none.
 
     Attributes:
-        run_folder: Folder that the first process has claimed; the others learn it from `log_dir`. None leaves it to the
-            logger.
+        run_folder: Folder created by the first process; the other processes receive it from `log_dir`. None uses the
+            logger's folder.
     """
 
     run_folder: Path | None = None
 
     @property
     def log_dir(self) -> str | None:
-        """The run's folder; asks every process, so that none may have left."""
+        """Return the run's folder. It is a collective operation, so all processes must call it."""
         if self.run_folder is None:
             return super().log_dir
         return self.strategy.broadcast(str(self.run_folder))
 
 
 class RunInUseError(UserError, RuntimeError):
-    """The folder of a run that another process still writes to."""
+    """Error for a run folder that another process still uses."""
 
     exit_status = 2
 
 
 def create_run(runs: Path) -> Path:
-    """Create and return `runs`/version_<n>, numbered after all that are there.
+    """Create and return `runs`/version_<n>, with the number after all existing ones.
 
     Args:
         runs: Folder of all runs of a method on a dataset, created if it does not exist.
@@ -57,7 +57,7 @@ def create_run(runs: Path) -> Path:
         runs.mkdir(parents=True, exist_ok=True)
         numbers = [path.name.removeprefix("version_") for path in runs.glob("version_*")]
         folder = runs / f"version_{max((int(number) for number in numbers if number.isdecimal()), default=-1) + 1}"
-        # Another run may have created this folder since, or have failed and removed its own together with `runs`.
+        # Another run may have created this folder in the meantime, or have failed and removed `runs`.
         with suppress(FileExistsError, FileNotFoundError):
             folder.mkdir()
             return folder
@@ -65,10 +65,10 @@ def create_run(runs: Path) -> Path:
 
 @contextmanager
 def locked_run(folder: Path) -> Iterator[None]:
-    """Keep a run's folder locked while the context lasts, which shows other processes that the run is alive.
+    """Lock a run's folder within the context, so that other processes detect an active run.
 
     Raises:
-        RunInUseError: Another process holds the lock.
+        RunInUseError: Another process has locked the folder.
         OSError: The lock file cannot be created.
     """
     busy = RunInUseError(
@@ -81,7 +81,7 @@ def locked_run(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def new_run(runs: Path, trainer: Trainer) -> Iterator[Path]:
-    """Create the folder of a new run and keep it locked; remove it if the run fails before its first step.
+    """Create and lock the folder of a new run; remove it if the run fails before its first step.
 
     Args:
         runs: Folder of all runs of a method on a dataset.
@@ -96,16 +96,16 @@ def new_run(runs: Path, trainer: Trainer) -> Iterator[Path]:
         if trainer.global_step == 0:
             shutil.rmtree(folder, ignore_errors=True)
             if only:
-                with suppress(OSError):  # if another run is there by now
+                with suppress(OSError):  # if it contains another run by now
                     runs.rmdir()
         raise
 
 
 def run_of(checkpoint: str | None) -> Path | None:
-    """Return the folder of the run that wrote a checkpoint; None where it is no run's, or nothing can be written there.
+    """Return the folder of the run that wrote a checkpoint, or None if it is not from a run or not writable.
 
     Args:
-        checkpoint: as the command line names it.
+        checkpoint: Path of the checkpoint on the command line.
     """
     place = Path(checkpoint or "")
     folder = place.parent.parent

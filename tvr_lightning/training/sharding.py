@@ -1,4 +1,4 @@
-"""FSDP2: weights, gradients and optimiser state of a method, shared out over devices."""
+"""FSDP2: weights, gradients and optimizer state of a method, sharded over devices."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 
 
 def shard(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Shard every child of `module` that has parameters, each block of a transformer by itself.
+    """Shard every child of `module` that has parameters, and each transformer block separately.
 
-    Between their uses only 1 / W of the parameters lies on each of W devices; a block's are gathered while it computes.
-    A second call changes nothing, as Lightning configures a model for every stage.
+    While they are unused, each of W devices stores 1 / W of the parameters; those of a block are gathered while it
+    computes. A second call changes nothing, because Lightning configures a model for every stage.
 
     Args:
-        module: a method, whose parameters are touched only inside the forward or public methods of its children.
-        mesh: one dimension, the data-parallel devices.
+        module: Method whose parameters are used only in the forward or public methods of its children.
+        mesh: One-dimensional mesh of the data-parallel devices.
     """
-    # Methods return views, and change none of them in place.
+    # Methods return views but do not modify them in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     for unit in _units(module):
         if isinstance(unit, FSDPModule):
@@ -37,27 +37,27 @@ def shard(module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 class HasModules(Protocol):
-    """Something that is made of modules, such as a method."""
+    """Object that contains modules, such as a method."""
 
     def modules(self) -> Iterator[nn.Module]:
-        """Yield them all."""
+        """Yield all modules."""
 
 
 def is_sharded(module: HasModules) -> bool:
-    """Whether devices share out the parameters of `module`, so that all of them must compute with it together."""
+    """Return True if the parameters of `module` are sharded, so that all devices must compute with it together."""
     return any(isinstance(unit, FSDPModule) for unit in module.modules())
 
 
 @contextmanager
 def gathered(module: HasModules, apart: HasModules) -> Iterator[None]:
-    """Hold the whole parameters of `module` on every device, except those of `apart`; nothing happens without sharding.
+    """Keep the full parameters of `module` on every device, except those of `apart`; without sharding, do nothing.
 
-    For scoring: devices share out the blocks of all pairs, not all of them evenly. A device that scores one block more
-    would gather parameters when the others do not.
+    It is needed for scoring, because the devices may score different numbers of blocks, and a device with one more
+    block would gather parameters when the others do not.
 
     Args:
-        module: a method, on every device.
-        apart: its encoder, which scoring does not use and which may not fit as a whole.
+        module: Method, on every device.
+        apart: Encoder of the method, which scoring does not use and which may not fit in memory.
     """
     others = set(apart.modules())
     units = [unit for unit in module.modules() if isinstance(unit, FSDPModule) and unit not in others]
@@ -73,7 +73,7 @@ def gathered(module: HasModules, apart: HasModules) -> Iterator[None]:
 
 
 def _enter_by(unit: nn.Module, names: list[str]) -> None:
-    """Have methods gather a unit's parameters as forward does, unless it called them: leaving them would free these."""
+    """Make methods gather a unit's parameters as `forward` does, but not in nested calls, whose end would free them."""
     depth = [0]
 
     def enter(*arguments: Any) -> None:
@@ -102,9 +102,9 @@ def _enter_by(unit: nn.Module, names: list[str]) -> None:
 
 
 def _units(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the children that compute; containers have no forward, and a method within a method is another container.
+    """Yield the children that compute. Containers and nested methods are replaced by their children.
 
-    A child that two modules share comes once.
+    A child that two modules share is yielded once.
     """
     for child in dict.fromkeys(module.children()):
         container = isinstance(child, (nn.ModuleList, nn.ModuleDict)) or hasattr(child, "training_step")
@@ -115,7 +115,7 @@ def _units(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _blocks(unit: nn.Module) -> list[nn.Module]:
-    """Return the layers of the transformers within a unit: members of lists of two and more of the same kind."""
+    """Return the layers of the transformers in a unit: members of lists of two or more modules of one class."""
     blocks: list[nn.Module] = []
     for part in unit.modules():
         if isinstance(part, (nn.ModuleList, nn.Sequential)) and len(part) > 1:
@@ -126,7 +126,7 @@ def _blocks(unit: nn.Module) -> list[nn.Module]:
 
 
 def _public_methods(unit: nn.Module) -> list[str]:
-    """Return the methods beside `forward` by which a unit is used, those of nn.Module left out."""
+    """Return the names of a unit's public methods other than `forward` and the methods of nn.Module."""
     return [
         name
         for name, value in inspect.getmembers(type(unit), inspect.isfunction)

@@ -1,4 +1,4 @@
-"""TF32 in training: float32 products of the heads at ten bits of mantissa, evaluation exact as before."""
+"""TF32 in training: float32 products of the heads with a 10-bit mantissa; evaluation stays in float32."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from lightning.pytorch.callbacks import Callback
 
 from tvr_lightning.errors import UserError
 
-COMPUTE_CAPABILITY = 8  # Ampere's, the first with TF32
+COMPUTE_CAPABILITY = 8  # Ampere, the first with TF32
 
 
 class TF32(Callback):
-    """Lets an NVIDIA card round the factors of float32 products to TF32 in training steps.
+    """Callback that lets NVIDIA GPUs round the factors of float32 products to TF32 in training steps.
 
-    Encoders in bf16 are not concerned, nor are validation and test, whose products stay float32.
-    `benchmarks/results/tf32.md` says what it does to losses and gradients.
+    Encoders in bf16 are not affected, and neither are validation and test, whose products stay in float32.
+    `benchmarks/results/tf32.md` reports the effect on losses and gradients.
 
     Raises:
-        UserError: as a run begins, where the device has no TF32.
+        UserError: The device does not support TF32; raised when the run starts.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse devices without TF32."""
+        """Reject devices without TF32."""
         device = trainer.strategy.root_device
         if device.type != "cuda":
             raise UserError(
@@ -38,22 +38,22 @@ class TF32(Callback):
             )
 
     def on_train_start(self, *arguments: Any) -> None:
-        """Round from now on."""
+        """Enable TF32."""
         torch.set_float32_matmul_precision("high")
 
     def on_validation_start(self, *arguments: Any) -> None:
-        """Evaluate exactly."""
+        """Disable TF32."""
         torch.set_float32_matmul_precision("highest")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Round again where training goes on."""
+        """Enable TF32 again if training continues."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             torch.set_float32_matmul_precision("high")
 
     def on_train_end(self, *arguments: Any) -> None:
-        """Leave the process as it was."""
+        """Disable TF32."""
         torch.set_float32_matmul_precision("highest")
 
     def on_exception(self, *arguments: Any) -> None:
-        """Leave the process as it was."""
+        """Disable TF32."""
         torch.set_float32_matmul_precision("highest")

@@ -1,4 +1,4 @@
-"""Says once, where training reads original video files, that a GPU waits for them, and what to do about it."""
+"""Warning if a GPU waits for original video files during training, with the command that fixes it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
 
 WARM, WATCHED = 10, 50
-"""Steps before the watch begins, since workers start once, and steps that it lasts."""
+"""Number of steps before timing starts (worker startup), and number of timed steps."""
 MUCH = 0.3
-"""Share of the time spent waiting from which it is worth a sentence."""
+"""Minimum share of the time spent waiting that causes a warning."""
 
 
 def compress_command(words: Sequence[str]) -> str:
-    """Return the command that makes small copies of a run's data, from the words of the command that started it."""
+    """Return the command that makes small copies of a run's data, from the arguments of the run's command."""
     kept: list[str] = []
     for place, word in enumerate(words):
         if word.startswith(("--config", "--data.")):
@@ -29,12 +29,12 @@ def compress_command(words: Sequence[str]) -> str:
 
 
 class LoaderWatch(Callback):
-    """Times how long the steps of a run wait for their batches.
+    """Callback that measures the time that the steps of a run wait for batches.
 
     Args:
-        command: that makes small copies of the run's data.
-        say: takes the sentence.
-        devices: types of devices that ought not to wait.
+        command: command that makes small copies of the run's data.
+        say: function that reports the warning.
+        devices: device types to watch.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class LoaderWatch(Callback):
         self._began = (0.0, 0.0)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *arguments: Any) -> None:
-        """Count a step; after the watched ones say what they waited."""
+        """Count a step, and report the waiting time after the last timed step."""
         data = trainer.datamodule  # type: ignore[attr-defined]
         loader = getattr(data, "training_loader", None)
         if loader is None or pl_module.device.type not in self.devices or self._steps > WARM + WATCHED:
