@@ -227,19 +227,16 @@ def _device(name: str | None) -> str:
 
 
 def show(answer: Answer, as_json: bool) -> None:
-    """Print what was found, as text or as JSON."""
+    """Print the results with the score that orders them, or everything that is known as JSON."""
     if as_json:
         print(json.dumps(asdict(answer), indent=2))
         return
     lines = [f"note: {note}" for note in answer.notes]
     for r in answer.results:
-        extra = "" if r.relevance is None else f"  relevance {r.relevance:.2f}"
-        extra += "" if r.sound is None else f"  sound {r.sound:+.3f}"
-        extra += "" if r.bias is None else f"  bias {r.bias:+.3f}"
         path = Path(r.path)
         path = path.relative_to(Path.cwd()) if Path.cwd() in path.parents else path
-        lines.append(f"{r.rank:3d}. {r.score:.4f}  (candidate {r.first_rank}, cosine {r.cosine:.3f}){extra}  {path}")
-        lines.append(f"     best at {', '.join(f'{clock(m.time)} ({m.similarity:.3f})' for m in r.best)}")
+        lines.append(f"{r.rank:3d}. {r.score:.4f}  {path}")
+        lines.append(f"     best at {', '.join(clock(m.time) for m in r.best)}")
         lines += [f"     {text}" for text in list(dict.fromkeys(r.captions))[:CAPTIONS_SHOWN]]
     for line in lines:
         print(printable(line))
