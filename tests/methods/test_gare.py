@@ -185,7 +185,7 @@ def test_the_importer_takes_checkpoints_without_temporal_transformer(parity_case
     with pytest.raises(UserError, match=r"msvd\.bin: 77 words and 6 frames do not fit"):
         import_gare(msvd, "msvd.bin", words=77, frames=6)
     deeper = {**msvd, "psi.layers.1.linear1.weight": torch.zeros(1)}
-    with pytest.raises(ValueError, match="psi has 2 layers; GARE's psi has one"):
+    with pytest.raises(UserError, match="psi has 2 layers; GARE's psi has one"):
         import_gare(deeper, "msvd.bin")
 
 
