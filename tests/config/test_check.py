@@ -10,7 +10,7 @@ import pytest
 
 from tvr_lightning.cli import main
 from tvr_lightning.config.check import check_options, nearest, sources_of
-from tvr_lightning.config.schema import cached_schema, hints_of
+from tvr_lightning.config.schema import cached_schema, hints_of, keep
 from tvr_lightning.methods import GARE
 from tvr_lightning.recipe import data_from_recipe, from_recipe
 from tvr_lightning.recipe_files import OptionError
@@ -190,4 +190,14 @@ def test_a_cache_that_cannot_be_written_or_is_of_other_sources_is_not_used(tmp_p
     (file,) = (tmp_path / "tvr-lightning").iterdir()
     assert cached_schema() is not None
     file.write_text(file.read_text().replace('"sources": "', '"sources": "other'))
+    assert cached_schema() is None
+
+
+def test_without_a_home_folder_there_is_no_cache(monkeypatch):
+    def expanduser(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "expanduser", expanduser)
+    keep({})
     assert cached_schema() is None

@@ -36,14 +36,14 @@ def cached_schema() -> dict[str, Any] | None:
     """Return the schema if it has been made from the sources as they are now."""
     try:
         cached = json.loads(_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # none yet, or no home folder
         return None
     return cached["schema"] if cached["sources"] == _sources() else None
 
 
 def keep(schema: dict[str, Any]) -> None:
     """Write a schema of all sections of recipes to the user's cache."""
-    with contextlib.suppress(OSError):  # without a cache, mistakes are found later, by the parser
+    with contextlib.suppress(OSError, RuntimeError):  # without a cache, mistakes are found later, by the parser
         _file().parent.mkdir(parents=True, exist_ok=True)
         write_whole(_file(), json.dumps({"sources": _sources(), "schema": schema}).encode())
 
