@@ -2,8 +2,8 @@
 
 Command: python docs/pages.py
 
-A method's docstring lists, below a line `Deviations:`, what the paper says, what the released code does, and what is
-done here. `paper` or `released` may be omitted:
+A method's docstring ends with a line `Deviations:` and a list of the differences between the paper, the released code,
+and this code. `paper` or `released` may be omitted:
 
     - topic: paper ...; released ...; here ....
 
@@ -79,7 +79,7 @@ def docstring(path: Path) -> str:
 
 
 def deviations(text: str) -> dict[str, dict[str, str]]:
-    """Return what a method's docstring lists below `Deviations:`: what paper, released code and this code do, by topic.
+    """Return the deviations in a method's docstring by topic: behavior of the paper, the released code, and this code.
 
     Raises:
         ValueError: There is no list, or an item has another form.
@@ -104,7 +104,7 @@ def deviations(text: str) -> dict[str, dict[str, str]]:
 
 
 def effects(measured: dict[str, Any]) -> dict[tuple[str, str], str]:
-    """Return what benchmarks/mechanisms.py measured, in words, by class and topic.
+    """Return the effects measured by benchmarks/mechanisms.py as sentences, by class and topic.
 
     Args:
         measured: Content of mechanisms.json.
@@ -208,7 +208,7 @@ def around(tree: ast.Module, line: int) -> str:
 
 
 def equations_page() -> str:
-    """Return docs/equations.md: a row per equation, or per run of equations that stand in the same lines."""
+    """Return docs/equations.md: one row for all consecutive equations that are computed in the same lines."""
     parts = [EQUATIONS]
     for path in sorted(METHODS.glob("*/model.py")):
         links: dict[str, list[str]] = {}

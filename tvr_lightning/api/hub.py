@@ -34,13 +34,13 @@ PREFIX = "hf:"
 """Marks the name of a repository on the Hub where a checkpoint's path is expected."""
 WEIGHTS, CONFIG, RECIPE, RESULTS, CARD = "model.safetensors", "config.json", "recipe.yaml", "results.json", "README.md"
 KEPT = ("hyper_parameters", "datamodule_hyper_parameters", RECORD, "epoch", "global_step", "pytorch-lightning_version")
-"""Entries of a checkpoint that are published besides its tensors."""
+"""Entries of a checkpoint that are published in addition to its tensors."""
 FOLDERS = ("root", "features", "captions")
 """Options of the data that name folders of this machine; without them, a recipe uses TVR_DATA."""
 PRIVATE = ("checkpoint", "config", "environment", "skipped")
-"""Parts of results.json that describe the machine; recipe.yaml says what was run."""
+"""Parts of results.json that describe the machine; recipe.yaml contains the settings."""
 FAILURES: tuple[Any, ...] = (OSError, *HfHubHTTPError.__bases__)
-"""What is raised without an answer, by whichever HTTP library huggingface_hub uses."""
+"""Exceptions of a Hub that does not answer; the HTTP library differs between versions of huggingface_hub."""
 METRICS = ("R@1", "R@5", "R@10", "MdR", "MnR")
 DIRECTIONS = {"text-to-video": "text_to_video", "video-to-text": "video_to_text"}
 

@@ -1,6 +1,6 @@
 """Trained methods and untrained encoders as models of MTEB (`pip install 'tvr-lightning[mteb]'`).
 
-Videos are read by this package, as the method was trained to see and hear them, and not by MTEB's decoder.
+Videos and audio are read by this package as in training, and not by MTEB's decoder.
 """
 
 from __future__ import annotations

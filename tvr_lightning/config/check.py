@@ -27,7 +27,7 @@ OF_COMMANDS = {
     "verbose",
     "weights_only",
 }
-"""Options of fit, validate, test and predict that stand beside the sections of a recipe."""
+"""Options of fit, validate, test and predict that are not sections of a recipe."""
 SECTION = ("class_path", "init_args", "dict_kwargs")
 NAMES = {
     "null": "null", "boolean": "true or false", "integer": "a whole number", "number": "a number", "string": "text",
@@ -63,7 +63,7 @@ def check_options(sources: Iterable[Source], schema: dict[str, Any], import_modu
 
 
 def refusals(message: str) -> str:
-    """Return what options classes refuse, without the types that the parser tried; otherwise the whole message.
+    """Return the refusals of options classes without the types that the parser tried; otherwise the whole message.
 
     Args:
         message: Message of the parser about a value that fits none of the types of an option.
@@ -121,7 +121,7 @@ def _plain_value(text: str) -> Any:
 
 
 class _Walk:
-    """A walk through options beside their schema, which remembers the class that each section names."""
+    """Comparison of options with the schema; remembers the class that each section names."""
 
     def __init__(self, schema: dict[str, Any], import_modules: bool) -> None:
         self.known, self.definitions, self.import_modules = (
@@ -238,7 +238,7 @@ def _init_args(variant: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _fits(node: dict[str, Any], value: Any) -> bool:
-    """Whether a value is allowed; yes for whatever is not a number, a truth value, null or a choice."""
+    """Whether a value is allowed; only numbers, truth values, null and choices are compared."""
     if "enum" in node:
         return value in node["enum"]
     kinds = types_of(node)
