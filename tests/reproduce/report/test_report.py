@@ -14,9 +14,11 @@ from run_cards import make_answers, make_card
 from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.profile.card import ProfileCard, read_profiles, write_profile
 from tvr_lightning.reproduce.profile.costs import Costs
+from tvr_lightning.reproduce.published import PRINTED, printed_figure, published_rows
 from tvr_lightning.reproduce.report.figures.figure_types import figures_of
 from tvr_lightning.reproduce.report.report_verb import run_report, views_of
 from tvr_lightning.reproduce.report.sources import read_runs
+from tvr_lightning.reproduce.report.uncertainty import measure
 from tvr_lightning.reproduce.runs.plan import Setting, make_plan
 from tvr_lightning.reproduce.runs.runner import Folders, run_plan
 from tvr_lightning.reproduce.tables import load_table
@@ -106,6 +108,53 @@ def test_the_leaderboard_has_the_values_of_the_cards_and_the_best_first(folder, 
     assert rows[0][2] == "49.1"
     text = (report / "index.html").read_text()
     assert text.count("synthetic") == 1  # once at the top
+
+
+@pytest.fixture
+def comparable(tmp_path):
+    """Cards of runs with real data, so that differences from published values are shown."""
+    plan = make_plan([load_table("gare-1", RECIPES)], Setting(RECIPES, tmp_path, seeds=(0, 1)))
+    for name, quality in (("baseline", 1.5), ("gare", 3.0)):
+        for place, key in enumerate(plan.chosen[f"gare-1/{name}"]):
+            make_card(plan.runs[key], tmp_path / "cards", quality + place)
+    return tmp_path
+
+
+@pytest.mark.parametrize("cards", ["folder", "comparable"])
+def test_every_decimal_number_in_a_table_is_of_a_card_or_published(cards, request):
+    folder = request.getfixturevalue(cards)
+    assert run_report(folder, RECIPES, tables_only=True) == 0
+    runs = read_runs(folder)
+    allowed = {str(run.card.seconds) for run in runs} | {str(run.card.peak_memory_mib) for run in runs}
+    published = [row.printed(metric) for row in published_rows() for metric in PRINTED]
+    allowed |= {printed_figure(value) for value in published if value is not None}
+    differences = set()
+    for claim in {claim for run in runs for claim in run.claims}:
+        own = [run for run in runs if claim in run.claims and run.finished]
+        answers = own and own[0].card.accuracy() is not None
+        for direction in ("text_to_video",) if answers else ("text_to_video", "video_to_text"):
+            for metric in ("accuracy",) if answers else PRINTED:
+                found = measure(own, direction, metric)
+                if found is None:
+                    continue
+                if metric != "SumR":
+                    values = [run.card.accuracy() if answers else run.card.metrics(direction)[metric] for run in own]
+                    assert found.mean == pytest.approx(sum(values) / len(values))
+                ends = (found.interval.low, found.interval.high) if found.interval else ()
+                allowed |= {f"{value:.1f}" for value in (found.mean, found.deviation, *ends) if value is not None}
+                differences |= {
+                    f"{value - printed:+.1f}" for value in (found.mean, *ends) for printed in set(published) - {None}
+                }
+    seen = set()
+    for path in [folder / "report" / "index.html", *(folder / "report" / "tables").glob("*.html")]:
+        for row in Page(path).rows:
+            for text in row:
+                seen |= set(re.findall(r"(?<![\w/.])[-+]?\d[\d,]*\.\d+", text))
+    signed = {number for number in seen if number[0] in "+-"}
+    assert len(seen) > 30
+    assert bool(signed) == (cards == "comparable")
+    assert seen - signed <= allowed
+    assert signed <= differences
 
 
 def test_a_table_page_has_statistics_notes_and_runs(folder, report):
