@@ -89,11 +89,6 @@ class Plan:
     runs: dict[str, PlannedRun] = field(default_factory=dict)  # by key
     chosen: dict[str, list[str]] = field(default_factory=dict)  # keys for all seeds, by <table>/<run>
 
-    def runs_of(self, table: TableRecipe) -> dict[str, list[PlannedRun]]:
-        """Return a table's runs, one per seed, by their names in the table."""
-        keys = {run.name: self.chosen.get(f"{table.name}/{run.name}", []) for run in table.runs}
-        return {name: [self.runs[key] for key in found] for name, found in keys.items()}
-
 
 def make_plan(tables: Sequence[TableRecipe], setting: Setting, only: Sequence[str] = ()) -> Plan:
     """Plan the runs of tables.

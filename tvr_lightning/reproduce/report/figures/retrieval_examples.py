@@ -98,8 +98,3 @@ def measure_failures(encoded: EncodedSplit) -> Arrays:
         "names": np.array([encoded.name(row) for row in rows], dtype=str),
         "strips": np.stack(strips) if strips else np.zeros((0, FAILURE_FRAMES, 1, 1, 3), np.uint8),
     }
-
-
-def draw_failures(arrays: Arrays) -> Iterator[Chart]:
-    """Return no chart: failures are only shown in comparisons of two runs."""
-    yield from ()
