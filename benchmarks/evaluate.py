@@ -34,6 +34,7 @@ import torch
 from released_code import Sizes
 from torch import Tensor
 
+from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.evaluation.evaluator import Evaluation, Evaluator
 from tvr_lightning.evaluation.normalization import Normalizer
@@ -42,7 +43,6 @@ from tvr_lightning.extract.fingerprint import fingerprints
 from tvr_lightning.extract.plan import ExtractSource
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.methods.clip4clip import mean_pooling_similarity
-from tvr_lightning.recipe import from_recipe
 from tvr_lightning.store import StoreItem, StoreWriter
 
 SUBJECTS = {

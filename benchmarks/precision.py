@@ -22,13 +22,13 @@ import torch
 import yaml
 from torch import Tensor, nn
 
+from tvr_lightning.config.recipe_files import find_recipe
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders.clip import build_model
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.encoders.pretrained import model_configuration
 from tvr_lightning.features import PairedFeatures
 from tvr_lightning.methods import CLIP4Clip
-from tvr_lightning.recipe_files import find_recipe
 from tvr_lightning.training.optim import OptimizerConfig, build_optimizer, schedule_factor
 
 SMALL = {

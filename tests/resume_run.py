@@ -15,7 +15,7 @@ import tvr_lightning  # noqa: F401  before lightning, which imports torchvision
 # isort: split
 from lightning.pytorch import Callback
 
-import tvr_lightning.run as run
+import tvr_lightning.runs.run as run
 from tvr_lightning.cli import main
 
 

@@ -26,7 +26,7 @@ import tvr_lightning  # noqa: F401  before lightning, which imports torchvision
 from lightning.pytorch import Callback
 from resume_run import differences
 
-import tvr_lightning.run as run
+import tvr_lightning.runs.run as run
 from tvr_lightning.cli import main
 
 HOOKS = [name for name in dir(Callback) if name.startswith("on_")] + ["setup", "teardown"]

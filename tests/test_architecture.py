@@ -8,10 +8,9 @@ import tvr_lightning
 
 PACKAGE = Path(tvr_lightning.__file__).parent
 FLOW = [
-    "_version", "_torchvision", "quiet", "errors", "places", "ranges", "recipe_files", "progress", "files",
-    "options", "config", "checkpoints", "features", "media", "store", "data", "importing", "synthetic", "encoders",
-    "extract", "layers", "pairwise", "training", "evaluation", "methods", "trained", "run_page", "recipe", "run",
-    "authors", "audit", "reproduce", "search", "api", "testing", "command_line", "verbs", "cli",
+    "_version", "_torchvision", "quiet", "errors", "places", "ranges", "progress", "files", "features", "media",
+    "store", "data", "synthetic", "encoders", "extract", "layers", "pairwise", "training", "evaluation", "methods",
+    "config", "audit", "runs", "authors", "reproduce", "search", "api", "testing", "cli",
 ]  # fmt: skip
 
 

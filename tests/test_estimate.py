@@ -9,15 +9,7 @@ import pytest
 import torch
 
 from tvr_lightning.cli import main
-from tvr_lightning.encoders import TinyClipEncoder
-from tvr_lightning.evaluation.pair_scores import PairScores
-from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods import GARE
-from tvr_lightning.methods.gare import GAREOptions
-from tvr_lightning.recipe_files import RecipeError
-from tvr_lightning.reproduce.profile.costs import measure_times, random_batch
-from tvr_lightning.synthetic import synthesize
-from tvr_lightning.verbs.estimate import (
+from tvr_lightning.cli.estimate import (
     Estimate,
     EvaluationWork,
     _EstimateCLI,
@@ -28,6 +20,14 @@ from tvr_lightning.verbs.estimate import (
     estimate,
     saved_bytes,
 )
+from tvr_lightning.config.recipe_files import RecipeError
+from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.evaluation.pair_scores import PairScores
+from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.methods import GARE
+from tvr_lightning.methods.gare import GAREOptions
+from tvr_lightning.reproduce.profile.costs import measure_times, random_batch
+from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tvr_lightning.command_line.verb_help import option_names
-from tvr_lightning.command_line.verbs import VERBS
+from tvr_lightning.cli.verb_help import option_names
+from tvr_lightning.cli.verbs import VERBS
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"<!-- file: (?P<path>\S+) -->\n```\w+\n(?P<text>.*?)```\n", re.DOTALL)

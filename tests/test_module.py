@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.errors import UserError
@@ -16,6 +15,7 @@ from tvr_lightning.layers.temperature import Temperature
 from tvr_lightning.layers.temporal import SeqTransf
 from tvr_lightning.methods import GARE, NCL, TCMGC, CLIP4Clip
 from tvr_lightning.methods.clip4clip import CLIP4ClipOptions
+from tvr_lightning.training.checkpoints import CheckpointError
 
 
 @pytest.fixture(scope="module")

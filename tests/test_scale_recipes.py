@@ -7,10 +7,10 @@ import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch.strategies import ModelParallelStrategy
 
+from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.samplers import check_divisible
 from tvr_lightning.errors import UserError
-from tvr_lightning.recipe import from_recipe
 from tvr_lightning.testing.small import synthetic_data
 
 RECIPES = Path(__file__).parent.parent / "recipes"

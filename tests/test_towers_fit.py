@@ -9,7 +9,7 @@ import torch
 from small_towers import save_model
 
 from tvr_lightning.cli import main
-from tvr_lightning.recipe import from_recipe
+from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parent.parent / "recipes"

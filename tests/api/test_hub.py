@@ -17,11 +17,11 @@ from search_parts import write_clip
 
 import tvr_lightning
 from tvr_lightning.api.hub import model_card, without_paths
-from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.cli import main
 from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.errors import UserError
 from tvr_lightning.synthetic import synthesize
+from tvr_lightning.training.checkpoints import CheckpointError
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -8,11 +8,11 @@ from search_parts import save_checkpoint, write_clip
 
 import tvr_lightning
 from tvr_lightning.api.model import Model
-from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.media.video import VideoError
 from tvr_lightning.methods import GARE, XPool
+from tvr_lightning.training.checkpoints import CheckpointError
 
 SMALL = {"width": 64, "text_layers": 4, "vision_layers": 1, "image_size": 32}
 TEXTS = ["a red star moves left", "a small dog", "a person sings"]

@@ -18,6 +18,7 @@ from tvr_lightning.audit.experiments import audit_scores
 from tvr_lightning.audit.normalizer import MOVED, NormalizerTrial
 from tvr_lightning.audit.run import audit_method
 from tvr_lightning.cli import main
+from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.encoders import TinyClipEncoder
@@ -29,7 +30,6 @@ from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.methods.ncl.queue import FeatureQueue
-from tvr_lightning.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize
 
 TEXTS, VIDEOS, DIMENSION = 24, 12, 16

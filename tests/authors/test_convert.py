@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 import tvr_lightning
 from tvr_lightning.authors.clip import clip_encoder, encoder_configuration
 from tvr_lightning.authors.convert import IMPORT, convert, run_convert
-from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import MissingWeightsError, WhisperEncoder
 from tvr_lightning.encoders.clip import build_model
@@ -19,6 +18,7 @@ from tvr_lightning.encoders.wav2vec2 import Wav2Vec2Encoder
 from tvr_lightning.encoders.whisper import SIZES
 from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.released import RELEASED
+from tvr_lightning.training.checkpoints import CheckpointError
 
 
 def authors_file(parity_cases, name, tmp_path):

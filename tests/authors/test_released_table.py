@@ -15,9 +15,9 @@ import tvr_lightning
 from tvr_lightning.authors.convert import IMPORT, RELEASED
 from tvr_lightning.authors.huggingface import with_openai_names
 from tvr_lightning.cli import main
+from tvr_lightning.config.recipe import data_from_recipe
 from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.encoders import TinyWhisperEncoder
-from tvr_lightning.recipe import data_from_recipe
 from tvr_lightning.synthetic import synthesize
 
 WORDS = {"clip4clip": 32, "drl": 32, "gare": 32, "tcmgc": 32, "xpool": 77, "tmass": 77, "gaid": 77}

@@ -10,10 +10,10 @@ import pytest
 
 from tvr_lightning.cli import main
 from tvr_lightning.config.check import check_options, nearest, sources_of
+from tvr_lightning.config.recipe import data_from_recipe, from_recipe
+from tvr_lightning.config.recipe_files import OptionError
 from tvr_lightning.config.schema import cached_schema, hints_of, keep
 from tvr_lightning.methods import GARE
-from tvr_lightning.recipe import data_from_recipe, from_recipe
-from tvr_lightning.recipe_files import OptionError
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -8,8 +8,8 @@ from jsonargparse import ArgumentParser
 
 import tvr_lightning.data as rooms
 from tvr_lightning.cli import main
+from tvr_lightning.config.recipe import data_from_recipe
 from tvr_lightning.data import TextVideoDataModule
-from tvr_lightning.recipe import data_from_recipe
 
 DATASETS = ["ActivityNet", "Charades", "DiDeMo", "VideoFolder", "LSMDC", "MSRVTT", "MSRVTTQA", "MSVD", "VATEX"]
 SHARED = {

@@ -21,6 +21,7 @@ import torch
 from tiny_captioner import WORDS, save_tiny_captioner
 
 from tvr_lightning.cli import main
+from tvr_lightning.config.recipe import data_from_recipe
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.data.recover_captions import SCHEMA, Description, read_captions
 from tvr_lightning.encoders.caption_journal import CaptionJournal, CaptionJournalError, MadeWith
@@ -33,7 +34,6 @@ from tvr_lightning.encoders.captioner import (
 )
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.video import probe
-from tvr_lightning.recipe import data_from_recipe
 from tvr_lightning.synthetic import synthesize
 
 pytest.importorskip("transformers")

@@ -10,7 +10,7 @@ import huggingface_hub
 import open_clip
 import pytest
 
-import tvr_lightning.recipe
+import tvr_lightning.config.recipe
 from tvr_lightning.encoders import (
     ClipEncoder,
     TinyClipEncoder,
@@ -176,5 +176,5 @@ def test_encoders_say_which_files_they_will_read(tmp_path, monkeypatch):
 
 
 def test_no_encoder_is_known_by_name_where_recipes_are_read():
-    text = Path(tvr_lightning.recipe.__file__).read_text(encoding="utf-8")
+    text = Path(tvr_lightning.config.recipe.__file__).read_text(encoding="utf-8")
     assert not re.search(r"Clip|Whisper|Wav2Vec", text)

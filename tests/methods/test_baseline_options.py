@@ -6,6 +6,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
+from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.layers.aggregation import MeanAggregation, SoftmaxAggregation
 from tvr_lightning.layers.temporal import MeanP, SeqLSTM, SeqTransf
@@ -20,7 +21,6 @@ from tvr_lightning.methods.drl import (
     WeightedTokenWise,
 )
 from tvr_lightning.methods.xclip import AOSM, XCLIP, XCLIPOptions
-from tvr_lightning.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -8,9 +8,9 @@ import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningModule
 
+from tvr_lightning.config.recipe import RecipeCLI
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods import GAID, GARE, TMASS, CLIP4Clip, XPool
-from tvr_lightning.recipe import RecipeCLI
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 N, M, W, F, D = 5, 4, 32, 8, 128

@@ -13,6 +13,7 @@ from parity.check import check_case
 
 from tvr_lightning.audit.experiments import audit_scores
 from tvr_lightning.cli import main
+from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.data.batch import Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.errors import UserError
@@ -31,10 +32,9 @@ from tvr_lightning.methods.dpdv import (
 )
 from tvr_lightning.methods.dpdv.captions import Captions, said_captions
 from tvr_lightning.methods.dpdv.model import DPDVHead, caption_order, recover_frames, spot_frames, view_divergence
-from tvr_lightning.options import plain_options
-from tvr_lightning.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.losses import info_nce
+from tvr_lightning.training.options import plain_options
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 B, F, P, W, S, D = 5, 6, 9, 7, 4, 64

@@ -11,6 +11,7 @@ import yaml
 
 from tvr_lightning.audit.experiments import audit_scores
 from tvr_lightning.cli import main
+from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.data.batch import Media, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder, TinyWhisperEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
@@ -20,7 +21,6 @@ from tvr_lightning.methods.gaid.model import GAIDHead, branch_losses, pair_weigh
 from tvr_lightning.methods.released import score_gaid
 from tvr_lightning.methods.xpool import XPoolOptions
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
-from tvr_lightning.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.losses import info_nce
 

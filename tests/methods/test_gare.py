@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from tvr_lightning.audit.experiments import audit_scores
 from tvr_lightning.authors.gare import import_gare
 from tvr_lightning.cli import main
+from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
@@ -41,7 +42,6 @@ from tvr_lightning.methods.gare.model import (
     trust_region_step,
 )
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
-from tvr_lightning.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.losses import info_nce
 

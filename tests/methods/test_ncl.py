@@ -12,8 +12,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from parity.case import load_case
 from parity.check import check_case
 
-from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.cli import main
+from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import DualSoftmax, QueryBankNorm, SinkhornBias, normalization_error
@@ -28,8 +28,8 @@ from tvr_lightning.methods.gaid import GAIDOptions, NoFusion
 from tvr_lightning.methods.ncl.model import normalized_logits
 from tvr_lightning.methods.tcmgc import TCMGCOptions
 from tvr_lightning.methods.xclip import XCLIPOptions
-from tvr_lightning.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize
+from tvr_lightning.training.checkpoints import CheckpointError
 from tvr_lightning.training.losses import info_nce
 
 RECIPES = Path(__file__).parents[2] / "recipes"

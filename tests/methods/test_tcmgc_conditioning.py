@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from tvr_lightning.cli import main
-from tvr_lightning.recipe import from_recipe
+from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize
 
 pytestmark = pytest.mark.slow

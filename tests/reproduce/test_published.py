@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tvr_lightning.command_line.parsing import parser_of
-from tvr_lightning.command_line.verbs import Verb
+from tvr_lightning.cli.parsing import parser_of
+from tvr_lightning.cli.verbs import Verb
 from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.published import PublishedRow, cited, disagreements, published_rows, select_published
 from tvr_lightning.reproduce.published_verb import run_published

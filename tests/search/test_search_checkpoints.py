@@ -11,13 +11,13 @@ from examples.dual_softmax_loss import DualSoftmaxLoss
 from open_clip import pretrained
 from search_parts import save_checkpoint
 
-from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import ClipEncoder, TinyClipEncoder
 from tvr_lightning.encoders.pretrained import find_weights, weights_follow
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.search import ScorerSource, Searcher, index
 from tvr_lightning.search.scorer import Scorer
+from tvr_lightning.training.checkpoints import CheckpointError
 
 TINY = {"width": 64, "image_size": 32, "text_layers": 1, "vision_layers": 1}
 ARGUMENTS = {"words": 12, "frames": 4}

@@ -21,14 +21,14 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from tvr_lightning.checkpoints import RECORD, CheckpointError, named_classes, read_checkpoint
+from tvr_lightning.config.trained import Trained
+from tvr_lightning.data.importing.hub import REPOSITORIES
 from tvr_lightning.encoders.hub import probe
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.verdict import NOT_AUDITED, Verdict
 from tvr_lightning.evaluation.weights import Weights, weights_of
-from tvr_lightning.importing.hub import REPOSITORIES
 from tvr_lightning.places import File
-from tvr_lightning.trained import Trained
+from tvr_lightning.training.checkpoints import RECORD, CheckpointError, named_classes, read_checkpoint
 
 PREFIX = "hf:"
 """Marks the name of a repository on the Hub where a checkpoint's path is expected."""

@@ -24,7 +24,7 @@ from tvr_lightning.audit.experiments import (
 from tvr_lightning.audit.normalizer import MOVED, NormalizerTrial
 from tvr_lightning.audit.state import State
 from tvr_lightning.audit.subject import Features, Subject
-from tvr_lightning.checkpoints import read_checkpoint
+from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import SplitName
 from tvr_lightning.evaluation.verdict import Verdict
@@ -32,9 +32,9 @@ from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.places import File
 from tvr_lightning.progress import shown
 from tvr_lightning.ranges import Range
-from tvr_lightning.recipe import from_recipe
-from tvr_lightning.run import RunCLI
-from tvr_lightning.training.run_folder import RunTrainer
+from tvr_lightning.runs.folder import RunTrainer
+from tvr_lightning.runs.run import RunCLI
+from tvr_lightning.training.checkpoints import read_checkpoint
 from tvr_lightning.training.sharding import gathered
 
 QUERIES = "half of the queries"

@@ -23,7 +23,7 @@ from tvr_lightning.authors.tmass import import_tmass
 from tvr_lightning.authors.ucofia import import_ucofia
 from tvr_lightning.authors.xclip import import_xclip
 from tvr_lightning.authors.xpool import import_xpool
-from tvr_lightning.checkpoints import CONVERTED
+from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.encoders.weights import read_state_dict
 from tvr_lightning.errors import UserError
@@ -33,7 +33,7 @@ from tvr_lightning.methods.gaid.method import AUDIO
 from tvr_lightning.places import File, NewFile
 from tvr_lightning.progress import shown
 from tvr_lightning.ranges import Count
-from tvr_lightning.recipe_files import read_recipe
+from tvr_lightning.training.checkpoints import CONVERTED
 
 IMPORT: Mapping[str, Callable[..., RetrievalModule]] = {
     "clip4clip": import_clip4clip,

@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
+from tvr_lightning.config.recipe_files import OptionError, config_of, find_recipe, is_written_out
 from tvr_lightning.config.schema import BOUNDS, types_of
 from tvr_lightning.ranges import COMPARISONS
-from tvr_lightning.recipe_files import OptionError, config_of, find_recipe, is_written_out
 
 LISTED = 12
 """Number of names that a message lists before it counts the others."""

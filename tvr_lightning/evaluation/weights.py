@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tvr_lightning.checkpoints import CONVERTED, RECORD
+from tvr_lightning.training.checkpoints import CONVERTED, RECORD
 
 Kind = Literal["untrained", "zero-shot", "last", "best", "running", "converted", "outside", "unknown"]
 

@@ -24,7 +24,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.nn import functional as F
 
-from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.data.msrvtt_qa import QuestionRecord
 from tvr_lightning.data.records import SplitName
@@ -38,6 +37,7 @@ from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.features import Placed, Record, TextFeatures, VideoFeatures
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.video_qa_head import AnswerHead, FramePooling, Inputs
+from tvr_lightning.training.checkpoints import CheckpointError
 from tvr_lightning.training.distributed import gather_batches, gather_tensor, world_size
 from tvr_lightning.training.module import RecipeModule
 from tvr_lightning.training.optim import OptimizerConfig

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tvr_lightning.authors.convert import convert
+from tvr_lightning.config.recipe_files import RECIPES
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.places import Folder
 from tvr_lightning.progress import shown
 from tvr_lightning.ranges import NotNegative, Workers
-from tvr_lightning.recipe_files import RECIPES
 from tvr_lightning.reproduce.tables import load_table
-from tvr_lightning.run import RunCLI
+from tvr_lightning.runs.run import RunCLI
 
 TOLERANCE = 0.3
 """Maximum difference between measured and published R@1 in percentage points."""

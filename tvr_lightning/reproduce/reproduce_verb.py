@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal
 
+from tvr_lightning.config.recipe_files import OptionError, find_recipe, recipes_folder, refuse_options
 from tvr_lightning.places import NewFolder
 from tvr_lightning.progress import clock
 from tvr_lightning.ranges import Count, Range
-from tvr_lightning.recipe_files import OptionError, find_recipe, recipes_folder, refuse_options
 from tvr_lightning.reproduce.report.sources import run_of_card
 from tvr_lightning.reproduce.report.table_view import NOT_COMPARABLE, view_table, write_tables
 from tvr_lightning.reproduce.runs.card import Card, read_cards

@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tvr_lightning.checkpoints import CheckpointError, check_arguments, check_classes, find_class, read_checkpoint
 from tvr_lightning.data.audio_alignment import AudioKind, AudioOptions, add_sound, audio_input
 from tvr_lightning.data.batch import Media, TextBatch, VideoBatch
 from tvr_lightning.data.stored import frame_fingerprint
@@ -33,6 +32,13 @@ from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.store import Fingerprint, differences
+from tvr_lightning.training.checkpoints import (
+    CheckpointError,
+    check_arguments,
+    check_classes,
+    find_class,
+    read_checkpoint,
+)
 
 
 @dataclass(frozen=True)

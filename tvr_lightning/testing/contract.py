@@ -17,7 +17,6 @@ from tvr_lightning.audit.run import audit_method
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.options import other_options
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
 from tvr_lightning.search.scorer import Scorer, ScorerSource
 from tvr_lightning.testing.processes import QUIET, STEPS, Batches, comparable, of_two_processes, trained
@@ -30,6 +29,7 @@ from tvr_lightning.testing.small import (
     synthetic_data,
     unconditioned,
 )
+from tvr_lightning.training.options import other_options
 
 WITHOUT_NORMALIZATION = "--model.init_args.evaluation.normalization=null"
 

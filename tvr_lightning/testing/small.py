@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tvr_lightning.checkpoints import find_class
+from tvr_lightning.config.recipe import from_recipe
+from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import AudioInput, Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.recipe import from_recipe
-from tvr_lightning.recipe_files import read_recipe
 from tvr_lightning.synthetic import synthesize
+from tvr_lightning.training.checkpoints import find_class
 
 WORDS, FRAMES, SIDE, BATCH = 12, 4, 32, 8
 COLOURS, SHAPES = ("red", "green", "blue", "white"), ("ball", "box")

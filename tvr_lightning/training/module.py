@@ -18,16 +18,16 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import PairBatch
 from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.errors import UserError
 from tvr_lightning.extract.check import check_store
 from tvr_lightning.media.preparation import Interpolation, ResizeMode
-from tvr_lightning.options import other_options, plain_options
-from tvr_lightning.recipe_files import OptionError
+from tvr_lightning.training.checkpoints import CheckpointError
 from tvr_lightning.training.finite import FiniteLosses
 from tvr_lightning.training.optim import OptimizerConfig, build_optimizer
+from tvr_lightning.training.options import other_options, plain_options
 from tvr_lightning.training.sharding import shard
 
 NAMED = 5
@@ -38,10 +38,10 @@ def check_precision(precision: str) -> None:
     """Reject Trainer precisions that store weights in 16 bits, because `score` and `losses` are computed in float32.
 
     Raises:
-        OptionError: The precision stores weights in 16 bits.
+        UserError: The precision stores weights in 16 bits.
     """
     if precision in ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16"):
-        raise OptionError(
+        raise UserError(
             f"trainer.precision {precision} stores all weights in 16 bits, but methods score in float32. "
             "Use bf16-mixed or 32-true"
         )

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.features import PairedFeatures
-from tvr_lightning.recipe import from_recipe
 from tvr_lightning.reproduce.report.figures import figure_types as figures
 from tvr_lightning.reproduce.report.figures.dpdv import measure_unmatched
 from tvr_lightning.reproduce.report.figures.encoded_split import encode_test_split

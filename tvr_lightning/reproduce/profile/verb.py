@@ -12,14 +12,14 @@ from jsonargparse import Namespace
 from rich.console import Console
 from rich.table import Table
 
+from tvr_lightning.config.recipe import RecipeCLI, plain
+from tvr_lightning.config.recipe_files import RecipeError, refuse_options
 from tvr_lightning.encoders.pretrained import weights_follow
 from tvr_lightning.evaluation.results import environment
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.places import NewFolder
 from tvr_lightning.progress import shown
 from tvr_lightning.ranges import Count, Range
-from tvr_lightning.recipe import RecipeCLI, plain
-from tvr_lightning.recipe_files import RecipeError, refuse_options
 from tvr_lightning.reproduce.profile.card import ProfileCard, write_profile
 from tvr_lightning.reproduce.profile.costs import STAGES, measure_costs
 

@@ -8,11 +8,11 @@ from typing import Annotated
 
 from rich.console import Console
 
+from tvr_lightning.config.recipe_files import recipes_folder
 from tvr_lightning.errors import UserError
 from tvr_lightning.places import Place
 from tvr_lightning.progress import shown
 from tvr_lightning.quiet import quieten
-from tvr_lightning.recipe_files import recipes_folder
 from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, shortened
 from tvr_lightning.reproduce.report.figures.figure_types import figures_of
 from tvr_lightning.reproduce.report.site import Site

@@ -16,6 +16,7 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from tvr_lightning.audit.run import AuditedCLI
+from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import AnswerEvaluation
 from tvr_lightning.evaluation.evaluator import Evaluation
@@ -23,12 +24,11 @@ from tvr_lightning.extract.plan import ExtractOptions
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import source_of_data
 from tvr_lightning.progress import FileBar
-from tvr_lightning.recipe import from_recipe
 from tvr_lightning.reproduce.runs.card import Card, card_path, ranks_path, write_card, write_ranks
 from tvr_lightning.reproduce.runs.memory import peak_memory_mib
 from tvr_lightning.reproduce.runs.plan import PlannedRun, deciding
-from tvr_lightning.training.bar import ProgressFile
-from tvr_lightning.training.run_folder import RunTrainer
+from tvr_lightning.runs.bar import ProgressFile
+from tvr_lightning.runs.folder import RunTrainer
 
 TASK, LOG, PROGRESS = "run.json", "log.txt", "progress.json"
 """Files in the folder of a run: what it does, its output, and its progress."""

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tvr_lightning.recipe_files import read_recipe
+from tvr_lightning.config.recipe_files import read_recipe
 
 LOCAL_DIR = "local-dir:"  # open_clip's prefix for a folder with a whole model
 ANNOTATIONS = {".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet"}

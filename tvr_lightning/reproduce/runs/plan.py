@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import tvr_lightning.data
 from tvr_lightning.audit import AUDIT_VERSION
+from tvr_lightning.config.recipe_files import OptionError
 from tvr_lightning.errors import UserError
-from tvr_lightning.recipe_files import OptionError
 from tvr_lightning.reproduce.runs.fingerprint import (
     data_fingerprint,
     digest,

@@ -11,6 +11,8 @@ import yaml
 from lightning.pytorch import Trainer, seed_everything
 from torch import Tensor
 
+from tvr_lightning.config.recipe import from_recipe
+from tvr_lightning.config.recipe_files import RecipeError
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.data.records import Split
@@ -20,8 +22,6 @@ from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.video import DecodedClip, read_clip
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.recipe import from_recipe
-from tvr_lightning.recipe_files import RecipeError
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
 
 MOST_PAIRS = 256

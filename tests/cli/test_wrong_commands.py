@@ -1,0 +1,191 @@
+"""Wrong values of this project's own verbs: a line at once, before anything is loaded, and nothing written."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tvr_lightning.cli import main
+from tvr_lightning.cli.verb_help import read_verb
+from tvr_lightning.cli.verbs import VERBS
+from tvr_lightning.places import Place
+from tvr_lightning.ranges import Range
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = [
+    (verb, parameter)
+    for verb in VERBS
+    if verb.run
+    for parameter in read_verb(verb.run).parameters
+    if parameter.name not in (*verb.positional, "overrides")
+]
+NUMBERS = [(verb, option) for verb, option in OPTIONS if option.item in ("int", "float")]
+RANGES = [(verb, option, limit) for verb, option in NUMBERS for limit in option.limits if isinstance(limit, Range)]
+PLACES = [(verb, option, limit) for verb, option in OPTIONS for limit in option.limits if isinstance(limit, Place)]
+
+
+def named(value):
+    return value.words if hasattr(value, "words") else getattr(value, "name", None)
+
+
+def said(words, capsys):
+    """What a wrong command says; its one line."""
+    assert main(words) in (1, 2)
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.fixture(autouse=True)
+def nothing_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("no media")
+    (tmp_path / "empty").mkdir()
+    yield
+    assert {path.name for path in tmp_path.iterdir()} == {"a.txt", "empty"}
+
+
+@pytest.mark.parametrize(("verb", "option"), NUMBERS, ids=named)
+def test_a_word_for_a_number_is_said(verb, option, capsys):
+    kind = "[N,N]" if option.many else "a whole number" if option.item == "int" else "a number"
+    line = f"tvr: {verb.words}: {option.option} is many; expected {kind}"
+    assert said([*verb.words.split(), option.option, "many"], capsys) == line
+    assert (
+        option.limits or option.name == "seed" or option.name.startswith("segment_")
+    )  # these have limits of their own
+
+
+@pytest.mark.parametrize(("verb", "option", "limit"), RANGES, ids=named)
+def test_a_number_out_of_range_is_said(verb, option, limit, capsys):
+    for bound, step in ((limit.at_least, -1), (limit.at_most, 1)):
+        if bound is not None:
+            value = str(bound + step)
+            line = f"tvr: {verb.words}: {option.option} is {value}; it must be {limit.words}"
+            assert said([*verb.words.split(), f"{option.option}={value}"], capsys) == line
+
+
+@pytest.mark.parametrize(("verb", "option", "limit"), PLACES, ids=named)
+def test_a_path_where_something_else_is_or_nothing_is_said(verb, option, limit, capsys):
+    words = [*verb.words.split(), option.option]
+    if limit.kind in ("file", "new-file"):
+        assert "empty is a folder; name a file" in said([*words, "empty"], capsys)
+    if limit.kind in ("folder", "new-folder"):
+        assert "a.txt is a file; name a folder" in said([*words, "a.txt"], capsys)
+    if limit.kind in ("file", "folder"):
+        assert f"nowhere: no such {limit.kind}; " in said([*words, "nowhere"], capsys)
+    if limit.kind.startswith("new-"):
+        assert "a.txt/new cannot be created, since " in said([*words, "a.txt/new"], capsys)
+
+
+AT_ONCE = {
+    "data synth msrvtt --root X --videos 6": "data synth: --videos is 6; it must be at least 8",
+    "data synth msrvt": "data synth: dataset is msrvt; expected msrvtt, didemo, lsmdc, activitynet, vatex, msvd or",
+    "data synth": "data synth: dataset must be given: dataset whose layout is used",
+    "data import msrvtt": "data import: --from must be given: folder with its annotations and its videos",
+    "data import msrvtt --from a.txt": "a.txt is a file; name a folder",
+    "data show empty": "empty is a folder; name a file",
+    "data show nowhere.mp4": "nowhere.mp4: no such file; looked for it at ",
+    "data check --config nowhere": "--config nowhere: no such file; ",
+    "extract nowhere": "nowhere: no such file or folder; looked for it at ",
+    "extract --config gaer": "--config gaer: no such file; did you mean recipes/gare.yaml?",
+    "evaluate nowhere.npy": "nowhere.npy: no such file; looked for it at ",
+    "index nowhere": "nowhere: no such file or folder; looked for it at ",
+    "index empty --ckpt_path nowhere.ckpt": "nowhere.ckpt: no such file; looked for it at ",
+    "search dog": "index: no such folder; make one with tvr index VIDEOS... --out index",
+    "search dog --index a.txt": "a.txt is a file; name a folder",
+    "search dog --min_relevance 2": "search: --min_relevance is 2; it must be at least 0 and at most 1",
+    "search dog --index a --index b": "search: --index is given more than once. Give it once.",
+    "serve --index nowhere": "nowhere: no such folder; make one with tvr index VIDEOS... --out nowhere",
+    "serve --port 99999": "serve: --port is 99999; it must be at least 0 and at most 65535",
+    "report nowhere": "nowhere: no such folder; create one with tvr reproduce TABLE --out nowhere",
+    "reproduce": "reproduce: tables must be given: names of files in recipes/tables, such as gare-1",
+    "convert nowhere.pth out.ckpt --method xpool": "nowhere.pth: no such file; looked for it at ",
+    "audit --config gare --videos 3": "audit: --videos is 3; it must be at least 4",
+    "fit": "fit needs a recipe, such as tvr fit --config tcmgc. `tvr fit --help` lists recipes.",
+    "test --ckpt_path nowhere.ckpt": "nowhere.ckpt: no such checkpoint; looked for it at ",
+    "fit --config nowhere.yaml": "--config nowhere.yaml: no such file; ",
+}
+
+
+def test_what_a_look_can_tell_is_told_before_torch_is_loaded():
+    program = (
+        "import json, sys\nfrom tvr_lightning.cli import main\n"
+        "for words in json.loads(sys.argv[1]):\n    assert main(words.split()) in (1, 2), words\n"
+        "    assert 'torch' not in sys.modules and 'numpy' not in sys.modules, words\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-c", program, json.dumps(list(AT_ONCE))]
+    run = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr
+    lines = run.stderr.splitlines()
+    assert len(lines) == len(AT_ONCE)
+    for line, expected in zip(lines, AT_ONCE.values(), strict=True):
+        assert line.startswith(f"tvr: {expected}")
+
+
+def test_another_dataset_in_the_way_and_a_place_that_cannot_be_made_are_a_line(tmp_path, capsys):
+    (tmp_path / "empty" / "msvd").mkdir()
+    (tmp_path / "empty" / "msvd" / "mine.txt").write_text("mine")
+    assert main(["data", "synth", "msvd", "--root", "empty"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    there = "already exists and is not this dataset (500 videos, seed 0). Remove it or choose another root."
+    assert line == f"tvr: empty/msvd {there}"
+    if Path("/proc/self").is_dir():  # where not even root can make a folder
+        assert main(["data", "synth", "msvd", "--root", "/proc/nowhere"]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line == "tvr: /proc/nowhere: No such file or directory (-v shows the traceback)"
+
+
+LATER = {
+    "index empty --weights none": "no videos in ",
+    "extract empty --weights none": "no videos in empty; supported suffixes: ",
+    "report empty": "empty contains no run cards and no results.json. Create runs with",
+    "search dog --index empty": "empty contains no index. Create one with tvr index VIDEOS... --out empty",
+    "data import msrvtt --from empty --root empty": "",
+    "data show a.txt": "a.txt",
+    "convert a.txt out.ckpt --method xpool": "a.txt",
+    "convert a.txt out.ckpt --method xpol": "The method 'xpol' is not supported. Available: ",
+    "verify-released empty": "The papers' test videos are required.",
+    "evaluate a.txt --ids a.txt": "a.txt",
+    "caption --config data/msrvtt --out captions.csv": "out is captions.csv; it must be a .parquet file",
+    "index empty --ckpt_path a.txt --weights none": "--ckpt_path and --weights conflict, since a checkpoint",
+}
+
+
+NOT_APPLICABLE = {
+    "extract --config clip4clip --frames 8 --seed 0": "--frames, --seed cannot be used with --config.",
+    "extract --config clip4clip --architecture ViT-B-32": "--architecture cannot be used with --config.",
+    "extract --config clip4clip --weights none --sampling head": "--weights, --sampling cannot be used with",
+    "extract --config clip4clip --audio_weights none": "--audio_weights cannot be used with --config.",
+    "extract --config clip4clip empty": "Give either a recipe (--config FILE) or video files and folders",
+    "extract empty --data.init_args.frames=2": "--data.init_args.frames=2 overrides an option of a recipe.",
+    "extract empty --verify_sample 8": "--verify_sample can only be used for a verification. Add --verify.",
+    "extract empty --actors 1 --address auto": "--actors, --address can only be used with Ray. Add --engine ray.",
+    "extract empty --engine ray --verify": "--engine ray cannot be used with --verify",
+    "evaluate a.txt --ids a.txt --root empty": "--root cannot be used with --ids, which reads no dataset.",
+    "evaluate a.txt --ids a.txt --data.init_args.split 7k": "--data.init_args.split cannot be used with --ids",
+    "evaluate a.txt a.txt --ids a.txt --name mine": "--name cannot be used with two files of scores",
+    "evaluate a.txt --ids a.txt --bank_texts a.txt": "--bank_texts can only be used with a normalization",
+    "evaluate a.txt --ids a.txt --bank_videos a.txt --normalization DualSoftmax": "--bank_videos can only be used with",
+    "profile --config clip4clip --data.init_args.batch_size=8": "--data.init_args.batch_size cannot be used",
+    "profile --config clip4clip --trainer.max_epochs 1": "--trainer.max_epochs cannot be used in a profile",
+    "reproduce gare-1 --gpus 2": "--gpus can only be used for SLURM jobs. Add --engine slurm.",
+}
+
+
+@pytest.mark.parametrize("words", NOT_APPLICABLE)
+def test_an_option_that_does_not_apply_is_refused_and_not_dropped(words, capsys):
+    assert main(words.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tvr: ")
+    assert NOT_APPLICABLE[words] in line
+
+
+@pytest.mark.parametrize("words", LATER)
+def test_what_only_the_verb_can_tell_is_a_line_without_a_traceback(words, capsys, monkeypatch):
+    monkeypatch.delenv("TVR_DATA", raising=False)
+    assert main(words.split()) in (1, 2)
+    line = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("tvr: "))
+    assert LATER[words] in line

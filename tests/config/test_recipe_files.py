@@ -1,0 +1,104 @@
+"""What a user types wrong about recipes ends in a sentence that names it; null is null wherever it is written."""
+
+import pytest
+
+from tvr_lightning.cli import main
+from tvr_lightning.config.recipe import RecipeCLI, data_from_recipe
+from tvr_lightning.config.recipe_files import RECIPES, find_recipe, read_recipe, with_recipes_found
+
+VERBS = (
+    ["data", "check"], ["data", "stats"], ["extract"], ["caption"], ["audit"], ["profile"], ["fit"], ["test"],
+)  # fmt: skip
+
+
+def said(words, capsys) -> str:
+    assert main(words) == 1
+    found = capsys.readouterr().err
+    assert found.startswith("tvr: ")
+    assert len(found.splitlines()) == 1, found
+    return found
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_a_recipe_that_is_not_there_is_named_with_the_nearest_that_is(verb, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(RECIPES.parent if verb == ["fit"] else tmp_path)
+    for name in ("tcmcg", "recipes/tcmcg.yaml", "nowhere/tcmgc.yml"):
+        assert f"--config {name}: no such file; did you mean recipes/tcmgc.yaml?" in said(
+            [*verb, "--config", name], capsys
+        )
+
+
+def test_a_bare_name_is_this_project_s_recipe_anywhere_and_a_file_of_that_name_the_user_s(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("tcmgc", "tcmgc.yaml", "recipes/tcmgc.yaml"):
+        assert find_recipe(name) == RECIPES / "tcmgc.yaml"
+    assert find_recipe("data/didemo") == RECIPES / "data" / "didemo.yaml"
+    (tmp_path / "tcmgc").mkdir()
+    assert find_recipe("tcmgc") == RECIPES / "tcmgc.yaml"
+    (tmp_path / "tcmgc.yaml").write_text("trainer: {max_epochs: 1}\n")
+    assert read_recipe("tcmgc.yaml") == {"trainer": {"max_epochs": 1}}
+    named = ["fit", "--config", "clip4clip", "--config=data/didemo", "--config", "{trainer: {max_epochs: 1}}"]
+    paths = [named[0], named[1], str(RECIPES / "clip4clip.yaml"), f"--config={RECIPES / 'data' / 'didemo.yaml'}"]
+    assert with_recipes_found(named) == [*paths, *named[4:]]
+    assert data_from_recipe(["clip4clip", "data/didemo", "fixture"]).title == "DiDeMo"
+
+
+def test_tables_are_found_anywhere_and_an_unknown_one_names_the_nearest(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TVR_DATA", raising=False)
+    assert main(["reproduce", "gare-1", "--only", "gare", "--dry_run", "--overlay", "hardware/cpu"]) == 0
+    assert "gare-1/gare" in capsys.readouterr().out
+    unknown = said(["reproduce", "gare-99"], capsys)
+    assert "There is no table 'gare-99'. The most similar names are gare-" in unknown
+    assert unknown.count("gare-") == 4, "the name, and three near it"
+    assert "/tables` lists all." in unknown
+    assert "names are tc-mgc-1a, " in said(["reproduce", "tcmgc-1a"], capsys)
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_a_recipe_that_would_run_code_is_refused_unrun(verb, tmp_path, capsys):
+    recipe = tmp_path / "evil.yaml"
+    recipe.write_text(f"data: !!python/object/apply:os.mkdir ['{tmp_path / 'ran'}']\n")
+    found = said([*verb, f"--config={recipe}"], capsys)
+    assert str(recipe) in found
+    assert "python/object/apply:os.mkdir" in found
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("content", ["- a\n- list\n", "just words", "a: [1"])
+def test_what_is_no_recipe_is_named(content, tmp_path, capsys):
+    recipe = tmp_path / "list.yaml"
+    recipe.write_text(content)
+    assert str(recipe) in said(["data", "check", f"--config={recipe}"], capsys)
+
+
+def test_missing_data_suggest_the_recipe_that_was_named(tmp_path, capsys):
+    here = tmp_path / "here.yaml"
+    here.write_text(f"data: {{class_path: MSRVTT, init_args: {{root: {tmp_path}}}}}\n")
+    assert main(["data", "stats", f"--config={RECIPES / 'tcmgc.yaml'}", f"--config={here}"]) == 1
+    assert f"tvr data stats --config {RECIPES / 'tcmgc.yaml'} --config recipes/fixture.yaml" in capsys.readouterr().err
+
+
+def test_weights_that_no_architecture_has_are_a_sentence(tmp_path, capsys):
+    options = ["fit", f"--config={RECIPES / 'clip4clip.yaml'}", f"--data.init_args.root={tmp_path}"]
+    found = said([*options, "--model.init_args.encoder.init_args.weights=nosuchtag"], capsys)
+    assert "encoder.weights is 'nosuchtag'" in found
+    assert "no open_clip tag of ViT-B-32; its tags: " in found
+
+
+@pytest.mark.parametrize("written", ["=null", " null", "recipe"])
+@pytest.mark.parametrize("part", ["encoder", "audio_encoder"])
+def test_null_weights_are_random_ones_wherever_they_are_written(part, written, tmp_path, monkeypatch):
+    monkeypatch.setattr(RecipeCLI, "before_instantiate_classes", lambda cli: None)
+    monkeypatch.setattr(RecipeCLI, "instantiate_classes", lambda cli: None)
+    arguments = [f"--config={RECIPES / 'gaid.yaml'}", "--model.init_args.audio_encoder=WhisperEncoder"]
+    option = f"--model.init_args.{part}.init_args.weights"
+    if written == "recipe":
+        recipe = tmp_path / "null.yaml"
+        kind = "WhisperEncoder" if part == "audio_encoder" else "ClipEncoder"
+        recipe.write_text(f"model: {{init_args: {{{part}: {{class_path: {kind}, init_args: {{weights: null}}}}}}}}\n")
+        arguments.insert(1, f"--config={recipe}")
+    else:
+        arguments += f"{option}{written}".split()
+    cli = RecipeCLI(args=arguments, run=False)
+    assert cli.config.model.init_args[part].init_args.weights is None

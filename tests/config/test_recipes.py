@@ -1,0 +1,81 @@
+"""Every recipe parses, says its command, and builds its method on the fixture's tiny encoder."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from jsonargparse import ArgumentParser
+from lightning.pytorch import LightningModule
+
+from tvr_lightning.config.recipe import RecipeCLI
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+DATASETS = [path.stem for path in sorted((RECIPES / "data").glob("*.yaml"))]
+
+
+class ParsedRecipe(RecipeCLI):
+    """A recipe as parsed and checked, with nothing built."""
+
+    def before_instantiate_classes(self) -> None:
+        """Look for no files."""
+
+    def instantiate_classes(self) -> None:
+        """Build nothing."""
+
+
+def names_a_method(path: Path) -> bool:
+    model = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("model", {})
+    return "class_path" in model and (RECIPES / path.name) == path
+
+
+def stacks() -> list[list[str]]:
+    """What the recipes' own headers say goes on top of what: methods, their datasets, variants and backbones."""
+    found = []
+    methods = [path.stem for path in sorted(RECIPES.glob("*.yaml")) if names_a_method(path)]
+    for method in methods:
+        found.append([method])
+    for path in sorted(RECIPES.glob("*-*.yaml")):
+        method, _, dataset = path.stem.partition("-")
+        if method in methods and dataset in DATASETS:
+            found.append([method, f"data/{dataset}", path.stem])
+    for path in sorted((RECIPES / "variants").glob("*.yaml")):
+        method = path.stem.partition("-")[0]
+        found.append([method if method in methods else "gare", f"variants/{path.stem}"])
+    for path in sorted((RECIPES / "backbone").glob("*.yaml")):
+        method = path.stem.partition("-")[0]
+        if method in methods:
+            found.append([method, f"backbone/{path.stem}"])
+    return found
+
+
+def words_of(*stack: str) -> list[str]:
+    paths = [str(RECIPES / f"{name}.yaml") for name in (*stack, "fixture")]
+    return [word for path in paths for word in ("--config", path)]
+
+
+@pytest.fixture(scope="module")
+def recipes():
+    """The parser of recipes, which takes longer to make than a recipe to parse."""
+    return ParsedRecipe(args=words_of("clip4clip"), run=False).parser
+
+
+@pytest.mark.parametrize("stack", stacks(), ids="+".join)
+def test_recipes_build_their_method_on_the_fixture(stack, recipes):
+    model = recipes.parse_args(words_of(*stack)).model
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(LightningModule, "model")
+    built = parser.instantiate(parser.parse_object({"model": model.as_dict()})).model
+    assert isinstance(built, LightningModule)
+    assert built.encoder.dimension == 128
+
+
+def test_every_method_has_a_recipe():
+    named = {yaml.safe_load((RECIPES / f"{stack[0]}.yaml").read_text())["model"]["class_path"] for stack in stacks()}
+    assert named >= {"CLIP4Clip", "TCMGC"}
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_recipes_open_with_what_they_are(path):
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith("# ")
+    assert len(first) > 20

@@ -1,0 +1,422 @@
+"""Datasets as people hold them: recognised, converted to what our readers read, or refused in a sentence."""
+
+import json
+import pickle
+import shutil
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tvr_lightning.cli import main
+from tvr_lightning.data import LSMDC, MSRVTT, MSVD, VATEX, ActivityNet, DiDeMo
+from tvr_lightning.data.importing.layouts import SOURCES
+from tvr_lightning.data.importing.names import stem
+from tvr_lightning.data.importing.run import Imported, import_dataset
+from tvr_lightning.data.importing.videos import ImportFailed
+from tvr_lightning.data.records import SYNTHETIC, Split
+from tvr_lightning.synthetic import synthesize
+
+
+def bring(dataset: str, held: Path, root: Path, **options) -> Imported:
+    return import_dataset(dataset, held, root, progress=False, **options)
+
+
+def write(path: Path, value: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(value if isinstance(value, str) else json.dumps(value))
+
+
+def captions_of(split: Split) -> dict[str, list[str]]:
+    return {
+        video.video_id: [split.texts[i].text for i in texts]
+        for video, texts in zip(split.videos, split.texts_of_videos(), strict=True)
+    }
+
+
+def records(split: Split, source: str, ending: str = ".mp4", single: bool = False, **further) -> list[dict]:
+    """Records of the hub's lists."""
+    return [
+        {
+            "video_id": stem(video),
+            "video": f"{further.get('folder', '')}{stem(video)}{ending}",
+            "caption": said[0] if single else said,
+            "source": source,
+        }
+        for video, said in captions_of(split).items()
+    ]
+
+
+def same(found: Split, expected: Split) -> None:
+    assert [stem(video.video_id) for video in found.videos] == [stem(video.video_id) for video in expected.videos]
+    assert found.texts == expected.texts
+    assert found.protocol == expected.protocol
+
+
+# Real annotations in the hub's layout
+
+
+def test_the_hubs_msrvtt_gives_the_splits_of_the_official_files(test_data, tmp_path):
+    held, real = tmp_path / "hub", test_data / "annotations"
+    for name in ("9k", "7k"):
+        train = MSRVTT(root=str(real), split=name).read_split("train")
+        write(held / f"msrvtt_train_{name}.json", records(train, "MSR-VTT"))
+    test = MSRVTT(root=str(real)).read_split("test")
+    write(held / "msrvtt_test_1k.json", records(test, "MSR-VTT", single=True))
+    done = bring("msrvtt", held, tmp_path / "data")
+    for name in ("9k", "7k"):
+        data, official = (MSRVTT(root=str(root), split=name) for root in (tmp_path / "data", real))
+        same(data.read_split("train"), official.read_split("train"))
+        same(data.read_split("test"), official.read_split("test"))
+    assert done.splits["9k", "train"] == (9000, 180000)
+    assert done.splits["7k", "train"] == (7010, 140200)
+    assert done.splits["9k", "test"] == (1000, 1000)
+    assert done.differences == []
+    assert len(done.absent) == 10000
+
+
+def test_the_hubs_msvd_gives_the_splits_of_clip4clips_files(test_data, tmp_path):
+    held, real = tmp_path / "hub", MSVD(root=str(test_data / "annotations"))
+    for name in ("train", "val", "test"):
+        write(held / f"msvd_{name}.json", records(real.read_split(name), "MSVD", ".avi"))
+    shutil.copytree(test_data / "annotations" / "msvd" / "videos", held / "raw_videos")
+    done = bring("msvd", held, tmp_path / "data")
+    data = MSVD(root=str(tmp_path / "data"))
+    for name in ("train", "val", "test"):
+        same(data.read_split(name), real.read_split(name))
+    assert done.splits["", "train"] == (1200, 48774)
+    assert done.splits["", "test"] == (670, 27763)
+    assert (done.differences, done.placed.new, len(done.absent)) == ([], 5, 1965)
+    links = list((tmp_path / "data" / "msvd" / "videos").iterdir())
+    assert len(links) == 5
+    assert all(link.is_symlink() and link.resolve().parent == held / "raw_videos" for link in links)
+
+
+def test_the_hubs_didemo_has_nothing_to_validate_on_and_that_is_said(test_data, tmp_path):
+    real = DiDeMo(root=str(test_data / "annotations"))
+    # The training descriptions are not among the test data; those of the validation split stand for them.
+    for name, ours in (("train", "val"), ("test", "test")):
+        rows = records(real.read_split(ours), "DiDeMo", single=True, folder=f"{name}/")
+        write(
+            tmp_path / "hub" / f"didemo_{name}.json",
+            [{k: v for k, v in row.items() if k != "video_id"} for row in rows],
+        )
+    done = bring("didemo", tmp_path / "hub", tmp_path / "data")
+    data = DiDeMo(root=str(tmp_path / "data"), split="hub")
+    same(data.read_split("test"), real.read_split("test"))
+    same(data.read_split("train"), real.read_split("val"))
+    assert data.validation == "test"
+    assert DiDeMo(root=str(tmp_path), split="hub", holdout=5).validation == "holdout"
+    assert done.splits["hub", "test"] == (1004, 1004)
+    assert any("hub, train has 1,065 videos, but the protocol has 8,392" in line for line in done.lines())
+
+
+def test_the_hubs_activitynet_gives_the_splits_of_the_official_files(test_data, tmp_path):
+    real = test_data / "annotations"
+    for theirs, ids, sentences in (("train", "train_ids", "train"), ("val1", "val_ids", "val_1")):
+        said = json.loads((real / "activitynet" / f"{sentences}.json").read_text())
+        listed = json.loads((real / "activitynet" / f"{ids}.json").read_text())
+        rows = [
+            {"video_id": v, "video": f"{v}.mp4", "caption": " ".join(said[v]["sentences"]), **said[v]}
+            for v in listed
+            if v in said
+        ]
+        write(tmp_path / "hub" / f"activitynet_captions_{theirs}.json", rows)
+    done = bring("activitynet", tmp_path / "hub", tmp_path / "data")
+    for name in ("train", "test"):
+        same(ActivityNet(root=str(tmp_path / "data")).read_split(name), ActivityNet(root=str(real)).read_split(name))
+    assert done.splits == {("", "train"): (10009, 10009), ("", "test"): (4917, 4917)}
+    assert done.differences == []
+
+
+def test_vatex_and_lsmdc_in_the_hubs_layout_give_the_captions_of_their_own(test_data, tmp_path):
+    real = test_data / "annotations"
+    trial = tmp_path / "real" / "vatex"
+    trial.mkdir(parents=True)
+    for file in ("train_list.txt", "val_list.txt", "test_list.txt"):
+        (trial / file).symlink_to(real / "vatex" / file)
+    (trial / "vatex_data.json").symlink_to(real / "vatex" / "vatex_data.VAL_ONLY.json")
+    official = VATEX(root=str(tmp_path / "real"))
+    for name in ("val", "test"):
+        write(tmp_path / "hub" / f"vatex_{name}.json", records(official.read_split(name), "VATEX"))
+    write(tmp_path / "hub" / "vatex_train.json", [{"video": "a-b_000001_000011.mp4", "caption": ["one", "two"]}])
+    done = bring("vatex", tmp_path / "hub", tmp_path / "data")
+    for name in ("val", "test"):
+        same(VATEX(root=str(tmp_path / "data")).read_split(name), official.read_split(name))
+    assert done.splits["", "train"] == (1, 2)
+
+    clips = LSMDC(root=str(real)).read_split("test")
+    for name in ("train", "val", "test_1000"):
+        rows = [{"video": f"{v.path.parent.name}/{v.video_id}.avi", "caption": said[0]} for v, said in
+                zip(clips.videos, captions_of(clips).values(), strict=True)]  # fmt: skip
+        write(tmp_path / "lists" / f"lsmdc_ret_{name}.json", rows)
+    bring("lsmdc", tmp_path / "lists", tmp_path / "data")
+    same(LSMDC(root=str(tmp_path / "data")).read_split("test"), clips)
+
+
+# Other layouts
+
+
+def test_clip4clips_and_official_files_are_brought_from_folders_below(test_data, tmp_path, capsys):
+    real = test_data / "annotations" / "msrvtt"
+    held = tmp_path / "MSRVTT"
+    for file in ("MSRVTT_data.json", "MSRVTT_train.9k.csv", "MSRVTT_JSFUSION_test.csv"):
+        (held / "msrvtt_data").mkdir(parents=True, exist_ok=True)
+        (held / "msrvtt_data" / file).symlink_to(real / file)
+    (held / "videos" / "all").mkdir(parents=True)
+    for clip in (real / "videos").iterdir():
+        (held / "videos" / "all" / clip.name).symlink_to(clip)
+    assert main(["data", "import", "msrvtt", f"--from={held}", f"--root={tmp_path / 'data'}"]) == 1
+    said = capsys.readouterr().out
+    assert "MSR-VTT in the clip4clip layout" in said
+    assert "9k, train: 9,000 videos, 180,000 texts" in said
+    assert "Captions without videos: 9985," in said
+    assert "3 annotation files and 15 videos are new" in said
+    same(MSRVTT(root=str(tmp_path / "data")).read_split("train"), MSRVTT(root=str(real.parent)).read_split("train"))
+
+    data = json.loads((real / "MSRVTT_data.json").read_text())
+    train_val = {video["video_id"] for video in data["videos"] if video["split"] != "test"}
+    for file, mine in (("train_val_videodatainfo.json", True), ("test_videodatainfo.json", False)):
+        part = {k: [one for one in data[k] if (one["video_id"] in train_val) is mine] for k in ("videos", "sentences")}
+        write(tmp_path / "official" / file, part)
+    done = bring("msrvtt", tmp_path / "official", tmp_path / "other")
+    full = [MSRVTT(root=str(root), split="full") for root in (tmp_path / "other", real.parent)]
+    for name in ("train", "val", "test"):
+        same(full[0].read_split(name), full[1].read_split(name))
+    assert any("not the 1k-A pairs" in line for line in done.lines())
+
+
+def test_official_msvd_and_didemo_files_become_clip4clips(test_data, tmp_path):
+    real = test_data / "annotations"
+    held = tmp_path / "raw"
+    held.mkdir()
+    for name in ("train", "val", "test"):
+        (held / f"{name}_list.txt").symlink_to(real / "msvd" / f"{name}_list.txt")
+    tokens = pickle.loads((real / "msvd" / "raw-captions.pkl").read_bytes())
+    write(held / "AllVideoDescriptions.txt", "# a comment\n\n" + "".join(
+        f"{clip} {' '.join(words)}\n" for clip, said in tokens.items() for words in said))  # fmt: skip
+    assert "keep punctuation" in bring("msvd", held, tmp_path / "data").differences[0]
+    for name in ("train", "val", "test"):
+        same(MSVD(root=str(tmp_path / "data")).read_split(name), MSVD(root=str(real)).read_split(name))
+
+    moments = tmp_path / "moments"
+    moments.mkdir()
+    for name in ("val", "test"):
+        (moments / f"{name}_data.json").symlink_to(real / "didemo" / f"{name}_data.json")
+    write(moments / "train_data.json", [{"video": "1@N_a.mov", "description": "a dog"}])
+    done = bring("didemo", moments, tmp_path / "data")
+    assert done.splits["lists", "test"] == (1037, 1037)
+    assert "lists, test has 1,037 videos, but the protocol has 1,004" in done.differences
+
+
+# Videos
+
+
+def hub(folder: Path, clips: dict[str, str]) -> Path:
+    """An MSR-VTT of two videos to train on and two to test in the hub's layout, captions by video."""
+    names = list(clips)
+    train = [{"video_id": v, "video": f"{v}.mp4", "caption": [clips[v], "again"]} for v in names[:2]]
+    write(folder / "msrvtt_train_9k.json", train)
+    test = [{"video_id": v, "video": f"{v}.mp4", "caption": clips[v]} for v in names[2:]]
+    write(folder / "msrvtt_test_1k.json", test)
+    return folder
+
+
+CLIPS = {f"video{i}": f"caption {i}" for i in range(4)}
+
+
+def zipped(path: Path, names: list[str]) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("video/", "")
+        for name in names:
+            archive.writestr(f"video/{name}", name.encode() * 1000)
+        archive.writestr("video/readme.txt", "no video")
+
+
+def test_a_zip_is_unpacked_and_gone_on_with(tmp_path):
+    held = hub(tmp_path / "hub", CLIPS)
+    zipped(held / "MSRVTT_Videos.zip", [f"{v}.mp4" for v in CLIPS] + ["video9.mp4"])
+    done = bring("msrvtt", held, tmp_path)
+    assert (done.placed.new, done.placed.present, done.placed.unused, done.absent) == (4, 0, ["video9"], [])
+    assert (tmp_path / "msrvtt" / "videos" / "video2.mp4").read_bytes() == b"video2.mp4" * 1000
+    (tmp_path / "msrvtt" / "videos" / "video1.mp4").unlink()
+    again = bring("msrvtt", held, tmp_path)
+    assert (again.placed.new, again.placed.present, again.written) == (1, 3, [])
+    data = MSRVTT(root=str(tmp_path))
+    data.setup()
+    assert [text.text for text in data.read_split("test").texts] == ["caption 2", "caption 3"]
+    assert data.warnings == []
+
+
+def test_an_imported_synthetic_dataset_stays_marked(tmp_path):
+    folder = synthesize("msrvtt", tmp_path / "made", 8, 0, workers=1, progress=False)
+    assert "SYNTHETIC.txt" in bring("msrvtt", folder, tmp_path / "data").written
+    assert MSRVTT(root=str(tmp_path / "data")).warnings == [SYNTHETIC]
+
+
+def test_parts_of_a_tar_are_joined_and_a_missing_one_is_named(tmp_path):
+    held = hub(tmp_path / "hub", CLIPS)
+    for video in CLIPS:
+        write(tmp_path / "loose" / f"{video}.mp4", video * 5000)
+    whole = tmp_path / "whole.tar"
+    with tarfile.open(whole, "w") as archive:
+        archive.add(tmp_path / "loose", "Videos")
+    content = whole.read_bytes()
+    for i in range(4):
+        part = content[i * len(content) // 4 : (i + 1) * len(content) // 4]
+        (held / f"Videos.tar.part-00{i}").write_bytes(part)
+    assert bring("msrvtt", held, tmp_path / "data").placed.new == 4
+    assert (tmp_path / "data" / "msrvtt" / "videos" / "video3.mp4").read_text() == "video3" * 5000
+    (held / "Videos.tar.part-002").unlink()
+    with pytest.raises(ImportFailed, match=r"Videos\.tar: part 2 is missing"):
+        bring("msrvtt", held, tmp_path / "other")
+    (held / "Videos.tar.part-003").unlink()
+    with pytest.raises(ImportFailed, match=r"part-000 is truncated or damaged \(unexpected end of data\)"):
+        bring("msrvtt", held, tmp_path / "other")
+    assert not list((tmp_path / "other").rglob("*.writing"))
+
+
+TWELVE = {f"video{i}": f"caption {i}" for i in range(12)}
+
+
+def parts_of_a_tar(tmp_path, numbers):
+    """Write twelve videos as a tar in as many parts as there are numbers; return the folder and the videos' bytes."""
+    held = hub(tmp_path / "hub", TWELVE)
+    for video in TWELVE:
+        write(tmp_path / "loose" / f"{video}.mp4", f"{video:>9}" * 3000)
+    whole = tmp_path / "whole.tar"
+    with tarfile.open(whole, "w") as archive:
+        archive.add(tmp_path / "loose", "Videos")
+    content = whole.read_bytes()
+    size = -(-len(content) // len(numbers) // 512) * 512
+    for place, number in enumerate(numbers):
+        (held / f"Videos.tar.part{number}").write_bytes(content[place * size : (place + 1) * size])
+    return held, {path.name: path.read_bytes() for path in (tmp_path / "loose").iterdir()}
+
+
+@pytest.mark.parametrize("numbers", [range(12), range(1, 13), ["aa", "ab", "ac"]])
+def test_parts_of_a_tar_are_joined_in_natural_order(tmp_path, numbers):
+    held, videos = parts_of_a_tar(tmp_path, numbers)
+    assert bring("msrvtt", held, tmp_path / "data").placed.new == 12
+    assert {p.name: p.read_bytes() for p in (tmp_path / "data" / "msrvtt" / "videos").iterdir()} == videos
+
+
+def test_nothing_is_unpacked_from_a_tar_whose_parts_do_not_belong_together(tmp_path):
+    held, videos = parts_of_a_tar(tmp_path, range(12))
+    third, tenth = held / "Videos.tar.part2", held / "Videos.tar.part9"
+    third_bytes, tenth_bytes = third.read_bytes(), tenth.read_bytes()
+    third.write_bytes(tenth_bytes)
+    tenth.write_bytes(third_bytes)
+    with pytest.raises(ImportFailed, match=r"Videos\.tar\.part0 is truncated or damaged"):
+        bring("msrvtt", held, tmp_path / "data")
+    assert not list((tmp_path / "data").rglob("*.mp4"))
+    third.write_bytes(third_bytes)
+    tenth.write_bytes(tenth_bytes)
+    assert bring("msrvtt", held, tmp_path / "data").placed.new == 12
+    assert {p.name: p.read_bytes() for p in (tmp_path / "data" / "msrvtt" / "videos").iterdir()} == videos
+
+
+@pytest.mark.parametrize("harm", ["cut", "byte"])
+def test_a_broken_zip_is_one_sentence_and_the_whole_one_goes_on(tmp_path, capsys, harm):
+    held = hub(tmp_path / "hub", CLIPS)
+    file = held / "MSRVTT_Videos.zip"
+    zipped(file, [f"{v}.mp4" for v in CLIPS])
+    content = file.read_bytes()
+    middle = len(content) // 2
+    file.write_bytes(content[:middle] if harm == "cut" else content[:middle] + b"?" + content[middle + 1 :])
+    command = ["data", "import", "msrvtt", f"--from={held}", f"--root={tmp_path}"]
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert said.startswith(f"tvr: {file} is truncated or damaged (")
+    assert "Download it again and rerun the command." in said
+    file.write_bytes(content)
+    assert main(command) == 0
+    assert len(list((tmp_path / "msrvtt" / "videos").iterdir())) == 4
+
+
+def test_captions_without_videos_and_videos_without_captions_are_a_sentence_each(tmp_path, capsys):
+    held = hub(tmp_path / "hub", CLIPS)
+    for name in ("video0", "video2", "video3", "holiday"):
+        write(held / "video" / f"{name}.mp4", name)
+    assert main(["data", "import", "msrvtt", f"--from={held}", f"--root={tmp_path}", "--videos=copy"]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert "Videos without captions, not imported: 1, holiday" in said
+    assert any(line.startswith("Captions without videos: 1, video1. Add") for line in said)
+    placed = sorted((tmp_path / "msrvtt" / "videos").iterdir())
+    assert [path.name for path in placed] == ["video0.mp4", "video2.mp4", "video3.mp4"]
+    assert not any(path.is_symlink() for path in placed)
+    assert (held / "video" / "video0.mp4").is_file()
+
+
+# What is refused
+
+
+def test_two_layouts_in_one_folder_are_refused_until_one_is_chosen(test_data, tmp_path):
+    held = hub(tmp_path / "both", CLIPS)
+    for file in ("MSRVTT_data.json", "MSRVTT_train.9k.csv", "MSRVTT_JSFUSION_test.csv"):
+        (held / file).symlink_to(test_data / "annotations" / "msrvtt" / file)
+    with pytest.raises(
+        ImportFailed, match=r"contains several layouts of MSR-VTT: hub in .* and clip4clip in .*Choose one"
+    ):
+        bring("msrvtt", held, tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+    assert bring("msrvtt", held, tmp_path / "data", layout="hub").splits["9k", "train"] == (2, 4)
+
+
+def test_nothing_that_is_there_is_overwritten(tmp_path):
+    held = hub(tmp_path / "hub", CLIPS)
+    for video in CLIPS:
+        write(held / f"{video}.mp4", video)
+    mine = tmp_path / "data" / "msrvtt" / "MSRVTT_JSFUSION_test.csv"
+    write(mine, "video_id,sentence\nvideo9,mine\n")
+    with pytest.raises(ImportFailed, match=r"MSRVTT_JSFUSION_test\.csv already exists with different content"):
+        bring("msrvtt", held, tmp_path / "data")
+    assert [path.name for path in mine.parent.iterdir()] == [mine.name]
+    mine.unlink()
+    other = tmp_path / "data" / "msrvtt" / "videos" / "video1.mp4"
+    write(other, "another video")
+    with pytest.raises(ImportFailed, match=r"videos/video1\.mp4 already exists and is not"):
+        bring("msrvtt", held, tmp_path / "data")
+    assert other.read_text() == "another video"
+
+
+def test_what_is_no_layout_is_refused_with_what_is_missing(tmp_path):
+    write(tmp_path / "held" / "msvd_train.json", [])
+    write(tmp_path / "held" / "msvd_test.json", [])
+    with pytest.raises(
+        ImportFailed, match=r"No supported MSVD layout found.*Missing files: for hub msvd_val\.json; for"
+    ):
+        bring("msvd", tmp_path / "held", tmp_path)
+    with pytest.raises(ImportFailed, match="is not a folder"):
+        bring("msvd", tmp_path / "gone", tmp_path)
+    with pytest.raises(ImportFailed, match=r"MSVD has no layout 'hup'\. Available: hub, clip4clip, official"):
+        bring("msvd", tmp_path / "held", tmp_path, layout="hup")
+
+
+@pytest.mark.parametrize(
+    ("test", "sentence"),
+    [
+        (
+            [{"video_id": "video2", "caption": ["a", "b"]}],
+            r"test_1k\.json: video2: 2 captions, but the protocol",
+        ),
+        ([{"video_id": "video2"}], r"msrvtt_test_1k\.json: \[0\]: the key 'caption' is missing, found \['video_id'\]"),
+        ([{"video_id": "video2", "caption": " "}], r"hub/MSRVTT_JSFUSION_test\.csv: video2.*: the caption is empty"),
+        ({"video2": "a"}, r"msrvtt_test_1k\.json: top level: expected list, found dict"),
+    ],
+)
+def test_lists_that_contradict_themselves_are_refused_and_nothing_is_written(tmp_path, test, sentence):
+    held = hub(tmp_path / "hub", CLIPS)
+    write(held / "msrvtt_test_1k.json", test)
+    with pytest.raises(ValueError, match=sentence):
+        bring("msrvtt", held, tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_every_dataset_has_its_sources():
+    assert {source.kind.directory for source in SOURCES.values()} == set(SOURCES)
+    for source in SOURCES.values():
+        for reading in source.readings:
+            source.kind(root="anywhere", **reading.options)

@@ -1,0 +1,79 @@
+"""The folder of a run: what it says, whose evaluations lie in it, and that failed starts leave none."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tvr_lightning.runs.folder import create_run, new_run, run_of
+from tvr_lightning.runs.log import FILE, kept
+
+
+def test_the_log_has_the_lines_of_the_screen_without_bars(tmp_path, capsys):
+    with kept(tmp_path / "run"):
+        print("before there is a folder")
+        (tmp_path / "run").mkdir()
+        sys.stdout.write("\x1b[1mbold\x1b[0m ")
+        print("Epoch 3 ━━━━━ 4/9", file=sys.stderr)
+        print("word\n┏━━━━━━┓\n\rEpoch 1/3 ━━━╸ 2/9 0:00:01\rlast")
+        logging.getLogger("lightning.pytorch").warning("careful")
+    said = (tmp_path / "run" / FILE).read_text(encoding="utf-8")
+    assert said == "before there is a folder\nbold word\n┏━━━━━━┓\nlast\ncareful\n"
+    assert "\x1b[1mbold" in capsys.readouterr().out
+    assert type(sys.stdout).__name__ != "_Shown"
+
+
+def test_nothing_is_kept_of_a_run_without_a_folder(tmp_path):
+    with kept(tmp_path / "run"):
+        print("said")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("steps", "left"), [(0, False), (3, True)])
+def test_a_run_that_fails_before_its_first_step_leaves_no_folder(steps, left, tmp_path):
+    trainer = SimpleNamespace(global_step=steps)
+    runs = tmp_path / "method-data"
+
+    def fail() -> None:
+        with new_run(runs, trainer) as folder:
+            (folder / "config.yaml").touch()
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        fail()
+    assert runs.is_dir() == left
+
+
+@pytest.mark.parametrize("there", [None, "version_0", "version_7"])
+def test_a_run_that_fails_removes_nothing_that_was_there_before(there, tmp_path):
+    runs = tmp_path / "method-data"
+    (runs / (there or "")).mkdir(parents=True)
+    with pytest.raises(ValueError, match="no"), new_run(runs, SimpleNamespace(global_step=0)):
+        raise ValueError("no")
+    assert [path.name for path in runs.iterdir()] == ([there] if there else [])
+
+
+def test_a_new_run_is_numbered_after_everything_that_is_there(tmp_path):
+    assert create_run(tmp_path / "runs") == tmp_path / "runs" / "version_0"
+    for name in ("version_2", "version_10", "version_old", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "version_11").touch()
+    assert create_run(tmp_path) == tmp_path / "version_12"
+    assert create_run(tmp_path) == tmp_path / "version_13"
+    assert not list((tmp_path / "version_13").iterdir())
+
+
+def test_the_run_of_a_checkpoint_is_a_folder_that_can_be_written(tmp_path):
+    checkpoint = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    checkpoint.parent.mkdir(parents=True)
+    assert run_of(str(checkpoint)) is None, "a folder of that name alone is no run"
+    (tmp_path / "run" / "config.yaml").touch()
+    assert run_of(str(checkpoint)) == tmp_path / "run"
+    assert run_of(str(tmp_path / "last.ckpt")) is None
+    assert run_of(None) is None
+    if os.geteuid():  # root writes everywhere
+        Path(tmp_path / "run").chmod(0o500)
+        assert run_of(str(checkpoint)) is None

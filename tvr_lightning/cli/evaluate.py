@@ -1,0 +1,169 @@
+"""`tvr evaluate`: the results table of any similarity matrix."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tvr_lightning.config.recipe import data_from_recipe
+from tvr_lightning.config.recipe_files import OptionError, refuse_options
+from tvr_lightning.data.caption_table import read_records
+from tvr_lightning.data.ground_truth import GroundTruth
+from tvr_lightning.data.records import MissingData, Split, TextRecord, VideoRecord, malformed
+from tvr_lightning.evaluation.brought import Banks, compare, evaluate_scores, intervals
+from tvr_lightning.evaluation.evaluator import Evaluation
+from tvr_lightning.evaluation.normalization import Normalizer
+from tvr_lightning.evaluation.results import print_results, results_of, write_results
+from tvr_lightning.evaluation.scores_file import ScoresError, read_pairs, read_scores
+from tvr_lightning.evaluation.statistics import Comparison
+from tvr_lightning.evaluation.weights import Weights
+from tvr_lightning.files import write_whole
+from tvr_lightning.places import File, Folder, NewFolder
+from tvr_lightning.progress import shown
+from tvr_lightning.ranges import Count
+from tvr_lightning.runs.folder import create_run
+
+
+def evaluate_matrices(
+    scores: list[File],
+    data: str | None = None,
+    config: list[str] | None = None,
+    root: Folder | None = None,
+    ids: File | None = None,
+    normalization: Normalizer | None = None,
+    bank_texts: File | None = None,
+    bank_videos: File | None = None,
+    recall: list[Count] | None = None,
+    name: str | None = None,
+    out: NewFolder = Path("runs"),
+    overrides: Sequence[str] = (),
+) -> int:
+    """Rank a similarity matrix from any source on a dataset's test split, and optionally compare a second one with it.
+
+    Args:
+        scores: file with the scores of texts against videos: .npy, .npz, .pt, or parquet with one row per pair. If
+            there are two files, the second is compared with the first.
+        data: class of the dataset, such as MSRVTT; its test split defines the texts and videos and their order.
+        config: data overlays instead of --data, for another split or protocol; later ones override earlier ones.
+        root: parent folder of the dataset; TVR_DATA by default.
+        ids: instead of a dataset, a CSV, JSON Lines, or parquet table with one row per text and the column video_id;
+            the columns of the matrix are the videos in the order of their first appearance.
+        normalization: class of the post-processing, such as DualSoftmax.
+        bank_texts: file with the scores of training texts (K, M) against the same videos, for some normalizations.
+        bank_videos: file with the scores of the same texts against training videos (N, K), for some normalizations.
+        recall: values of K for R@K; 1, 5, and 10 by default.
+        name: name of the method in the results table; the file's name by default.
+        out: parent folder of the results.
+        overrides: options that override the overlays, such as `--data.init_args.split=full`.
+    """
+    if len(scores) > 2:
+        raise OptionError(f"{len(scores)} files of scores were given. Give one, or two to compare.")
+    if len(scores) == 2:
+        refuse_options({"name": name}, "cannot be used with two files of scores, which keep their own names.")
+    if normalization is None or not normalization.needs_bank:
+        banks_given = {"bank_texts": bank_texts, "bank_videos": bank_videos}
+        refuse_options(banks_given, "can only be used with a normalization that needs a bank, such as QueryBankNorm.")
+    if ids is not None:
+        own = dict.fromkeys(option.removeprefix("--").partition("=")[0] for option in overrides)
+        refuse_options({"root": root} | dict.fromkeys(own, True), "cannot be used with --ids, which reads no dataset.")
+    truth, video_ids = _split_of(data, config, [*overrides, *([f"--data.init_args.root={root}"] if root else [])], ids)
+    ks = tuple(sorted(set(recall or (1, 5, 10))))
+    banks = Banks(
+        texts=read_scores(bank_texts).arranged(truth, video_ids, bank="texts") if bank_texts else None,
+        videos=read_scores(bank_videos).arranged(truth, video_ids, bank="videos") if bank_videos else None,
+    )
+    found: list[tuple[Evaluation, Path]] = []
+    for path in scores:
+        pairs = path.suffix == ".parquet"
+        matrix = read_pairs(path, truth, video_ids) if pairs else read_scores(path).arranged(truth, video_ids)
+        try:
+            with shown(f"evaluate: ranking {path.name}"):
+                evaluation = evaluate_scores(matrix, truth, normalization, banks, ks)
+                drawn = intervals(evaluation, truth, ks)
+        except ScoresError:
+            raise
+        except ValueError as error:
+            raise ScoresError(f"{path}: {error}") from error
+        method = name or path.stem
+        results = results_of(
+            evaluation,
+            method=method,
+            select_on=None,
+            checkpoint=None,
+            skipped=[],
+            config={"scores": str(path.resolve()), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()},
+            precision=str(matrix.dtype).removeprefix("torch."),
+            seed=None,
+            weights=Weights("outside", start=str(path)),
+        )
+        results.intervals = {
+            direction: {metric: {"low": ends.low, "high": ends.high} for metric, ends in row.items()}
+            for direction, row in drawn.items()
+        }
+        print_results(results)
+        folder = create_run(out / f"{method}-{truth.dataset}".lower().replace(" ", "-"))
+        json_path, csv_path = write_results(results, folder)
+        Console().print(f"Wrote {json_path} and {csv_path.name}", highlight=False, soft_wrap=True)
+        found.append((evaluation, folder))
+    if len(found) == 2:
+        (first, _), (second, folder) = found
+        with shown("evaluate: comparing both"):
+            comparison = compare(first, second, truth, ks)
+        _report(comparison, scores, folder / "comparison.json")
+    return 0
+
+
+def _split_of(
+    data: str | None, config: list[str] | None, overrides: Sequence[str], ids: Path | None
+) -> tuple[GroundTruth, list[str]]:
+    """The pairing of the test split, and the names of its videos."""
+    if (ids is not None) == bool(data or config):
+        raise OptionError("Give either a dataset (--data MSRVTT or --config OVERLAY) or a table of IDs (--ids FILE).")
+    if ids is not None:
+        split = _split_of_ids(ids)
+        title, warnings = ids.stem, []
+    else:
+        dataset = data_from_recipe(config or [], [*([f"--data={data}"] if data else []), *overrides])
+        absent = dataset.missing_annotations("test")
+        if absent:
+            raise MissingData(dataset.directory, absent, dataset.layout)
+        split, title, warnings = dataset.read_split("test"), dataset.full_title, dataset.warnings
+    return GroundTruth.of(title, split, warnings), [video.video_id for video in split.videos]
+
+
+def _split_of_ids(file: Path) -> Split:
+    if not file.is_file():
+        raise ScoresError(f"{file}: no such file")
+    places: dict[str, int] = {}
+    texts = []
+    for entry, record in read_records(file):
+        if not str(record.get("video_id") or "").strip():
+            raise malformed(file, entry, "no video_id", "add the ID of the text's video")
+        texts.append(TextRecord("", places.setdefault(str(record["video_id"]).strip(), len(places))))
+    if not texts:
+        raise malformed(file, "whole file", "no rows", "write one row per text, with the column video_id")
+    videos = [VideoRecord(video_id, file) for video_id in places]
+    return Split("test", f"{len(texts)} texts and {len(videos)} videos of {file.name}", videos, texts)
+
+
+def _report(comparison: dict[str, dict[str, Comparison]], scores: list[Path], file: Path) -> None:
+    """Print and write what the second matrix has over the first."""
+    table = Table(title=f"{scores[1].name} minus {scores[0].name}, 95 % intervals over queries, p of permutation tests")
+    for column in ("direction", "metric", "difference", "interval", "p"):
+        table.add_column(column, justify="left" if column in ("direction", "metric") else "right")
+    for direction, row in comparison.items():
+        for metric, found in row.items():
+            ends = f"[{found.difference.low:+.1f}, {found.difference.high:+.1f}]"
+            table.add_row(direction, metric, f"{found.difference.estimate:+.1f}", ends, f"{found.p_value:.4f}")
+    Console().print(table)
+    record = {direction: {name: asdict(found) for name, found in row.items()} for direction, row in comparison.items()}
+    write_whole(
+        file, (json.dumps({"scores": [*map(str, scores)], "second_minus_first": record}, indent=2) + "\n").encode()
+    )
+    Console().print(f"Wrote {file}", highlight=False, soft_wrap=True)

@@ -1,1 +1,0 @@
-"""Commands, their help, and their arguments, all without torch; `cli.py` runs the commands."""

@@ -1,0 +1,109 @@
+"""Resumable download of public datasets from the Hugging Face Hub, without conversion."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+import huggingface_hub
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+
+from tvr_lightning.data.importing.videos import ImportFailed
+
+# Base class of the HTTP library's connection errors; huggingface_hub uses different libraries in different releases.
+NO_ANSWER: type[Exception] = HfHubHTTPError.__bases__[0]
+GUIDE = "For the source and terms of each dataset, see docs/datasets.md."
+
+
+@dataclass(frozen=True)
+class Repository:
+    """Dataset repository on the Hub.
+
+    Attributes:
+        name: Owner and name, separated by a slash.
+        files: Patterns of the files that `tvr data import` reads.
+    """
+
+    name: str
+    files: tuple[str, ...]
+
+
+REPOSITORIES = {
+    "msrvtt": Repository("friedrichor/MSR-VTT", ("msrvtt_*.json", "MSRVTT_Videos.zip")),
+    "msvd": Repository("friedrichor/MSVD", ("msvd_*.json", "MSVD_Videos.zip")),
+    "didemo": Repository("friedrichor/DiDeMo", ("didemo_*.json", "DiDeMo_Videos_mp4_*.tar*")),
+    "activitynet": Repository(
+        "friedrichor/ActivityNet_Captions", ("activitynet_captions_*.json", "ActivityNet_Videos.tar*")
+    ),
+}
+"""Third-party copies without a license; the terms of the original datasets apply."""
+
+
+def fetch(dataset: str, folder: Path, annotations_only: bool = False, endpoint: str | None = None) -> list[Path]:
+    """Download the files of a dataset from the Hub into a folder; existing files are kept.
+
+    An interrupted connection is resumed up to five times. After a failed call, an incomplete file is downloaded again.
+
+    Args:
+        dataset: Folder name of the dataset.
+        folder: Target folder.
+        annotations_only: Whether to omit the videos.
+        endpoint: Address of the Hub. Default: the endpoint of huggingface_hub (HF_ENDPOINT).
+
+    Returns:
+        Paths of the files.
+
+    Raises:
+        ImportFailed: The dataset is not publicly available, the Hub cannot be reached, or the disk is full.
+    """
+    if dataset not in REPOSITORIES:
+        raise ImportFailed(f"{dataset} cannot be downloaded from the Hub, only {', '.join(REPOSITORIES)}. {GUIDE}")
+    repository = REPOSITORIES[dataset]
+    try:
+        info = huggingface_hub.HfApi(endpoint).dataset_info(repository.name, files_metadata=True)
+        sizes = {
+            item.rfilename: item.size or 0
+            for item in info.siblings or []
+            if any(fnmatch(item.rfilename, pattern) for pattern in repository.files)
+            and not (annotations_only and not item.rfilename.endswith(".json"))
+        }
+        if not sizes:
+            raise ImportFailed(
+                f"{repository.name} on the Hub no longer contains any of {', '.join(repository.files)}. {GUIDE}"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        _check_room(folder, sizes)
+        for name in sizes:
+            huggingface_hub.hf_hub_download(
+                repository.name, name, repo_type="dataset", revision=info.sha, local_dir=folder, endpoint=endpoint
+            )
+    except RepositoryNotFoundError as error:
+        raise ImportFailed(f"{repository.name} on the Hub is no longer public ({_first(error)}). {GUIDE}") from error
+    except (NO_ANSWER, OSError) as error:
+        raise ImportFailed(
+            f"{repository.name} could not be downloaded from {endpoint or huggingface_hub.constants.ENDPOINT} "
+            f"({_first(error)}). Rerun the command to download the missing files. {GUIDE}"
+        ) from error
+    broken = [name for name, size in sizes.items() if not _whole(folder / name, size)]
+    if broken:
+        raise ImportFailed(f"{folder / broken[0]} is incomplete. Remove it and rerun the command.")
+    return [folder / name for name in sizes]
+
+
+def _first(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _whole(file: Path, size: int) -> bool:
+    return file.is_file() and file.stat().st_size == size
+
+
+def _check_room(folder: Path, sizes: dict[str, int]) -> None:
+    needed = sum(size for name, size in sizes.items() if not _whole(folder / name, size))
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise ImportFailed(
+            f"{folder} has {free / 1e9:.1f} GB of free space, but {needed / 1e9:.1f} GB are needed. Free disk space."
+        )
