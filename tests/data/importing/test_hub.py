@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from data.importing.hub_stand_in import serving
+from hub_stand_in import serving
 
 from tvr_lightning.data.importing.hub import fetch
 from tvr_lightning.data.importing.run import import_dataset
@@ -19,7 +19,7 @@ ARCHIVE = "MSVD_Videos.zip"
 @pytest.fixture
 def kept(tmp_path) -> Path:
     """What the stand-in keeps: an MSVD of a video per split, its archive, and files that nobody asks for."""
-    from importing.test_import import write, zipped
+    from data.importing.test_import import write, zipped
 
     folder = tmp_path / "kept"
     for i, name in enumerate(("train", "val", "test")):
