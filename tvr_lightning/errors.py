@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import dis
 from collections.abc import Callable, Iterable
-from pathlib import Path
-
-PACKAGE = Path(__file__).parent
 
 
-class UserError(Exception):
-    """Error outside the program: a file, an option, or missing weights.
+class UserError(ValueError):
+    """Error that a user can fix: an option, a file, or missing weights.
 
-    Subclasses also inherit from a built-in exception. `exit_status` is the exit status of the command line.
+    `exit_status` is the exit status of the command line.
     """
 
     exit_status = 1
 
 
-class MissingAssetError(UserError, FileNotFoundError):
+class MissingAssetError(UserError):
     """Data or weights are missing; the message names them, the searched paths, and the expected contents."""
 
 
@@ -36,13 +32,3 @@ def check_present(checks: Iterable[Callable[[], object]]) -> None:
             absent.append(str(error))
     if absent:
         raise MissingAssetError("\n\n".join(absent))
-
-
-def refused_here(error: BaseException) -> bool:
-    """Return whether a `raise` statement of this package raised the error, not a library or a bug."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None or not Path(trace.tb_frame.f_code.co_filename).is_relative_to(PACKAGE):
-        return False
-    return trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]

@@ -15,6 +15,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from tvr_lightning.errors import UserError
+
 R = TypeVar("R", bound="Record")
 WHOLE = {"whole": True}
 
@@ -83,10 +85,10 @@ class Record:
         """Concatenate along the first dimension.
 
         Raises:
-            ValueError: There are no records, or a field is None in only some of them.
+            UserError: There are no records, or a field is None in only some of them.
         """
         if not records:
-            raise ValueError(f"{cls.__name__}.cat needs at least one record")
+            raise UserError(f"{cls.__name__}.cat needs at least one record")
         joined = {}
         for f in dataclasses.fields(records[0]):
             joined[f.name] = _cat(f"{cls.__name__}.{f.name}", [getattr(record, f.name) for record in records])
@@ -122,7 +124,7 @@ def _cat(name: str, values: list[Any]) -> Any:
     if missing == len(values):
         return None
     if missing:
-        raise ValueError(f"{name} is missing in {missing} of {len(values)} records; all or none must have it")
+        raise UserError(f"{name} is missing in {missing} of {len(values)} records; all or none must have it")
     first = values[0]
     if isinstance(first, Tensor):
         return torch.cat(values)

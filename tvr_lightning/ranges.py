@@ -8,7 +8,7 @@ An options dataclass extends `Options`, and its types define the valid values:
     ...     weight: Positive = 1.0
     >>> Example(weight=0)
     Traceback (most recent call last):
-    ValueError: Example.weight is 0; it must be above 0
+    UserError: Example.weight is 0; it must be above 0
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import operator
 import types
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from tvr_lightning.errors import UserError
 
 K = TypeVar("K", bound="Kind")
 COMPARISONS = {
@@ -86,7 +88,7 @@ class Options:
     """Base of options dataclasses. It is a dataclass because recipes would otherwise need a `class_path`.
 
     Raises:
-        ValueError: A number is out of range or a word is not a valid choice; the message names class and option.
+        UserError: A number is out of range or a word is not a valid choice; the message names class and option.
     """
 
     def __post_init__(self) -> None:
@@ -104,7 +106,7 @@ def check(options: object, **elsewhere: Any) -> None:
         elsewhere: Arguments that it does not store.
 
     Raises:
-        ValueError: A value is invalid; the message contains class, option, value and the valid values.
+        UserError: A value is invalid; the message contains class, option, value and the valid values.
     """
     hints = get_type_hints(type(options).__init__, include_extras=True)
     for name, hint in hints.items():
@@ -112,7 +114,7 @@ def check(options: object, **elsewhere: Any) -> None:
             value = elsewhere[name] if name in elsewhere else getattr(options, name)
             expected = _refusal(hint, value)
             if expected is not None:
-                raise ValueError(f"{type(options).__name__}.{name} is {value}; it must be {expected}")
+                raise UserError(f"{type(options).__name__}.{name} is {value}; it must be {expected}")
             if isinstance(value, Kind):
                 check(value)
 

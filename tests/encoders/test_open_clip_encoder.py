@@ -155,7 +155,7 @@ def test_unknown_switches_are_refused():
         build(freeze="some")
     with pytest.raises(ValueError, match=r"encoder_precision is 'fp16'.*float16"):
         build(encoder_precision="fp16")
-    with pytest.raises(TypeError, match="architecture linear is open_clip's Linear"):
+    with pytest.raises(ValueError, match="architecture linear is open_clip's Linear"):
         OpenClipEncoder(nn.Linear(2, 2), "linear")
 
 

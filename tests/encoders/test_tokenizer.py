@@ -61,5 +61,5 @@ def test_impossible_lengths_name_the_limits(tokenizer, words):
 
 
 def test_a_missing_caption_is_named(tokenizer):
-    with pytest.raises(TypeError, match="caption 1 of the batch is nan"):
+    with pytest.raises(ValueError, match="caption 1 of the batch is nan"):
         tokenizer(["a cat", float("nan")], 8)

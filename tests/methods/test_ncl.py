@@ -266,7 +266,7 @@ def test_options_that_do_not_fit_are_refused(options, message):
 
 def test_a_loss_without_logits_is_refused():
     model = method(WithoutContrast)
-    with pytest.raises(TypeError, match=r"WithoutContrast\.losses passes no logits through contrastive_logits"):
+    with pytest.raises(ValueError, match=r"WithoutContrast\.losses passes no logits through contrastive_logits"):
         model.contrast.terms(model.losses, encoded(model, pairs()))
     other = method(WithoutContrast, normalize_loss=False)
     assert set(other.contrast.terms(other.losses, encoded(other, pairs()))) == {"distance"}

@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.metrics import recall_at_k
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.evaluation.verdict import Verdict
@@ -138,17 +139,17 @@ def audit_scores(
         seed: Seed for the random partners and orders.
 
     Raises:
-        ValueError: Not exactly one scoring function was passed, there are fewer than four texts or videos, or a video
+        UserError: Not exactly one scoring function was passed, there are fewer than four texts or videos, or a video
             has no text.
     """
     if (score is None) == (score_as_released is None):
-        raise ValueError("give the audit either `score` or `score_as_released`")
+        raise UserError("give the audit either `score` or `score_as_released`")
     n, m = len(texts), len(videos)
     if min(n, m) < LEAST_ITEMS:
-        raise ValueError(f"an audit needs at least {LEAST_ITEMS} texts and {LEAST_ITEMS} videos, got {n} and {m}")
+        raise UserError(f"an audit needs at least {LEAST_ITEMS} texts and {LEAST_ITEMS} videos, got {n} and {m}")
     first_text = torch.full((m,), n).scatter_reduce(0, video_of_text, torch.arange(n), "amin")
     if int(first_text.max()) == n:
-        raise ValueError("An audit needs a text for every video. Omit the videos without one.")
+        raise UserError("An audit needs a text for every video. Omit the videos without one.")
 
     @torch.no_grad()
     def black_box(some: Tensor, few: Tensor, own: Tensor | None) -> Tensor:

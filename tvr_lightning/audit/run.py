@@ -115,7 +115,7 @@ def audit_method(
         split: Split to audit.
 
     Raises:
-        ValueError: Fewer than four videos can be read.
+        UserError: Fewer than four videos can be read.
     """
     method.eval()
     if method._trainer is None:

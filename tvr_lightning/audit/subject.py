@@ -16,6 +16,7 @@ from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.collate import collate
 from tvr_lightning.data.datasets import TextDataset, VideoDataset
 from tvr_lightning.data.records import Split, SplitName
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.sealed import SealedTrainer
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures, first_of_each
 from tvr_lightning.methods.base import RetrievalModule
@@ -68,7 +69,7 @@ class Subject:
         places = sorted(drawn)
         rows = sorted(row for place in places for row in captions[place][:CAPTIONS])
         if len(places) < LEAST_ITEMS:
-            raise ValueError(f"An audit needs at least {LEAST_ITEMS} readable videos, but the split has {len(places)}.")
+            raise UserError(f"An audit needs at least {LEAST_ITEMS} readable videos, but the split has {len(places)}.")
         texts = TextDataset(items, read)
         self.texts: TextBatch = collate([texts[row] for row in rows]).to(method.device)
         self.videos: VideoBatch = collate([drawn[place] for place in places]).to(method.device)
@@ -114,7 +115,7 @@ class Subject:
             Features of the n texts and m videos, in ascending order of rows.
 
         Raises:
-            RuntimeError: The method collects other items than those it was given.
+            UserError: The method collects other items than those it was given.
         """
         method, size = self.method, batch_size or self.batch_size
         method.on_test_epoch_start()
@@ -166,5 +167,5 @@ def _by_row(index: Tensor, places: Tensor, rows: Tensor) -> Tensor:
     row = {place: number for number, place in enumerate(places.tolist())}
     found, first = first_of_each(torch.tensor([row.get(place, -1) for place in index.tolist()]))
     if not torch.equal(found, rows.sort().values):
-        raise RuntimeError(f"the method was given {len(rows)} items and collected others: {index.tolist()[:8]} ...")
+        raise UserError(f"the method was given {len(rows)} items and collected others: {index.tolist()[:8]} ...")
     return first

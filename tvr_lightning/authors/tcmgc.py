@@ -36,10 +36,10 @@ def fitting_keep_rate(kept: int, words: int) -> float:
     """Return a keep rate r with int(words r) = kept: the released 0.1 if it fits, or else the roundest one.
 
     Raises:
-        ValueError: `kept` exceeds the number of words.
+        UserError: `kept` exceeds the number of words.
     """
     if not 1 <= kept <= words:
-        raise ValueError(f"there is no keep rate that keeps {kept} of {words} words")
+        raise UserError(f"there is no keep rate that keeps {kept} of {words} words")
     candidates = [0.1, *(step / 10 for step in range(1, 11)), *(step / 100 for step in range(1, 101))]
     fitting = (rate for rate in candidates if int(words * rate) == kept)
     return next(fitting, (kept + 0.5) / words)

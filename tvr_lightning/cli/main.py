@@ -163,7 +163,7 @@ def _hint(verb: Verb, rest: Sequence[str]) -> str | None:
 
 def _guard(run: Callable[[], int], hint: Callable[[], str | None]) -> int:
     """Turn errors that a user can fix into a message and an exit status; other errors keep their traceback."""
-    from tvr_lightning.errors import MissingAssetError, UserError, refused_here
+    from tvr_lightning.errors import MissingAssetError, UserError
 
     try:
         return run()
@@ -175,12 +175,10 @@ def _guard(run: Callable[[], int], hint: Callable[[], str | None]) -> int:
         return error.exit_status
     except BrokenPipeError:  # `main` distinguishes a closed stdout from a process that died
         raise
-    except (OSError, ValueError, TypeError, RuntimeError) as error:
-        file = error.filename if isinstance(error, OSError) else None
-        if is_verbose() or not (file or refused_here(error)):
+    except OSError as error:
+        if is_verbose() or not error.filename:
             raise
-        said = f"{file}: {error.strerror}" if isinstance(error, OSError) and file else str(error)
-        print(f"tvr: {' '.join(said.split())} (-v shows the traceback)", file=sys.stderr)
+        print(f"tvr: {error.filename}: {error.strerror} (-v shows the traceback)", file=sys.stderr)
         return UserError.exit_status
 
 

@@ -9,7 +9,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.ranges import Range
 
 
-class PlaceError(UserError, ValueError):
+class PlaceError(UserError):
     """The path does not exist, or is not what the command expects."""
 
 

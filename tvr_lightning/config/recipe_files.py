@@ -17,7 +17,7 @@ RECIPES = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parents[2] / "reci
 """This project's recipes: inside the package if installed, next to it in a checkout."""
 
 
-class RecipeError(UserError, ValueError):
+class RecipeError(UserError):
     """Options of a recipe are out of range, conflict, or need something that the data does not have."""
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.data.batch import AudioInput, Media
+from tvr_lightning.errors import UserError
 from tvr_lightning.media.audio import SAMPLE_RATE, STEP_SAMPLES, STEPS_PER_SECOND, AudioTrack, read_audio
 from tvr_lightning.media.video import DecodedClip
 
@@ -49,7 +50,7 @@ class AudioOptions:
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds <= 7200:
-            raise ValueError(f"audio_seconds must be above 0 and at most 7200, got {self.seconds}")
+            raise UserError(f"audio_seconds must be above 0 and at most 7200, got {self.seconds}")
 
     @property
     def windows(self) -> int:

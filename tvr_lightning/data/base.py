@@ -36,6 +36,7 @@ from tvr_lightning.data.recover_captions import MissingCaptions, RecoverCaptions
 from tvr_lightning.data.samplers import EvaluationSampler, TrainingSampler, check_divisible
 from tvr_lightning.data.stored import FeatureReader, open_store
 from tvr_lightning.data.subsets import draw_videos, hold_out
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import Record
 from tvr_lightning.media.augment import Augmentation
 from tvr_lightning.media.preparation import Interpolation, Preparation, ResizeMode
@@ -92,7 +93,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
             folder; training pairs then include the descriptions of their video.
 
     Raises:
-        ValueError: Options are out of range or contradict each other. The message names both and the fix.
+        UserError: Options are out of range or contradict each other. The message names both and the fix.
     """
 
     title: ClassVar[str]
@@ -167,26 +168,26 @@ class TextVideoDataModule(LightningDataModule, ABC):
         positive = ("frames", "batch_size", "eval_batch_size")
         for name, least in [(name, 1) for name in positive] + [("words", 3), ("num_workers", 0), ("seed", 0)]:
             if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+                raise UserError(f"{name} is {getattr(self, name)}; it must be at least {least}")
         if self.holdout < 0:
-            raise ValueError(f"holdout is {self.holdout}; it must be a number of training videos, or 0 for none")
+            raise UserError(f"holdout is {self.holdout}; it must be a number of training videos, or 0 for none")
         if self.holdout and self.has_official_validation:
-            raise ValueError(
+            raise UserError(
                 f"holdout {self.holdout}: {type(self).__name__} with split {self.split!r} has an official validation "
                 "split; set holdout to 0 to use it"
             )
         if self.max_train_videos is not None and self.max_train_videos < 1:
-            raise ValueError(
+            raise UserError(
                 f"max_train_videos is {self.max_train_videos}; it must be at least 1, or null for all of them"
             )
         if self.features is not None and (self.augmentation != "none" or self.train_sampling != self.sampling):
-            raise ValueError(
+            raise UserError(
                 f"features {self.features!r} fixes the frames of every clip, so augmentation {self.augmentation!r} and "
                 f"train_sampling {self.train_sampling!r} cannot apply; set augmentation to none and train_sampling to "
                 "null (recipes/features.yaml does), or unset features"
             )
         if self.sampling == "segment-random":
-            raise ValueError(
+            raise UserError(
                 "sampling 'segment-random' would make evaluation random; set it as train_sampling and keep a "
                 "deterministic sampling such as 'segment-centres' for evaluation"
             )
@@ -499,7 +500,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         """Resume training at the position in the checkpoint, before or after the loader is built.
 
         Raises:
-            ValueError: The interrupted run had another batch size that does not fit.
+            UserError: The interrupted run had another batch size that does not fit.
         """
         if self.trainer is None or self.trainer.state.fn == "fit":
             self._resume_at = state_dict.get("training")

@@ -19,6 +19,7 @@ from tvr_lightning.data.records import (
     read_table,
 )
 from tvr_lightning.data.video_files import VideoFiles
+from tvr_lightning.errors import UserError
 
 PROTOCOL = "paragraph to video, all descriptions of a video as one query"
 
@@ -59,7 +60,7 @@ $TVR_DATA/didemo/
         **options: Any,
     ) -> None:
         if seconds is not None and seconds <= 0:
-            raise ValueError(f"seconds is {seconds}; give the length of a segment, or null for the whole file")
+            raise UserError(f"seconds is {seconds}; give the length of a segment, or null for the whole file")
         self.span = None if seconds is None else (0.0, seconds)
         super().__init__(split=split, frames=frames, words=words, **options)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.data.records import Split
+from tvr_lightning.errors import UserError
 
 
 @dataclass
@@ -24,7 +25,7 @@ class GroundTruth:
         warnings: Warnings of every result on the dataset.
 
     Raises:
-        ValueError: A text describes a video outside the split, or there are no texts or no videos.
+        UserError: A text describes a video outside the split, or there are no texts or no videos.
     """
 
     video_of_text: Tensor
@@ -37,17 +38,17 @@ class GroundTruth:
     def __post_init__(self) -> None:
         where = f"{self.dataset} {self.split}"
         if self.video_of_text.ndim != 1 or self.video_of_text.dtype != torch.int64:
-            raise ValueError(
+            raise UserError(
                 f"{where}: video_of_text must be one int64 per text, "
                 f"got {tuple(self.video_of_text.shape)} {self.video_of_text.dtype}"
             )
         if not len(self.video_of_text):
-            raise ValueError(f"{where}: there are no texts to rank")
+            raise UserError(f"{where}: there are no texts to rank")
         low, high = int(self.video_of_text.min()), int(self.video_of_text.max())
         if low < 0 or high >= self.videos:
             wrong = low if low < 0 else high
             text = int((self.video_of_text == wrong).nonzero()[0])
-            raise ValueError(f"{where}: text {text} describes video {wrong}, but the split has {self.videos} videos")
+            raise UserError(f"{where}: text {text} describes video {wrong}, but the split has {self.videos} videos")
 
     @classmethod
     def of(cls, dataset: str, split: Split, warnings: Sequence[str] = ()) -> GroundTruth:

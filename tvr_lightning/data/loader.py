@@ -105,7 +105,7 @@ class TrainingLoader(ReportingLoader):
         """Resume from `state`.
 
         Raises:
-            ValueError: The interrupted run had another batch size that does not fit.
+            UserError: The interrupted run had another batch size that does not fit.
         """
         self.sampler.load_state_dict(state)
         self._epoch, self._batches = state["epoch"], state["consumed"] // self.sampler.batch_size

@@ -23,6 +23,7 @@ from tvr_lightning.data.records import (
     tidy,
 )
 from tvr_lightning.data.video_files import VideoFiles
+from tvr_lightning.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class MSRVTTQA(TextVideoDataModule):
             `captions_per_epoch: all` makes every question a sample; `extra_captions` is only for retrieval.
 
     Raises:
-        ValueError: Options are invalid for `TextVideoDataModule`, or `extra_captions` is set.
+        UserError: Options are invalid for `TextVideoDataModule`, or `extra_captions` is set.
     """
 
     title = "MSRVTT-QA"
@@ -76,7 +77,7 @@ $TVR_DATA/msrvtt/
     ) -> None:
         super().__init__(split=split, frames=frames, words=words, **options)
         if self.extra_captions is not None:
-            raise ValueError(
+            raise UserError(
                 f"extra_captions {self.extra_captions!r}: descriptions are only for retrieval, not for questions. "
                 "Unset extra_captions."
             )

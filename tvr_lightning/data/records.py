@@ -110,7 +110,7 @@ class Problem:
         return f"{self.file}: {self.entry}: {self.message}; {self.fix}"
 
 
-class AnnotationError(UserError, ValueError):
+class AnnotationError(UserError):
     """Error for annotation files that contradict themselves or their format; `problems` lists all findings."""
 
     exit_status = 2
@@ -123,7 +123,7 @@ class AnnotationError(UserError, ValueError):
         super().__init__("\n".join(lines))
 
 
-class MissingData(MissingAssetError):  # noqa: N818  reads as what happened, like FileNotFoundError's siblings in pathlib
+class MissingData(MissingAssetError):  # noqa: N818  reads as what happened
     """Error for missing files of a dataset; the message lists them with their paths and the expected layout.
 
     Attributes:

@@ -93,11 +93,11 @@ class TrainingSampler(DistributedSampler[Position]):
         """Start the next iteration in epoch `state["epoch"]` after its first `state["consumed"]` samples.
 
         Raises:
-            ValueError: The number of consumed samples is not a multiple of the global batch size.
+            UserError: The number of consumed samples is not a multiple of the global batch size.
         """
         consumed = state["consumed"]
         if consumed % self.batch_size:
-            raise ValueError(
+            raise UserError(
                 f"{consumed} consumed samples are not a multiple of the batch_size {self.batch_size}. Resume with the "
                 "batch_size of the interrupted run, or from the end of an epoch."
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tvr_lightning.data.records import Split
+from tvr_lightning.errors import UserError
 
 
 def hold_out(train: Split, videos: int, seed: int, one_caption: bool) -> tuple[Split, Split]:
@@ -20,12 +21,12 @@ def hold_out(train: Split, videos: int, seed: int, one_caption: bool) -> tuple[S
         Remaining split, and the held-out videos as split "val" with an extended protocol.
 
     Raises:
-        ValueError: No training video would remain.
+        UserError: No training video would remain.
     """
     files = list(dict.fromkeys(video.path for video in train.videos))
     count = len(files)
     if videos >= count:
-        raise ValueError(f"holdout {videos} leaves no training videos of {count}; hold out fewer")
+        raise UserError(f"holdout {videos} leaves no training videos of {count}; hold out fewer")
     drawn = np.random.default_rng([seed, count]).permutation(count).tolist()
     held_files = {files[position] for position in drawn[:videos]}
     held = train.take_videos([i for i, video in enumerate(train.videos) if video.path in held_files])

@@ -20,6 +20,7 @@ from tvr_lightning.data.records import (
     malformed,
 )
 from tvr_lightning.data.video_files import VideoFiles, path_below
+from tvr_lightning.errors import UserError
 
 
 class VideoFolder(TextVideoDataModule):
@@ -60,7 +61,7 @@ FOLDER/                                              data.init_args.root, or $TV
         self._folders: dict[str, VideoFiles] = {}
         super().__init__(split=split, frames=frames, words=words, **options)
         if not 0 < test_share < 1:
-            raise ValueError(f"test_share is {test_share}; it must be between 0 and 1")
+            raise UserError(f"test_share is {test_share}; it must be between 0 and 1")
 
     @property
     def folder(self) -> Path:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tvr_lightning.data.audio_alignment import AudioKind
 from tvr_lightning.data.batch import AudioInput, Media
 from tvr_lightning.encoders.fingerprint import fingerprint
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import VideoFeatures
 
 
@@ -39,7 +40,7 @@ class AudioEncoder(nn.Module, ABC):
 
         Raises:
             MissingWeightsError: A file is missing and cannot be downloaded.
-            ValueError: The options do not name a possible file.
+            UserError: The options do not name a possible file.
         """
         return []
 
@@ -56,16 +57,16 @@ class AudioEncoder(nn.Module, ABC):
             Audio vectors (M, F, D_a), zero for silent frames, and their mask (M, F) bool.
 
         Raises:
-            ValueError: The media or the store contain no audio, or audio for another encoder.
+            UserError: The media or the store contain no audio, or audio for another encoder.
         """
         if isinstance(video, VideoFeatures):
             if video.audio is None or video.audio_mask is None:
-                raise ValueError(
+                raise UserError(
                     "The stored features contain no audio. Add it to the store: `tvr extract --parts audio`"
                 )
             return video.audio, video.audio_mask
         if video.audio is None:
-            raise ValueError(f"The data has no audio. Set data.init_args.audio to {self.kind}")
+            raise UserError(f"The data has no audio. Set data.init_args.audio to {self.kind}")
         with torch.no_grad(), torch.autocast(video.audio.values.device.type, enabled=False):
             return self.encode_input(video.audio), video.audio.mask
 
@@ -85,7 +86,7 @@ class AudioEncoder(nn.Module, ABC):
         dimensions = {"whisper": 4, "wav2vec2": 2}[self.kind]
         if audio.values.ndim != dimensions:
             found = {4: "log-mel windows for whisper", 2: "waveforms for wav2vec2"}.get(audio.values.ndim, "neither")
-            raise ValueError(
+            raise UserError(
                 f"{type(self).__name__} needs the input {self.kind!r}, but the data has {found} of shape "
                 f"{tuple(audio.values.shape)}. Set data.init_args.audio to {self.kind}"
             )

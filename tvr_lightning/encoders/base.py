@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tvr_lightning.data.batch import Media, Tokens
 from tvr_lightning.encoders.fingerprint import fingerprint
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.preparation import Interpolation, Preparation, ResizeMode
 
@@ -74,7 +75,7 @@ class Encoder(nn.Module, ABC):
 
         Raises:
             MissingWeightsError: A file is missing and cannot be downloaded.
-            ValueError: The options do not name a possible file.
+            UserError: The options do not name a possible file.
         """
         return []
 
@@ -94,7 +95,7 @@ class Encoder(nn.Module, ABC):
             Features with sentence (N, D), words (N, W, D) and word_mask (N, W).
 
         Raises:
-            ValueError: `words` is below 3.
+            UserError: `words` is below 3.
         """
         if isinstance(text, TextFeatures):
             return text
@@ -126,12 +127,12 @@ class Encoder(nn.Module, ABC):
             Features with frames (M, F, D), frame_mask (M, F) and, on request, patches.
 
         Raises:
-            ValueError: The frames have another size than S, or the store or the architecture has no patches.
+            UserError: The frames have another size than S, or the store or the architecture has no patches.
         """
         if not isinstance(video, VideoFeatures):
             return self.encode_media(video, patches)
         if patches and video.patches is None:
-            raise ValueError("The stored features contain no patches. Extract them again with patches.")
+            raise UserError("The stored features contain no patches. Extract them again with patches.")
         return video
 
     @abstractmethod
@@ -176,7 +177,7 @@ class Encoder(nn.Module, ABC):
             options: Options of the constructor, as in a recipe.
 
         Raises:
-            ValueError: The combination is not supported.
+            UserError: The combination is not supported.
         """
 
     def fingerprint(self) -> str:

@@ -24,7 +24,7 @@ SETTINGS = b"tvr_captions"
 _OWN = ("video_id", "segment", "start", "end", "caption")  # the other columns are constant in a file
 
 
-class CaptionJournalError(UserError, ValueError):
+class CaptionJournalError(UserError):
     """The captions file conflicts with the new descriptions; the message names the option and a fix."""
 
 

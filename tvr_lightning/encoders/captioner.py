@@ -55,7 +55,7 @@ class CaptionOptions:
         progress: whether to show a progress bar.
 
     Raises:
-        ValueError: A number is below its minimum, or the prompt is empty.
+        UserError: A number is below its minimum, or the prompt is empty.
     """
 
     out: Path
@@ -80,11 +80,11 @@ class CaptionOptions:
         }
         for name, value in least.items():
             if getattr(self, name) < value:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {value}")
+                raise UserError(f"{name} is {getattr(self, name)}; it must be at least {value}")
         if not self.prompt.strip():
-            raise ValueError("prompt is empty; it must tell the model what to describe")
+            raise UserError("prompt is empty; it must tell the model what to describe")
         if self.out.suffix != ".parquet":
-            raise ValueError(f"out is {self.out}; it must be a .parquet file")
+            raise UserError(f"out is {self.out}; it must be a .parquet file")
 
 
 @dataclass
@@ -200,14 +200,14 @@ def load_captioner(model: str = MODEL, device: str | None = None) -> Captioner:
             float32 on a CPU.
 
     Raises:
-        ImportError: transformers is not installed.
+        UserError: transformers is not installed.
         MissingCaptionerError: The weights are missing; the message names the paths and an alternative.
         UserError: The model cannot describe images.
     """
     try:
         from transformers import AutoModelForImageTextToText, AutoProcessor
     except ImportError as error:
-        raise ImportError("captioners need transformers: pip install 'tvr-lightning[audio]'") from error
+        raise UserError("captioners need transformers: pip install 'tvr-lightning[audio]'") from error
     (config,) = Captioner.required_files(model)
     folder = config.parent
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -24,6 +24,7 @@ from tvr_lightning.encoders.pretrained import (
 )
 from tvr_lightning.encoders.transformers_tokenizer import build_tokenizer, tokenizer_folder
 from tvr_lightning.encoders.weights import CONSTANTS, StateDict, load_weights, read_state_dict
+from tvr_lightning.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class ClipEncoder(OpenClipEncoder):
         MissingWeightsError: The weights, the tokenizer or a text tower's configuration are missing and cannot be
             downloaded.
         ImportError: The text tower needs transformers, which is not installed.
-        ValueError: The architecture, tag or frame preprocessing is unknown, QuickGELU does not match, or the weights
+        UserError: The architecture, tag or frame preprocessing is unknown, QuickGELU does not match, or the weights
             do not fit.
     """
 
@@ -137,7 +138,7 @@ class ClipEncoder(OpenClipEncoder):
             configuration = model_configuration(architecture)
             vision, text = configuration["vision_cfg"], configuration["text_cfg"]
             if "timm_model_name" in vision or "hf_model_name" in text or isinstance(vision.get("layers"), list | tuple):
-                raise ValueError(no_float16(architecture))
+                raise UserError(no_float16(architecture))
 
     @staticmethod
     def from_openai_state_dict(
@@ -162,7 +163,7 @@ class ClipEncoder(OpenClipEncoder):
             patch_shift: Same as for the class.
 
         Raises:
-            ValueError: The names or shapes do not belong to such a CLIP.
+            UserError: The names or shapes do not belong to such a CLIP.
         """
         tensors = {name: tensor for name, tensor in state_dict.items() if name not in CONSTANTS}
         model = build_model(_openai_configuration(**openai_sizes(tensors)), encoder_precision)
@@ -282,7 +283,7 @@ def _text_tower(architecture: str, text: dict[str, Any], language: str | None = 
             ) from error
     if language is not None:
         if not text.get("hf_tokenizer_name"):
-            raise ValueError(
+            raise UserError(
                 f"encoder.language is {language}, but the tokenizer of {architecture} has no language tokens"
             )
         text["tokenizer_kwargs"] = {**(text.get("tokenizer_kwargs") or {}), "language": language}
@@ -318,7 +319,7 @@ def openai_sizes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Return the sizes of the CLIP in a state dict with OpenAI's names, as arguments of `SizedClipEncoder`.
 
     Raises:
-        ValueError: The names or shapes do not belong to a CLIP with a vision transformer.
+        UserError: The names or shapes do not belong to a CLIP with a vision transformer.
     """
 
     def blocks(prefix: str) -> int:
@@ -340,7 +341,7 @@ def openai_sizes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
             "vocabulary": tensors["token_embedding.weight"].shape[0],
         }
     except (KeyError, ValueError) as error:
-        raise ValueError(f"not an OpenAI CLIP state dict with a vision transformer: {error}") from error
+        raise UserError(f"not an OpenAI CLIP state dict with a vision transformer: {error}") from error
 
 
 def _openai_configuration(

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tvr_lightning.errors import UserError
+
 logger = logging.getLogger(__name__)
 
 BLOCKS = ("resblocks", "blocks", "layers", "layer", "block")
@@ -25,7 +27,7 @@ def compile_blocks(towers: Iterable[nn.Module]) -> None:
         towers: Modules with their blocks in lists named as in open_clip, timm and transformers.
 
     Raises:
-        ValueError: A tower has no such list.
+        UserError: A tower has no such list.
     """
     compiler = _Compiler()
     for tower in towers:
@@ -35,7 +37,7 @@ def compile_blocks(towers: Iterable[nn.Module]) -> None:
             if name.rpartition(".")[2] in BLOCKS and isinstance(part, nn.ModuleList | nn.Sequential)
         ]
         if not lists:
-            raise ValueError(
+            raise UserError(
                 f"compile_towers: {type(tower).__name__} is not a transformer. Set compile_towers to false."
             )
         for name, blocks in lists:

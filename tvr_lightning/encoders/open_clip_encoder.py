@@ -19,6 +19,7 @@ from tvr_lightning.encoders.pixels import PixelPreparation
 from tvr_lightning.encoders.text_towers import encode_text
 from tvr_lightning.encoders.tokenizer import CaptionTokens, ClipTokenizer, Tokenizer, word_mask
 from tvr_lightning.encoders.vision_towers import encode_images
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
 
 E = TypeVar("E", bound="OpenClipEncoder")
@@ -59,8 +60,8 @@ class OpenClipEncoder(Encoder):
         patch_shift: Move patches between neighboring frames in the attention of vision blocks 10 and 11 (UCoFiA).
 
     Raises:
-        TypeError: The model is not an instance of the three classes.
-        ValueError: A switch does not fit the architecture.
+        UserError: The model is not an instance of the three classes.
+        UserError: A switch does not fit the architecture.
     """
 
     clip: Any  # open_clip does not type the attributes of its models
@@ -82,7 +83,7 @@ class OpenClipEncoder(Encoder):
     ):
         super().__init__()
         if not isinstance(model, open_clip.CLIP | open_clip.CustomTextCLIP | open_clip.CoCa):
-            raise TypeError(
+            raise UserError(
                 f"architecture {name} is open_clip's {type(model).__name__}; expected CLIP, CustomTextCLIP or CoCa"
             )
         self.name, self.text_mask, self.encoder_precision = name, text_mask, encoder_precision
@@ -105,12 +106,10 @@ class OpenClipEncoder(Encoder):
             self._checkpoint_blocks()
         if encoder_precision == "float16":
             if not isinstance(model.visual, VisionTransformer) or isinstance(self._text, HFTextEncoder):
-                raise ValueError(no_float16(name))
+                raise UserError(no_float16(name))
             convert_weights(model)
         elif encoder_precision != "float32":
-            raise ValueError(
-                f"encoder_precision is {encoder_precision!r}; expected one of {get_args(EncoderPrecision)}"
-            )
+            raise UserError(f"encoder_precision is {encoder_precision!r}; expected one of {get_args(EncoderPrecision)}")
         self.freeze(freeze)
         self.patch_shift = PatchShift(model.visual, name) if patch_shift else None
         if compile_towers:
@@ -138,11 +137,11 @@ class OpenClipEncoder(Encoder):
         """Tokenize N captions to `words` positions and encode them; shapes as in `encode_text`.
 
         Raises:
-            ValueError: The model's vocabulary is smaller than the tokenizer's, or `words` does not fit.
+            UserError: The model's vocabulary is smaller than the tokenizer's, or `words` does not fit.
         """
         rows = self.clip.vocab_size if isinstance(self.clip, open_clip.CLIP) else self._text.vocab_size
         if rows < self.tokenizer.vocabulary_size:
-            raise ValueError(
+            raise UserError(
                 f"{self.name} embeds {rows} token IDs, but its tokenizer has {self.tokenizer.vocabulary_size}. "
                 "Pass IDs to encode_tokens."
             )
@@ -156,10 +155,10 @@ class OpenClipEncoder(Encoder):
         """Encode the token ids of N captions with `words` positions, and count the truncated captions.
 
         Raises:
-            ValueError: The captions were tokenized to another number of positions.
+            UserError: The captions were tokenized to another number of positions.
         """
         if tokens.ids.shape[1] != words:
-            raise ValueError(f"captions are tokenized to {tokens.ids.shape[1]} positions; expected {words}")
+            raise UserError(f"captions are tokenized to {tokens.ids.shape[1]} positions; expected {words}")
         self.tokenizer.count_truncated(tokens)
         device = self.pixel_mean.device
         return self.encode_tokens(tokens.ids.to(device), tokens.mask.to(device))
@@ -186,7 +185,7 @@ class OpenClipEncoder(Encoder):
         """
         pixels = media.pixels.to(self.pixel_mean.device, non_blocking=True)
         if pixels.dtype not in (torch.uint8, torch.float16):
-            raise ValueError(f"pixels are {pixels.dtype}; expected uint8 or float16 from 0 to 255")
+            raise UserError(f"pixels are {pixels.dtype}; expected uint8 or float16 from 0 to 255")
         frame_mask = media.frame_mask.to(pixels.device)
         normalized = self._normalized(pixels).masked_fill_(~frame_mask[:, :, None, None, None], 0.0)
         return self.encode_pixels(normalized, frame_mask, patches)
@@ -214,10 +213,10 @@ class OpenClipEncoder(Encoder):
             Features with frames (M, F, D), frame_mask (M, F) and patches (M, F, P, D) or None.
 
         Raises:
-            ValueError: The frames have another size.
+            UserError: The frames have another size.
         """
         if pixels.shape[2:] != (3, self.image_size, self.image_size):
-            raise ValueError(
+            raise UserError(
                 f"frames are {tuple(pixels.shape[2:])}, but the encoder needs (3, {self.image_size}, "
                 f"{self.image_size}). Set the data's image_size to the encoder's."
             )
@@ -233,7 +232,7 @@ class OpenClipEncoder(Encoder):
             None if the blocks are not CLIP's own, or their width differs from the D of the frames.
 
         Raises:
-            ValueError: The text transformer has fewer blocks.
+            UserError: The text transformer has fewer blocks.
         """
         if isinstance(self._text, HFTextEncoder):
             return None
@@ -242,9 +241,7 @@ class OpenClipEncoder(Encoder):
         if width != self.dimension or not all(type(block) is ResidualAttentionBlock for block in blocks):
             return None
         if layers > len(blocks):
-            raise ValueError(
-                f"{layers} temporal layers were requested, but the text transformer has only {len(blocks)}"
-            )
+            raise UserError(f"{layers} temporal layers were requested, but the text transformer has only {len(blocks)}")
         states = [{key: value.detach().float().clone() for key, value in b.state_dict().items()} for b in blocks]
         embedding = self._text.positional_embedding.detach().float().clone()
         return TemporalInitialization(states[:layers], embedding, _heads(blocks[0]))
@@ -261,10 +258,10 @@ class OpenClipEncoder(Encoder):
         """Set the trainable parameters; each call replaces the previous rule.
 
         Raises:
-            ValueError: The rule is unknown.
+            UserError: The rule is unknown.
         """
         if rule not in get_args(FreezeRule):
-            raise ValueError(f"freeze is {rule!r}; expected one of {', '.join(get_args(FreezeRule))}")
+            raise UserError(f"freeze is {rule!r}; expected one of {', '.join(get_args(FreezeRule))}")
         for name, parameter in self.clip.named_parameters():
             stem = STEM.match(name) is not None
             frozen = {
@@ -323,7 +320,7 @@ class OpenClipEncoder(Encoder):
         sharded = any(part in strategy.lower() for part in ("fsdp", "model_parallel", "modelparallel", "deepspeed"))
         if precision not in ("32-true", "32") or sharded:
             found = f"strategy {strategy}" if sharded else f"trainer.precision {precision}"
-            raise ValueError(
+            raise UserError(
                 f"encoder_precision float16 trains CLIP's own float16 weights under trainer.precision 32-true, on one "
                 f"device or with DDP, not with {found}. Add --config recipes/variants/float32.yaml to train in float32"
             )
@@ -350,7 +347,7 @@ def _side(visual: Any, name: str) -> int:
     size = visual.image_size
     sides = {size} if isinstance(size, int) else set(size)
     if len(sides) != 1:
-        raise ValueError(f"architecture {name} needs frames of {size} pixels; only square frames are supported")
+        raise UserError(f"architecture {name} needs frames of {size} pixels; only square frames are supported")
     return int(sides.pop())
 
 

@@ -7,6 +7,8 @@ from typing import Any
 from open_clip.transformer import ResidualAttentionBlock, VisionTransformer
 from torch import Tensor, nn
 
+from tvr_lightning.errors import UserError
+
 BLOCKS = slice(10, 12)
 """Blocks of the vision transformer whose attention uses shifted patches (UCoFiA, modules/until_module.py)."""
 DIVISOR = 7
@@ -23,7 +25,7 @@ class PatchShift:
         frames: Number of frames per video in the next tokens, including padded ones.
 
     Raises:
-        ValueError: The tower is not such a transformer, or has too few blocks or patches.
+        UserError: The tower is not such a transformer, or has too few blocks or patches.
     """
 
     def __init__(self, visual: nn.Module, name: str) -> None:
@@ -32,7 +34,7 @@ class PatchShift:
         tokens = visual.positional_embedding.shape[0] if isinstance(visual, VisionTransformer) else 0
         shifted = blocks[BLOCKS]
         if not shifted or tokens < DIVISOR or not all(type(block) is ResidualAttentionBlock for block in shifted):
-            raise ValueError(
+            raise UserError(
                 f"encoder.patch_shift needs a CLIP vision transformer of at least {BLOCKS.start + 1} blocks and "
                 f"{DIVISOR} tokens per frame, which {name} does not have. Set it to false."
             )

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.media.preparation import Interpolation, ResizeMode
 
 Colour = tuple[float, float, float]
@@ -38,22 +39,22 @@ class PixelPreparation:
             source: Source of the settings, for the error.
 
         Raises:
-            ValueError: A setting is not supported; the message names it.
+            UserError: A setting is not supported; the message names it.
         """
         known = {name: settings[name] for name in ("interpolation", "resize_mode") if settings.get(name)}
         for name, kind in (("interpolation", Interpolation), ("resize_mode", ResizeMode)):
             if known.get(name, get_args(kind)[0]) not in get_args(kind):
-                raise ValueError(
+                raise UserError(
                     f"{source} preprocesses frames with {name} {known[name]!r}, which is not supported. Supported: "
                     + ", ".join(get_args(kind))
                 )
         if settings.get("fill_color") or settings.get("mode", "RGB") != "RGB":
-            raise ValueError(
+            raise UserError(
                 f"{source} preprocesses frames with colored borders or in another mode than RGB, which is not supported"
             )
         for name in ("mean", "std"):
             if settings.get(name):
                 known[name] = tuple(float(value) for value in settings[name])
                 if len(known[name]) != 3:
-                    raise ValueError(f"{source} has a {name} of {len(known[name])} channels; expected RGB")
+                    raise UserError(f"{source} has a {name} of {len(known[name])} channels; expected RGB")
         return cls(**known)

@@ -22,6 +22,7 @@ from open_clip.pretrained import download_pretrained, get_pretrained_cfg
 
 from tvr_lightning.encoders.hub import MissingWeightsError, probe
 from tvr_lightning.encoders.pixels import PixelPreparation
+from tvr_lightning.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -80,10 +81,10 @@ def model_configuration(architecture: str) -> dict[str, Any]:
 
     Raises:
         MissingWeightsError: The folder does not exist.
-        ValueError: open_clip does not know the name, or the folder's configuration cannot be read.
+        UserError: open_clip does not know the name, or the folder's configuration cannot be read.
     """
     if architecture.startswith("hf-hub:"):
-        raise ValueError(
+        raise UserError(
             f"architecture {architecture} would be downloaded whenever the encoder is built. Download it once and name "
             "its folder: local-dir:/path/to/folder"
         )
@@ -93,7 +94,7 @@ def model_configuration(architecture: str) -> dict[str, Any]:
     configuration = open_clip.get_model_config(architecture)
     if configuration is None:
         near = difflib.get_close_matches(architecture, open_clip.list_models(), n=4, cutoff=0.4)
-        raise ValueError(
+        raise UserError(
             f"architecture {architecture!r} is unknown to open_clip {open_clip.__version__}"
             + (f"; close names: {', '.join(near)}" if near else "")
         )
@@ -105,9 +106,9 @@ def _folder_settings(folder: Path, section: str) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
+        raise UserError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("model_cfg"), dict):
-        raise ValueError(f"{path} has no key 'model_cfg' with the architecture in open_clip's format")
+        raise UserError(f"{path} has no key 'model_cfg' with the architecture in open_clip's format")
     return content.get(section) or {}
 
 
@@ -122,7 +123,7 @@ def find_weights(architecture: str, weights: str | None, preprocessing: str | No
 
     Raises:
         MissingWeightsError: The file does not exist, or the tag is neither cached nor downloadable.
-        ValueError: The name is not a file or tag, or the tag has an unsupported preprocessing or another activation
+        UserError: The name is not a file or tag, or the tag has an unsupported preprocessing or another activation
             than the name.
     """
     configuration, folder = model_configuration(architecture), local_folder(architecture)
@@ -131,7 +132,7 @@ def find_weights(architecture: str, weights: str | None, preprocessing: str | No
         return WeightSource(_weights_beside(folder, weights), bool(configuration.get("quick_gelu", False)), pixels)
     tags = _tags(architecture)
     if preprocessing is not None and preprocessing not in tags:
-        raise ValueError(f"encoder.preprocessing is {preprocessing!r}; the tags of {architecture}: {', '.join(tags)}")
+        raise UserError(f"encoder.preprocessing is {preprocessing!r}; the tags of {architecture}: {', '.join(tags)}")
     if weights is None or weights == "none":
         return WeightSource(None, None, _preparation(tags, preprocessing) or PixelPreparation())
     path = Path(weights).expanduser()
@@ -151,7 +152,7 @@ def find_weights(architecture: str, weights: str | None, preprocessing: str | No
         raise _unknown(architecture, weights, sorted(tags))
     quick_gelu = bool(tag.get("quick_gelu", False))
     if architecture.endswith("-quickgelu") and not quick_gelu:
-        raise ValueError(
+        raise UserError(
             f"QuickGELU mismatch: the architecture {architecture} uses QuickGELU, but open_clip's weights {weights!r} "
             f"were trained with GELU. Use the architecture {_without_suffix(architecture)}"
         )
@@ -171,7 +172,7 @@ def _weights_beside(folder: Path, weights: str | None) -> Path | None:
     if path.is_file():
         return path
     if weights != "folder":
-        raise ValueError(
+        raise UserError(
             f"encoder.weights is {weights!r}, but local-dir:{folder} has no tags. Use folder for the weights in it, "
             "a file, or null for random weights."
         )

@@ -12,6 +12,7 @@ from tvr_lightning.encoders.clip import build_model
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.encoders.pretrained import do_weights_follow
+from tvr_lightning.errors import UserError
 
 PREFIX = "encoder."  # prefix of the encoder in a run's checkpoint
 
@@ -39,7 +40,7 @@ class TinyClipEncoder(OpenClipEncoder):
 
     Raises:
         MissingWeightsError: The checkpoint does not exist.
-        ValueError: `width` or `image_size` is not such a multiple, or the checkpoint's encoder has another size.
+        UserError: `width` or `image_size` is not such a multiple, or the checkpoint's encoder has another size.
     """
 
     def __init__(
@@ -58,9 +59,9 @@ class TinyClipEncoder(OpenClipEncoder):
         compile_towers: bool = False,
     ):
         if width <= 0 or width % 64:
-            raise ValueError(f"TinyClipEncoder.width is {width}; expected a multiple of 64")
+            raise UserError(f"TinyClipEncoder.width is {width}; expected a multiple of 64")
         if image_size <= 0 or patch_size <= 0 or image_size % patch_size:
-            raise ValueError(f"TinyClipEncoder.image_size {image_size} must be a multiple of patch_size {patch_size}")
+            raise UserError(f"TinyClipEncoder.image_size {image_size} must be a multiple of patch_size {patch_size}")
         configuration = {
             "embed_dim": width,
             "vision_cfg": {
@@ -106,4 +107,4 @@ class TinyClipEncoder(OpenClipEncoder):
         try:
             self.load_state_dict(own)
         except RuntimeError as error:
-            raise ValueError(f"TinyClipEncoder.trained_in: the encoder in {path} does not fit: {error}") from error
+            raise UserError(f"TinyClipEncoder.trained_in: the encoder in {path} does not fit: {error}") from error

@@ -13,6 +13,7 @@ from open_clip.tokenizer import SimpleTokenizer
 from torch import Tensor
 
 from tvr_lightning.data.batch import Tokens
+from tvr_lightning.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -62,18 +63,18 @@ class Tokenizer(ABC):
             words: Number of positions W, including start and end.
 
         Raises:
-            ValueError: `words` is below 3 (too short for a token) or above the context length.
-            TypeError: A caption is not a string.
+            UserError: `words` is below 3 (too short for a token) or above the context length.
+            UserError: A caption is not a string.
         """
         if not 3 <= words <= self.context_length:
-            raise ValueError(
+            raise UserError(
                 f"words is {words}; it must be between 3 (SOT, one token, EOT) and the encoder's context length "
                 f"{self.context_length}"
             )
         lines, needed = [], []
         for row, caption in enumerate(captions):
             if not isinstance(caption, str):
-                raise TypeError(f"caption {row} of the batch is {caption!r}, a {type(caption).__name__}; expected text")
+                raise UserError(f"caption {row} of the batch is {caption!r}, a {type(caption).__name__}; expected text")
             line = self.tokens(caption)
             needed.append(len(line) + self.blank_end)
             lines.append(line if needed[-1] <= words else self.tokens(caption, words))

@@ -11,6 +11,7 @@ from open_clip.tokenizer import get_clean_fn
 
 from tvr_lightning.encoders.hub import MissingWeightsError, repository_folder
 from tvr_lightning.encoders.tokenizer import ClipTokenizer, Tokenizer
+from tvr_lightning.errors import UserError
 
 FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
@@ -26,13 +27,13 @@ def build_tokenizer(text: dict[str, Any], architecture: str, source: str | None)
 
     Raises:
         MissingWeightsError: The files are missing and cannot be downloaded.
-        ValueError: The configuration requires an unsupported kind of tokenization.
+        UserError: The configuration requires an unsupported kind of tokenization.
     """
     options, context_length = dict(text.get("tokenizer_kwargs") or {}), int(text.get("context_length", 77))
     if not text.get("hf_tokenizer_name"):
         return ClipTokenizer(context_length, options.pop("clean", "lower"))
     if text.get("tokenizer_mode"):
-        raise ValueError(
+        raise UserError(
             f"architecture {architecture} has the tokenizer mode {text['tokenizer_mode']!r}, which is not supported"
         )
     return TransformersTokenizer(tokenizer_folder(text, architecture, source), context_length, **options)
@@ -66,8 +67,8 @@ class TransformersTokenizer(Tokenizer):
         language: language of the captions, for tokenizers that mark it, such as `zho_Hans` (NLLB).
 
     Raises:
-        ImportError: transformers is not installed.
-        ValueError: The files do not contain a readable tokenizer.
+        UserError: transformers is not installed.
+        UserError: The files do not contain a readable tokenizer.
     """
 
     def __init__(
@@ -82,14 +83,14 @@ class TransformersTokenizer(Tokenizer):
         try:
             from transformers import AutoTokenizer
         except ImportError as error:
-            raise ImportError(
+            raise UserError(
                 f"the tokenizer in {folder} needs transformers: pip install 'tvr-lightning[encoders]'"
             ) from error
         try:
             self._inner: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, ImportError, KeyError) as error:
             reason = " ".join(str(error).split())
-            raise ValueError(f"{folder} cannot be read as a tokenizer of transformers: {reason}") from error
+            raise UserError(f"{folder} cannot be read as a tokenizer of transformers: {reason}") from error
         if language is not None:
             self._inner.set_src_lang_special_tokens(language)
         self._clean = get_clean_fn(clean)

@@ -15,6 +15,8 @@ from open_clip.timm_model import TimmModel
 from open_clip.transformer import VisionTransformer
 from torch import Tensor, nn
 
+from tvr_lightning.errors import UserError
+
 Features = tuple[Tensor, Tensor | None]
 
 
@@ -29,13 +31,13 @@ def encode_images(visual: Any, pixels: Tensor, patches: bool) -> Features:
         patches: Whether to return the positions.
 
     Raises:
-        TypeError: The tower is of another class.
+        UserError: The tower is of another class.
     """
     if isinstance(visual, VisionTransformer):
         return _vision_transformer(visual, pixels, patches)
     towers = {TimmModel: _timm, ModifiedResNet: _resnet}
     if type(visual) not in towers:
-        raise TypeError(
+        raise UserError(
             f"the image tower {type(visual).__name__} is not supported. Supported: the towers of open_clip and timm"
         )
     frames, cells = towers[type(visual)](visual, pixels.flatten(0, 1), patches)

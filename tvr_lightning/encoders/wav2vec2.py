@@ -15,6 +15,7 @@ from tvr_lightning.data.audio_alignment import SHORTEST_WAVEFORM
 from tvr_lightning.data.batch import AudioInput
 from tvr_lightning.encoders.audio import AudioEncoder, pool_steps
 from tvr_lightning.encoders.hub import MissingWeightsError
+from tvr_lightning.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import Wav2Vec2Config
@@ -97,9 +98,9 @@ class Wav2Vec2Encoder(_Wav2Vec2Encoder):
             cache of `facebook/wav2vec2-<size>`, or null or "none" for random weights.
 
     Raises:
-        ImportError: transformers is not installed.
+        UserError: transformers is not installed.
         MissingWeightsError: The folder does not exist; the message names the searched paths.
-        ValueError: The weights have another size or are incomplete.
+        UserError: The weights have another size or are incomplete.
     """
 
     def __init__(self, size: Wav2Vec2Size = "base", weights: str | None = "facebook") -> None:
@@ -126,13 +127,13 @@ class TinyWav2Vec2Encoder(_Wav2Vec2Encoder):
         layers: number of transformer blocks.
 
     Raises:
-        ImportError: transformers is not installed.
-        ValueError: `width` is not such a multiple.
+        UserError: transformers is not installed.
+        UserError: `width` is not such a multiple.
     """
 
     def __init__(self, width: int = 64, heads: int = 2, layers: int = 2) -> None:
         if width <= 0 or width % 16 or width % heads:
-            raise ValueError(f"TinyWav2Vec2Encoder.width is {width}; expected a multiple of 16 and of heads ({heads})")
+            raise UserError(f"TinyWav2Vec2Encoder.width is {width}; expected a multiple of 16 and of heads ({heads})")
         config = _config(
             hidden_size=width,
             num_attention_heads=heads,
@@ -149,7 +150,7 @@ def _config(**settings: Any) -> Wav2Vec2Config:
     try:
         from transformers import Wav2Vec2Config
     except ImportError as error:
-        raise ImportError("wav2vec2 needs transformers: pip install 'tvr-lightning[audio]'") from error
+        raise UserError("wav2vec2 needs transformers: pip install 'tvr-lightning[audio]'") from error
     return Wav2Vec2Config(**settings, **SILENT)
 
 
@@ -202,7 +203,7 @@ def _load(folder: Path, size: str) -> Any:
     if found != (width, layers):
         fitting = [name for name, (w, _, n) in SIZES.items() if (w, n) == found]
         hint = f"; set audio_encoder.size to {fitting[0]}" if fitting else ""
-        raise ValueError(
+        raise UserError(
             f"{folder / 'config.json'} is not wav2vec2 {size}: expected width {width} and {layers} layers, found width "
             f"{found[0]} and {found[1]} layers{hint}"
         )
@@ -214,7 +215,7 @@ def _load(folder: Path, size: str) -> Any:
     model, report = loaded
     absent = sorted(set(report["missing_keys"]) - {"masked_spec_embed"})  # pre-training alone uses it, for masking
     if absent:
-        raise ValueError(f"{len(absent)} tensors of wav2vec2 {size} are missing in {folder}: {', '.join(absent[:8])}")
+        raise UserError(f"{len(absent)} tensors of wav2vec2 {size} are missing in {folder}: {', '.join(absent[:8])}")
     return model
 
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tvr_lightning.encoders.torchscript import archive_root, read_torchscript
+from tvr_lightning.errors import UserError
 
 # Tensors in OpenAI's archives in addition to the weights.
 OPENAI_FACTS = ("input_resolution", "context_length", "vocab_size")
@@ -42,7 +43,7 @@ def read_state_dict(path: Path) -> StateDict:
     """Read an OpenAI archive or state dict, or an open_clip checkpoint, without executing anything in it.
 
     Raises:
-        ValueError: The file is damaged, or contains code or anything else than named tensors.
+        UserError: The file is damaged, or contains code or anything else than named tensors.
     """
     root = archive_root(path)
     try:
@@ -53,7 +54,7 @@ def read_state_dict(path: Path) -> StateDict:
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, KeyError) as error:
-        raise ValueError(
+        raise UserError(
             f"{path} cannot be read as weights: {error}. Expected an OpenAI archive or state dict, or an open_clip "
             "checkpoint (.pt, .bin, .safetensors). Files are read without executing code from them."
         ) from error
@@ -66,7 +67,7 @@ def _named_tensors(path: Path, content: Any) -> dict[str, Tensor]:
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
         content = content["state_dict"]
     if not isinstance(content, dict) or not content or not all(isinstance(v, Tensor) for v in content.values()):
-        raise ValueError(f"{path} contains a {type(content).__name__}, not a state dict of named tensors")
+        raise UserError(f"{path} contains a {type(content).__name__}, not a state dict of named tensors")
     if all(name.startswith("module.") for name in content):
         content = {name.removeprefix("module."): tensor for name, tensor in content.items()}
     return dict(content)
@@ -87,7 +88,7 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], source: str) -> N
         source: Source of the tensors, for the error.
 
     Raises:
-        ValueError: Names or shapes differ; the message lists expected and actual ones.
+        UserError: Names or shapes differ; the message lists expected and actual ones.
     """
     tensors = dict(convert_state_dict(model, tensors))
     if isinstance(model, open_clip.CustomTextCLIP) and "text_projection" in tensors:
@@ -108,7 +109,7 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], source: str) -> N
         if names
     ]
     if problems:
-        raise ValueError(f"{source} does not fit the architecture. Tensors {'; '.join(problems)}")
+        raise UserError(f"{source} does not fit the architecture. Tensors {'; '.join(problems)}")
     model.load_state_dict(tensors)
 
 

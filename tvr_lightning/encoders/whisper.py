@@ -16,6 +16,7 @@ from tvr_lightning.data.batch import AudioInput
 from tvr_lightning.encoders.audio import AudioEncoder, pool_steps
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.pretrained import do_weights_follow
+from tvr_lightning.errors import UserError
 
 WhisperSize = Literal["base", "small"]
 
@@ -76,7 +77,7 @@ class WhisperEncoder(_WhisperEncoder):
 
     Raises:
         MissingWeightsError: The file does not exist; the message names the searched paths.
-        ValueError: The file is not a Whisper checkpoint, or has another size.
+        UserError: The file is not a Whisper checkpoint, or has another size.
     """
 
     def __init__(self, size: WhisperSize = "base", weights: str | None = "openai") -> None:
@@ -94,7 +95,7 @@ class WhisperEncoder(_WhisperEncoder):
         try:
             self.encoder.load_state_dict(_read(path, self.size))
         except RuntimeError as error:
-            raise ValueError(f"{path} does not fit Whisper {self.size}: {error}") from error
+            raise UserError(f"{path} does not fit Whisper {self.size}: {error}") from error
         logger.info("Whisper %s: weights from %s", self.size, path)
 
     @classmethod
@@ -115,12 +116,12 @@ class TinyWhisperEncoder(_WhisperEncoder):
             the program's random state.
 
     Raises:
-        ValueError: `width` is not such a multiple.
+        UserError: `width` is not such a multiple.
     """
 
     def __init__(self, width: int = 64, heads: int = 2, layers: int = 2, seed: int | None = None) -> None:
         if width <= 0 or width % 4 or width % heads:
-            raise ValueError(f"TinyWhisperEncoder.width is {width}; expected a multiple of 4 and of heads ({heads})")
+            raise UserError(f"TinyWhisperEncoder.width is {width}; expected a multiple of 4 and of heads ({heads})")
         with torch.random.fork_rng(devices=[], enabled=seed is not None):
             if seed is not None:
                 torch.manual_seed(seed)
@@ -151,9 +152,9 @@ def _read(path: Path, size: str) -> dict[str, Tensor]:
     try:
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
-        raise ValueError(f"{path} cannot be read as Whisper weights: {error}") from error
+        raise UserError(f"{path} cannot be read as Whisper weights: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("dims"), dict):
-        raise ValueError(f"{path} is not an openai-whisper checkpoint: expected the keys 'dims' and 'model_state_dict'")
+        raise UserError(f"{path} is not an openai-whisper checkpoint: expected the keys 'dims' and 'model_state_dict'")
     width, heads, layers = SIZES[size]
     expected = {
         "n_mels": MEL_BANDS,
@@ -168,8 +169,8 @@ def _read(path: Path, size: str) -> dict[str, Tensor]:
         shape = tuple(found[name] for name in ("n_audio_state", "n_audio_head", "n_audio_layer"))
         fitting = [name for name, sizes in SIZES.items() if sizes == shape]
         hint = f"; set audio_encoder.size to {fitting[0]}" if fitting else ""
-        raise ValueError(f"{path} is not Whisper {size}: {differing}{hint}")
+        raise UserError(f"{path} is not Whisper {size}: {differing}{hint}")
     state = content.get("model_state_dict")
     if not isinstance(state, dict):
-        raise ValueError(f"{path} is not an openai-whisper checkpoint: the key 'model_state_dict' is missing")
+        raise UserError(f"{path} is not an openai-whisper checkpoint: the key 'model_state_dict' is missing")
     return {name.removeprefix("encoder."): t for name, t in state.items() if name.startswith("encoder.")}

@@ -15,6 +15,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.data import dim_zero_cat
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.results import SelectOn, environment, write_json_and_csv
 from tvr_lightning.evaluation.weights import Weights
 from tvr_lightning.files import write_whole
@@ -53,11 +54,11 @@ class AnswerAccuracy(Metric):
         """Return the percentage.
 
         Raises:
-            ValueError: No question was answered.
+            UserError: No question was answered.
         """
         index = dim_zero_cat(self.index) if len(self.index) else torch.zeros(0)
         if not len(index):
-            raise ValueError("AnswerAccuracy has no questions. Call update before compute.")
+            raise UserError("AnswerAccuracy has no questions. Call update before compute.")
         correct = dim_zero_cat(self.correct)
         distinct, where = index.unique(return_inverse=True)
         hit = torch.zeros_like(distinct, dtype=torch.float32).scatter_(0, where, correct.float())
@@ -109,10 +110,10 @@ def evaluate_answers(
         without_video: Number of questions in the split without a readable video.
 
     Raises:
-        ValueError: No question was answered.
+        UserError: No question was answered.
     """
     if not given:
-        raise ValueError(f"None of the {asked} questions was answered; {without_video} of them have no readable video.")
+        raise UserError(f"None of the {asked} questions was answered; {without_video} of them have no readable video.")
     hits = [a == b and b >= 0 for a, b in zip(given, right, strict=True)]
     known = [hit for hit, b in zip(hits, right, strict=True) if b >= 0]
     groups: dict[str, list[bool]] = {}

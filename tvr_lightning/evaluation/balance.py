@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.sources import ScoreSource, best_of_gallery, gallery_logsumexp, query_logsumexp
 
 EDGES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0)
@@ -129,11 +130,11 @@ def error_rates(
         edges: Lower edges of the bins of mass divided by share, ascending from 0; the last bin has no upper edge.
 
     Raises:
-        ValueError: The edges do not ascend from 0.
+        UserError: The edges do not ascend from 0.
     """
     borders = torch.tensor(edges, dtype=torch.float64, device=mass.device)
     if not len(borders) or borders[0] != 0 or not (borders[1:] > borders[:-1]).all():
-        raise ValueError(f"edges must ascend from 0, got {list(edges)}")
+        raise UserError(f"edges must ascend from 0, got {list(edges)}")
     share = matching_share(query_group, gallery_group)
     relevant = torch.bincount(query_group, minlength=int(gallery_group.max()) + 1)[gallery_group].double()
     right = gallery_group[retrieved] == query_group[:, None]
@@ -161,7 +162,7 @@ class NormalizationError(Metric):
         share: (G,) expected sum of each item's probabilities; 1 each by default.
 
     Raises:
-        ValueError: `temperature` is not positive, or `share` is not (G,).
+        UserError: `temperature` is not positive, or `share` is not (G,).
     """
 
     full_state_update = False
@@ -171,9 +172,9 @@ class NormalizationError(Metric):
     def __init__(self, gallery: int, temperature: float, share: Tensor | None = None) -> None:
         super().__init__()
         if temperature <= 0:
-            raise ValueError(f"the normalization error needs a positive temperature, got {temperature}")
+            raise UserError(f"the normalization error needs a positive temperature, got {temperature}")
         if share is not None and share.shape != (gallery,):
-            raise ValueError(f"share must be ({gallery},), one per gallery item, got {tuple(share.shape)}")
+            raise UserError(f"share must be ({gallery},), one per gallery item, got {tuple(share.shape)}")
         self.temperature = temperature
         self.share = torch.ones(gallery, dtype=torch.float64) if share is None else share.double()
         self.add_state("mass", default=torch.zeros(gallery, dtype=torch.float64), dist_reduce_fx="sum")

@@ -56,7 +56,7 @@ def evaluate_scores(
 
     Raises:
         ScoresError: The normalizer needs scores that are not given.
-        ValueError: The normalizer cannot be applied to a matrix.
+        UserError: The normalizer cannot be applied to a matrix.
     """
     banks = banks or Banks()
     warnings: list[str] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.normalization import Normalizer
 
 
@@ -39,17 +40,17 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         if not self.recall or sorted(set(self.recall)) != list(self.recall) or self.recall[0] < 1:
-            raise ValueError(
+            raise UserError(
                 f"evaluation.recall is {self.recall}; it must be ascending numbers of at least 1, such as [1, 5, 10]"
             )
         if self.memory_gib <= 0:
-            raise ValueError(f"evaluation.memory_gib must be positive, not {self.memory_gib}")
+            raise UserError(f"evaluation.memory_gib must be positive, not {self.memory_gib}")
         if self.top_k < 1:
-            raise ValueError(f"evaluation.top_k must be at least 1, not {self.top_k}")
+            raise UserError(f"evaluation.top_k must be at least 1, not {self.top_k}")
         if self.audit and self.audit < 4:
-            raise ValueError(f"evaluation.audit must be at least 4, or 0 for no audit, not {self.audit}")
+            raise UserError(f"evaluation.audit must be at least 4, or 0 for no audit, not {self.audit}")
         if self.bank_size < 1:
-            raise ValueError(f"evaluation.bank_size must be at least 1, not {self.bank_size}")
+            raise UserError(f"evaluation.bank_size must be at least 1, not {self.bank_size}")
 
     @property
     def memory_bytes(self) -> int:
@@ -61,9 +62,9 @@ def gibibytes(size: str) -> float:
     """Return a size such as "4GiB" or "512MiB" in GiB.
 
     Raises:
-        ValueError: The size is zero, or not a number followed by KiB, MiB, GiB or TiB.
+        UserError: The size is zero, or not a number followed by KiB, MiB, GiB or TiB.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])iB\s*", size)
     if found is None or not float(found[1]):
-        raise ValueError(f"--eval_memory {size}: expected a size such as 4GiB or 512MiB")
+        raise UserError(f"--eval_memory {size}: expected a size such as 4GiB or 512MiB")
     return float(found[1]) * 1024.0 ** ("KMGT".index(found[2]) - 2)

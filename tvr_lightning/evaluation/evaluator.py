@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from tvr_lightning.data.ground_truth import GroundTruth
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.balance import Balance, balance
 from tvr_lightning.evaluation.metrics import sum_of_recalls, summarize
 from tvr_lightning.evaluation.normalization import Bank, Context, Direction, Normalizer
@@ -158,7 +159,7 @@ class Evaluator:
         measure_balance: measurement of the balance in both directions, which needs `temperature`.
 
     Raises:
-        ValueError: Not exactly one of `score` and `score_as_released` is given, or the balance is requested without a
+        UserError: Not exactly one of `score` and `score_as_released` is given, or the balance is requested without a
             temperature.
     """
 
@@ -180,9 +181,9 @@ class Evaluator:
         measure_balance: bool = False,
     ) -> None:
         if (score is None) == (score_as_released is None):
-            raise ValueError("The evaluator needs either `score` or `score_as_released`.")
+            raise UserError("The evaluator needs either `score` or `score_as_released`.")
         if measure_balance and temperature is None:
-            raise ValueError("Retrieval probabilities, and therefore the balance, need the method's temperature.")
+            raise UserError("Retrieval probabilities, and therefore the balance, need the method's temperature.")
         self.score = score
         self.score_as_released = score_as_released
         self.recall = recall
@@ -222,7 +223,7 @@ class Evaluator:
             Results table, marked as partial if texts or videos of the split were not encoded.
 
         Raises:
-            ValueError: An index is outside the split, a score is NaN, the normalizer needs a bank that is not given,
+            UserError: An index is outside the split, a score is NaN, the normalizer needs a bank that is not given,
                 or the videos have different numbers of captions under a released protocol.
         """
         seen = self._seen(texts, text_index, videos, video_index, truth)
@@ -307,7 +308,7 @@ class Evaluator:
             return None, None
         if normalizer.needs_bank and (bank is None or self.score is None):
             why = "no bank was given" if bank is None else "a released protocol with own captions cannot use one"
-            raise ValueError(
+            raise UserError(
                 f"{normalizer.name} needs a bank of training texts and videos, but {why}. Provide bank loaders in the "
                 "data module, or choose a normalizer without a bank."
             )
@@ -389,10 +390,10 @@ def _first_of_each(index: Tensor, items: int, places: int, kind: str, truth: Gro
     """Return the rows of the first item at each index, sorted by index."""
     index = index.cpu()
     if index.shape != (items,):
-        raise ValueError(f"{kind}_index must be ({items},), one position per {kind}, got {tuple(index.shape)}")
+        raise UserError(f"{kind}_index must be ({items},), one position per {kind}, got {tuple(index.shape)}")
     if len(index) and (int(index.min()) < 0 or int(index.max()) >= places):
         wrong = index[(index < 0) | (index >= places)][0]
-        raise ValueError(f"{truth.dataset} {truth.split} has {places} {kind}s, but one has position {int(wrong)}")
+        raise UserError(f"{truth.dataset} {truth.split} has {places} {kind}s, but one has position {int(wrong)}")
     order = torch.argsort(index, stable=True)
     sorted_index = index[order]
     first = torch.ones(len(order), dtype=torch.bool)
@@ -404,7 +405,7 @@ def _caption_slots(video_of_text: Tensor, videos: int) -> Tensor:
     """Number each text among the texts of its video, for protocols that pair equal numbers (T-MASS, GAID)."""
     counts = torch.bincount(video_of_text, minlength=videos)
     if int(counts.min()) != int(counts.max()):
-        raise ValueError(
+        raise UserError(
             "The released protocol scores each video under its own caption, so all videos need the same number of "
             f"captions. These have {int(counts.min())} to {int(counts.max())}. Use protocol: query"
         )

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.bank import bank_loaders
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.evaluator import Evaluation, Evaluator
@@ -138,11 +139,11 @@ class Collection:
             device: Device of this process.
 
         Raises:
-            RuntimeError: There are no texts or no videos.
+            UserError: There are no texts or no videos.
         """
         texts = gather_batches(self.texts, device)
         if texts is None:
-            raise RuntimeError(f"the evaluation loaders returned no texts{self._reasons()}")
+            raise UserError(f"the evaluation loaders returned no texts{self._reasons()}")
         videos = self.join_videos(device)
         self.clear()
         return EncodedSplit(texts, videos)
@@ -154,11 +155,11 @@ class Collection:
             device: Device of this process.
 
         Raises:
-            RuntimeError: There are no videos.
+            UserError: There are no videos.
         """
         videos = gather_batches(self.videos, device)
         if videos is None:
-            raise RuntimeError(f"the evaluation loaders returned no videos{self._reasons()}")
+            raise UserError(f"the evaluation loaders returned no videos{self._reasons()}")
         self.videos.clear()
         return videos
 
@@ -193,7 +194,7 @@ def encode_split(
         Features of every item once, sorted by index, the same on every device.
 
     Raises:
-        RuntimeError: There are no texts or no videos.
+        UserError: There are no texts or no videos.
     """
     whole = Collection(skipped=set() if skipped is None else skipped)
     for loader in loaders:
@@ -207,7 +208,7 @@ def encode_split(
             else:
                 whole.videos += _in_memory(part.videos, method.device)
     if not whole.texts or not whole.videos:
-        raise RuntimeError(f"the loaders returned no {'videos' if whole.texts else 'texts'}{whole._reasons()}")
+        raise UserError(f"the loaders returned no {'videos' if whole.texts else 'texts'}{whole._reasons()}")
     return EncodedSplit(Placed.cat(whole.texts).distinct(), Placed.cat(whole.videos).distinct())
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.data import dim_zero_cat
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.ranks import Ranks
 
 
@@ -20,7 +21,7 @@ def recall_at_k(ranks: Ranks, k: int) -> float:
     """Return the percentage of queries whose match is among the first `k`.
 
     Raises:
-        ValueError: There is no query, or `k` is below 1.
+        UserError: There is no query, or `k` is below 1.
 
     Example:
         >>> ranks = Ranks(better=torch.tensor([0, 2, 7]), tied=torch.ones(3, dtype=torch.int64), index=torch.arange(3))
@@ -35,7 +36,7 @@ def median_rank(ranks: Ranks) -> float:
     """Return the median of the expected ranks, from 1; the mean of the middle two if the number of queries is even.
 
     Raises:
-        ValueError: There is no query.
+        UserError: There is no query.
 
     Example:
         >>> ranks = Ranks(better=torch.tensor([0, 2, 7]), tied=torch.ones(3, dtype=torch.int64), index=torch.arange(3))
@@ -52,7 +53,7 @@ def mean_rank(ranks: Ranks) -> float:
     """Return the mean of the expected ranks, from 1.
 
     Raises:
-        ValueError: There is no query.
+        UserError: There is no query.
 
     Example:
         >>> ranks = Ranks(better=torch.tensor([0, 2, 7]), tied=torch.ones(3, dtype=torch.int64), index=torch.arange(3))
@@ -74,7 +75,7 @@ def summarize(ranks: Ranks, recall: Sequence[int] = (1, 5, 10)) -> dict[str, flo
         `R@K` for every K in percent, `MdR` and `MnR` (median and mean rank), and `RSum`, the sum of the recalls.
 
     Raises:
-        ValueError: There is no query, or a K is below 1.
+        UserError: There is no query, or a K is below 1.
 
     Example:
         >>> ranks = Ranks(better=torch.tensor([0, 2, 7]), tied=torch.ones(3, dtype=torch.int64), index=torch.arange(3))
@@ -122,10 +123,10 @@ class RankMetric(Metric):
         """Return the accumulated ranks, each query once.
 
         Raises:
-            ValueError: There are no ranks, or a query has two different ranks.
+            UserError: There are no ranks, or a query has two different ranks.
         """
         if not len(self.index):
-            raise ValueError(f"{type(self).__name__} has no queries. Call update before compute.")
+            raise UserError(f"{type(self).__name__} has no queries. Call update before compute.")
         gathered = Ranks(dim_zero_cat(self.better), dim_zero_cat(self.tied), dim_zero_cat(self.index))
         return gathered.deduplicated()
 
@@ -148,7 +149,7 @@ class RecallAtK(RankMetric):
     def __init__(self, k: int) -> None:
         super().__init__()
         if k < 1:
-            raise ValueError(f"recall at K needs K >= 1, got {k}")
+            raise UserError(f"recall at K needs K >= 1, got {k}")
         self.k = k
 
     def compute(self) -> Tensor:
@@ -206,7 +207,7 @@ class RetrievalMetrics(RankMetric):
     def __init__(self, recall: Sequence[int] = (1, 5, 10)) -> None:
         super().__init__()
         if not recall or min(recall) < 1:
-            raise ValueError(f"recall at K needs at least one K and every K >= 1, got {tuple(recall)}")
+            raise UserError(f"recall at K needs at least one K and every K >= 1, got {tuple(recall)}")
         self.recall = tuple(recall)
 
     def compute(self) -> dict[str, Tensor]:
@@ -216,4 +217,4 @@ class RetrievalMetrics(RankMetric):
 
 def _need_queries(ranks: Ranks) -> None:
     if len(ranks) == 0:
-        raise ValueError("No query was ranked, so the metric has no value.")
+        raise UserError("No query was ranked, so the metric has no value.")

@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.sources import (
     AdjustedSource,
     Adjustment,
@@ -128,7 +129,7 @@ def normalize_scores(
         Normalized scores (Q, G).
 
     Raises:
-        ValueError: The normalizer needs something that is not given.
+        UserError: The normalizer needs something that is not given.
 
     Example:
         >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
@@ -151,7 +152,7 @@ class DualSoftmax(Normalizer):
         temperature: factor t inside the softmax (GAID and T-MASS, released: 100).
 
     Raises:
-        ValueError: `temperature` is not positive.
+        UserError: `temperature` is not positive.
 
     Example:
         >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
@@ -164,7 +165,7 @@ class DualSoftmax(Normalizer):
 
     def __init__(self, temperature: float = 100.0) -> None:
         if temperature <= 0:
-            raise ValueError(f"dual softmax needs a positive temperature, got {temperature}")
+            raise UserError(f"dual softmax needs a positive temperature, got {temperature}")
         self.temperature = temperature
         self.name = f"dual softmax (temperature {temperature:g})"
         self._negative: dict[Direction, bool] = {}
@@ -206,7 +207,7 @@ class QueryBankNorm(Normalizer):
             GARE and DiCoSA).
 
     Raises:
-        ValueError: An option is not positive.
+        UserError: An option is not positive.
 
     Example:
         >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
@@ -220,7 +221,7 @@ class QueryBankNorm(Normalizer):
 
     def __init__(self, beta: float = 20.0, k: int = 1, occurrences: int = 1) -> None:
         if beta <= 0 or k < 1 or occurrences < 1:
-            raise ValueError(f"QB-Norm needs beta > 0, k >= 1 and occurrences >= 1, got {beta}, {k}, {occurrences}")
+            raise UserError(f"QB-Norm needs beta > 0, k >= 1 and occurrences >= 1, got {beta}, {k}, {occurrences}")
         self.beta = beta
         self.k = k
         self.occurrences = occurrences
@@ -230,7 +231,7 @@ class QueryBankNorm(Normalizer):
         """Find the popular gallery items and their normalization sums from the bank.
 
         Raises:
-            ValueError: There is no bank.
+            UserError: There is no bank.
         """
         bank = _need_bank(context, self.name)
         seen = torch.bincount(best_of_gallery(bank, self.k).flatten(), minlength=bank.gallery)
@@ -261,7 +262,7 @@ class SinkhornBias(Normalizer):
             (UCoFiA).
 
     Raises:
-        ValueError: `temperature` is not positive, `iterations` is below 1, or `per_part` is set without training
+        UserError: `temperature` is not positive, `iterations` is below 1, or `per_part` is set without training
             queries.
 
     Example:
@@ -280,9 +281,9 @@ class SinkhornBias(Normalizer):
         per_part: bool = False,
     ) -> None:
         if (temperature is not None and temperature <= 0) or iterations < 1:
-            raise ValueError(f"Sinkhorn needs temperature > 0 and iterations >= 1, got {temperature}, {iterations}")
+            raise UserError(f"Sinkhorn needs temperature > 0 and iterations >= 1, got {temperature}, {iterations}")
         if per_part and queries != "train":
-            raise ValueError(f"per_part needs queries: train, got {queries}")
+            raise UserError(f"per_part needs queries: train, got {queries}")
         self.temperature = temperature
         self.queries = queries
         self.iterations = iterations
@@ -298,7 +299,7 @@ class SinkhornBias(Normalizer):
         """Balance the queries against the gallery.
 
         Raises:
-            ValueError: There is no bank, or no counts, although they are needed.
+            UserError: There is no bank, or no counts, although they are needed.
         """
         bias = self.gallery_bias(scores, context)
 
@@ -314,16 +315,16 @@ class SinkhornBias(Normalizer):
         in both directions, because after a few iterations the side that is balanced last makes a difference.
 
         Raises:
-            ValueError: There is no bank, no counts, no parts, or no temperature, although they are needed.
+            UserError: There is no bank, no counts, no parts, or no temperature, although they are needed.
         """
         gamma = self.temperature if self.temperature is not None else context.temperature
         if gamma is None:
-            raise ValueError(f"{self.name} needs the temperature that the method divides its scores by")
+            raise UserError(f"{self.name} needs the temperature that the method divides its scores by")
         gallery = self._marginal(context.gallery_counts, "gallery")
         if self.queries == "train":
             banks = context.bank_parts if self.needs_parts else [_need_bank(context, self.name)]
             if not banks:
-                raise ValueError(f"{self.name} needs a method whose score is a mean of parts. Set per_part to false.")
+                raise UserError(f"{self.name} needs a method whose score is a mean of parts. Set per_part to false.")
             return gamma * torch.stack([self._log_weights(bank, gamma, 0.0, gallery)[1] for bank in banks]).mean(0)
         queries = self._marginal(context.query_counts, "query")
         if context.direction == "text-to-video":
@@ -350,7 +351,7 @@ class SinkhornBias(Normalizer):
         if self.marginals == "uniform":
             return 0.0
         if counts is None:
-            raise ValueError(f"{self.name} needs the number of matches of each {side} item")
+            raise UserError(f"{self.name} needs the number of matches of each {side} item")
         # A video without captions has no share; it is treated as if it had one caption.
         return counts.clamp(min=1.0).log()
 
@@ -363,7 +364,7 @@ class NormalizerChain(Normalizer):
             are raw.
 
     Raises:
-        ValueError: There is no normalizer, or a normalizer after the first needs a bank.
+        UserError: There is no normalizer, or a normalizer after the first needs a bank.
 
     Example:
         >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
@@ -375,10 +376,10 @@ class NormalizerChain(Normalizer):
 
     def __init__(self, normalizers: Sequence[Normalizer]) -> None:
         if not normalizers:
-            raise ValueError("a chain needs at least one normalizer")
+            raise UserError("a chain needs at least one normalizer")
         for late in normalizers[1:]:
             if late.needs_bank:
-                raise ValueError(
+                raise UserError(
                     f"{late.name} compares with the raw scores of training queries, so it must come first in a chain"
                 )
         self.normalizers = list(normalizers)
@@ -435,7 +436,7 @@ def normalization_error(similarity: Tensor, temperature: float) -> Tensor:
         Scalar; 0 if every gallery item is retrieved equally often.
 
     Raises:
-        ValueError: The matrix is not square.
+        UserError: The matrix is not square.
 
     Example:
         >>> hub = torch.tensor([[0.9, 0.1], [0.9, 0.1]])  # both queries find the first video
@@ -443,11 +444,11 @@ def normalization_error(similarity: Tensor, temperature: float) -> Tensor:
         tensor(1.)
     """
     if similarity.shape[0] != similarity.shape[1]:
-        raise ValueError(f"the normalization error needs one query per gallery item, got {tuple(similarity.shape)}")
+        raise UserError(f"the normalization error needs one query per gallery item, got {tuple(similarity.shape)}")
     return (1 - (similarity / temperature).softmax(1).sum(0)).abs().mean()
 
 
 def _need_bank(context: Context, name: str) -> ScoreSource:
     if context.bank is None:
-        raise ValueError(f"{name} needs the scores of training queries. Pass a bank.")
+        raise UserError(f"{name} needs the scores of training queries. Pass a bank.")
     return context.bank

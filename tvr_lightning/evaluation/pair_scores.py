@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.sources import Block, ScoreSource, Shard
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 
@@ -109,7 +110,7 @@ class PairScores(ScoreSource):
         """Yield this process's blocks, all texts of a video block before the next one.
 
         Raises:
-            ValueError: Scores are NaN in any process. All processes raise together after the first complete pass.
+            UserError: Scores are NaN in any process. All processes raise together after the first complete pass.
         """
         nan, first = 0, ""
         for columns in self.video_blocks():
@@ -150,7 +151,7 @@ class PairScores(ScoreSource):
         values = scores.similarity if self.part is None else scores.parts[self.part]
         expected = (rows.stop - rows.start, columns.stop - columns.start)
         if values.shape != expected:
-            raise ValueError(
+            raise UserError(
                 f"score returned a similarity of shape {tuple(values.shape)} for {expected[0]} texts and "
                 f"{expected[1]} videos. The shape must be (N, M)."
             )
@@ -166,7 +167,7 @@ class PairScores(ScoreSource):
     def _raise_on_nan(self, nan: int, first: str) -> None:
         total = int(self.shard.sum(torch.tensor([nan], device=self.device)))
         if total:
-            raise ValueError(
+            raise UserError(
                 f"{total} of {self.queries * self.gallery} scores are NaN; the first is "
                 f"{first or 'in another process'} (by position in the split). Look for an overflow or an empty mask in "
                 "the method's score"

@@ -28,7 +28,7 @@ def best_videos(
         Descending scores (N, k), and the columns of the videos (N, k) int64.
 
     Raises:
-        ValueError: The normalizer needs something that is missing in the context.
+        UserError: The normalizer needs something that is missing in the context.
     """
     if normalizer is not None:
         scores = AdjustedSource(scores, normalizer.fit(scores, context or Context()))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import Record
 
 
@@ -37,17 +38,17 @@ class Ranks(Record):
         """Return the probabilities (Q,) float64 that the match is among the first `k` when ties are broken at random.
 
         Raises:
-            ValueError: `k` is below 1.
+            UserError: `k` is below 1.
         """
         if k < 1:
-            raise ValueError(f"recall at K needs K >= 1, got {k}")
+            raise UserError(f"recall at K needs K >= 1, got {k}")
         return ((k - self.better).double() / self.tied.double()).clamp(0.0, 1.0)
 
     def deduplicated(self) -> Ranks:
         """Return every query once, sorted by `index`. Padded samplers and gathering over processes repeat some queries.
 
         Raises:
-            ValueError: A query has two different ranks, so the entries are not repetitions.
+            UserError: A query has two different ranks, so the entries are not repetitions.
         """
         order = torch.argsort(self.index, stable=True)
         repeated = torch.zeros_like(order, dtype=torch.bool)
@@ -58,7 +59,7 @@ class Ranks(Record):
             differs[1:] |= counts[1:] != counts[:-1]
         conflict = repeated & differs
         if conflict.any():
-            raise ValueError(
+            raise UserError(
                 f"query {int(sorted_ranks.index[conflict][0])} has two different ranks; "
                 f"{int(conflict.sum())} queries do. Ranks of one query must come from one gallery"
             )
@@ -77,7 +78,7 @@ def count_ranks(scores: Tensor, match: Tensor, index: Tensor | None = None) -> R
         Ranks of the Q queries.
 
     Raises:
-        ValueError: A score is NaN.
+        UserError: A score is NaN.
     """
     raise_on_nan(scores, "query", "gallery item")
     own = scores.gather(1, match[:, None])
@@ -99,7 +100,7 @@ def text_to_video_ranks(similarity: Tensor, video_of_text: Tensor) -> Ranks:
         Ranks of the N texts, identified by their rows.
 
     Raises:
-        ValueError: A score is NaN.
+        UserError: A score is NaN.
     """
     return count_ranks(similarity, video_of_text)
 
@@ -119,7 +120,7 @@ def video_to_text_ranks(similarity: Tensor, video_of_text: Tensor) -> Ranks:
         Ranks of the videos that have captions, identified by their columns.
 
     Raises:
-        ValueError: A score is NaN.
+        UserError: A score is NaN.
     """
     raise_on_nan(similarity, "text", "video")
     videos, group = torch.unique(video_of_text, return_inverse=True)
@@ -149,12 +150,12 @@ def raise_on_nan(scores: Tensor, row: str, column: str) -> None:
         row, column: Names of rows and columns for the message.
 
     Raises:
-        ValueError: A score is NaN. The message contains their number and the position of the first one.
+        UserError: A score is NaN. The message contains their number and the position of the first one.
     """
     nan = torch.isnan(scores)
     if nan.any():
         first = nan.nonzero()[0].tolist()
-        raise ValueError(
+        raise UserError(
             f"{int(nan.sum())} of {nan.numel()} scores are NaN, in {int(nan.any(dim=1).sum())} rows and "
             f"{int(nan.any(dim=0).sum())} columns; the first is {row} {first[0]} against {column} {first[1]}. "
             "Look for an overflow or an empty mask in the method's score"

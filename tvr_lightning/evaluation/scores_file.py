@@ -22,7 +22,7 @@ NOT_FOUND = float("-inf")
 """Score of pairs that are missing in a table of pairs; they rank after all others."""
 
 
-class ScoresError(UserError, ValueError):
+class ScoresError(UserError):
     """File of scores that cannot be read or does not fit its split."""
 
     exit_status = 2

@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.ranks import Ranks
 
 PerQuery = Callable[[Ranks], Tensor]
@@ -82,12 +83,12 @@ def resample(
         seed: Seed for the resamples.
 
     Raises:
-        ValueError: There is no query, `resamples` is below 1, or `group` does not have the shape of `values`.
+        UserError: There is no query, `resamples` is below 1, or `group` does not have the shape of `values`.
     """
     values = values.double().cpu()
     inverse, sizes = _groups(values, group)
     if resamples < 1:
-        raise ValueError(f"need resamples >= 1, got {resamples}")
+        raise UserError(f"need resamples >= 1, got {resamples}")
     draws = _draws(len(sizes), resamples, seed)
     if statistic == "median":
         return torch.cat([_medians(values, inverse, counts) for counts in draws])
@@ -132,10 +133,10 @@ def percentile_interval(estimate: float, drawn: Tensor, confidence: float = 0.95
         confidence: Share of the resampled values inside the interval, in (0, 1).
 
     Raises:
-        ValueError: `confidence` is out of range.
+        UserError: `confidence` is out of range.
     """
     if not 0 < confidence < 1:
-        raise ValueError(f"need confidence in (0, 1), got {confidence}")
+        raise UserError(f"need confidence in (0, 1), got {confidence}")
     tail = (1 - confidence) / 2
     low, high = drawn.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
     return Interval(estimate, low, high, confidence)
@@ -152,7 +153,7 @@ def effective_queries(values: Tensor, group: Tensor | None = None) -> float:
         group: Group of each query, (Q,) int64, such as the video of each caption.
 
     Raises:
-        ValueError: There is no query, or `group` does not have the shape of `values`.
+        UserError: There is no query, or `group` does not have the shape of `values`.
     """
     values = values.double().cpu()
     inverse, sizes = _groups(values, group)
@@ -166,11 +167,11 @@ def effective_queries(values: Tensor, group: Tensor | None = None) -> float:
 def _groups(values: Tensor, group: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the index of each query's group, numbered in ascending order, and the sizes of the groups."""
     if not len(values):
-        raise ValueError("No query was ranked, so there is nothing to resample.")
+        raise UserError("No query was ranked, so there is nothing to resample.")
     if group is None:
         return torch.arange(len(values)), torch.ones_like(values)
     if group.shape != values.shape:
-        raise ValueError(f"group must be ({len(values)},), one number per query, got {tuple(group.shape)}")
+        raise UserError(f"group must be ({len(values)},), one number per query, got {tuple(group.shape)}")
     names, inverse = torch.unique(group.cpu(), return_inverse=True)
     return inverse, torch.bincount(inverse, minlength=len(names)).double()
 
@@ -187,7 +188,7 @@ def exchange_p_value(
         seed: Seed for the exchanges.
 
     Raises:
-        ValueError: There is no query, or `group` does not have the shape of `difference`.
+        UserError: There is no query, or `group` does not have the shape of `difference`.
     """
     difference = difference.double().cpu()
     inverse, sizes = _groups(difference, group)

@@ -33,7 +33,7 @@ def streamed_ranks(
         Ranks of the N texts by row, and ranks of the videos that have texts by column; the same on every process.
 
     Raises:
-        ValueError: A score is NaN.
+        UserError: A score is NaN.
     """
     video_of_text = video_of_text.to(source.device)
     own = torch.zeros(source.queries, dtype=torch.float64, device=source.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.normalization import LEFT_OUT, Context, Direction, Normalizer
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.ranks import Ranks
@@ -29,7 +30,7 @@ class TwoStage(Normalizer):
         mask_frames: exclusion of padded frames from the mean; GARE's released mean counts them.
 
     Raises:
-        ValueError: `candidates` is below 1.
+        UserError: `candidates` is below 1.
     """
 
     transductive = False
@@ -37,7 +38,7 @@ class TwoStage(Normalizer):
 
     def __init__(self, candidates: int = 256, mask_frames: bool = False) -> None:
         if candidates < 1:
-            raise ValueError(f"two-stage retrieval needs at least 1 candidate, not {candidates}")
+            raise UserError(f"two-stage retrieval needs at least 1 candidate, not {candidates}")
         self.candidates = candidates
         self.mask_frames = mask_frames
         self.name = f"two stages ({candidates} candidates)"
@@ -66,7 +67,7 @@ class TwoStage(Normalizer):
             Ranks of the N texts by row, and of the videos that have texts by column.
 
         Raises:
-            ValueError: A score is NaN.
+            UserError: A score is NaN.
         """
         video_of_text = video_of_text.to(source.device)
         text = self.text_vectors(source.texts.float()).to(source.device)
@@ -84,7 +85,7 @@ class TwoStage(Normalizer):
         """Find the candidates of every query.
 
         Raises:
-            ValueError: `scores` come from a matrix, without the features that the first stage needs.
+            UserError: `scores` come from a matrix, without the features that the first stage needs.
         """
         source, transposed = _pair_scores(scores)
         text = self.text_vectors(source.texts.float()).to(source.device)
@@ -131,7 +132,7 @@ def _pair_scores(scores: ScoreSource) -> tuple[PairScores, bool]:
         transposed ^= isinstance(scores, TransposedSource)
         scores = scores.source
     if not isinstance(scores, PairScores):
-        raise ValueError(
+        raise UserError(
             "Two-stage retrieval needs the features of texts and videos for its first stage, but got a matrix."
         )
     return scores, transposed

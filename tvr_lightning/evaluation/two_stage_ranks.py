@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.ranks import Ranks, group_maximum
 from tvr_lightning.evaluation.sources import Shard
@@ -32,7 +33,7 @@ def text_ranks(
         Ranks of the N texts by row, the same on every process.
 
     Raises:
-        ValueError: A score is NaN.
+        UserError: A score is NaN.
     """
     scores = _candidate_scores(source, found, texts_are_queries=True)
     match = found == video_of_text[:, None]
@@ -64,7 +65,7 @@ def video_ranks(
         Ranks of the videos that have texts by column, the same on every process.
 
     Raises:
-        ValueError: A score is NaN.
+        UserError: A score is NaN.
     """
     videos, group = torch.unique(video_of_text, return_inverse=True)
     scores = _candidate_scores(source, found, texts_are_queries=False)[videos]
@@ -136,5 +137,5 @@ def _candidate_scores(source: PairScores, found: Tensor, texts_are_queries: bool
             scores[rows] = block.T.gather(1, place).to(scores.dtype)
     scores = shard.sum(scores)
     if scores.isnan().any():
-        raise ValueError(f"{int(scores.isnan().sum())} of {scores.numel()} candidates' scores are NaN")
+        raise UserError(f"{int(scores.isnan().sum())} of {scores.numel()} candidates' scores are NaN")
     return scores

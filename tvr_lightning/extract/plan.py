@@ -11,6 +11,7 @@ from tvr_lightning.data.datasets import VideoReader
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.errors import UserError
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.store import PARTS, Part, StoreDtype, StoreItem
@@ -40,7 +41,7 @@ class ExtractOptions:
         address: address of a running Ray cluster; None starts one on this machine.
 
     Raises:
-        ValueError: A number is below its minimum, or there is nothing to extract.
+        UserError: A number is below its minimum, or there is nothing to extract.
     """
 
     out: str
@@ -59,9 +60,9 @@ class ExtractOptions:
     def __post_init__(self) -> None:
         for name, least in (("batch_size", 1), ("shard_size", 1), ("num_workers", 0), ("actors", 1)):
             if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+                raise UserError(f"{name} is {getattr(self, name)}; it must be at least {least}")
         if not self.what:
-            raise ValueError(
+            raise UserError(
                 f"There is nothing to extract. Set --parts to all, one of {', '.join(PARTS)}, or [text, frames]."
             )
 
@@ -156,7 +157,7 @@ def parts_of(
         audio_encoder: Audio encoder, or None.
 
     Raises:
-        ValueError: The source or the encoders cannot provide a part that was requested by name.
+        UserError: The source or the encoders cannot provide a part that was requested by name.
     """
     lacking = {
         "text": None if source.texts else "there are no texts. Pass the --config of a dataset.",
@@ -168,5 +169,5 @@ def parts_of(
     }
     for part in what:
         if lacking.get(part):
-            raise ValueError(f"--parts {part}: {lacking[part]}")
+            raise UserError(f"--parts {part}: {lacking[part]}")
     return [part for part in PARTS if part in what or ("all" in what and not lacking.get(part))]

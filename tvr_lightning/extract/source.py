@@ -10,7 +10,7 @@ from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.datasets import MediaReader
 from tvr_lightning.data.records import SplitName, VideoRecord
-from tvr_lightning.errors import MissingAssetError
+from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.extract.plan import ExtractSource
 from tvr_lightning.media.opening import VIDEO_SUFFIXES
 from tvr_lightning.media.preparation import Preparation
@@ -30,13 +30,13 @@ def source_of_data(data: TextVideoDataModule, splits: Sequence[SplitName] = ("tr
         splits: Splits to extract.
 
     Raises:
-        ValueError: The data is read from a feature store.
+        UserError: The data is read from a feature store.
         MissingData: Annotation files are missing.
         UserError: The videos are copies, and some are incomplete or older than their originals.
     """
     reader = data.video_reader(training=False)
     if not isinstance(reader, MediaReader):
-        raise ValueError(
+        raise UserError(
             "data.init_args.features names a feature store. Unset it to extract from the videos themselves."
         )
     data.check_present()

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.layers.one_hot import one_hot
 from tvr_lightning.ranges import Count, Options, Positive
 
@@ -47,13 +48,13 @@ class PatchScores(nn.Module):
             half is the sum over the frames of the output for CLS concatenated with itself.
 
     Raises:
-        ValueError: D is odd.
+        UserError: D is odd.
     """
 
     def __init__(self, dimension: int, predictor: Predictor = "train") -> None:
         super().__init__()
         if dimension % 2:
-            raise ValueError(f"the patch selector halves the dimension, so {dimension} must be even")
+            raise UserError(f"the patch selector halves the dimension, so {dimension} must be even")
         self.predictor = predictor
         width = dimension if predictor == "train" else 2 * dimension
         inner = width // 2
@@ -147,11 +148,11 @@ class PatchSelector(nn.Module):
             noise: Standard normal noise (M, F, samples, P). Default: sampled if needed.
 
         Raises:
-            ValueError: There are fewer than k patches.
+            UserError: There are fewer than k patches.
         """
         options = self.options
         if patches.shape[2] < options.kept:
-            raise ValueError(f"{patches.shape[2]} patches per frame, but patch_selection.kept {options.kept}; lower it")
+            raise UserError(f"{patches.shape[2]} patches per frame, but patch_selection.kept {options.kept}; lower it")
         scores = self.scores(frames, patches)
         if noise is None and (self.training or options.noise_eval):
             noise = torch.randn(

@@ -12,6 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from tvr_lightning.errors import UserError
+
 LogSumExp = Callable[[Tensor | None], Tensor]
 
 
@@ -38,10 +40,10 @@ def sinkhorn_log_weights(
         log alpha (N,) and log beta (M,), each normalized so that its exponentials add up to 1.
 
     Raises:
-        ValueError: `iterations` is below 1.
+        UserError: `iterations` is below 1.
     """
     if iterations < 1:
-        raise ValueError(f"Sinkhorn needs at least one iteration, got {iterations}")
+        raise UserError(f"Sinkhorn needs at least one iteration, got {iterations}")
     columns = log_column_marginal - column_logsumexp(None)
     for _ in range(iterations):
         rows = log_row_marginal - row_logsumexp(columns)
@@ -77,10 +79,10 @@ def sinkhorn_biases(
         balanced matrix are proportional to the marginals.
 
     Raises:
-        ValueError: Shapes do not fit, everything is masked, a marginal is not positive, or `iterations` is below 1.
+        UserError: Shapes do not fit, everything is masked, a marginal is not positive, or `iterations` is below 1.
     """
     if similarity.ndim != 2 or 0 in similarity.shape:
-        raise ValueError(f"Sinkhorn needs a matrix with rows and columns, got shape {tuple(similarity.shape)}")
+        raise UserError(f"Sinkhorn needs a matrix with rows and columns, got shape {tuple(similarity.shape)}")
     rows, columns = similarity.shape
     with torch.autocast(similarity.device.type, enabled=False):
         scores = similarity.float() if similarity.dtype in (torch.float16, torch.bfloat16) else similarity
@@ -109,15 +111,15 @@ def _excluded(mask: Tensor | None, like: Tensor) -> Tensor | None:
 def _log_share(side: str, size: int, marginal: Tensor | None, mask: Tensor | None, like: Tensor) -> Tensor:
     for name, value in (("marginal", marginal), ("mask", mask)):
         if value is not None and value.shape != (size,):
-            raise ValueError(f"{side}_{name} must be ({size},), one per {side}, got {tuple(value.shape)}")
+            raise UserError(f"{side}_{name} must be ({size},), one per {side}, got {tuple(value.shape)}")
     if mask is not None and not mask.any():
-        raise ValueError(f"{side}_mask masks every {side}")
+        raise UserError(f"{side}_mask masks every {side}")
     if marginal is None:
         share = torch.zeros(size, dtype=like.dtype, device=like.device)
     else:
         taking_part = marginal if mask is None else marginal[mask]
         if not (taking_part > 0).all():
-            raise ValueError(f"{side}_marginal must be positive for every unmasked {side}")
+            raise UserError(f"{side}_marginal must be positive for every unmasked {side}")
         share = marginal.to(like).log()
     # A weight of -inf excludes an item from all following sums.
     return share if mask is None else share.masked_fill(~mask, -math.inf)

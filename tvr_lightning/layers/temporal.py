@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.errors import UserError
 from tvr_lightning.ranges import Count, Kind
 
 MASKED_LOGIT = -1e6
@@ -65,19 +66,19 @@ class TemporalTransformer(nn.Module):
         frames: Maximum number of frames F with a position embedding.
 
     Raises:
-        ValueError: `dimension` is not a multiple of `heads`, or a number is below 1.
+        UserError: `dimension` is not a multiple of `heads`, or a number is below 1.
     """
 
     def __init__(self, dimension: int, layers: int = 4, heads: int | None = None, frames: int = 77) -> None:
         super().__init__()
         heads = max(dimension // 64, 1) if heads is None else heads
         if min(dimension, layers, heads, frames) < 1:
-            raise ValueError(
+            raise UserError(
                 f"temporal transformer: dimension ({dimension}), layers ({layers}), heads ({heads}) and "
                 f"frames ({frames}) must be at least 1"
             )
         if dimension % heads:
-            raise ValueError(f"temporal transformer: dimension {dimension} must be a multiple of heads {heads}")
+            raise UserError(f"temporal transformer: dimension {dimension} must be a multiple of heads {heads}")
         self.frame_position_embeddings = nn.Embedding(frames, dimension)
         self.resblocks = nn.ModuleList(TemporalBlock(dimension, heads) for _ in range(layers))
         nn.init.normal_(self.frame_position_embeddings.weight, std=0.01)
@@ -90,11 +91,11 @@ class TemporalTransformer(nn.Module):
             mask: Mask (M, F), True or 1 for valid frames.
 
         Raises:
-            ValueError: There are more frames than position embeddings.
+            UserError: There are more frames than position embeddings.
         """
         length, most = frames.shape[1], self.frame_position_embeddings.num_embeddings
         if length > most:
-            raise ValueError(
+            raise UserError(
                 f"temporal transformer: {length} frames, but position embeddings for {most}. Raise `frames`."
             )
         key_bias = (1.0 - mask.to(frames.dtype)) * MASKED_LOGIT
@@ -112,13 +113,13 @@ class TemporalTransformer(nn.Module):
                 names of an OpenAI CLIP text transformer. Positions after L keep their values.
 
         Raises:
-            ValueError: A tensor is missing or has another shape, or the text transformer's width is not D.
+            UserError: A tensor is missing or has another shape, or the text transformer's width is not D.
         """
         position = self.frame_position_embeddings.weight
         source = state.get("positional_embedding")
         if source is None or source.shape[-1] != position.shape[-1]:
             found = "nothing" if source is None else f"shape {tuple(source.shape)}"
-            raise ValueError(
+            raise UserError(
                 f"temporal initialization: positional_embedding needs width {position.shape[-1]}, got {found}"
             )
         count = min(len(source), len(position))
@@ -127,7 +128,7 @@ class TemporalTransformer(nn.Module):
             source = state.get(name)
             if source is None or source.shape != parameter.shape:
                 found = "nothing" if source is None else f"shape {tuple(source.shape)}"
-                raise ValueError(f"temporal initialization: {name} needs shape {tuple(parameter.shape)}, got {found}")
+                raise UserError(f"temporal initialization: {name} needs shape {tuple(parameter.shape)}, got {found}")
             parameter.copy_(source)
 
 
@@ -139,13 +140,13 @@ class TemporalLSTM(nn.Module):
         layers: Number of stacked LSTM layers.
 
     Raises:
-        ValueError: A number is below 1.
+        UserError: A number is below 1.
     """
 
     def __init__(self, dimension: int, layers: int = 1) -> None:
         super().__init__()
         if min(dimension, layers) < 1:
-            raise ValueError(f"temporal LSTM: dimension ({dimension}) and layers ({layers}) must be at least 1")
+            raise UserError(f"temporal LSTM: dimension ({dimension}) and layers ({layers}) must be at least 1")
         self.lstm_visual = nn.LSTM(dimension, dimension, num_layers=layers, batch_first=True)
 
     def forward(self, frames: Tensor, mask: Tensor) -> Tensor:
@@ -156,11 +157,11 @@ class TemporalLSTM(nn.Module):
             mask: Mask (M, F), True or 1 for valid frames.
 
         Raises:
-            ValueError: A video has a valid frame after a padded one.
+            UserError: A video has a valid frame after a padded one.
         """
         real = mask.bool()
         if bool((real[:, 1:] & ~real[:, :-1]).any()):
-            raise ValueError(
+            raise UserError(
                 "temporal LSTM: frame_mask must be True for the first frames of a video and False for the rest"
             )
         # A video without frames runs one step, whose output the mask removes, because packing does not allow length 0.

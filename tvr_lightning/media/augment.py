@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 from PIL import Image
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.media.preparation import Pixels, Preparation, resized
 from tvr_lightning.media.rand_augment import draw_rand_augment
 
@@ -104,14 +105,14 @@ def draw_augmentation(
         A deterministic transform from an RGB frame to (S, S, 3).
 
     Raises:
-        ValueError: The augmentation is unknown, or it is random and there is no generator.
+        UserError: The augmentation is unknown, or it is random and there is no generator.
     """
     if augmentation not in get_args(Augmentation):
-        raise ValueError(f"augmentation {augmentation!r} is unknown; choose one of {', '.join(get_args(Augmentation))}")
+        raise UserError(f"augmentation {augmentation!r} is unknown; choose one of {', '.join(get_args(Augmentation))}")
     if augmentation == "none":
         return preparation
     if generator is None:
-        raise ValueError(f"augmentation {augmentation!r} needs a random generator")
+        raise UserError(f"augmentation {augmentation!r} needs a random generator")
     if augmentation == "crop-flip":
         draws = tuple(tuple(row) for row in generator.random((_ATTEMPTS, 4)).tolist())
         return CropFlip(preparation.image_size, draws, bool(generator.random() < 0.5), preparation.antialias)

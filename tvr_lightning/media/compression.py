@@ -22,6 +22,7 @@ from av.container import OutputContainer
 from numpy.typing import NDArray
 from PIL import Image
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.media.audio import SAMPLE_RATE, AudioError, read_audio
 from tvr_lightning.media.clip4clip_copies import FPS, SIZE, write_clip4clip_frames
 from tvr_lightning.media.decoder import decoded_frames, open_video
@@ -57,7 +58,7 @@ class Compression:
         like: authors whose released script defines the frames and their size; all other options keep their defaults.
 
     Raises:
-        ValueError: An option is out of range or contradicts `like`.
+        UserError: An option is out of range or contradicts `like`.
     """
 
     fps: int = FPS
@@ -69,13 +70,13 @@ class Compression:
     def __post_init__(self) -> None:
         for name, least in (("fps", 1), ("size", LEAST_SIZE)):
             if getattr(self, name) < least:
-                raise ValueError(f"--{name} is {getattr(self, name)}; it must be at least {least}")
+                raise UserError(f"--{name} is {getattr(self, name)}; it must be at least {least}")
         if self.frames not in get_args(Frames):
-            raise ValueError(f"--frames is {self.frames!r}; choose one of {', '.join(get_args(Frames))}")
+            raise UserError(f"--frames is {self.frames!r}; choose one of {', '.join(get_args(Frames))}")
         if self.like not in (None, *get_args(Like)):
-            raise ValueError(f"--like is {self.like!r}; choose one of {', '.join(get_args(Like))}")
+            raise UserError(f"--like is {self.like!r}; choose one of {', '.join(get_args(Like))}")
         if self.like and replace(self, like=None) != Compression():
-            raise ValueError(
+            raise UserError(
                 f"--like {self.like} sets {FPS} fps, {SIZE} pixels and h264. Omit --fps, --size and --frames."
             )
 

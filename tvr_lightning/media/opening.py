@@ -53,7 +53,7 @@ _PLAYLISTS = {
 _OPTIONS = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "file"}
 
 
-class MediaError(UserError, ValueError):
+class MediaError(UserError):
     """A file whose video, image, or audio cannot be read.
 
     Attributes:

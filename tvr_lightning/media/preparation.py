@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.nn import functional
 
+from tvr_lightning.errors import UserError
+
 Interpolation = Literal["bicubic", "bilinear"]
 ResizeMode = Literal["shortest", "longest", "squash"]
 """Rules for resizing a frame that is not square.
@@ -46,7 +48,7 @@ class Preparation:
         antialias: whether the resizing averages the pixels that fall together.
 
     Raises:
-        ValueError: The filter or mode is unknown, or the size is below 1.
+        UserError: The filter or mode is unknown, or the size is below 1.
     """
 
     image_size: int
@@ -56,10 +58,10 @@ class Preparation:
 
     def __post_init__(self) -> None:
         if self.image_size < 1:
-            raise ValueError(f"image_size is {self.image_size}; it must be at least 1")
+            raise UserError(f"image_size is {self.image_size}; it must be at least 1")
         for name, kind in (("interpolation", Interpolation), ("resize_mode", ResizeMode)):
             if getattr(self, name) not in get_args(kind):
-                raise ValueError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(get_args(kind))}")
+                raise UserError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(get_args(kind))}")
 
     def __call__(self, frame: Image.Image) -> Pixels:
         """Return an RGB frame as (S, S, 3)."""

@@ -103,11 +103,11 @@ def read_all(
         progress: Whether to show the progress bar.
 
     Raises:
-        ValueError: `workers` is less than 1.
+        UserError: `workers` is less than 1.
         UserError, RuntimeError: `read` failed (see `read_many`).
     """
     if workers < 1:
-        raise ValueError(f"workers is {workers}; it must be at least 1")
+        raise UserError(f"workers is {workers}; it must be at least 1")
     groups = [items[start : start + _GROUP] for start in range(0, len(items), _GROUP)]
     results: list[R | Unread[T]] = []
     with progress_bar(progress) as bar:

@@ -8,6 +8,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from tvr_lightning.errors import UserError
+
 FrameSampling = Literal[
     "one-fps-uniform",
     "segment-centres",
@@ -97,19 +99,19 @@ def sample_frames(
         Ascending positions (K,) in `times`: K = F for the segment rules, at most F for the others.
 
     Raises:
-        ValueError: The rule is unknown, there are no frames, the span is empty or starts after the clip, the generator
+        UserError: The rule is unknown, there are no frames, the span is empty or starts after the clip, the generator
             for random positions is missing, or `declared` is missing for a rule of released code.
     """
     if sampling not in get_args(FrameSampling):
-        raise ValueError(f"frame sampling {sampling!r} is unknown; choose one of {', '.join(get_args(FrameSampling))}")
+        raise UserError(f"frame sampling {sampling!r} is unknown; choose one of {', '.join(get_args(FrameSampling))}")
     if frames < 1:
-        raise ValueError(f"frames is {frames}; it must be at least 1")
+        raise UserError(f"frames is {frames}; it must be at least 1")
     if len(times) == 0:
-        raise ValueError("the clip has no frames")
+        raise UserError("the clip has no frames")
     start, end = _check_span(span, duration)
     if sampling in ("int-fps-uniform", "round-fps-uniform", "container-segments"):
         if declared is None:
-            raise ValueError(f"frame sampling {sampling!r} counts frames and needs the frame count of the container")
+            raise UserError(f"frame sampling {sampling!r} counts frames and needs the frame count of the container")
         return np.clip(_released(sampling, len(times), frames, span, declared), 0, len(times) - 1)
     elapsed = times - times[0]
     if pads_short_clips(sampling):
@@ -118,7 +120,7 @@ def sample_frames(
     first = int(_on_screen(elapsed, np.array([start]))[0])
     last = int(_on_screen(elapsed, np.array([end - 2 * _EPSILON]))[0])
     if sampling == "segment-random" and generator is None:
-        raise ValueError("frame sampling 'segment-random' needs a random generator")
+        raise UserError("frame sampling 'segment-random' needs a random generator")
     count = last - first + 1
     positions = _segments(0, count, frames, generator if sampling == "segment-random" else None)
     finish = elapsed[last + 1] if last + 1 < len(elapsed) else max(duration, elapsed[last])
@@ -165,10 +167,10 @@ def steady_frames(times: Times, duration: float, rate: int, span: tuple[float, f
         Ascending positions (K,) in `times`. A frame that is on screen at several of these times is repeated.
 
     Raises:
-        ValueError: There are no frames, or the span is empty or starts after the clip.
+        UserError: There are no frames, or the span is empty or starts after the clip.
     """
     if len(times) == 0:
-        raise ValueError("the clip has no frames")
+        raise UserError("the clip has no frames")
     start, end = _check_span(span, duration)
     moments = np.arange(np.ceil(start * rate - _EPSILON), max(np.ceil(end * rate - _EPSILON), 1)) / rate
     return _on_screen(times - times[0], moments)
@@ -181,9 +183,9 @@ def _check_span(span: tuple[float, float] | None, duration: float) -> tuple[floa
         return 0.0, duration
     start, end = span
     if not 0 <= start < end:
-        raise ValueError(f"the span {start} to {end} s is invalid; expected 0 <= start < end")
+        raise UserError(f"the span {start} to {end} s is invalid; expected 0 <= start < end")
     if start >= duration:
-        raise ValueError(f"the span {start} to {end} s begins after the clip, which lasts {duration:.3f} s")
+        raise UserError(f"the span {start} to {end} s begins after the clip, which lasts {duration:.3f} s")
     return float(start), float(min(end, duration))
 
 

@@ -107,7 +107,7 @@ def read_clip(
     Raises:
         VideoError: The file is missing, is not a video, has no frames in the span, or ends before a selected frame. A
             frame is never replaced by another.
-        ValueError: Options contradict each other (see `sample_frames`).
+        UserError: Options contradict each other (see `sample_frames`).
     """
     # A single draw, so that decoding the same clip a second time selects the same random frames.
     seed = None if generator is None else int(generator.integers(2**63))
@@ -137,7 +137,7 @@ def read_parts(
 
     Raises:
         VideoError: A part cannot be read (see `read_clip`).
-        ValueError: Options contradict each other (see `sample_frames`).
+        UserError: Options contradict each other (see `sample_frames`).
     """
     parts, clips = _read(_Wish(Path(path), frames, image_size, sampling), divide)
     return [part for part in parts if part is not None], clips

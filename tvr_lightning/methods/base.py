@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.evaluator import Evaluation
 from tvr_lightning.evaluation.loop import Collection, encode_bank, evaluate, log_values, predict
@@ -49,7 +50,7 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
         contrast: modification of the contrastive loss, such as `NCL`; None leaves the loss unmodified.
 
     Raises:
-        ValueError: `gather: local` with a loss that needs all scores together.
+        UserError: `gather: local` with a loss that needs all scores together.
 
     Attributes:
         needs_patches: whether `score` uses patches, which stored features must then contain.
@@ -76,7 +77,7 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
         super().__init__(optimizer)
         self.contrast = contrast or ContrastiveLearning()
         if gather == "local" and (type(self).losses is not RetrievalModule.losses or self.contrast.needs_all_logits):
-            raise ValueError(
+            raise UserError(
                 f"gather: local is only for InfoNCE over rows and columns, but the loss of {self.title} needs the "
                 "scores of the whole batch. Use gather: global"
             )
@@ -130,7 +131,7 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
             video: Features of M videos.
             own_text: Features of the matching caption of each of the M videos.
         """
-        raise TypeError(f"{type(self).__name__} has no released protocol. Use protocol: query")
+        raise UserError(f"{type(self).__name__} has no released protocol. Use protocol: query")
 
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
         """Return the weighted loss terms of B matching pairs, scalars by name, without side effects.

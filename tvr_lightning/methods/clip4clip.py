@@ -24,6 +24,7 @@ from torch.nn.functional import normalize
 from torch.utils.checkpoint import checkpoint
 
 from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.temporal import (
@@ -88,7 +89,7 @@ class CrossEncoder(nn.Module):
         pairs_per_block: Number of pairs scored at once.
 
     Raises:
-        ValueError: `dimension` is not a multiple of `heads`, a number is below 1, or dropout is outside [0, 1).
+        UserError: `dimension` is not a multiple of `heads`, a number is below 1, or dropout is outside [0, 1).
     """
 
     def __init__(
@@ -103,14 +104,14 @@ class CrossEncoder(nn.Module):
         super().__init__()
         heads = max(dimension // 64, 1) if heads is None else heads
         if min(dimension, layers, heads, positions, pairs_per_block) < 1:
-            raise ValueError(
+            raise UserError(
                 f"cross encoder: dimension ({dimension}), layers ({layers}), heads ({heads}), positions ({positions}) "
                 f"and pairs_per_block ({pairs_per_block}) must be at least 1"
             )
         if dimension % heads:
-            raise ValueError(f"cross encoder: dimension {dimension} must be a multiple of heads {heads}")
+            raise UserError(f"cross encoder: dimension {dimension} must be a multiple of heads {heads}")
         if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"cross encoder: dropout is {dropout}; expected a number in [0, 1)")
+            raise UserError(f"cross encoder: dropout is {dropout}; expected a number in [0, 1)")
         self.pairs_per_block = pairs_per_block
         self.position_embeddings = nn.Embedding(positions, dimension)
         self.dropout = nn.Dropout(dropout)
@@ -137,11 +138,11 @@ class CrossEncoder(nn.Module):
             Logits (N, M), without a temperature.
 
         Raises:
-            ValueError: There are more tokens than position embeddings.
+            UserError: There are more tokens than position embeddings.
         """
         tokens, most = frames.shape[1] + 1, self.position_embeddings.num_embeddings
         if tokens > most:
-            raise ValueError(
+            raise UserError(
                 f"cross encoder: a sentence and {tokens - 1} frames need {tokens} position embeddings, but there are "
                 f"{most}. Raise `frames`."
             )
@@ -188,11 +189,11 @@ class CrossEncoder(nn.Module):
                 values.
 
         Raises:
-            ValueError: The width of the text transformer is not D.
+            UserError: The width of the text transformer is not D.
         """
         own = self.position_embeddings.weight
         if position.shape[-1] != own.shape[-1]:
-            raise ValueError(
+            raise UserError(
                 f"cross encoder: the text transformer's width {position.shape[-1]} is not the features' {own.shape[-1]}"
             )
         count = min(len(position), len(own))

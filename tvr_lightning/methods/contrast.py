@@ -16,7 +16,7 @@ from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 Losses = Callable[[PairedFeatures], dict[str, Tensor]]
 
 
-class EmptyQueueError(UserError, RuntimeError):
+class EmptyQueueError(UserError):
     """Training queries are requested before any training."""
 
 
@@ -58,7 +58,7 @@ class ContrastiveLearning(nn.Module):
         """Check that the training queries required by the evaluation are available.
 
         Raises:
-            ValueError: They are not. The message names the option to change.
+            UserError: They are not. The message names the option to change.
         """
 
     def remember(self, text: TextFeatures, video: VideoFeatures) -> None:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import PairedFeatures, Record, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import COSINE_EPS, unit
 from tvr_lightning.layers.pooling import masked_mean
@@ -117,7 +118,7 @@ class DRLOptions(Options):
         decorrelation: `ChannelDecorrelation` by default, or `NoDecorrelation`.
 
     Raises:
-        ValueError: A value is out of range, or decorrelation requires weights that the interaction does not learn.
+        UserError: A value is out of range, or decorrelation requires weights that the interaction does not learn.
     """
 
     interaction: Interaction = kind(WeightedTokenWise)
@@ -129,7 +130,7 @@ class DRLOptions(Options):
         interaction, decorrelation = self.interaction, self.decorrelation
         weighted = isinstance(decorrelation, ChannelDecorrelation) and decorrelation.tokens == "weighted"
         if weighted and not isinstance(interaction, WeightedTokenWise):
-            raise ValueError(
+            raise UserError(
                 f"decorrelation.tokens: weighted needs WTI's weights, but {type(interaction).__name__} has none. "
                 "Choose matched or random, or decorrelation: NoDecorrelation"
             )

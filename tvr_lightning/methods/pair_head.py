@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.pairwise import DensePairVectors, DropoutPer, PairVectors, Pairwise, score_in_blocks
 
@@ -25,7 +26,7 @@ TRAINING_CACHE = 64 * MIB
 def check_dropout_per(per: DropoutPer, dropout: float) -> None:
     """Raise a ValueError for dropout per video with a dropout rate of 0."""
     if per == "video" and not dropout:
-        raise ValueError("dropout_per is video, but dropout is 0, so dropout_per has no effect. Leave it at pair.")
+        raise UserError("dropout_per is video, but dropout is 0, so dropout_per has no effect. Leave it at pair.")
 
 
 class PairHead(nn.Module, ABC):

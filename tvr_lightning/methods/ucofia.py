@@ -36,6 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.normalization import SinkhornBias
 from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.aggregation import ISA, Aggregation, BidirectionalAggregation
@@ -67,7 +68,7 @@ class UCoFiAOptions(Options):
             unless `evaluation.normalization` names another. The trained vision blocks are kept.
 
     Raises:
-        ValueError: A value is out of range, or an option belongs to a score that is not computed.
+        UserError: A value is out of range, or an option belongs to a score that is not computed.
     """
 
     temporal_layers: Layers = 4
@@ -81,14 +82,14 @@ class UCoFiAOptions(Options):
         super().__post_init__()
         if not self.scores or len(set(self.scores)) < len(self.scores):
             names = ", ".join(get_args(UCoFiAScore))
-            raise ValueError(f"scores is {list(self.scores)}; it must contain some of {names}, each once")
+            raise UserError(f"scores is {list(self.scores)}; it must contain some of {names}, each once")
         if self.temporal_layers and "video_sentence" not in self.scores:
-            raise ValueError(
+            raise UserError(
                 "Only video_sentence uses the temporal encoder. Set temporal_layers to 0, or add video_sentence."
             )
         patches = self.patch_selection != PatchSelection() or not self.patch_matrix
         if patches and "word_patch" not in self.scores:
-            raise ValueError(
+            raise UserError(
                 "The options of patches need word_patch in scores. Add it, or leave the options at their defaults."
             )
 
@@ -155,11 +156,11 @@ class UCoFiAHead(PairHead):
         """Return the prepared features of the texts and of the videos.
 
         Raises:
-            ValueError: The number of words, frames, or patches differs from the shape of the head's matrices.
+            UserError: The number of words, frames, or patches differs from the shape of the head's matrices.
         """
         found = (text.words.shape[1], video.frames.shape[1])
         if found != (self.words, self.frames):
-            raise ValueError(
+            raise UserError(
                 f"UCoFiA was built for {self.words} words and {self.frames} frames, but got {found[0]} words and "
                 f"{found[1]} frames. Set model.init_args.words and frames, or those of the data."
             )
@@ -168,7 +169,7 @@ class UCoFiAHead(PairHead):
             mapped = mapped_by(sentence, self.sentence_matrix, self.video_matrix.T)
         if "word_patch" in self.options.scores:
             if video.patches is None or video.patches.shape[2] != self.patches:
-                raise ValueError(
+                raise UserError(
                     f"UCoFiA aligns words with {self.patches} patches per frame, which encode_video selects"
                 )
             drops = not self.training and self.options.evaluate_as == "released"
@@ -237,7 +238,7 @@ class UCoFiA(RetrievalModule):
         patches = None
         if self.selector is not None:
             if video.patches is None:
-                raise ValueError("UCoFiA's word_patch needs patches, but the encoder returned none")
+                raise UserError("UCoFiA's word_patch needs patches, but the encoder returned none")
             patches = self.selector(video.frames, video.patches)
         frames = video.frames if self.temporal is None else self.temporal(video.frames, video.frame_mask)
         return dataclasses.replace(video, frames=frames, clip_frames=video.frames, patches=patches)

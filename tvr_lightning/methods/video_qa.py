@@ -70,7 +70,7 @@ class VideoQuestionAnswering(RecipeModule):
         hidden, dropout, pooling, spot_ratio, micro, inputs: see `AnswerHead`.
 
     Raises:
-        ValueError: `micro` is set for a method without patches, options of the method or the optimizer have no effect
+        UserError: `micro` is set for a method without patches, options of the method or the optimizer have no effect
             on answering, or `AnswerHead` rejects its options.
     """
 
@@ -93,7 +93,7 @@ class VideoQuestionAnswering(RecipeModule):
         super().__init__(optimizer)
         self.method = method(encoder)
         if micro and not self.method.needs_patches:
-            raise ValueError(
+            raise UserError(
                 f"micro: {type(self.method).__name__} has no patches. Choose another method or micro: false"
             )
         self._check_options()
@@ -115,7 +115,7 @@ class VideoQuestionAnswering(RecipeModule):
     def _check_options(self) -> None:
         """Reject options that have no effect, because the method only computes features here."""
         if self.optimizer_config.gradient_cache is not None:
-            raise ValueError(
+            raise UserError(
                 "optimizer.gradient_cache is for losses over a whole batch, but questions are answered one by one. Set "
                 "it to null, and set trainer.accumulate_grad_batches if a batch does not fit in memory."
             )
@@ -124,7 +124,7 @@ class VideoQuestionAnswering(RecipeModule):
         wrong += ["gather"] if self.method.gather != "global" else []
         wrong += ["contrast"] if self.method.contrast.name else []
         if wrong:
-            raise ValueError(
+            raise UserError(
                 f"model.init_args.method.init_args has {' and '.join(wrong)}, which question answering does not use. "
                 "Remove them (the optimizer is set in model.init_args.optimizer)."
             )
@@ -161,7 +161,7 @@ class VideoQuestionAnswering(RecipeModule):
             UserError: The data have captions instead of questions.
             CheckpointError: `pretrained` contains another method, or one with other sizes.
             StoreError: Stored features were computed with another encoder.
-            ValueError: The encoder's precision conflicts with the trainer's precision or strategy.
+            UserError: The encoder's precision conflicts with the trainer's precision or strategy.
         """
         super().setup(stage)
         data = self.trainer.datamodule  # type: ignore[attr-defined]

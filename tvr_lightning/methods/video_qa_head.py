@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods.dpdv.model import spot_frames
@@ -29,7 +30,7 @@ class AnswerHead(nn.Module):
         inputs: Inputs that the answer depends on. `question` measures the accuracy of the question text alone.
 
     Raises:
-        ValueError: A value is out of range, or options conflict.
+        UserError: A value is out of range, or options conflict.
     """
 
     def __init__(
@@ -46,15 +47,15 @@ class AnswerHead(nn.Module):
         super().__init__()
         for name, value in (("answers", answers), ("hidden", hidden)):
             if value < 1:
-                raise ValueError(f"{name} is {value}; expected at least 1")
+                raise UserError(f"{name} is {value}; expected at least 1")
         if not 0 < spot_ratio < 1:
-            raise ValueError(f"spot_ratio is {spot_ratio}; expected a share in (0, 1), or pooling: mean for all frames")
+            raise UserError(f"spot_ratio is {spot_ratio}; expected a share in (0, 1), or pooling: mean for all frames")
         if not 0 <= dropout < 1:
-            raise ValueError(f"dropout is {dropout}; expected a share in [0, 1)")
+            raise UserError(f"dropout is {dropout}; expected a share in [0, 1)")
         if pooling == "mean" and spot_ratio != 0.5:
-            raise ValueError(f"spot_ratio {spot_ratio} is an option of pooling: spot. Remove it for pooling: mean.")
+            raise UserError(f"spot_ratio {spot_ratio} is an option of pooling: spot. Remove it for pooling: mean.")
         if micro and inputs != "both":
-            raise ValueError(f"micro relates words and patches, so inputs must be both, not {inputs}")
+            raise UserError(f"micro relates words and patches, so inputs must be both, not {inputs}")
         self.pooling = pooling
         self.spot_ratio = spot_ratio
         self.micro = micro

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.aggregation import Aggregation, BidirectionalAggregation, mapped_slots, summed
 from tvr_lightning.layers.cosine import unit
@@ -105,7 +106,7 @@ class XCLIPOptions(Options):
         mask_frames: leave padded frames out of the frame contrasts; the released code keeps them.
 
     Raises:
-        ValueError: A value is out of range, or an option belongs to contrasts that are not computed.
+        UserError: A value is out of range, or an option belongs to contrasts that are not computed.
     """
 
     similarity_header: TemporalHeader = kind(SeqTransf)
@@ -118,21 +119,21 @@ class XCLIPOptions(Options):
         super().__post_init__()
         known = get_args(XCLIPContrast)
         if not self.contrasts or len(set(self.contrasts)) < len(self.contrasts):
-            raise ValueError(
+            raise UserError(
                 f"contrasts is {list(self.contrasts)}; it must contain some of {', '.join(known)}, each once"
             )
         made = set(self.contrasts)
         self.contrasts = tuple(name for name in known if name in made)
         if made == {"video_sentence"} and self.similarity_aggregation != AOSM():
-            raise ValueError(
+            raise UserError(
                 "video_sentence alone has nothing to aggregate. Leave similarity_aggregation at its default."
             )
         if self.mask_words and not made & {"video_word", "frame_word"}:
-            raise ValueError(f"mask_words: none of the contrasts {list(self.contrasts)} has words to mask")
+            raise UserError(f"mask_words: none of the contrasts {list(self.contrasts)} has words to mask")
         if self.mask_frames and not made & {"sentence_frame", "frame_word"}:
-            raise ValueError(f"mask_frames: none of the contrasts {list(self.contrasts)} has frames to mask")
+            raise UserError(f"mask_frames: none of the contrasts {list(self.contrasts)} has frames to mask")
         if not isinstance(self.similarity_header, MeanP) and not made & {"video_sentence", "video_word"}:
-            raise ValueError(
+            raise UserError(
                 f"The contrasts {', '.join(self.contrasts)} use CLIP's frames, so nothing would use the temporal "
                 "encoder. Set similarity_header to MeanP."
             )
@@ -211,11 +212,11 @@ class XCLIPHead(PairHead):
             video: `frames` (M, F, D) after the temporal encoder, and `clip_frames` before it if they differ.
 
         Raises:
-            ValueError: The number of words or frames differs from the shape of the head's matrices.
+            UserError: The number of words or frames differs from the shape of the head's matrices.
         """
         found = (text.words.shape[1], video.frames.shape[1])
         if found != (self.words, self.frames):
-            raise ValueError(
+            raise UserError(
                 f"X-CLIP was built for {self.words} words and {self.frames} frames, but got {found[0]} words and "
                 f"{found[1]} frames. Set model.init_args.words and frames, or those of the data."
             )

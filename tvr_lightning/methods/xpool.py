@@ -42,7 +42,7 @@ class XPoolOptions(Options):
             pairs, or every `video`, whose pairs lose the same elements, which is cheaper.
 
     Raises:
-        ValueError: Dropout samples per video with a dropout rate of 0.
+        UserError: Dropout samples per video with a dropout rate of 0.
     """
 
     heads: Count = 1

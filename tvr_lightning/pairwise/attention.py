@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.pairwise.base import DropoutPer, Pairwise
 from tvr_lightning.pairwise.blends import PairFrames, PlainFrames
 
@@ -32,7 +33,7 @@ class TextConditionedAttention(nn.Module):
             standard deviation 0.02 as in TC-MGC's released code.
 
     Raises:
-        ValueError: `dimension` is not a multiple of `heads`, or `dropout` is not in [0, 1).
+        UserError: `dimension` is not a multiple of `heads`, or `dropout` is not in [0, 1).
 
     Example:
         >>> attention = TextConditionedAttention(64, heads=2)
@@ -55,9 +56,9 @@ class TextConditionedAttention(nn.Module):
     ) -> None:
         super().__init__()
         if heads < 1 or dimension % heads:
-            raise ValueError(f"attention: heads is {heads}; it must divide the dimension {dimension}")
+            raise UserError(f"attention: heads is {heads}; it must divide the dimension {dimension}")
         if not 0 <= dropout < 1:
-            raise ValueError(f"attention: dropout is {dropout}; it must be at least 0 and below 1")
+            raise UserError(f"attention: dropout is {dropout}; it must be at least 0 and below 1")
         self.heads = heads
         self.dropout = dropout
         self.dropout_per: DropoutPer = dropout_per

@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import Record, Scores
 from tvr_lightning.pairwise.once import persisting
 
@@ -52,7 +53,7 @@ def score_in_blocks(
         Scores of shape (N, M), equal to `score` of all pairs at once.
 
     Raises:
-        ValueError: `pair_bytes` or `budget` is not positive, or there is no text or no video.
+        UserError: `pair_bytes` or `budget` is not positive, or there is no text or no video.
 
     Example:
         >>> from tvr_lightning.features import TextFeatures, VideoFeatures
@@ -64,9 +65,9 @@ def score_in_blocks(
                 [0., 0., 1.]])
     """
     if pair_bytes < 1 or budget < 1:
-        raise ValueError(f"score_in_blocks: pair_bytes ({pair_bytes}) and budget ({budget}) must be positive")
+        raise UserError(f"score_in_blocks: pair_bytes ({pair_bytes}) and budget ({budget}) must be positive")
     if not len(text) or not len(video):
-        raise ValueError(f"score_in_blocks: nothing to score with {len(text)} texts and {len(video)} videos")
+        raise UserError(f"score_in_blocks: nothing to score with {len(text)} texts and {len(video)} videos")
     anew = torch.is_grad_enabled() and len(text) * len(video) * pair_bytes > kept
     budget = max(budget, kept) if anew else budget
     text_step, video_step = _steps(len(text), len(video), max(budget // pair_bytes, 1), few)

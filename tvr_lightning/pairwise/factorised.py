@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.pairwise.base import DropoutPer, Pairwise, at_least_float32, parameters_of
 from tvr_lightning.pairwise.dense import DensePairVectors
 from tvr_lightning.pairwise.dropped import DroppedPairVectors, Summed
@@ -34,7 +35,7 @@ class PairVectors(Pairwise):
         offset: (D,) vector added to all pairs.
 
     Raises:
-        ValueError: There are no terms.
+        UserError: There are no terms.
 
     Example:
         >>> frames, weights = torch.randn(2, 12, 512), torch.rand(2, 12, 1000, 1)
@@ -46,7 +47,7 @@ class PairVectors(Pairwise):
     def __init__(self, shape: tuple[int, int, int], sides: Sides, offset: Tensor | None = None) -> None:
         like = next((side.vectors for side in sides if side is not None), offset)
         if like is None:
-            raise ValueError("PairVectors need a basis of the videos, of the texts, a shared one, or an offset")
+            raise UserError("PairVectors need a basis of the videos, of the texts, a shared one, or an offset")
         self.videos, self.texts, self.slots = shape
         self.sides = sides
         self.offset = offset
@@ -114,7 +115,7 @@ class PairVectors(Pairwise):
     def _thinned(self, probability: float, scale: float) -> PairVectors:
         """Return the vectors with some elements of each video's basis zeroed, the same for all vectors of the video."""
         if self.sides.text is not None:
-            raise ValueError("dropout per video does not apply to vectors with a text term")
+            raise UserError("dropout per video does not apply to vectors with a text term")
         summed = self._summed()
         left = staying((self.videos, 1, summed.basis.shape[-1]), probability, summed.basis.device)
         thinned = summed._replace(basis=summed.basis * (left * scale).to(self._dtype))
@@ -488,7 +489,7 @@ class PairVectors(Pairwise):
     def _combined(self, other: PairVectors) -> PairVectors:
         slots = max(self.slots, other.slots)
         if {self.slots, other.slots} - {1, slots} or self.shape[:2] != other.shape[:2]:
-            raise ValueError(f"pair vectors of shapes (M, N, Q) {self.shape} and {other.shape} cannot be combined")
+            raise UserError(f"pair vectors of shapes (M, N, Q) {self.shape} and {other.shape} cannot be combined")
         pairs = zip(self.sides, other.sides, strict=True)
         sides = Sides(*(self._joined_with(mine, other, theirs, slots) for mine, theirs in pairs))
         offset = other.offset

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.pairwise.once import once, origin_of
 
 
@@ -23,7 +24,7 @@ def token_similarities(video: Tensor, text: Tensor) -> Tensor:
         Inner products (F, M, W, N), contiguous.
 
     Raises:
-        ValueError: Tokens do not have 3 axes or have different D.
+        UserError: Tokens do not have 3 axes or have different D.
 
     Example:
         >>> video, text = torch.randn(2, 12, 64), torch.randn(5, 32, 64)
@@ -31,7 +32,7 @@ def token_similarities(video: Tensor, text: Tensor) -> Tensor:
         torch.Size([12, 2, 32, 5])
     """
     if video.ndim != 3 or text.ndim != 3 or video.shape[2] != text.shape[2]:
-        raise ValueError(
+        raise UserError(
             f"token_similarities needs (M, F, D) and (N, W, D) with the same D, not {tuple(video.shape)} and "
             f"{tuple(text.shape)}"
         )

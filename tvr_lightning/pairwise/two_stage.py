@@ -8,6 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 
@@ -28,14 +29,14 @@ def nearest(queries: Tensor, gallery: Tensor, count: int, queries_per_block: int
         Indices (Q, min(k, G)) int64, best first.
 
     Raises:
-        ValueError: `count` is below 1.
+        UserError: `count` is below 1.
 
     Example:
         >>> nearest(torch.tensor([[1.0, 0.1]]), torch.tensor([[0.0, 1.0], [2.0, 0.0], [1.0, 1.0]]), count=2)
         tensor([[1, 2]])
     """
     if count < 1:
-        raise ValueError(f"two-stage retrieval needs at least 1 candidate, not {count}")
+        raise UserError(f"two-stage retrieval needs at least 1 candidate, not {count}")
     directions = unit(gallery).T
     blocks = [unit(block) @ directions for block in queries.split(queries_per_block)]
     return torch.cat([block.topk(min(count, len(gallery)), dim=1).indices for block in blocks])

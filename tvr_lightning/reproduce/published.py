@@ -30,7 +30,7 @@ _BIBLIOGRAPHY_KEY = re.compile(r"([a-z]+)\d{4}\w* (.+?) ?(\d\d)")
 _VENUE = re.compile(r"(.+)['\u2019](\d\d)")
 
 
-class PublishedError(UserError, ValueError):
+class PublishedError(UserError):
     """No published row matches; the message lists what is available."""
 
 

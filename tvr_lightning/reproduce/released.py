@@ -112,7 +112,7 @@ def _verified(name: str, file: Path | None, workers: int) -> ReleasedLine:
     try:
         with shown(f"verify-released: testing {file.name}"):
             method = measure(name, file, workers)
-    except (UserError, ValueError) as error:
+    except UserError as error:
         line.remark = " ".join(str(error).split())
         return line
     evaluation = method.evaluation

@@ -38,7 +38,7 @@ class RunTrainer(Trainer):
         return self.strategy.broadcast(str(self.run_folder))
 
 
-class RunInUseError(UserError, RuntimeError):
+class RunInUseError(UserError):
     """Error for a run folder that another process still uses."""
 
     exit_status = 2

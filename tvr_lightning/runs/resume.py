@@ -35,7 +35,7 @@ LAST = "last.ckpt"
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
 
 
-class RunInterruptedError(UserError, RuntimeError):
+class RunInterruptedError(UserError):
     """Interruption of training after its state was saved; the message contains the checkpoint.
 
     Job scripts can use the exit status, which is unique to interruptions, to queue the run again.
@@ -54,7 +54,7 @@ class CheckpointConfig:
             new run starts. Use it for jobs that are queued again after an interruption.
 
     Raises:
-        ValueError: `every_n_steps` is below 1.
+        UserError: `every_n_steps` is below 1.
     """
 
     every_n_steps: int | None = None
@@ -62,7 +62,7 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         if self.every_n_steps is not None and self.every_n_steps < 1:
-            raise ValueError(f"checkpoints.every_n_steps is {self.every_n_steps}; expected at least 1, or null")
+            raise UserError(f"checkpoints.every_n_steps is {self.every_n_steps}; expected at least 1, or null")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

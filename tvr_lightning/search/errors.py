@@ -9,7 +9,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.search.results import printable
 
 
-class SearchError(UserError, ValueError):
+class SearchError(UserError):
     """A query, an option, or an index cannot be used."""
 
     def __init__(self, message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.search.errors import optional
 from tvr_lightning.search.results import Normalize
 
@@ -33,10 +34,10 @@ class SearchQuery(BaseModel, extra="forbid"):
     @model_validator(mode="after")
     def _check(self) -> SearchQuery:
         if not self.query.strip() and self.like is None:
-            raise ValueError("The query is empty. Describe the video in a few words.")
+            raise UserError("The query is empty. Describe the video in a few words.")
         options = (self.rerank, self.normalize, self.min_relevance)
         if not self.query.strip() and options != (None, "none", None):
-            raise ValueError(
+            raise UserError(
                 "rerank, normalize, and min_relevance apply only to text queries. Remove them for an example."
             )
         return self

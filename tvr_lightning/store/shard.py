@@ -39,7 +39,7 @@ NAME = re.compile(rf"(?P<part>{'|'.join(PARTS)})-(?P<number>\d{{5,}})-(?P<digest
 SAMPLED_BYTES = 2**16
 
 
-class StoreError(UserError, ValueError):
+class StoreError(UserError):
     """A feature store that is missing, damaged, incomplete, or made with other settings. The message names the fix."""
 
     exit_status = 2
@@ -153,11 +153,11 @@ def shard_content(record: Record, tensors: Mapping[str, Tensor], mask: Tensor) -
 
     Raises:
         StoreError: Features are NaN, infinite, or too large for the record's dtype.
-        ValueError: The number of items differs from the number of features.
+        UserError: The number of items differs from the number of features.
     """
     rows = {name: len(tensor) for name, tensor in {**tensors, "mask": mask}.items()}
     if record.items and set(rows.values()) != {len(record.items)}:
-        raise ValueError(f"{record.part}: {len(record.items)} items, but features {rows}; expected one row per item")
+        raise UserError(f"{record.part}: {len(record.items)} items, but features {rows}; expected one row per item")
     kind = torch.float16 if record.dtype == "float16" else torch.float32
     kept = {"mask": mask.detach().cpu().bool().contiguous()}
     for name, tensor in tensors.items():

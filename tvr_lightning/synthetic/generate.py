@@ -84,7 +84,7 @@ def synthesize(
         Folder of the dataset, `root/<dataset>`.
 
     Raises:
-        ValueError: The dataset is unknown, `videos` is below 8, or `workers` is below 1.
+        UserError: The dataset is unknown, `videos` is below 8, or `workers` is below 1.
         UserError: The folder contains something else, which is never overwritten.
     """
     _check_arguments(dataset, videos, workers)
@@ -147,11 +147,11 @@ def _sweep(folders: Iterable[Path]) -> None:
 
 def _check_arguments(dataset: str, videos: int, workers: int | None) -> None:
     if dataset not in LAYOUTS:
-        raise ValueError(f"no layout for dataset {dataset!r}; choose one of {', '.join(get_args(DatasetName))}")
+        raise UserError(f"no layout for dataset {dataset!r}; choose one of {', '.join(get_args(DatasetName))}")
     if videos < LEAST_VIDEOS:
-        raise ValueError(f"videos={videos} leaves no training videos; it must be at least {LEAST_VIDEOS}")
+        raise UserError(f"videos={videos} leaves no training videos; it must be at least {LEAST_VIDEOS}")
     if workers is not None and workers < 1:
-        raise ValueError(f"workers={workers}; it must be at least 1, or None for one per core")
+        raise UserError(f"workers={workers}; it must be at least 1, or None for one per core")
 
 
 def _same(scenes: Path, dataset: str, videos: int, seed: int) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 import av
 import numpy as np
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.synthetic.render import HEIGHT, WIDTH, render
 from tvr_lightning.synthetic.scene import Scene
 from tvr_lightning.synthetic.sound import RATE, waveform
@@ -37,10 +38,10 @@ def write_video(scene: Scene, path: Path, fps: int) -> None:
         fps: Frame rate in frames per second.
 
     Raises:
-        ValueError: The suffix is not supported.
+        UserError: The suffix is not supported.
     """
     if path.suffix not in _CODECS:
-        raise ValueError(f"{path}: cannot write a {path.suffix or 'suffixless'} video; use one of {', '.join(_CODECS)}")
+        raise UserError(f"{path}: cannot write a {path.suffix or 'suffixless'} video; use one of {', '.join(_CODECS)}")
     (video_codec, video_options), (audio_codec, audio_options) = _CODECS[path.suffix]
     with av.open(str(path), "w", options={"fflags": "+bitexact"}) as container:
         video = container.add_stream(video_codec, rate=fps, options=video_options)

@@ -27,7 +27,7 @@ CONVERTED = "authors_checkpoint"
 """Entry of a checkpoint that `tvr convert` created from the authors' own."""
 
 
-class CheckpointError(UserError, RuntimeError):
+class CheckpointError(UserError):
     """A checkpoint is missing, damaged, or of another method or size; the message has what was found and what fits."""
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from torch.utils.checkpoint import checkpoint
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import Record
 
 B = TypeVar("B", bound=Record)
@@ -31,10 +32,10 @@ def encode_in_chunks(encode: Callable[[B], R], batch: B, chunk: int) -> R:
         chunk: Maximum number of items encoded at a time; the last chunk may be smaller.
 
     Raises:
-        ValueError: `chunk` is below 1.
+        UserError: `chunk` is below 1.
     """
     if chunk < 1:
-        raise ValueError(f"a chunk must have at least 1 item, got {chunk}")
+        raise UserError(f"a chunk must have at least 1 item, got {chunk}")
     parts: list[Any] = [
         checkpoint(encode, batch[start : start + chunk], use_reentrant=False) for start in range(0, len(batch), chunk)
     ]

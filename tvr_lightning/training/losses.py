@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tvr_lightning.errors import UserError
+
 Weighting = Literal["uniform", "positive"]
 Reduction = Literal["mean", "sum"]
 LogitMap = Callable[[Tensor], Tensor]
@@ -31,7 +33,7 @@ def row_cross_entropy(logits: Tensor, target: Tensor | None = None, weight: Tens
         Scalar.
 
     Raises:
-        ValueError: Shapes do not fit, or there are more rows than columns and no targets.
+        UserError: Shapes do not fit, or there are more rows than columns and no targets.
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
@@ -43,12 +45,12 @@ def row_cross_entropy(logits: Tensor, target: Tensor | None = None, weight: Tens
     rows, columns = logits.shape
     if target is None:
         if rows > columns:
-            raise ValueError(f"{rows} rows against {columns} columns have no match on the diagonal. Pass the targets.")
+            raise UserError(f"{rows} rows against {columns} columns have no match on the diagonal. Pass the targets.")
         target = torch.arange(rows, device=logits.device)
     if weight is None:
         return F.cross_entropy(logits, target)
     if weight.shape != (rows,):
-        raise ValueError(f"weights must be ({rows},), one per row of the logits, got {tuple(weight.shape)}")
+        raise UserError(f"weights must be ({rows},), one per row of the logits, got {tuple(weight.shape)}")
     return (weight * F.cross_entropy(logits, target, reduction="none")).sum()
 
 
@@ -75,7 +77,7 @@ def info_nce(
         Scalar.
 
     Raises:
-        ValueError: The logits are not square.
+        UserError: The logits are not square.
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
@@ -85,7 +87,7 @@ def info_nce(
     columns = logits if video_to_text_logits is None else video_to_text_logits
     for matrix in (logits, columns):
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-            raise ValueError(f"InfoNCE over rows and columns needs square logits, got {tuple(matrix.shape)}")
+            raise UserError(f"InfoNCE over rows and columns needs square logits, got {tuple(matrix.shape)}")
     both = row_cross_entropy(logits, weight=weight) + row_cross_entropy(columns.T, weight=weight)
     return both / 2 if reduction == "mean" else both
 
@@ -102,7 +104,7 @@ def local_info_nce(rows: Tensor, columns: Tensor, first: int) -> Tensor:
         Scalar.
 
     Raises:
-        ValueError: Shapes do not fit each other, or the device's pairs are out of range.
+        UserError: Shapes do not fit each other, or the device's pairs are out of range.
 
     Example:
         >>> logits = torch.arange(16.0).reshape(4, 4) % 5
@@ -112,7 +114,7 @@ def local_info_nce(rows: Tensor, columns: Tensor, first: int) -> Tensor:
     """
     own, everything = rows.shape
     if columns.shape != (everything, own) or not 0 <= first <= everything - own:
-        raise ValueError(
+        raise UserError(
             f"rows {tuple(rows.shape)} and columns {tuple(columns.shape)} from position {first} on are not the share "
             "of one device: expected (B, C), (C, B), and a position of at most C - B"
         )

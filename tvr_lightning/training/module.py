@@ -109,7 +109,7 @@ class RecipeModule(LightningModule):
 
         Raises:
             StoreError: The encoder is trained, or the features were computed with another encoder.
-            ValueError: The trainer's precision or strategy is incompatible with the methods or the encoder's precision.
+            UserError: The trainer's precision or strategy is incompatible with the methods or the encoder's precision.
         """
         check_precision(str(self.trainer.precision))
         precision = self.encoder.encoder_precision

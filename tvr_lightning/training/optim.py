@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.training.released_optimizers import BertAdam, HuggingFaceAdamW
 
 OptimizerName = Literal["bert-adam", "adamw", "adamw-hf"]
@@ -49,7 +50,7 @@ class OptimizerConfig:
             at once.
 
     Raises:
-        ValueError: A value is out of its range, or two options conflict.
+        UserError: A value is out of its range, or two options conflict.
     """
 
     name: OptimizerName = "bert-adam"
@@ -69,26 +70,26 @@ class OptimizerConfig:
         self.betas = (float(self.betas[0]), float(self.betas[1]))
         for field in ("lr", "encoder_lr", "weight_decay"):
             if getattr(self, field) < 0:
-                raise ValueError(f"optimizer.{field} must not be negative, got {getattr(self, field)}")
+                raise UserError(f"optimizer.{field} must not be negative, got {getattr(self, field)}")
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"optimizer.betas must be in [0, 1), got {self.betas}")
+            raise UserError(f"optimizer.betas must be in [0, 1), got {self.betas}")
         if self.eps <= 0:
-            raise ValueError(f"optimizer.eps must be positive, got {self.eps}")
+            raise UserError(f"optimizer.eps must be positive, got {self.eps}")
         if not 0 <= self.warmup < 1:
-            raise ValueError(f"optimizer.warmup is a share of the schedule in [0, 1), got {self.warmup}")
+            raise UserError(f"optimizer.warmup is a share of the schedule in [0, 1), got {self.warmup}")
         if self.per_tensor_clip is not None and self.per_tensor_clip <= 0:
-            raise ValueError(
+            raise UserError(
                 f"optimizer.per_tensor_clip must be positive, or null for no clipping, got {self.per_tensor_clip}"
             )
         if self.name != "bert-adam" and self.per_tensor_clip is not None:
-            raise ValueError(
+            raise UserError(
                 f"optimizer.per_tensor_clip is an option of bert-adam. With `name: {self.name}`, set `per_tensor_clip: "
                 "null` and clip all gradients together with trainer.gradient_clip_val"
             )
         if self.gradient_cache is not None and self.gradient_cache < 1:
-            raise ValueError(f"optimizer.gradient_cache must be at least 1, or null, got {self.gradient_cache}")
+            raise UserError(f"optimizer.gradient_cache must be at least 1, or null, got {self.gradient_cache}")
         if self.schedule_epochs is not None and self.schedule_epochs <= 0:
-            raise ValueError(f"optimizer.schedule_epochs must be positive, got {self.schedule_epochs}")
+            raise UserError(f"optimizer.schedule_epochs must be positive, got {self.schedule_epochs}")
 
 
 def is_encoder_parameter(name: str) -> bool:
@@ -122,7 +123,7 @@ def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[st
         Up to four non-empty groups with `params`, `lr`, `weight_decay` and `name`, such as `encoder, decayed`.
 
     Raises:
-        ValueError: There are no trainable parameters.
+        UserError: There are no trainable parameters.
     """
     groups: dict[tuple[bool, bool], list[Tensor]] = {}
     for name, parameter in module.named_parameters():
@@ -130,7 +131,7 @@ def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[st
             key = (is_encoder_parameter(name), is_decayed(name, parameter, config.decay))
             groups.setdefault(key, []).append(parameter)
     if not groups:
-        raise ValueError(f"{type(module).__name__} has no trainable parameters. Unfreeze some, or only evaluate it.")
+        raise UserError(f"{type(module).__name__} has no trainable parameters. Unfreeze some, or only evaluate it.")
     return [
         {
             "params": groups[encoder, decayed],
@@ -186,15 +187,15 @@ def build_optimizer(
         Optimizer, and schedule to be stepped once after each optimizer step.
 
     Raises:
-        ValueError: There are no steps or no trainable parameters, or `schedule_epochs` is set without a number of
+        UserError: There are no steps or no trainable parameters, or `schedule_epochs` is set without a number of
             epochs.
     """
     if total_steps < 1:
-        raise ValueError(f"a schedule needs at least one optimizer step, got {total_steps}; check trainer.max_epochs")
+        raise UserError(f"a schedule needs at least one optimizer step, got {total_steps}; check trainer.max_epochs")
     span = float(total_steps)
     if config.schedule_epochs is not None:
         if epochs is None or epochs <= 0:
-            raise ValueError("optimizer.schedule_epochs needs a run counted in epochs: set trainer.max_epochs")
+            raise UserError("optimizer.schedule_epochs needs a run counted in epochs: set trainer.max_epochs")
         span = total_steps / epochs * config.schedule_epochs
     groups = parameter_groups(module, config)
     optimizer: torch.optim.Optimizer

@@ -16,6 +16,8 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from tvr_lightning.errors import UserError
+
 TOGETHER = 2**25
 """Maximum number of elements updated together; the update needs three copies, here 128 MiB each in float32."""
 
@@ -36,7 +38,7 @@ class ReleasedOptimizer(torch.optim.Optimizer, ABC):
         """Update every parameter that has a gradient, and return the loss of the closure if there is one.
 
         Raises:
-            ValueError: A gradient is sparse.
+            UserError: A gradient is sparse.
         """
         loss = None
         if closure is not None:
@@ -66,7 +68,7 @@ class ReleasedOptimizer(torch.optim.Optimizer, ABC):
             if parameter.grad is None:
                 continue
             if parameter.grad.is_sparse:
-                raise ValueError(
+                raise UserError(
                     f"{type(self).__name__} needs dense gradients, but the gradient of a parameter of shape "
                     f"{tuple(parameter.shape)} is sparse"
                 )

@@ -27,7 +27,7 @@ Opens = Callable[[], AbstractContextManager[IO[bytes]]]
 Member = tuple[str, int, Opens]
 
 
-class ImportFailed(UserError, ValueError):  # noqa: N818  reads as what happened
+class ImportFailed(UserError):  # noqa: N818  reads as what happened
     """Error for files to import that cannot be recognized, read, or written to their target."""
 
     exit_status = 2

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.layers.one_hot import one_hot
 from tvr_lightning.layers.patch_selector import first_largest
 
@@ -56,11 +57,11 @@ def dpc_knn(tokens: Tensor, clusters: int, neighbours: int = 3, density: Density
         Clusters, in at least float32.
 
     Raises:
-        ValueError: There are no tokens or fewer tokens than clusters, or a number is below 1.
+        UserError: There are no tokens or fewer tokens than clusters, or a number is below 1.
     """
     count = tokens.shape[-2]
     if count < 1 or neighbours < 1 or not 1 <= clusters <= count:
-        raise ValueError(
+        raise UserError(
             f"{count} tokens cannot form {clusters} clusters with {neighbours} neighbours; clusters go from 1 to the "
             "number of tokens, neighbours from 1"
         )

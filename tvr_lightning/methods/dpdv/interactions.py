@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.layers.aggregation import ISA, BidirectionalAggregation
 from tvr_lightning.layers.cosine import COSINE_EPS, unit
 from tvr_lightning.methods.dpdv.weighted_max import (
@@ -96,11 +97,11 @@ class SimilarityAggregation(Interaction):
         """Return scores (N, M), or 0 for pairs with a side without tokens.
 
         Raises:
-            ValueError: The number of tokens differs from the number of matrix rows.
+            UserError: The number of tokens differs from the number of matrix rows.
         """
         found = (text.vectors.shape[1], video.vectors.shape[1])
         if found != self.slots:
-            raise ValueError(
+            raise UserError(
                 f"UCoFiA's aggregation was built for {self.slots[0]} tokens per text and {self.slots[1]} per video, "
                 f"but got {found[0]} and {found[1]}. Set model.init_args.words and frames to those of the data."
             )

@@ -59,14 +59,14 @@ class DPDV(RetrievalModule):
         shared: arguments of `RetrievalModule`.
 
     Raises:
-        ValueError: Two paths are set for a single frame.
+        UserError: Two paths are set for a single frame.
     """
 
     def __init__(self, encoder: Encoder, *, dpdv: DPDVOptions | None = None, **shared: Any) -> None:
         super().__init__(encoder, **shared)
         self.options = options = dpdv or DPDVOptions()
         if options.paths and self.frames < 2:
-            raise ValueError(
+            raise UserError(
                 f"frames is {self.frames}, but two paths need at least 2. Set paths to [] to train without them."
             )
         self.needs_patches = "micro" in options.views

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.patch_selector import first_largest
@@ -141,7 +142,7 @@ class DPDVHead(PairHead):
         """Return the tokens of both sides, without masked frames of videos.
 
         Raises:
-            ValueError: The micro view needs patches, but there are none.
+            UserError: The micro view needs patches, but there are none.
         """
         return self.of_text(text), self.of_video(video)
 
@@ -182,7 +183,7 @@ class DPDVHead(PairHead):
             mask: Mask (M, F) bool of the frames to use. Default: all valid frames.
 
         Raises:
-            ValueError: The micro view needs patches, but there are none.
+            UserError: The micro view needs patches, but there are none.
         """
         mask = (video.frame_mask if mask is None else mask).bool()
         tokens = {}
@@ -190,7 +191,7 @@ class DPDVHead(PairHead):
             tokens["macro"] = self.macro.video(video.frames, mask)
         if self.micro is not None:
             if video.patches is None:
-                raise ValueError("DPDV's micro view needs patches. Set views to [macro] to score without them.")
+                raise UserError("DPDV's micro view needs patches. Set views to [macro] to score without them.")
             per_frame = mask.repeat_interleave(video.patches.shape[2], dim=1)
             tokens["micro"] = self.micro.video(video.patches.flatten(1, 2), per_frame)
         return VideoSide(tokens, unit(video.frames), mask)

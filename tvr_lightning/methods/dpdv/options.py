@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.layers.patch_selector import PatchSelection
 from tvr_lightning.methods.dpdv.clustering import DensityRule
 from tvr_lightning.ranges import Count, Kind, Layers, NotNegative, Options, Range, kind
@@ -148,7 +149,7 @@ class DPDVOptions(Options):
         divergence: KL terms, L_KL of Eq. 12.
 
     Raises:
-        ValueError: A value is out of range, or options conflict.
+        UserError: A value is out of range, or options conflict.
     """
 
     temporal_layers: Layers = 0
@@ -168,35 +169,35 @@ class DPDVOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.views or len(set(self.views)) < len(self.views):
-            raise ValueError(f"views is {list(self.views)}; it must contain macro, micro, or both, each once")
+            raise UserError(f"views is {list(self.views)}; it must contain macro, micro, or both, each once")
         if len(set(self.paths)) < len(self.paths):
-            raise ValueError(f"paths is {list(self.paths)}; it must contain spot, recover, both, or none, each once")
+            raise UserError(f"paths is {list(self.paths)}; it must contain spot, recover, both, or none, each once")
         self._check_losses()
         self._check_captions()
         self._check_views()
 
     def _check_losses(self) -> None:
         if not self.paths and (self.divergence.weight or self.spot_partition == "pairwise"):
-            raise ValueError(
+            raise UserError(
                 "paths is empty, so there are no paths to divide frames between or to compare the original pairs with. "
                 "Set divergence.weight to 0 and leave spot_partition at paired."
             )
         if not self.original_loss and not (self.paths and self.path_weight):
-            raise ValueError("original_loss: false leaves no contrastive loss without paths that have a path_weight")
+            raise UserError("original_loss: false leaves no contrastive loss without paths that have a path_weight")
         if self.paths and not (self.path_weight or self.divergence.weight):
-            raise ValueError(
+            raise UserError(
                 f"paths {list(self.paths)} are in no loss: path_weight and divergence.weight are 0. Set paths to []"
             )
 
     def _check_captions(self) -> None:
         if self.recover_captions > self.captions:
-            raise ValueError(
+            raise UserError(
                 f"recover_captions is {self.recover_captions}; it must be between 1 and captions ({self.captions})"
             )
         if self.recover_captions > 1 and "recover" not in self.paths:
-            raise ValueError(f"recover_captions {self.recover_captions} needs the path recover, which is not in paths")
+            raise UserError(f"recover_captions {self.recover_captions} needs the path recover, which is not in paths")
         if self.recover_captions > 1 and "ucofia" in (self.macro_interaction, self.micro_interaction):
-            raise ValueError(
+            raise UserError(
                 f"ucofia aggregates a fixed number of tokens, but recover_captions {self.recover_captions} gives more. "
                 "Set recover_captions to 1 or use weighted-max."
             )
@@ -204,11 +205,11 @@ class DPDVOptions(Options):
     def _check_views(self) -> None:
         micro = self.micro_interaction != "weighted-max" or self.patch_reduction != PatchMerging()
         if micro and "micro" not in self.views:
-            raise ValueError("micro_interaction and patch_reduction need the view micro, which is not in views")
+            raise UserError("micro_interaction and patch_reduction need the view micro, which is not in views")
         if self.macro_interaction != "weighted-sum" and "macro" not in self.views:
-            raise ValueError("macro_interaction needs the view macro, which is not in views")
+            raise UserError("macro_interaction needs the view macro, which is not in views")
         if self.micro_interaction == "ucofia" and self.patch_reduction.per_frame is None:
-            raise ValueError(
+            raise UserError(
                 f"micro_interaction: ucofia has a matrix with one row per patch, but {self.patch_reduction!r} leaves a "
                 "number that depends on the frames. Use SelectedPatches (UCoFiA's own) or AveragePatches."
             )

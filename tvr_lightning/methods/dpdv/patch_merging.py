@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.methods.dpdv.clustering import dpc_knn, merge_tokens
 from tvr_lightning.methods.dpdv.options import PatchMerging
 
@@ -16,13 +17,13 @@ class TokenAttention(nn.Module):
         heads: Number of attention heads.
 
     Raises:
-        ValueError: D is not a multiple of the number of heads.
+        UserError: D is not a multiple of the number of heads.
     """
 
     def __init__(self, dimension: int, heads: int) -> None:
         super().__init__()
         if dimension % heads:
-            raise ValueError(f"patch_reduction.heads is {heads}, which does not divide the dimension {dimension}")
+            raise UserError(f"patch_reduction.heads is {heads}, which does not divide the dimension {dimension}")
         self.heads = heads
         self.norm = nn.LayerNorm(dimension)
         self.q = nn.Linear(dimension, dimension)

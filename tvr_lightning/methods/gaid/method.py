@@ -49,6 +49,7 @@ from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.encoders.whisper import TinyWhisperEncoder, WhisperEncoder
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.stochastic import trial_draws
 from tvr_lightning.methods import released
@@ -73,7 +74,7 @@ class GAID(RetrievalModule):
         shared: arguments of `RetrievalModule`.
 
     Raises:
-        ValueError: An audio encoder is set, but the fusion does not use audio.
+        UserError: An audio encoder is set, but the fusion does not use audio.
         MissingWeightsError: Whisper's weights are missing.
     """
 
@@ -90,7 +91,7 @@ class GAID(RetrievalModule):
         self.options = options = gaid or GAIDOptions()
         deaf = isinstance(options.fusion, NoFusion)
         if deaf and audio_encoder is not None:
-            raise ValueError(
+            raise UserError(
                 "audio_encoder conflicts with gaid.fusion: NoFusion, which does not use audio. Remove one of them."
             )
         self.protocol = protocol
@@ -137,12 +138,12 @@ class GAID(RetrievalModule):
         """Project audio (M, F, D_a) to (M, F, D), with zeros for silent frames.
 
         Raises:
-            ValueError: Fusion needs audio, but there is none.
+            UserError: Fusion needs audio, but there is none.
         """
         if self.audio_encoder is None:
             return dataclasses.replace(video, audio=None, audio_mask=None)
         if video.audio is None or video.audio_mask is None:
-            raise ValueError(
+            raise UserError(
                 "gaid.fusion: GatedFusion needs audio, but these videos have none. Set data.init_args.audio to whisper "
                 "or wav2vec2 (as the audio encoder), or model.init_args.gaid.fusion to NoFusion."
             )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
@@ -75,13 +76,13 @@ class GAREHead(PairHead):
             increments: Whether to return the increments (n, m, D) as the part `increment`.
 
         Raises:
-            ValueError: Increments are requested, but the options have none.
+            UserError: Increments are requested, but the options have none.
         """
         texts, means = self.of_texts(text.sentence, len(video)), self.of_videos(self.mean_frames(video), len(text))
         videos = self.pooled(texts, means, video)
         if self.psi is None:
             if increments:
-                raise ValueError("increment is NoIncrement: there are no increments to return")
+                raise UserError("increment is NoIncrement: there are no increments to return")
             return Scores(texts.cosine(videos)[..., 0].T)
         increment = self.increments(texts, means, text, video)
         if self.options.increment.corrected == "text":
@@ -131,7 +132,7 @@ class GAREHead(PairHead):
         """Return R (M, N, 1) = exp(linear(cosines of the text with the frames)) (Table 5)."""
         assert self.magnitude is not None
         if video.frames.shape[1] != self.frames:
-            raise ValueError(
+            raise UserError(
                 f"GARE without gap was built for {self.frames} frames, but got {video.frames.shape[1]}. Set "
                 "model.init_args.frames, or those of the data."
             )
@@ -146,10 +147,10 @@ class GAREHead(PairHead):
         `corrected_norm`, and the Euclidean distances `text_to_video` and `corrected_to_video`.
 
         Raises:
-            ValueError: There are no increments, or videos are corrected.
+            UserError: There are no increments, or videos are corrected.
         """
         if self.psi is None or self.options.increment.corrected == "video":
-            raise ValueError("the geometry of corrected texts needs an increment with corrected: text")
+            raise UserError("the geometry of corrected texts needs an increment with corrected: text")
         text, video = text.float(), video.float()
         texts, means = self.of_texts(text.sentence, len(video)), self.of_videos(self.mean_frames(video), len(text))
         increment, gap = self.increments(texts, means, text, video), means - texts
@@ -300,15 +301,15 @@ def trust_region_step(increment: Tensor, gradient: Tensor, radius: float) -> tup
         The increments (..., D) after the step, of length `radius`, and the lengths alpha (...) of the steps.
 
     Raises:
-        ValueError: An increment is outside the trust region, or a gradient is zero.
+        UserError: An increment is outside the trust region, or a gradient is zero.
     """
     direction = gradient / gradient.norm(dim=-1, keepdim=True)
     if not bool(direction.isfinite().all()):
-        raise ValueError("trust_region_step: a zero or non-finite gradient has no direction")
+        raise UserError("trust_region_step: a zero or non-finite gradient has no direction")
     squared = increment.square().sum(-1)
     if bool((squared > radius**2 * (1 + 1e-5)).any()):
         longest = float(squared.max().sqrt())
-        raise ValueError(f"trust_region_step: an increment of length {longest:g} is outside the radius {radius:g}")
+        raise UserError(f"trust_region_step: an increment of length {longest:g} is outside the radius {radius:g}")
     along = (increment * direction).sum(-1)
     alpha = along + (along.square() - squared + radius**2).clamp(min=0).sqrt()
     return increment - alpha.unsqueeze(-1) * direction, alpha

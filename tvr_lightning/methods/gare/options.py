@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.methods.pair_head import check_dropout_per
 from tvr_lightning.pairwise import DropoutPer
 from tvr_lightning.ranges import Dropout, Kind, Layers, NotNegative, Options, Positive, Range, kind
@@ -61,7 +62,7 @@ class GapIncrement(Increment):
             released code attends to padded frames (psi_module.py).
 
     Raises:
-        ValueError: Dropout samples per video with a dropout rate of 0, or with words as context, whose basis depends
+        UserError: Dropout samples per video with a dropout rate of 0, or with words as context, whose basis depends
             on the text.
     """
 
@@ -76,7 +77,7 @@ class GapIncrement(Increment):
     ) -> None:
         check_dropout_per(dropout_per, dropout)
         if dropout_per == "video" and context == "words":
-            raise ValueError(
+            raise UserError(
                 "dropout_per is video, but with context: words, psi mixes words, whose basis is the text's. Leave it "
                 "at pair."
             )
@@ -104,7 +105,7 @@ class TextIncrement(Increment):
         dropout_per: same as in `GapIncrement`.
 
     Raises:
-        ValueError: Dropout samples per video with a dropout rate of 0.
+        UserError: Dropout samples per video with a dropout rate of 0.
     """
 
     def __init__(self, dropout: Dropout = 0.3, mask_context: bool = False, dropout_per: DropoutPer = "pair") -> None:
@@ -206,7 +207,7 @@ class GAREOptions(Options):
         fixed_temperature: fixed value of tau (section 3.1: 0.01); None learns CLIP's (modeling.py).
 
     Raises:
-        ValueError: A value is out of range, or increments are regularized but not used.
+        UserError: A value is out of range, or increments are regularized but not used.
     """
 
     temporal_layers: Layers = 4
@@ -222,7 +223,7 @@ class GAREOptions(Options):
         super().__post_init__()
         shaping = (self.bottleneck, self.norm_variance, self.direction)
         if isinstance(self.increment, NoIncrement) and shaping != (Bottleneck(), Variance(), LogMeanExp()):
-            raise ValueError(
+            raise UserError(
                 "increment is NoIncrement, so bottleneck, norm_variance, and direction have no effect. Leave them at "
                 "their defaults."
             )

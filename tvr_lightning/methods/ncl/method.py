@@ -36,6 +36,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import Bank
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
@@ -63,7 +64,7 @@ class NCL(ContrastiveLearning):
             final weights and limited to `evaluation.bank_size`.
 
     Raises:
-        ValueError: A value is out of range, or options conflict.
+        UserError: A value is out of range, or options conflict.
     """
 
     name = "NCL"
@@ -78,7 +79,7 @@ class NCL(ContrastiveLearning):
     ) -> None:
         super().__init__()
         if not normalize_loss and (iterations is not None or detach_biases is not None):
-            raise ValueError(
+            raise UserError(
                 "normalize_loss: false computes no biases in training. Remove iterations and detach_biases."
             )
         self.normalize_loss = self.needs_all_logits = normalize_loss
@@ -103,24 +104,24 @@ class NCL(ContrastiveLearning):
         """Return the method's loss terms, at least one of which must be contrastive.
 
         Raises:
-            TypeError: None of the terms is contrastive.
+            UserError: None of the terms is contrastive.
         """
         self._asked = False
         found = losses(pairs)
         if self.needs_all_logits and not self._asked:
             name = getattr(losses, "__qualname__", "the loss")
-            raise TypeError(f"{name} passes no logits through contrastive_logits, so NCL cannot normalize them")
+            raise UserError(f"{name} passes no logits through contrastive_logits, so NCL cannot normalize them")
         return found
 
     def check(self, evaluation: EvaluationConfig) -> None:
         """Reject a normalization by training queries without a queue.
 
         Raises:
-            ValueError: The message names the option to change.
+            UserError: The message names the option to change.
         """
         normalizer = evaluation.normalization
         if self.bank_source == "queue" and not self.remembers and normalizer is not None and normalizer.needs_bank:
-            raise ValueError(
+            raise UserError(
                 f"{normalizer.name} needs training queries. Set queue_size above 0, or bank: training-split"
             )
 

@@ -25,7 +25,7 @@ def normalized_logits(logits: Tensor, iterations: int = 4, detach: bool = True, 
             they contribute to the gradient of the temperature.
 
     Raises:
-        ValueError: `iterations` is below 1, or the matrix is empty.
+        UserError: `iterations` is below 1, or the matrix is empty.
     """
     text_bias, video_bias = sinkhorn_biases(logits.detach() if detach else logits, 1.0, iterations)  # Eqs. 8 to 11
     biases = text_bias[:, None] + video_bias

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import Record
 
 R = TypeVar("R", bound=Record)
@@ -24,7 +25,7 @@ class FeatureQueue(nn.Module):
         capacity: Capacity K, at least 1.
 
     Raises:
-        ValueError: `capacity` is below 1.
+        UserError: `capacity` is below 1.
     """
 
     position: Tensor
@@ -33,7 +34,7 @@ class FeatureQueue(nn.Module):
     def __init__(self, capacity: int) -> None:
         super().__init__()
         if capacity < 1:
-            raise ValueError(f"a queue needs a capacity of at least 1, got {capacity}")
+            raise UserError(f"a queue needs a capacity of at least 1, got {capacity}")
         self.capacity = capacity
         self.register_buffer("position", torch.zeros(1, dtype=torch.int64))
         self.register_buffer("filled", torch.zeros(1, dtype=torch.int64))
@@ -50,7 +51,7 @@ class FeatureQueue(nn.Module):
             records: Records with tensors (B, ...), whose remaining dimensions never change.
 
         Raises:
-            ValueError: Fields, sizes, or types differ from those of the stored records.
+            UserError: Fields, sizes, or types differ from those of the stored records.
         """
         tensors = _tensors(records)
         stored = self._stored()
@@ -61,7 +62,7 @@ class FeatureQueue(nn.Module):
         expected = {name: (tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in stored.items()}
         found = {name: (tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in tensors.items()}
         if found != expected:
-            raise ValueError(f"the queue contains {expected}, but got {found}")
+            raise UserError(f"the queue contains {expected}, but got {found}")
         count = len(records)
         kept = min(count, self.capacity)
         places = (self.position + torch.arange(count - kept, count, device=self.filled.device)) % self.capacity
@@ -77,10 +78,10 @@ class FeatureQueue(nn.Module):
             kind: Class of the records.
 
         Raises:
-            ValueError: The queue is empty.
+            UserError: The queue is empty.
         """
         if not len(self):
-            raise ValueError("the queue is empty")
+            raise UserError("the queue is empty")
         start = int(self.position) - len(self)
         places = torch.arange(start, start + len(self), device=self.filled.device) % self.capacity
         return kind(**{name: tensor[places] for name, tensor in self._stored().items()})

@@ -56,7 +56,7 @@ class TCMGC(RetrievalModule):
         shared: arguments of `RetrievalModule`.
 
     Raises:
-        ValueError: Options, sizes, and keep rate conflict.
+        UserError: Options, sizes, and keep rate conflict.
     """
 
     def __init__(self, encoder: Encoder, *, tcmgc: TCMGCOptions | None = None, **shared: Any) -> None:

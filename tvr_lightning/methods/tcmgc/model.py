@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.aggregation import BidirectionalAggregation
 from tvr_lightning.layers.cosine import unit
@@ -53,7 +54,7 @@ class TCMGCHead(PairHead):
         options: Options of TC-MGC.
 
     Raises:
-        ValueError: Options, sizes, and keep rate conflict.
+        UserError: Options, sizes, and keep rate conflict.
     """
 
     def __init__(self, dimension: int, words: int, frames: int, options: TCMGCOptions | None = None) -> None:
@@ -114,17 +115,17 @@ class TCMGCHead(PairHead):
         """Return the prepared features of the texts, and the videos.
 
         Raises:
-            ValueError: The number of words or frames differs from the head's, or `clip_frames` is missing although
+            UserError: The number of words or frames differs from the head's, or `clip_frames` is missing although
                 CLIP's own frames are contrasted.
         """
         found = (text.words.shape[1], video.frames.shape[1])
         if found != (self.words, self.frames):
-            raise ValueError(
+            raise UserError(
                 f"TC-MGC was built for {self.words} words and {self.frames} frames, but got {found[0]} words and "
                 f"{found[1]} frames. Set model.init_args.words and frames, or those of the data."
             )
         if self.attention is None and video.clip_frames is None:
-            raise ValueError("without attention, TC-MGC contrasts CLIP's own frames, but clip_frames is missing")
+            raise UserError("without attention, TC-MGC contrasts CLIP's own frames, but clip_frames is missing")
         sentence, words = unit(text.sentence.unsqueeze(1)), unit(text.words)
         queries = torch.cat([text.sentence.unsqueeze(1), text.words], dim=1)
         queries = queries if self.attention is None else self.attention.queries(queries)  # Eqs. 2, 8

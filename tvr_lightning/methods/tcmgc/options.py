@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.layers.aggregation import ISA, Aggregation
 from tvr_lightning.methods.pair_head import check_dropout_per
 from tvr_lightning.methods.tcmgc.reorganization import Reorganization
@@ -33,7 +34,7 @@ class LanguageVideoAttention(Options):
         residual: residual connection around FC (Table 11).
 
     Raises:
-        ValueError: Dropout samples per video with a dropout rate of 0.
+        UserError: Dropout samples per video with a dropout rate of 0.
     """
 
     heads: Count = 1
@@ -105,7 +106,7 @@ class TCMGCOptions(Options):
         mask_words: leave padded words out of the contrasts; the released code keeps them.
 
     Raises:
-        ValueError: A value is out of range, decorrelation is used with a single contrast, or the output of the temporal
+        UserError: A value is out of range, decorrelation is used with a single contrast, or the output of the temporal
             encoder is unused.
     """
 
@@ -127,18 +128,18 @@ class TCMGCOptions(Options):
         super().__post_init__()
         known = get_args(Contrast)
         if not self.contrasts or len(set(self.contrasts)) < len(self.contrasts):
-            raise ValueError(
+            raise UserError(
                 f"contrasts is {list(self.contrasts)}; it must contain some of {', '.join(known)}, each once"
             )
         self.contrasts = tuple(name for name in known if name in self.contrasts)
         if self.decorrelation.weight and len(self.contrasts) == 1:
-            raise ValueError(
+            raise UserError(
                 f"decorrelation needs two contrasts, since the variance of {self.contrasts[0]} alone is undefined. "
                 "Set decorrelation.weight to 0 or add contrasts."
             )
         coarse = {"video_sentence", "video_word"} & set(self.contrasts)
         if self.temporal_layers and self.attention is None and not coarse:
-            raise ValueError(
+            raise UserError(
                 "Without attention, the frame contrasts use CLIP's frames, so nothing would use the temporal encoder. "
                 "Set temporal_layers to 0."
             )

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.layers.aggregation import weighted_sum
 
 Reorganization = Literal["off", "removal", "fusion"]
@@ -29,18 +30,18 @@ def kept_slots(slots: int, keep_rate: float, mode: Reorganization, name: str) ->
         name: Name of the option, for the error.
 
     Raises:
-        ValueError: No slot would be kept, or none would be left to fuse.
+        UserError: No slot would be kept, or none would be left to fuse.
     """
     if mode == "off":
         return slots
     kept = int(slots * keep_rate)
     if not 1 <= kept <= slots:
-        raise ValueError(
+        raise UserError(
             f"keep_rate {keep_rate} keeps {kept} of {slots} slots of reorganization.{name}; "
             f"it must be between {1 / slots:.3g} and 1"
         )
     if mode == "fusion" and kept == slots:
-        raise ValueError(
+        raise UserError(
             f"keep_rate {keep_rate} keeps all {slots} slots, so reorganization.{name}: fusion has nothing to fuse. "
             "Lower the rate or choose off."
         )

@@ -42,7 +42,7 @@ def run_report(directory: Runs, recipes: Path = Path("recipes"), tables_only: bo
         for place, run in enumerate(runs, start=1):
             try:
                 if not run.finished or run.card.features is not None:
-                    raise ValueError("the run only stored features" if run.finished else "the run failed")
+                    raise UserError("the run only stored features" if run.finished else "the run failed")
                 if not tables_only:
                     console.print(f"[{place}/{len(runs)}] figures of {run.card.name}", markup=False)
                     arrays[run.key] = figures_of(run, directory / "figures")

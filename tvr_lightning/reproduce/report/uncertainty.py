@@ -11,6 +11,7 @@ from statistics import NormalDist, mean, stdev
 import torch
 from torch import Tensor
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.evaluation.statistics import (
     Comparison,
@@ -127,7 +128,7 @@ def smallest_difference(recall: float, queries: float, confidence: float = 0.95)
     the same queries resolve smaller ones: see `compare_runs`.
     """
     if queries < 1 or not 0 <= recall <= 100:
-        raise ValueError(
+        raise UserError(
             f"smallest_difference needs at least one query and a recall in percent, not {queries}, {recall}"
         )
     share = (recall / 100 * queries + 1) / (queries + 2)

@@ -25,7 +25,7 @@ CardDirection = Literal["text_to_video", "video_to_text"]
 QueryKind = Literal["text_to_video", "video_to_text", "question"]
 
 
-class CardError(UserError, ValueError):
+class CardError(UserError):
     """An unusable card; the message names the file and the fix."""
 
 

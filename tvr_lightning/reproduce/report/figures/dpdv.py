@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods import DPDV
 from tvr_lightning.methods.base import RetrievalModule
@@ -73,10 +74,10 @@ def draw_merging(arrays: Arrays) -> Iterator[Chart]:
     """Draw every frame after each stage, with each merged patch in the mean color of its pixels.
 
     Raises:
-        ValueError: The patches of a frame do not form a square grid.
+        UserError: The patches of a frame do not form a square grid.
     """
     if arrays["strips"].ndim < 3:
-        raise ValueError(f"{arrays['members'].shape[-1]} patches per frame do not form a square grid")
+        raise UserError(f"{arrays['members'].shape[-1]} patches per frame do not form a square grid")
     for name, strip, stages in zip(arrays["names"], arrays["strips"], arrays["members"], strict=True):
         images = [frames(strip, f"Frames of {name}")]
         for stage, (members, left) in enumerate(zip(stages, arrays["left"], strict=True), start=1):
@@ -111,14 +112,14 @@ def measure_unmatched(encoded: EncodedSplit) -> Arrays:
         unmatched frames in percent.
 
     Raises:
-        ValueError: Fewer than two captions have words.
+        UserError: Fewer than two captions have words.
     """
     text, video = encoded.paired()
     position = torch.arange(text.words.shape[1], device=text.words.device)
     inner = text.word_mask & (position > 0) & (position < text.word_mask.sum(1, keepdim=True) - 1)
     kept = inner.any(1)
     if kept.sum() < 2:
-        raise ValueError("no two matching captions have words other than SOT and EOT")
+        raise UserError("no two matching captions have words other than SOT and EOT")
     words, inner, features, mask = unit(text.words)[kept], inner[kept], unit(video.frames)[kept], video.frame_mask[kept]
     margins = []
     for row in range(len(words)):
