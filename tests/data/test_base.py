@@ -7,8 +7,8 @@ import torch
 
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.data.msrvtt import MSRVTT
-from tvr_lightning.data.records import AnnotationError, MissingData, Problem
-from tvr_lightning.errors import UserError
+from tvr_lightning.data.records import AnnotationError, Problem
+from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.media.video import VideoError
 
 SMALL = {"frames": 3, "image_size": 32, "batch_size": 4, "eval_batch_size": 3, "num_workers": 0}
@@ -180,7 +180,7 @@ def test_training_options_change_the_frames_of_training_only(synthetic_msrvtt):
 def test_missing_files_stop_the_run_before_it_starts(broken):
     data = MSRVTT(root=str(broken), **SMALL)
     gone = data.read_split("train").videos[1].path
-    with pytest.raises(MissingData, match=f"1 of the 12 video files of the train split: looked for {gone}.*skip"):
+    with pytest.raises(MissingAssetError, match=f"1 of the 12 video files of the train split: looked for {gone}.*skip"):
         data.setup("fit")
 
 
@@ -297,7 +297,7 @@ def test_the_root_comes_from_the_environment_or_is_asked_for(synthetic_msrvtt, m
     monkeypatch.setenv("TVR_DATA", str(synthetic_msrvtt))
     MSRVTT().setup("test")
     monkeypatch.delenv("TVR_DATA")
-    with pytest.raises(MissingData, match="TVR_DATA is set"):
+    with pytest.raises(MissingAssetError, match="TVR_DATA is set"):
         MSRVTT().setup("test")
 
 

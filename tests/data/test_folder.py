@@ -10,7 +10,8 @@ import pytest
 from tvr_lightning.cli import main
 from tvr_lightning.data import VideoFolder
 from tvr_lightning.data.check import check
-from tvr_lightning.data.records import AnnotationError, MissingData
+from tvr_lightning.data.records import AnnotationError
+from tvr_lightning.errors import MissingAssetError
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -142,7 +143,7 @@ def test_what_is_wrong_is_said_in_one_sentence(root, tmp_path):
             data(tmp_path).read_split("train")
     (tmp_path / "captions.jsonl").write_text("{}\n")
     with pytest.raises(
-        MissingData, match=r"contains captions\.csv, captions\.jsonl\. Choose one with data\.init_args\.table"
+        MissingAssetError, match=r"contains captions\.csv, captions\.jsonl\. Choose one with data\.init_args\.table"
     ):
         data(tmp_path).read_split("train")
     with pytest.raises(ValueError, match="test_share is 1; it must be"):
@@ -155,7 +156,9 @@ def test_captions_without_a_video_stop_a_run_and_videos_without_captions_are_not
     for file in (root / "videos").iterdir():
         if file.name != "video9.mp4":
             (tmp_path / "videos" / file.name).symlink_to(file)
-    with pytest.raises(MissingData, match=r"1 of the 15 video files of the train split: looked for \S+video9\.mp4"):
+    with pytest.raises(
+        MissingAssetError, match=r"1 of the 15 video files of the train split: looked for \S+video9\.mp4"
+    ):
         data(tmp_path).setup("fit")
     (note,) = check(data(tmp_path), progress=False).notes
     assert "video7.mp4; left out" in str(note)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tvr_lightning.data.msrvtt import MSRVTT
-from tvr_lightning.data.records import AnnotationError, Findings, MissingData
+from tvr_lightning.data.records import AnnotationError, Findings
+from tvr_lightning.errors import MissingAssetError
 
 SENTENCES = [
     ("video7010", "a clip showing a computer screen"),
@@ -121,7 +122,7 @@ def test_every_problem_is_reported_each_time_the_split_is_read(tmp_path):
 def test_missing_annotations_say_what_where_and_the_layout(tmp_path):
     folder = write_excerpt(tmp_path)
     (folder / "MSRVTT_train.9k.csv").unlink()
-    with pytest.raises(MissingData) as caught:
+    with pytest.raises(MissingAssetError) as caught:
         MSRVTT(root=str(tmp_path)).setup("fit")
     assert str(folder / "MSRVTT_train.9k.csv") in str(caught.value)
     assert "videos/video0.mp4" in str(caught.value)
@@ -162,7 +163,7 @@ def test_real_test_sentences_stand_as_in_their_own_file(test_data, tmp_path):
 
 def test_real_clips_load_with_their_captions(test_data):
     root = str(test_data / "annotations")
-    with pytest.raises(MissingData, match="995 of the 1000 video files of the test split"):
+    with pytest.raises(MissingAssetError, match="995 of the 1000 video files of the test split"):
         MSRVTT(root=root).setup("test")
     data = MSRVTT(root=root, on_corrupt="skip", frames=4, image_size=32, batch_size=10, num_workers=0)
     data.setup()

@@ -7,7 +7,8 @@ import pytest
 
 from tvr_lightning.data import MSRVTT, MSRVTTQA
 from tvr_lightning.data.msrvtt_qa import QuestionRecord
-from tvr_lightning.data.records import AnnotationError, MissingData
+from tvr_lightning.data.records import AnnotationError
+from tvr_lightning.errors import MissingAssetError
 from tvr_lightning.synthetic import synthesize
 
 
@@ -78,7 +79,7 @@ def test_missing_files_say_where_they_were_looked_for(tmp_path):
 def test_questions_about_videos_without_a_file_stop_the_run_or_are_counted(tmp_path):
     entries = [{"question": "who", "answer": "man", "video_id": number} for number in (7, 8, 9)]
     data = written(tmp_path, entries, "train")
-    with pytest.raises(MissingData, match="2 of the 3 video files") as raised:
+    with pytest.raises(MissingAssetError, match="2 of the 3 video files") as raised:
         data.load_split("train")
     assert "on_corrupt" in str(raised.value)
     forgiving = MSRVTTQA(root=str(tmp_path), num_workers=0, on_corrupt="skip")

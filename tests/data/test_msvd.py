@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from tvr_lightning.data.msvd import MSVD, read_captions
-from tvr_lightning.data.records import AnnotationError, MissingData
+from tvr_lightning.data.records import AnnotationError
+from tvr_lightning.errors import MissingAssetError
 
 CLIP = "-_hbPLsZvvo_172_179"
 CAPTIONS = {CLIP: [["a", "dog", "runs"], ["it", "s", "a", "dog"]], "x_1_2": [["a", "cat"]]}
@@ -95,7 +96,7 @@ def test_real_clips_load_with_their_captions(test_data):
     data = MSVD(
         root=str(test_data / "annotations"), on_corrupt="skip", frames=4, image_size=32, batch_size=2, num_workers=0
     )
-    with pytest.raises(MissingData, match="668 of the 670 video files of the test split"):
+    with pytest.raises(MissingAssetError, match="668 of the 670 video files of the test split"):
         MSVD(root=str(test_data / "annotations")).setup("test")
     data.setup()
     assert len(data.load_split("train").videos) == 3

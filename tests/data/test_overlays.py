@@ -36,7 +36,8 @@ def test_every_shared_argument_belongs_somewhere():
 
 @pytest.mark.parametrize("kind", DATASETS)
 def test_a_dataset_names_no_option_again_but_those_whose_default_is_its_own(kind):
-    assert set(arguments(kind)) & set(arguments(TextVideoDataModule)) == {"split", "frames", "words"}
+    own = set(arguments(kind)) & set(arguments(TextVideoDataModule))
+    assert own in ({"split"}, {"split", "frames", "words"})
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.stem)

@@ -9,15 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from tvr_lightning.data.msrvtt import MSRVTT
-from tvr_lightning.data.records import MissingData
 from tvr_lightning.data.recover_captions import (
     Description,
-    MissingCaptions,
     find_captions,
     read_captions,
     write_captions,
 )
-from tvr_lightning.errors import UserError
+from tvr_lightning.errors import MissingAssetError, UserError
 
 SMALL = {"frames": 2, "image_size": 32, "batch_size": 4, "eval_batch_size": 3, "num_workers": 0}
 
@@ -64,7 +62,7 @@ def test_what_is_wrong_with_a_table_is_named(tmp_path, table, message):
 
 
 def test_absent_and_foreign_files_say_how_to_make_one(tmp_path):
-    with pytest.raises(MissingCaptions, match="tvr caption"):
+    with pytest.raises(MissingAssetError, match="tvr caption"):
         read_captions(tmp_path / "none.parquet")
     path = tmp_path / "text.parquet"
     path.write_text("no table")
@@ -81,7 +79,7 @@ def test_a_name_is_a_path_or_a_file_of_the_dataset(tmp_path, monkeypatch):
     assert find_captions("captions.parquet", folder) == folder / "captions.parquet"
     (here / "captions.parquet").touch()
     assert find_captions("captions.parquet", folder).resolve() == here / "captions.parquet"
-    with pytest.raises(MissingCaptions, match=re.escape(f"looked for other.parquet and {folder / 'other.parquet'}")):
+    with pytest.raises(MissingAssetError, match=re.escape(f"looked for other.parquet and {folder / 'other.parquet'}")):
         find_captions("other.parquet", folder)
 
 
@@ -101,7 +99,7 @@ def test_evaluation_neither_reads_nor_needs_the_file(synthetic_msrvtt):
     data.setup("test")
     for loader in data.test_dataloader():
         assert not hasattr(next(iter(loader)), "extras")
-    with pytest.raises(MissingData, match=r"no captions file nowhere\.parquet"):
+    with pytest.raises(MissingAssetError, match=r"no captions file nowhere\.parquet"):
         data.setup("fit")
 
 

@@ -17,7 +17,6 @@ from sound_files import tone, write_clip
 from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.batch import Media
 from tvr_lightning.data.msrvtt import MSRVTT
-from tvr_lightning.data.records import MissingData
 from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.encoders.whisper import TinyWhisperEncoder
 from tvr_lightning.errors import MissingAssetError
@@ -383,7 +382,7 @@ def test_training_from_the_store_with_an_encoder_that_trains_is_refused(dataset,
 def test_stored_features_need_no_videos(dataset, extracted, tmp_path):
     root = shutil.copytree(dataset, tmp_path / "data", ignore=shutil.ignore_patterns("*.mp4"))
     shutil.rmtree(root / "msrvtt" / "videos")
-    with pytest.raises(MissingData):
+    with pytest.raises(MissingAssetError):
         data_of(root).setup()
     data = data_of(root, features=str(extracted[0]))
     data.setup()

@@ -11,8 +11,8 @@ from browser import serving, wait
 from search_parts import find, write_clip
 
 from tvr_lightning.cli import main
-from tvr_lightning.data.recover_captions import Description, MissingCaptions, read_captions, write_captions
-from tvr_lightning.errors import UserError
+from tvr_lightning.data.recover_captions import Description, read_captions, write_captions
+from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.search import Searcher, SearchError, index
 
 
@@ -176,7 +176,7 @@ def test_index_advises_what_it_has(gallery, tmp_path, monkeypatch, capsys, optio
 @pytest.mark.parametrize(
     ("spoil", "error", "said_of"),
     [
-        (lambda path: path.unlink(), MissingCaptions, "no captions file"),
+        (lambda path: path.unlink(), MissingAssetError, "no captions file"),
         (lambda path: path.write_text("no parquet"), UserError, "not a parquet file"),
         (lambda path: pq.write_table(pa.table({"video": ["clip0"]}), path), UserError, "no column video_id"),
         (

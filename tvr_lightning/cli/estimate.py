@@ -276,7 +276,7 @@ def _read(data: TextVideoDataModule) -> tuple[PairBatch, float, float]:
             read, seconds = (ahead + 1) * len(first), start
     finally:
         data.batch_size, data.trainer = whole, trainer
-        data._training_loader = None
+        data.training_loader = None
     return first, read / max(seconds, 1e-9), start
 
 

@@ -15,7 +15,7 @@ from tvr_lightning.config.recipe import data_from_recipe
 from tvr_lightning.config.recipe_files import OptionError, refuse_options
 from tvr_lightning.data.caption_table import read_records
 from tvr_lightning.data.ground_truth import GroundTruth
-from tvr_lightning.data.records import MissingData, Split, TextRecord, VideoRecord, malformed
+from tvr_lightning.data.records import Split, TextRecord, VideoRecord, malformed
 from tvr_lightning.evaluation.brought import Banks, compare, evaluate_scores, intervals
 from tvr_lightning.evaluation.evaluator import Evaluation
 from tvr_lightning.evaluation.normalization import Normalizer
@@ -132,7 +132,7 @@ def _split_of(
         dataset = data_from_recipe(config or [], [*([f"--data={data}"] if data else []), *overrides])
         absent = dataset.missing_annotations("test")
         if absent:
-            raise MissingData(dataset.directory, absent, dataset.layout)
+            raise dataset.incomplete(absent)
         split, title, warnings = dataset.read_split("test"), dataset.full_title, dataset.warnings
     return GroundTruth.of(title, split, warnings), [video.video_id for video in split.videos]
 

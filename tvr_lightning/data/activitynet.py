@@ -50,6 +50,7 @@ $TVR_DATA/activitynet/
   train.json, val_1.json          {"v_<id>": {"sentences": [...], ...}, ...}
   train_ids.json, val_ids.json    ["v_<id>", ...]
   videos/v_<id>.mp4 ..."""
+    has_official_validation = False  # papers use val1 for testing
 
     def __init__(
         self,
@@ -62,11 +63,6 @@ $TVR_DATA/activitynet/
     ) -> None:
         super().__init__(split=split, frames=frames, words=words, **options)
         self.annotated_end = annotated_end
-
-    @property
-    def has_official_validation(self) -> bool:
-        """False, because papers use val1 for testing."""
-        return False
 
     def required_files(self, name: SplitName) -> list[Path]:
         """Files with the IDs and the sentences."""

@@ -6,6 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -26,17 +27,16 @@ from tvr_lightning.data.records import (
     SYNTHETIC_FILE,
     AnnotationError,
     Findings,
-    MissingData,
     Problem,
     Split,
     SplitName,
     shared_videos,
 )
-from tvr_lightning.data.recover_captions import MissingCaptions, RecoverCaptions, find_captions, read_captions
+from tvr_lightning.data.recover_captions import RecoverCaptions, find_captions, read_captions
 from tvr_lightning.data.samplers import EvaluationSampler, TrainingSampler, check_divisible
-from tvr_lightning.data.stored import FeatureReader, open_store
+from tvr_lightning.data.stored import FeatureReader, frame_fingerprint, text_fingerprint
 from tvr_lightning.data.subsets import draw_videos, hold_out
-from tvr_lightning.errors import UserError
+from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.features import Record
 from tvr_lightning.media.augment import Augmentation
 from tvr_lightning.media.preparation import Interpolation, Preparation, ResizeMode
@@ -156,17 +156,16 @@ class TextVideoDataModule(LightningDataModule, ABC):
         self.tokenise: Callable[[list[str]], Tokens] | None = None  # a model sets its encoder's `caption_tokens`
         self.skipped: dict[SplitName, list[str]] = {}
         self.training_sampler: TrainingSampler | None = None
-        self._training_loader: TrainingLoader | None = None
+        self.training_loader: TrainingLoader | None = None
         self._resume_at: dict[str, int] | None = None
         self._read: dict[SplitName, Split] = {}
         self._loaded: dict[SplitName, Split] = {}
         self._store: tuple[list[Part], FeatureStore] | None = None
-        self._copies: Copies | Literal[False] | None = False
         self._check_options()
 
     def _check_options(self) -> None:
-        positive = ("frames", "batch_size", "eval_batch_size")
-        for name, least in [(name, 1) for name in positive] + [("words", 3), ("num_workers", 0), ("seed", 0)]:
+        least_values = {"frames": 1, "batch_size": 1, "eval_batch_size": 1, "words": 3, "num_workers": 0, "seed": 0}
+        for name, least in least_values.items():
             if getattr(self, name) < least:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at least {least}")
         if self.holdout < 0:
@@ -217,25 +216,19 @@ class TextVideoDataModule(LightningDataModule, ABC):
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
         """Read a split from the annotation files and add all their problems to `findings`.
 
-        Called for "val" only if `has_official_validation`.
-
-        Raises:
-            AnnotationError: A file cannot be parsed further.
+        Called for "val" only if `has_official_validation`. Raises AnnotationError if a file cannot be parsed further.
         """
 
     # Location of the data
 
     @property
     def folder(self) -> Path:
-        """Folder of the dataset.
-
-        Raises:
-            MissingData: Neither `root` nor TVR_DATA is set.
-        """
+        """Folder of the dataset in `root` or TVR_DATA, one of which must be set."""
         root = self.root or os.environ.get("TVR_DATA")
         if not root:
-            absent = ["the parent folder: neither data.init_args.root nor the environment variable TVR_DATA is set"]
-            raise MissingData(self.directory, absent, self.layout)
+            raise self.incomplete(
+                ["the parent folder: neither data.init_args.root nor the environment variable TVR_DATA is set"]
+            )
         return Path(root).expanduser() / self.directory
 
     @property
@@ -266,7 +259,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         if self.extra_captions is not None and "train" in STAGES[stage]:
             try:
                 find_captions(self.extra_captions, self.folder)
-            except MissingCaptions as error:
+            except MissingAssetError as error:
                 absent.append(str(error))
         return absent
 
@@ -274,11 +267,17 @@ class TextVideoDataModule(LightningDataModule, ABC):
         """Check that the annotation files and the video folder of a stage (None: all stages) exist.
 
         Raises:
-            MissingData: Something is missing. The message lists it with its path and the expected layout.
+            MissingAssetError: Something is missing. The message lists it with its path and the expected layout.
         """
         absent = self.missing(stage)
         if absent:
-            raise MissingData(self.directory, absent, self.layout)
+            raise self.incomplete(absent)
+
+    def incomplete(self, absent: list[str]) -> MissingAssetError:
+        """Return the error for missing files, which are listed one sentence each, with the expected layout."""
+        listed = "\n".join(f"  - {line}" for line in absent)
+        message = f"The data in {self.directory} is incomplete:\n{listed}\nExpected layout:\n{self.layout}"
+        return MissingAssetError(message)
 
     # Splits
 
@@ -313,10 +312,10 @@ class TextVideoDataModule(LightningDataModule, ABC):
             AnnotationError: The files contradict themselves. The error lists every problem.
         """
         if name not in self._read:
-            if self._source(name) == "train":
+            source = self._source(name)
+            if source == "train":
                 self._read_training_videos()
             else:
-                source = self._source(name)
                 self._read[name] = self._parse(name) if source == name else self.read_split(source)
         return self._read[name]
 
@@ -341,7 +340,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         their positions, so that texts and videos are numbered as in the annotation files.
 
         Raises:
-            MissingData: Files are missing and `on_corrupt` is "error".
+            MissingAssetError: Files are missing and `on_corrupt` is "error".
             AnnotationError: The annotation files contradict themselves.
             UserError: The videos are copies (`tvr data compress`), and some are incomplete or older than their source.
         """
@@ -349,68 +348,62 @@ class TextVideoDataModule(LightningDataModule, ABC):
             split = self.read_split(name)
             absent = self._absent(split)
             if absent and self.on_corrupt == "error":
-                self._raise_absent(split, absent)
+                raise self._absent_error(split, absent)
             self.skipped[name] = [f"{split.videos[i].path}: {reason}" for i, reason in absent.items()]
             if absent and name == "train":
                 split = split.take_videos([i for i in range(len(split.videos)) if i not in absent])
             self._loaded[name] = split
         return self._loaded[name]
 
-    @property
+    @cached_property
     def copies(self) -> Copies | None:
-        """Manifest of the folder, if it contains copies of another folder (`tvr data compress`).
-
-        Raises:
-            UserError: The manifest is damaged.
-        """
-        if self._copies is False:
-            self._copies = read_copies(self.folder)
-        return self._copies
+        """Manifest of the folder, if it contains copies of another folder (`tvr data compress`)."""
+        return read_copies(self.folder)
 
     def _absent(self, split: Split) -> dict[int, str]:
-        """Return the positions of videos that cannot be served, each with the reason."""
-        if self.features is None:
-            absent = {i: "no such file" for i, video in enumerate(split.videos) if not video.path.is_file()}
-            if self.copies is not None:
-                self.copies.check(video.path for i, video in enumerate(split.videos) if i not in absent)
-            return absent
-        return self._feature_reader().absent(split)
+        """Return the indices of videos that cannot be served, each with the reason."""
+        if self.features is not None:
+            return self._feature_reader().absent(split)
+        absent = {i: "no such file" for i, video in enumerate(split.videos) if not video.path.is_file()}
+        if self.copies is not None:
+            self.copies.check(video.path for i, video in enumerate(split.videos) if i not in absent)
+        return absent
 
-    def _raise_absent(self, split: Split, absent: dict[int, str]) -> None:
+    def _absent_error(self, split: Split, absent: dict[int, str]) -> UserError:
         hint = "To continue without them, set data.init_args.on_corrupt to skip"
         rest = f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
         count = f"{len(absent)} of the {len(split.videos)} video files of the {split.name} split"
-        first = list(absent)[:SHOWN]
+        first = {split.videos[i].path: absent[i] for i in list(absent)[:SHOWN]}
         if self.features is not None:
-            reasons = "; ".join(f"{split.videos[i].path}: {absent[i]}" for i in first)
-            raise StoreError(f"{count} are not in the feature store {self.features}: {reasons}{rest}. {hint}")
-        paths = ", ".join(str(split.videos[i].path) for i in first)
-        raise MissingData(self.directory, [f"{count}: looked for {paths}{rest}. {hint}"], self.layout)
+            reasons = "; ".join(f"{path}: {reason}" for path, reason in first.items())
+            return StoreError(f"{count} are not in the feature store {self.features}: {reasons}{rest}. {hint}")
+        return self.incomplete([f"{count}: looked for {', '.join(map(str, first))}{rest}. {hint}"])
 
     @property
     def store(self) -> FeatureStore | None:
-        """Checked feature store that `features` names; None if videos are decoded.
-
-        Raises:
-            StoreError: The store is missing, damaged, or made with another sampling, frame size or number of words.
-        """
+        """Feature store that `features` names, checked against the options; None if videos are decoded."""
+        if self.features is None:
+            return None
         parts = self._stored_parts()
-        if self.features is not None and (self._store is None or self._store[0] != parts):
-            copies = self.copies.how.describe() if self.copies is not None else ""
-            store = open_store(
-                self.features, self.frames, self.preparation, self.sampling, self.words, parts, self.audio, copies
-            )
-            self._store = (parts, store)
-        return None if self._store is None else self._store[1]
+        if self._store is None or self._store[0] != parts:
+            copies = "" if self.copies is None else self.copies.how.describe()
+            store = FeatureStore(self.features, parts)
+            store.require("text", text_fingerprint(self.words))
+            store.require("frames", frame_fingerprint(self.frames, self.preparation, self.sampling, copies))
+            if "audio" in parts and self.audio is not None:
+                store.require("audio", {"preprocessing": self.audio.describe()})
+            store.verify()
+            self._store = parts, store
+        return self._store[1]
 
     def _stored_parts(self) -> list[Part]:
         """Return the parts of a store that the method reads; without a method, those that the data options name."""
         module = self.trainer.lightning_module if self.trainer else None
-        hears = self.audio is not None if module is None else getattr(module, "audio_encoder", None) is not None
+        uses_audio = self.audio is not None if module is None else getattr(module, "audio_encoder", None) is not None
         parts: list[Part] = ["text", "frames"]
         if getattr(module, "needs_patches", False):
             parts.append("patches")
-        if hears:
+        if uses_audio:
             parts.append("audio")
         return parts
 
@@ -428,7 +421,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         """Read the splits of a stage and check that no video is in two splits.
 
         Raises:
-            MissingData: Annotation or video files are missing.
+            MissingAssetError: Annotation or video files are missing.
             AnnotationError: The files contradict themselves, or two splits share videos.
         """
         self.check_present(stage)
@@ -455,12 +448,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
                 raise AnnotationError([Problem(str(self.folder), entry, "split-overlap", message, fix)])
 
     def train_dataloader(self) -> DataLoader[PairBatch]:
-        """Return the shuffled loader of PairBatch with the share of the global batch of this device.
-
-        Raises:
-            UserError: `batch_size` is not divisible by the number of devices, or exceeds the number of samples and
-                incomplete batches are dropped.
-        """
+        """Return the shuffled loader of PairBatch with the share of the global batch of this device."""
         sharing = self._sharing()
         check_divisible(self.batch_size, sharing["replicas"])
         dataset = PairDataset(
@@ -483,18 +471,13 @@ class TextVideoDataModule(LightningDataModule, ABC):
         self.training_sampler.set_epoch(self.trainer.current_epoch if self.trainer else 0)
         loader = self._loader(dataset, self.training_sampler, self.batch_size // sharing["replicas"], self.num_workers)
         assert isinstance(loader, TrainingLoader)
-        self._training_loader = loader
+        self.training_loader = loader
         self._resume_training()
         return loader
 
-    @property
-    def training_loader(self) -> TrainingLoader | None:
-        """Training loader, once it is built."""
-        return self._training_loader
-
     def state_dict(self) -> dict[str, Any]:
         """Return the progress of training within its epoch, for checkpoints."""
-        return {} if self._training_loader is None else {"training": self._training_loader.state_dict()}
+        return {} if self.training_loader is None else {"training": self.training_loader.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume training at the position in the checkpoint, before or after the loader is built.
@@ -507,17 +490,12 @@ class TextVideoDataModule(LightningDataModule, ABC):
             self._resume_training()
 
     def _resume_training(self) -> None:
-        if self._training_loader is not None and self._resume_at is not None:
-            self._training_loader.load_state_dict(self._resume_at)
+        if self.training_loader is not None and self._resume_at is not None:
+            self.training_loader.load_state_dict(self._resume_at)
             self._resume_at = None
 
     def recover_captions(self) -> RecoverCaptions | None:
-        """Return additional descriptions of the training videos; None if `extra_captions` is not set.
-
-        Raises:
-            MissingCaptions: The file is missing.
-            UserError: The file is damaged or does not describe all training videos.
-        """
+        """Return additional descriptions of all training videos; None if `extra_captions` is not set."""
         if self.extra_captions is None:
             return None
         captions = read_captions(find_captions(self.extra_captions, self.folder))

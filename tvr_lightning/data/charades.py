@@ -37,7 +37,7 @@ class Charades(TextVideoDataModule):
 
     Args:
         split: "scripts" or "sta" (Charades-STA).
-        **options: options of all datasets, including `frames` and `words` (`TextVideoDataModule`).
+        **options: options of all datasets (`TextVideoDataModule`).
     """
 
     title = "Charades"
@@ -47,21 +47,10 @@ $TVR_DATA/charades/
   Charades_v1_train.csv, Charades_v1_test.csv    columns id, script, length
   charades_sta_train.txt, charades_sta_test.txt  for split sta: <id> <start> <end>##<sentence>
   videos/<id>.mp4 ..."""
+    has_official_validation = False
 
-    def __init__(
-        self,
-        *,
-        split: Literal["scripts", "sta"] = "scripts",
-        frames: int = 12,
-        words: int = 32,
-        **options: Any,
-    ) -> None:
-        super().__init__(split=split, frames=frames, words=words, **options)
-
-    @property
-    def has_official_validation(self) -> bool:
-        """False, because neither table has a validation split."""
-        return False
+    def __init__(self, *, split: Literal["scripts", "sta"] = "scripts", **options: Any) -> None:
+        super().__init__(split=split, **options)
 
     @property
     def one_caption_evaluation(self) -> bool:
@@ -102,14 +91,11 @@ $TVR_DATA/charades/
                 fix = "write <id> <start> <end>##<sentence>"
                 findings.add(source, entry, "malformed", f"cannot be read: {line[:60]!r}", fix)
             elif moment["video"] not in lengths:
-                message, fix = (
-                    f"sentence for {moment['video']}, which is not in Charades_v1_{name}.csv",
-                    "remove the line",
-                )
-                findings.add(source, entry, "caption-without-video", message, fix)
+                message = f"sentence for {moment['video']}, which is not in Charades_v1_{name}.csv"
+                findings.add(source, entry, "caption-without-video", message, "remove the line")
             else:
                 given = float(moment["start"]), float(moment["end"])
-                span = _mend(given, lengths[moment["video"]])
+                span = _valid_span(given, lengths[moment["video"]])
                 if span != given:
                     message = f"the span {given[0]} to {given[1]} s of {moment['video']} is reversed or outside"
                     findings.note(source, entry, "reversed-span", message, f"read as {span[0]} to {span[1]} s")
@@ -122,20 +108,18 @@ $TVR_DATA/charades/
         return builder.build(name, "Charades-STA, sentences to spans")
 
     def _read_lengths(self, name: SplitName) -> dict[str, float]:
-        """Return the length in seconds of every video of the table."""
         source = self.folder / f"Charades_v1_{name}.csv"
         lengths = {}
         for row in read_table(source, ["id", "length"]):
             try:
                 lengths[row["id"].strip()] = float(row["length"])
             except ValueError as error:
-                raise malformed(
-                    source, row["id"], f"length {row['length']!r} is not a number", "write seconds"
-                ) from error
+                message = f"length {row['length']!r} is not a number"
+                raise malformed(source, row["id"], message, "write seconds") from error
         return lengths
 
 
-def _mend(span: Span, length: float) -> Span:
+def _valid_span(span: Span, length: float) -> Span:
     """Return a span with its ends in order, or the whole video if the span is outside it or empty."""
     start, end = min(span), max(span)
     if start >= length or start == end:

@@ -75,7 +75,7 @@ def check(data: TextVideoDataModule, *, decode: bool = False, workers: int = 1, 
         Report; the dataset is valid if its `problems` are empty.
 
     Raises:
-        MissingData: Neither the dataset's `root` nor TVR_DATA is set.
+        MissingAssetError: Neither the dataset's `root` nor TVR_DATA is set.
     """
     report = Report(data.title, "")
     splits: list[Split] = []

@@ -98,7 +98,7 @@ def compress_dataset(
         progress: Whether to show a progress bar.
 
     Raises:
-        MissingData: Files of the dataset are missing.
+        MissingAssetError: Files of the dataset are missing.
         AnnotationError: The annotation files contradict themselves.
         UserError: The originals are copies themselves, the folder contains copies made with other settings, the disk
             is full or not writable, or another process is writing the copies.

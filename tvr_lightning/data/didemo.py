@@ -95,9 +95,8 @@ $TVR_DATA/didemo/
         findings.duplicates(self.folder / f"{name}_list.txt", listed)
         paragraphs: dict[str, list[str]] = {video: [] for video in listed}
         source = self.folder / f"{name}_data.json"
-        for number, moment in enumerate(
-            expect(source, "top level", read_json(source), list, "write a list of moments")
-        ):
+        moments = expect(source, "top level", read_json(source), list, "write a list of moments")
+        for number, moment in enumerate(moments):
             entry = f"[{number}]"
             video = field_of(source, entry, moment, "video", str)
             description = field_of(source, entry, moment, "description", str)

@@ -7,15 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import (
-    Findings,
-    Split,
-    SplitBuilder,
-    SplitName,
-    VideoRecord,
-    read_text,
-    tidy,
-)
+from tvr_lightning.data.records import Findings, Split, SplitBuilder, SplitName, VideoRecord, read_text, tidy
 from tvr_lightning.data.video_files import VideoFiles, path_below
 
 FILES: dict[SplitName, str] = {
@@ -44,7 +36,7 @@ class LSMDC(TextVideoDataModule):
     Args:
         split: "lsmdc16" for all clips. The other splits omit the test clips that released loaders omit: "xpool"
             (X-Pool and T-MASS) one clip, "gaid" two.
-        **options: options of all datasets, including `frames` and `words` (`TextVideoDataModule`).
+        **options: options of all datasets (`TextVideoDataModule`).
     """
 
     title = "LSMDC"
@@ -54,21 +46,10 @@ $TVR_DATA/lsmdc/
   LSMDC16_annos_training.csv, LSMDC16_annos_val.csv    id, four times, sentence; tab separated, no header
   LSMDC16_challenge_1000_publictect.csv                the same, for the test
   videos/<movie>/<id>.avi ..."""
+    has_official_validation = True
 
-    def __init__(
-        self,
-        *,
-        split: Literal["lsmdc16", "xpool", "gaid"] = "lsmdc16",
-        frames: int = 12,
-        words: int = 32,
-        **options: Any,
-    ) -> None:
-        super().__init__(split=split, frames=frames, words=words, **options)
-
-    @property
-    def has_official_validation(self) -> bool:
-        """True, because LSMDC16_annos_val.csv is the validation split."""
-        return True
+    def __init__(self, *, split: Literal["lsmdc16", "xpool", "gaid"] = "lsmdc16", **options: Any) -> None:
+        super().__init__(split=split, **options)
 
     def required_files(self, name: SplitName) -> list[Path]:
         """Tab-separated file of the split."""

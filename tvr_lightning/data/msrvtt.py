@@ -19,8 +19,6 @@ from tvr_lightning.data.records import (
 )
 from tvr_lightning.data.video_files import VideoFiles
 
-FULL = {"train": "MSRVTT_train.full.csv", "val": "MSRVTT_val.full.csv", "test": "MSRVTT_test.full.csv"}
-
 
 class MSRVTT(TextVideoDataModule):
     """MSR-VTT (Xu et al., CVPR 2016) in the three splits used in retrieval papers.
@@ -34,7 +32,7 @@ class MSRVTT(TextVideoDataModule):
 
     Args:
         split: "9k" (9,000 training videos) or "7k" (7,010), both tested on 1k-A; or "full" (6,513 / 497 / 2,990).
-        **options: options of all datasets, including `frames` and `words` (`TextVideoDataModule`).
+        **options: options of all datasets (`TextVideoDataModule`).
     """
 
     title = "MSR-VTT"
@@ -47,15 +45,8 @@ $TVR_DATA/msrvtt/
   MSRVTT_{train,val,test}.full.csv          for split full: column video_id
   videos/video0.mp4 ..."""
 
-    def __init__(
-        self,
-        *,
-        split: Literal["9k", "7k", "full"] = "9k",
-        frames: int = 12,
-        words: int = 32,
-        **options: Any,
-    ) -> None:
-        super().__init__(split=split, frames=frames, words=words, **options)
+    def __init__(self, *, split: Literal["9k", "7k", "full"] = "9k", **options: Any) -> None:
+        super().__init__(split=split, **options)
         self._captions: dict[str, list[str]] | None = None
 
     @property
@@ -72,46 +63,25 @@ $TVR_DATA/msrvtt/
         """The JSON file and the list of the split, or only the file of pairs for the 1k-A test."""
         if self.split != "full" and name == "test":
             return [self.folder / "MSRVTT_JSFUSION_test.csv"]
-        return [
-            self.folder / "MSRVTT_data.json",
-            self.folder / (FULL[name] if self.split == "full" else self._train_list),
-        ]
-
-    @property
-    def _train_list(self) -> str:
-        return f"MSRVTT_train.{self.split}.csv"
+        return [self.folder / "MSRVTT_data.json", self.folder / f"MSRVTT_{name}.{self.split}.csv"]
 
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
         """Read a split from its list and the JSON file, or from the file of pairs for the 1k-A test."""
-        if self.split == "full":
-            return self._parse_list(name, FULL[name], "full split, twenty captions per video", findings)
-        protocol = f"1k-A, one caption per video, trained on {self.split}"
-        if name == "train":
-            return self._parse_list(name, self._train_list, protocol, findings)
-        return self._parse_pairs(name, protocol, findings)
-
-    def _parse_list(self, name: SplitName, file: str, protocol: str, findings: Findings) -> Split:
-        source = self.folder / file
-        captions = self._read_captions(findings)
-        ids = [row["video_id"].strip() for row in read_table(source, ["video_id"])]
+        first, source = self.required_files(name)[0], self.required_files(name)[-1]
+        pairs = first == source
+        captions = {} if pairs else self._read_captions(findings)
+        rows = read_table(source, ["video_id", "sentence"] if pairs else ["video_id"])
+        ids = [row["video_id"].strip() for row in rows]
         findings.duplicates(source, ids)
+        if pairs:
+            captions = {video_id: [row["sentence"]] for video_id, row in zip(ids, rows, strict=True)}
         builder = SplitBuilder(source, findings)
         videos = VideoFiles(self.video_root, ".mp4")
         for video_id in dict.fromkeys(ids):
-            record = VideoRecord(video_id, videos.find(video_id))
-            builder.add(record, captions.get(video_id, []), self.folder / "MSRVTT_data.json")
-        return builder.build(name, protocol)
-
-    def _parse_pairs(self, name: SplitName, protocol: str, findings: Findings) -> Split:
-        source = self.folder / "MSRVTT_JSFUSION_test.csv"
-        rows = read_table(source, ["video_id", "sentence"])
-        ids = [row["video_id"].strip() for row in rows]
-        findings.duplicates(source, ids)
-        builder = SplitBuilder(source, findings)
-        videos = VideoFiles(self.video_root, ".mp4")
-        for video_id, row in dict(zip(ids, rows, strict=True)).items():
-            builder.add(VideoRecord(video_id, videos.find(video_id)), [row["sentence"]], source)
-        return builder.build(name, protocol)
+            builder.add(VideoRecord(video_id, videos.find(video_id)), captions.get(video_id, []), first)
+        if self.split == "full":
+            return builder.build(name, "full split, twenty captions per video")
+        return builder.build(name, f"1k-A, one caption per video, trained on {self.split}")
 
     def _read_captions(self, findings: Findings) -> dict[str, list[str]]:
         """Return the captions of every video in the JSON file, in file order."""

@@ -53,11 +53,8 @@ class MSRVTTQA(TextVideoDataModule):
 
     Args:
         split: "official" is the only choice.
-        **options: options of all datasets, including `frames` and `words` (`TextVideoDataModule`).
-            `captions_per_epoch: all` makes every question a sample; `extra_captions` is only for retrieval.
-
-    Raises:
-        UserError: Options are invalid for `TextVideoDataModule`, or `extra_captions` is set.
+        **options: options of all datasets (`TextVideoDataModule`). `captions_per_epoch: all` makes every question a
+            sample; `extra_captions` is only for retrieval.
     """
 
     title = "MSRVTT-QA"
@@ -66,31 +63,16 @@ class MSRVTTQA(TextVideoDataModule):
 $TVR_DATA/msrvtt/
   train_qa.json, val_qa.json, test_qa.json  [{"id", "question", "answer", "video_id", "category_id"}, ...]
   videos/video0.mp4 ..."""
+    has_official_validation = True
+    one_caption_evaluation = False
 
-    def __init__(
-        self,
-        *,
-        split: Literal["official"] = "official",
-        frames: int = 12,
-        words: int = 32,
-        **options: Any,
-    ) -> None:
-        super().__init__(split=split, frames=frames, words=words, **options)
+    def __init__(self, *, split: Literal["official"] = "official", **options: Any) -> None:
+        super().__init__(split=split, **options)
         if self.extra_captions is not None:
             raise UserError(
                 f"extra_captions {self.extra_captions!r}: descriptions are only for retrieval, not for questions. "
                 "Unset extra_captions."
             )
-
-    @property
-    def has_official_validation(self) -> bool:
-        """True, because val_qa.json is the validation split."""
-        return True
-
-    @property
-    def one_caption_evaluation(self) -> bool:
-        """False, because a video has several questions."""
-        return False
 
     def required_files(self, name: SplitName) -> list[Path]:
         """JSON file of the split."""
@@ -127,23 +109,15 @@ $TVR_DATA/msrvtt/
         return super().evaluation_dataloaders(name)[::-1]
 
     def questions(self, name: SplitName) -> list[QuestionRecord]:
-        """Return the N questions of a split in the order of their index in batches.
-
-        Raises:
-            MissingData: Files are missing and `on_corrupt` is "error".
-            AnnotationError: The annotation files contradict themselves.
-        """
+        """Return the N questions of a split in the order of their index in batches."""
         return [text for text in self.load_split(name).texts if isinstance(text, QuestionRecord)]
 
 
 def _video_id(source: Path, where: str, entry: dict[str, Any]) -> str:
     """Return the name of the video: `video7010` for 7010, "7010" and "video7010"."""
     found = entry.get("video_id")
-    if isinstance(found, int) and not isinstance(found, bool):
-        return f"video{found}"
-    if isinstance(found, str) and found.strip():
-        name = found.strip()
-        return f"video{name}" if name.isdigit() else name
-    raise malformed(
-        source, where, f"the key 'video_id' is {found!r}", "write the video's number, such as 7010, or its name"
-    )
+    name = "" if found is None or isinstance(found, bool) else str(found).strip()
+    if not isinstance(found, int | str) or not name:
+        fix = "write the video's number, such as 7010, or its name"
+        raise malformed(source, where, f"the key 'video_id' is {found!r}", fix)
+    return f"video{name}" if name.isdigit() else name

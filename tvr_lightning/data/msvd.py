@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import (
@@ -25,11 +25,7 @@ class PlainUnpickler(pickle.Unpickler):
     """Unpickler of dicts, lists and strings, which rejects classes and functions and never calls them."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        """Reject every class or function in the pickle.
-
-        Raises:
-            UnpicklingError: Always.
-        """
+        """Reject every class or function in the pickle."""
         raise pickle.UnpicklingError(f"it names {module_name}.{global_name}; only dicts, lists and strings are read")
 
 
@@ -43,7 +39,7 @@ class MSVD(TextVideoDataModule):
 
     Args:
         split: "official" is the only choice.
-        **options: options of all datasets, including `frames` and `words` (`TextVideoDataModule`).
+        **options: options of all datasets (`TextVideoDataModule`).
     """
 
     title = "MSVD"
@@ -53,27 +49,12 @@ $TVR_DATA/msvd/
   train_list.txt, val_list.txt, test_list.txt    one id per line
   raw-captions.pkl                               {"<id>": [["a", "man", ...], ...], ...}
   videos/<id>.avi ..."""
+    has_official_validation = True
+    one_caption_evaluation = False  # all captions are queries
 
-    def __init__(
-        self,
-        *,
-        split: Literal["official"] = "official",
-        frames: int = 12,
-        words: int = 32,
-        **options: Any,
-    ) -> None:
-        super().__init__(split=split, frames=frames, words=words, **options)
+    def __init__(self, *, split: Literal["official"] = "official", **options: Any) -> None:
+        super().__init__(split=split, **options)
         self._captions: dict[str, Any] | None = None
-
-    @property
-    def has_official_validation(self) -> bool:
-        """True, because the official lists include a validation split."""
-        return True
-
-    @property
-    def one_caption_evaluation(self) -> bool:
-        """False, because all captions are queries."""
-        return False
 
     def required_files(self, name: SplitName) -> list[Path]:
         """List of clips and file of captions."""
@@ -95,11 +76,7 @@ $TVR_DATA/msvd/
 
 
 def read_captions(file: Path) -> dict[str, list[list[str]]]:
-    """Return the captions of a pickle `{id: [[token, ...], ...]}`.
-
-    Raises:
-        AnnotationError: The file is not a pickle, has another structure, or contains executable objects.
-    """
+    """Return the captions of a pickle `{id: [[token, ...], ...]}`, and refuse one with executable objects."""
     fix = "use the raw-captions.pkl of CLIP4Clip's data package"
     try:
         captions = PlainUnpickler(io.BytesIO(file.read_bytes())).load()
@@ -111,5 +88,4 @@ def read_captions(file: Path) -> dict[str, list[list[str]]]:
         for number, tokens in enumerate(expect(file, clip, captioned, list, fix)):
             for token in expect(file, f"{clip}, caption {number}", tokens, list, fix):
                 expect(file, f"{clip}, caption {number}", token, str, fix)
-    plain: dict[str, list[list[str]]] = captions
-    return plain
+    return cast("dict[str, list[list[str]]]", captions)

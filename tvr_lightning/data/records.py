@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from tvr_lightning.errors import MissingAssetError, UserError
+from tvr_lightning.errors import UserError
 
 SplitName = Literal["train", "val", "test"]
 ProblemKind = Literal[
@@ -53,7 +53,7 @@ class VideoRecord:
 
 @dataclass(frozen=True, slots=True)
 class TextRecord:
-    """One text of a split and the position in `Split.videos` of the video it describes."""
+    """One text of a split and the index in `Split.videos` of the video it describes."""
 
     text: str
     video: int
@@ -67,7 +67,7 @@ class Split:
         name: Name of the split: train, val or test.
         protocol: Protocol under which results on this dataset are published; part of every result file.
         videos: M unique videos.
-        texts: N texts, each with the position of its video.
+        texts: N texts, each with the index of its video.
     """
 
     name: SplitName
@@ -76,16 +76,16 @@ class Split:
     texts: list[TextRecord]
 
     def texts_of_videos(self) -> list[list[int]]:
-        """Return the positions of the texts of every video, in file order, as M lists of integers."""
+        """Return the indices of the texts of every video, in file order, as M lists of integers."""
         groups: list[list[int]] = [[] for _ in self.videos]
-        for position, text in enumerate(self.texts):
-            groups[text.video].append(position)
+        for index, text in enumerate(self.texts):
+            groups[text.video].append(index)
         return groups
 
     def take_videos(self, chosen: Sequence[int]) -> Split:
-        """Return a split with the videos at the positions `chosen`, in that order, and their texts in file order."""
-        place = {old: new for new, old in enumerate(chosen)}
-        texts = [replace(text, video=place[text.video]) for text in self.texts if text.video in place]
+        """Return a split with the videos at the indices `chosen`, in that order, and their texts in file order."""
+        new_index = {old: new for new, old in enumerate(chosen)}
+        texts = [replace(text, video=new_index[text.video]) for text in self.texts if text.video in new_index]
         return Split(self.name, self.protocol, [self.videos[old] for old in chosen], texts)
 
 
@@ -123,21 +123,6 @@ class AnnotationError(UserError):
         super().__init__("\n".join(lines))
 
 
-class MissingData(MissingAssetError):  # noqa: N818  reads as what happened
-    """Error for missing files of a dataset; the message lists them with their paths and the expected layout.
-
-    Attributes:
-        dataset: Folder name of the dataset.
-        missing: One sentence for each missing item.
-    """
-
-    def __init__(self, dataset: str, missing: Sequence[str], layout: str) -> None:
-        self.dataset = dataset
-        self.missing = list(missing)
-        listed = "\n".join(f"  - {line}" for line in self.missing)
-        super().__init__(f"The data in {dataset} is incomplete:\n{listed}\nExpected layout:\n{layout}")
-
-
 @dataclass
 class Findings:
     """Collector of the problems in annotation files, so that one pass reports all of them.
@@ -173,11 +158,7 @@ def malformed(file: Path, entry: str, message: str, fix: str) -> AnnotationError
 
 
 def read_text(file: Path) -> str:
-    """Return the text of a file, decoded as UTF-8 with or without a byte-order mark, with newlines as line endings.
-
-    Raises:
-        AnnotationError: The bytes are not UTF-8.
-    """
+    """Return the text of a UTF-8 file without a byte-order mark, with newlines as line endings."""
     try:
         text = file.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -191,11 +172,7 @@ def read_lines(file: Path) -> list[str]:
 
 
 def read_json(file: Path) -> Any:
-    """Return a parsed JSON file.
-
-    Raises:
-        AnnotationError: The JSON is malformed, or an object contains the same key twice.
-    """
+    """Return a parsed JSON file, in which no object may contain the same key twice."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         mapping = dict(pairs)
@@ -252,22 +229,14 @@ def read_table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 
 def expect(file: Path, entry: str, value: Any, kind: type, fix: str) -> Any:
-    """Return `value` if it is of type `kind`.
-
-    Raises:
-        AnnotationError: The type is different. The message names both types.
-    """
+    """Return `value`, which must be of type `kind`."""
     if not isinstance(value, kind):
         raise malformed(file, entry, f"expected {kind.__name__}, found {type(value).__name__}", fix)
     return value
 
 
 def field_of(file: Path, entry: str, record: Any, key: str, kind: type) -> Any:
-    """Return `record[key]`, of type `kind`, from a parsed JSON object.
-
-    Raises:
-        AnnotationError: The record is not an object, the key is missing, or its value has another type.
-    """
+    """Return `record[key]`, which must be of type `kind`, from a parsed JSON object."""
     expect(file, entry, record, dict, f"write an object with the key {key!r}")
     if key not in record:
         raise malformed(file, entry, f"the key {key!r} is missing, found {sorted(record)}", f"add the key {key!r}")
@@ -295,22 +264,19 @@ class SplitBuilder:
     videos: list[VideoRecord] = field(default_factory=list)
     texts: list[TextRecord] = field(default_factory=list)
 
-    def add(self, video: VideoRecord, captions: Sequence[str], file: Path, entry: str | None = None) -> None:
-        """Add a video with its captions from the given entry of `file` (default: the ID of the video)."""
-        entry = entry or video.video_id
-        kept = []
+    def add(self, video: VideoRecord, captions: Sequence[str], file: Path) -> None:
+        """Add a video with its captions from `file`."""
         for number, caption in enumerate(captions):
             text = tidy(caption)
             if text:
-                kept.append(TextRecord(text, len(self.videos)))
+                self.texts.append(TextRecord(text, len(self.videos)))
             else:
-                fix = "write a caption or remove the entry"
-                self.findings.add(file, f"{entry}, caption {number}", "empty-caption", "the caption is empty", fix)
+                entry, fix = f"{video.video_id}, caption {number}", "write a caption or remove the entry"
+                self.findings.add(file, entry, "empty-caption", "the caption is empty", fix)
         if not captions:
             fix = f"add its captions there, or remove it from {self.source.name}"
-            self.findings.add(file, entry, "video-without-caption", "the video has no captions", fix)
+            self.findings.add(file, video.video_id, "video-without-caption", "the video has no captions", fix)
         self.videos.append(video)
-        self.texts.extend(kept)
 
     def build(self, name: SplitName, protocol: str) -> Split:
         """Return the split; an empty list of videos is reported as a problem."""

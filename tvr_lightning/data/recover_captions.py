@@ -37,10 +37,6 @@ WITHOUT_MODEL = (
 Row = tuple[str, int, str]
 
 
-class MissingCaptions(MissingAssetError):  # noqa: N818  reads as what happened, as MissingData does
-    """Error for a captions file that does not exist."""
-
-
 @dataclass(frozen=True, slots=True)
 class Description:
     """Description of one segment of a video.
@@ -112,17 +108,13 @@ class RecoverCaptions:
 
 
 def find_captions(name: str, folder: Path) -> Path:
-    """Return the captions file at the path `name`, or else at `name` in the dataset's folder.
-
-    Raises:
-        MissingCaptions: The file is in neither location.
-    """
-    places = list(dict.fromkeys((Path(name).expanduser(), folder / name)))
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        looked = " and ".join(str(place) for place in places)
-        raise MissingCaptions(f"no captions file {name}: looked for {looked}. {WITHOUT_MODEL}")
-    return found
+    """Return the captions file at the path `name`, or else at `name` in the dataset's folder."""
+    paths = list(dict.fromkeys((Path(name).expanduser(), folder / name)))
+    for path in paths:
+        if path.is_file():
+            return path
+    checked = " and ".join(map(str, paths))
+    raise MissingAssetError(f"no captions file {name}: looked for {checked}. {WITHOUT_MODEL}")
 
 
 def read_captions(path: Path) -> RecoverCaptions:
@@ -133,13 +125,13 @@ def read_captions(path: Path) -> RecoverCaptions:
             does not need other columns.
 
     Raises:
-        MissingCaptions: The file does not exist.
+        MissingAssetError: The file does not exist.
         UserError: The file cannot be read in the format of its suffix, columns are missing or have another type, an
             entry has no value, a segment is described twice, or there is no description. The message contains the
             column and row.
     """
     if not path.is_file():
-        raise MissingCaptions(f"no captions file: looked for {path}. {WITHOUT_MODEL}")
+        raise MissingAssetError(f"no captions file: looked for {path}. {WITHOUT_MODEL}")
     readers = {".csv": _csv_rows, ".jsonl": _json_rows}
     rows = readers.get(path.suffix.lower(), _parquet_rows)(path)
     twice = [entry for entry, count in Counter((row[0], row[1]) for row in rows).items() if count > 1]

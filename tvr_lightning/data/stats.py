@@ -76,7 +76,7 @@ def stats(
         One entry per split: train, val (unless it is the test split), test.
 
     Raises:
-        MissingData: Annotation files are missing.
+        MissingAssetError: Annotation files are missing.
         AnnotationError: Annotation files contradict themselves.
     """
     data.check_present()

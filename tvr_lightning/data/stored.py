@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.opening import VideoError
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.sampling import FrameSampling
-from tvr_lightning.store import FeatureStore, Fingerprint, Part, VideoKey, text_id
+from tvr_lightning.store import FeatureStore, Fingerprint, VideoKey, text_id
 
 
 def video_key(dataset: str, video: VideoRecord) -> VideoKey:
@@ -33,30 +31,6 @@ def text_fingerprint(words: int) -> Fingerprint:
     return {"sampling": f"{words} words"}
 
 
-def open_store(
-    path: str,
-    frames: int,
-    preparation: Preparation,
-    sampling: FrameSampling,
-    words: int,
-    parts: Sequence[Part],
-    audio: AudioOptions | None,
-    copies: str = "",
-) -> FeatureStore:
-    """Open the parts of a store that a method reads, and check that they are complete and match these options.
-
-    Raises:
-        StoreError: The store is missing or damaged, or its settings differ; the message contains both values.
-    """
-    store = FeatureStore(path, parts)
-    store.require("text", text_fingerprint(words))
-    store.require("frames", frame_fingerprint(frames, preparation, sampling, copies))
-    if "audio" in parts and audio is not None:
-        store.require("audio", {"preprocessing": audio.describe()})
-    store.verify()
-    return store
-
-
 @dataclass(frozen=True)
 class FeatureReader:
     """Reader of stored features of one video or text, which replaces `MediaReader`.
@@ -70,12 +44,7 @@ class FeatureReader:
     dataset: str
 
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> VideoFeatures:
-        """Return features with frames (1, F, D); `generator` is not used.
-
-        Raises:
-            VideoError: Extraction skipped the video.
-            StoreError: The video is not in the store, or its shard is damaged.
-        """
+        """Return features with frames (1, F, D), or raise VideoError if extraction skipped the video."""
         key = video_key(self.dataset, video)
         reason = self._skipped(key)
         if reason is not None:
@@ -87,22 +56,14 @@ class FeatureReader:
         return self.store.first_video("patches" in self.store.parts)[:0]
 
     def text(self, text: str) -> TextFeatures:
-        """Return features of one text: sentence (1, D), words (1, W, D).
-
-        Raises:
-            StoreError: The text is not in the store, or its shard is damaged.
-        """
+        """Return features of one text: sentence (1, D), words (1, W, D)."""
         return self.store.text([text])
 
     def absent(self, split: Split) -> dict[int, str]:
         """Check that the store is complete for a split, and return the videos that extraction skipped.
 
         Returns:
-            Reasons by position in `split.videos`.
-
-        Raises:
-            StoreError: Videos or texts are missing without a reason, or features belong to other files. The message
-                contains the command that completes the store.
+            Reasons by index in `split.videos`.
         """
         paths = {video_key(self.dataset, video): Path(video.path) for video in split.videos}
         for part in self.store.parts:
@@ -112,7 +73,7 @@ class FeatureReader:
                 self.store.require_items(part, list(paths))
                 self.store.require_files(part, paths)
         reasons = [self._skipped(video_key(self.dataset, video)) for video in split.videos]
-        return {place: reason for place, reason in enumerate(reasons) if reason is not None}
+        return {index: reason for index, reason in enumerate(reasons) if reason is not None}
 
     def _skipped(self, key: VideoKey) -> str | None:
         """Return the reason why extraction skipped a video, or None."""

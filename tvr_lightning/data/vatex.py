@@ -38,7 +38,7 @@ class VATEX(TextVideoDataModule):
         annotations: source of the captions: HGR's `vatex_data.json`, or the two official files.
         language: language of the captions: English or Chinese.
         protocol: captions of a clip that are queries in evaluation: all, or only the first.
-        **options: options of all datasets, including `frames` and `words` (`TextVideoDataModule`).
+        **options: options of all datasets (`TextVideoDataModule`).
     """
 
     title = "VATEX"
@@ -49,28 +49,22 @@ $TVR_DATA/vatex/
   vatex_data.json                            for annotations hgr: {"<id>": {"enCap": [...], "chCap": [...]}}
   vatex_{training,validation}_v1.0.json      for annotations official: [{"videoID": ..., "enCap": [...]}, ...]
   videos/<id>.mp4 ..."""
+    has_official_validation = True
 
     def __init__(
         self,
         *,
         split: Literal["hgr"] = "hgr",
-        frames: int = 12,
-        words: int = 32,
         annotations: Literal["hgr", "official"] = "hgr",
         language: Literal["en", "zh"] = "en",
         protocol: Literal["multi-caption", "first-caption"] = "multi-caption",
         **options: Any,
     ) -> None:
-        super().__init__(split=split, frames=frames, words=words, **options)
+        super().__init__(split=split, **options)
         self.annotations = annotations
         self.language = language
         self.protocol = protocol
         self._captions: dict[Path, dict[str, Any]] = {}
-
-    @property
-    def has_official_validation(self) -> bool:
-        """True, because HGR defines a validation split."""
-        return True
 
     @property
     def one_caption_evaluation(self) -> bool:
@@ -93,9 +87,8 @@ $TVR_DATA/vatex/
         videos = VideoFiles(self.video_root, ".mp4")
         for clip in dict.fromkeys(listed):
             if CLIP.fullmatch(clip) is None:
-                findings.add(
-                    source, clip, "malformed", "no clip id", "write <youtube id>_<start>_<end>, six digits each"
-                )
+                fix = "write <youtube id>_<start>_<end>, six digits each"
+                findings.add(source, clip, "malformed", "no clip id", fix)
             sentences = self._sentences(file, clip, captions[clip]) if clip in captions else []
             if name != "train" and self.protocol == "first-caption":
                 sentences = sentences[:1]

@@ -9,16 +9,7 @@ from typing import Any, Literal
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.caption_table import SUFFIXES, CaptionRow, read_caption_table
-from tvr_lightning.data.records import (
-    AnnotationError,
-    Findings,
-    MissingData,
-    Split,
-    SplitBuilder,
-    SplitName,
-    VideoRecord,
-    malformed,
-)
+from tvr_lightning.data.records import Findings, Split, SplitBuilder, SplitName, VideoRecord, malformed
 from tvr_lightning.data.video_files import VideoFiles, path_below
 from tvr_lightning.errors import UserError
 
@@ -34,7 +25,7 @@ class VideoFolder(TextVideoDataModule):
         split: "table" is the only choice.
         table: file name of the table; default: captions.csv, captions.jsonl or captions.parquet.
         test_share: share of the videos in the test split, between 0 and 1, if the table has no column `split`.
-        **options: options of all datasets, including `frames` and `words` (`TextVideoDataModule`).
+        **options: options of all datasets (`TextVideoDataModule`).
     """
 
     title = "VideoFolder"
@@ -43,13 +34,12 @@ class VideoFolder(TextVideoDataModule):
 FOLDER/                                              data.init_args.root, or $TVR_DATA/folder
   captions.csv or captions.jsonl or captions.parquet   columns video, caption, and optionally split
   videos/<video> ...                                 or the videos next to the table"""
+    one_caption_evaluation = False  # all captions are queries
 
     def __init__(
         self,
         *,
         split: Literal["table"] = "table",
-        frames: int = 12,
-        words: int = 32,
         table: str | None = None,
         test_share: float = 0.2,
         **options: Any,
@@ -59,17 +49,13 @@ FOLDER/                                              data.init_args.root, or $TV
         self._rows: list[CaptionRow] | None = None
         self._paths: dict[str, Path] = {}
         self._folders: dict[str, VideoFiles] = {}
-        super().__init__(split=split, frames=frames, words=words, **options)
+        super().__init__(split=split, **options)
         if not 0 < test_share < 1:
             raise UserError(f"test_share is {test_share}; it must be between 0 and 1")
 
     @property
     def folder(self) -> Path:
-        """Folder of the table and the videos.
-
-        Raises:
-            MissingData: Neither `root` nor TVR_DATA is set.
-        """
+        """Folder of the table and the videos."""
         return Path(self.root).expanduser() if self.root else super().folder
 
     @property
@@ -83,13 +69,8 @@ FOLDER/                                              data.init_args.root, or $TV
         """Whether the table contains validation videos."""
         try:
             return any(row.split == "val" for row in self._table_rows())
-        except (AnnotationError, MissingData, OSError):  # reported when a split is read
+        except (UserError, OSError):  # reported when a split is read
             return False
-
-    @property
-    def one_caption_evaluation(self) -> bool:
-        """False, because all captions are queries."""
-        return False
 
     def required_files(self, name: SplitName) -> list[Path]:
         """Path of the table."""
@@ -104,11 +85,8 @@ FOLDER/                                              data.init_args.root, or $TV
             files = self.required_files("train")
             if len(files) > 1:
                 names = ", ".join(file.name for file in files)
-                raise MissingData(
-                    self.directory,
-                    [f"one table: {self.folder} contains {names}. Choose one with data.init_args.table"],
-                    self.layout,
-                )
+                choose = f"one table: {self.folder} contains {names}. Choose one with data.init_args.table"
+                raise self.incomplete([choose])
             rows = read_caption_table(files[0])
             found = {spelling: self._find(spelling) for spelling in sorted({row.video for row in rows})}
             chosen = {path: spelling for spelling, path in found.items()}

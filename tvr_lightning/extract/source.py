@@ -31,7 +31,7 @@ def source_of_data(data: TextVideoDataModule, splits: Sequence[SplitName] = ("tr
 
     Raises:
         UserError: The data is read from a feature store.
-        MissingData: Annotation files are missing.
+        MissingAssetError: Annotation files are missing.
         UserError: The videos are copies, and some are incomplete or older than their originals.
     """
     reader = data.video_reader(training=False)
