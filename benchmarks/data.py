@@ -31,8 +31,7 @@ from torch.utils.data import DataLoader
 
 import tvr_lightning  # noqa: F401  first, see tvr_lightning._torchvision
 from tvr_lightning.data.audio_alignment import AudioOptions
-from tvr_lightning.data.batch import Media
-from tvr_lightning.data.collate import collate
+from tvr_lightning.data.batch import Media, collate
 from tvr_lightning.data.datasets import VideoDataset, VideoReader
 from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.data.stored import FeatureReader

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from broken_videos import write_sound, write_video
 
-from tvr_lightning.data.check import look_at
+from tvr_lightning.data.check import check_video
+from tvr_lightning.data.preview import preview
 from tvr_lightning.data.records import VideoRecord
-from tvr_lightning.data.show import show
 from tvr_lightning.data.video_files import VideoFiles
 from tvr_lightning.extract.source import source_of_files
 from tvr_lightning.media.audio import AudioError, read_audio
@@ -49,7 +49,7 @@ def extract(path: Path) -> None:
 
 def look(path: Path) -> None:
     """Read a file as the doctor does, which notes an unreadable one."""
-    for problem in look_at(VideoRecord("clip", path)):
+    for problem in check_video(VideoRecord("clip", path)):
         if problem.kind == "undecodable":
             raise VideoError(path, problem.message)
 
@@ -58,7 +58,7 @@ READERS = {
     "clip": lambda path: read_clip(path, frames=2, image_size=32),
     "probe": probe,
     "sound": read_audio,
-    "show": lambda path: show(path, path.with_suffix(".png"), frames=2, image_size=32),
+    "show": lambda path: preview(path, path.with_suffix(".png"), frames=2, image_size=32),
     "doctor": look,
     "extract": extract,
 }

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from tvr_lightning.audit.experiments import LEAST_ITEMS
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.batch import TextBatch, VideoBatch
-from tvr_lightning.data.collate import collate
+from tvr_lightning.data.batch import TextBatch, VideoBatch, collate
 from tvr_lightning.data.datasets import TextDataset, VideoDataset
 from tvr_lightning.data.records import Split, SplitName
 from tvr_lightning.errors import UserError

@@ -14,7 +14,7 @@ from tvr_lightning.data.compress import compress_dataset
 from tvr_lightning.data.importing.hub import fetch
 from tvr_lightning.data.importing.run import import_dataset
 from tvr_lightning.data.importing.videos import ImportFailed, Way
-from tvr_lightning.data.show import show
+from tvr_lightning.data.preview import preview
 from tvr_lightning.data.stats import print_stats, stats
 from tvr_lightning.encoders.tokenizer import ClipTokenizer
 from tvr_lightning.media.compression import LEAST_SIZE, Compression, Frames, Like
@@ -147,6 +147,6 @@ def data_show(
     """
     if out.suffix.lower() not in IMAGES:
         raise OptionError(f"--out {out} must end in {', '.join(IMAGES[:-1])} or {IMAGES[-1]}")
-    show(video, out, frames=frames, sampling=sampling)
+    preview(video, out, frames=frames, sampling=sampling)
     print(f"Wrote {out}")
     return 0

@@ -84,12 +84,12 @@ def frame_cells(timestamps: Tensor, frame_mask: Tensor, duration: float) -> Tens
     cells = torch.zeros(len(timestamps), 2, dtype=torch.float64)
     if not frame_mask.any():
         return cells
-    moments, place = torch.unique(timestamps[frame_mask].double(), return_inverse=True)
+    moments, moment_of_frame = torch.unique(timestamps[frame_mask].double(), return_inverse=True)
     middles = (moments[1:] + moments[:-1]) / 2
     end = max(duration, float(moments[-1]))
     starts = torch.cat([torch.zeros(1, dtype=torch.float64), middles])
     ends = torch.cat([middles, torch.full((1,), end, dtype=torch.float64)])
-    cells[frame_mask] = torch.stack([starts, ends], dim=1)[place]
+    cells[frame_mask] = torch.stack([starts, ends], dim=1)[moment_of_frame]
     return cells
 
 
@@ -109,21 +109,20 @@ def audio_input(
         Input of one clip (M = 1); all zeros, with empty windows, if there is no audio.
     """
     waveform = torch.from_numpy(track.waveform)
-    cut = options.samples
-    if options.kind == "whisper" and options.align == "clip30":
-        samples, steps = len(waveform), WINDOW_STEPS
-    else:
-        samples = min(len(waveform), cut)
-        steps = WINDOW_STEPS if options.align == "clip30" else _steps(samples, options.kind)
-    if options.align == "duration" and len(waveform) > cut and track.present:
-        _warn_cut(options.seconds)
+    samples = min(len(waveform), options.samples)
     if not track.present:
-        windows, samples, steps = torch.zeros(len(timestamps), 2, dtype=torch.int64), 0, 0
+        samples, steps, windows = 0, 0, torch.zeros(len(timestamps), 2, dtype=torch.int64)
     elif options.align == "clip30":
-        windows = _equal_windows(len(timestamps))
+        samples = len(waveform) if options.kind == "whisper" else samples
+        steps, windows = WINDOW_STEPS, _equal_windows(len(timestamps))
     else:
-        windows = _heard_windows(frame_cells(timestamps, frame_mask, duration), track.heard, steps)
-    values = _log_mel(waveform[:samples], options) if options.kind == "whisper" else _padded(waveform[:samples], cut)
+        if samples < len(waveform):
+            _warn_cut(options.seconds)
+        wav2vec2 = options.kind == "wav2vec2"
+        steps = wav2vec2_steps(max(samples, SHORTEST_WAVEFORM)) if wav2vec2 else math.ceil(samples / STEP_SAMPLES)
+        windows = _decoded_windows(frame_cells(timestamps, frame_mask, duration), track.heard, steps)
+    waveform = waveform[:samples]
+    values = _log_mel(waveform, options) if options.kind == "whisper" else _padded(waveform, options.samples)
     return AudioInput(values[None], torch.tensor([samples]), torch.tensor([steps]), windows[None])
 
 
@@ -150,10 +149,8 @@ def add_sound(
         span: Start and end of the clip in the file in seconds.
         clip: Decoded frames, to whose timestamps the audio is aligned.
         options: Encoder and alignment.
-        on_corrupt: Handling of a broken track: "skip" uses its readable part and adds it to `media.problems`.
-
-    Raises:
-        AudioError: The track is broken and `on_corrupt` is "error".
+        on_corrupt: Handling of a broken track: "error" raises AudioError; "skip" uses its readable part and adds it to
+            `media.problems`.
     """
     start, end = span or (0.0, clip.duration)
     duration = min(end, clip.duration) - start
@@ -188,30 +185,21 @@ def wav2vec2_steps(samples: int) -> int:
     return max(steps, 0)
 
 
-def _steps(samples: int, kind: AudioKind) -> int:
-    if kind == "wav2vec2":
-        return wav2vec2_steps(max(samples, SHORTEST_WAVEFORM))
-    return math.ceil(samples / STEP_SAMPLES)
-
-
 def _log_mel(waveform: Tensor, options: AudioOptions) -> Tensor:
+    if not len(waveform):
+        return torch.zeros(options.windows, MEL_BANDS, MEL_COLUMNS)
     if options.align == "duration":
         padded = _padded(waveform, options.windows * WINDOW_SECONDS * SAMPLE_RATE)
-        if not len(waveform):
-            return torch.zeros(options.windows, MEL_BANDS, MEL_COLUMNS)
         return log_mel(padded).reshape(MEL_BANDS, options.windows, MEL_COLUMNS).transpose(0, 1).contiguous()
-    window = torch.zeros(1, MEL_BANDS, MEL_COLUMNS)
-    if len(waveform):  # the released code pads the spectrogram, not the audio; its maximum is over the whole track
-        # One FFT frame needs 201 samples before its reflection; shorter tracks are padded with silence.
-        columns = log_mel(_padded(waveform, max(len(waveform), SHORTEST_WAVEFORM)))[:, :MEL_COLUMNS]
-        window[0, :, : columns.shape[1]] = columns
-    return window
+    # The released code pads the spectrogram, not the audio; its maximum is over the whole track. One FFT frame needs 201
+    # samples before its reflection; shorter tracks are padded with silence.
+    columns = log_mel(_padded(waveform, max(len(waveform), SHORTEST_WAVEFORM)))[:, :MEL_COLUMNS]
+    return _padded(columns, MEL_COLUMNS)[None]
 
 
-def _padded(waveform: Tensor, samples: int) -> Tensor:
-    padded = torch.zeros(samples)
-    padded[: len(waveform)] = waveform
-    return padded
+def _padded(values: Tensor, size: int) -> Tensor:
+    """Return the values with their last dimension padded to `size` with zeros."""
+    return torch.nn.functional.pad(values, (0, size - values.shape[-1]))
 
 
 def _equal_windows(frames: int) -> Tensor:
@@ -219,7 +207,7 @@ def _equal_windows(frames: int) -> Tensor:
     return torch.tensor([[i * WINDOW_STEPS // frames, -(-(i + 1) * WINDOW_STEPS // frames)] for i in range(frames)])
 
 
-def _heard_windows(cells: Tensor, heard: np.ndarray, steps: int) -> Tensor:
+def _decoded_windows(cells: Tensor, heard: np.ndarray, steps: int) -> Tensor:
     """Return the first and one-past-last decoded step in each cell (F, 2); (0, 0) if there is none."""
     windows = torch.zeros(len(cells), 2, dtype=torch.int64)
     for frame, (start, end) in enumerate(cells.tolist()):

@@ -203,6 +203,11 @@ class TextVideoDataModule(LightningDataModule, ABC):
         """Whether the dataset's protocol evaluates one text per video."""
         return True
 
+    @property
+    def official_splits(self) -> tuple[SplitName, ...]:
+        """Splits in the annotation files."""
+        return STAGES[None] if self.has_official_validation else ("train", "test")
+
     @abstractmethod
     def required_files(self, name: SplitName) -> list[Path]:
         """Annotation files that `parse_split(name)` reads."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from tvr_lightning.features import WHOLE, Record, TextFeatures, VideoFeatures
+
+R = TypeVar("R", bound=Record)
 
 
 @dataclass
@@ -126,3 +128,12 @@ class PairBatch(Record):
     text: TextBatch
     video: VideoBatch
     extras: dict[str, Any] = field(default_factory=dict)
+
+
+def collate(items: Sequence[R]) -> R:
+    """Concatenate records with at most one item each: TextBatch, VideoBatch or PairBatch.
+
+    Videos are padded to the same number of frames when they are read. An empty record (a video that evaluation skipped)
+    adds only its entry in `skipped`.
+    """
+    return type(items[0]).cat(items)

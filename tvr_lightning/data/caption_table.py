@@ -41,9 +41,6 @@ def read_caption_table(file: Path) -> list[CaptionRow]:
     The video is in the first existing column of `VIDEO`. Captions are in all columns named caption, sentence or text,
     in singular or plural, optionally numbered (`caption1`, `caption_2`). A cell may contain a list of captions, and
     with several caption columns, some cells may be empty.
-
-    Raises:
-        AnnotationError: The file cannot be read, has no such columns, or contains an unknown split.
     """
     records = read_records(file)
     columns = list(dict.fromkeys(name for _, record in records for name in record))
@@ -76,24 +73,18 @@ def _row(file: Path, entry: str, record: Mapping[str, Any], video: str, columns:
 
 
 def read_records(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the records of a CSV, JSON Lines or Parquet file, each with its position for messages.
-
-    Raises:
-        AnnotationError: The file cannot be read.
-    """
+    """Return the records of a CSV, JSON Lines or Parquet file, each with its position for messages."""
     if file.suffix == ".csv":
         rows: list[Any] = list(read_table(file, ()))
         return [(f"row {number}", row) for number, row in enumerate(rows, start=2)]
     if file.suffix == ".parquet":
-        import pandas as pd
-        import pyarrow
+        import pyarrow.parquet
 
         try:
-            rows = pd.read_parquet(file).astype(object).to_dict("records")
+            rows = pyarrow.parquet.read_table(file).to_pylist()
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise malformed(file, "whole file", f"not a parquet file ({error})", "write it again") from error
-        plain = [{str(name): _plain(cell) for name, cell in row.items()} for row in rows]
-        return [(f"row {number}", row) for number, row in enumerate(plain)]
+        return [(f"row {number}", row) for number, row in enumerate(rows)]
     records = []
     for number, line in enumerate(read_text(file).split("\n"), start=1):
         if not line.strip():
@@ -105,10 +96,3 @@ def read_records(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
             raise malformed(file, entry, f"not JSON ({error.msg})", "write one object per line") from error
         records.append((entry, expect(file, entry, record, dict, "write one object per line")))
     return records
-
-
-def _plain(cell: Any) -> Any:
-    """Convert a cell of a Parquet table to JSON values: arrays to lists, missing values to None."""
-    if hasattr(cell, "tolist") and not isinstance(cell, str):
-        return cell.tolist()
-    return None if cell is None or (isinstance(cell, float) and cell != cell) else cell

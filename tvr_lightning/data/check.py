@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import Problem, ProblemKind, Split, SplitName, VideoRecord, shared_videos
+from tvr_lightning.data.records import Problem, ProblemKind, Split, VideoRecord, shared_videos
 from tvr_lightning.media.read_many import Unread, read_all
 from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.media.video import probe, read_clip
@@ -50,14 +50,6 @@ class Report:
     notes: list[Problem] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class _Decoding:
-    """Settings for decoding clips in the check, with the frames and sampling of evaluation."""
-
-    frames: int
-    sampling: FrameSampling
-
-
 def check(data: TextVideoDataModule, *, decode: bool = False, workers: int = 1, progress: bool = True) -> Report:
     """Check all annotations and all video files of a dataset.
 
@@ -73,31 +65,37 @@ def check(data: TextVideoDataModule, *, decode: bool = False, workers: int = 1, 
 
     Returns:
         Report; the dataset is valid if its `problems` are empty.
-
-    Raises:
-        MissingAssetError: Neither the dataset's `root` nor TVR_DATA is set.
     """
     report = Report(data.title, "")
     splits: list[Split] = []
-    names: list[SplitName] = ["train", "val", "test"] if data.validation == "official" else ["train", "test"]
-    for name in names:
+    for name in data.official_splits:
         absent = [path for path in data.required_files(name) if not path.is_file()]
-        report.problems += [_absent_annotation(path, data) for path in absent]
-        if not absent:
-            with shown(f"reading the annotations of {data.title}, {name}") if progress else nullcontext():
-                split, findings = data.examine_split(name)
-            report.problems += findings.problems
-            report.notes += findings.notes
-            if split is not None:
-                splits.append(split)
-                report.videos[name], report.texts[name] = len(split.videos), len(split.texts)
-                report.protocol = split.protocol
-    report.problems += _overlaps(splits)
+        for path in absent:
+            fix = f"expected layout:\n{data.layout}"
+            report.problems.append(Problem(str(path), path.name, "missing-file", "no such file", fix))
+        if absent:
+            continue
+        with shown(f"reading the annotations of {data.title}, {name}") if progress else nullcontext():
+            split, findings = data.examine_split(name)
+        report.problems += findings.problems
+        report.notes += findings.notes
+        if split is not None:
+            splits.append(split)
+            report.videos[name], report.texts[name] = len(split.videos), len(split.texts)
+            report.protocol = split.protocol
+    for one, other in combinations(splits, 2):
+        message = f"the video is in {one.name} and in {other.name}"
+        for video in shared_videos(one, other):
+            fix = "remove it from one of the two splits"
+            report.problems.append(_problem(video, "split-overlap", message, fix))
     if data.features is None:  # stored features replace the files
         videos = list({(video.path, video.span): video for split in splits for video in split.videos}.values())
-        look = partial(look_at, decoding=_Decoding(data.frames, data.sampling) if decode else None)
-        for found in read_all(videos, look, workers=workers, title=f"checking {data.title}", progress=progress):
-            for problem in [_undecodable(found)] if isinstance(found, Unread) else found:
+        read = partial(check_video, frames=data.frames if decode else 0, sampling=data.sampling)
+        for found in read_all(videos, read, workers=workers, title=f"checking {data.title}", progress=progress):
+            if isinstance(found, Unread):
+                fix = "download it again, or set on_corrupt to skip"
+                found = [_problem(found.item, "undecodable", found.reason, fix)]
+            for problem in found:
                 (report.warnings if problem.kind in HARMLESS else report.problems).append(problem)
     report.problems = list(dict.fromkeys(report.problems))  # splits and spans share files
     report.warnings = list(dict.fromkeys(report.warnings))
@@ -105,12 +103,8 @@ def check(data: TextVideoDataModule, *, decode: bool = False, workers: int = 1, 
     return report
 
 
-def look_at(video: VideoRecord, decoding: _Decoding | None = None) -> list[Problem]:
-    """Return the problems of one readable video file.
-
-    Raises:
-        VideoError: The file cannot be read.
-    """
+def check_video(video: VideoRecord, frames: int = 0, sampling: FrameSampling = "one-fps-uniform") -> list[Problem]:
+    """Return the problems of one video file, of which `frames` frames are decoded, or raise VideoError."""
     path = video.path
     if not path.is_file():
         return [_problem(video, "missing-file", "no such file", "download it, or set on_corrupt to skip")]
@@ -119,8 +113,8 @@ def look_at(video: VideoRecord, decoding: _Decoding | None = None) -> list[Probl
     info = probe(path)
     if info.broken:
         return [_problem(video, "undecodable", f"it ends early: {info.broken}", "download it again")]
-    if decoding is not None:
-        read_clip(path, frames=decoding.frames, image_size=DECODED_SIZE, sampling=decoding.sampling, span=video.span)
+    if frames:
+        read_clip(path, frames=frames, image_size=DECODED_SIZE, sampling=sampling, span=video.span)
     problems = []
     if not info.has_audio:
         fix = "download it again, or ignore this if it is a silent video (methods with audio get silence)"
@@ -135,36 +129,15 @@ def look_at(video: VideoRecord, decoding: _Decoding | None = None) -> list[Probl
     return problems
 
 
-def _undecodable(unread: Unread[VideoRecord]) -> Problem:
-    return _problem(unread.item, "undecodable", unread.reason, "download it again, or set on_corrupt to skip")
-
-
 def _problem(video: VideoRecord, kind: ProblemKind, message: str, fix: str) -> Problem:
     # The problem belongs to the file, not the record: spans of one file share it.
     return Problem(str(video.path), video.path.name, kind, message, fix)
-
-
-def _absent_annotation(path: Path, data: TextVideoDataModule) -> Problem:
-    return Problem(str(path), path.name, "missing-file", "no such file", f"expected layout:\n{data.layout}")
-
-
-def _overlaps(splits: list[Split]) -> list[Problem]:
-    problems = []
-    for one, other in combinations(splits, 2):
-        message = f"the video is in {one.name} and in {other.name}"
-        for video in shared_videos(one, other):
-            problems.append(_problem(video, "split-overlap", message, "remove it from one of the two splits"))
-    return problems
 
 
 def write_report(report: Report, path: Path) -> None:
     """Write the whole report as JSON: dataset, protocol, videos, texts, problems, warnings and notes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(asdict(report), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _end(file: str) -> str:
-    return "/".join(Path(file).parts[-2:])  # the parent folders are the same for all, and are in the JSON report
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
@@ -178,29 +151,23 @@ def print_report(report: Report, console: Console | None = None) -> None:
         console.print(f"note: {note}", highlight=False, markup=False)
     if len(report.notes) > ROWS_PER_KIND:
         console.print(f"note: and {len(report.notes) - ROWS_PER_KIND} more", highlight=False)
-    total = _total(report.problems, "problem") if report.problems else "No problems found."
-    console.print(
-        " ".join([total, *([_total(report.warnings, "warning")] if report.warnings else [])]), highlight=False
-    )
+    total = _total(report.problems, "problem") or "No problems found."
+    console.print(f"{total} {_total(report.warnings, 'warning')}".strip(), highlight=False)
 
 
 def _print_kinds(found: list[Problem], prefix: str, console: Console) -> None:
     for kind, count in Counter(problem.kind for problem in found).most_common():
-        rows = [problem for problem in found if problem.kind == kind]
         table = Table(title=f"{prefix}{kind}: {count}", title_justify="left", expand=True)
         for title in ("file", "entry", "problem", "fix"):
             table.add_column(title, overflow="fold")
-        for problem in rows[:ROWS_PER_KIND]:
-            table.add_row(*map(escape, (_end(problem.file), problem.entry, problem.message, problem.fix)))
+        for problem in [problem for problem in found if problem.kind == kind][:ROWS_PER_KIND]:
+            file = "/".join(Path(problem.file).parts[-2:])  # all have the same parents, which are in the JSON report
+            table.add_row(*map(escape, (file, problem.entry, problem.message, problem.fix)))
         if count > ROWS_PER_KIND:
             table.add_row(f"and {count - ROWS_PER_KIND} more", "", "", "the JSON report lists them all")
         console.print(table)
 
 
-def _total(found: list[Problem], what: str) -> str:
-    kinds = Counter(problem.kind for problem in found)
-    return (
-        f"{len(found)} {what}{'s' * (len(found) != 1)}: "
-        + ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-        + "."
-    )
+def _total(found: list[Problem], noun: str) -> str:
+    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(problem.kind for problem in found).most_common())
+    return f"{len(found)} {noun}{'s' * (len(found) != 1)}: {kinds}." if found else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -26,11 +26,7 @@ class VideoReader(Protocol):
     """Reader of one video or one text, from raw files or from a feature store."""
 
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media | VideoFeatures:
-        """Return a record of one video; `generator` drives random sampling and augmentation (None in evaluation).
-
-        Raises:
-            VideoError: The video cannot be read.
-        """
+        """Return a record of one video; `generator` drives random sampling and augmentation (None in evaluation)."""
         ...
 
     def empty(self) -> Media | VideoFeatures:
@@ -67,11 +63,7 @@ class MediaReader:
     tokenise: Callable[[list[str]], Tokens] | None = None
 
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media:
-        """Return Media with pixels (1, F, 3, S, S), frame_mask (1, F) and duration (1,) in seconds.
-
-        Raises:
-            VideoError: The file is missing, damaged, or contains no video.
-        """
+        """Return Media with pixels (1, F, 3, S, S), frame_mask (1, F) and duration (1,) in seconds."""
         random = generator is not None and self.augmentation != "none"
         augment = draw_augmentation(self.augmentation if random else "none", self.preparation, generator)
         clip = read_clip(
@@ -91,14 +83,13 @@ class MediaReader:
 
     def empty(self) -> Media:
         """Return Media with pixels (0, F, 3, S, S)."""
-        audio, size = None if self.audio is None else no_audio(self.audio, self.frames), self.preparation.image_size
+        audio = None if self.audio is None else no_audio(self.audio, self.frames)
+        size, dtype = self.preparation.image_size, torch.uint8 if self.preparation.antialias else torch.float16
         return Media(
+            pixels=torch.zeros(0, self.frames, 3, size, size, dtype=dtype),
+            frame_mask=torch.zeros(0, self.frames, dtype=torch.bool),
             audio=audio,
             audio_mask=None if audio is None else audio.mask,
-            pixels=torch.zeros(
-                0, self.frames, 3, size, size, dtype=torch.uint8 if self.preparation.antialias else torch.float16
-            ),
-            frame_mask=torch.zeros(0, self.frames, dtype=torch.bool),
             duration=torch.zeros(0),
         )
 
@@ -108,23 +99,16 @@ class MediaReader:
 
 
 class TextDataset(Dataset[TextBatch]):
-    """Texts of a split, each with its index.
-
-    Args:
-        split: Texts and videos.
-        read: Reader of a text.
-    """
+    """Texts of a split, each with its index."""
 
     def __init__(self, split: Split, read: VideoReader) -> None:
         self.split = split
         self.read = read
 
     def __len__(self) -> int:
-        """Return N, the number of texts."""
         return len(self.split.texts)
 
     def __getitem__(self, index: int) -> TextBatch:
-        """Return a TextBatch of one text."""
         return text_item(self.split, index, self.read)
 
 
@@ -144,15 +128,9 @@ class VideoDataset(Dataset[VideoBatch]):
         self.skip = skip
 
     def __len__(self) -> int:
-        """Return M, the number of videos."""
         return len(self.split.videos)
 
     def __getitem__(self, index: int) -> VideoBatch:
-        """Return a VideoBatch of one video, or of zero videos if it was skipped.
-
-        Raises:
-            VideoError: The file cannot be read and `skip` is off. The message contains its path.
-        """
         try:
             return video_item(self.split, index, self.read, None)
         except (VideoError, AudioError) as error:
@@ -197,15 +175,9 @@ class PairDataset(Dataset[PairBatch]):
         self._captions = split.texts_of_videos()
 
     def __len__(self) -> int:
-        """Return the number of samples: captions, or videos if `one_caption` is set."""
         return len(self.split.videos) if self.one_caption else len(self.split.texts)
 
     def __getitem__(self, position: tuple[int, int]) -> PairBatch:
-        """Return a PairBatch of one pair.
-
-        Raises:
-            VideoError: The video cannot be read and `skip` is off, or no video of the split can be read.
-        """
         epoch, sample = position
         generator = np.random.default_rng([self.seed, epoch, sample])
         if self.one_caption:
@@ -226,14 +198,12 @@ class PairDataset(Dataset[PairBatch]):
                 skipped.append(str(error))
                 continue
             item.skipped = skipped + item.skipped
-            return PairBatch(text_item(self.split, text, self.read), item, self._extras(candidate))
+            extras = {}
+            if self.captions is not None:
+                described = self.captions.of(self.split.videos[candidate].video_id)
+                extras["recover_captions"] = [described if self.tokenise is None else self.tokenise(described)]
+            return PairBatch(text_item(self.split, text, self.read), item, extras)
         raise VideoError(self.split.videos[video].path, f"no video of the split can be read; first: {skipped[0]}")
-
-    def _extras(self, video: int) -> dict[str, Any]:
-        if self.captions is None:
-            return {}
-        described = self.captions.of(self.split.videos[video].video_id)
-        return {"recover_captions": [described if self.tokenise is None else self.tokenise(described)]}
 
 
 def text_item(split: Split, index: int, read: VideoReader) -> TextBatch:
@@ -242,11 +212,7 @@ def text_item(split: Split, index: int, read: VideoReader) -> TextBatch:
 
 
 def video_item(split: Split, index: int, read: VideoReader, generator: np.random.Generator | None) -> VideoBatch:
-    """Return the video at `index` of a split as a VideoBatch of one.
-
-    Raises:
-        VideoError: The video cannot be read.
-    """
+    """Return the video at `index` of a split as a VideoBatch of one."""
     record = split.videos[index]
     video = read(record, generator)
     problems = video.problems if isinstance(video, Media) else []

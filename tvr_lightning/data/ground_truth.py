@@ -38,17 +38,15 @@ class GroundTruth:
     def __post_init__(self) -> None:
         where = f"{self.dataset} {self.split}"
         if self.video_of_text.ndim != 1 or self.video_of_text.dtype != torch.int64:
-            raise UserError(
-                f"{where}: video_of_text must be one int64 per text, "
-                f"got {tuple(self.video_of_text.shape)} {self.video_of_text.dtype}"
-            )
+            found = f"{tuple(self.video_of_text.shape)} {self.video_of_text.dtype}"
+            raise UserError(f"{where}: video_of_text must be one int64 per text, got {found}")
         if not len(self.video_of_text):
             raise UserError(f"{where}: there are no texts to rank")
-        low, high = int(self.video_of_text.min()), int(self.video_of_text.max())
-        if low < 0 or high >= self.videos:
-            wrong = low if low < 0 else high
-            text = int((self.video_of_text == wrong).nonzero()[0])
-            raise UserError(f"{where}: text {text} describes video {wrong}, but the split has {self.videos} videos")
+        outside = ((self.video_of_text < 0) | (self.video_of_text >= self.videos)).nonzero()
+        if len(outside):
+            text = int(outside[0])
+            video = int(self.video_of_text[text])
+            raise UserError(f"{where}: text {text} describes video {video}, but the split has {self.videos} videos")
 
     @classmethod
     def of(cls, dataset: str, split: Split, warnings: Sequence[str] = ()) -> GroundTruth:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
-from tvr_lightning.data.collate import collate
+from tvr_lightning.data.batch import collate
 from tvr_lightning.data.samplers import TrainingSampler
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.workers import Failure, undisturbed, worker_died

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tvr_lightning.data.records import SHOWN
+from tvr_lightning.data.records import SHOWN, read_text
 from tvr_lightning.errors import MissingAssetError, UserError
 
 SCHEMA = pa.schema(
@@ -62,19 +62,19 @@ class Description:
     weights_hash: str = ""
 
 
+@dataclass(frozen=True)
 class RecoverCaptions:
     """Descriptions by video.
 
-    Args:
+    Attributes:
         path: File of the descriptions, for errors.
         descriptions: Descriptions of each video ID in temporal order, without empty ones.
         empty: Number of empty descriptions in the file.
     """
 
-    def __init__(self, path: Path, descriptions: dict[str, list[str]], empty: int = 0) -> None:
-        self.path = path
-        self.descriptions = descriptions
-        self.empty = empty
+    path: Path
+    descriptions: dict[str, list[str]]
+    empty: int = 0
 
     def __len__(self) -> int:
         """Return the number of videos with a description."""
@@ -85,11 +85,7 @@ class RecoverCaptions:
         return list(self.descriptions.get(video_id, []))
 
     def require(self, video_ids: Sequence[str]) -> None:
-        """Check that each of these videos has a description.
-
-        Raises:
-            UserError: Videos have no description. The message lists them, and reports a file of another dataset.
-        """
+        """Check that each of these videos has a description."""
         absent = [video_id for video_id in video_ids if not self.descriptions.get(video_id)]
         if not absent:
             return
@@ -126,29 +122,25 @@ def read_captions(path: Path) -> RecoverCaptions:
 
     Raises:
         MissingAssetError: The file does not exist.
-        UserError: The file cannot be read in the format of its suffix, columns are missing or have another type, an
-            entry has no value, a segment is described twice, or there is no description. The message contains the
-            column and row.
+        UserError: The file cannot be used. The message contains the column and row.
     """
     if not path.is_file():
         raise MissingAssetError(f"no captions file: looked for {path}. {WITHOUT_MODEL}")
     readers = {".csv": _csv_rows, ".jsonl": _json_rows}
     rows = readers.get(path.suffix.lower(), _parquet_rows)(path)
-    twice = [entry for entry, count in Counter((row[0], row[1]) for row in rows).items() if count > 1]
-    if twice:
+    captions = {(video_id, segment): caption.strip() for video_id, segment, caption in rows}
+    if len(captions) < len(rows):
+        (video_id, segment), _ = Counter(row[:2] for row in rows).most_common(1)[0]
         raise UserError(
-            f"{path}: segment {twice[0][1]} of {twice[0][0]} is described more than once. Number the segments of a "
-            "video 0, 1, ..."
+            f"{path}: segment {segment} of {video_id} is described more than once. Number the segments of a video "
+            "0, 1, ..."
         )
     descriptions: dict[str, list[str]] = {}
-    for video_id, _, caption in sorted(rows, key=lambda row: (row[0], row[1])):
-        of_video = descriptions.setdefault(video_id, [])
-        if caption.strip():
-            of_video.append(caption.strip())
-    empty = sum(not row[2].strip() for row in rows)
+    for (video_id, _), caption in sorted(captions.items()):
+        descriptions.setdefault(video_id, []).extend([caption] if caption else [])
     if not any(descriptions.values()):
         raise UserError(f"{path}: the table contains no descriptions. {WITHOUT_MODEL}")
-    return RecoverCaptions(path, descriptions, empty)
+    return RecoverCaptions(path, descriptions, sum(not caption for caption in captions.values()))
 
 
 def _parquet_rows(path: Path) -> list[Row]:
@@ -159,14 +151,13 @@ def _parquet_rows(path: Path) -> list[Row]:
     _require_columns(path, table.column_names)
     columns = []
     for name in REQUIRED:
+        expected = SCHEMA.field(name).type
         try:
-            columns.append(table[name].cast(SCHEMA.field(name).type).to_pylist())
+            columns.append(table[name].cast(expected).to_pylist())
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            expected = SCHEMA.field(name).type
             raise UserError(f"{path}: column {name} has another type than {expected}: {error}") from error
         if None in columns[-1]:
-            row = columns[-1].index(None)
-            raise UserError(f"{path}: row {row} has no value in the column {name}. Add a value or remove the row.")
+            raise _no_value(path, f"row {columns[-1].index(None)}", name)
     return list(zip(*columns, strict=True))
 
 
@@ -179,10 +170,8 @@ def _csv_rows(path: Path) -> list[Row]:
             _require_columns(path, list(reader.fieldnames or []))
             for number, entry in enumerate(reader, 2):
                 if None in entry:
-                    raise UserError(
-                        f"{path}: row {number} has more values than the header has columns. Put captions with commas "
-                        'in "quotes".'
-                    )
+                    fix = 'Put captions with commas in "quotes".'
+                    raise UserError(f"{path}: row {number} has more values than the header has columns. {fix}")
                 rows.append(_row(path, f"row {number}", entry))
     except (csv.Error, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as CSV, near row {len(rows) + 2}: {error}") from error
@@ -192,20 +181,16 @@ def _csv_rows(path: Path) -> list[Row]:
 def _json_rows(path: Path) -> list[Row]:
     """Read one JSON object per line; lines are numbered from 1, and empty ones are skipped."""
     rows = []
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                try:
-                    entry = json.loads(line)
-                except ValueError as error:
-                    raise UserError(f"{path}: row {number} is not JSON: {error}") from error
-                if not isinstance(entry, dict):
-                    raise UserError(f"{path}: row {number} is not a JSON object with {', '.join(REQUIRED)}")
-                rows.append(_row(path, f"row {number}", entry))
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text: {error}") from error
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{path}: row {number} is not JSON: {error}") from error
+        if not isinstance(entry, dict):
+            raise UserError(f"{path}: row {number} is not a JSON object with {', '.join(REQUIRED)}")
+        rows.append(_row(path, f"row {number}", entry))
     return rows
 
 
@@ -218,13 +203,17 @@ def _require_columns(path: Path, names: Sequence[str]) -> None:
         raise UserError(f"{path}: the column {twice[0]} occurs twice. Keep one.")
 
 
+def _no_value(path: Path, where: str, column: str) -> UserError:
+    return UserError(f"{path}: {where} has no value in the column {column}. Add a value or remove the row.")
+
+
 def _row(path: Path, where: str, entry: dict[str, Any]) -> Row:
     """Return a validated row of text or JSON values; only the caption may be empty."""
     for name in REQUIRED:
         if entry.get(name) is None or (name != "caption" and not str(entry[name]).strip()):
-            raise UserError(f"{path}: {where} has no value in the column {name}. Add a value or remove the row.")
+            raise _no_value(path, where, name)
     video_id, segment, caption = (entry[name] for name in REQUIRED)
-    if isinstance(caption, bool | int | float | list | dict):
+    if not isinstance(caption, str):
         raise UserError(f"{path}: {where}, column caption: {caption!r} is not text")
     if not re.fullmatch(r"[0-9]{1,9}", str(segment).strip()):
         raise UserError(f"{path}: {where}, column segment: {segment!r} is not a whole number of at least 0")

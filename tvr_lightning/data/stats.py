@@ -74,10 +74,6 @@ def stats(
 
     Returns:
         One entry per split: train, val (unless it is the test split), test.
-
-    Raises:
-        MissingAssetError: Annotation files are missing.
-        AnnotationError: Annotation files contradict themselves.
     """
     data.check_present()
     names: list[SplitName] = ["train", "test"] if data.validation == "test" else ["train", "val", "test"]
@@ -90,13 +86,11 @@ def stats(
 
 def _describe(split: Split, words: int, found: dict[Path, VideoInfo], tokens: Callable[[str], int]) -> SplitStats:
     lengths = [tokens(text.text) for text in split.texts]
-    seconds, heard = [], []
-    for video in split.videos:
-        info = found.get(video.path)
-        if info is not None:
-            start, end = video.span or (0.0, info.duration)
-            seconds.append(max(0.0, min(end, info.duration) - start))
-            heard.append(info.has_audio)
+    readable = [(video, found[video.path]) for video in split.videos if video.path in found]
+    seconds = []
+    for video, info in readable:
+        start, end = video.span or (0.0, info.duration)
+        seconds.append(max(0.0, min(end, info.duration) - start))
     return SplitStats(
         name=split.name,
         protocol=split.protocol,
@@ -106,9 +100,9 @@ def _describe(split: Split, words: int, found: dict[Path, VideoInfo], tokens: Ca
         tokens=Spread.of(lengths),
         truncated=sum(length > words for length in lengths) / max(1, len(lengths)),
         words=words,
-        readable=len(seconds),
+        readable=len(readable),
         seconds=Spread.of(seconds),
-        with_audio=sum(heard) / len(heard) if heard else None,
+        with_audio=sum(info.has_audio for _, info in readable) / len(readable) if readable else None,
     )
 
 

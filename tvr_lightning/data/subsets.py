@@ -19,18 +19,15 @@ def hold_out(train: Split, videos: int, seed: int, one_caption: bool) -> tuple[S
 
     Returns:
         Remaining split, and the held-out videos as split "val" with an extended protocol.
-
-    Raises:
-        UserError: No training video would remain.
     """
     files = list(dict.fromkeys(video.path for video in train.videos))
     count = len(files)
     if videos >= count:
         raise UserError(f"holdout {videos} leaves no training videos of {count}; hold out fewer")
-    drawn = np.random.default_rng([seed, count]).permutation(count).tolist()
-    held_files = {files[position] for position in drawn[:videos]}
+    drawn = np.random.default_rng([seed, count]).permutation(count)[:videos].tolist()
+    held_files = {files[index] for index in drawn}
     held = train.take_videos([i for i, video in enumerate(train.videos) if video.path in held_files])
-    texts = [held.texts[positions[0]] for positions in held.texts_of_videos()] if one_caption else held.texts
+    texts = [held.texts[indices[0]] for indices in held.texts_of_videos()] if one_caption else held.texts
     protocol = f"{train.protocol}, {videos} training videos held out"
     rest = train.take_videos([i for i, video in enumerate(train.videos) if video.path not in held_files])
     return rest, Split("val", protocol, held.videos, texts)

@@ -3,78 +3,65 @@
 from __future__ import annotations
 
 import os.path
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from tvr_lightning.data.records import malformed
 from tvr_lightning.media.opening import VIDEO_SUFFIXES
 
 
-def path_below(folder: Path, name: str) -> Path:
-    """Return the path of `name` in `folder`.
+def stem(name: str) -> str:
+    """Return a file name without its suffix if that is a video suffix or only a dot, since IDs may contain dots."""
+    head, dot, tail = name.rpartition(".")
+    return head if dot and (not tail or is_video(name)) else name
 
-    Raises:
-        AnnotationError: The name, which comes from an annotation file, leads out of the folder.
-    """
+
+def is_video(name: str) -> bool:
+    """Return whether a file has a video suffix."""
+    return Path(name).suffix.lower() in VIDEO_SUFFIXES
+
+
+def path_below(folder: Path, name: str) -> Path:
+    """Return the path of `name`, which comes from an annotation file and must not lead out of `folder`."""
     path = folder / name
     if not Path(os.path.normpath(path)).is_relative_to(os.path.normpath(folder)):
         raise malformed(folder, name, "the name leads out of the folder", "use annotation files from their source")
     return path
 
 
-@dataclass
 class VideoFiles:
     """Files of one folder by name; the folder is listed once.
 
     A file is found by its exact name, or as the only video with the same stem, because copies of datasets are often
     re-encoded into another container. Subtitles, playlists and other files are ignored.
 
-    Attributes:
+    Args:
         folder: Folder of the files.
         suffix: Suffix of the files, with its dot, if annotation files omit it; empty if names in the annotation files
             include it.
     """
 
-    folder: Path
-    suffix: str = ""
-    _names: set[str] | None = None
-    _found: set[str] = field(default_factory=set)
-    _stems: dict[str, list[str]] = field(default_factory=dict)
+    def __init__(self, folder: Path, suffix: str = "") -> None:
+        self.folder = folder
+        self.suffix = suffix
+        self._names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        self._unused = {name for name in self._names if is_video(name)}
+        self._by_stem: dict[str, list[str]] = {}
+        for name in sorted(self._names):
+            if is_video(name) or "." not in name:
+                self._by_stem.setdefault(stem(name), []).append(name)
 
     def find(self, name: str) -> Path:
-        """Return the path of the video called `name`, or its expected path if there is none.
-
-        Raises:
-            AnnotationError: Several files have the same stem and none has the exact name, or the name leads out of the
-                folder.
-        """
-        names = self._listing()
-        if name + self.suffix in names:
-            self._found.add(name + self.suffix)
-            return self.folder / (name + self.suffix)
-        found = self._stems.get(name, [])
-        if not found and not self.suffix:
-            found = self._stems.get(name.rpartition(".")[0], [])
+        """Return the path of the video called `name`, or its expected path if there is none."""
+        found = [name + self.suffix]
+        if found[0] not in self._names:
+            stems = [name] if self.suffix else [name, name.rpartition(".")[0]]
+            found = next((self._by_stem[stem] for stem in stems if stem in self._by_stem), found)
         if len(found) > 1:
             fix = "keep only one of them"
             raise malformed(self.folder, name, f"several files match: {', '.join(found)}", fix)
-        self._found.update(found)
-        return path_below(self.folder, found[0] if found else name + self.suffix)
+        self._unused.discard(found[0])
+        return path_below(self.folder, found[0])
 
     def others(self) -> list[Path]:
         """Return the videos of the folder that were not found by name so far."""
-        return [
-            self.folder / name
-            for name in sorted(self._listing() - self._found)
-            if Path(name).suffix.lower() in VIDEO_SUFFIXES
-        ]
-
-    def _listing(self) -> set[str]:
-        if self._names is None:
-            files = sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else []
-            self._names = set(files)
-            for file in files:
-                stem, dot, suffix = file.rpartition(".")
-                if not dot or dot + suffix.lower() in VIDEO_SUFFIXES:
-                    self._stems.setdefault(stem or file, []).append(file)
-        return self._names
+        return [self.folder / name for name in sorted(self._unused)]

@@ -11,15 +11,15 @@ import pytest
 
 from tvr_lightning.cli import main
 from tvr_lightning.data import LSMDC, MSRVTT, MSVD, VATEX, ActivityNet, DiDeMo
-from tvr_lightning.data.importing.layouts import SOURCES
-from tvr_lightning.data.importing.names import stem
-from tvr_lightning.data.importing.run import Imported, import_dataset
+from tvr_lightning.data.importing.layouts import DATASETS
+from tvr_lightning.data.importing.run import ImportReport, import_dataset
 from tvr_lightning.data.importing.videos import ImportFailed
 from tvr_lightning.data.records import SYNTHETIC, Split
+from tvr_lightning.data.video_files import stem
 from tvr_lightning.synthetic import synthesize
 
 
-def bring(dataset: str, held: Path, root: Path, **options) -> Imported:
+def bring(dataset: str, held: Path, root: Path, **options) -> ImportReport:
     return import_dataset(dataset, held, root, progress=False, **options)
 
 
@@ -87,7 +87,7 @@ def test_the_hubs_msvd_gives_the_splits_of_clip4clips_files(test_data, tmp_path)
         same(data.read_split(name), real.read_split(name))
     assert done.splits["", "train"] == (1200, 48774)
     assert done.splits["", "test"] == (670, 27763)
-    assert (done.differences, done.placed.new, len(done.absent)) == ([], 5, 1965)
+    assert (done.differences, done.videos.new, len(done.absent)) == ([], 5, 1965)
     links = list((tmp_path / "data" / "msvd" / "videos").iterdir())
     assert len(links) == 5
     assert all(link.is_symlink() and link.resolve().parent == held / "raw_videos" for link in links)
@@ -238,11 +238,11 @@ def test_a_zip_is_unpacked_and_gone_on_with(tmp_path):
     held = hub(tmp_path / "hub", CLIPS)
     zipped(held / "MSRVTT_Videos.zip", [f"{v}.mp4" for v in CLIPS] + ["video9.mp4"])
     done = bring("msrvtt", held, tmp_path)
-    assert (done.placed.new, done.placed.present, done.placed.unused, done.absent) == (4, 0, ["video9"], [])
+    assert (done.videos.new, done.videos.present, done.videos.unused, done.absent) == (4, 0, ["video9"], [])
     assert (tmp_path / "msrvtt" / "videos" / "video2.mp4").read_bytes() == b"video2.mp4" * 1000
     (tmp_path / "msrvtt" / "videos" / "video1.mp4").unlink()
     again = bring("msrvtt", held, tmp_path)
-    assert (again.placed.new, again.placed.present, again.written) == (1, 3, [])
+    assert (again.videos.new, again.videos.present, again.written) == (1, 3, [])
     data = MSRVTT(root=str(tmp_path))
     data.setup()
     assert [text.text for text in data.read_split("test").texts] == ["caption 2", "caption 3"]
@@ -266,7 +266,7 @@ def test_parts_of_a_tar_are_joined_and_a_missing_one_is_named(tmp_path):
     for i in range(4):
         part = content[i * len(content) // 4 : (i + 1) * len(content) // 4]
         (held / f"Videos.tar.part-00{i}").write_bytes(part)
-    assert bring("msrvtt", held, tmp_path / "data").placed.new == 4
+    assert bring("msrvtt", held, tmp_path / "data").videos.new == 4
     assert (tmp_path / "data" / "msrvtt" / "videos" / "video3.mp4").read_text() == "video3" * 5000
     (held / "Videos.tar.part-002").unlink()
     with pytest.raises(ImportFailed, match=r"Videos\.tar: part 2 is missing"):
@@ -298,7 +298,7 @@ def parts_of_a_tar(tmp_path, numbers):
 @pytest.mark.parametrize("numbers", [range(12), range(1, 13), ["aa", "ab", "ac"]])
 def test_parts_of_a_tar_are_joined_in_natural_order(tmp_path, numbers):
     held, videos = parts_of_a_tar(tmp_path, numbers)
-    assert bring("msrvtt", held, tmp_path / "data").placed.new == 12
+    assert bring("msrvtt", held, tmp_path / "data").videos.new == 12
     assert {p.name: p.read_bytes() for p in (tmp_path / "data" / "msrvtt" / "videos").iterdir()} == videos
 
 
@@ -313,7 +313,7 @@ def test_nothing_is_unpacked_from_a_tar_whose_parts_do_not_belong_together(tmp_p
     assert not list((tmp_path / "data").rglob("*.mp4"))
     third.write_bytes(third_bytes)
     tenth.write_bytes(tenth_bytes)
-    assert bring("msrvtt", held, tmp_path / "data").placed.new == 12
+    assert bring("msrvtt", held, tmp_path / "data").videos.new == 12
     assert {p.name: p.read_bytes() for p in (tmp_path / "data" / "msrvtt" / "videos").iterdir()} == videos
 
 
@@ -415,8 +415,8 @@ def test_lists_that_contradict_themselves_are_refused_and_nothing_is_written(tmp
     assert not (tmp_path / "data").exists()
 
 
-def test_every_dataset_has_its_sources():
-    assert {source.kind.directory for source in SOURCES.values()} == set(SOURCES)
-    for source in SOURCES.values():
-        for reading in source.readings:
-            source.kind(root="anywhere", **reading.options)
+def test_every_dataset_has_its_configurations():
+    assert {dataset.kind.directory for dataset in DATASETS.values()} == set(DATASETS)
+    for dataset in DATASETS.values():
+        for options, _ in dataset.configurations:
+            dataset.kind(root="anywhere", **options)

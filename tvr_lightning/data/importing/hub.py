@@ -61,20 +61,22 @@ def fetch(dataset: str, folder: Path, annotations_only: bool = False, endpoint: 
     if dataset not in REPOSITORIES:
         raise ImportFailed(f"{dataset} cannot be downloaded from the Hub, only {', '.join(REPOSITORIES)}. {GUIDE}")
     repository = REPOSITORIES[dataset]
+    patterns = [pattern for pattern in repository.files if pattern.endswith(".json") or not annotations_only]
     try:
         info = huggingface_hub.HfApi(endpoint).dataset_info(repository.name, files_metadata=True)
         sizes = {
             item.rfilename: item.size or 0
             for item in info.siblings or []
-            if any(fnmatch(item.rfilename, pattern) for pattern in repository.files)
-            and not (annotations_only and not item.rfilename.endswith(".json"))
+            if any(fnmatch(item.rfilename, pattern) for pattern in patterns)
         }
         if not sizes:
-            raise ImportFailed(
-                f"{repository.name} on the Hub no longer contains any of {', '.join(repository.files)}. {GUIDE}"
-            )
+            raise ImportFailed(f"{repository.name} on the Hub no longer contains any of {', '.join(patterns)}. {GUIDE}")
         folder.mkdir(parents=True, exist_ok=True)
-        _check_room(folder, sizes)
+        needed = sum(sizes[name] for name in _incomplete(folder, sizes))
+        free = shutil.disk_usage(folder).free
+        if needed > free:
+            space = f"{free / 1e9:.1f} GB of free space, but {needed / 1e9:.1f} GB are needed"
+            raise ImportFailed(f"{folder} has {space}. Free disk space.")
         for name in sizes:
             huggingface_hub.hf_hub_download(
                 repository.name, name, repo_type="dataset", revision=info.sha, local_dir=folder, endpoint=endpoint
@@ -86,24 +88,15 @@ def fetch(dataset: str, folder: Path, annotations_only: bool = False, endpoint: 
             f"{repository.name} could not be downloaded from {endpoint or huggingface_hub.constants.ENDPOINT} "
             f"({_first(error)}). Rerun the command to download the missing files. {GUIDE}"
         ) from error
-    broken = [name for name, size in sizes.items() if not _whole(folder / name, size)]
-    if broken:
-        raise ImportFailed(f"{folder / broken[0]} is incomplete. Remove it and rerun the command.")
+    for name in _incomplete(folder, sizes):
+        raise ImportFailed(f"{folder / name} is incomplete. Remove it and rerun the command.")
     return [folder / name for name in sizes]
 
 
 def _first(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    """Return the first line of a message, or the name of the error if it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def _whole(file: Path, size: int) -> bool:
-    return file.is_file() and file.stat().st_size == size
-
-
-def _check_room(folder: Path, sizes: dict[str, int]) -> None:
-    needed = sum(size for name, size in sizes.items() if not _whole(folder / name, size))
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise ImportFailed(
-            f"{folder} has {free / 1e9:.1f} GB of free space, but {needed / 1e9:.1f} GB are needed. Free disk space."
-        )
+def _incomplete(folder: Path, sizes: dict[str, int]) -> list[str]:
+    return [name for name, size in sizes.items() if not (file := folder / name).is_file() or file.stat().st_size != size]

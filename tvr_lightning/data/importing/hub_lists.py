@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from tvr_lightning.data.importing.names import stem
 from tvr_lightning.data.records import expect, field_of, malformed, read_json
+from tvr_lightning.data.video_files import stem
 
 
 def read_hub_list(file: Path) -> dict[str, list[str]]:
@@ -14,41 +13,29 @@ def read_hub_list(file: Path) -> dict[str, list[str]]:
 
     A record identifies its video by `video_id`, or by its file under `video`. Its `caption` is one caption or a list of
     captions; `sentences`, as in ActivityNet, are used instead if present. Records of one video are merged.
-
-    Raises:
-        AnnotationError: The file is not such a list.
     """
     captions: dict[str, list[str]] = {}
     for number, record in enumerate(expect(file, "top level", read_json(file), list, "write a list of records")):
         entry = f"[{number}]"
         expect(file, entry, record, dict, 'write {"video": ..., "caption": ...}')
         name = record.get("video_id") or stem(Path(field_of(file, entry, record, "video", str)).name)
-        said = record["sentences"] if "sentences" in record else _caption(file, entry, record)
+        said = record["sentences"] if "sentences" in record else field_of(file, entry, record, "caption", object)
         found = captions.setdefault(expect(file, f"{entry}, video_id", name, str, "write a name"), [])
         for text in said if isinstance(said, list) else [said]:
             found.append(expect(file, f"{entry}, caption", text, str, "write a caption or a list of captions"))
     return captions
 
 
-def _caption(file: Path, entry: str, record: dict[str, Any]) -> Any:
-    if "caption" not in record:
-        raise malformed(file, entry, f"the key 'caption' is missing, found {sorted(record)}", "add the key 'caption'")
-    return record["caption"]
-
-
-def single(file: Path, captions: dict[str, list[str]], joined: bool = False) -> dict[str, str]:
-    """Return one text per video.
-
-    Args:
-        file: Source of the captions, for messages.
-        captions: Captions of each video.
-        joined: Whether several captions are joined to a paragraph. Otherwise they are an error.
-
-    Raises:
-        AnnotationError: A video has several captions and `joined` is off.
-    """
+def read_pairs(file: Path) -> dict[str, str]:
+    """Return the only caption of every video of a list; several captions of a video are an error."""
+    captions = read_hub_list(file)
     for video, texts in captions.items():
-        if len(texts) != 1 and not joined:
+        if len(texts) != 1:
             message = f"{len(texts)} captions, but the protocol has one per video"
             raise malformed(file, video, message, "use the list of the protocol's pairs")
-    return {video: " ".join(text.strip() for text in texts) for video, texts in captions.items()}
+    return {video: texts[0].strip() for video, texts in captions.items()}
+
+
+def read_paragraphs(file: Path) -> dict[str, str]:
+    """Return the captions of every video of a list as one paragraph."""
+    return {video: " ".join(text.strip() for text in texts) for video, texts in read_hub_list(file).items()}

@@ -8,16 +8,18 @@ import json
 import pickle
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tvr_lightning.data.activitynet import FILES as ACTIVITYNET_FILES
 from tvr_lightning.data.activitynet import ActivityNet
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.charades import Charades
 from tvr_lightning.data.didemo import DiDeMo
-from tvr_lightning.data.importing.hub_lists import read_hub_list, single
+from tvr_lightning.data.importing.hub_lists import read_hub_list, read_pairs, read_paragraphs
 from tvr_lightning.data.lsmdc import CLIP, LSMDC
+from tvr_lightning.data.lsmdc import FILES as LSMDC_FILES
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.msvd import MSVD
 from tvr_lightning.data.records import SplitName, expect, field_of, malformed, read_json, read_lines
@@ -25,27 +27,27 @@ from tvr_lightning.data.vatex import VATEX
 
 Files = dict[str, Path]
 Converted = dict[str, bytes]
-Convert = Callable[[Files], Converted]
+SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
-class Layout:
+class AnnotationLayout:
     """Annotation layout of a dataset.
 
     Attributes:
         name: Name for the option `--layout`.
         needed: Required files that identify the layout: expected file name mapped to a pattern of the source file.
-        further: Optional files, in the same form.
-        either: Names in `further` of which at least one is required; empty if none is.
         convert: Function from source files, by expected name, to file contents by name; None copies files unchanged.
+        further: Optional files, in the same form as `needed`.
+        either: Names in `further` of which at least one is required; empty if none is.
         note: Difference of data in this layout.
     """
 
     name: str
     needed: Mapping[str, str]
-    further: Mapping[str, str]
+    convert: Callable[[Files], Converted] | None = None
+    further: Mapping[str, str] = field(default_factory=dict)
     either: tuple[str, ...] = ()
-    convert: Convert | None = None
     note: str = ""
 
     def find(self, names: Mapping[str, Path]) -> tuple[Files, list[str]]:
@@ -62,25 +64,18 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Configuration of a dataset with the number of videos in its protocol.
+class ImportableDataset:
+    """Dataset with its supported layouts.
 
     Attributes:
-        options: Options of the dataset class.
-        counts: Number of videos by split.
+        kind: Class of the dataset.
+        layouts: Annotation layouts.
+        configurations: Options of the dataset class, each with the published number of videos by split.
     """
 
-    options: Mapping[str, Any]
-    counts: Mapping[SplitName, int]
-
-
-@dataclass(frozen=True)
-class Source:
-    """Dataset with its supported layouts and configurations."""
-
     kind: type[TextVideoDataModule]
-    layouts: tuple[Layout, ...]
-    readings: tuple[Reading, ...]
+    layouts: tuple[AnnotationLayout, ...]
+    configurations: tuple[tuple[Mapping[str, Any], Mapping[SplitName, int]], ...]
 
 
 def _shown(pattern: str) -> str:
@@ -112,35 +107,21 @@ def _csv(header: list[str], rows: list[list[str]]) -> bytes:
     return table.getvalue().encode()
 
 
-# MSR-VTT
-
-
 def _msrvtt_from_hub(files: Files) -> Converted:
     training = {name: read_hub_list(files[name]) for name in ("9k", "7k") if name in files}
     captions: dict[str, list[str]] = {}
     for found in training.values():
         for video, said in found.items():
             captions.setdefault(video, said)
-    test = single(files["test"], read_hub_list(files["test"]))
-    pairs = [[f"ret{i}", f"msr{_number(video)}", video, text] for i, (video, text) in enumerate(test.items())]
+    test = read_pairs(files["test"]).items()
+    pairs = [[f"ret{i}", f"msr{video.removeprefix('video')}", video, text] for i, (video, text) in enumerate(test)]
+    videos = [{"video_id": video} for video in captions]
+    sentences = [{"video_id": video, "caption": text} for video, said in captions.items() for text in said]
     return {
-        "MSRVTT_data.json": _msrvtt_data(captions),
+        "MSRVTT_data.json": _json({"videos": videos, "sentences": sentences}),
         "MSRVTT_JSFUSION_test.csv": _csv(["key", "vid_key", "video_id", "sentence"], pairs),
         **{f"MSRVTT_train.{name}.csv": _csv(["video_id"], [[v] for v in found]) for name, found in training.items()},
     }
-
-
-def _number(video: str) -> str:
-    return video.removeprefix("video")
-
-
-def _msrvtt_data(captions: Mapping[str, list[str]]) -> bytes:
-    return _json(
-        {
-            "videos": [{"video_id": video} for video in captions],
-            "sentences": [{"video_id": video, "caption": text} for video, said in captions.items() for text in said],
-        }
-    )
 
 
 def _msrvtt_from_official(files: Files) -> Converted:
@@ -164,9 +145,6 @@ def _msrvtt_from_official(files: Files) -> Converted:
     }
 
 
-# MSVD
-
-
 def _msvd(splits: Mapping[str, list[str]], captions: Mapping[str, list[str]]) -> Converted:
     tokens = {video: [text.split() for text in said] for video, said in captions.items()}
     return {
@@ -176,7 +154,7 @@ def _msvd(splits: Mapping[str, list[str]], captions: Mapping[str, list[str]]) ->
 
 
 def _msvd_from_hub(files: Files) -> Converted:
-    found = {name: read_hub_list(files[name]) for name in ("train", "val", "test")}
+    found = {name: read_hub_list(files[name]) for name in SPLITS}
     captions = {video: said for listed in found.values() for video, said in listed.items()}
     return _msvd({name: list(listed) for name, listed in found.items()}, captions)
 
@@ -187,19 +165,15 @@ def _msvd_from_official(files: Files) -> Converted:
         video, _, text = line.partition(" ")
         if not line.startswith("#"):
             captions.setdefault(video, []).append(text)
-    return _msvd({name: read_lines(files[name]) for name in ("train", "val", "test")}, captions)
-
-
-# DiDeMo
+    return _msvd({name: read_lines(files[name]) for name in SPLITS}, captions)
 
 
 def _didemo_from_hub(files: Files) -> Converted:
     converted = {}
-    for name in ("train", "val", "test"):
-        if name in files:
-            said = single(files[name], read_hub_list(files[name]), joined=True)
-            converted[f"{name}_list.txt"] = _lines(said)
-            converted[f"{name}_data.json"] = _json([{"video": v, "description": text} for v, text in said.items()])
+    for name, file in files.items():
+        said = read_paragraphs(file)
+        converted[f"{name}_list.txt"] = _lines(said)
+        converted[f"{name}_data.json"] = _json([{"video": v, "description": text} for v, text in said.items()])
     return converted
 
 
@@ -213,15 +187,9 @@ def _didemo_from_official(files: Files) -> Converted:
     return converted
 
 
-# ActivityNet Captions, VATEX, LSMDC
-
-
 def _activitynet_from_hub(files: Files) -> Converted:
     converted = {}
-    for name, (ids, sentences) in {
-        "train": ("train_ids.json", "train.json"),
-        "val1": ("val_ids.json", "val_1.json"),
-    }.items():
+    for name, (ids, sentences) in ACTIVITYNET_FILES.items():
         found = read_hub_list(files[name])
         converted[ids] = _json(list(found))
         converted[sentences] = _json({video: {"sentences": said} for video, said in found.items()})
@@ -229,19 +197,12 @@ def _activitynet_from_hub(files: Files) -> Converted:
 
 
 def _vatex_from_hub(files: Files) -> Converted:
-    found = {name: read_hub_list(files[name]) for name in ("train", "val", "test")}
+    found = {name: read_hub_list(files[name]) for name in SPLITS}
     captions = {video: {"enCap": said} for listed in found.values() for video, said in listed.items()}
     return {
         "vatex_data.json": _json(captions),
         **{f"{name}_list.txt": _lines(listed) for name, listed in found.items()},
     }
-
-
-LSMDC_FILES = {
-    "train": "LSMDC16_annos_training.csv",
-    "val": "LSMDC16_annos_val.csv",
-    "test": "LSMDC16_challenge_1000_publictect.csv",
-}
 
 
 def _lsmdc_from_hub(files: Files) -> Converted:
@@ -257,143 +218,126 @@ def _lsmdc_from_hub(files: Files) -> Converted:
     return converted
 
 
-LISTS = _same("train_list.txt", "val_list.txt", "test_list.txt")
-DIDEMO = _same("train_data.json", "val_data.json", "test_data.json")
-TMASS = {f"tmass/didemo_{name}_label.csv": rf"didemo_{name}_label\.csv" for name in ("train", "val", "test")}
-PUNCTUATION = (
-    "its captions keep punctuation that raw-captions.pkl of CLIP4Clip replaces with spaces, such as it's for it s"
-)
+LISTS = _same(*(f"{name}_list.txt" for name in SPLITS))
+DESCRIPTIONS = _same(*(f"{name}_data.json" for name in SPLITS))
 
-SOURCES: dict[str, Source] = {
-    "msrvtt": Source(
+DATASETS = {
+    "msrvtt": ImportableDataset(
         MSRVTT,
         (
-            Layout(
+            AnnotationLayout(
                 "hub",
                 {"test": r"msrvtt(_ret)?_test_?1k\.json"},
-                {"9k": r"msrvtt(_ret)?_train_?9k\.json", "7k": r"msrvtt(_ret)?_train_?7k\.json"},
-                ("9k", "7k"),
                 _msrvtt_from_hub,
+                {name: rf"msrvtt(_ret)?_train_?{name}\.json" for name in ("9k", "7k")},
+                either=("9k", "7k"),
             ),
-            Layout(
+            AnnotationLayout(
                 "clip4clip",
                 _same("MSRVTT_data.json", "MSRVTT_JSFUSION_test.csv"),
-                _same(
-                    "MSRVTT_train.9k.csv", "MSRVTT_train.7k.csv",
-                    "MSRVTT_train.full.csv", "MSRVTT_val.full.csv", "MSRVTT_test.full.csv",
+                further=_same(
+                    *(f"MSRVTT_train.{name}.csv" for name in ("9k", "7k")),
+                    *(f"MSRVTT_{name}.full.csv" for name in SPLITS),
                 ),
-                ("MSRVTT_train.9k.csv", "MSRVTT_train.7k.csv"),
+                either=("MSRVTT_train.9k.csv", "MSRVTT_train.7k.csv"),
             ),
-            Layout(
+            AnnotationLayout(
                 "official",
                 {"train_val": r"train_val_videodatainfo\.json", "test": r"test_videodatainfo\.json"},
-                {},
-                (),
                 _msrvtt_from_official,
-                "it has only the official split (data.init_args.split=full), not the 1k-A pairs of the papers, which "
-                "are in the layouts of the Hub and of CLIP4Clip",
+                note="it has only the official split (data.init_args.split=full), not the 1k-A pairs of the papers, "
+                "which are in the layouts of the Hub and of CLIP4Clip",
             ),
         ),
         (
-            Reading({"split": "9k"}, {"train": 9000, "test": 1000}),
-            Reading({"split": "7k"}, {"train": 7010, "test": 1000}),
-            Reading({"split": "full"}, {"train": 6513, "val": 497, "test": 2990}),
+            ({"split": "9k"}, {"train": 9000, "test": 1000}),
+            ({"split": "7k"}, {"train": 7010, "test": 1000}),
+            ({"split": "full"}, {"train": 6513, "val": 497, "test": 2990}),
         ),
     ),
-    "msvd": Source(
+    "msvd": ImportableDataset(
         MSVD,
         (
-            Layout("hub", _hub("msvd", "train", "val", "test"), {}, (), _msvd_from_hub),
-            Layout("clip4clip", {**LISTS, **_same("raw-captions.pkl")}, {}),
-            Layout(
+            AnnotationLayout("hub", _hub("msvd", *SPLITS), _msvd_from_hub),
+            AnnotationLayout("clip4clip", {**LISTS, **_same("raw-captions.pkl")}),
+            AnnotationLayout(
                 "official",
-                {
-                    "captions": r"AllVideoDescriptions\.txt",
-                    **{name: rf"{name}_list\.txt" for name in ("train", "val", "test")},
-                },
-                {},
-                (),
+                {"captions": r"AllVideoDescriptions\.txt", **{name: rf"{name}_list\.txt" for name in SPLITS}},
                 _msvd_from_official,
-                PUNCTUATION,
+                note="its captions keep punctuation that raw-captions.pkl of CLIP4Clip replaces with spaces, such as "
+                "it's for it s",
             ),
         ),
-        (Reading({}, {"train": 1200, "val": 100, "test": 670}),),
+        (({}, {"train": 1200, "val": 100, "test": 670}),),
     ),
-    "didemo": Source(
+    "didemo": ImportableDataset(
         DiDeMo,
         (
-            Layout("hub", _hub("didemo", "train", "test"), _hub("didemo", "val"), (), _didemo_from_hub),
-            Layout("clip4clip", {**LISTS, **DIDEMO}, {}),
-            Layout("tmass", TMASS, {}),
-            Layout(
+            AnnotationLayout("hub", _hub("didemo", "train", "test"), _didemo_from_hub, _hub("didemo", "val")),
+            AnnotationLayout("clip4clip", {**LISTS, **DESCRIPTIONS}),
+            AnnotationLayout(
+                "tmass", {f"tmass/didemo_{name}_label.csv": rf"didemo_{name}_label\.csv" for name in SPLITS}
+            ),
+            AnnotationLayout(
                 "official",
-                DIDEMO,
-                {},
-                (),
+                DESCRIPTIONS,
                 _didemo_from_official,
-                "without CLIP4Clip's lists, all its videos are used",
+                note="without CLIP4Clip's lists, all its videos are used",
             ),
         ),
         (
-            Reading({"split": "lists"}, {"train": 8392, "val": 1065, "test": 1004}),
-            Reading({"split": "hub"}, {"train": 8392, "test": 1004}),
-            Reading({"split": "tmass"}, {"train": 8362, "val": 1062, "test": 1004}),
+            ({"split": "lists"}, {"train": 8392, "val": 1065, "test": 1004}),
+            ({"split": "hub"}, {"train": 8392, "test": 1004}),
+            ({"split": "tmass"}, {"train": 8362, "val": 1062, "test": 1004}),
         ),
     ),
-    "activitynet": Source(
+    "activitynet": ImportableDataset(
         ActivityNet,
         (
-            Layout(
-                "hub", _hub("activitynet_captions", "train", "val1"), {}, (), _activitynet_from_hub
+            AnnotationLayout(
+                "hub",
+                {**_hub("activitynet_captions", "train"), "test": r"activitynet_captions(_ret)?_val1\.json"},
+                _activitynet_from_hub,
             ),
-            Layout("official", _same("train.json", "val_1.json", "train_ids.json", "val_ids.json"), {}),
+            AnnotationLayout("official", _same("train.json", "val_1.json", "train_ids.json", "val_ids.json")),
         ),
-        (Reading({}, {"train": 10009, "test": 4917}),),
+        (({}, {"train": 10009, "test": 4917}),),
     ),
-    "vatex": Source(
+    "vatex": ImportableDataset(
         VATEX,
         (
-            Layout("hub", _hub("vatex", "train", "val", "test"), {}, (), _vatex_from_hub),
-            Layout("hgr", {**LISTS, **_same("vatex_data.json")}, {}),
-            Layout(
+            AnnotationLayout("hub", _hub("vatex", *SPLITS), _vatex_from_hub),
+            AnnotationLayout("hgr", {**LISTS, **_same("vatex_data.json")}),
+            AnnotationLayout(
                 "official",
                 {**LISTS, **_same("vatex_training_v1.0.json", "vatex_validation_v1.0.json")},
-                {},
                 note="read them with data.init_args.annotations=official",
             ),
         ),
-        (
-            Reading({}, {"train": 25991, "val": 1500, "test": 1500}),
-            Reading({"annotations": "official"}, {"train": 25991, "val": 1500, "test": 1500}),
-        ),
+        tuple((options, {"train": 25991, "val": 1500, "test": 1500}) for options in ({}, {"annotations": "official"})),
     ),
-    "lsmdc": Source(
+    "lsmdc": ImportableDataset(
         LSMDC,
         (
-            Layout(
+            AnnotationLayout(
                 "hub",
                 {**_hub("lsmdc", "train", "val"), "test": r"lsmdc(_ret)?_test(_1000)?\.json"},
-                {},
-                (),
                 _lsmdc_from_hub,
             ),
-            Layout("official", _same(*LSMDC_FILES.values()), {}),
+            AnnotationLayout("official", _same(*LSMDC_FILES.values())),
         ),
-        (Reading({}, {"test": 1000}),),
+        (({}, {"test": 1000}),),
     ),
-    "charades": Source(
+    "charades": ImportableDataset(
         Charades,
         (
-            Layout(
+            AnnotationLayout(
                 "official",
                 _same("Charades_v1_train.csv", "Charades_v1_test.csv"),
-                _same("charades_sta_train.txt", "charades_sta_test.txt"),
+                further=_same("charades_sta_train.txt", "charades_sta_test.txt"),
             ),
         ),
-        (
-            Reading({"split": "scripts"}, {"train": 7985, "test": 1863}),
-            Reading({"split": "sta"}, {}),
-        ),
+        (({"split": "scripts"}, {"train": 7985, "test": 1863}), ({"split": "sta"}, {})),
     ),
-}  # fmt: skip
+}
 """Supported datasets for import, by folder name."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tvr_lightning.data.audio_alignment import SHORTEST_WAVEFORM, frame_cells, log_mel
-from tvr_lightning.media.audio import SAMPLE_RATE, AudioTrack, read_audio
+from tvr_lightning.media.audio import SAMPLE_RATE, STEPS_PER_SECOND, AudioTrack, read_audio
 from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.media.video import DecodedClip, read_clip
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PER_ROW = 6
-COLOURS = ("#4477aa", "#ccbb44")
+COLORS = ("#4477aa", "#ccbb44")
 
 
 @dataclass
-class Shown:
-    """Contents of the image.
+class Preview:
+    """Contents of the image of a clip.
 
     Attributes:
         clip: Sampled frames.
@@ -37,7 +37,7 @@ class Shown:
     cells: np.ndarray
 
 
-def show(
+def preview(
     video: str | Path,
     out: str | Path,
     *,
@@ -45,7 +45,7 @@ def show(
     image_size: int = 224,
     sampling: FrameSampling = "one-fps-uniform",
     span: tuple[float, float] | None = None,
-) -> Shown:
+) -> Preview:
     """Draw the frames of a clip with their times, its waveform and its log-mel spectrogram into one image.
 
     Bands of two colors mark the audio of each frame; hatching marks intervals that were not decoded.
@@ -57,26 +57,20 @@ def show(
         image_size: Side length S of the square frames in pixels.
         sampling: Rule for selecting the frames.
         span: Start and end of the clip in the file in seconds; None uses the whole file.
-
-    Returns:
-        Contents of the image.
-
-    Raises:
-        VideoError: The video cannot be read.
     """
     clip = read_clip(video, frames=frames, image_size=image_size, sampling=sampling, span=span)
     start, end = span or (0.0, clip.duration)
     duration = min(end, clip.duration) - start
     track = read_audio(video, duration=duration, span=(start, start + duration))
     cells = frame_cells(clip.timestamps - start, clip.frame_mask, duration).numpy()
-    shown = Shown(clip, track, cells)
+    shown = Preview(clip, track, cells)
     figure = _page(Path(video).name, shown, sampling, start)
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=110)
     return shown
 
 
-def _page(name: str, shown: Shown, sampling: FrameSampling, start: float) -> Figure:
+def _page(name: str, shown: Preview, sampling: FrameSampling, start: float) -> Figure:
     # Figure without pyplot: no global state, no display, thread-safe.
     from matplotlib.figure import Figure
 
@@ -87,19 +81,19 @@ def _page(name: str, shown: Shown, sampling: FrameSampling, start: float) -> Fig
     upper, lower = halves[0], halves[1]
     seconds, count = len(track.waveform) / SAMPLE_RATE, int(clip.frame_mask.sum())
     figure.suptitle(f"{name}: {seconds:.2f} s, {count} frames, {sampling}")
-    pictures = np.atleast_1d(upper.subplots(rows, PER_ROW)).reshape(-1)
-    for place, axes in enumerate(pictures):
+    images = np.atleast_1d(upper.subplots(rows, PER_ROW)).reshape(-1)
+    for index, axes in enumerate(images):
         axes.axis("off")
-        if place < len(clip.pixels) and clip.frame_mask[place]:
-            axes.imshow(clip.pixels[place].permute(1, 2, 0).numpy())
-            axes.set_title(f"{float(clip.timestamps[place]) - start:.2f} s", color=COLOURS[place % 2], fontsize=10)
+        if index < len(clip.pixels) and clip.frame_mask[index]:
+            axes.imshow(clip.pixels[index].permute(1, 2, 0).numpy())
+            axes.set_title(f"{float(clip.timestamps[index]) - start:.2f} s", color=COLORS[index % 2], fontsize=10)
     wave, mel = lower.subplots(2, 1, sharex=True)
     _draw_waveform(wave, shown, start)
     _draw_log_mel(mel, track)
     return figure
 
 
-def _draw_waveform(axes: Axes, shown: Shown, start: float) -> None:
+def _draw_waveform(axes: Axes, shown: Preview, start: float) -> None:
     track = shown.track
     seconds = len(track.waveform) / SAMPLE_RATE
     # Minimum and maximum per pixel column: a line through every sample would hide short peaks.
@@ -110,12 +104,12 @@ def _draw_waveform(axes: Axes, shown: Shown, start: float) -> None:
     limit = max(0.01, 1.05 * float(np.abs(track.waveform).max(initial=0.0)))
     axes.set_ylim(-limit, limit)
     axes.set_ylabel("waveform")
-    for place, (first, last) in enumerate(shown.cells):
+    for index, (first, last) in enumerate(shown.cells):
         if last > first:
-            axes.axvspan(first, last, color=COLOURS[place % 2], alpha=0.25, linewidth=0)
-            moment = float(shown.clip.timestamps[place]) - start
-            axes.axvline(moment, color=COLOURS[place % 2], linewidth=1)
-    for first, last in _silences(track):
+            axes.axvspan(first, last, color=COLORS[index % 2], alpha=0.25, linewidth=0)
+            axes.axvline(float(shown.clip.timestamps[index]) - start, color=COLORS[index % 2], linewidth=1)
+    edges = np.flatnonzero(np.diff(~track.heard, prepend=False, append=False)) / STEPS_PER_SECOND
+    for first, last in edges.reshape(-1, 2).tolist():  # intervals in which no audio was decoded
         axes.axvspan(first, last, facecolor="white", edgecolor="grey", alpha=0.8, linewidth=0, hatch="//")
     if not track.present:
         axes.text(0.5, 0.5, track.problem or "no audio track", ha="center", va="center", transform=axes.transAxes)
@@ -126,14 +120,8 @@ def _draw_waveform(axes: Axes, shown: Shown, start: float) -> None:
 def _draw_log_mel(axes: Axes, track: AudioTrack) -> None:
     waveform = torch.from_numpy(track.waveform)
     seconds = len(waveform) / SAMPLE_RATE
-    picture = log_mel(torch.nn.functional.pad(waveform, (0, max(0, SHORTEST_WAVEFORM - len(waveform)))))
-    axes.imshow(picture.numpy(), origin="lower", aspect="auto", extent=(0, max(seconds, 0.01), 0, len(picture)))
+    spectrogram = log_mel(torch.nn.functional.pad(waveform, (0, max(0, SHORTEST_WAVEFORM - len(waveform)))))
+    axes.imshow(spectrogram.numpy(), origin="lower", aspect="auto", extent=(0, max(seconds, 0.01), 0, len(spectrogram)))
     axes.set_ylabel("log-mel band")
     axes.set_xlabel("seconds")
     axes.set_xlim(0, max(seconds, 0.01))
-
-
-def _silences(track: AudioTrack) -> list[tuple[float, float]]:
-    """Return the intervals in seconds in which no audio was decoded."""
-    edges = np.flatnonzero(np.diff(~track.heard, prepend=False, append=False))
-    return [(first / 50, last / 50) for first, last in edges.reshape(-1, 2).tolist()]

@@ -6,7 +6,7 @@ from PIL import Image
 from sound_files import burst, tone, write_clip
 
 from tvr_lightning.cli import main
-from tvr_lightning.data.show import show
+from tvr_lightning.data.preview import preview
 from tvr_lightning.media.video import VideoError
 
 
@@ -20,7 +20,7 @@ def reddish(picture):
 
 def test_the_page_is_a_picture_with_frames_waveform_and_log_mel(tmp_path):
     clip = write_clip(tmp_path / "clip.mkv", burst(4.0, 2.0, 3.0), seconds=4.0)
-    shown = show(clip, tmp_path / "pages" / "page.png", frames=4, image_size=32)
+    shown = preview(clip, tmp_path / "pages" / "page.png", frames=4, image_size=32)
     page = pixels(tmp_path / "pages" / "page.png")
     assert page.shape[0] > 600
     assert page.shape[1] > 1000
@@ -41,17 +41,17 @@ def test_a_broken_track_is_marked_in_red(tmp_path):
     broken = write_clip(tmp_path / "broken.mkv", tone(2.0), codec="aac", spoil=lambda n: n > 10)
     red = []
     for clip in (sound, broken):
-        show(clip, tmp_path / "page.png", frames=2, image_size=32)
+        preview(clip, tmp_path / "page.png", frames=2, image_size=32)
         red.append(int(reddish(pixels(tmp_path / "page.png")).sum()))
     assert red[0] < 20 < red[1]
 
 
 def test_a_clip_without_sound_and_a_span_have_pages_too(tmp_path):
     mute = write_clip(tmp_path / "mute.mp4", None)
-    assert not show(mute, tmp_path / "mute.svg", frames=2, image_size=32).track.present
+    assert not preview(mute, tmp_path / "mute.svg", frames=2, image_size=32).track.present
     assert "<!-- no audio track -->" in (tmp_path / "mute.svg").read_text(encoding="utf-8")
     clip = write_clip(tmp_path / "span.mkv", burst(6.0, 4.0, 5.0), seconds=6.0)
-    shown = show(clip, tmp_path / "span.png", frames=2, image_size=32, span=(3.0, 6.0))
+    shown = preview(clip, tmp_path / "span.png", frames=2, image_size=32, span=(3.0, 6.0))
     assert len(shown.track.waveform) == 48_000
     loud = np.flatnonzero(np.abs(shown.track.waveform) > 0.2) / 16_000
     assert 0.9 < loud.min() < loud.max() < 2.1
@@ -67,5 +67,5 @@ def test_another_suffix_is_refused(tmp_path, capsys):
 def test_what_is_no_video_is_named(tmp_path):
     (tmp_path / "letter.mp4").write_text("no film", encoding="utf-8")
     with pytest.raises(VideoError, match=r"letter\.mp4"):
-        show(tmp_path / "letter.mp4", tmp_path / "page.png")
+        preview(tmp_path / "letter.mp4", tmp_path / "page.png")
     assert not (tmp_path / "page.png").exists()
