@@ -27,7 +27,6 @@ from tvr_lightning.encoders.hub import probe
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.verdict import NOT_AUDITED, Verdict
 from tvr_lightning.evaluation.weights import Weights, weights_of
-from tvr_lightning.places import File
 from tvr_lightning.training.checkpoints import RECORD, CheckpointError, named_classes, read_checkpoint
 
 PREFIX = "hf:"
@@ -85,22 +84,6 @@ def push_to_hub(
                     api.delete_repo(name)  # a repository without a model would remain
                 raise
     return f"{api.endpoint}/{name}"
-
-
-def run_push(
-    checkpoint: File, name: str, results: File | None = None, private: bool = False, license: str | None = None
-) -> int:
-    """Publish a trained method on the Hugging Face Hub; log in with `hf auth login` or set HF_TOKEN.
-
-    Args:
-        checkpoint: checkpoint of `tvr fit`.
-        name: user/name of the repository; a method that was pushed before gets a new revision.
-        results: results.json of these weights; by default the one in the run's folder.
-        private: hide a new repository from others.
-        license: identifier of the license for the model card, such as mit.
-    """
-    print(push_to_hub(checkpoint, name, results=results, private=private, license=license))
-    return 0
 
 
 @contextmanager

@@ -6,24 +6,20 @@ scoring, or ranking.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tvr_lightning.authors.convert import convert
+from tvr_lightning.config.recipe import Recipe
 from tvr_lightning.config.recipe_files import RECIPES
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.places import Folder
 from tvr_lightning.progress import shown
-from tvr_lightning.ranges import NotNegative, Workers
 from tvr_lightning.reproduce.tables import load_table
-from tvr_lightning.runs.run import RunCLI
+from tvr_lightning.runs.run import Run
 
-TOLERANCE = 0.3
-"""Maximum difference between measured and published R@1 in percentage points."""
 SUFFIXES = (".bin", ".pth", ".pt", ".safetensors")
 RELEASED = {
     "clip4clip": ("tc-mgc-1b", "clip4clip-seqTransf"),
@@ -54,16 +50,8 @@ class ReleasedLine:
         return {name: self.measured[name] - value for name, value in self.published.items() if name in self.measured}
 
 
-def run_verify_released(checkpoints: Folder, tolerance: NotNegative = TOLERANCE, num_workers: Workers = 2) -> int:
-    """Evaluate the authors' released checkpoints on $TVR_DATA; the exit status is 1 if a result is not as published.
-
-    Args:
-        checkpoints: folder with the authors' files, named by method: xpool.pth, gare.bin, ...
-        tolerance: maximum difference from the published R@1, in percentage points.
-        num_workers: number of processes that decode.
-    """
-    if not os.environ.get("TVR_DATA"):
-        raise UserError("The papers' test videos are required. Set TVR_DATA to their parent folder.")
+def verify(checkpoints: Path, tolerance: float, num_workers: int) -> int:
+    """Evaluate the authors' checkpoints in a folder, and print the comparison; return 1 if a result differs."""
     files = {
         name: next((path for suffix in SUFFIXES if (path := checkpoints / f"{name}{suffix}").is_file()), None)
         for name in RELEASED
@@ -130,7 +118,8 @@ def measure(name: str, file: Path, workers: int) -> RetrievalModule:
     """
     with tempfile.TemporaryDirectory() as folder:
         converted = convert(file, Path(folder) / f"{name}.ckpt", method=name).path
-        options = [f"--ckpt_path={converted}", f"--results.directory={folder}", "--trainer.devices=1"]
-        tested = RunCLI(["test", *options, f"--data.init_args.num_workers={workers}"])
-    method: RetrievalModule = tested.model
+        options = [f"--results.directory={folder}", "--trainer.devices=1", f"--data.init_args.num_workers={workers}"]
+        run = Run("test", Recipe.parse([], options, converted), str(converted), options)
+        run.start()
+    method: RetrievalModule = run.model
     return method

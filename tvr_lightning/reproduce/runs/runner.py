@@ -251,3 +251,16 @@ def _outcome(card: Card) -> str:
     else:
         result = f"text-to-video R@1 {card.metrics('text_to_video')['R@1']:.1f}"
     return f"{card.name}: {result} in {clock(card.seconds or 0.0)}"
+
+
+def plan_lines(plan: Plan, cards: dict[str, Card]) -> list[str]:
+    """Return a line for every run with its state and expected duration, and one for all of them."""
+    lines = []
+    for run in plan.runs.values():
+        state, seconds = cards[run.key].status if run.key in cards else "open", expected_seconds(run, cards)
+        about = f", about {clock(seconds)}" if state != "finished" and seconds is not None else ""
+        seed = "" if run.seed is None else f", seed {run.seed}"
+        name, *others = run.claims or [run.name]
+        also = f" (also {', '.join(others)})" if others else ""
+        lines.append(f"{state:8s} {run.verb:7s} {name}{also} on {run.dataset}{seed}{about}")
+    return [*lines, time_left(open_runs(plan, cards), cards)]
