@@ -14,16 +14,19 @@ from rich.table import Table
 
 from tvr_lightning.config.recipe import RecipeCLI, plain
 from tvr_lightning.config.recipe_files import RecipeError, refuse_options
+from tvr_lightning.data.batch import AudioInput, Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders.pretrained import weights_follow
 from tvr_lightning.evaluation.results import environment
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.places import NewFolder
 from tvr_lightning.progress import shown
 from tvr_lightning.ranges import Count, Range
-from tvr_lightning.reproduce.profile.card import ProfileCard, write_profile
-from tvr_lightning.reproduce.profile.costs import STAGES, measure_costs
+from tvr_lightning.reproduce.profile.costs import STAGES, ProfileCard, count_flops, measure_costs
+from tvr_lightning.reproduce.runs.card import write_record
 
 BATCH, APPLIED = "data.init_args.batch_size", ("trainer.precision", "trainer.plugins")
+WORDS = "a person walks along the street while a small dog runs beside a red car"
+AUDIO_STEPS, AUDIO_SAMPLES = 1500, 480_000  # of 30 s: vectors of 20 ms, and samples at 16 kHz
 
 
 class _MethodCLI(RecipeCLI):
@@ -82,7 +85,9 @@ def run_profile(
     plugin = cli.trainer.precision_plugin
     plugin.convert_module(module.to(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     with shown("profile: measuring"):
-        costs = measure_costs(module, batch_size, queries, repeats, plugin.forward_context)
+        batch = random_batch(module, batch_size)
+        costs = measure_costs(module, batch, queries, batch_size, repeats, plugin.forward_context)
+        costs.flops_by_stage = count_flops(module, batch)
     encoder = " ".join(filter(None, (type(module.encoder).__name__, getattr(module.encoder, "name", None))))
     card = ProfileCard(
         name=re.sub(r"[^a-z0-9]+", "-", f"{module.title} {encoder}".lower()).strip("-"),
@@ -101,17 +106,8 @@ def run_profile(
     )
     table = Table("cost", title=f"{card.method}, {encoder}, batch {batch_size}, {card.precision}, {module.device}")
     table.add_column("measured", justify="right")
-    for name, value in _rows(card):
-        table.add_row(name, value)
-    Console().print(table)
-    print(f"Wrote {write_profile(card, out / 'profiles')}")
-    return 0
-
-
-def _rows(card: ProfileCard) -> list[tuple[str, str]]:
-    costs = card.costs
     memory = {"inference": costs.peak_inference_mib, "training": costs.peak_training_mib}
-    return [
+    for row in (
         ("parameters", f"{costs.parameters / 1e6:.2f} M"),
         ("trained", f"{costs.trainable / 1e6:.2f} M"),
         *((f"  {name}", f"{count / 1e6:.3f} M") for name, count in costs.parameters_by_module.items()),
@@ -119,7 +115,30 @@ def _rows(card: ProfileCard) -> list[tuple[str, str]]:
         ("training step", f"{costs.training_step_ms:.1f} ms"),
         ("encoding a text", f"{costs.encode_text_ms:.2f} ms"),
         ("encoding a video", f"{costs.encode_video_ms:.2f} ms"),
-        (f"scoring a video for {card.queries} queries", f"{costs.score_ms_per_video:.2f} ms"),
+        (f"scoring a video for {queries} queries", f"{costs.score_ms_per_video:.2f} ms"),
         ("per video (encoding and scoring)", f"{costs.ms_per_video:.2f} ms"),
         *((f"peak memory, {of}", "not available" if mib is None else f"{mib:.0f} MiB") for of, mib in memory.items()),
-    ]
+    ):
+        table.add_row(*row)
+    Console().print(table)
+    print(f"Wrote {write_record(card, out / 'profiles' / f'{card.name}.json')}")
+    return 0
+
+
+def random_batch(module: RetrievalModule, count: int) -> PairBatch:
+    """Return matching pairs of a fixed caption and random media with audio, in the method's sizes."""
+    generator = torch.Generator().manual_seed(0)
+    frames, size = module.frames, module.image_size
+    pixels = torch.randint(0, 256, (count, frames, 3, size, size), dtype=torch.uint8, generator=generator)
+    audio, encoder = None, getattr(module, "audio_encoder", None)
+    if encoder is not None:
+        shape = (count, AUDIO_SAMPLES) if "Wav2Vec2" in type(encoder).__name__ else (count, 1, 80, 3000)
+        borders = torch.linspace(0, AUDIO_STEPS, frames + 1).long()
+        windows = torch.stack([borders[:-1], borders[1:]], dim=1).expand(count, -1, -1).contiguous()
+        samples, steps = torch.full((count,), AUDIO_SAMPLES), torch.full((count,), AUDIO_STEPS)
+        audio = AudioInput(torch.randn(shape, generator=generator), samples, steps, windows)
+    index = torch.arange(count)
+    media = Media(pixels, torch.ones(count, frames, dtype=torch.bool), audio, None if audio is None else audio.mask)
+    extras = {"recover_captions": [[WORDS] * 6 for _ in range(count)]}  # of methods that train on them
+    videos = VideoBatch(media, index, [f"video{place}" for place in range(count)])
+    return PairBatch(TextBatch([WORDS] * count, index), videos, extras).to(module.device)

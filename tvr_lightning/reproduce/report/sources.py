@@ -20,8 +20,7 @@ from torch import Tensor
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.ranks import Ranks
-from tvr_lightning.reproduce.profile.card import ProfileCard, read_profiles
-from tvr_lightning.reproduce.profile.costs import STAGES
+from tvr_lightning.reproduce.profile.costs import STAGES, ProfileCard, read_profiles
 from tvr_lightning.reproduce.runs.card import Card, CardDirection, QueryKind, card_path, ranks_path, read_cards
 from tvr_lightning.reproduce.runs.card import read_ranks as read_ranks_of_card
 from tvr_lightning.reproduce.runs.commands import command_of
