@@ -12,8 +12,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import jsonargparse
 import yaml
-from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters_context
@@ -73,7 +74,7 @@ class CheckpointConfig(Options):
 def recipe_parser() -> ArgumentParser:
     """Return the parser of the sections of a recipe."""
     parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
-    parser.add_argument("--config", action=ActionConfigFile, help="recipe; can be repeated")
+    parser.add_argument("--config", action=jsonargparse.ActionConfigFile)  # type: ignore[attr-defined]
     seed = "seed of the run; true for a random one, false for none"
     parser.add_argument("--seed_everything", type=bool | int, default=0, help=seed)
     parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False, sub_configs=True)
