@@ -13,6 +13,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.progress import shown
 from tvr_lightning.ranges import CopiedFrames, CopiesLike, DatasetName, FrameSampling
 
+Downloadable = Literal["msrvtt", "msvd", "didemo", "activitynet"]
 IMAGES = (".png", ".pdf", ".svg")
 
 
@@ -70,7 +71,7 @@ def import_(
     return 1 if done.absent else 0
 
 
-def download(dataset: DatasetName, /, out: NewFolder | None = None, annotations_only: bool = False) -> int:
+def download(dataset: Downloadable, /, out: NewFolder | None = None, annotations_only: bool = False) -> int:
     """Download a dataset that is openly available on the Hugging Face Hub; rerun the command to resume.
 
     Args:
