@@ -13,11 +13,13 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.places import Place
 from tvr_lightning.progress import shown
 from tvr_lightning.quiet import quieten
+from tvr_lightning.reproduce.profile.costs import read_profiles
 from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, shortened
 from tvr_lightning.reproduce.report.figures.figure_types import figures_of
 from tvr_lightning.reproduce.report.site import Site
-from tvr_lightning.reproduce.report.sources import ReportedRun, known_tables, load_table, read_profiles, read_runs
+from tvr_lightning.reproduce.report.sources import ReportedRun, read_runs
 from tvr_lightning.reproduce.report.table_view import TableView, view_table
+from tvr_lightning.reproduce.tables import known_tables, load_table
 
 Runs = Annotated[Path, Place("folder", "create one with tvr reproduce TABLE --out {path}")]
 

@@ -13,17 +13,16 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from tvr_lightning.files import write_whole
+from tvr_lightning.reproduce.profile.costs import ProfileCard
 from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, Chart, not_drawn
 from tvr_lightning.reproduce.report.efficiency import efficiency_table, profile_table
 from tvr_lightning.reproduce.report.figures.curves import draw_curves
 from tvr_lightning.reproduce.report.figures.figure_types import draw
 from tvr_lightning.reproduce.report.leaderboard import leaderboards
 from tvr_lightning.reproduce.report.run_comparisons import comparisons
-from tvr_lightning.reproduce.report.sources import ProfileCard, ReportedRun
+from tvr_lightning.reproduce.report.sources import ReportedRun
 from tvr_lightning.reproduce.report.table_charts import draw_table
 from tvr_lightning.reproduce.report.table_view import (
-    DIFFERENCE,
-    MEASURED,
     TableView,
     comma_separated,
     is_synthetic,
@@ -34,8 +33,6 @@ from tvr_lightning.reproduce.report.table_view import (
 
 PACKAGE = "tvr_lightning.reproduce.report"
 BLOCKS = {"t2v": "Text to video", "v2t": "Video to text", "t2v+v2t": "Both directions"}
-
-
 PAGES = Environment(
     loader=PackageLoader(PACKAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
 )
@@ -56,19 +53,13 @@ class Site:
         """Write all pages and files; return the entry page and the files of all tables."""
         for name in ("style.css", "page.js"):
             self._file(name, files(PACKAGE).joinpath("templates", name).read_bytes())
-        compared = comparisons(self.runs, self.arrays)
         for view in self.views:
             self._table(view)
         for run in self.runs:
             self._run(run)
-        for place, (data, videos) in enumerate(compared):
-            data["videos"] = {
-                name: f"queries/{self._file(f'queries/{place}-{number}{image.suffix}', image.content)}"
-                for number, (name, image) in enumerate(videos.items())
-            }
+        compared = list(comparisons(self.runs, self.arrays, self._file))
         if compared:
-            title = "Queries: where one run is better than another"
-            self._page("queries.html", title, contests=[data for data, _ in compared])
+            self._page("queries.html", "Queries: where one run is better than another", contests=compared)
         if self.profiles:
             costs = profile_table(self.profiles)
             self._page("costs.html", "Cost of the methods", profiles=costs, lines=efficiency_table(costs, self.runs))
@@ -76,23 +67,21 @@ class Site:
         return [self.folder / "index.html", *(write_tables(self.views, self.folder / "report") if self.views else [])]
 
     def _file(self, name: str, content: bytes) -> str:
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, content)
-        return path.name
+        (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self.folder / name, content)
+        return name
 
     def _page(self, name: str, title: str, template: str = "", **values: Any) -> None:
         root = "../" * name.count("/")
-        text = PAGES.get_template(template or name).render(title=title, root=root, **values)
-        self._file(name, text.encode())
+        self._file(name, PAGES.get_template(template or name).render(title=title, root=root, **values).encode())
 
-    def _charts(self, page: str, charts: Sequence[Chart]) -> list[tuple[Chart, list[str]]]:
-        """Write the images of a page's charts; return each chart with their names."""
-        names = []
+    def _charts(self, page: str, charts: Sequence[Chart]) -> Iterator[tuple[Chart, list[str]]]:
+        """Write the images of a page's charts; yield each chart with their names."""
         for place, chart in enumerate(charts):
-            own = [f"{page}-{place}-{part}{image.suffix}" for part, image in enumerate(chart.images)]
-            names.append([self._file(name, image.content) for name, image in zip(own, chart.images, strict=True)])
-        return list(zip(charts, names, strict=True))
+            names = [f"{page}-{place}-{part}{image.suffix}" for part, image in enumerate(chart.images)]
+            for name, image in zip(names, chart.images, strict=True):
+                self._file(name, image.content)
+            yield chart, [Path(name).name for name in names]
 
     def _overview(self, compared: bool) -> None:
         boards = leaderboards(self.views, self.runs)
@@ -122,9 +111,8 @@ class Site:
             charts = [not_drawn("Comparisons", error)]
         links = [f"../runs/{run.key}.html" for own in view.runs.values() for run in own]
         self._page(
-            f"{folder}.html", view.title, "table.html", view=view, blocks=_blocks(view),
-            explained=MEASURED + ("" if view.caution else DIFFERENCE), run_table=view.run_table(), run_links=links,
-            charts=self._charts(folder, charts),
+            f"{folder}.html", view.title, "table.html", view=view, blocks=_blocks(view), run_table=view.run_table(),
+            run_links=links, charts=list(self._charts(folder, charts)),
         )  # fmt: skip
 
     def _run(self, run: ReportedRun) -> None:
@@ -137,16 +125,15 @@ class Site:
         self._file(f"{folder}.yaml", recipe.encode())
         self._page(
             f"{folder}.html", f"Run {run.title}", "run.html", run=run, card=text, recipe=recipe,
-            missing=self.missing.get(run.key), charts=self._charts(folder, charts),
+            missing=self.missing.get(run.key), charts=list(self._charts(folder, charts)),
             tables=[view for view in self.views if any(run in own for own in view.runs.values())],
         )  # fmt: skip
 
 
 def _blocks(view: TableView) -> Iterator[tuple[str, pd.DataFrame, list[str | None]]]:
     """Return a table by direction, without columns that are empty or the same in every row, and the links of rows."""
-    wide = view.wide()
     run_of = view.results.drop_duplicates("line").set_index("line")["run"]
-    for direction, block in wide.groupby(("direction", ""), sort=False):
+    for direction, block in view.wide().groupby(("direction", ""), sort=False):
         same = [name for name in ("data", "backbone") if block[name, ""].nunique() == 1]
         shared = [value for name in same if (value := block[name, ""].iloc[0]) != "-"]
         shown = block.drop(columns=[("direction", ""), *((name, "") for name in same)])

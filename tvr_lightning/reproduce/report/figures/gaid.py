@@ -10,7 +10,6 @@ import torch
 from tvr_lightning.media.audio import read_audio
 from tvr_lightning.methods import GAID
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.gaid.model import Gate
 from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, frames, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
@@ -18,9 +17,9 @@ COLUMNS = 240
 """Columns of a drawn waveform."""
 
 
-def gate_of(module: RetrievalModule) -> Gate | None:
-    """Return the gate of GAID, if the method has one."""
-    return module.head.gate if isinstance(module, GAID) else None
+def applies(module: RetrievalModule) -> bool:
+    """Return whether a method is GAID with a gate."""
+    return isinstance(module, GAID) and module.head.gate is not None
 
 
 @torch.no_grad()
@@ -32,9 +31,7 @@ def measure_gate(encoded: EncodedSplit) -> Arrays:
         `silent_mean` (NaN if there are none); for the two pairs `captions`, `weights` (2, F), `times` (2, F) seconds,
         `durations` (2,), `low`, `high` (2, COLUMNS) of the waveform, `strips` (2, F, S, S, 3).
     """
-    gate = gate_of(encoded.module)
-    assert gate is not None
-    text, video = encoded.paired()
+    gate, (text, video) = encoded.module.head.gate, encoded.paired()
     assert video.audio_mask is not None
     logits = gate.of_video(video) + gate.of_text(text.sentence).unsqueeze(1)
     weights = logits.sigmoid().mean(-1).expand(-1, video.frames.shape[1]).cpu()  # (B, F); mean over dimensions

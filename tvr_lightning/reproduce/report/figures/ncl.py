@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,8 @@ MOST_MASS = 5
 DIRECTIONS = {"t2v": "text to video", "v2t": "video to text"}
 
 
-def measure_balance(encoded: EncodedSplit) -> Arrays:
+@torch.no_grad()
+def measure_balance(encoded: EncodedSplit) -> dict[str, Any]:
     """Return retrieval mass and error rates of both directions, before post-processing.
 
     Returns:
@@ -34,41 +36,33 @@ def measure_balance(encoded: EncodedSplit) -> Arrays:
     source = MatrixSource(encoded.similarity.double())
     videos = torch.arange(source.gallery)
     temperature = encoded.module.score_temperature()
-    arrays: Arrays = {}
+    arrays: dict[str, Any] = {}
     for name, scores, queries, gallery in (
         ("t2v", source, encoded.matching, videos),
         ("v2t", TransposedSource(source), videos, encoded.matching),
     ):
         found = balance(scores, temperature, queries, gallery)
-        arrays[f"{name}.mass"] = (found.mass / found.share).numpy()
-        arrays[f"{name}.error"] = np.array(found.error)
+        arrays |= {f"{name}.mass": found.mass / found.share, f"{name}.error": found.error}
         for field in ("edges", "items", "false_negative", "false_positive"):
-            arrays[f"{name}.{field}"] = getattr(found.rates, field).numpy()
-    return arrays | _normalized(encoded)
-
-
-@torch.no_grad()
-def _normalized(encoded: EncodedSplit) -> Arrays:
+            arrays[f"{name}.{field}"] = getattr(found.rates, field)
     module, normalizer, bank = encoded.module, encoded.module.evaluation_config.normalization, None
     if normalizer is None:
-        return {}
+        return arrays
     if normalizer.needs_bank:
         try:
             bank = module.contrast.bank()
         except EmptyQueueError:
-            return {"normalized.missing": np.array("the queues of training queries are empty")}
+            return arrays | {"normalized.missing": "the queues of training queries are empty"}
         if bank is None:
             reason = "it needs a bank of the training split, which is not encoded for figures"
-            return {"normalized.missing": np.array(reason)}
+            return arrays | {"normalized.missing": reason}
     evaluator = Evaluator(module.score, temperature=module.score_temperature(), measure_balance=True)
     evaluation = evaluator.evaluate(
         encoded.texts, encoded.text_index, encoded.videos, encoded.video_index, encoded.truth, normalizer, bank
     )
-    arrays: Arrays = {}
     for name, words in DIRECTIONS.items():
         found = evaluation.balance[words.replace(" ", "-")]  # type: ignore[index]
-        arrays[f"normalized.{name}.mass"] = (found.mass / found.share).cpu().numpy()
-        arrays[f"normalized.{name}.error"] = np.array(found.error)
+        arrays |= {f"normalized.{name}.mass": found.mass / found.share, f"normalized.{name}.error": found.error}
     return arrays
 
 
@@ -110,8 +104,7 @@ def draw_balance(arrays: Arrays) -> Iterator[Chart]:
     yield Chart("", drawings(axes, alt), facts, note)
 
 
-@torch.no_grad()
-def measure_modalities(encoded: EncodedSplit) -> Arrays:
+def measure_modalities(encoded: EncodedSplit) -> dict[str, Any]:
     """Return mean similarities within and between the modalities, modal means, and a map by principal components.
 
     Returns:
@@ -128,7 +121,7 @@ def measure_modalities(encoded: EncodedSplit) -> Arrays:
     def mean(a: Tensor, b: Tensor) -> Tensor:
         return (a @ b.T)[others].mean()
 
-    values = {
+    arrays: dict[str, Any] = {
         "text_text": mean(texts, texts),
         "video_video": mean(videos, videos),
         "text_video": mean(texts, videos),
@@ -137,7 +130,6 @@ def measure_modalities(encoded: EncodedSplit) -> Arrays:
         "video_mean": videos.mean(0).norm(),
         "mean_distance": (texts.mean(0) - videos.mean(0)).norm(),
     }
-    arrays = {name: value.numpy() for name, value in values.items()}
     if count >= LEAST_POINTS:
         points = torch.cat([texts, videos]).numpy()
         points -= points.mean(axis=0)

@@ -7,40 +7,28 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, new_panels
+from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, histograms, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
-
-BINS = 60
 
 
 def measure_similarity(encoded: EncodedSplit) -> Arrays:
-    """Return histograms and means of the scores of matching pairs and of all others.
+    """Return histograms of the scores of `positive` and `negative` pairs.
 
-    Returns:
-        `edges` (BINS + 1,), `positive` and `negative` (BINS,) shares, `positive_mean`, `negative_mean`, and `overlap`,
-        the probability in percent that another pair outscores a matching one, with ties counted half.
+    `overlap` is the probability in percent that another pair outscores a matching one, with ties counted half.
     """
-    scores = encoded.similarity
-    own = torch.zeros_like(scores, dtype=torch.bool)
-    own[torch.arange(len(scores)), encoded.matching] = True
-    positive, negative = scores[own].double().numpy(), np.sort(scores[~own].double().numpy())
-    edges = np.linspace(float(scores.min()), float(scores.max()) + 1e-6, BINS + 1)
-    below = np.searchsorted(negative, positive, side="left") + np.searchsorted(negative, positive, side="right")
-    return {
-        "edges": edges,
-        "positive": np.histogram(positive, edges)[0] / len(positive),
-        "negative": np.histogram(negative, edges)[0] / len(negative),
-        "positive_mean": positive.mean(),
-        "negative_mean": negative.mean(),
-        "overlap": 100 * (1 - below.mean() / (2 * max(len(negative), 1))),
-    }
+    own = torch.zeros_like(encoded.similarity, dtype=torch.bool)
+    own[torch.arange(len(own)), encoded.matching] = True
+    positive, negative = (encoded.similarity[chosen].double().numpy() for chosen in (own, ~own))
+    below = sum(np.searchsorted(np.sort(negative), positive, side) for side in ("left", "right"))
+    overlap = 100 * (1 - below.mean() / (2 * max(len(negative), 1)))
+    return histograms({"positive": positive, "negative": negative}, bins=60) | {"overlap": overlap}
 
 
 def draw_similarity(arrays: Arrays) -> Iterator[Chart]:
     """Draw both histograms over one axis."""
     (axis,) = new_panels(1)
-    axis.stairs(arrays["positive"], arrays["edges"], fill=True, alpha=0.5, color=COLORS[0], label="matching pairs")
-    axis.stairs(arrays["negative"], arrays["edges"], fill=True, alpha=0.5, color=COLORS[1], label="all other pairs")
+    for name, color, label in (("positive", COLORS[0], "matching pairs"), ("negative", COLORS[1], "all other pairs")):
+        axis.stairs(arrays[name], arrays["edges"], fill=True, alpha=0.5, color=color, label=label)
     axis.set(xlabel="score before post-processing", ylabel="share of the pairs")
     axis.legend()
     alt = "Two histograms of scores: of texts with their own videos, and of texts with other videos."
