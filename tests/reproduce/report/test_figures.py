@@ -19,9 +19,10 @@ from tvr_lightning.reproduce.report.figures.gare import measure_gradients, measu
 from tvr_lightning.reproduce.report.figures.ncl import measure_balance, measure_modalities
 from tvr_lightning.reproduce.report.figures.retrieval_examples import measure_failures, measure_sheet
 from tvr_lightning.reproduce.report.figures.similarity import measure_similarity
-from tvr_lightning.reproduce.report.sources import Card, ReportedRun
+from tvr_lightning.reproduce.report.sources import ReportedRun
 from tvr_lightning.reproduce.report.table_charts import draw_table
 from tvr_lightning.reproduce.report.table_view import TableView
+from tvr_lightning.reproduce.runs.card import Card
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[3] / "recipes"

@@ -86,7 +86,7 @@ class ProfileCard:
 
 
 def read_profiles(folder: Path) -> list[ProfileCard]:
-    """Read all profiles of a folder, sorted by name; raise `CardError` if one is unusable."""
+    """Read all profiles of a folder, sorted by name; raise UserError if one is unusable."""
     fix = "delete it and rerun `tvr profile`"
     found = [read_record(path, ProfileCard, fix) for path in sorted(folder.glob("*.json"))]
     return [ProfileCard(**{**raw, "costs": Costs(**raw["costs"])}) for raw in found]

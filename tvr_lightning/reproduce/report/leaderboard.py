@@ -55,6 +55,6 @@ def leaderboards(
     tables = {}
     for dataset, entries in sorted(boards.items(), key=lambda board: -len(board[1])):
         entries.sort(key=lambda entry: -entry[0])
-        table = pd.DataFrame([row for _, row, _ in entries])
+        table = pd.DataFrame({column: [row[column] for _, row, _ in entries] for column in entries[0][1]})
         tables[dataset] = table.loc[:, (table != "-").any()], [run for *_, run in entries]
     return tables

@@ -10,7 +10,7 @@ from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
 
 
 def comparisons(
-    all_runs: Sequence[ReportedRun], arrays: Mapping[str, Arrays], save: Callable[[str, bytes], str]
+    all_runs: Sequence[ReportedRun], arrays: Mapping[str, Arrays], save: Callable[[str, bytes], None]
 ) -> Iterator[dict[str, Any]]:
     """Yield the data for each group of at least two runs that ranked the same queries; frames are saved by name.
 
@@ -33,11 +33,11 @@ def comparisons(
             query, captions, right, wrong, found = (arrays[run.key][f"failures.{name}"].tolist() for name in names)
             failures.append(dict(zip(query, wrong, strict=True)))
             for one, caption, video in zip(query, captions, right, strict=True):
-                ranks = [float(own[index.index(one)]) for own in ranks_of]
-                shown[one] = {"caption": caption, "right": video, "ranks": ranks}
+                expected = [float(own[index.index(one)]) for own in ranks_of]
+                shown[one] = {"caption": caption, "right": video, "ranks": expected}
             for name, strip in zip(found, arrays[run.key]["failures.strips"], strict=True):
-                if name not in videos:
-                    videos[name] = save(f"queries/{number}-{len(videos)}.jpg", frames(strip, "").content)
+                path = videos.setdefault(name, f"queries/{number}-{len(videos)}.jpg")
+                save(path, frames(strip, "").content)
         better = [[int((own < other).sum()) for other in ranks_of] for own in ranks_of]
         yield {
             "title": runs[0].dataset, "runs": [run.title for run in runs], "better": better, "queries": len(index),

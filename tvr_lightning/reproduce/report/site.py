@@ -66,10 +66,9 @@ class Site:
         self._overview(bool(compared))
         return [self.folder / "index.html", *(write_tables(self.views, self.folder / "report") if self.views else [])]
 
-    def _file(self, name: str, content: bytes) -> str:
+    def _file(self, name: str, content: bytes) -> None:
         (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_whole(self.folder / name, content)
-        return name
 
     def _page(self, name: str, title: str, template: str = "", **values: Any) -> None:
         root = "../" * name.count("/")

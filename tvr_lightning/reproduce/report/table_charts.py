@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -65,7 +66,7 @@ def _recalls(view: TableView) -> Chart | None:
         axis.scatter(own["measured"], places, color=COLORS[0], s=22, label="measured")
         axis.hlines(places, own["low"].astype(float), own["high"].astype(float), color=COLORS[0], linewidth=2)
         if not view.caution:
-            hollow = {"facecolors": "none", "edgecolors": COLORS[1]}
+            hollow: Any = {"facecolors": "none", "edgecolors": COLORS[1]}
             axis.scatter(own["published"], places, marker="D", label="published", **hollow)
         axis.set_yticks(places, own["run"])
         axis.invert_yaxis()

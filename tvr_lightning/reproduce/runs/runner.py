@@ -39,15 +39,8 @@ def run_plan(plan: Plan, folders: Folders, log: Log = print, engine: Engine | No
 
     A failed run leaves a card with its error, as do the runs that need it. The next call makes them again.
 
-    Args:
-        plan: The runs.
-        folders: Folders of cards, checkpoints, and logs.
-        log: Function that shows a line of progress.
-        engine: Starts the processes; by default on this machine.
-
     Raises:
-        CardError: A card in the folder is unusable.
-        UserError: Another process makes runs in the same folder.
+        UserError: A card in the folder is unusable, or another process makes runs in the same folder.
     """
     folders.out.mkdir(parents=True, exist_ok=True)
     busy = UserError(f"Another tvr reproduce is running in {folders.out}. Wait for it, or pass another --out.")
@@ -205,13 +198,7 @@ def write_fixture(dataset: str, root: Path, videos: int, log: Log = print) -> No
 
 
 def write_task(run: PlannedRun, folders: Folders, inputs: Mapping[str, str]) -> Path:
-    """Write what a run does to its folder, and return the file.
-
-    Args:
-        run: The run.
-        folders: Folders of runs and cards.
-        inputs: Checkpoint or folder of features for each of the run's `needs`.
-    """
+    """Write what a run does to its folder, and return the file; `inputs` are the paths of what the run `needs`."""
     folder = (folders.runs / run.key).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "settings.yaml"

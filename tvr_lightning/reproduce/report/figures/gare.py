@@ -48,7 +48,7 @@ def measure_geometry(encoded: EncodedSplit) -> Arrays:
     found = encoded.module.head.geometry(*encoded.paired())
     arrays: Arrays = {}
     for names in GEOMETRY.values():
-        values = {}
+        values: Arrays = {}
         for name in names:
             quantity = found[name].detach().double().cpu()
             values |= {f"{name}.positive": quantity[own].numpy(), f"{name}.negative": quantity[~own].numpy()}

@@ -19,9 +19,9 @@ def measure_similarity(encoded: EncodedSplit) -> Arrays:
     own = torch.zeros_like(encoded.similarity, dtype=torch.bool)
     own[torch.arange(len(own)), encoded.matching] = True
     positive, negative = (encoded.similarity[chosen].double().numpy() for chosen in (own, ~own))
-    below = sum(np.searchsorted(np.sort(negative), positive, side) for side in ("left", "right"))
-    overlap = 100 * (1 - below.mean() / (2 * max(len(negative), 1)))
-    return histograms({"positive": positive, "negative": negative}, bins=60) | {"overlap": overlap}
+    below = [np.searchsorted(np.sort(negative), positive, side) for side in ("left", "right")]
+    overlap = 100 * (1 - np.mean(below) / max(len(negative), 1))
+    return histograms({"positive": positive, "negative": negative}, bins=60) | {"overlap": np.array(overlap)}
 
 
 def draw_similarity(arrays: Arrays) -> Iterator[Chart]:
