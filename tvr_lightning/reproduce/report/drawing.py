@@ -67,6 +67,7 @@ class Image:
     alt: str
     caption: str = ""
     own: bool = False
+    name: str = ""  # of the file, once it is written
 
 
 @dataclass

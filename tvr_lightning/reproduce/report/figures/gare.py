@@ -53,7 +53,8 @@ def measure_geometry(encoded: EncodedSplit) -> Arrays:
             quantity = found[name].detach().double().cpu()
             values |= {f"{name}.positive": quantity[own].numpy(), f"{name}.negative": quantity[~own].numpy()}
         panel = histograms(values)
-        arrays |= {f"{name}.edges": panel["edges"] for name in names} | panel
+        edges = panel.pop("edges")
+        arrays |= panel | {f"{name}.edges": edges for name in names}
     return arrays
 
 
