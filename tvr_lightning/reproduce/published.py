@@ -24,7 +24,6 @@ PRINTED: tuple[Printed, ...] = ("R@1", "R@5", "R@10", "R@50", "MdR", "MnR", "RSu
 
 _ATTRIBUTES = {"R@1": "recall_1", "R@5": "recall_5", "R@10": "recall_10", "R@50": "recall_50", "MdR": "median_rank",
                "MnR": "mean_rank", "RSum": "recall_sum", "SumR": "sum_of_recalls"}  # fmt: skip
-_ROUNDING = 0.05  # half of the last printed digit, of every term and of the sum
 # First author, year, and title, run together, before the venue; every paper cited so has several authors.
 _BIBLIOGRAPHY_KEY = re.compile(r"([a-z]+)\d{4}\w* (.+?) ?(\d\d)")
 _VENUE = re.compile(r"(.+)['\u2019](\d\d)")
@@ -75,8 +74,8 @@ class PublishedRow:
         return f"{self.method}, {cited(self.variant)}" if self.variant else self.method
 
     def remarks(self) -> list[str]:
-        """Return the note, and where published sums disagree with their terms."""
-        return [*([self.note] if self.note else []), *disagreements(self)]
+        """Return what must be known about the row."""
+        return [self.note] if self.note else []
 
     def unprinted(self, shows: str) -> PublishedRow:
         """Return a row without values for an additional run, whose description is added to the variant."""
@@ -99,23 +98,6 @@ def cited(variant: str) -> str:
 def printed_figure(value: float) -> str:
     """Return a published value with one decimal, or two if the paper has two."""
     return f"{value:.1f}" if round(value, 1) == value else f"{value:g}"
-
-
-def disagreements(row: PublishedRow) -> list[str]:
-    """Return a sentence for a published RSum or SumR that differs from the sum of its recalls by more than rounding."""
-    sums = []
-    if row.recall_sum is not None:
-        sums.append(("RSum", row.recall_sum, [row]))
-    if row.sum_of_recalls is not None:  # of both directions
-        sums.append(("SumR", row.sum_of_recalls, [each for each in published_rows() if each.entry == row.entry]))
-    sentences = []
-    for name, value, lines in sums:
-        recalls = [recall for line in lines for recall in (line.recall_1, line.recall_5, line.recall_10)]
-        terms = [recall for recall in recalls if recall is not None]
-        rounding = _ROUNDING * (len(terms) + 1) + 1e-6
-        if len(terms) == (3 if name == "RSum" else 6) and abs(sum(terms) - value) > rounding:
-            sentences.append(f"the paper prints {name} {value:.1f}, but its recalls add up to {sum(terms):.1f}")
-    return sentences
 
 
 @cache

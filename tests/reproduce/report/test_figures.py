@@ -13,12 +13,15 @@ from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.features import PairedFeatures
 from tvr_lightning.reproduce.report.figures import figure_types as figures
+from tvr_lightning.reproduce.report.figures.any_method import (
+    measure_balance,
+    measure_modalities,
+    measure_similarity,
+)
 from tvr_lightning.reproduce.report.figures.dpdv import measure_unmatched
 from tvr_lightning.reproduce.report.figures.encoded_split import encode_test_split
 from tvr_lightning.reproduce.report.figures.gare import measure_gradients, measure_steps
-from tvr_lightning.reproduce.report.figures.ncl import measure_balance, measure_modalities
 from tvr_lightning.reproduce.report.figures.retrieval_examples import measure_failures, measure_sheet
-from tvr_lightning.reproduce.report.figures.similarity import measure_similarity
 from tvr_lightning.reproduce.report.sources import ReportedRun
 from tvr_lightning.reproduce.report.table_charts import draw_table
 from tvr_lightning.reproduce.report.table_view import TableView

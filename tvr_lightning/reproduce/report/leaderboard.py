@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from tvr_lightning.reproduce.published import printed_figure
-from tvr_lightning.reproduce.report.figures.ncl import DIRECTIONS as HEADINGS
+from tvr_lightning.reproduce.report.figures.any_method import DIRECTIONS as HEADINGS
 from tvr_lightning.reproduce.report.sources import ReportedRun
 from tvr_lightning.reproduce.report.table_view import DIRECTIONS, TableView, is_synthetic, warnings_of
 from tvr_lightning.reproduce.report.uncertainty import measure

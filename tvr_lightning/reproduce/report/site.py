@@ -18,8 +18,8 @@ from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, Chart, not_
 from tvr_lightning.reproduce.report.efficiency import efficiency_table, profile_table
 from tvr_lightning.reproduce.report.figures.curves import draw_curves
 from tvr_lightning.reproduce.report.figures.figure_types import draw
+from tvr_lightning.reproduce.report.figures.retrieval_examples import comparisons
 from tvr_lightning.reproduce.report.leaderboard import leaderboards
-from tvr_lightning.reproduce.report.run_comparisons import comparisons
 from tvr_lightning.reproduce.report.sources import ReportedRun
 from tvr_lightning.reproduce.report.table_charts import draw_table
 from tvr_lightning.reproduce.report.table_view import (

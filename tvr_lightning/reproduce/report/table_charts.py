@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, in_style, new_panels
+from tvr_lightning.reproduce.report.figures.any_method import DIRECTIONS
 from tvr_lightning.reproduce.report.figures.curves import draw_curves
-from tvr_lightning.reproduce.report.figures.ncl import DIRECTIONS
 from tvr_lightning.reproduce.report.figures.tcmgc import boxes
 from tvr_lightning.reproduce.report.sources import ReportedRun
 from tvr_lightning.reproduce.report.table_view import TableView

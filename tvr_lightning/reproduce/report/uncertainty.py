@@ -11,7 +11,6 @@ from statistics import NormalDist, mean, stdev
 import torch
 from torch import Tensor
 
-from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.evaluation.statistics import (
     Comparison,
@@ -120,14 +119,12 @@ def _resampled(run: ReportedRun, kind: QueryKind, metric: str) -> Tensor:
     return resample(_per_query(ranks, metric), video, "median" if metric == "MdR" else "mean", resamples=RESAMPLES)
 
 
-def smallest_difference(recall: float, queries: float, confidence: float = 0.95) -> float:
+def smallest_difference(recall: float, queries: float) -> float:
     """Return the smallest difference, in points, of two recalls that a test set resolves if both fail independently.
 
     Half the width of the interval of the difference of two shares, z sqrt(2 p (1 - p) / (Q + 2)), where p counts one
     additional success and failure so that it is valid near 0 and 100 % (Agresti and Caffo, 2000). Systems that fail on
     the same queries resolve smaller ones: see `compare_runs`.
     """
-    if queries < 1:
-        raise UserError(f"smallest_difference needs at least one query, not {queries}")
     share = (recall / 100 * queries + 1) / (queries + 2)
-    return 100 * NormalDist().inv_cdf(0.5 + confidence / 2) * math.sqrt(2 * share * (1 - share) / (queries + 2))
+    return 100 * NormalDist().inv_cdf(0.975) * math.sqrt(2 * share * (1 - share) / (queries + 2))

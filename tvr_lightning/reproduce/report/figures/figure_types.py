@@ -20,7 +20,7 @@ import torch
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import write_whole
 from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, Chart, in_style, not_drawn, shortened
-from tvr_lightning.reproduce.report.figures import dpdv, gaid, gare, ncl, retrieval_examples, similarity, tcmgc
+from tvr_lightning.reproduce.report.figures import any_method, dpdv, gaid, gare, retrieval_examples, tcmgc
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit, encode_run
 from tvr_lightning.reproduce.report.sources import ReportedRun
 
@@ -41,10 +41,10 @@ class FigureType:
 FIGURES = {
     "sheet": FigureType("Retrieval sheet", retrieval_examples.measure_sheet, retrieval_examples.draw_sheet),
     "similarity": FigureType(
-        "Scores of matching and of other pairs", similarity.measure_similarity, similarity.draw_similarity
+        "Scores of matching and of other pairs", any_method.measure_similarity, any_method.draw_similarity
     ),
-    "balance": FigureType("Retrieval mass and errors", ncl.measure_balance, ncl.draw_balance),
-    "modalities": FigureType("The two modalities", ncl.measure_modalities, ncl.draw_modalities),
+    "balance": FigureType("Retrieval mass and errors", any_method.measure_balance, any_method.draw_balance),
+    "modalities": FigureType("The two modalities", any_method.measure_modalities, any_method.draw_modalities),
     "geometry": FigureType("Geometry of the increments", gare.measure_geometry, gare.draw_geometry, gare.applies),
     "gradients": FigureType("Gradients by dimension", gare.measure_gradients, gare.draw_gradients, gare.applies),
     "steps": FigureType("Step error of the increments", gare.measure_steps, gare.draw_steps, gare.applies),
