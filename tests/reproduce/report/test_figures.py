@@ -290,13 +290,6 @@ def test_one_figure_that_fails_costs_no_other(splits):
 
 
 def test_what_cannot_be_drawn_says_why(splits, measured):
-    few = replace(splits["gare"], pairs=splits["gare"].pairs[:3])
-    assert "map" not in measure_modalities(few)
-    (chart,) = figures.draw({f"modalities.{k}": v for k, v in measure_modalities(few).items()})
-    assert "The map is not drawn: it needs 4 matching pairs" in chart.note
-    flat = {name: value for name, value in measured["dpdv"].items() if name.startswith("merging.")}
-    (chart,) = figures.draw({**flat, "merging.strips": np.zeros((2, 0), np.uint8)})
-    assert chart.note == "Not drawn: 16 patches per frame do not form a square grid"
     (chart,) = figures.draw({**subset(measured["gare"], "balance"), "balance.normalized.missing": "no bank"})
     assert "Normalized scores are not drawn: no bank" in chart.note
     one = replace(splits["gare"], pairs=splits["gare"].pairs[:1])

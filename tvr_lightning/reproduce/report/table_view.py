@@ -195,7 +195,7 @@ def warnings_of(runs: Sequence[ReportedRun]) -> list[str]:
             "overridden": bool(run.results.get("weights", {}).get("overridden")),
             "synthetic": SYNTHETIC in warnings,
         }
-        found |= {mark for mark, applies in holds.items() if applies}
+        found |= {mark for mark in WARNINGS if holds[mark]}
     return [mark for mark in WARNINGS if mark in found]
 
 
@@ -292,21 +292,22 @@ def write_tables(views: Sequence[TableView], path: Path) -> list[Path]:
     """Write tables as Markdown, CSV, and LaTeX; return the files, whose suffixes are added to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     formats = {".md": markdown, ".csv": comma_separated, ".tex": latex}
-    for suffix, written in formats.items():
-        write_whole(path.with_name(path.name + suffix), written(*views).encode())
-    return [path.with_name(path.name + suffix) for suffix in formats]
+    texts = {path.with_name(path.name + suffix): written(*views) for suffix, written in formats.items()}
+    for file, text in texts.items():
+        write_whole(file, text.encode())
+    return list(texts)
 
 
 def markdown(*views: TableView) -> str:
     """Return tables with their statistics, notes, and runs as Markdown."""
     parts = []
     for view in views:
-        parts += [f"## {_titled(view)}", _markdown_table(view.wide()), view.explanation]
+        parts += [f"## {_titled(view)}", markdown_table(view.wide()), view.explanation]
         for title, sentences in (("Statistics", view.statistics), ("Notes", view.notes)):
             if sentences:
                 parts.append(f"### {title}\n\n" + "\n".join(f"- {one_line(sentence)}" for sentence in sentences))
         if len(runs := view.run_table()):
-            parts.append(f"### Runs\n\n{_markdown_table(runs)}")
+            parts.append(f"### Runs\n\n{markdown_table(runs)}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -314,7 +315,8 @@ def _titled(view: TableView) -> str:
     return f"{view.title} - {view.caution}" if view.caution else view.title
 
 
-def _markdown_table(frame: pd.DataFrame) -> str:
+def markdown_table(frame: pd.DataFrame) -> str:
+    """Return a table of texts as Markdown."""
     # DataFrame.to_markdown needs another package and does not escape.
     head = [column if isinstance(column, str) else " ".join(filter(None, column)) for column in frame.columns]
     rows = [head, ["---"] * len(head), *frame.to_numpy().tolist()]

@@ -18,7 +18,6 @@ from tvr_lightning.methods.contrast import EmptyQueueError
 from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, histograms, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
-LEAST_POINTS = 4
 MOST_MASS = 5
 DIRECTIONS = {"t2v": "text to video", "v2t": "video to text"}
 
@@ -139,8 +138,8 @@ def measure_modalities(encoded: EncodedSplit) -> dict[str, Any]:
 
     Returns:
         `text_text`, `video_video` (different items), `text_video` (pairs that do not match), `matching`,
-        `mean_distance` between the modal means and their lengths `text_mean`, `video_mean`; and, if there are enough
-        items, `map` (2, B, 2): texts and videos in the plane.
+        `mean_distance` between the modal means and their lengths `text_mean`, `video_mean`; and `map` (2, B, 2): texts
+        and videos in the plane.
     """
     text, video = encoded.paired()
     texts = unit(text.sentence).cpu()
@@ -160,12 +159,10 @@ def measure_modalities(encoded: EncodedSplit) -> dict[str, Any]:
         "video_mean": videos.mean(0).norm(),
         "mean_distance": (texts.mean(0) - videos.mean(0)).norm(),
     }
-    if count >= LEAST_POINTS:
-        points = torch.cat([texts, videos]).numpy()
-        points -= points.mean(axis=0)
-        axes = np.linalg.svd(points, full_matrices=False)[2][:2]
-        arrays["map"] = (points @ axes.T).reshape(2, count, 2)
-    return arrays
+    points = torch.cat([texts, videos]).numpy()
+    points -= points.mean(axis=0)
+    axes = np.linalg.svd(points, full_matrices=False)[2][:2]
+    return arrays | {"map": (points @ axes.T).reshape(2, count, 2)}
 
 
 def draw_modalities(arrays: Arrays) -> Iterator[Chart]:
@@ -176,7 +173,7 @@ def draw_modalities(arrays: Arrays) -> Iterator[Chart]:
         "text_video": "text-\nvideo",
         "matching": "matching",
     }
-    axes = new_panels(2 if "map" in arrays else 1)
+    axes = new_panels(2)
     axes[0].bar([*bars.values()], [float(arrays[name]) for name in bars], color=COLORS[: len(bars)])
     axes[0].axhline(0, color=COLORS[4], linewidth=0.6)
     axes[0].set(title="means over pairs", ylabel="cosine")
@@ -184,17 +181,12 @@ def draw_modalities(arrays: Arrays) -> Iterator[Chart]:
         "NCL, Figs. 7 and 8, after training: sentences and means of the unit frames, before any conditioning on each "
         "other."
     )
-    if "map" in arrays:
-        texts, videos = arrays["map"]
-        axes[1].plot(*np.stack([texts, videos]).transpose(2, 0, 1), color=COLORS[5], linewidth=0.4, alpha=0.5)
-        axes[1].scatter(texts[:, 0], texts[:, 1], s=9, color=COLORS[0], label="texts")
-        axes[1].scatter(videos[:, 0], videos[:, 1], s=9, color=COLORS[1], marker="s", label="videos")
-        axes[1].set(title="principal components; lines join pairs")
-        axes[1].set_xticks([])
-        axes[1].set_yticks([])
-        axes[1].legend()
-    else:
-        note += f" The map is not drawn: it needs {LEAST_POINTS} matching pairs."
+    texts, videos = arrays["map"]
+    axes[1].plot(*np.stack([texts, videos]).transpose(2, 0, 1), color=COLORS[5], linewidth=0.4, alpha=0.5)
+    axes[1].scatter(texts[:, 0], texts[:, 1], s=9, color=COLORS[0], label="texts")
+    axes[1].scatter(videos[:, 0], videos[:, 1], s=9, color=COLORS[1], marker="s", label="videos")
+    axes[1].set(title="principal components; lines join pairs", xticks=[], yticks=[])
+    axes[1].legend()
     alt = "Bars of the mean cosines within and between texts and videos, and a two-dimensional map of texts and videos."
     facts = [
         f"distance of the modal means: {arrays['mean_distance']:.3g}",

@@ -34,8 +34,7 @@ def measure_merging(encoded: EncodedSplit) -> dict[str, Any]:
 
     Returns:
         `names` (K,) of the videos, `members` (K, S, F, P) int64, the merged patch of each patch after each of S stages,
-        `left` (S,), patches per frame after each, `strips` (K, F, G CELL, G CELL, 3) uint8 if P is a square G x G,
-        else (K, 0).
+        `left` (S,), patches per frame after each, `strips` (K, F, G CELL, G CELL, 3) uint8 for P = G x G.
     """
     module, merging = encoded.module, encoded.module.reduction
     batch = next(iter(encoded.data.evaluation_dataloaders("test")[1]))[:SHOWN_VIDEOS].to(module.device)
@@ -49,18 +48,13 @@ def measure_merging(encoded: EncodedSplit) -> dict[str, Any]:
         member = dpc_knn(seen, clusters, stage.options.neighbours, stage.options.density).assignment.gather(1, member)
         members.append(member.unflatten(0, (videos, count)))
         tokens = stage(tokens, clusters)
-    grid = math.isqrt(total)
-    strips = np.zeros((videos, 0), dtype=np.uint8)
-    if grid * grid == total:
-        rows = [int(torch.nonzero(encoded.video_index == index)) for index in batch.index.cpu()]
-        strips = np.stack([encoded.strip(row, frames=count, size=grid * CELL) for row in rows])
-    return {"names": batch.video_id, "members": torch.stack(members, dim=1), "left": schedule, "strips": strips}
+    rows = [int(torch.nonzero(encoded.video_index == index)) for index in batch.index.cpu()]
+    strips = [encoded.strip(row, frames=count, size=math.isqrt(total) * CELL) for row in rows]
+    return {"names": batch.video_id, "members": torch.stack(members, 1), "left": schedule, "strips": np.stack(strips)}
 
 
 def draw_merging(arrays: Arrays) -> Iterator[Chart]:
     """Draw every frame after each stage, with each merged patch in the mean color of its pixels."""
-    if arrays["strips"].ndim < 3:
-        raise UserError(f"{arrays['members'].shape[-1]} patches per frame do not form a square grid")
     for name, strip, stages in zip(arrays["names"], arrays["strips"], arrays["members"], strict=True):
         images = [frames(strip, f"Frames of {name}")]
         for stage, (members, left) in enumerate(zip(stages, arrays["left"], strict=True), start=1):
