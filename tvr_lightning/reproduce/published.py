@@ -74,7 +74,7 @@ class PublishedRow:
         return f"{self.method}, {cited(self.variant)}" if self.variant else self.method
 
     def remarks(self) -> list[str]:
-        """Return what must be known about the row."""
+        """Return the note, if there is one, as a list."""
         return [self.note] if self.note else []
 
     def unprinted(self, shows: str) -> PublishedRow:

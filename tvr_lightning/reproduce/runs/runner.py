@@ -76,7 +76,7 @@ def expected_seconds(run: PlannedRun, cards: Mapping[str, Card]) -> float | None
 
 
 def _kind(run: Mapping[str, Any]) -> tuple[str, int | None, bool]:
-    """Return what runs of similar duration have in common."""
+    """Return the properties that runs of similar duration share."""
     return run["verb"], run["fixture_videos"], run["encoder_from"] is None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ def applies(module: RetrievalModule) -> bool:
 
 
 @torch.no_grad()
-def measure_gate(encoded: EncodedSplit) -> Arrays:
+def measure_gate(encoded: EncodedSplit) -> dict[str, Any]:
     """Return the gate of matching pairs, and the audio of the two with the largest and the smallest weight.
 
     Returns:
@@ -37,34 +38,32 @@ def measure_gate(encoded: EncodedSplit) -> Arrays:
     weights = logits.sigmoid().mean(-1).expand(-1, video.frames.shape[1]).cpu()  # (B, F); mean over dimensions
     audible = (video.audio_mask & video.frame_mask).cpu()
     silent = (~video.audio_mask & video.frame_mask).cpu()
-    edges = np.linspace(0, 1, 41)
-    arrays: Arrays = {
+    histogram, edges = np.histogram(weights[audible].numpy(), np.linspace(0, 1, 41))
+    arrays: dict[str, Any] = {
         "edges": edges,
-        "histogram": np.histogram(weights[audible].numpy(), edges)[0] / max(int(audible.sum()), 1),
-        "mean": weights[audible].mean().numpy(),
-        "silent_mean": weights[silent].mean().numpy(),
+        "histogram": histogram / max(int(audible.sum()), 1),
+        "mean": weights[audible].mean(),
+        "silent_mean": weights[silent].mean(),
     }
     mean = (weights * audible).sum(1) / audible.sum(1)  # NaN without audio
     rows = [row for row in mean.argsort(descending=True).tolist() if not mean[row].isnan()]
-    examples = [_example(encoded, row, weights[row].numpy()) for row in (rows[0], rows[-1])] if rows else []
-    return arrays | {name: np.array([example[name] for example in examples]) for name in (examples or [{}])[0]}
-
-
-def _example(encoded: EncodedSplit, row: int, weights: np.ndarray) -> Arrays:
-    text, video = encoded.pairs[row].tolist()
-    record = encoded.split.videos[int(encoded.video_index[video])]
-    clip = encoded.clip(video, frames=len(weights))
-    track = read_audio(record.path, span=record.span)
-    columns = np.array_split(track.waveform, COLUMNS)
-    return {
-        "captions": np.array(encoded.caption(text)),
-        "weights": weights,
-        "times": clip.timestamps.numpy() - (record.span[0] if record.span else 0.0),
-        "durations": np.array(len(track.waveform) / track.rate),
-        "low": np.array([column.min(initial=0.0) for column in columns]),
-        "high": np.array([column.max(initial=0.0) for column in columns]),
-        "strips": clip.pixels.permute(0, 2, 3, 1).numpy(),
-    }
+    examples = []
+    for row in (rows[0], rows[-1]) if rows else ():
+        text, video = encoded.pairs[row].tolist()
+        record = encoded.split.videos[int(encoded.video_index[video])]
+        clip = encoded.clip(video, frames=weights.shape[1])
+        track = read_audio(record.path, span=record.span)
+        columns = np.array_split(track.waveform, COLUMNS)
+        examples.append({
+            "captions": encoded.caption(text),
+            "weights": weights[row].numpy(),
+            "times": clip.timestamps.numpy() - (record.span[0] if record.span else 0.0),
+            "durations": len(track.waveform) / track.rate,
+            "low": [column.min(initial=0.0) for column in columns],
+            "high": [column.max(initial=0.0) for column in columns],
+            "strips": clip.pixels.permute(0, 2, 3, 1).numpy(),
+        })  # fmt: skip
+    return arrays | {name: [example[name] for example in examples] for name in (examples or [{}])[0]}
 
 
 def draw_gate(arrays: Arrays) -> Iterator[Chart]:
