@@ -35,11 +35,12 @@ class ReportedRun:
     command: str  # that repeats the run
 
     def __post_init__(self) -> None:
-        self.key, self.title, self.planned = self.card.key, self.card.words, self.card.run
+        self.key, self.planned = self.card.key, self.card.run
         self.results: dict[str, Any] = self.card.results or {}
         self.finished = self.card.status == "finished"
         self.claims: list[str] = self.planned["claims"]
         self.seed: int | None = self.planned["seed"]
+        self.title = self.card.name if self.seed is None else f"{self.card.name}, seed {self.seed}"
         self.dataset = str(self.results.get("dataset", self.planned["dataset"]))
         self.data = str(self.planned["fingerprints"]["data"])
         self.fingerprint = digest(self.card.results, self.card.checkpoint)

@@ -45,11 +45,6 @@ class Card:
     peak_device_memory_mib: float | None = None  # None without a GPU
     schema: int = 4
 
-    @property
-    def words(self) -> str:
-        """The name of the run, with its seed if one was chosen."""
-        return self.name if self.run["seed"] is None else f"{self.name}, seed {self.run['seed']}"
-
     def metrics(self, direction: CardDirection) -> dict[str, float]:
         """Return the metrics of one direction, R@K in percent; empty without retrieval results."""
         return dict(self.results.get(direction, {})) if self.results else {}
