@@ -30,9 +30,6 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.gaid import GAID
 from tvr_lightning.methods.gaid.method import AUDIO
-from tvr_lightning.places import File, NewFile
-from tvr_lightning.progress import shown
-from tvr_lightning.ranges import Count
 from tvr_lightning.training.checkpoints import CONVERTED
 
 IMPORT: Mapping[str, Callable[..., RetrievalModule]] = {
@@ -174,52 +171,30 @@ def convert(
     return Converted(module, data, protocol.get("protocol", "query"), halves, out)
 
 
-def run_convert(
-    source: File,
-    out: NewFile,
-    words: Count | None = None,
-    frames: Count | None = None,
-    method: str | None = None,
-    openai_clip: File | None = None,
-) -> int:
-    """Convert an authors' checkpoint into one that `tvr test --ckpt_path` loads.
-
-    Args:
-        source: authors' file (pytorch_model.bin.*, .pth, .pt or .safetensors).
-        out: output file.
-        words: number of text positions, including SOT and EOT; by default that of the released evaluation.
-        frames: number of frames per video; by default that of the released evaluation.
-        method: method that the checkpoint must belong to, such as tcmgc; detected by default.
-        openai_clip: file with OpenAI's CLIP weights for UCoFiA, whose released evaluation uses them in the attention of
-            vision blocks 10 and 11.
-    """
-    with shown(f"convert: reading {source.name}"):
-        made = convert(source, out, words, frames, method, openai_clip)
-    module, data = made.module, made.data
+def describe(made: Converted) -> list[str]:
+    """Return lines about a conversion: the options that differ from the defaults, and how to test it."""
+    module = made.module
     count = sum(parameter.numel() for name, parameter in module.named_parameters() if not name.startswith(AUDIO))
-    print(f"Wrote {out}: {type(module).__name__}, {count / 1e6:.2f} M parameters")
-    for name, settings in {"Options": _unusual(module), "Data": data}.items():
-        shown_settings = ", ".join(f"{key}: {value}" for key, value in sorted(settings.items()) if key != "_class_path")
-        if shown_settings:
-            print(f"{name}: {shown_settings}")
+    lines = [f"Wrote {made.path}: {type(module).__name__}, {count / 1e6:.2f} M parameters"]
+    for name, settings in {"Options": _unusual(module), "Data": made.data}.items():
+        listed = ", ".join(f"{key}: {value}" for key, value in sorted(settings.items()) if key != "_class_path")
+        lines += [f"{name}: {listed}"] if listed else []
     if made.halves:
-        print(f"{made.halves} float16 tensors are now float32, in which the method is evaluated.")
+        lines.append(f"{made.halves} float16 tensors are now float32, in which the method is evaluated.")
     if isinstance(module, GAID):
         audio = module.hparams["audio_encoder"]["class_path"]
-        random = audio == "TinyWhisperEncoder"
-        print(
-            "The checkpoint does not contain an audio encoder. "
-            + (
-                "No released audio encoder has its feature width, so a random TinyWhisperEncoder is used."
-                if random
-                else f"{audio} loads its own weights when the method is tested."
-            )
+        weights = (
+            "No released audio encoder has its feature width, so a random TinyWhisperEncoder is used."
+            if audio == "TinyWhisperEncoder"
+            else f"{audio} loads its own weights when the method is tested."
         )
+        lines.append(f"The checkpoint does not contain an audio encoder. {weights}")
     if made.protocol == "as-released":
-        print('Its results are marked "leaks ground truth", because the released evaluation leaks it. For a protocol')
-        print("without leakage, add --model.init_args.protocol=query.")
-    print(f"Test it with: tvr test --ckpt_path {out}")
-    return 0
+        lines.append(
+            'Its results are marked "leaks ground truth", because the released evaluation leaks it. For a protocol\n'
+            "without leakage, add --model.init_args.protocol=query."
+        )
+    return [*lines, f"Test it with: tvr test --ckpt_path {made.path}"]
 
 
 def _unusual(module: RetrievalModule) -> dict[str, Any]:

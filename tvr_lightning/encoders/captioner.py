@@ -24,9 +24,8 @@ from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.media.read_many import Unread, read_many
 from tvr_lightning.media.video import read_parts
 from tvr_lightning.progress import progress_bar
+from tvr_lightning.ranges import CAPTION_MODEL, CAPTION_PROMPT
 
-MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
-PROMPT = "These frames are one part of a video. Describe in one sentence what happens in them."
 LEAST_SIZE = 28
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 WITHOUT_A_MODEL = (
@@ -59,7 +58,7 @@ class CaptionOptions:
     """
 
     out: Path
-    prompt: str = PROMPT
+    prompt: str = CAPTION_PROMPT
     segments: int = 6
     frames: int = 4
     image_size: int = 448
@@ -191,7 +190,7 @@ class Captioner:
         return [tidy(line) for line in self.processor.batch_decode(said, skip_special_tokens=True)]
 
 
-def load_captioner(model: str = MODEL, device: str | None = None) -> Captioner:
+def load_captioner(model: str = CAPTION_MODEL, device: str | None = None) -> Captioner:
     """Load a captioner from a folder or from the Hugging Face cache; nothing is downloaded.
 
     Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.datasets import VideoReader
@@ -13,11 +12,8 @@ from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.preparation import Preparation
-from tvr_lightning.media.sampling import FrameSampling
-from tvr_lightning.store import PARTS, Part, StoreDtype, StoreItem
-
-Engine = Literal["local", "ray"]
-What = Literal["text", "frames", "patches", "audio", "all"]
+from tvr_lightning.ranges import ExtractEngine, FeaturePart, FrameSampling, StoreDtype
+from tvr_lightning.store import PARTS, Part, StoreItem
 
 
 @dataclass
@@ -45,7 +41,7 @@ class ExtractOptions:
     """
 
     out: str
-    what: Sequence[What] = ("all",)
+    what: Sequence[FeaturePart] = ("all",)
     batch_size: int = 32
     shard_size: int = 256
     num_workers: int = 2
@@ -53,7 +49,7 @@ class ExtractOptions:
     device: str = "cpu"
     command: str = "tvr extract"
     progress: bool = True
-    engine: Engine = "local"
+    engine: ExtractEngine = "local"
     actors: int = 1
     address: str | None = None
 
@@ -146,7 +142,7 @@ class ExtractReport:
 
 
 def parts_of(
-    what: Sequence[What], source: ExtractSource, encoder: Encoder, audio_encoder: AudioEncoder | None
+    what: Sequence[FeaturePart], source: ExtractSource, encoder: Encoder, audio_encoder: AudioEncoder | None
 ) -> list[Part]:
     """Return the parts to extract, in a fixed order.
 

@@ -7,25 +7,21 @@ scoring, or ranking.
 from __future__ import annotations
 
 import math
-import os
 import tempfile
 from pathlib import Path
 
 import pandas as pd
 
 from tvr_lightning.authors.convert import convert
+from tvr_lightning.config.recipe import Recipe
 from tvr_lightning.config.recipe_files import RECIPES
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.places import Folder
 from tvr_lightning.progress import shown
-from tvr_lightning.ranges import NotNegative, Workers
 from tvr_lightning.reproduce.report.table_view import markdown_table
 from tvr_lightning.reproduce.tables import load_table
-from tvr_lightning.runs.run import RunCLI
+from tvr_lightning.runs.run import Run
 
-TOLERANCE = 0.3
-"""Maximum difference between measured and published R@1 in percentage points."""
 SUFFIXES = (".bin", ".pth", ".pt", ".safetensors")
 RELEASED = {
     "clip4clip": ("tc-mgc-1b", "clip4clip-seqTransf"),
@@ -42,16 +38,8 @@ RELEASED = {
 COLUMNS = ["method", "published in", "direction", "published R@1", "measured", "difference", "remark"]
 
 
-def run_verify_released(checkpoints: Folder, tolerance: NotNegative = TOLERANCE, num_workers: Workers = 2) -> int:
-    """Evaluate the authors' released checkpoints on $TVR_DATA; the exit status is 1 if a result is not as published.
-
-    Args:
-        checkpoints: folder with the authors' files, named by method: xpool.pth, gare.bin, ...
-        tolerance: maximum difference from the published R@1, in percentage points.
-        num_workers: number of processes that decode.
-    """
-    if not os.environ.get("TVR_DATA"):
-        raise UserError("The papers' test videos are required. Set TVR_DATA to their parent folder.")
+def verify(checkpoints: Path, tolerance: float, num_workers: int) -> int:
+    """Evaluate the authors' checkpoints in a folder, and print the comparison; return 1 if a result differs."""
     files = {
         name: next((path for suffix in SUFFIXES if (path := checkpoints / f"{name}{suffix}").is_file()), None)
         for name in RELEASED
@@ -110,7 +98,8 @@ def measure(name: str, file: Path, workers: int) -> RetrievalModule:
     """
     with tempfile.TemporaryDirectory() as folder:
         converted = convert(file, Path(folder) / f"{name}.ckpt", method=name).path
-        options = [f"--ckpt_path={converted}", f"--results.directory={folder}", "--trainer.devices=1"]
-        tested = RunCLI(["test", *options, f"--data.init_args.num_workers={workers}"])
-    method: RetrievalModule = tested.model
+        options = [f"--results.directory={folder}", "--trainer.devices=1", f"--data.init_args.num_workers={workers}"]
+        run = Run("test", Recipe.parse([], options, converted), str(converted), options)
+        run.start()
+    method: RetrievalModule = run.model
     return method

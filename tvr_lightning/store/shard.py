@@ -23,9 +23,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from tvr_lightning.errors import UserError
+from tvr_lightning.ranges import StoreDtype
 
 Part = Literal["text", "frames", "patches", "audio"]
-StoreDtype = Literal["float32", "float16"]
 Span = tuple[float, float] | None
 VideoKey = tuple[str, str, Span]
 Fingerprint = Mapping[str, str]

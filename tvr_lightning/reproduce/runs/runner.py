@@ -204,15 +204,14 @@ def write_task(run: PlannedRun, folders: Folders, inputs: Mapping[str, str]) -> 
     if "features" in inputs:
         arguments.append(f"--data.init_args.features={inputs['features']}")
     if run.verb != "extract":
-        quiet = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
-        arguments = [run.verb, *arguments, f"--results.directory={folder}", *quiet]
+        arguments.append(f"--results.directory={folder}")
+        arguments += ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
     if run.verb == "fit":
         arguments.append("--checkpoints.resume=true")
     if run.fixture_videos is not None and run.verb != "extract":
         arguments.append("--trainer.devices=1")
-    if "weights" in inputs:  # tested with the options of their row, which may differ from those in training
-        arguments += [f"--ckpt_path={inputs['weights']}", "--override"]
-    task = {"run": run.plain(), "arguments": arguments, "cards": str(folders.cards.absolute())}
+    cards, weights = str(folders.cards.absolute()), inputs.get("weights")
+    task = {"run": run.plain(), "arguments": arguments, "ckpt_path": weights, "cards": cards}
     (folder / TASK).write_text(json.dumps(task, indent=2) + "\n", encoding="utf-8")
     return folder / TASK
 
@@ -228,3 +227,16 @@ def _outcome(card: Card) -> str:
     else:
         result = f"text-to-video R@1 {card.metrics('text_to_video')['R@1']:.1f}"
     return f"{card.name}: {result} in {clock(card.seconds or 0.0)}"
+
+
+def plan_lines(plan: Plan, cards: dict[str, Card]) -> list[str]:
+    """Return a line for every run with its state and expected duration, and one for all of them."""
+    lines = []
+    for run in plan.runs.values():
+        state, seconds = cards[run.key].status if run.key in cards else "open", expected_seconds(run, cards)
+        about = f", about {clock(seconds)}" if state != "finished" and seconds is not None else ""
+        seed = "" if run.seed is None else f", seed {run.seed}"
+        name, *others = run.claims or [run.name]
+        also = f" (also {', '.join(others)})" if others else ""
+        lines.append(f"{state:8s} {run.verb:7s} {name}{also} on {run.dataset}{seed}{about}")
+    return [*lines, time_left(open_runs(plan, cards), cards)]

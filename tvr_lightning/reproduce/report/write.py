@@ -1,18 +1,14 @@
-"""`tvr report`: a folder of pages about runs, with tables as Markdown, CSV, and LaTeX."""
+"""A folder of pages about runs, with tables as Markdown, CSV, and LaTeX."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 from rich.console import Console
 
-from tvr_lightning.config.recipe_files import recipes_folder
 from tvr_lightning.errors import UserError
-from tvr_lightning.places import Place
 from tvr_lightning.progress import shown
-from tvr_lightning.quiet import quieten
 from tvr_lightning.reproduce.profile.costs import read_profiles
 from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, shortened
 from tvr_lightning.reproduce.report.figures.figure_types import figures_of
@@ -21,26 +17,21 @@ from tvr_lightning.reproduce.report.sources import ReportedRun, read_runs
 from tvr_lightning.reproduce.report.table_view import TableView, view_table
 from tvr_lightning.reproduce.tables import known_tables, load_table
 
-Runs = Annotated[Path, Place("folder", "create one with tvr reproduce TABLE --out {path}")]
 
-
-def run_report(directory: Runs, recipes: Path = Path("recipes"), tables_only: bool = False) -> int:
-    """Write the results of `tvr reproduce` or `tvr fit` to a folder of pages, report/index.html first.
-
-    The figures are drawn from each run's own weights and test split: one pass, stored in figures/.
+def write_report(directory: Path, recipes: Path, tables_only: bool) -> list[Path]:
+    """Write the pages of all runs in a folder, and return their paths.
 
     Args:
-        directory: folder that `tvr reproduce --out` wrote, or a folder of runs of `tvr fit`.
-        recipes: folder of the recipes, whose tables map runs to published rows.
-        tables_only: omit the figures that need weights and videos.
+        directory: Folder that `tvr reproduce --out` wrote, or a folder of runs of `tvr fit`.
+        recipes: Folder of the recipes, whose tables map runs to published rows.
+        tables_only: Omit the figures that need weights and videos.
     """
     console = Console(highlight=False, soft_wrap=True)
-    quieten()
     runs = read_runs(directory)
     arrays: dict[str, Arrays] = {}
     missing: dict[str, str] = {}
     with shown(lambda: f"report: {len(arrays) + len(missing)} of {len(runs)} runs done", console):
-        views = views_of(runs, recipes_folder(recipes))
+        views = views_of(runs, recipes)
         for place, run in enumerate(runs, start=1):
             try:
                 if not run.finished or run.card.features is not None:
@@ -53,10 +44,7 @@ def run_report(directory: Runs, recipes: Path = Path("recipes"), tables_only: bo
                 console.print(f"No figures of {run.card.name}: {missing[run.key]}", markup=False)
     with shown("report: comparing the runs and writing the pages", console):
         profiles = read_profiles(directory / "profiles")
-        written = Site(directory / "report", views, runs, arrays, missing, profiles).write()
-    for path in written:
-        console.print(f"Wrote {path}", markup=False)
-    return 0
+        return Site(directory / "report", views, runs, arrays, missing, profiles).write()
 
 
 def views_of(runs: Sequence[ReportedRun], recipes: Path) -> list[TableView]:

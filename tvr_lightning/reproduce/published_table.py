@@ -1,4 +1,4 @@
-"""`tvr published`: what the papers print, as a table on the terminal, CSV or JSON."""
+"""Published results as a table on the terminal, CSV, or JSON."""
 
 from __future__ import annotations
 
@@ -11,30 +11,13 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from tvr_lightning.reproduce.published import PRINTED, PublishedRow, printed_figure, select_published
+from tvr_lightning.reproduce.published import PRINTED, PublishedRow, printed_figure
 
 IDENTITY = ("paper", "table", "dataset", "backbone", "variant", "direction")
 
 
-def run_published(
-    paper: str | None = None,
-    table: str | None = None,
-    dataset: str | None = None,
-    method: str | None = None,
-    direction: Literal["t2v", "v2t", "t2v+v2t"] | None = None,
-    format: Literal["table", "csv", "json"] = "table",
-) -> int:
-    """Print the results that the papers publish; a dash marks unpublished values.
-
-    Args:
-        paper: name of the paper: gare, tc-mgc, ncl, dpdv, gaid, or zero-shot for pretrained encoders; all by default.
-        table: number of the table in the paper, such as 1, 7a, S3 or Fig7.
-        dataset: name of the dataset, such as MSR-VTT.
-        method: part of the method's name, regardless of case, such as GARE.
-        direction: retrieval direction: t2v, v2t, or t2v+v2t for sums over both.
-        format: output format: a table for reading, or CSV or JSON for other tools.
-    """
-    rows = select_published(paper, table, dataset, method, direction)
+def print_published(rows: list[PublishedRow], format: Literal["table", "csv", "json"]) -> None:
+    """Print published rows as a table for reading, or as CSV or JSON for other tools."""
     if format == "json":
         plain = [{**asdict(row), "remarks": row.remarks()} for row in rows]
         print(json.dumps(plain, indent=2, ensure_ascii=False))
@@ -45,7 +28,6 @@ def run_published(
             writer.writerow({**asdict(row), "extra": json.dumps(row.extra), "remarks": "; ".join(row.remarks())})
     else:
         _print_table(rows)
-    return 0
 
 
 def _print_table(rows: list[PublishedRow]) -> None:

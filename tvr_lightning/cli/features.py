@@ -7,56 +7,41 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from tvr_lightning.config.recipe import data_from_recipe, from_recipe
-from tvr_lightning.config.recipe_files import OptionError, RecipeError, refuse_options
-from tvr_lightning.data.audio_alignment import AudioOptions
+from tvr_lightning.cli.types import AtLeast28, FileOrFolder, NewFile, NewFolder, NonNegativeInt, PositiveInt
+from tvr_lightning.config.recipe_files import OptionError, refuse_options
 from tvr_lightning.data.records import SplitName
-from tvr_lightning.encoders import ClipEncoder, Encoder, WhisperEncoder
-from tvr_lightning.encoders.audio import AudioEncoder
-from tvr_lightning.encoders.captioner import (
-    LEAST_SIZE,
-    MODEL,
-    PROMPT,
-    Captioner,
-    CaptionOptions,
-    caption,
-    load_captioner,
-)
 from tvr_lightning.errors import check_present
-from tvr_lightning.extract.plan import Engine, ExtractOptions, ExtractSource, What
-from tvr_lightning.extract.run import extract
-from tvr_lightning.extract.source import source_of_data, source_of_files
-from tvr_lightning.extract.verify import verify as compare_store
-from tvr_lightning.media.sampling import FrameSampling
-from tvr_lightning.places import NewFile, NewFolder, Place
 from tvr_lightning.progress import shown
-from tvr_lightning.ranges import Count, Range, Workers
-from tvr_lightning.store import StoreDtype
+from tvr_lightning.ranges import CAPTION_MODEL, CAPTION_PROMPT, ExtractEngine, FeaturePart, FrameSampling, StoreDtype
+
+if TYPE_CHECKING:
+    from tvr_lightning.encoders import Encoder
+    from tvr_lightning.encoders.audio import AudioEncoder
+    from tvr_lightning.extract.plan import ExtractSource
 
 
-def extract_features(
-    videos: Sequence[Annotated[Path, Place("either")]] = (),
-    config: list[str] | None = None,
+def extract(
+    videos: list[FileOrFolder] = [],  # noqa: B006
+    /,
+    config: list[str] = [],  # noqa: B006
     out: NewFolder = Path("features"),
-    parts: What | list[What] = "all",
-    verify_sample: Count | None = None,
+    parts: list[FeaturePart] = [],  # noqa: B006
+    verify_sample: PositiveInt | None = None,
     verify: bool = False,
     architecture: str | None = None,
     weights: str | None = None,
     audio_weights: str | None = None,
-    frames: Count | None = None,
+    frames: PositiveInt | None = None,
     sampling: FrameSampling | None = None,
-    batch_size: Count = 32,
-    num_workers: Workers = 2,
+    batch_size: PositiveInt = 32,
+    num_workers: NonNegativeInt = 2,
     dtype: StoreDtype = "float32",
     device: str | None = None,
     seed: int | None = None,
-    engine: Engine = "local",
-    actors: Count | None = None,
+    engine: ExtractEngine = "local",
+    actors: PositiveInt | None = None,
     address: str | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
@@ -64,9 +49,9 @@ def extract_features(
 
     Args:
         videos: video files and folders, instead of a recipe; annotations are not needed.
-        config: recipe files, which set data and encoders; later ones override earlier ones.
+        config: recipe files, can be repeated, which set data and encoders; later ones override earlier ones.
         out: folder of the feature store.
-        parts: parts to extract: text, frames, patches, or audio; several as `[text, frames]`; or all.
+        parts: parts to extract: text, frames, patches, audio, or all (by default); can be repeated.
         verify_sample: number of items that `--verify` recomputes; 8 by default.
         verify: compare a sample of a finished store with recomputed features, and write nothing.
         architecture: open_clip name of the encoder, without a recipe; ViT-B-32 by default.
@@ -83,7 +68,6 @@ def extract_features(
         actors: number of Ray actors; 1 by default.
         address: address of a running Ray cluster that sees the videos under the same paths; by default a local one is
             started.
-        overrides: options that override the recipes, such as `--data.init_args.batch_size=32`.
     """
     if bool(videos) == bool(config):
         raise OptionError("Give either a recipe (--config FILE) or video files and folders to extract from.")
@@ -101,9 +85,16 @@ def extract_features(
         refuse_options({"actors": actors, "address": address}, "can only be used with Ray. Add --engine ray.")
     elif verify:
         raise OptionError("--engine ray cannot be used with --verify, which computes in this process. Leave it out.")
+    with shown("extract: loading"):
+        import torch
+
+        from tvr_lightning.extract.plan import ExtractOptions
+        from tvr_lightning.extract.run import extract as extract_features
+        from tvr_lightning.extract.verify import verify as compare_store
+
     options = ExtractOptions(
         str(out),
-        what=[parts] if isinstance(parts, str) else parts,
+        what=parts or ["all"],
         batch_size=batch_size,
         num_workers=num_workers,
         dtype=dtype,
@@ -126,16 +117,16 @@ def extract_features(
         for name, deviation in deviations.items():
             print(f"{name}: largest deviation {deviation:.1e}")
         return 0
-    for line in extract(source, encoder, audio_encoder, options).lines():
+    for line in extract_features(source, encoder, audio_encoder, options).lines():
         print(line)
     print(f"Wrote {out}")
     return 0
 
 
-Parts = tuple[ExtractSource, Encoder, AudioEncoder | None]
+def _recipe_source(config: list[str], overrides: Sequence[str]) -> tuple[ExtractSource, Encoder, AudioEncoder | None]:
+    from tvr_lightning.config.recipe import from_recipe
+    from tvr_lightning.extract.source import source_of_data
 
-
-def _recipe_source(config: list[str], overrides: Sequence[str]) -> Parts:
     method, data = from_recipe(config, overrides)
     return source_of_data(data), method.encoder, getattr(method, "audio_encoder", None)
 
@@ -148,36 +139,39 @@ def _file_source(
     frames: int = 12,
     sampling: FrameSampling = "one-fps-uniform",
     seed: int = 0,
-) -> Parts:
+) -> tuple[ExtractSource, Encoder, AudioEncoder | None]:
+    import torch
+
+    from tvr_lightning.data.audio_alignment import AudioOptions
+    from tvr_lightning.encoders import ClipEncoder, WhisperEncoder
+    from tvr_lightning.extract.source import source_of_files
+
     torch.manual_seed(seed)  # random weights must be the same when an interrupted extraction resumes
-    try:
-        encoder = ClipEncoder(architecture, weights)
-    except ValueError as error:
-        raise RecipeError(str(error)) from error
+    encoder = ClipEncoder(architecture, weights)
     audio_encoder = None if audio_weights is None else WhisperEncoder(weights=audio_weights)
     audio = None if audio_encoder is None else AudioOptions("whisper")
     return source_of_files(videos, encoder.preparation, frames, sampling, audio), encoder, audio_encoder
 
 
-def caption_videos(
+def caption(
     config: list[str],
     out: NewFile = Path("captions.parquet"),
-    model: str = MODEL,
-    prompt: str = PROMPT,
-    splits: list[SplitName] | None = None,
-    segments: Count = 6,
-    frames: Count = 4,
-    image_size: Annotated[int, Range(at_least=LEAST_SIZE)] = 448,
-    max_new_tokens: Count = 64,
-    batch_size: Count = 24,
-    num_workers: Workers = 2,
+    model: str = CAPTION_MODEL,
+    prompt: str = CAPTION_PROMPT,
+    splits: list[SplitName] = [],  # noqa: B006
+    segments: PositiveInt = 6,
+    frames: PositiveInt = 4,
+    image_size: AtLeast28 = 448,
+    max_new_tokens: PositiveInt = 64,
+    batch_size: PositiveInt = 24,
+    num_workers: NonNegativeInt = 2,
     device: str | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
     """Describe the segments of a dataset's videos with a vision-language model; rerun the command to resume.
 
     Args:
-        config: recipe files or data overlays; later ones override earlier ones.
+        config: recipe files or data overlays, can be repeated; later ones override earlier ones.
         out: parquet file for the descriptions; set data.init_args.extra_captions to it to train with them.
         model: Hugging Face Hub name, or a folder of a model saved by transformers.
         prompt: prompt that the model gets with the frames of a segment.
@@ -189,8 +183,12 @@ def caption_videos(
         batch_size: number of segments per batch.
         num_workers: number of processes that decode.
         device: device for the model; a GPU by default if available.
-        overrides: options that override the recipes, such as `--data.init_args.batch_size=32`.
     """
+    with shown("caption: loading"):
+        from tvr_lightning.config.recipe import data_from_recipe
+        from tvr_lightning.encoders.captioner import Captioner, CaptionOptions, load_captioner
+        from tvr_lightning.encoders.captioner import caption as describe
+
     options = CaptionOptions(out, prompt, segments, frames, image_size, max_new_tokens, batch_size, num_workers)
     data = data_from_recipe(config, overrides)
     data.extra_captions = None  # the recipe may name the file that is about to be written
@@ -200,7 +198,7 @@ def caption_videos(
     videos = [video for name in chosen for video in data.read_split(name).videos]
     with shown(f"caption: loading {model}"):
         captioner = load_captioner(model, device)
-    for line in caption(videos, captioner, options).lines():
+    for line in describe(videos, captioner, options).lines():
         print(line)
     print(f"Wrote {out}")
     return 0

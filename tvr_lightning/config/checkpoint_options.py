@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule
 
-from tvr_lightning.config.recipe_files import config_of
 from tvr_lightning.config.schema import hints_of
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.evaluation.weights import Weights, record_of, weights_of
+from tvr_lightning.evaluation.weights import Weights, weights_of
 from tvr_lightning.media.preparation import PREPARATION
 from tvr_lightning.training.checkpoints import RECORD, CheckpointError, check_classes, named_classes, read_checkpoint
 from tvr_lightning.training.options import flat_options, plain_options, value_text
@@ -66,28 +64,27 @@ class Difference:
         return f"{self.option} {value_text(self.value)} (the checkpoint: {value_text(self.trained)})"
 
 
-class Trained:
-    """Checkpoint to be evaluated.
+class TrainedOptions:
+    """Options of a checkpoint that is to be evaluated.
 
     Args:
         path: Path of the checkpoint.
-        arguments: Arguments after the command; they must name classes from outside this package.
+        contents: Contents of the command's recipes and options, which name the classes from outside this package.
         trusted: Additional modules whose classes may be built.
 
     Raises:
         CheckpointError: The file does not exist, is not a checkpoint, or names classes of untrusted modules.
     """
 
-    def __init__(self, path: Path, arguments: Sequence[str], trusted: Sequence[str] = ()) -> None:
+    def __init__(self, path: Path, contents: Sequence[dict[str, Any]], trusted: Sequence[str] = ()) -> None:
         self.path = path
         self.saved = read_checkpoint(path)
-        named = _contents(arguments)
-        vouched = [name.rpartition(".")[0] for content in named for name in named_classes(content)]
+        vouched = [name.rpartition(".")[0] for content in contents for name in named_classes(content)]
         check_classes(path, self.saved, [*trusted, *filter(None, vouched)])
         self._model = _class_and_options(self.saved["hyper_parameters"])
         self._data = _class_and_options(self.saved.get("datamodule_hyper_parameters") or {})
-        self._asked_model = _last_class(named, "model")
-        self._asked_data = _last_class(named, "data")
+        self._asked_model = _last_class(contents, "model")
+        self._asked_data = _last_class(contents, "data")
 
     @property
     def weights(self) -> Weights:
@@ -135,14 +132,16 @@ class Trained:
             found["seed_everything"] = record["seed"]
         return json.loads(json.dumps(found))  # converts tuples to lists
 
-    def differences(self, options: Namespace) -> list[Difference]:
+    def differences(self, options: Namespace, override: bool) -> list[Difference]:
         """Return the options that differ between a command and the checkpoint, method first.
 
         Args:
             options: Parsed options of the command.
+            override: Allow options that change the scores.
 
         Raises:
-            CheckpointError: The checkpoint has options that do not exist in this version.
+            CheckpointError: The options change the scores, or the checkpoint has options that do not exist in this
+                version.
         """
         found = []
         parser = ArgumentParser(exit_on_error=False)
@@ -170,6 +169,13 @@ class Trained:
         precision = options.get("trainer.precision")
         if record.get("precision") and str(precision) != record["precision"]:
             found.append(Difference("trainer.precision", precision, record["precision"], False))
+        scored = [item for item in found if item.scored]
+        if scored and not override:
+            raise CheckpointError(
+                f"{self.path} was trained with other options, and the given ones change its scores:\n"
+                + "".join(f"  - {item}\n" for item in scored)
+                + "Omit them to use the checkpoint's options, or add --override to score with them anyway."
+            )
         return found
 
     def _linked(self, option: str) -> bool:
@@ -188,92 +194,9 @@ class Trained:
         return not UNSCORED & set(parts)
 
 
-def starting_weights(model: LightningModule, options: Namespace) -> Weights:
-    """Return the record of the weights that are evaluated without a checkpoint."""
-    encoder = options.encoder.as_dict()
-    kind, given = encoder["class_path"].rpartition(".")[2], encoder.get("init_args") or {}
-    start = given.get("weights") or given.get("trained_in")
-    if start in (None, "none"):
-        return Weights("untrained", start=f"the encoder {kind} starts from random weights")
-    rest = f", and {new_layers(model)} parameters outside the encoder are untrained" if new_layers(model) else ""
-    return Weights("zero-shot", start=f"the encoder has its pretrained weights ({start}){rest}")
-
-
-def new_layers(model: LightningModule) -> int:
-    """Return the number of parameters of a method apart from its encoders and the temperature, which come from CLIP."""
-    known = ("encoder", "audio_encoder", "temperature")
-    return sum(p.numel() for name, p in model.named_parameters() if not {*name.split(".")[:2]} & {*known})
-
-
-class WeightsRecord(Callback):
-    """Callback that records in every checkpoint which run saved it, so that a test can describe its weights.
-
-    Args:
-        monitor: Metric that selects the best epoch.
-        seed: Seed of the run.
-    """
-
-    def __init__(self, monitor: str, seed: int | None) -> None:
-        self.monitor, self.seed = monitor, seed
-
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Add the record; the checkpoint writer adds the kind of file."""
-        data = trainer.datamodule  # type: ignore[attr-defined]
-        chosen_on = "test" if data.validation == "test" else "val"
-        checkpoint[RECORD] = record_of(
-            trainer.log_dir, chosen_on, self.monitor, str(trainer.precision), self.seed, data.full_title
-        )
-
-
-def given(arguments: Sequence[str], name: str) -> list[str]:
-    """Return the values of an option of the command itself, from its arguments and recipes; the last one counts.
-
-    Args:
-        arguments: Arguments after the command.
-        name: Option, such as `ckpt_path`.
-    """
-    found: list[str] = []
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
-        if word == f"--{name}":
-            found.append(following)
-        elif word.startswith(f"--{name}="):
-            found.append(word.partition("=")[2])
-        elif (path := config_of(word, following)) is not None:
-            value = _read(path).get(name)
-            found += [str(item) for item in value] if isinstance(value, list) else [str(value)] if value else []
-    return found
-
-
-def _read(path: str) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
-        return {}  # the parser of the options raises a clear error
-    return content if isinstance(content, dict) else {}
-
-
-def _contents(arguments: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the contents of a command line in order: recipes, and classes in its own arguments."""
-    found: list[dict[str, Any]] = []
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
-        path = config_of(word, following)
-        if path is not None:
-            found.append(_read(path))
-            continue
-        option, given, value = word.partition("=")
-        value = value if given else following
-        option = option.removeprefix("--").removesuffix(".class_path")
-        if word.startswith("--") and value and not value.startswith("-"):
-            inner: dict[str, Any] = {"class_path": value}
-            for key in reversed(option.split(".")):
-                inner = {key: inner}
-            if option in ("model", "data") or word.partition("=")[0].endswith(".class_path"):
-                found.append(inner)
-    return found
-
-
 def _last_class(contents: Sequence[Mapping[str, Any]], section: str) -> str | None:
-    names = [content[section].get("class_path") for content in contents if isinstance(content.get(section), dict)]
+    given = [content[section] for content in contents if content.get(section)]
+    names = [value.get("class_path") if isinstance(value, dict) else value for value in given]
     return next((str(name).rpartition(".")[2] for name in reversed(names) if name), None)
 
 
