@@ -22,7 +22,7 @@ from tvr_lightning.data.batch import Media
 from tvr_lightning.data.recover_captions import RecoverCaptions, read_captions
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.errors import UserError
-from tvr_lightning.files import held
+from tvr_lightning.files import file_lock
 from tvr_lightning.media.opening import MediaError
 from tvr_lightning.media.read_many import Unread, read_many
 from tvr_lightning.media.video import probe
@@ -239,7 +239,7 @@ def _open_catalog(folder: Path) -> Iterator[Catalog]:
     count = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with held(folder / LOCK, busy, "do not start a second tvr index with the same --out"):
+        with file_lock(folder / LOCK, busy, "do not start a second tvr index with the same --out"):
             try:
                 with contextlib.closing(Catalog(folder, create=True)) as catalog:
                     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tvr_lightning.files import TEMPORARY, held, remedy, write_whole
+from tvr_lightning.files import TEMPORARY, file_lock, remedy, write_whole
 from tvr_lightning.store.shard import (
     NAME,
     Fingerprint,
@@ -66,7 +66,7 @@ class StoreWriter:
             self._guarded(self.path, lambda: self.path.mkdir(parents=True, exist_ok=True))
             busy = StoreError(f"Another process is writing the feature store {self.path}. Wait for it or stop it.")
             advice = "do not start a second tvr extract with the same --out"
-            self._guarded(self.path / LOCK, lambda: undo.enter_context(held(self.path / LOCK, busy, advice)))
+            self._guarded(self.path / LOCK, lambda: undo.enter_context(file_lock(self.path / LOCK, busy, advice)))
             self._recover()
             self._lock = undo.pop_all()
         return self
