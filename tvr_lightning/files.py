@@ -78,18 +78,21 @@ def remedy(error: OSError) -> str:
 
 
 @contextmanager
-def explain_write_errors(file: Path, kept: str, rerun: str = "the command.") -> Iterator[None]:
+def explain_write_errors(
+    file: Path, kept: str, rerun: str = "the command.", kind: type[UserError] = UserError
+) -> Iterator[None]:
     """Turn an error while a file is written into a `UserError` with a fix.
 
     Args:
         file: File or folder that is written.
         kept: Sentence about the finished part of the work, such as "Earlier copies are kept."
         rerun: Command to rerun.
+        kind: Class of the error.
     """
     try:
         yield
     except OSError as error:
-        raise UserError(
+        raise kind(
             f"{file} cannot be written: {error.strerror or error}. {kept} To resume, {remedy(error)} and rerun {rerun}"
         ) from error
 

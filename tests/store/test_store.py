@@ -16,9 +16,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from tvr_lightning.store.reader import FeatureStore
-from tvr_lightning.store.shard import StoreError
-from tvr_lightning.store.writer import StoreItem, StoreWriter
+from tvr_lightning.store import FeatureStore, StoreError, StoreItem, StoreWriter
 
 WIDTH, FRAMES, WORDS = 8, 4, 6
 MADE = {
@@ -168,8 +166,8 @@ def test_what_was_skipped_keeps_its_reason_until_it_is_read(tmp_path):
     bad = videos(9, 1)[0]
     with StoreWriter(tmp_path, {"frames": MADE["frames"]}, COMMAND) as writer:
         append_frames(writer, 0, 2, [(bad, "no video stream")])
-        assert set(writer.done("frames")) == {key(0), key(1)}
-        assert set(writer.skipped("frames")) == {key(9)}
+        assert set(writer.parts["frames"].places) == {key(0), key(1)}
+        assert set(writer.parts["frames"].skipped) == {key(9)}
     store = FeatureStore(tmp_path)
     assert store.skipped("frames") == {key(9): "no video stream"}
     with pytest.raises(StoreError, match="no features of video9: it was skipped: no video stream"):
@@ -229,7 +227,7 @@ def test_a_damaged_shard_is_refused_with_the_command_and_mended_by_it(store, how
         opened.video([key(3)])
     with StoreWriter(store, {"frames": MADE["frames"]}, COMMAND) as writer:
         assert len(writer.mended) == 1
-        assert set(writer.done("frames")) == {key(i) for i in (0, 1, 4, 5)}
+        assert set(writer.parts["frames"].places) == {key(i) for i in (0, 1, 4, 5)}
         append_frames(writer, 2, 2)
     aside = store / f"{damaged.name}.damaged"
     assert aside.read_bytes() == content, "nothing is thrown away"
@@ -418,7 +416,7 @@ def write_six(path):
     """Write shards of one, two and three videos, so that each is larger than the one before."""
     with StoreWriter(path, {"frames": MADE["frames"]}, COMMAND) as writer:
         for first, count in ((0, 1), (1, 2), (3, 3)):
-            if key(first) not in writer.done("frames"):
+            if key(first) not in writer.parts["frames"].places:
                 append_frames(writer, first, count)
 
 
@@ -452,7 +450,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_valid_store(tmp_path, ended):
         os.kill(writer.pid, signal.SIGKILL)
         writer.join()
         with StoreWriter(path, {"frames": MADE["frames"]}, COMMAND) as again:
-            done = len(again.done("frames"))
+            done = len(again.parts["frames"].places)
             assert again.mended == []
             append_frames(again, done, 2)
         store = FeatureStore(path)

@@ -101,7 +101,7 @@ class _Extraction:
     def texts(self, progress: Progress) -> None:
         """Encode and write the texts that are missing in the store."""
         unique = list({item.key: item for item in self.source.texts}.values())
-        done = self.writer.done("text")
+        done = self.writer.parts["text"].places
         missing = [item for item in unique if item.key not in done]
         self.report.kept["text"] = len(unique) - len(missing)
         task = progress.add_task("texts", total=len(unique), completed=len(unique) - len(missing))
@@ -119,13 +119,13 @@ class _Extraction:
         videos = list({item.key: (record, item) for record, item in self.source.videos}.values())
         wanted = [tuple(part for part in parts if not self._is_done(part, item)) for _, item in videos]
         for part in parts:
-            kept = self.writer.done(part)
+            kept = self.writer.parts[part].places
             self.report.kept[part] = sum(
                 part not in lacking and item.key in kept for lacking, (_, item) in zip(wanted, videos, strict=True)
             )
         open_items = [i for i, lacking in enumerate(wanted) if lacking]
         for i, (record, item) in enumerate(videos):
-            if any(item.key in self.writer.skipped(part) for part in parts):
+            if any(item.key in self.writer.parts[part].skipped for part in parts):
                 self.report.retried += bool(wanted[i])
                 self.report.still_skipped += not wanted[i]
             if wanted[i]:  # marked before reading, so that a file that changes during the run is read again later
@@ -169,11 +169,10 @@ class _Extraction:
 
         For a skipped file, the digest is not enough: a repair may have changed bytes that it does not cover.
         """
-        kept = self.writer.done(part).get(item.key)
-        if kept is not None:
-            return not Path(item.path).is_file() or is_same_file(item.path, kept.file)
-        skipped = self.writer.skipped(part).get(item.key)
-        return skipped is not None and is_same_file(item.path, skipped.file, copies=False)
+        stored = self.writer.parts[part]
+        if item.key in stored.places:
+            return not Path(item.path).is_file() or is_same_file(item.path, stored.marks[item.key])
+        return item.key in stored.skipped and is_same_file(item.path, stored.marks[item.key], copies=False)
 
     def _append(
         self,
