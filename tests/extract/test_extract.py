@@ -30,7 +30,7 @@ from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.temporal import SeqTransf
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.methods.clip4clip import CLIP4Clip, CLIP4ClipOptions
-from tvr_lightning.progress import FileBar
+from tvr_lightning.progress import progress_file
 from tvr_lightning.store import FeatureStore, StoreError
 from tvr_lightning.synthetic.generate import synthesize
 from tvr_lightning.training.optim import OptimizerConfig
@@ -105,7 +105,7 @@ def test_the_store_holds_what_the_encoders_give(dataset, extracted):
 
 def test_another_process_can_read_how_far_it_is(dataset, tmp_path):
     file = tmp_path / "progress.json"
-    bar = FileBar(file, tasks=2, seconds=0)
+    bar = progress_file(file, tasks=2)
     extract(source_of_data(data_of(dataset)), *encoders(), options(tmp_path / "store"), bar)
     assert json.loads(file.read_text()) == {"doing": "videos, 12 of 12", "left": 0.0}
 

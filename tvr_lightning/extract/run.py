@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -46,7 +47,7 @@ def extract(
     encoder: Encoder,
     audio_encoder: AudioEncoder | None,
     options: ExtractOptions,
-    bar: Progress | None = None,
+    bar: AbstractContextManager[Progress] | None = None,
 ) -> ExtractReport:
     """Write the features of a source to a store. Stored features of unchanged files are kept.
 
@@ -60,7 +61,7 @@ def extract(
         encoder: Encoder of frames and texts, run in eval mode.
         audio_encoder: Audio encoder, if audio is extracted.
         options: Parts, batch sizes, workers, and folder.
-        bar: Progress bar that replaces the one of the options.
+        bar: Progress that replaces the bar of the options, such as a `progress_file`.
 
     Raises:
         StoreError: The store has other settings, another process is writing it, or the disk is full.
