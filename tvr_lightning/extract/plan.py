@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tvr_lightning.data.audio_alignment import AudioOptions
-from tvr_lightning.data.datasets import VideoReader
+from tvr_lightning.data.datasets import MediaReader
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
-from tvr_lightning.media.preparation import Preparation
-from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.store import PARTS, Part, StoreDtype, StoreItem
 
 Engine = Literal["local", "ray"]
@@ -74,20 +73,15 @@ class ExtractSource:
     Attributes:
         videos: Records and store items of the M videos.
         texts: Items of the N texts; empty for a folder of videos.
-        read: Function that reads one video as in evaluation.
-        frames, preparation, sampling, words: Settings of `read` and of the texts, which are part of the fingerprints.
-        audio: Options for the input of the audio encoder; None without audio.
+        read: Reader of one video as in evaluation.
+        words: Maximum number of tokens per text W.
         copies: Description of the copies of `tvr data compress` that `read` uses; empty for originals.
     """
 
     videos: list[tuple[VideoRecord, StoreItem]]
     texts: list[StoreItem]
-    read: VideoReader
-    frames: int
-    preparation: Preparation
-    sampling: FrameSampling
+    read: MediaReader
     words: int = 32
-    audio: AudioOptions | None = None
     copies: str = ""
 
 
@@ -104,9 +98,7 @@ class ExtractReport:
         problems: "path: reason" for each damaged audio track, which was read as far as possible.
         mended: Problems of the damaged shards, which were written again.
         seconds: Total time in seconds.
-        waiting: Seconds spent waiting for decoded videos.
-        encoding: Seconds spent in the encoders.
-        writing: Seconds spent writing to the disk.
+        waiting, encoding, writing: Seconds spent waiting for decoded videos, in the encoders, and writing to the disk.
     """
 
     written: dict[str, int] = field(default_factory=dict)
@@ -120,6 +112,13 @@ class ExtractReport:
     waiting: float = 0.0
     encoding: float = 0.0
     writing: float = 0.0
+
+    @contextmanager
+    def timing(self, name: Literal["waiting", "encoding", "writing"]) -> Iterator[None]:
+        """Add the time spent inside the context."""
+        began = time.perf_counter()
+        yield
+        setattr(self, name, getattr(self, name) + time.perf_counter() - began)
 
     @property
     def bottleneck(self) -> str:
@@ -150,12 +149,6 @@ def parts_of(
 ) -> list[Part]:
     """Return the parts to extract, in a fixed order.
 
-    Args:
-        what: Requested parts.
-        source: Source of texts and videos.
-        encoder: Encoder of frames and texts.
-        audio_encoder: Audio encoder, or None.
-
     Raises:
         UserError: The source or the encoders cannot provide a part that was requested by name.
     """
@@ -163,7 +156,7 @@ def parts_of(
         "text": None if source.texts else "there are no texts. Pass the --config of a dataset.",
         "patches": None if encoder.gives_patches else f"{type(encoder).__name__} provides none",
         "audio": None
-        if audio_encoder is not None and source.audio is not None
+        if audio_encoder is not None and source.read.audio is not None
         else "there is no audio encoder, or the data has no audio. Set model.init_args.audio_encoder and "
         "data.init_args.audio.",
     }
