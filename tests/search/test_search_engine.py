@@ -1,4 +1,4 @@
-"""Searching: two stages, every store, filters, normalisation, the command line."""
+"""Search: two stages, every store, filters, normalization, and the command line."""
 
 import json
 
