@@ -44,7 +44,7 @@ CREATE TABLE IF NOT EXISTS thumbnails (
 CREATE TABLE IF NOT EXISTS captions (
   id TEXT NOT NULL, place INTEGER NOT NULL, content TEXT NOT NULL, PRIMARY KEY (id, place));
 """
-_VIDEO = "id, path, duration, width, height"
+_VIDEO = "id, videos.key, path, duration, width, height"
 
 
 @dataclass
@@ -62,6 +62,7 @@ class VideoRow:
     """A video in the catalog, with its duration in seconds and the size of the displayed frames in pixels."""
 
     id: str
+    key: int
     path: Path
     duration: float
     width: int
@@ -336,4 +337,4 @@ class Catalog:
 
 
 def _video(row: Sequence[Any]) -> VideoRow:
-    return VideoRow(row[0], Path(os.fsdecode(row[1])), *row[2:])
+    return VideoRow(row[0], row[1], Path(os.fsdecode(row[2])), *row[3:])
