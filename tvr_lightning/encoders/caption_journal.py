@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from tvr_lightning.data.recover_captions import SCHEMA, Description
 from tvr_lightning.errors import UserError
-from tvr_lightning.files import held, remedy, write_whole
+from tvr_lightning.files import file_lock, remedy, write_whole
 
 SETTINGS = b"tvr_captions"
 
@@ -86,7 +86,9 @@ class CaptionJournal:
             lock = self.out.with_name(self.out.name + ".lock")
             with self._writing(lock):
                 self.out.parent.mkdir(parents=True, exist_ok=True)
-                held_so_far.enter_context(held(lock, busy, "do not start a second tvr caption with the same --out"))
+                held_so_far.enter_context(
+                    file_lock(lock, busy, "do not start a second tvr caption with the same --out")
+                )
             if self.out.is_file():
                 self._take(_read(self.out, self.made_with))
             length = self._resume() if self.path.is_file() else 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from lightning.pytorch import Trainer
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.files import held
+from tvr_lightning.files import file_lock
 
 LOCK = ".lock"
 """File in a run's folder that is locked while the run is active; it stays there afterwards."""
@@ -75,7 +75,7 @@ def locked_run(folder: Path) -> Iterator[None]:
         f"{folder} belongs to a run that is still active. Wait until it ends, or start another run without "
         "--checkpoints.resume"
     )
-    with held(folder / LOCK, busy, "do not resume this run while it is active"):
+    with file_lock(folder / LOCK, busy, "do not resume this run while it is active"):
         yield
 
 

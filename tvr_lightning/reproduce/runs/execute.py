@@ -22,7 +22,7 @@ from tvr_lightning.evaluation.evaluator import Evaluation
 from tvr_lightning.extract.plan import ExtractOptions
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import source_of_data
-from tvr_lightning.progress import FileBar
+from tvr_lightning.progress import progress_file
 from tvr_lightning.reproduce.runs.card import Card, card_path, ranks_path, write_card, write_ranks
 from tvr_lightning.reproduce.runs.memory import peak_memory_mib
 from tvr_lightning.reproduce.runs.plan import PlannedRun, deciding
@@ -95,7 +95,7 @@ def _extract(arguments: list[str], folder: Path) -> dict[str, Any]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     store = str(folder / "features")
     options = ExtractOptions(store, num_workers=0, progress=False, device=device, command="tvr reproduce")
-    bar = FileBar(folder / PROGRESS, tasks=2)  # texts, then videos
+    bar = progress_file(folder / PROGRESS, tasks=2)  # texts, then videos
     report = extract(source_of_data(data), method.encoder, getattr(method, "audio_encoder", None), options, bar)
     print("\n".join(report.lines()))
     return {"features": store, "results": asdict(report)}

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.files import held
+from tvr_lightning.files import file_lock
 from tvr_lightning.progress import clock, shown
 from tvr_lightning.reproduce.runs.card import Card, card_path, read_card, read_cards, write_card
 from tvr_lightning.reproduce.runs.engines import Engine, Job, LocalEngine
@@ -45,7 +45,7 @@ def run_plan(plan: Plan, folders: Folders, log: Log = print, engine: Engine | No
     """
     folders.out.mkdir(parents=True, exist_ok=True)
     busy = UserError(f"Another tvr reproduce is running in {folders.out}. Wait for it, or pass another --out.")
-    with held(folders.out / ".lock", busy, "do not start a second tvr reproduce in it", log):
+    with file_lock(folders.out / ".lock", busy, "do not start a second tvr reproduce in it", log):
         cards = read_cards(folders.cards)
         for key in cards.keys() & plan.runs.keys():
             claims = list(dict.fromkeys([*cards[key].run["claims"], *plan.runs[key].claims]))
