@@ -36,11 +36,12 @@ from tvr_lightning.evaluation.results import SelectOn, print_results, results_of
 from tvr_lightning.evaluation.weights import Weights, weights_of
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.quiet import is_verbose
-from tvr_lightning.runs.bar import RunProgressBar
 from tvr_lightning.runs.curves import CurvesLogger
+from tvr_lightning.runs.dataloader_monitor import DataloaderMonitor, compress_command
 from tvr_lightning.runs.folder import RunTrainer, locked_run, new_run, run_of
 from tvr_lightning.runs.log import kept
 from tvr_lightning.runs.page import write_query_ranks, write_run_page
+from tvr_lightning.runs.progress_bar import RunProgressBar
 from tvr_lightning.runs.resume import (
     AtomicCheckpointIO,
     RandomState,
@@ -50,7 +51,6 @@ from tvr_lightning.runs.resume import (
     newest_checkpoint,
     sweep_partial,
 )
-from tvr_lightning.runs.waiting import LoaderWatch, compress_command
 from tvr_lightning.training.checkpoints import RECORD, read_checkpoint
 
 MONITOR = "val/t2v_R@1"
@@ -175,7 +175,7 @@ class RunCLI(RecipeCLI):
         else:
             kwargs["enable_model_summary"] = False
         if self.subcommand == "fit" and not fast:
-            callbacks.append(LoaderWatch(compress_command(self.words)))
+            callbacks.append(DataloaderMonitor(compress_command(self.words)))
             if trainer.get("logger") is not False:  # needs a logger
                 callbacks.append(LearningRateMonitor("step"))
             if trainer.get("enable_checkpointing") is not False:

@@ -25,7 +25,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.extract.check import check_store
 from tvr_lightning.media.preparation import Interpolation, ResizeMode
 from tvr_lightning.training.checkpoints import CheckpointError
-from tvr_lightning.training.finite import FiniteLosses
+from tvr_lightning.training.loss_check import LossCheck
 from tvr_lightning.training.optim import OptimizerConfig, build_optimizer
 from tvr_lightning.training.options import other_options, plain_options
 from tvr_lightning.training.sharding import shard
@@ -80,7 +80,7 @@ class RecipeModule(LightningModule):
         # Lets load_from_checkpoint instantiate classes from these plain options, as for a recipe.
         self.hparams.setdefault("_instantiator", "lightning.pytorch.cli.instantiate_module")
         self.optimizer_config = optimizer or OptimizerConfig()
-        self.finite_losses = FiniteLosses()
+        self.loss_check = LossCheck()
 
     @property
     def title(self) -> str:
@@ -173,7 +173,7 @@ class RecipeModule(LightningModule):
 
     def on_train_start(self) -> None:
         """Drop the losses of an unfinished step of an interrupted run in this process."""
-        self.finite_losses.forget()
+        self.loss_check.forget()
 
     def total_loss(self, terms: Mapping[str, Tensor], batch: PairBatch) -> Tensor:
         """Return the sum of the terms of a loss, a scalar, and queue the terms for a check before the optimizer step.
@@ -185,7 +185,7 @@ class RecipeModule(LightningModule):
         Raises:
             UserError: The loss of the previous batch was NaN or infinite.
         """
-        self.finite_losses.ask(terms, self.global_step, batch.video.video_id)
+        self.loss_check.ask(terms, self.global_step, batch.video.video_id)
         return torch.stack([term.reshape(()) for term in terms.values()]).sum()
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
@@ -194,7 +194,7 @@ class RecipeModule(LightningModule):
         Raises:
             UserError: A loss is NaN or infinite. The message contains the term and the videos.
         """
-        self.finite_losses.check()
+        self.loss_check.check()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Prevent a checkpoint after a loss that is NaN or infinite and still pending in an accumulated step.
@@ -202,7 +202,7 @@ class RecipeModule(LightningModule):
         Raises:
             UserError: A loss is NaN or infinite. The message contains the term and the videos.
         """
-        self.finite_losses.check()
+        self.loss_check.check()
 
 
 def _unfitting(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:

@@ -27,8 +27,8 @@ from tvr_lightning.progress import FileBar
 from tvr_lightning.reproduce.runs.card import Card, card_path, ranks_path, write_card, write_ranks
 from tvr_lightning.reproduce.runs.memory import peak_memory_mib
 from tvr_lightning.reproduce.runs.plan import PlannedRun, deciding
-from tvr_lightning.runs.bar import ProgressFile
 from tvr_lightning.runs.folder import RunTrainer
+from tvr_lightning.runs.progress_bar import ProgressFile
 
 TASK, LOG, PROGRESS = "run.json", "log.txt", "progress.json"
 """Files in the folder of a run: what it does, its output, and its progress."""

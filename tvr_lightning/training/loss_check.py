@@ -49,7 +49,7 @@ class _Asked:
         )
 
 
-class FiniteLosses:
+class LossCheck:
     """Check of a run's losses: call `ask` with every batch, and `check` before the gradients are used."""
 
     def __init__(self) -> None:

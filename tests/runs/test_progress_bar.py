@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lightning.pytorch import Callback, Trainer
 
-from tvr_lightning.runs.bar import RunProgressBar
+from tvr_lightning.runs.progress_bar import RunProgressBar
 from tvr_lightning.testing.small import small
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "clip4clip.yaml"
