@@ -41,9 +41,9 @@ def two_devices(rank: int) -> dict:
     record = gather_record(TextFeatures(words[:, 0], words, torch.full((2, 3), bool(rank))))
     result = {mode: encoder_gradient(rank, mode) for mode in ("global", "own-slice", "none")}
     losses, broken = LossCheck(), ""
-    losses.ask({"a": torch.tensor(math.nan if rank else 1.0)}, 5, [f"video{rank}"])
+    losses.start({"a": torch.tensor(math.nan if rank else 1.0)}, 5, [f"video{rank}"])
     try:
-        losses.check()
+        losses.finish()
     except UserError as error:
         broken = str(error)
     result["broken"] = broken

@@ -111,13 +111,13 @@ def test_a_kill_between_a_broken_loss_and_its_discovery_leaves_the_step_before(r
 
 def test_a_loss_is_checked_by_the_next_one_at_the_latest():
     losses = LossCheck()
-    losses.ask({"a": torch.tensor(1.0), "b": torch.tensor(math.inf)}, 7, ["v1", "v2"])
+    losses.start({"a": torch.tensor(1.0), "b": torch.tensor(math.inf)}, 7, ["v1", "v2"])
     with pytest.raises(UserError, match=r"step 7: .* b = inf; the batch's videos are v1, v2\."):
-        losses.ask({"a": torch.tensor(1.0)}, 8, ["v3"])
+        losses.start({"a": torch.tensor(1.0)}, 8, ["v3"])
 
 
 def test_terms_whose_sum_overflows_are_not_finite():
     losses = LossCheck()
-    losses.ask({"a": torch.tensor(3e38), "b": torch.tensor(3e38)}, 0, ["v"])
+    losses.start({"a": torch.tensor(3e38), "b": torch.tensor(3e38)}, 0, ["v"])
     with pytest.raises(UserError, match="the sum of a, b"):
-        losses.check()
+        losses.finish()

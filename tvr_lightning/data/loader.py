@@ -77,6 +77,8 @@ class TrainingLoader(ReportingLoader):
     sampler: TrainingSampler
     waited = 0.0
     """Seconds that the consumer has waited for batches so far."""
+    pending = 0
+    """Number of yielded batches that are not trained yet, so that a resumed run reads them again."""
     _epoch = 0
     _batches = 0
 
@@ -98,8 +100,8 @@ class TrainingLoader(ReportingLoader):
             yield batch
 
     def state_dict(self) -> dict[str, int]:
-        """Return the epoch and the number of its samples that were yielded, over all processes."""
-        return {"epoch": self._epoch, "consumed": self._batches * self.sampler.batch_size}
+        """Return the epoch and the number of its samples that were trained, over all processes."""
+        return {"epoch": self._epoch, "consumed": (self._batches - self.pending) * self.sampler.batch_size}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Resume from `state`.

@@ -7,8 +7,8 @@ The device stays busy, and no step is taken from a loss that is not finite.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, distributed
@@ -17,45 +17,21 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.training.distributed import world_size
 
 
-@dataclass
-class _Asked:
-    """Loss terms on their way to the host: their values, then 1 if the terms of all devices are finite, else 0."""
-
-    step: int
-    names: Sequence[str]
-    videos: Sequence[str]
-    values: Tensor
-    copied: torch.cuda.Event | None
-
-    def check(self) -> None:
-        if self.copied is not None:
-            self.copied.synchronize()
-        *values, everywhere = self.values.tolist()
-        if everywhere:
-            return
-        broken = [
-            f"{name} = {value:g}"
-            for name, value in zip(self.names, values, strict=True)
-            if not abs(value) < float("inf")
-        ]
-        if not broken and world_size() == 1:
-            broken = [f"the sum of {', '.join(self.names)}"]
-        found = (
-            f"{', '.join(broken)}; the batch's videos are {', '.join(self.videos)}" if broken else "on another device"
-        )
-        raise UserError(
-            f"step {self.step}: the loss is not finite: {found}. Lower the learning rate, or check these files with "
-            "`tvr data check`. If CLIP trains in float16, add recipes/variants/float32.yaml to train it in float32."
-        )
-
-
 class LossCheck:
-    """Check of a run's losses: call `ask` with every batch, and `check` before the gradients are used."""
+    """Check of a run's losses: call `start` with every batch, and `finish` before the gradients are used.
+
+    With several processes, the same reduction tells all of them about the signals that one of them received.
+
+    Attributes:
+        stop: Signal that this process received; 0 for none.
+        stop_all: Signal that a process had received at the last check; 0 for none.
+    """
 
     def __init__(self) -> None:
-        self._asked: list[_Asked] = []
+        self.stop = self.stop_all = 0
+        self._pending: tuple[int, Sequence[str], Sequence[str], Callable[[], list[float]]] | None = None
 
-    def ask(self, terms: Mapping[str, Tensor], step: int, videos: Sequence[str]) -> None:
+    def start(self, terms: Mapping[str, Tensor], step: int, videos: Sequence[str]) -> None:
         """Start to copy the terms of a loss to the host, after checking the pending ones.
 
         Args:
@@ -66,30 +42,53 @@ class LossCheck:
         Raises:
             UserError: The loss of an earlier batch was not finite.
         """
-        self.check()
+        self.finish()
         values = torch.stack([term.detach().reshape(()).float() for term in terms.values()])
-        finite = values.sum().isfinite().float().reshape(1)
+        failed = (~values.sum().isfinite()).float()
+        shared = torch.stack([failed, torch.full_like(failed, self.stop)])
         if world_size() > 1:
             # Gradients are averaged, so a non-finite loss on one device breaks the weights on all devices.
-            distributed.all_reduce(finite, distributed.ReduceOp.MIN)
-        values, copied = torch.cat([values, finite]), None
-        if values.is_cuda:
-            device, values = values, torch.empty(values.shape, pin_memory=True)
-            values.copy_(device, non_blocking=True)
-            copied = torch.cuda.Event()
-            copied.record()
-        self._asked.append(_Asked(step, list(terms), videos, values, copied))
+            distributed.all_reduce(shared, distributed.ReduceOp.MAX)
+        self._pending = step, list(terms), videos, _read_later(torch.cat([shared, values]))
 
-    def check(self) -> None:
+    def finish(self) -> None:
         """Wait for the pending terms and check them.
 
         Raises:
             UserError: A loss was not finite. The message contains the terms and videos, or refers to another device.
         """
-        asked, self._asked = self._asked, []
-        for each in asked:
-            each.check()
+        if self._pending is None:
+            return
+        (step, names, videos, read), self._pending = self._pending, None
+        failed, stop, *values = read()
+        self.stop_all = int(stop)
+        if not failed:
+            return
+        broken = [f"{name} = {value:g}" for name, value in zip(names, values, strict=True) if not math.isfinite(value)]
+        if not broken and world_size() == 1:
+            broken = [f"the sum of {', '.join(names)}"]
+        found = f"{', '.join(broken)}; the batch's videos are {', '.join(videos)}" if broken else "on another device"
+        raise UserError(
+            f"step {step}: the loss is not finite: {found}. Lower the learning rate, or check these files with "
+            "`tvr data check`. If CLIP trains in float16, add recipes/variants/float32.yaml to train it in float32."
+        )
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Drop the pending terms, as needed at the start of a run."""
-        self._asked.clear()
+        self._pending = None
+
+
+def _read_later(values: Tensor) -> Callable[[], list[float]]:
+    """Start to copy values to the host, and return a function that waits for them."""
+    if not values.is_cuda:
+        return values.tolist
+    host = torch.empty(values.shape, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def read() -> list[float]:
+        copied.synchronize()
+        return host.tolist()
+
+    return read

@@ -173,7 +173,7 @@ class RecipeModule(LightningModule):
 
     def on_train_start(self) -> None:
         """Drop the losses of an unfinished step of an interrupted run in this process."""
-        self.loss_check.forget()
+        self.loss_check.reset()
 
     def total_loss(self, terms: Mapping[str, Tensor], batch: PairBatch) -> Tensor:
         """Return the sum of the terms of a loss, a scalar, and queue the terms for a check before the optimizer step.
@@ -185,7 +185,7 @@ class RecipeModule(LightningModule):
         Raises:
             UserError: The loss of the previous batch was NaN or infinite.
         """
-        self.loss_check.ask(terms, self.global_step, batch.video.video_id)
+        self.loss_check.start(terms, self.global_step, batch.video.video_id)
         return torch.stack([term.reshape(()) for term in terms.values()]).sum()
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
@@ -194,7 +194,7 @@ class RecipeModule(LightningModule):
         Raises:
             UserError: A loss is NaN or infinite. The message contains the term and the videos.
         """
-        self.loss_check.check()
+        self.loss_check.finish()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Prevent a checkpoint after a loss that is NaN or infinite and still pending in an accumulated step.
@@ -202,7 +202,7 @@ class RecipeModule(LightningModule):
         Raises:
             UserError: A loss is NaN or infinite. The message contains the term and the videos.
         """
-        self.loss_check.check()
+        self.loss_check.finish()
 
 
 def _unfitting(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
