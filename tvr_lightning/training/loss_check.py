@@ -73,10 +73,6 @@ class LossCheck:
             "`tvr data check`. If CLIP trains in float16, add recipes/variants/float32.yaml to train it in float32."
         )
 
-    def reset(self) -> None:
-        """Drop the pending terms, as needed at the start of a run."""
-        self._pending = None
-
 
 def _read_later(values: Tensor) -> Callable[[], list[float]]:
     """Start to copy values to the host, and return a function that waits for them."""

@@ -171,10 +171,6 @@ class RecipeModule(LightningModule):
             "Use the recipe and options that it was trained with."
         )
 
-    def on_train_start(self) -> None:
-        """Drop the losses of an unfinished step of an interrupted run in this process."""
-        self.loss_check.reset()
-
     def total_loss(self, terms: Mapping[str, Tensor], batch: PairBatch) -> Tensor:
         """Return the sum of the terms of a loss, a scalar, and queue the terms for a check before the optimizer step.
 
@@ -189,19 +185,11 @@ class RecipeModule(LightningModule):
         return torch.stack([term.reshape(()) for term in terms.values()]).sum()
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Prevent a step from a loss that is NaN or infinite, which would break the weights.
-
-        Raises:
-            UserError: A loss is NaN or infinite. The message contains the term and the videos.
-        """
+        """Prevent a step from a loss that is NaN or infinite, which would break the weights."""
         self.loss_check.finish()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Prevent a checkpoint after a loss that is NaN or infinite and still pending in an accumulated step.
-
-        Raises:
-            UserError: A loss is NaN or infinite. The message contains the term and the videos.
-        """
+        """Prevent a checkpoint after a loss that is NaN or infinite and still pending in an accumulated step."""
         self.loss_check.finish()
 
 
