@@ -36,10 +36,10 @@ from tvr_lightning.evaluation.results import SelectOn, print_results, results_of
 from tvr_lightning.evaluation.weights import Weights, weights_of
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.quiet import is_verbose
-from tvr_lightning.runs.curves import CurvesLogger
 from tvr_lightning.runs.dataloader_monitor import DataloaderMonitor, compress_command
 from tvr_lightning.runs.folder import RunTrainer, locked_run, new_run, run_of
 from tvr_lightning.runs.log import kept
+from tvr_lightning.runs.metrics_file import metrics_logger
 from tvr_lightning.runs.page import write_query_ranks, write_run_page
 from tvr_lightning.runs.progress_bar import RunProgressBar
 from tvr_lightning.runs.resume import (
@@ -130,7 +130,7 @@ class RunCLI(RecipeCLI):
                 board = TensorBoardLogger(runs.parent, runs.name, folder.name, default_hp_metric=False)
                 trainer.loggers = [board, *trainer.loggers]
             if self.subcommand == "fit":
-                trainer.loggers = [*trainer.loggers, CurvesLogger(folder)]
+                trainer.loggers = [*trainer.loggers, metrics_logger(folder, self.resume_from)]
             yield folder if trainer.is_global_zero else None
 
     def _run_explained(self, subcommand: str) -> None:

@@ -27,7 +27,7 @@ from tvr_lightning.reproduce.runs.card import read_ranks as read_ranks_of_card
 from tvr_lightning.reproduce.runs.commands import command_of
 from tvr_lightning.reproduce.runs.fingerprint import digest
 from tvr_lightning.reproduce.tables import TableRecipe, known_tables, load_table
-from tvr_lightning.runs.curves import FILE as METRICS
+from tvr_lightning.runs.metrics_file import FILE as METRICS
 from tvr_lightning.runs.page import RANKS
 
 __all__ = [
