@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
-from types import FrameType
 from typing import Any
 
 import torch
@@ -47,13 +46,6 @@ def check_precision(precision: str) -> None:
         )
 
 
-def _arguments(frame: FrameType | None) -> dict[str, Any]:
-    """Return the arguments of all constructors in a frame, collected by Lightning's function."""
-    assert frame is not None
-    parts = collect_init_args(frame, [], classes=(HyperparametersMixin,))
-    return {name: value for part in parts for name, value in part.items()}
-
-
 class RecipeModule(LightningModule):
     """Model with an encoder of texts and videos, trained by a recipe.
 
@@ -71,8 +63,10 @@ class RecipeModule(LightningModule):
         super().__init__()
         # Encoders built in Python instead of by a recipe are among the arguments; Lightning would copy them twice.
         frame = inspect.currentframe()
-        arguments = {} if _given_hyperparameters.get() is not None else _arguments(frame)
-        modules = [name for name, value in arguments.items() if isinstance(value, nn.Module)]
+        assert frame is not None
+        by_recipe = _given_hyperparameters.get() is not None
+        arguments = [] if by_recipe else collect_init_args(frame, [], classes=(HyperparametersMixin,))
+        modules = [name for each in arguments for name, value in each.items() if isinstance(value, nn.Module)]
         self.save_hyperparameters(logger=False, ignore=modules, frame=frame)
         options = plain_options(dict(self.hparams))
         self.hparams.clear()
