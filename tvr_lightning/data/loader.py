@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
@@ -77,8 +77,8 @@ class TrainingLoader(ReportingLoader):
     sampler: TrainingSampler
     waited = 0.0
     """Seconds that the consumer has waited for batches so far."""
-    pending = 0
-    """Number of yielded batches that are not trained yet, so that a resumed run reads them again."""
+    before_next: Callable[[], None] | None = None
+    """Function to call before the next batch of an epoch is read, when the step with the previous one is complete."""
     _epoch = 0
     _batches = 0
 
@@ -98,10 +98,12 @@ class TrainingLoader(ReportingLoader):
                 return
             self._batches += 1
             yield batch
+            if self.before_next is not None:
+                self.before_next()
 
     def state_dict(self) -> dict[str, int]:
-        """Return the epoch and the number of its samples that were trained, over all processes."""
-        return {"epoch": self._epoch, "consumed": (self._batches - self.pending) * self.sampler.batch_size}
+        """Return the epoch and the number of its samples that were yielded, over all processes."""
+        return {"epoch": self._epoch, "consumed": self._batches * self.sampler.batch_size}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Resume from `state`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import secrets
@@ -221,7 +222,7 @@ def restore_random_state(state: dict[str, Any]) -> None:
 class SaveRunning(Checkpoint):
     """Callback that saves `running.ckpt` every N steps and on SIGTERM or SIGUSR1, which then end the run.
 
-    It acts when the next step of an epoch starts, so that a validation after the previous step is complete. After the
+    It acts before the next batch of an epoch is read, when a validation after the previous step is complete. After the
     last step of an epoch, `last.ckpt` is the checkpoint. A signal ends all processes together, regardless of which one
     received it. Several processes share it in the reduction of `LossCheck`, so that they stop one step later.
 
@@ -235,23 +236,18 @@ class SaveRunning(Checkpoint):
     def __init__(self, every_n_steps: int | None = None) -> None:
         self.every_n_steps = every_n_steps
         self.received = 0
+        self._between_steps = False
         self._validated_at = -1
         self._stopped_early = False
         self._handlers: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Save early stopping, which Lightning does not, and count the batch of a starting step as not yet read."""
+        """Save early stopping, which Lightning does not, and the number of logged steps without a validated one."""
         checkpoint["stopped_early"] = trainer.should_stop and trainer.early_stopping_callback is not None
         checkpoint["validated_at"] = self._validated_at
-        loop = checkpoint["loops"]["fit_loop"]
-        batches = loop["epoch_loop.batch_progress"]
-        if batches["current"]["ready"] > batches["current"]["started"]:
-            batches["current"]["ready"] -= 1
-            batches["total"]["ready"] -= 1
-            batches["is_last_batch"] = False
-            if self._validated_at == trainer.global_step:
-                # After a resume, Lightning skips this validation, but counts its step again.
-                loop["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
+        if self._between_steps and self._validated_at == trainer.global_step:
+            # After a resume, Lightning skips this validation, but counts its step again.
+            checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Load what `on_save_checkpoint` saved."""
@@ -273,23 +269,22 @@ class SaveRunning(Checkpoint):
         self._handle_signals()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Save after the previous step if a save is due, or stop.
+        """Save or stop after this step."""
+        loader = cast(TrainingLoader, trainer.train_dataloader)
+        loader.before_next = functools.partial(self._save_or_stop, trainer, pl_module)
 
-        Raises:
-            RunInterruptedError: A process received a signal; the checkpoint is written.
-        """
+    def _save_or_stop(self, trainer: Trainer, pl_module: LightningModule) -> None:
         losses = cast(LossCheck, pl_module.loss_check)
         received = self.received if world_size() == 1 else losses.stop_all
         losses.stop = self.received
-        if batch_idx == 0 or batch_idx % trainer.accumulate_grad_batches:
-            return  # `last.ckpt` was saved after the previous step, or the step has not ended
+        if (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
         due = self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0
         if received or due:
             path = checkpoint_folder(trainer) / RUNNING
-            loader = cast(TrainingLoader, trainer.train_dataloader)
-            loader.pending = 1
+            self._between_steps = True
             trainer.save_checkpoint(path, weights_only=False)  # with the optimizer state
-            loader.pending = 0
+            self._between_steps = False
             self._stop(trainer, received, path)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
