@@ -242,7 +242,7 @@ class SaveRunning(Checkpoint):
         self._handlers: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Save early stopping, which Lightning does not, and the number of logged steps without a validated one."""
+        """Save whether early stopping ended the run, which Lightning omits, and correct its number of logged steps."""
         checkpoint["stopped_early"] = trainer.should_stop and trainer.early_stopping_callback is not None
         checkpoint["validated_at"] = self._validated_at
         if self._between_steps and self._validated_at == trainer.global_step:
@@ -278,7 +278,7 @@ class SaveRunning(Checkpoint):
         received = self.received if world_size() == 1 else losses.stop_all
         losses.stop = self.received
         if (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches:
-            return
+            return  # in the middle of a step
         due = self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0
         if received or due:
             path = checkpoint_folder(trainer) / RUNNING
