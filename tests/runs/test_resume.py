@@ -175,20 +175,26 @@ def test_whatever_the_hook_in_which_a_run_is_struck_it_resumes_exactly(name, rec
         assert os.EX_TEMPFAIL in {attempt["status"] for attempt in attempts}
 
 
-@pytest.mark.parametrize("strategy", ["ddp", FSDP2])
+@pytest.mark.parametrize("strategy", ["ddp", FSDP2], ids=["ddp", "fsdp2"])
+@pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGKILL", marks=pytest.mark.slow)])
 def test_a_signal_to_one_of_two_processes_ends_both_and_the_run_resumes_exactly(
-    strategy, fixture_root, tmp_path, monkeypatch
+    name, strategy, fixture_root, tmp_path, monkeypatch
 ):
     """The second process gets the signal; T-MASS draws noise in every step."""
     more = ("--data.init_args.batch_size=2", "--trainer.devices=2", f"--trainer.strategy={strategy}", FLOAT32)
+    more += ("--checkpoints.every_n_steps=2",) if name == "SIGKILL" else ()
     whole = options(fixture_root, tmp_path / "whole", "tmass.yaml", *more)
     done = forked.tvr(whole, tmp_path, devices=2)
     assert done.returncode == 0, done.stderr[-3000:]
     arguments = options(fixture_root, tmp_path / "stopped", "tmass.yaml", *more)
     monkeypatch.setenv("STRIKE_RANK", "1")
-    stopped = forked.tvr(["SIGTERM", "1", *arguments], tmp_path, devices=2, program=PROGRAM)
-    assert stopped.returncode == os.EX_TEMPFAIL, stopped.stderr[-3000:]
-    assert "stopped by SIGTERM after step 3 and saved" in (tmp_path / "err-0.txt").read_text()
+    stopped = forked.tvr([name, "1" if name == "SIGTERM" else "3", *arguments], tmp_path, devices=2, program=PROGRAM)
+    if name == "SIGTERM":
+        assert stopped.returncode == os.EX_TEMPFAIL, stopped.stderr[-3000:]
+        assert "stopped by SIGTERM after step 3 and saved" in (tmp_path / "err-0.txt").read_text()
+    else:
+        assert stopped.returncode
+        assert last(tmp_path / "stopped")["global_step"] == 2
     resumed = forked.tvr([*arguments, "--checkpoints.resume=true"], tmp_path, devices=2)
     assert resumed.returncode == 0, resumed.stderr[-3000:]
     found = differences(last(tmp_path / "stopped"), last(tmp_path / "whole"))
