@@ -14,6 +14,7 @@ from pathlib import Path
 
 import forked
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from resume_run import differences, strike_in
@@ -109,6 +110,8 @@ def test_a_run_stopped_by_sigterm_says_so_and_resumes_to_bit_identical_weights(
     assert main([*arguments, "--checkpoints.resume=true"]) == 0
     whole = last(tmp_path / "whole")
     assert differences(last(tmp_path / "stopped"), whole) == []
+    logs = [pd.read_csv(path) for name in ("whole", "stopped") for path in (tmp_path / name).glob("*/*/metrics.csv")]
+    pd.testing.assert_frame_equal(*logs)
     assert whole["global_step"] == 6
     assert [path.name for path in (tmp_path / "stopped").glob("*/*")] == ["version_0"]
     torch_state = whole["callbacks"]["RandomState"]["processes"][0]["torch"]
