@@ -29,7 +29,6 @@ from tvr_lightning.evaluation.weights import record_of
 from tvr_lightning.files import write_whole
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.quiet import is_verbose
-from tvr_lightning.runs.bar import RunProgressBar
 from tvr_lightning.runs.closing import (
     check_selection,
     check_written,
@@ -40,9 +39,11 @@ from tvr_lightning.runs.closing import (
     weights_of_test,
     write_best_videos,
 )
-from tvr_lightning.runs.curves import CurvesLogger
+from tvr_lightning.runs.dataloader_monitor import DataloaderMonitor, compress_command
 from tvr_lightning.runs.folder import RunTrainer, locked_run, new_run, run_folder, run_of
 from tvr_lightning.runs.log import kept
+from tvr_lightning.runs.metrics_file import metrics_logger
+from tvr_lightning.runs.progress_bar import RunProgressBar
 from tvr_lightning.runs.resume import (
     AtomicCheckpointIO,
     RandomState,
@@ -52,7 +53,6 @@ from tvr_lightning.runs.resume import (
     newest_checkpoint,
     sweep_partial,
 )
-from tvr_lightning.runs.waiting import LoaderWatch, compress_command
 from tvr_lightning.training.checkpoints import RECORD, read_checkpoint
 
 Command = Literal["fit", "validate", "test", "predict"]
@@ -122,7 +122,7 @@ class Run:
         if not fast:
             callbacks.append(SaveConfig(self.recipe))
         if self.command == "fit" and not fast:
-            callbacks.append(LoaderWatch(compress_command(self.words)))
+            callbacks.append(DataloaderMonitor(compress_command(self.words)))
             if options["logger"] is not False:  # needs a logger
                 callbacks.append(LearningRateMonitor("step"))
             if options["enable_checkpointing"] is not False:
@@ -249,7 +249,7 @@ class Run:
                 board = TensorBoardLogger(runs.parent, runs.name, folder.name, default_hp_metric=False)
                 trainer.loggers = [board, *trainer.loggers]
             if self.command == "fit":
-                trainer.loggers = [*trainer.loggers, CurvesLogger(folder)]
+                trainer.loggers = [*trainer.loggers, metrics_logger(folder, self.resume_from)]
             yield folder if trainer.is_global_zero else None
 
     @contextmanager

@@ -58,8 +58,8 @@ def site_of(out, chosen, **setting):
     runs = read_runs(out)
     for run in runs:
         run.log = out / "metrics.csv"
-    rows = [f"0,{step},train/loss,{3 - step / 5}" for step in range(10)]
-    (out / "metrics.csv").write_text("\n".join(["epoch,step,name,value", *rows]))
+    rows = [f"0,{step},{3 - step / 5}" for step in range(10)]
+    (out / "metrics.csv").write_text("\n".join(["epoch,step,train/loss", *rows]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tvr_lightning.reproduce.report.uncertainty.RESAMPLES", 100)
         Site(out / "report", views_of(runs, RECIPES), runs, {run.key: ARRAYS for run in runs}).write()

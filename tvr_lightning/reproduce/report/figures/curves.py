@@ -27,8 +27,8 @@ def read_curves(run: ReportedRun) -> dict[str, pd.Series]:
     """Return each logged metric of a run over the optimizer steps; empty if it did not train or its log is missing."""
     if run.log is None or not run.log.is_file():
         return {}
-    rows = pd.read_csv(run.log).dropna().drop_duplicates(["name", "step"], keep="last")
-    return {str(name): own.set_index("step")["value"].sort_index() for name, own in rows.groupby("name")}
+    steps = pd.read_csv(run.log).groupby("step").last()  # of each metric
+    return {str(name): values.dropna() for name, values in steps.items() if name != "epoch"}
 
 
 @in_style()

@@ -28,7 +28,7 @@ def compress_command(words: Sequence[str]) -> str:
     return shlex.join(["tvr", "data", "compress", *kept, "--out", "FOLDER"])
 
 
-class LoaderWatch(Callback):
+class DataloaderMonitor(Callback):
     """Callback that measures the time that the steps of a run wait for batches.
 
     Args:

@@ -12,7 +12,7 @@ from tvr_lightning.cli import main
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods.clip4clip import CLIP4Clip
 from tvr_lightning.synthetic import synthesize
-from tvr_lightning.training.finite import FiniteLosses
+from tvr_lightning.training.loss_check import LossCheck
 
 TESTS = Path(__file__).parent.parent
 RECIPES = TESTS.parent / "recipes"
@@ -110,14 +110,14 @@ def test_a_kill_between_a_broken_loss_and_its_discovery_leaves_the_step_before(r
 
 
 def test_a_loss_is_checked_by_the_next_one_at_the_latest():
-    losses = FiniteLosses()
-    losses.ask({"a": torch.tensor(1.0), "b": torch.tensor(math.inf)}, 7, ["v1", "v2"])
+    losses = LossCheck()
+    losses.start({"a": torch.tensor(1.0), "b": torch.tensor(math.inf)}, 7, ["v1", "v2"])
     with pytest.raises(UserError, match=r"step 7: .* b = inf; the batch's videos are v1, v2\."):
-        losses.ask({"a": torch.tensor(1.0)}, 8, ["v3"])
+        losses.start({"a": torch.tensor(1.0)}, 8, ["v3"])
 
 
 def test_terms_whose_sum_overflows_are_not_finite():
-    losses = FiniteLosses()
-    losses.ask({"a": torch.tensor(3e38), "b": torch.tensor(3e38)}, 0, ["v"])
+    losses = LossCheck()
+    losses.start({"a": torch.tensor(3e38), "b": torch.tensor(3e38)}, 0, ["v"])
     with pytest.raises(UserError, match="the sum of a, b"):
-        losses.check()
+        losses.finish()
