@@ -155,9 +155,8 @@ def test_gaid_takes_the_audio_encoder_from_its_own_source(tmp_path, monkeypatch,
 
 def test_gaid_with_wav2vec2_features_is_tested_with_wav2vec2_on_the_whole_track(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(WAV2VEC2_SIZES, "base", (768, 2, 1))  # one layer in place of twelve
-    config = tmp_path / "wav2vec2" / "config.json"
-    cached = lambda repository, name: str(config) if config.is_file() else None  # noqa: E731
-    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", cached)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    cached = tmp_path / "hub" / "models--facebook--wav2vec2-base"
     checkpoint = stand_in("gaid") | {"linear.weight": torch.randn(64, 768), "linear.bias": torch.randn(64)}
     torch.save(checkpoint, tmp_path / "gaid.pth")
     assert main(["convert", str(tmp_path / "gaid.pth"), str(tmp_path / "out.ckpt")]) == 0
@@ -165,7 +164,9 @@ def test_gaid_with_wav2vec2_features_is_tested_with_wav2vec2_on_the_whole_track(
     with pytest.raises(CheckpointError, match=r"wav2vec2 base .* has no weights"):
         tvr_lightning.load(tmp_path / "out.ckpt")
     encoder = Wav2Vec2Encoder("base", weights=None)
-    encoder.model.save_pretrained(tmp_path / "wav2vec2")
+    encoder.model.save_pretrained(cached / "snapshots" / "abc")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc")
     loaded = tvr_lightning.load(tmp_path / "out.ckpt").module
     assert torch.equal(loaded.audio_projection.weight, checkpoint["linear.weight"])
     assert all(map(torch.equal, loaded.audio_encoder.state_dict().values(), encoder.state_dict().values()))

@@ -55,7 +55,7 @@ def test_the_released_evaluation_takes_the_attentions_of_openai_and_no_l1(plain)
     assert all(tensor.any() for tensor in blocks[9].attn.state_dict().values())
     assert made.head.patch_matrix is None
     assert made.options.patch_selection.noise_eval
-    with pytest.raises(UserError, match=r"OpenAI's CLIP are missing: visual\.transformer\.resblocks\.10\.attn"):
+    with pytest.raises(UserError, match=r"OpenAI's CLIP has no clip\.visual\.transformer\.resblocks\.10\.attn"):
         import_checkpoint(saved(plain), "file", words=6, frames=4, openai={})
 
 

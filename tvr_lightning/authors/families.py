@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from tvr_lightning.authors import names
 from tvr_lightning.authors.names import PREDICTOR, Names
 from tvr_lightning.errors import UserError
+from tvr_lightning.layers.patch_selector import PatchSelection
 from tvr_lightning.layers.temporal import SeqTransf, SimilarityHeader
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.clip4clip import CLIP4Clip, CLIP4ClipOptions
@@ -24,37 +24,8 @@ from tvr_lightning.methods.ucofia import UCoFiA, UCoFiAOptions
 from tvr_lightning.methods.xclip import XCLIP, XCLIPOptions
 from tvr_lightning.methods.xpool import XPool, XPoolOptions
 
-
-@dataclass(frozen=True)
-class Released:
-    """Checkpoint by the authors' names, and what is known about it.
-
-    Attributes:
-        tensors: Tensors of any shape.
-        header: Temporal encoder.
-        words: Text positions W.
-        options: Options of the method, before those that the tensors determine.
-    """
-
-    tensors: Mapping[str, Tensor]
-    header: SimilarityHeader
-    words: int
-    options: Any
-
-    @property
-    def temporal_layers(self) -> int:
-        """Number of blocks of the temporal transformer, 0 without one."""
-        return self.header.blocks if isinstance(self.header, SeqTransf) else 0
-
-    def rows(self, name: str) -> int:
-        """Return the number of rows of a tensor.
-
-        Raises:
-            UserError: The tensor is missing.
-        """
-        if name not in self.tensors:
-            raise UserError(f"the tensor {name} is missing, whose rows determine an option of the method")
-        return len(self.tensors[name])
+Tensors = Mapping[str, Tensor]
+XCLIP_MARKS = ("global_mat_weight", "word_mat_weight", "frame_mat_weight")
 
 
 @dataclass(frozen=True)
@@ -67,7 +38,8 @@ class Family:
         marks: Name prefixes; a checkpoint of this family has a name for each of them.
         names: Rules from the authors' names to ours, in addition to CLIP's and the temporal encoder's.
         options: Options of the released training.
-        found: Function that returns the options that a checkpoint determines.
+        found: Function that returns the options that a checkpoint determines, given its tensors, its temporal encoder
+            and the number of words.
         text_mask: Whether the text transformer masks padding.
         leaks: Whether the released evaluation leaks ground truth, and the recipe `variants/<name>-as-released` sets it.
     """
@@ -77,7 +49,7 @@ class Family:
     marks: tuple[str, ...]
     names: Names
     options: Callable[[], Any]
-    found: Callable[[Released], dict[str, Any]] = lambda released: {}
+    found: Callable[[Tensors, SimilarityHeader, int], dict[str, Any]] = lambda *_: {}
     text_mask: bool = False
     leaks: bool = False
 
@@ -90,11 +62,6 @@ class Family:
     def rules(self) -> dict[str, str | None]:
         """Rules from all of the authors' names to ours."""
         return {**names.CLIP, **names.TEMPORAL, **self.names}
-
-    def matches(self, tensors: Iterable[str]) -> bool:
-        """Return whether each mark is the prefix of at least one name."""
-        tensors = list(tensors)
-        return all(any(name.startswith(mark) for name in tensors) for mark in self.marks)
 
 
 def gaid_options() -> GAIDOptions:
@@ -115,63 +82,62 @@ def fitting_keep_rate(kept: int, words: int) -> float:
     return next(fitting, (kept + 0.5) / words)
 
 
-def find_tcmgc(released: Released) -> dict[str, Any]:
-    """Return the options of TC-MGC; the matrices of the kept words are (k, k)."""
-    keep_rate = fitting_keep_rate(released.rows("attentive_word_logit_weight"), released.words)
-    return {"temporal_layers": released.temporal_layers, "keep_rate": keep_rate}
+def temporal_layers(tensors: Tensors, header: SimilarityHeader, words: int) -> dict[str, Any]:
+    """Return the number of blocks of the temporal transformer, 0 without one."""
+    return {"temporal_layers": header.blocks if isinstance(header, SeqTransf) else 0}
 
 
-def find_drl(released: Released) -> dict[str, Any]:
+def similarity_header(tensors: Tensors, header: SimilarityHeader, words: int) -> dict[str, Any]:
+    """Return the temporal encoder."""
+    return {"similarity_header": header}
+
+
+def drl(tensors: Tensors, header: SimilarityHeader, words: int) -> dict[str, Any]:
     """Return the options of DRL with WTI; the released wti_arch is the number of layers of the weighting networks."""
-    layers = sum(name.startswith("text_weight_fc.") and name.endswith("weight") for name in released.tensors)
-    return {"temporal_encoder": released.header, "interaction": WeightedTokenWise(layers)}
+    layers = sum(name.startswith("text_weight_fc.") and name.endswith("weight") for name in tensors)
+    return {"temporal_encoder": header, "interaction": WeightedTokenWise(layers)}
 
 
-def find_ucofia(released: Released) -> dict[str, Any]:
+def tcmgc(tensors: Tensors, header: SimilarityHeader, words: int) -> dict[str, Any]:
+    """Return the options of TC-MGC; the matrices of the kept words are (k, k)."""
+    keep_rate = fitting_keep_rate(rows(tensors, "attentive_word_logit_weight"), words)
+    return {**temporal_layers(tensors, header, words), "keep_rate": keep_rate}
+
+
+def ucofia(tensors: Tensors, header: SimilarityHeader, words: int) -> dict[str, Any]:
     """Return the options of UCoFiA; `pixel_mat_weight` has a row for CLS and each selected patch of each frame."""
-    pixels, frames = released.rows("pixel_mat_weight"), released.rows("frame_logit_weight")
+    pixels, frames = rows(tensors, "pixel_mat_weight"), rows(tensors, "frame_logit_weight")
     if pixels % frames or pixels < 2 * frames:
         raise UserError(f"pixel_mat_weight has {pixels} rows, which is not a multiple of its {frames} frames")
     # The text-to-video evaluation code has another predictor, of concatenated vectors, and never uses L1.
-    trains = released.rows(f"{PREDICTOR}in_conv.0.weight") == released.rows("global_mat_weight")
-    selection = dataclasses.replace(
-        released.options.patch_selection, kept=pixels // frames - 1, predictor="train" if trains else "eval-t2v"
-    )
-    patch_matrix = trains and not selection.noise_eval and "local_mat_weight1" in released.tensors
-    return {"temporal_layers": released.temporal_layers, "patch_selection": selection, "patch_matrix": patch_matrix}
+    trains = rows(tensors, f"{PREDICTOR}in_conv.0.weight") == rows(tensors, "global_mat_weight")
+    return {
+        **temporal_layers(tensors, header, words),
+        "patch_selection": PatchSelection(kept=pixels // frames - 1, predictor="train" if trains else "eval-t2v"),
+        "patch_matrix": trains and "local_mat_weight1" in tensors,
+    }
+
+
+def rows(tensors: Tensors, name: str) -> int:
+    """Return the number of rows of a tensor.
+
+    Raises:
+        UserError: The tensor is missing.
+    """
+    if name not in tensors:
+        raise UserError(f"the tensor {name} is missing, whose rows determine an option of the method")
+    return len(tensors[name])
 
 
 FAMILIES = (
     # A family comes before families with a subset of its marks.
-    Family(
-        GARE,
-        "GARE",
-        ("psi.", "weight_fc."),
-        names.GARE,
-        GAREOptions,
-        lambda released: {"temporal_layers": released.temporal_layers},  # 0 for MSVD
-        text_mask=True,
-    ),
-    Family(TCMGC, "TC-MGC", ("conditional_transformer.",), names.TCMGC, TCMGCOptions, find_tcmgc),
+    Family(GARE, "GARE", ("psi.", "weight_fc."), names.GARE, GAREOptions, temporal_layers, text_mask=True),
+    Family(TCMGC, "TC-MGC", ("conditional_transformer.",), names.TCMGC, TCMGCOptions, tcmgc),
     Family(GAID, "GAID", ("gate_fc.", "stochastic."), names.GAID, gaid_options, leaks=True),
     Family(TMASS, "T-MASS", ("stochastic.", "pool_frames."), names.TMASS, TMASSOptions, leaks=True),
     Family(XPool, "X-Pool", ("pool_frames.",), names.XPOOL, XPoolOptions),
-    Family(UCoFiA, "UCoFiA", ("visual_token_selector.",), names.UCOFIA, UCoFiAOptions, find_ucofia),
-    Family(
-        XCLIP,
-        "X-CLIP",
-        ("global_mat_weight", "word_mat_weight", "frame_mat_weight"),
-        names.XCLIP,
-        XCLIPOptions,
-        lambda released: {"similarity_header": released.header},
-    ),
-    Family(DRL, "DRL", ("text_weight_fc.",), names.DRL, DRLOptions, find_drl),
-    Family(
-        CLIP4Clip,
-        "CLIP4Clip",
-        ("clip.",),
-        {},
-        CLIP4ClipOptions,
-        lambda released: {"similarity_header": released.header},
-    ),
+    Family(UCoFiA, "UCoFiA", ("visual_token_selector.",), names.UCOFIA, UCoFiAOptions, ucofia),
+    Family(XCLIP, "X-CLIP", XCLIP_MARKS, names.XCLIP, XCLIPOptions, similarity_header),
+    Family(DRL, "DRL", ("text_weight_fc.",), names.DRL, DRLOptions, drl),
+    Family(CLIP4Clip, "CLIP4Clip", ("clip.",), {}, CLIP4ClipOptions, similarity_header),
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,8 +10,8 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.authors.clip import clip_sizes, similarity_header
-from tvr_lightning.authors.families import FAMILIES, Family, Released
-from tvr_lightning.authors.names import load, with_openai_names
+from tvr_lightning.authors.families import FAMILIES, Family
+from tvr_lightning.authors.names import SHIFTED, load, replace_prefix, with_openai_names
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.clip import SizedClipEncoder
 from tvr_lightning.encoders.weights import listed
@@ -23,9 +22,6 @@ from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.clip4clip import TightTransf
 from tvr_lightning.methods.gaid import GAID
 from tvr_lightning.methods.ucofia import UCoFiA
-
-# Attention of the two blocks that `make_patch_shift` wraps (UCoFiA, modules/until_module.py).
-SHIFTED = re.compile(r"clip\.visual\.transformer\.resblocks\.(10|11)\.attn\.(net\.)?(.+)")
 
 
 def family_of(checkpoint: Iterable[str], source: str, method: str | None = None) -> Family:
@@ -42,9 +38,12 @@ def family_of(checkpoint: Iterable[str], source: str, method: str | None = None)
     known = {family.name: family for family in FAMILIES}
     if method is not None and method not in known:
         raise UserError(f"The method {method!r} is not supported. Available: {', '.join(sorted(known))}")
-    found = next((family for family in FAMILIES if family.matches(checkpoint)), None)
+    names = list(checkpoint)
+    found = next(
+        (family for family in FAMILIES if all(any(n.startswith(mark) for n in names) for mark in family.marks)), None
+    )
     if found is None:
-        raise UserError(f"{source}: no known method has these tensors: {listed(list(checkpoint))}")
+        raise UserError(f"{source}: no known method has these tensors: {listed(names)}")
     if method not in (None, found.name):
         raise UserError(
             f"{source} is a checkpoint of {found.title}, not of {known[method].title}. Convert it with --method "
@@ -104,34 +103,28 @@ def without_agent(checkpoint: Mapping[str, Tensor], source: str) -> dict[str, Te
     return {name: tensor for name, tensor in checkpoint.items() if name not in twins}
 
 
-def without_net(checkpoint: Mapping[str, Tensor], source: str) -> tuple[dict[str, Tensor], bool]:
-    """Return a checkpoint with CLIP's names for the attentions of UCoFiA's patch shift, and whether there are any.
+def without_net(checkpoint: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+    """Return a checkpoint with CLIP's names for the attentions of UCoFiA's patch shift.
 
     Raises:
-        UserError: Only some tensors of the two blocks have the names of a wrapped attention.
+        UserError: A tensor has both names.
     """
-    found = {name: match for name in checkpoint if (match := SHIFTED.fullmatch(name))}
-    plain = [name for name, match in found.items() if not match[2]]
-    shifted = len(plain) < len(found)
-    if shifted and plain:
-        raise UserError(
-            f"{source}: these tensors are unexpected together with the patch shift's attn.net.*: {listed(plain)}"
-        )
-    return {name.replace(".net.", ".") if name in found else name: t for name, t in checkpoint.items()}, shifted
+    renamed = {str(replace_prefix(name, SHIFTED)): tensor for name, tensor in checkpoint.items()}
+    if len(renamed) < len(checkpoint):
+        plain = [name for name in checkpoint if name.startswith(tuple(SHIFTED.values())) and ".net." not in name]
+        raise UserError(f"{source}: unexpected tensors in addition to the patch shift's attn.net.*: {listed(plain)}")
+    return renamed
 
 
 def with_openai_attention(
     checkpoint: Mapping[str, Tensor], openai: Mapping[str, Tensor], source: str
 ) -> dict[str, Tensor]:
     """Return a checkpoint of UCoFiA with OpenAI's attention in the shifted blocks, as in its released evaluation."""
-    attention = {name: name.removeprefix("clip.") for name in checkpoint if SHIFTED.fullmatch(name)}
-    missing = [name for name in attention.values() if name not in openai]
+    attention = [name for name in checkpoint if name.startswith(tuple(SHIFTED.values()))]
+    missing = [name for name in attention if name.removeprefix("clip.") not in openai]
     if missing:
-        raise UserError(
-            f"{source}: these tensors of OpenAI's CLIP are missing: {listed(missing)}. Name the file of OpenAI's "
-            "weights."
-        )
-    return {**checkpoint, **{name: openai[theirs] for name, theirs in attention.items()}}
+        raise UserError(f"{source}: OpenAI's CLIP has no {listed(missing)}. Name the file of OpenAI's weights.")
+    return {**checkpoint, **{name: openai[name.removeprefix("clip.")] for name in attention}}
 
 
 def audio_placeholder(checkpoint: Mapping[str, Tensor], dimension: int) -> TinyWhisperEncoder:
@@ -169,20 +162,20 @@ def import_checkpoint(
         UserError: The method, names, words or frames do not match the checkpoint.
     """
     family = family_of(checkpoint, source, method)
-    tensors, patch_shift = without_net(without_agent(with_openai_names(checkpoint, source), source), source)
-    options = options or family.options()
-    if openai is not None:
-        if family.method is not UCoFiA:
-            raise UserError(f"{source}: --openai_clip is only for UCoFiA. Omit it for {family.name}.")
-        tensors = with_openai_attention(tensors, openai, source)
-        selection = dataclasses.replace(options.patch_selection, noise_eval=True)
-        options = dataclasses.replace(options, patch_selection=selection)
+    if openai is not None and family.method is not UCoFiA:
+        raise UserError(f"{source}: --openai_clip is only for UCoFiA. Omit it for {family.name}.")
+    tensors = without_net(without_agent(with_openai_names(checkpoint, source), source), source)
+    patch_shift = any(name.startswith(tuple(SHIFTED)) for name in checkpoint)
     header = similarity_header(tensors)
     check_sizes(tensors, source, words, frames, header)
     try:
         sizes: dict[str, Any] = {**clip_sizes(tensors)}
         encoder = SizedClipEncoder(**sizes, text_mask=family.text_mask, patch_shift=patch_shift)
-        options = dataclasses.replace(options, **family.found(Released(tensors, header, words, options)))
+        options = dataclasses.replace(options or family.options(), **family.found(tensors, header, words))
+        if openai is not None:
+            tensors = with_openai_attention(tensors, openai, source)
+            selection = dataclasses.replace(options.patch_selection, noise_eval=True)
+            options = dataclasses.replace(options, patch_selection=selection, patch_matrix=False)
         arguments = {family.name: options}
         if family.method is GAID:
             arguments["audio_encoder"] = audio_encoder or audio_placeholder(tensors, encoder.dimension)

@@ -107,6 +107,11 @@ XCLIP: Names = {
     "frame_mat_weight2": "head.frame_word.frames_after_words.weight",
 }
 
+SHIFTED = {
+    f"clip.visual.transformer.resblocks.{block}.attn.net.": f"clip.visual.transformer.resblocks.{block}.attn."
+    for block in (10, 11)
+}
+"""Rules for the attentions that UCoFiA's `make_patch_shift` wraps (modules/until_module.py)."""
 TRANSFORMERS: Names = {
     "clip.text_model.embeddings.position_ids": None,
     "clip.text_model.embeddings.token_embedding.": "clip.token_embedding.",

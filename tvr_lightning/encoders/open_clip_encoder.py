@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar, get_args
 
 import open_clip
 import torch
 from open_clip.hf_model import HFTextEncoder
+from open_clip.model import convert_weights_to_fp16
 from open_clip.transformer import Attention, ResidualAttentionBlock, Transformer, VisionTransformer
 from torch import Tensor, nn
 
@@ -17,7 +20,7 @@ from tvr_lightning.encoders.compiled import compile_blocks
 from tvr_lightning.encoders.patch_shift import PatchShift
 from tvr_lightning.encoders.pixels import PixelPreparation
 from tvr_lightning.encoders.text_towers import encode_text
-from tvr_lightning.encoders.tokenizer import CaptionTokens, ClipTokenizer, Tokenizer, word_mask
+from tvr_lightning.encoders.tokenizer import ClipTokenizer, Tokenizer, word_mask
 from tvr_lightning.encoders.vision_towers import encode_images
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
@@ -147,9 +150,9 @@ class OpenClipEncoder(Encoder):
             )
         return self.encode_tokenised(self.tokenizer.encode(captions, words), words)
 
-    def caption_tokens(self, words: int) -> CaptionTokens:
+    def caption_tokens(self, words: int) -> Callable[[list[str]], Tokens]:
         """Return the tokenizer for worker processes, with W positions."""
-        return CaptionTokens(self.tokenizer, self.positions(words))
+        return partial(self.tokenizer.encode, words=self.positions(words))
 
     def encode_tokenised(self, tokens: Tokens, words: int) -> TextFeatures:
         """Encode the token ids of N captions with `words` positions, and count the truncated captions.
@@ -366,14 +369,8 @@ def convert_weights(model: nn.Module) -> None:
     The transformers then take positions as the first dimension, as released, so that sums over tokens are rounded in
     the same order.
     """
+    convert_weights_to_fp16(model)
     for module in model.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear | nn.MultiheadAttention | Attention):
-            for parameter in module.parameters(recurse=False):
-                parameter.data = parameter.data.half()
-        for name in ("text_projection", "proj"):
-            projection = getattr(module, name, None)
-            if isinstance(projection, nn.Parameter):
-                projection.data = projection.data.half()
         if isinstance(module, Transformer):
             module.batch_first = False
             for block in module.resblocks:

@@ -62,7 +62,8 @@ class TinyClipEncoder(OpenClipEncoder):
             "text_cfg": {"width": width, "layers": text_layers, "heads": width // 64, "context_length": context_length},
         }
         model = build_model(configuration, encoder_precision)
-        super().__init__(model, "tiny", None, None, encoder_precision=encoder_precision, **switches)
+        precision = encoder_precision
+        super().__init__(model, "tiny", None, None, encoder_precision=precision, patch_shift=False, **switches)
         for path in self.required_files(trained_in=trained_in):
             self._start_from(path)
 

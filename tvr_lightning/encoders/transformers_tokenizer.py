@@ -47,7 +47,7 @@ def tokenizer_folder(text: dict[str, Any], architecture: str, source: str | None
     """
     name = source or text["hf_tokenizer_name"]
     try:
-        return repository_folder(name, FILES, VOCABULARIES)
+        return repository_folder(name, VOCABULARIES, FILES)
     except MissingWeightsError as error:
         raise MissingWeightsError(
             f"the tokenizer {name} of {architecture} is missing: {error}. Fill the cache on a machine with network "

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import open_clip
 import torch
 from open_clip.convert import convert_state_dict
+from open_clip.model import CustomTextCLIP, convert_to_custom_text_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -145,6 +145,6 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
         UserError: Names or shapes differ; the message lists them.
     """
     tensors = dict(convert_state_dict(model, dict(tensors)))
-    if isinstance(model, open_clip.CustomTextCLIP) and "text_projection" in tensors:
-        tensors = open_clip.factory.convert_to_custom_text_state_dict(tensors)
+    if isinstance(model, CustomTextCLIP):
+        tensors = convert_to_custom_text_state_dict(tensors)
     model.load_state_dict(fitted(tensors, model.state_dict(), source))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +15,7 @@ from tvr_lightning.data.batch import AudioInput
 from tvr_lightning.encoders.audio import AudioEncoder, pool_steps
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.pretrained import do_weights_follow
+from tvr_lightning.encoders.weights import fitted, read_plain
 from tvr_lightning.errors import UserError
 
 WhisperSize = Literal["base", "small"]
@@ -92,10 +92,8 @@ class WhisperEncoder(_WhisperEncoder):
             logger.warning("Whisper %s starts from RANDOM weights (weights: none) and is untrained", self.size)
             return
         path = find_whisper_weights(self.size, str(self.weights))
-        try:
-            self.encoder.load_state_dict(_read(path, self.size))
-        except RuntimeError as error:
-            raise UserError(f"{path} does not fit Whisper {self.size}: {error}") from error
+        tensors = _read(path, self.size)
+        self.encoder.load_state_dict(fitted(tensors, self.encoder.state_dict(), f"{path} (Whisper {self.size})"))
         logger.info("Whisper %s: weights from %s", self.size, path)
 
     @classmethod
@@ -149,28 +147,15 @@ def find_whisper_weights(size: str, weights: str) -> Path:
 
 def _read(path: Path, size: str) -> dict[str, Tensor]:
     """Return the state of the encoder without its prefix, after checking the size."""
-    try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
-        raise UserError(f"{path} cannot be read as Whisper weights: {error}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("dims"), dict):
+    content = read_plain(path)
+    dims, state = (content.get(key) if isinstance(content, dict) else None for key in ("dims", "model_state_dict"))
+    if not isinstance(dims, dict) or not isinstance(state, dict):
         raise UserError(f"{path} is not an openai-whisper checkpoint: expected the keys 'dims' and 'model_state_dict'")
-    width, heads, layers = SIZES[size]
-    expected = {
-        "n_mels": MEL_BANDS,
-        "n_audio_ctx": WINDOW_STEPS,
-        "n_audio_state": width,
-        "n_audio_head": heads,
-        "n_audio_layer": layers,
-    }
-    found = {name: content["dims"].get(name) for name in expected}
-    if found != expected:
-        differing = ", ".join(f"{n} expected {e}, found {found[n]}" for n, e in expected.items() if found[n] != e)
-        shape = tuple(found[name] for name in ("n_audio_state", "n_audio_head", "n_audio_layer"))
-        fitting = [name for name, sizes in SIZES.items() if sizes == shape]
+    found = tuple(dims.get(name) for name in ("n_audio_state", "n_audio_head", "n_audio_layer"))
+    if found != SIZES[size]:
+        fitting = [name for name, sizes in SIZES.items() if sizes == found]
         hint = f"; set audio_encoder.size to {fitting[0]}" if fitting else ""
-        raise UserError(f"{path} is not Whisper {size}: {differing}{hint}")
-    state = content.get("model_state_dict")
-    if not isinstance(state, dict):
-        raise UserError(f"{path} is not an openai-whisper checkpoint: the key 'model_state_dict' is missing")
+        raise UserError(
+            f"{path} is not Whisper {size}: expected width, heads, and layers {SIZES[size]}, found {found}{hint}"
+        )
     return {name.removeprefix("encoder."): t for name, t in state.items() if name.startswith("encoder.")}
