@@ -23,7 +23,7 @@ from tvr_lightning.encoders.pretrained import (
     model_configuration,
 )
 from tvr_lightning.encoders.transformers_tokenizer import build_tokenizer, tokenizer_folder
-from tvr_lightning.encoders.weights import StateDict, load_weights, read_state_dict
+from tvr_lightning.encoders.weights import load_weights, read_state_dict
 from tvr_lightning.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -72,15 +72,17 @@ class ClipEncoder(OpenClipEncoder):
         source = find_weights(architecture, weights, preprocessing)
         state = None if source.path is None else read_state_dict(source.path)
         configuration = model_configuration(architecture)
-        configuration["quick_gelu"] = _quick_gelu(configuration, source.quick_gelu, state)
-        text = _text_tower(architecture, configuration["text_cfg"], language)
-        words = build_tokenizer(text, architecture, _tokenizer_folder(architecture, tokenizer))
-        model = build_model({**configuration, "text_cfg": text}, encoder_precision)
-        if state is None and not do_weights_follow():
-            logger.warning("%s starts from RANDOM weights (weights: none) and is untrained", architecture)
-        elif state is not None:
+        quick_gelu = source.quick_gelu
+        if quick_gelu is None:
+            quick_gelu = configuration.get("quick_gelu", False) or (state is not None and state.openai)
+        text = _text_tower(architecture, tokenizer, language)
+        words = build_tokenizer(text, architecture)
+        model = build_model({**configuration, "text_cfg": text, "quick_gelu": quick_gelu}, encoder_precision)
+        if state is not None:
             load_weights(model, state.tensors, f"{source.path} ({architecture})")
-            _report_activation(architecture, source, configuration["quick_gelu"])
+            _report_activation(architecture, source, quick_gelu)
+        elif not do_weights_follow():
+            logger.warning("%s starts from RANDOM weights (weights: none) and is untrained", architecture)
         super().__init__(model, architecture, source.pixels, words, encoder_precision=encoder_precision, **switches)
 
     @classmethod
@@ -95,13 +97,9 @@ class ClipEncoder(OpenClipEncoder):
     ) -> list[Path]:
         """Return the weights file and the folders of tokenizer and text tower."""
         path = find_weights(architecture, weights, preprocessing).path
-        text = _text_tower(architecture, model_configuration(architecture)["text_cfg"])
-        found = [] if path is None else [path]
-        if text.get("hf_model_name"):
-            found.append(Path(text["hf_model_name"]))
-        if text.get("hf_tokenizer_name"):
-            found.append(tokenizer_folder(text, architecture, _tokenizer_folder(architecture, tokenizer)))
-        return found
+        text = _text_tower(architecture, tokenizer)
+        folders = [Path(text[name]) for name in ("hf_model_name", "hf_tokenizer_name") if text.get(name)]
+        return folders if path is None else [path, *folders]
 
     @classmethod
     def check_trainer(
@@ -188,9 +186,9 @@ def build_model(configuration: dict[str, Any], encoder_precision: EncoderPrecisi
     return model
 
 
-def _text_tower(architecture: str, text: dict[str, Any], language: str | None = None) -> dict[str, Any]:
-    """Return open_clip's `text_cfg` with the folder of a transformers configuration and the captions' language."""
-    text = dict(text)
+def _text_tower(architecture: str, tokenizer: str | None = None, language: str | None = None) -> dict[str, Any]:
+    """Return open_clip's `text_cfg` with the local folders of the transformers model and tokenizer that it names."""
+    text = dict(model_configuration(architecture)["text_cfg"])
     if text.get("hf_model_name"):
         try:
             text["hf_model_name"] = str(repository_folder(text["hf_model_name"], ["config.json"], ["config.json"]))
@@ -199,6 +197,9 @@ def _text_tower(architecture: str, text: dict[str, Any], language: str | None = 
                 f"the configuration of {architecture}'s text tower {text['hf_model_name']} is missing: {error}. Fill "
                 f"the cache on a machine with network access: `hf download {text['hf_model_name']} config.json`"
             ) from error
+    if text.get("hf_tokenizer_name"):
+        source = tokenizer or local_folder(architecture) or text["hf_tokenizer_name"]
+        text["hf_tokenizer_name"] = str(tokenizer_folder(str(source), architecture, text["hf_tokenizer_name"]))
     if language is not None:
         if not text.get("hf_tokenizer_name"):
             raise UserError(
@@ -206,18 +207,6 @@ def _text_tower(architecture: str, text: dict[str, Any], language: str | None = 
             )
         text["tokenizer_kwargs"] = {**(text.get("tokenizer_kwargs") or {}), "language": language}
     return text
-
-
-def _tokenizer_folder(architecture: str, tokenizer: str | None) -> str | None:
-    """Return the tokenizer folder from the option or a `local-dir:`, or None if the tokenizer is on the Hub."""
-    folder = local_folder(architecture)
-    return tokenizer or (None if folder is None else str(folder))
-
-
-def _quick_gelu(configuration: dict[str, Any], tag: bool | None, state: StateDict | None) -> bool:
-    if tag is not None:
-        return tag
-    return bool(configuration.get("quick_gelu", False)) or (state is not None and state.openai)
 
 
 def _report_activation(architecture: str, source: WeightSource, quick_gelu: bool) -> None:
