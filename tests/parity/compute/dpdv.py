@@ -18,7 +18,7 @@ from tvr_lightning.methods.dpdv.clustering import DensityRule, dpc_knn, merge_to
 from tvr_lightning.methods.dpdv.model import DPDVHead, caption_order, recover_frames, spot_frames, view_divergence
 from tvr_lightning.methods.dpdv.options import Divergence, DPDVOptions, EveryPatch, PatchMerging
 from tvr_lightning.methods.dpdv.patch_merging import PatchFeatureMerging
-from tvr_lightning.methods.dpdv.weighted_max import Tokens
+from tvr_lightning.methods.dpdv.weighted_max import WeightedTokens
 from tvr_lightning.training.losses import info_nce
 
 HEAD_NAMES = {
@@ -189,7 +189,7 @@ def _weights(
     assert head.macro is not None  # the cases have both views
     assert head.micro is not None
     spot = found["spot_mask_paired(video,frame)"]
-    words: Tokens = head.micro.text(text.words, text.word_mask)
+    words: WeightedTokens = head.micro.text(text.words, text.word_mask)
     return {
         "theta.frame(all frames)": head.macro.video(video.frames, video.frame_mask).weights,
         "theta.frame(spot frames)": head.macro.video(video.frames, spot).weights,
