@@ -5,9 +5,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tvr_lightning.authors.clip import similarity_header
 from tvr_lightning.authors.families import FAMILIES, fitting_keep_rate
-from tvr_lightning.authors.importer import family_of, import_checkpoint
+from tvr_lightning.authors.importer import family_of, import_checkpoint, similarity_header
 from tvr_lightning.authors.names import replace_prefix
 from tvr_lightning.encoders.weights import read_tensors
 from tvr_lightning.errors import UserError

@@ -7,9 +7,9 @@ from parity.case import load_case
 from safetensors.torch import load_file
 
 import tvr_lightning
-from tvr_lightning.authors.clip import clip_sizes, encoder_section
-from tvr_lightning.authors.convert import convert, run_convert
+from tvr_lightning.authors.convert import convert, encoder_section, run_convert
 from tvr_lightning.authors.families import FAMILIES
+from tvr_lightning.authors.importer import clip_sizes
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import MissingWeightsError, WhisperEncoder
 from tvr_lightning.encoders.clip import build_model

@@ -13,9 +13,8 @@ import yaml
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from tvr_lightning.authors.clip import clip_sizes, similarity_header
 from tvr_lightning.authors.families import FAMILIES
-from tvr_lightning.authors.importer import import_checkpoint
+from tvr_lightning.authors.importer import clip_sizes, import_checkpoint, similarity_header
 from tvr_lightning.authors.names import Names, load, replace_prefix, with_openai_names
 from tvr_lightning.data.batch import AudioInput, Media, PairBatch, TextBatch, Tokens, VideoBatch
 from tvr_lightning.encoders.audio import AudioEncoder

@@ -11,11 +11,12 @@ import lightning
 import torch
 from torch import Tensor
 
-from tvr_lightning.authors.clip import clip_sizes, encoder_section
 from tvr_lightning.authors.families import Family
-from tvr_lightning.authors.importer import family_of, fixed_sizes, import_checkpoint
+from tvr_lightning.authors.importer import clip_sizes, family_of, fixed_sizes, import_checkpoint
 from tvr_lightning.authors.names import with_openai_names
 from tvr_lightning.config.recipe_files import read_recipe
+from tvr_lightning.encoders.clip import openai_configuration
+from tvr_lightning.encoders.pretrained import model_configuration
 from tvr_lightning.encoders.weights import read_tensors
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.gaid import GAID
@@ -25,6 +26,7 @@ from tvr_lightning.progress import shown
 from tvr_lightning.ranges import Count
 from tvr_lightning.training.checkpoints import CONVERTED
 
+RECIPE_ARCHITECTURES = ("ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-L-14-336")
 RELEASED_AUDIO: Mapping[int, dict[str, Any]] = {
     512: {"class_path": "WhisperEncoder", "init_args": {"size": "base", "weights": "openai"}},
     768: {"class_path": "Wav2Vec2Encoder", "init_args": {"size": "base", "weights": "facebook"}},
@@ -66,6 +68,21 @@ def released_recipe(family: Family) -> tuple[dict[str, Any], dict[str, Any]]:
     return data, model
 
 
+def encoder_section(sizes: dict[str, int], switches: dict[str, bool]) -> dict[str, Any]:
+    """Return the `encoder:` section of a recipe for a CLIP of these sizes.
+
+    OpenAI's architectures have the same name as in recipes, with the weights that the authors started from. Other
+    sizes are written explicitly.
+    """
+    found = openai_configuration(**sizes)
+    for name in RECIPE_ARCHITECTURES:
+        known = model_configuration(name)
+        towers = (known[tower].items() <= found[tower].items() for tower in ("vision_cfg", "text_cfg"))
+        if known["embed_dim"] == found["embed_dim"] and all(towers):
+            return {"class_path": "ClipEncoder", "init_args": {"architecture": name, "weights": "openai", **switches}}
+    return {"class_path": "SizedClipEncoder", "init_args": {**sizes, **switches}}
+
+
 def model_options(module: RetrievalModule, checkpoint: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return the options that build a method imported from a checkpoint, as in a recipe."""
     encoder: Any = module.encoder
@@ -91,16 +108,7 @@ def convert(
     """Convert an authors' checkpoint to a Lightning checkpoint with the method and its released evaluation.
 
     The file contains only plain tensors, strings and numbers, so that it loads with `weights_only=True`. Float16
-    tensors become float32, the precision of the evaluation.
-
-    Args:
-        source: Authors' file (`pytorch_model.bin.*`, `.pth`, `.pt`, `.safetensors`).
-        out: Output file.
-        words: Text positions W. By default those of the checkpoint's matrices, or of the method's released evaluation,
-            but at most the positions of the text transformer.
-        frames: Number of frames F. By default those of the matrices, or of the released evaluation.
-        method: Method that the checkpoint must belong to. By default, it is detected from the tensors.
-        openai_clip: OpenAI's weights, to evaluate UCoFiA as in its released evaluation (`import_checkpoint`).
+    tensors become float32, the precision of the evaluation. Arguments are those of `run_convert`.
 
     Raises:
         UserError: The file is unreadable or belongs to another method, its names or sizes do not fit, or

@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tvr_lightning.authors.clip import clip_sizes, similarity_header
 from tvr_lightning.authors.families import FAMILIES, Family
 from tvr_lightning.authors.names import SHIFTED, load, replace_prefix, with_openai_names
 from tvr_lightning.encoders.audio import AudioEncoder
-from tvr_lightning.encoders.clip import SizedClipEncoder
+from tvr_lightning.encoders.clip import SizedClipEncoder, openai_sizes
 from tvr_lightning.encoders.weights import listed
 from tvr_lightning.encoders.whisper import TinyWhisperEncoder
 from tvr_lightning.errors import UserError
-from tvr_lightning.layers.temporal import SeqTransf, SimilarityHeader
+from tvr_lightning.layers.temporal import MeanP, SeqLSTM, SeqTransf, SimilarityHeader
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.clip4clip import TightTransf
 from tvr_lightning.methods.gaid import GAID
@@ -27,13 +26,8 @@ from tvr_lightning.methods.ucofia import UCoFiA
 def family_of(checkpoint: Iterable[str], source: str, method: str | None = None) -> Family:
     """Return the family of a checkpoint, given by the authors' names of its tensors.
 
-    Args:
-        checkpoint: Names of the tensors.
-        source: Name of the file, for the error.
-        method: Method that the checkpoint must belong to, as on the command line; None for any.
-
     Raises:
-        UserError: The names belong to another or an unknown method.
+        UserError: The names belong to an unknown method, or to another one than `method`.
     """
     known = {family.name: family for family in FAMILIES}
     if method is not None and method not in known:
@@ -50,6 +44,30 @@ def family_of(checkpoint: Iterable[str], source: str, method: str | None = None)
             f"{found.name}"
         )
     return found
+
+
+def clip_sizes(checkpoint: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the sizes of the CLIP in a checkpoint, as arguments of `SizedClipEncoder`.
+
+    Raises:
+        UserError: The `clip.*` tensors do not belong to an OpenAI CLIP with a vision transformer.
+    """
+    return openai_sizes({name.removeprefix("clip."): t for name, t in checkpoint.items() if name.startswith("clip.")})
+
+
+def similarity_header(checkpoint: Mapping[str, Tensor]) -> SimilarityHeader:
+    """Return the temporal encoder of a checkpoint, with its number of layers."""
+
+    def blocks(prefix: str) -> int:
+        return len({name.removeprefix(prefix).split(".")[0] for name in checkpoint if name.startswith(prefix)})
+
+    if tight := blocks("cross.transformer.resblocks."):
+        return TightTransf(tight)
+    if sequential := blocks("transformerClip.resblocks."):
+        return SeqTransf(sequential)
+    if layers := blocks("lstm_visual.weight_ih_l"):
+        return SeqLSTM(layers)
+    return MeanP()
 
 
 def fixed_sizes(checkpoint: Mapping[str, Tensor]) -> dict[str, int]:

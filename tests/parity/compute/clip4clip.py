@@ -6,8 +6,7 @@ from parity.case import CaseError, ParityCase
 from parity.compute.features import encode_case, first_pairs
 from torch import Tensor
 
-from tvr_lightning.authors.clip import similarity_header
-from tvr_lightning.authors.importer import import_checkpoint
+from tvr_lightning.authors.importer import import_checkpoint, similarity_header
 
 
 def compute_clip4clip(case: ParityCase) -> dict[str, Tensor]:
