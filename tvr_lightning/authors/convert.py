@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning
 import torch
@@ -34,16 +33,8 @@ RELEASED_AUDIO: Mapping[int, dict[str, Any]] = {
 """`audio_encoder:` sections of a recipe by the width of the features."""
 
 
-@dataclass(frozen=True)
-class Converted:
-    """Result of a conversion.
-
-    Attributes:
-        module: Method with the checkpoint's weights, on the CPU, in evaluation mode.
-        model: Model options that the file records.
-        data: Data options of the released evaluation, which the file records.
-        halves: Number of float16 tensors that were converted to float32.
-    """
+class Converted(NamedTuple):
+    """Result of a conversion: the method, the options that the file records, and the number of float16 tensors."""
 
     module: RetrievalModule
     model: dict[str, Any]
@@ -180,14 +171,10 @@ def run_convert(
         print(f"{made.halves} float16 tensors are now float32, in which the method is evaluated.")
     if "audio_encoder" in made.model:
         audio = made.model["audio_encoder"]["class_path"]
-        print(
-            "The checkpoint does not contain an audio encoder. "
-            + (
-                "No released audio encoder has its feature width, so a random TinyWhisperEncoder is used."
-                if audio == "TinyWhisperEncoder"
-                else f"{audio} loads its own weights when the method is tested."
-            )
-        )
+        fix = f"{audio} loads its own weights when the method is tested."
+        if audio == "TinyWhisperEncoder":
+            fix = "No released audio encoder has its feature width, so a random TinyWhisperEncoder is used."
+        print(f"The checkpoint does not contain an audio encoder. {fix}")
     if made.model.get("protocol") == "as-released":
         print('Its results are marked "leaks ground truth", because the released evaluation leaks it. For a protocol')
         print("without leakage, add --model.init_args.protocol=query.")

@@ -162,10 +162,6 @@ def with_openai_names(checkpoint: Mapping[str, Tensor], source: str) -> dict[str
 
     Projections become (width, D); a block's query, key and value matrices are joined to one (3 width, width).
 
-    Args:
-        checkpoint: Tensors by the authors' names.
-        source: Name of the file, for the error.
-
     Raises:
         UserError: The query, key or value of a block is missing.
     """
@@ -188,16 +184,7 @@ def with_openai_names(checkpoint: Mapping[str, Tensor], source: str) -> dict[str
 
 
 def load(module: Module, checkpoint: Mapping[str, Tensor], names: Names, source: str) -> Module:
-    """Load a checkpoint into a module, except into its audio encoder, which authors do not save.
-
-    Args:
-        module: Method, or a part of it.
-        checkpoint: Tensors by the authors' names, in any floating-point type.
-        names: Rules from their names to ours.
-        source: Name of the file, for the error.
-
-    Returns:
-        The module, in evaluation mode.
+    """Load a checkpoint into a method or a part of it, without its audio encoder, and return it in evaluation mode.
 
     Raises:
         UserError: Names are unexpected or missing, or shapes differ; the message lists all by the authors' names.

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
 from tvr_lightning.data.audio_alignment import SHORTEST_WAVEFORM
 from tvr_lightning.data.batch import AudioInput
@@ -47,22 +48,13 @@ class _Wav2Vec2Encoder(AudioEncoder):
         self.requires_grad_(False)
         self.model.freeze_feature_encoder()  # otherwise it requires gradients of the waveform in train mode
 
+    @override
     def encode_input(self, audio: AudioInput) -> Tensor:
-        """Encode each clip at its own length and pool its vectors per frame.
-
-        Clips are not padded into one batch, because the group normalization of the base model runs over time, so that
-        padding would change the features.
-
-        Args:
-            audio: Audio with values (M, T).
-
-        Returns:
-            Vectors (M, F, D_a).
-        """
         self._check(audio)
         weight = self.model.feature_projection.projection.weight
         frames = audio.windows.shape[1]
         features = weight.new_zeros(len(audio), frames, self.dimension)
+        # Padding clips into one batch would change the features: the base model's group normalization runs over time.
         for clip in audio.mask.any(dim=1).nonzero().flatten().tolist():
             samples, steps = int(audio.samples[clip]), int(audio.steps[clip])
             waveform = audio.values[clip : clip + 1, : max(samples, SHORTEST_WAVEFORM)]
@@ -79,8 +71,8 @@ class _Wav2Vec2Encoder(AudioEncoder):
         centred = waveform - waveform.mean()
         return centred / torch.sqrt(centred.square().mean() + 1e-7)
 
+    @override
     def configuration(self) -> dict[str, object]:
-        """Return the model's own configuration and whether the waveform is normalized."""
         config = self.model.config
         shape = (config.num_attention_heads, config.num_hidden_layers, config.feat_extract_norm, config.hidden_act)
         return {"name": "wav2vec2", "shape": shape, "normalize": self.normalize}

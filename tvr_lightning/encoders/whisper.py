@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from tvr_lightning.data.audio_alignment import MEL_BANDS, WINDOW_STEPS
 from tvr_lightning.data.batch import AudioInput
@@ -40,17 +41,10 @@ class _WhisperEncoder(AudioEncoder):
         self.encoder = OpenAIAudioEncoder(MEL_BANDS, WINDOW_STEPS, width, heads, layers)
         self.requires_grad_(False)
 
+    @override
     def encode_input(self, audio: AudioInput) -> Tensor:
-        """Encode the 30 s windows that contain audio and pool their vectors per frame.
-
-        Args:
-            audio: Audio with values (M, C, 80, 3000).
-
-        Returns:
-            Vectors (M, F, D_a).
-        """
         self._check(audio)
-        clips, windows = audio.values.shape[:2]
+        clips, windows = audio.values.shape[:2]  # log-mel windows of 30 s, (M, C, 80, 3000)
         weight = self.encoder.conv1.weight
         vectors = weight.new_zeros(clips * windows, WINDOW_STEPS, self.dimension)
         last = audio.windows[..., 1].amax(dim=1, keepdim=True)
@@ -61,8 +55,8 @@ class _WhisperEncoder(AudioEncoder):
             vectors[part] = self.encoder(mel[part].to(weight.dtype))
         return pool_steps(vectors.view(clips, windows * WINDOW_STEPS, self.dimension), audio.windows)
 
+    @override
     def configuration(self) -> dict[str, object]:
-        """Return the shape of the encoder; its weights determine the rest."""
         first = self.encoder.blocks[0]
         return {"name": "whisper", "heads": first.attn.n_head, "layers": len(self.encoder.blocks)}
 
@@ -86,8 +80,8 @@ class WhisperEncoder(_WhisperEncoder):
         if not do_weights_follow():
             self.load_weights()
 
+    @override
     def load_weights(self) -> None:
-        """Load the weights that the constructor skipped."""
         if self.weights in (None, "none"):
             logger.warning("Whisper %s starts from RANDOM weights (weights: none) and is untrained", self.size)
             return
