@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tvr_lightning.cli import main
-from tvr_lightning.cli.estimate import EstimateCLI
+from tvr_lightning.config.recipe import Recipe
 from tvr_lightning.config.recipe_files import RecipeError
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.evaluation.pair_scores import PairScores
@@ -20,13 +20,13 @@ from tvr_lightning.reproduce.profile.estimate import (
     Estimate,
     EvaluationWork,
     activation_bytes,
-    attach,
     count_evaluation,
     count_training,
     estimate,
+    prepare,
     saved_bytes,
 )
-from tvr_lightning.reproduce.profile.verb import random_batch
+from tvr_lightning.reproduce.profile.profile import random_batch
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -49,19 +49,16 @@ def words(root: Path, *further: str) -> list[str]:
 
 
 def estimated(root: Path, *further: str) -> Estimate:
-    return estimate(EstimateCLI(args=words(root, *further), run=False))
+    return estimate(Recipe.parse([], words(root, *further)))
 
 
-def prepared(root: Path, *further: str) -> EstimateCLI:
-    cli = EstimateCLI(args=words(root, *further), run=False)
-    attach(cli)
-    return cli
+def prepared(root: Path, *further: str):
+    return prepare(Recipe.parse([], words(root, *further)))
 
 
 def counted(root: Path, *further: str, split: str = "test") -> EvaluationWork:
-    cli = prepared(root, *further)
-    limit = getattr(cli.trainer, f"limit_{split}_batches")
-    return count_evaluation(cli.model, cli.datamodule, split, limit)
+    method, data, trainer = prepared(root, *further)
+    return count_evaluation(method, data, split, getattr(trainer, f"limit_{split}_batches"))
 
 
 def test_the_estimate_tells_what_a_run_needs_and_writes_nothing(root, tmp_path, monkeypatch, capsys):
@@ -93,7 +90,7 @@ def test_the_estimate_tells_what_a_run_needs_and_writes_nothing(root, tmp_path, 
 )
 def test_limits_accumulation_and_validations_are_counted(root, options, batches, steps, epochs, validations):
     every_epoch = [] if any("check_val" in option for option in options) else ["check_val_every_n_epoch=1"]
-    trainer = prepared(root, *(f"--trainer.{option}" for option in (*every_epoch, *options))).trainer
+    trainer = prepared(root, *(f"--trainer.{option}" for option in (*every_epoch, *options)))[2]
     assert count_training(trainer) == (batches, epochs, validations)
     assert trainer.estimated_stepping_batches == steps
 
@@ -144,11 +141,11 @@ def test_scoring_takes_what_the_blocks_of_an_evaluation_take():
 
 
 def test_activations_of_a_whole_batch_are_estimated_from_small_ones(root):
-    cli = EstimateCLI(args=words(root), run=False)
-    context = cli.trainer.precision_plugin.forward_context
-    batch = random_batch(cli.model, 8)
-    expected = saved_bytes(cli.model, random_batch(cli.model, 32), context)
-    assert activation_bytes(cli.model, batch, 32, context) == pytest.approx(expected, rel=0.1)
+    method, _, trainer = prepared(root)
+    context = trainer.precision_plugin.forward_context
+    batch = random_batch(method, 8)
+    expected = saved_bytes(method, random_batch(method, 32), context)
+    assert activation_bytes(method, batch, 32, context) == pytest.approx(expected, rel=0.1)
 
 
 def test_what_does_not_fit_is_said():

@@ -11,9 +11,8 @@ from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.methods import GAID, GARE, CLIP4Clip
 from tvr_lightning.methods.gaid import GAIDOptions, NoFusion
 from tvr_lightning.methods.gare import GAREOptions
-from tvr_lightning.reproduce.profile import verb
 from tvr_lightning.reproduce.profile.costs import count_flops, measure_costs, read_profiles
-from tvr_lightning.reproduce.profile.verb import random_batch
+from tvr_lightning.reproduce.profile.profile import random_batch
 from tvr_lightning.training.optim import OptimizerConfig
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
@@ -130,17 +129,17 @@ def test_random_weights_are_those_of_every_encoder(tmp_path, monkeypatch):
         built.append(module)
         sys.exit()
 
-    monkeypatch.setattr(verb, "measure_costs", stop)
+    monkeypatch.setattr(profile, "measure_costs", stop)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where no weights are
     for audio in ("", "{audio_encoder: {class_path: WhisperEncoder, init_args: {size: small}}}"):
         overlay = tmp_path / "audio.yaml"
         overlay.write_text(f"model: {{init_args: {audio or '{}'}}}\n")
         with pytest.raises(SystemExit):
-            verb.run_profile([str(RECIPES / "gaid.yaml"), str(overlay)], device="cpu")
+            main(["profile", "--config", str(RECIPES / "gaid.yaml"), "--config", str(overlay), "--device=cpu"])
     assert [module.audio_encoder.dimension for module in built] == [512, 768]
 
 
 def test_a_batch_of_one_is_refused(tmp_path, capsys):
     words = ["--config", str(RECIPES / "clip4clip.yaml"), "--config", str(RECIPES / "fixture.yaml")]
     assert main(["profile", *words, "--out", str(tmp_path), "--batch_size", "1"]) == 2
-    assert "batch_size is 1; it must be at least 2" in capsys.readouterr().err
+    assert "--batch_size is 1; expected a whole number of at least 2" in capsys.readouterr().err

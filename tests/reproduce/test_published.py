@@ -6,11 +6,9 @@ import json
 
 import pytest
 
-from tvr_lightning.cli.parsing import parser_of
-from tvr_lightning.cli.verbs import Verb
+from tvr_lightning.cli import main
 from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.published import PublishedRow, cited, disagreements, published_rows, select_published
-from tvr_lightning.reproduce.published_verb import run_published
 
 
 def only(rows: list[PublishedRow]) -> PublishedRow:
@@ -84,17 +82,14 @@ def test_a_part_of_a_method_s_name_is_enough_in_any_case():
 
 def test_the_verb_prints_rows_notes_and_other_formats(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
-    options = parser_of(Verb("published", "", "tvr_lightning.reproduce.published_verb:run_published")).parse_args(
-        ["--paper", "gare", "--table", "4"]
-    )
-    assert run_published(**options.as_dict()) == 0
+    assert main(["published", "--paper", "gare", "--table", "4"]) == 0
     said = capsys.readouterr().out
     assert "C=V_frame" in said
     assert "49.1" in said
     assert "inconsistent in the paper" in said
-    assert run_published(paper="gare", table="4", format="csv") == 0
+    assert main(["published", "--paper=gare", "--table=4", "--format=csv"]) == 0
     assert len(list(csv.DictReader(io.StringIO(capsys.readouterr().out)))) == 6
-    assert run_published(paper="gare", table="4", format="json") == 0
+    assert main(["published", "--paper=gare", "--table=4", "--format=json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["recall_1"] == 47.4
 
 

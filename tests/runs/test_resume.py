@@ -27,7 +27,6 @@ from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.errors import UserError
 from tvr_lightning.runs.resume import (
     AtomicCheckpointIO,
-    CheckpointConfig,
     RunCheckpoint,
     checkpoint_folder,
     newest_checkpoint,
@@ -98,9 +97,9 @@ def test_a_run_stopped_by_sigterm_says_so_and_resumes_to_bit_identical_weights(
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
     with monkeypatch.context() as patch:
         patch.setattr(
-            tvr_lightning.runs.run.RunCLI,
-            "instantiate_trainer",
-            tvr_lightning.runs.run.RunCLI.instantiate_trainer,
+            tvr_lightning.runs.run.Run,
+            "build_trainer",
+            tvr_lightning.runs.run.Run.build_trainer,
         )
         strike_in(1, signal.SIGTERM)
         assert main(arguments) == os.EX_TEMPFAIL
@@ -184,14 +183,14 @@ def test_weights_of_an_earlier_step_are_not_tested_as_those_of_the_last(fixture_
 
 def with_callback(monkeypatch, callback: Callback) -> None:
     """Have every trainer of this test call `callback` as well."""
-    build = tvr_lightning.runs.run.RunCLI.instantiate_trainer
+    build = tvr_lightning.runs.run.Run.build_trainer
 
     def with_it(self, **kwargs):
         trainer = build(self, **kwargs)
         trainer.callbacks.append(callback)
         return trainer
 
-    monkeypatch.setattr(tvr_lightning.runs.run.RunCLI, "instantiate_trainer", with_it)
+    monkeypatch.setattr(tvr_lightning.runs.run.Run, "build_trainer", with_it)
 
 
 def test_resuming_and_a_checkpoint_of_ones_own_contradict(fixture_root, tmp_path, capsys):

@@ -21,7 +21,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from tvr_lightning.config.trained import Trained
+from tvr_lightning.config.checkpoint_options import TrainedOptions
 from tvr_lightning.data.importing.hub import REPOSITORIES
 from tvr_lightning.encoders.hub import probe
 from tvr_lightning.errors import UserError
@@ -159,7 +159,7 @@ def _write(checkpoint: Path, results: Path | None, name: str, license: str | Non
     saved = read_checkpoint(checkpoint)
     try:
         own = [kind.rpartition(".")[0] for kind in named_classes([saved.get(key) for key in KEPT])]
-        recipe = Trained(checkpoint, [], own).recipe()  # who pushes it has trained it with these classes
+        recipe = TrainedOptions(checkpoint, [], own).recipe()  # who pushes it has trained it with these classes
     except (CheckpointError, KeyError) as error:
         raise CheckpointError(
             f"{checkpoint} contains no recipe, which is required to publish a method ({error}). Nothing was pushed."

@@ -128,8 +128,8 @@ def list_commands(words: Sequence[str]) -> int:
     for command in COMMANDS:
         print(f"  {command.name:<16} {command.help}")
     print(
-        "\nEach command has its own --help. fit, validate, test, and predict take --config RECIPE: a file, or the name\n"
-        "of one of this project's recipes. Repeat --config to combine recipes; later ones override earlier ones.\n"
+        "\nEach command has its own --help. fit, validate, test, and predict take --config RECIPE: a file, or the\n"
+        "name of one of this project's recipes. Repeat --config to combine recipes; later ones override earlier ones.\n"
         "-v also shows tracebacks and the messages of other libraries; --version shows the version."
     )
     return 0

@@ -67,8 +67,10 @@ def parser_of(command: Command, function: Callable[..., int]) -> ArgumentParser:
             continue
         hint, required = hints[name], parameter.default is parameter.empty
         default = None if required else parameter.default
-        options: dict[str, Any] = {"help": _help(name, hint, default, helps[name]).replace("%", "%%")}
-        if parameter.kind is parameter.POSITIONAL_ONLY:
+        positional = parameter.kind is parameter.POSITIONAL_ONLY
+        said = _help(hint, default, helps[name], positional)
+        options: dict[str, Any] = {"help": said.replace("%", "%%")}
+        if positional:
             if is_list(hint):
                 options |= {"nargs": "+" if required else "*", "type": hint.__args__[0]}
             parser.add_argument(name, **{"type": hint} | options)
@@ -83,7 +85,7 @@ def parser_of(command: Command, function: Callable[..., int]) -> ArgumentParser:
     return parser
 
 
-def _help(name: str, hint: Any, default: Any, said: str) -> str:
+def _help(hint: Any, default: Any, said: str, positional: bool) -> str:
     """Return the description of an option with its valid values and its default."""
     said = said if said.endswith("..") else said.removesuffix(".")
     if len(metavar(hint)) > LONGEST_CHOICES:
@@ -92,7 +94,7 @@ def _help(name: str, hint: Any, default: Any, said: str) -> str:
     notes = [expected(hint)] if limited else []
     if default not in (None, [], "", False):
         notes.append(f"default {default}")
-    repeated = "; can be repeated" if is_list(hint) and "repeated" not in said else ""
+    repeated = "; can be repeated" if is_list(hint) and not positional and "repeated" not in said else ""
     return f"{said}{repeated} ({', '.join(notes)})" if notes else f"{said}{repeated}"
 
 

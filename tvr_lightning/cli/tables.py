@@ -205,8 +205,9 @@ def profile(
     refuse_options(dict.fromkeys(ignored, True), "cannot be used in a profile, which has --batch_size and --device.")
     with shown("profile: loading"):
         from tvr_lightning.config.recipe import Recipe
-        from tvr_lightning.reproduce.profile.run import profile_recipe, write_profile
+        from tvr_lightning.reproduce.profile.profile import profile as measure
+        from tvr_lightning.reproduce.runs.card import write_record
 
-    profiled = profile_recipe(Recipe.parse(config, overrides), batch_size, queries, repeats, device)
-    print(f"Wrote {write_profile(profiled, out / 'profiles')}")
+    card = measure(Recipe.parse(config, overrides), batch_size, queries, repeats, device)
+    print(f"Wrote {write_record(card, out / 'profiles' / f'{card.name}.json')}")
     return 0

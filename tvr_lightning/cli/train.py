@@ -45,8 +45,10 @@ def fit(
     """
     if estimate:
         with shown("fit: loading"):
-            from tvr_lightning.cli.estimate import estimate_fit
-        return estimate_fit([*(f"--config={recipe}" for recipe in config), *overrides])
+            from tvr_lightning.config.recipe import Recipe
+            from tvr_lightning.reproduce.profile.estimate import estimate as measure
+        print(measure(Recipe.parse(config, overrides)))
+        return 0
     return _run("fit", config, overrides, ckpt_path)
 
 

@@ -105,13 +105,13 @@ class Run:
         self.model: Any = built.model
         self.datamodule = built.data
         self._built_trainer = built.trainer
-        self.trainer = self.build_trainer(callbacks)
+        self.trainer = self.build_trainer(callbacks=callbacks)
 
-    def build_trainer(self, more: Sequence[Callback] = ()) -> RunTrainer:
+    def build_trainer(self, callbacks: Sequence[Callback] = ()) -> RunTrainer:
         """Build the trainer with this project's callbacks; the loggers are set when the run has its folder."""
         options = dict(vars(self._built_trainer))
         given, fast = options["callbacks"] or [], bool(options["fast_dev_run"])
-        callbacks: list[Callback] = [*(given if isinstance(given, list) else [given]), *more, LeakageAudit()]
+        callbacks = [*(given if isinstance(given, list) else [given]), *callbacks, LeakageAudit()]
         if options["enable_progress_bar"] is not False:
             callbacks.append(RunProgressBar())
         if options["enable_model_summary"] is not False and is_verbose():

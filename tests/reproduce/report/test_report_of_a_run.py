@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from browser import open_browser
 
+from tvr_lightning.cli.tables import report as run_report
 from tvr_lightning.evaluation.metrics import summarize
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.reproduce.report.figures.curves import read_curves
 from tvr_lightning.reproduce.report.figures.encoded_split import encode_run
 from tvr_lightning.reproduce.report.figures.figure_types import figures_of
 from tvr_lightning.reproduce.report.figures.retrieval_examples import measure_sheet
-from tvr_lightning.reproduce.report.report_verb import run_report
 from tvr_lightning.reproduce.report.sources import read_ranks, read_runs, run_of_card
 from tvr_lightning.reproduce.report.uncertainty import measure
 from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Setting, make_plan
@@ -121,7 +121,7 @@ def test_a_figure_that_fails_is_stated_and_loses_nothing_else(folder, run, monke
     def fail(*_):
         raise ValueError("no direction of a gradient of zero")
 
-    monkeypatch.setattr("tvr_lightning.reproduce.report.report_verb.figures_of", fail)
+    monkeypatch.setattr("tvr_lightning.reproduce.report.write.figures_of", fail)
     assert run_report(folder, RECIPES) == 0
     assert f"No figures of {run.card.name}: no direction of a gradient of zero" in capsys.readouterr().out
     assert "no direction of a gradient of zero" in page_of(folder, run)

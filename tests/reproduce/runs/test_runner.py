@@ -19,12 +19,19 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.progress import clock
 from tvr_lightning.reproduce.report.sources import run_of_card
 from tvr_lightning.reproduce.report.table_view import view_table
-from tvr_lightning.reproduce.reproduce_verb import plan_lines
 from tvr_lightning.reproduce.runs.card import card_path, read_cards, read_ranks
 from tvr_lightning.reproduce.runs.engines import LocalEngine, SlurmEngine
 from tvr_lightning.reproduce.runs.execute import PROGRESS, _earlier_seconds, execute, run_task
 from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Setting, make_plan
-from tvr_lightning.reproduce.runs.runner import Folders, _Progress, open_runs, run_plan, time_left, write_task
+from tvr_lightning.reproduce.runs.runner import (
+    Folders,
+    _Progress,
+    open_runs,
+    plan_lines,
+    run_plan,
+    time_left,
+    write_task,
+)
 from tvr_lightning.reproduce.tables import load_table
 from tvr_lightning.synthetic import synthesize
 
@@ -322,7 +329,7 @@ def test_a_killed_invocation_is_taken_up_where_it_was(root, tmp_path, ended):
     (out / f"fixture-{VIDEOS}").symlink_to(root)
     program = tmp_path / "invoke.py"
     program.write_text(
-        "import sys\nfrom pathlib import Path\nfrom tvr_lightning.reproduce.reproduce_verb import run_reproduce\n"
+        "import sys\nfrom pathlib import Path\nfrom tvr_lightning.cli.tables import reproduce as run_reproduce\n"
         "if __name__ == '__main__':\n"
         f"    sys.exit(run_reproduce(['gare-1'], only='clip4clip,baseline', out=Path({str(out)!r}), "
         f"recipes=Path({str(RECIPES)!r}), fixture=True, fixture_videos={VIDEOS}, "

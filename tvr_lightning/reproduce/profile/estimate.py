@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from lightning.pytorch import Trainer
 from torch import Tensor
 
-from tvr_lightning.config.recipe import RecipeCLI
+from tvr_lightning.config.recipe import Recipe
 from tvr_lightning.config.recipe_files import RecipeError
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import PairBatch
@@ -24,7 +25,6 @@ from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.ncl import NCL
 from tvr_lightning.progress import clock
 from tvr_lightning.reproduce.profile.costs import Costs, Precision, batch_loss, measure_costs, repeated
-from tvr_lightning.runs.folder import RunTrainer
 
 DEVICES_GB = (8, 12, 16, 24, 40, 48, 80)
 SMALL = 8  # pairs of a batch that is measured before a whole one
@@ -33,6 +33,13 @@ CHECKPOINTS = 3  # the best, the last, and the one being written
 AUDITED = 10  # times that the audit after a test encodes its videos
 MARGIN = 1.2  # for what allocators and kernels take
 GB = 1e9
+
+
+# Options of the trainer that decide how much a run computes.
+COUNTED = (
+    "precision", "max_epochs", "max_steps", "limit_train_batches", "limit_val_batches", "limit_test_batches",
+    "overfit_batches", "accumulate_grad_batches", "val_check_interval", "check_val_every_n_epoch",
+)  # fmt: skip
 
 
 class EvaluationWork(NamedTuple):
@@ -87,18 +94,15 @@ including {clock(self.evaluation_seconds)} for {self.validations:,} validations 
 {clock(self.startup_seconds)} for starting workers; writing checkpoints comes on top"""
 
 
-def estimate(cli: RecipeCLI) -> Estimate:
+def estimate(recipe: Recipe) -> Estimate:
     """Measure a recipe's data and method, and count the work of its run.
 
     Raises:
         RecipeError: The recipe is not one of retrieval, or its run has no end.
     """
-    method, data, trainer = cli.model, cli.datamodule, cli.trainer
-    if not isinstance(method, RetrievalModule):
-        raise RecipeError("--estimate supports retrieval methods only, not question answering")
-    attach(cli)
+    method, data, trainer = prepare(recipe)
     batches, epochs, validations = count_training(trainer)
-    replicas = _replicas(cli.config.trainer)
+    replicas = _replicas(recipe.config.trainer)
     validation = count_evaluation(method, data, "val", trainer.limit_val_batches, replicas)
     test = count_evaluation(method, data, "test", trainer.limit_test_batches, replicas)
 
@@ -126,7 +130,7 @@ def estimate(cli: RecipeCLI) -> Estimate:
         memory = (costs.peak_training_mib or 0.0) * 2**20
     else:  # weights, their gradients and two moments, and what the backward pass keeps
         memory = size + 3 * trained + activation_bytes(method, batch, share, precision)
-    folder = Path(cli.config.results.directory).absolute()
+    folder = Path(recipe.config.results.directory).absolute()
     disk = next(parent for parent in (folder, *folder.parents) if parent.exists())
     audited = AUDITED * min(method.evaluation_config.audit, test.videos)
     return Estimate(
@@ -149,18 +153,32 @@ def estimate(cli: RecipeCLI) -> Estimate:
     )
 
 
-def attach(cli: RecipeCLI) -> None:
-    """Give a method and its data their trainer, as a run does."""
-    trainer, method, data = cli.trainer, cli.model, cli.datamodule
+def prepare(recipe: Recipe) -> tuple[RetrievalModule, TextVideoDataModule, Trainer]:
+    """Build a recipe's method and data, and a trainer on one device that counts as the recipe's and writes nothing.
+
+    Raises:
+        RecipeError: The recipe is not one of retrieval.
+    """
+    recipe.check()
+    built = recipe.build()
+    method, data = built.model, built.data
+    if not isinstance(method, RetrievalModule):
+        raise RecipeError("--estimate supports retrieval methods only, not question answering")
+    trainer = Trainer(
+        accelerator="auto", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, use_distributed_sampler=False,
+        **{name: recipe.config.trainer[name] for name in COUNTED},
+    )  # fmt: skip
     trainer.strategy.connect(method)
     trainer._data_connector.attach_data(method, datamodule=data)
     for stage in ("fit", "test"):
         data.setup(stage)
     method.setup("fit")
     method.to(trainer.strategy.root_device)
+    return method, data, trainer
 
 
-def count_training(trainer: RunTrainer) -> tuple[int, float, int]:
+def count_training(trainer: Trainer) -> tuple[int, float, int]:
     """Return the number of training batches, epochs, and validations of a run.
 
     Raises:

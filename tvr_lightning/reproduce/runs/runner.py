@@ -222,20 +222,14 @@ def write_task(run: PlannedRun, folders: Folders, inputs: Mapping[str, str]) -> 
     if "features" in inputs:
         arguments.append(f"--data.init_args.features={inputs['features']}")
     if run.verb != "extract":
-        arguments = [
-            run.verb,
-            *arguments,
-            f"--results.directory={folder}",
-            "--trainer.enable_progress_bar=false",
-            "--trainer.enable_model_summary=false",
-        ]
+        arguments.append(f"--results.directory={folder}")
+        arguments += ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
     if run.verb == "fit":
         arguments.append("--checkpoints.resume=true")
     if run.fixture_videos is not None and run.verb != "extract":
         arguments.append("--trainer.devices=1")
-    if "weights" in inputs:  # tested with the options of their row, which may differ from those in training
-        arguments += [f"--ckpt_path={inputs['weights']}", "--override"]
-    task = {"run": run.plain(), "arguments": arguments, "cards": str(folders.cards.absolute())}
+    cards, weights = str(folders.cards.absolute()), inputs.get("weights")
+    task = {"run": run.plain(), "arguments": arguments, "ckpt_path": weights, "cards": cards}
     (folder / TASK).write_text(json.dumps(task, indent=2) + "\n", encoding="utf-8")
     return folder / TASK
 

@@ -1,41 +1,26 @@
-"""`tvr profile`: the cost of a recipe's method, printed and written to a card."""
+"""Cost of a recipe's method, measured on random inputs."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated
 
 import torch
 from jsonargparse import Namespace
+from lightning.pytorch import Trainer
 from rich.console import Console
 from rich.table import Table
 
-from tvr_lightning.config.recipe import RecipeCLI, plain
-from tvr_lightning.config.recipe_files import RecipeError, refuse_options
+from tvr_lightning.config.recipe import Recipe
+from tvr_lightning.config.recipe_files import RecipeError
 from tvr_lightning.data.batch import AudioInput, Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders.pretrained import weights_follow
 from tvr_lightning.evaluation.results import environment
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.places import NewFolder
 from tvr_lightning.progress import shown
-from tvr_lightning.ranges import Count, Range
 from tvr_lightning.reproduce.profile.costs import STAGES, ProfileCard, count_flops, measure_costs
-from tvr_lightning.reproduce.runs.card import write_record
 
-BATCH, APPLIED = "data.init_args.batch_size", ("trainer.precision", "trainer.plugins")
 WORDS = "a person walks along the street while a small dog runs beside a red car"
 AUDIO_STEPS, AUDIO_SAMPLES = 1500, 480_000  # of 30 s: vectors of 20 ms, and samples at 16 kHz
-
-
-class _MethodCLI(RecipeCLI):
-    """A recipe's method with random weights; its data module is built for its sizes, but no file has to be present."""
-
-    def before_instantiate_classes(self) -> None:
-        """Check the precision, and remove the weights."""
-        self.check_trainer()
-        _remove_weights(self.options.model)
 
 
 def _remove_weights(section: Namespace) -> None:
@@ -48,41 +33,29 @@ def _remove_weights(section: Namespace) -> None:
             _remove_weights(value)
 
 
-def run_profile(
-    config: list[str],
-    out: NewFolder = Path("runs/reproduced"),
-    batch_size: Annotated[int, Range(at_least=2)] = 16,
-    queries: Count = 1000,
-    repeats: Count = 3,
-    device: str | None = None,
-    overrides: Sequence[str] = (),
-) -> int:
-    """Measure the parameters, memory, and time of a method on random inputs of the recipe's sizes.
-
-    Neither a dataset nor trained weights are needed.
-
-    Milliseconds per video: encoding one video (its share of a batch, media in memory) and scoring all queries against
-    it. Times and memory are those of the recipe's precision and gradient cache.
+def profile(recipe: Recipe, batch_size: int, queries: int, repeats: int, device: str | None) -> ProfileCard:
+    """Measure a recipe's method with random weights on random inputs of its sizes, and print the costs.
 
     Args:
-        config: recipe files; later ones override earlier ones.
-        out: parent folder of profiles/; by default that of `tvr reproduce`, whose report then shows the profiles.
-        batch_size: number of matching pairs per batch.
-        queries: number of texts that each video is scored against.
-        repeats: number of time measurements, of which the median is reported.
-        device: device to measure on; a GPU by default if available.
-        overrides: options that override the recipes, such as `--data.init_args.frames=32`.
+        recipe: Recipe, whose data only determine the sizes.
+        batch_size: Number of matching pairs per batch.
+        queries: Number of texts that each video is scored against.
+        repeats: Number of time measurements, of which the median is reported.
+        device: Device to measure on; a GPU by default if available.
+
+    Raises:
+        RecipeError: The recipe is not one of retrieval.
     """
-    given = dict.fromkeys(option.removeprefix("--").partition("=")[0] for option in overrides)
-    ignored = [name for name in given if name == BATCH or (name.startswith("trainer.") and name not in APPLIED)]
-    refuse_options(dict.fromkeys(ignored, True), "cannot be used in a profile, which has --batch_size and --device.")
-    arguments = [item for path in config for item in ("--config", path)]
+    recipe.check_trainer()
+    _remove_weights(recipe.config.model)
     with weights_follow():  # for encoders that a recipe leaves to its method
-        cli = _MethodCLI(args=[*arguments, *overrides], run=False)
-    module = cli.model
+        built = recipe.build()
+    module = built.model
     if not isinstance(module, RetrievalModule):
         raise RecipeError(f"tvr profile measures retrieval methods, not {type(module).__name__}")
-    plugin = cli.trainer.precision_plugin
+    settings = {name: getattr(built.trainer, name) for name in ("precision", "plugins")}
+    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, **settings)
+    plugin = trainer.precision_plugin
     plugin.convert_module(module.to(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     with shown("profile: measuring"):
         batch = random_batch(module, batch_size)
@@ -93,14 +66,14 @@ def run_profile(
         name=re.sub(r"[^a-z0-9]+", "-", f"{module.title} {encoder}".lower()).strip("-"),
         method=module.title,
         encoder=encoder,
-        options=plain(cli.parser, cli.config)["model"],
+        options=recipe.plain()["model"],
         batch=batch_size,
         queries=queries,
         frames=module.frames,
         words=module.words,
         image_size=module.image_size,
         repeats=repeats,
-        precision=str(cli.trainer.precision),
+        precision=str(trainer.precision),
         costs=costs,
         environment={**environment(), "device": str(module.device)},
     )
@@ -121,8 +94,7 @@ def run_profile(
     ):
         table.add_row(*row)
     Console().print(table)
-    print(f"Wrote {write_record(card, out / 'profiles' / f'{card.name}.json')}")
-    return 0
+    return card
 
 
 def random_batch(module: RetrievalModule, count: int) -> PairBatch:
