@@ -413,7 +413,10 @@ def test_a_reader_that_goes_away_is_no_error(ended):
 
 def test_a_lost_connection_besides_is_an_error():
     lost = "def lost(*arguments): raise BrokenPipeError(32, 'a worker is gone')"
-    program = f"import sys; import tvr_lightning.cli.main\n{lost}\ncli = sys.modules['tvr_lightning.cli.main']\ncli.run = lost; sys.exit(cli.main())"
+    program = (
+        f"import sys\nimport tvr_lightning.cli.main\n{lost}\ncli = sys.modules['tvr_lightning.cli.main']\n"
+        "cli.run = lost\nsys.exit(cli.main())"
+    )
     done = subprocess.run([sys.executable, "-c", program, "published"], capture_output=True, text=True)
     assert done.returncode == 1
     assert "a worker is gone" in done.stderr

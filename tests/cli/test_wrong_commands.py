@@ -121,8 +121,8 @@ def test_what_a_look_can_tell_is_told_before_torch_is_loaded():
     assert run.returncode == 0, run.stderr
     lines = run.stderr.splitlines()
     assert len(lines) == len(AT_ONCE)
-    for line, expected in zip(lines, AT_ONCE.values(), strict=True):
-        assert line.startswith(f"tvr: {expected}")
+    for line, start in zip(lines, AT_ONCE.values(), strict=True):
+        assert line.startswith(f"tvr: {start}")
 
 
 def test_another_dataset_in_the_way_and_a_place_that_cannot_be_made_are_a_line(tmp_path, capsys):

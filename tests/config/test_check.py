@@ -39,7 +39,7 @@ WRONG = [
     ("trainer.max_epoks", "3", "trainer.max_epoks: there is no such option. Available: max_epochs, "),
     ("results.folder", "3", "results.folder: there is no such option. Available: "),
     ("workers", "4", "there is no option workers. Did you mean --data.init_args.num_workers?"),
-    ("modle", "GARE", "there is no option modle. Available: model, "),
+    ("modle", "GARE", "fit has no option --modle. Did you mean --model?"),
     ("trainer.max_epoch", "3", "trainer.max_epoch: there is no such option. Available: max_epochs, "),
     (f"{MODEL}.tcmgc.keep_rate", "3", f"{MODEL}.tcmgc.keep_rate is 3; it must be above 0 and at most 1"),
     (f"{MODEL}.tcmgc.attention.heads", "0", f"{MODEL}.tcmgc.attention.heads is 0; it must be at least 1"),

@@ -11,6 +11,7 @@ from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.methods import GAID, GARE, CLIP4Clip
 from tvr_lightning.methods.gaid import GAIDOptions, NoFusion
 from tvr_lightning.methods.gare import GAREOptions
+from tvr_lightning.reproduce.profile import profile
 from tvr_lightning.reproduce.profile.costs import count_flops, measure_costs, read_profiles
 from tvr_lightning.reproduce.profile.profile import random_batch
 from tvr_lightning.training.optim import OptimizerConfig

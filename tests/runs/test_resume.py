@@ -23,6 +23,7 @@ from lightning.pytorch import Callback, Trainer
 
 import tvr_lightning.runs.run
 from tvr_lightning.cli import main
+from tvr_lightning.config.recipe import CheckpointConfig
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.errors import UserError
 from tvr_lightning.runs.resume import (
@@ -200,7 +201,7 @@ def test_resuming_and_a_checkpoint_of_ones_own_contradict(fixture_root, tmp_path
 
 
 def test_checkpoints_need_a_positive_interval():
-    with pytest.raises(ValueError, match="every_n_steps is 0"):
+    with pytest.raises(UserError, match="every_n_steps is 0"):
         CheckpointConfig(every_n_steps=0)
 
 

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from tvr_lightning.cli.loading import loading
 from tvr_lightning.cli.types import AtLeast8, AtLeast16, File, Folder, NewFile, NewFolder, PositiveInt
 from tvr_lightning.config.recipe_files import OptionError
 from tvr_lightning.errors import UserError
-from tvr_lightning.progress import shown
 from tvr_lightning.ranges import CopiedFrames, CopiesLike, DatasetName, FrameSampling
 
+Downloadable = Literal["msrvtt", "msvd", "didemo", "activitynet"]
 IMAGES = (".png", ".pdf", ".svg")
 
 
@@ -70,7 +71,7 @@ def import_(
     return 1 if done.absent else 0
 
 
-def download(dataset: DatasetName, /, out: NewFolder | None = None, annotations_only: bool = False) -> int:
+def download(dataset: Downloadable, /, out: NewFolder | None = None, annotations_only: bool = False) -> int:
     """Download a dataset that is openly available on the Hugging Face Hub; rerun the command to resume.
 
     Args:
@@ -102,7 +103,7 @@ def check(
         num_workers: number of processes that check videos; by default one per core.
         report: JSON file for the report, in addition to the printed one.
     """
-    with shown("data check: loading"):
+    with loading("data check"):
         from tvr_lightning.config.recipe import data_from_recipe
         from tvr_lightning.data import check as dataset_check
 
@@ -137,7 +138,7 @@ def compress(
         like: clip4clip for copies as CLIP4Clip's script makes them (3 fps, 224 pixels, h264).
         num_workers: number of processes that decode and encode; by default one per core.
     """
-    with shown("data compress: loading"):
+    with loading("data compress"):
         from tvr_lightning.config.recipe import data_from_recipe
         from tvr_lightning.data.compress import compress_dataset
         from tvr_lightning.media.compression import Compression
@@ -157,7 +158,7 @@ def stats(config: list[str], num_workers: PositiveInt | None = None, overrides: 
         config: recipe files or data overlays, can be repeated; later ones override earlier ones.
         num_workers: number of processes that read videos; by default one per core.
     """
-    with shown("data stats: loading"):
+    with loading("data stats"):
         from tvr_lightning.config.recipe import data_from_recipe
         from tvr_lightning.data.stats import print_stats
         from tvr_lightning.data.stats import stats as statistics_of

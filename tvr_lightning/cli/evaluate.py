@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tvr_lightning.cli.loading import loading
 from tvr_lightning.cli.types import File, Folder, NewFolder, PositiveInt
 from tvr_lightning.config.recipe_files import OptionError, refuse_options
 from tvr_lightning.files import write_whole
@@ -60,7 +61,7 @@ def evaluate(
         raise OptionError(f"{len(scores)} files of scores were given. Give one, or two to compare.")
     if len(scores) == 2:
         refuse_options({"name": name}, "cannot be used with two files of scores, which keep their own names.")
-    with shown("evaluate: loading"):
+    with loading("evaluate"):
         from rich.console import Console
 
         from tvr_lightning.evaluation.brought import Banks, compare, evaluate_scores, intervals

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvr_lightning.cli.loading import loading
 from tvr_lightning.cli.types import AtLeast28, FileOrFolder, NewFile, NewFolder, NonNegativeInt, PositiveInt
 from tvr_lightning.config.recipe_files import OptionError, refuse_options
 from tvr_lightning.data.records import SplitName
@@ -85,7 +86,7 @@ def extract(
         refuse_options({"actors": actors, "address": address}, "can only be used with Ray. Add --engine ray.")
     elif verify:
         raise OptionError("--engine ray cannot be used with --verify, which computes in this process. Leave it out.")
-    with shown("extract: loading"):
+    with loading("extract"):
         import torch
 
         from tvr_lightning.extract.plan import ExtractOptions
@@ -184,7 +185,7 @@ def caption(
         num_workers: number of processes that decode.
         device: device for the model; a GPU by default if available.
     """
-    with shown("caption: loading"):
+    with loading("caption"):
         from tvr_lightning.config.recipe import data_from_recipe
         from tvr_lightning.encoders.captioner import CaptionOptions, find_captioner, load_captioner
         from tvr_lightning.encoders.captioner import caption as describe

@@ -14,7 +14,7 @@ from tvr_lightning._version import __version__
 from tvr_lightning.cli.commands import COMMANDS, RECIPE, Command
 from tvr_lightning.config.recipe_files import OptionError
 from tvr_lightning.errors import MissingAssetError, UserError
-from tvr_lightning.quiet import VERBOSE, is_verbose, quieten
+from tvr_lightning.quiet import VERBOSE, is_verbose
 
 UNREAD = 141
 """Exit status if the reader of a pipe has closed it, as in a shell for a process ended by SIGPIPE."""
@@ -98,7 +98,6 @@ def run(command: Command, words: list[str]) -> int:
         options["overrides"] = overrides
     parameters = inspect.signature(function).parameters.values()
     positional = [options.pop(p.name) for p in parameters if p.kind is p.POSITIONAL_ONLY]
-    quieten()
     try:
         return function(*positional, **options)
     except MissingAssetError as error:

@@ -71,6 +71,7 @@ def parser_of(command: Command, function: Callable[..., int]) -> ArgumentParser:
         said = _help(hint, default, helps[name], positional)
         options: dict[str, Any] = {"help": said.replace("%", "%%")}
         if positional:
+            options["metavar"] = name
             if is_list(hint):
                 options |= {"nargs": "+" if required else "*", "type": hint.__args__[0]}
             parser.add_argument(name, **{"type": hint} | options)
@@ -88,8 +89,9 @@ def parser_of(command: Command, function: Callable[..., int]) -> ArgumentParser:
 def _help(hint: Any, default: Any, said: str, positional: bool) -> str:
     """Return the description of an option with its valid values and its default."""
     said = said if said.endswith("..") else said.removesuffix(".")
-    if len(metavar(hint)) > LONGEST_CHOICES:
-        said = f"{said}; one of {expected(hint)}"
+    choices = metavar(hint).strip("{}").split(",")
+    if len(metavar(hint)) > LONGEST_CHOICES or (positional and len(choices) > 1):
+        said = said if all(choice in said for choice in choices) else f"{said}; one of {expected(hint)}"
     limited = metavar(hint) in ("N", "X") and expected(hint) not in ("a whole number", "a number")
     notes = [expected(hint)] if limited else []
     if default not in (None, [], "", False):
@@ -167,8 +169,9 @@ def _refusal(parser: ArgumentParser, function: Callable[..., int], words: Sequen
     key, value = re.search(r'Parser key "(\w+)"', message), re.search(r"Given value: (.*)\Z", message.strip())
     if key is None or key[1] not in hints:
         return " ".join(refusals(message).split())
-    if path := re.search(r"Not of type (?!NoneType)\w+: (.*(?:; |cannot be).*)", message):
-        return path[1]
+    if path := re.search(r"Not of type \w+: (.*; .*)", message):
+        # The parser removes a value from the beginning of the message of an option that may be null.
+        return path[1] if not path[1].startswith(("is ", "cannot ")) or value is None else f"{value[1]} {path[1]}"
     name, hint = key[1], hints[key[1]]
     option = f"--{name.rstrip('_')}"
     own = any(option in action.option_strings for action in parser._actions)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tvr_lightning.cli.loading import loading
 from tvr_lightning.cli.types import File, FileOrFolder, Folder, Index, NewFolder, Port, PositiveInt, UnitInterval
 from tvr_lightning.progress import shown
 from tvr_lightning.ranges import FrameSampling
@@ -77,7 +78,7 @@ def index(
         raise RefusedError(f"{out} records the options of its methods. Drop {named}, or index into a new folder.")
     if seed is not None and weights != "none":
         raise RefusedError("--seed applies only to random weights. Drop it, or pass --weights none.")
-    with shown("index: loading"):
+    with loading("index"):
         from tvr_lightning.search.indexing import index as index_videos
         from tvr_lightning.search.scorer import ScorerSource
         from tvr_lightning.search.segments import LENGTH, Segments
@@ -209,7 +210,7 @@ def serve(
         trust: module whose classes the index's checkpoints may name, can be repeated; its code is run.
         device: device for the methods; a GPU by default if available.
     """
-    with shown("serve: loading"):
+    with loading("serve"):
         from tvr_lightning.search.engine import Searcher
         from tvr_lightning.search.server import ServerOptions
         from tvr_lightning.search.server import serve as serve_index

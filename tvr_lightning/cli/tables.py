@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from tvr_lightning.cli.loading import loading
 from tvr_lightning.cli.types import (
     AtLeast2,
     AtLeast8,
@@ -19,7 +20,6 @@ from tvr_lightning.cli.types import (
 )
 from tvr_lightning.config.recipe_files import OptionError, refuse_options
 from tvr_lightning.errors import UserError
-from tvr_lightning.progress import shown
 
 BATCH, APPLIED = "data.init_args.batch_size", ("trainer.precision", "trainer.plugins")
 
@@ -93,7 +93,7 @@ def reproduce(
         memory_gib: memory of a SLURM job in GiB; 64 by default.
         max_parallel_jobs: maximum number of SLURM jobs in the queue; 16 by default.
     """
-    with shown("reproduce: loading"):
+    with loading("reproduce"):
         from tvr_lightning.config.recipe_files import find_recipe, recipes_folder
         from tvr_lightning.reproduce.report.sources import run_of_card
         from tvr_lightning.reproduce.report.table_view import NOT_COMPARABLE, view_table, write_tables
@@ -151,7 +151,7 @@ def report(directory: Runs, /, recipes: Path = Path("recipes"), tables_only: boo
         recipes: folder of the recipes, whose tables map runs to published rows.
         tables_only: omit the figures that need weights and videos.
     """
-    with shown("report: loading"):
+    with loading("report"):
         from tvr_lightning.config.recipe_files import recipes_folder
         from tvr_lightning.reproduce.report.write import write_report
 
@@ -170,7 +170,7 @@ def verify_released(checkpoints: Folder, /, tolerance: NonNegativeFloat = 0.3, n
     """
     if not os.environ.get("TVR_DATA"):
         raise UserError("The papers' test videos are required. Set TVR_DATA to their parent folder.")
-    with shown("verify-released: loading"):
+    with loading("verify-released"):
         from tvr_lightning.reproduce.released import verify
 
     return verify(checkpoints, tolerance, num_workers)
@@ -203,7 +203,7 @@ def profile(
     given = dict.fromkeys(option.removeprefix("--").partition("=")[0] for option in overrides)
     ignored = [name for name in given if name == BATCH or (name.startswith("trainer.") and name not in APPLIED)]
     refuse_options(dict.fromkeys(ignored, True), "cannot be used in a profile, which has --batch_size and --device.")
-    with shown("profile: loading"):
+    with loading("profile"):
         from tvr_lightning.config.recipe import Recipe
         from tvr_lightning.reproduce.profile.profile import profile as measure
         from tvr_lightning.reproduce.runs.card import write_record

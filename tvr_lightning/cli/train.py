@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from tvr_lightning.cli.loading import loading
 from tvr_lightning.cli.types import AtLeast4, File, NewFile, PositiveInt
 from tvr_lightning.config.recipe_files import RECIPES, RecipeError
 from tvr_lightning.progress import shown
@@ -44,7 +45,7 @@ def fit(
         help_all: print all options of recipes.
     """
     if estimate:
-        with shown("fit: loading"):
+        with loading("fit"):
             from tvr_lightning.config.recipe import Recipe
             from tvr_lightning.reproduce.profile.estimate import estimate as measure
         print(measure(Recipe.parse(config, overrides)))
@@ -113,7 +114,7 @@ def _run(
     local = None if path is None or path in FOUND_BY_LIGHTNING or "://" in path else Path(path)
     if local is not None and not local.exists():
         raise RecipeError(f"{path}: no such checkpoint; looked for it at {local.absolute()}")
-    with shown(f"{command}: loading"):
+    with loading(command):
         from tvr_lightning.config.recipe import Recipe
         from tvr_lightning.runs.run import Run
     evaluated = None if command == "fit" else local
@@ -160,7 +161,7 @@ def audit(
         videos: number of test videos to audit, with their texts.
         seed: seed for selecting and ordering the audited videos and texts.
     """
-    with shown("audit: building the method"):
+    with loading("audit"):
         from tvr_lightning.audit.run import audit_method, report_audit
         from tvr_lightning.config.recipe import from_recipe
         from tvr_lightning.training.checkpoints import read_checkpoint
@@ -221,7 +222,7 @@ def push(
         private: hide a new repository from others.
         license: identifier of the license for the model card, such as mit.
     """
-    with shown("push: loading"):
+    with loading("push"):
         from tvr_lightning.api.hub import push_to_hub
     print(push_to_hub(checkpoint, name, results=results, private=private, license=license))
     return 0
@@ -235,7 +236,7 @@ def schema() -> int:
 
     found = cached_schema()
     if found is None:
-        with shown("schema: loading"):
+        with loading("schema"):
             from tvr_lightning.config.recipe import recipe_parser
 
             found = generate(recipe_parser())

@@ -12,10 +12,24 @@ from jsonargparse.typing import extend_base_type, restricted_number_type
 
 BOUNDS = {operator.gt: "above", operator.ge: "at least", operator.lt: "below", operator.le: "at most"}
 
-if TYPE_CHECKING:
-    PositiveInt = NonNegativeInt = AtLeast2 = AtLeast4 = AtLeast8 = AtLeast16 = AtLeast28 = Port = int
-    NonNegativeFloat = UnitInterval = float
-    File = Folder = FileOrFolder = NewFile = NewFolder = Index = Runs = Path
+if TYPE_CHECKING:  # checkers of types see the built-in ones
+    PositiveInt = int
+    NonNegativeInt = int
+    AtLeast2 = int
+    AtLeast4 = int
+    AtLeast8 = int
+    AtLeast16 = int
+    AtLeast28 = int
+    Port = int
+    NonNegativeFloat = float
+    UnitInterval = float
+    File = Path
+    Folder = Path
+    FileOrFolder = Path
+    NewFile = Path
+    NewFolder = Path
+    Index = Path
+    Runs = Path
 else:
     PositiveInt, NonNegativeInt = typing.PositiveInt, typing.NonNegativeInt
     NonNegativeFloat, UnitInterval = typing.NonNegativeFloat, typing.ClosedUnitInterval
@@ -131,7 +145,6 @@ def plain(value: Any) -> Any:
     """Return a value of an option as the built-in type, which can be pickled and written as JSON."""
     if isinstance(value, list):
         return [plain(item) for item in value]
-    for kind in (Path, int, float):
-        if isinstance(value, kind) and not isinstance(value, bool):
-            return kind(value)
-    return value
+    kinds: tuple[type, ...] = (Path, int, float)
+    kind = next((kind for kind in kinds if isinstance(value, kind) and not isinstance(value, bool)), None)
+    return value if kind is None else kind(value)

@@ -12,8 +12,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import jsonargparse
 import yaml
-from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters_context
@@ -23,9 +24,16 @@ import tvr_lightning.evaluation.two_stage
 import tvr_lightning.methods
 import tvr_lightning.training.tf32  # noqa: F401  recipes name classes by their bare names once these are imported
 from tvr_lightning import data as datasets
-from tvr_lightning.config.check import check_options, refusals, sources_of
+from tvr_lightning.config.check import Source, check_options, refusals, sources_of
 from tvr_lightning.config.checkpoint_options import Difference, TrainedOptions
-from tvr_lightning.config.recipe_files import OptionError, RecipeError, find_recipe, is_written_out, split_arguments
+from tvr_lightning.config.recipe_files import (
+    OptionError,
+    RecipeError,
+    find_recipe,
+    is_written_out,
+    read_recipe,
+    split_arguments,
+)
 from tvr_lightning.config.schema import cached_schema, generate, keep
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.encoders.pretrained import weights_follow
@@ -73,7 +81,7 @@ class CheckpointConfig(Options):
 def recipe_parser() -> ArgumentParser:
     """Return the parser of the sections of a recipe."""
     parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
-    parser.add_argument("--config", action=ActionConfigFile, help="recipe; can be repeated")
+    parser.add_argument("--config", action=jsonargparse.ActionConfigFile)  # type: ignore[attr-defined]
     seed = "seed of the run; true for a random one, false for none"
     parser.add_argument("--seed_everything", type=bool | int, default=0, help=seed)
     parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False, sub_configs=True)
@@ -116,6 +124,7 @@ class Recipe:
         checkpoint: Path | None = None,
         trust: Sequence[str] = (),
         override: bool = False,
+        only_data: bool = False,
     ) -> Recipe:
         """Parse recipes, later ones on top of earlier ones, and options on top of them.
 
@@ -125,17 +134,22 @@ class Recipe:
             checkpoint: Checkpoint to evaluate, on whose options everything is applied.
             trust: Modules whose classes the checkpoint may use, in addition to this package's.
             override: Allow options that change the checkpoint's scores.
+            only_data: Ignore all sections of recipes but `data`, which may be overlays of a missing method.
 
         Raises:
             OptionError: A class or option does not exist, or a value has the wrong type.
-            RecipeError: A recipe does not exist or is invalid.
+            RecipeError: A recipe does not exist or is invalid, or no recipe names a method or dataset.
             CheckpointError: The model cannot be built from the checkpoint, or the options change its scores.
         """
         more, options = split_arguments(overrides)
         recipes = [*recipes, *more]
         sources = list(sources_of(recipes, options))
         named = [str(recipe) if is_written_out(recipe) else str(find_recipe(recipe)) for recipe in recipes]
+        if only_data:
+            named = [json.dumps({"data": read_recipe(recipe).get("data") or {}}) for recipe in recipes]
         words = [f"--config={recipe}" for recipe in named] + _without_nulls(options)
+        if checkpoint is None:
+            _check_classes_given(sources, only_data)
         parser = recipe_parser()
         try:
             if checkpoint is None:
@@ -167,7 +181,7 @@ class Recipe:
 
         Raises:
             MissingAssetError: Files are missing; the message lists all of them.
-            RecipeError: An option has an impossible value, or no dataset or method is given.
+            RecipeError: An option has an impossible value.
         """
         self.check_trainer()
         data = self.build_data()
@@ -183,10 +197,7 @@ class Recipe:
 
         Raises:
             OptionError: The precision or strategy is not supported.
-            RecipeError: No method is given.
         """
-        if self.config.model is None:
-            raise OptionError("No method is given. Name a recipe that has one, such as --config tcmgc.")
         trainer, model = self.config.trainer, self.config.model.init_args
         precision, strategy = str(trainer.precision or "32-true"), trainer.strategy
         encoder = model.encoder if "encoder" in model else model.method.init_args.encoder
@@ -207,12 +218,8 @@ class Recipe:
         """Build only the data, as it is before the method sets the size of its frames.
 
         Raises:
-            RecipeError: No dataset is given, or its options have impossible values.
+            RecipeError: Its options have impossible values.
         """
-        if self.config.data is None:
-            raise RecipeError(
-                "No dataset is given. Name one before the overlays, such as --config data/msrvtt, or a method's recipe."
-            )
         parser = ArgumentParser(exit_on_error=False)
         parser.add_subclass_arguments(TextVideoDataModule, "data")
         with _explained():
@@ -284,7 +291,16 @@ def from_recipe(
 
 def data_from_recipe(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> TextVideoDataModule:
     """Build only the data of recipe files or of data overlays without a method; arguments as in `from_recipe`."""
-    return Recipe.parse(paths, overrides).build_data()
+    return Recipe.parse(paths, overrides, only_data=True).build_data()
+
+
+def _check_classes_given(sources: Sequence[Source], only_data: bool) -> None:
+    """Refuse recipes and options that name no dataset or no method."""
+    for section, name in ({"data": "dataset"} if only_data else {"data": "dataset", "model": "method"}).items():
+        values = [content.get(section) for _, content in sources]
+        if not any(isinstance(value, str) or "class_path" in (value or {}) for value in values):
+            example = "data/msrvtt, or a method's recipe" if only_data else "tcmgc"
+            raise RecipeError(f"No {name} is given. Name one before the overlays, such as --config {example}.")
 
 
 @contextmanager

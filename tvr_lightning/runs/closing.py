@@ -114,7 +114,7 @@ def weights_of_fit(run: Run, checkpoint: str | None) -> Weights:
     if not trainer.global_step:
         return starting_weights(run.model, run.config.model.init_args)
     folder = run_folder(trainer)
-    return Weights("last", folder and str(folder), trainer.current_epoch, trainer.global_step)
+    return Weights("last", None if folder is None else str(folder), trainer.current_epoch, trainer.global_step)
 
 
 def weights_of_test(run: Run) -> Weights:

@@ -12,11 +12,12 @@ from typing import Any, Literal
 
 import torch
 import yaml
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, RichModelSummary
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from tvr_lightning.audit.callback import LeakageAudit
 from tvr_lightning.config.check import refusals
@@ -128,15 +129,20 @@ class Run:
                 plugins = options["plugins"] or []
                 options["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
                 monitor = getattr(self.model, "monitor", MONITOR)
-                best, last = {"monitor": monitor, "filename": "best"}, {"monitor": "step", "filename": "last"}
                 # A single callback with save_last writes only if the monitored value has improved. The last weights
                 # are written after every epoch, because the last epoch may not be validated.
                 # Without a version counter, files of a killed run are overwritten.
                 callbacks += [
                     RandomState(),
                     WeightsRecord(monitor, self.config.seed_everything),
-                    RunCheckpoint(mode="max", enable_version_counter=False, **best),
-                    RunCheckpoint(mode="max", enable_version_counter=False, save_on_train_epoch_end=True, **last),
+                    RunCheckpoint(monitor=monitor, mode="max", filename="best", enable_version_counter=False),
+                    RunCheckpoint(
+                        monitor="step",
+                        mode="max",
+                        filename="last",
+                        enable_version_counter=False,
+                        save_on_train_epoch_end=True,
+                    ),
                     SaveRunning(self.config.checkpoints.every_n_steps),
                 ]
         logger = False if options["logger"] in (None, True) else options["logger"]

@@ -26,10 +26,10 @@ from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.media.audio import SAMPLE_RATE, STEPS_PER_SECOND, AudioTrack
 from tvr_lightning.media.augment import FrameTransform
-from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.media.video import read_clip
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.ranges import FrameSampling
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.store import Fingerprint, differences
 from tvr_lightning.training.checkpoints import (

@@ -10,12 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from tvr_lightning.files import TEMPORARY, held, remedy, write_whole
+from tvr_lightning.ranges import StoreDtype
 from tvr_lightning.store.shard import (
     NAME,
     Fingerprint,
     Part,
     Record,
-    StoreDtype,
     StoreError,
     StoreItem,
     check_alike,

@@ -54,7 +54,7 @@ def site_of(out, chosen, **setting):
             for kind in KINDS:
                 ranks, video = read_ranks(run, kind)
                 turned[kind] = Ranks(better=ranks.better.flip(0), tied=ranks.tied.flip(0), index=ranks.index), video
-            write_ranks(run.file, turned)
+            write_ranks(run.ranks, turned)
     runs = read_runs(out)
     for run in runs:
         run.log = out / "metrics.csv"

@@ -75,7 +75,7 @@ def test_a_repeated_run_is_measured_again(run, tmp_path):
     first = figures_of(run, tmp_path)
     assert place.stat().st_mtime_ns == before
     run.card.results = {**run.card.results, "seed": 7}
-    again = figures_of(run_of_card(run.card, run.file.parent), tmp_path)
+    again = figures_of(run_of_card(run.card, run.ranks.parent), tmp_path)
     assert place.stat().st_mtime_ns > before
     assert str(again["results"]) != str(first["results"])
 

@@ -38,7 +38,7 @@ def test_a_card_comes_back_as_it_was_written(card, path):
 
 def test_the_stored_ranks_give_the_metrics_of_the_card(card, path):
     for direction in ("text_to_video", "video_to_text"):
-        ranks, video = read_ranks(card.key, path.parent, direction)
+        ranks, video = read_ranks(path.with_suffix(".parquet"), direction)
         assert summarize(ranks, (1, 5, 10)) == pytest.approx(card.metrics(direction))
         assert torch.equal(video, torch.arange(60))
 

@@ -78,7 +78,7 @@ def test_a_run_leaves_its_card_and_is_not_repeated(root, tmp_path):
     assert card.peak_memory_mib > 50
     assert Path(card.checkpoint).is_file()
     assert set(card.run["fingerprints"]) == {"config", "code", "data", "weights", "files"}
-    ranks, _ = read_ranks(card.key, folders.cards, "text_to_video")
+    ranks, _ = read_ranks(folders.cards / f"{card.key}.parquet", "text_to_video")
     assert 100 * ranks.found_within(1).mean() == pytest.approx(results["text_to_video"]["R@1"])
     assert any("nothing left to run" in line for line in said)
     said.clear()
@@ -162,7 +162,7 @@ def test_question_answering_leaves_a_hit_or_miss_per_question(root, tmp_path):
     plan, folders = tiny_plan(root, tmp_path, "dpdv-s4", ("dpdv-vqa",)), Folders(tmp_path / "out")
     (card,) = run_plan(plan, folders, [].append).values()
     assert card.status == "finished", card.error
-    ranks, video = read_ranks(card.key, folders.cards, "question")
+    ranks, video = read_ranks(folders.cards / f"{card.key}.parquet", "question")
     assert len(ranks) == len(video) == card.results["evaluation"]["questions"]
     assert 100 * ranks.found_within(1).mean() == pytest.approx(card.accuracy())
 

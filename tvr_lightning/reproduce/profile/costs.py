@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tvr_lightning.data.batch import PairBatch
 from tvr_lightning.evaluation.loop import PAIR_BYTES
 from tvr_lightning.evaluation.pair_scores import PairScores
-from tvr_lightning.features import Record, TextFeatures, VideoFeatures
+from tvr_lightning.features import Record
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.reproduce.runs.card import read_record
 from tvr_lightning.reproduce.runs.memory import peak_memory_mib
@@ -86,7 +86,7 @@ class ProfileCard:
 
 
 def read_profiles(folder: Path) -> list[ProfileCard]:
-    """Read all profiles of a folder, sorted by name; raise `CardError` if one is unusable."""
+    """Read all profiles of a folder, sorted by name; raise UserError if one is unusable."""
     fix = "delete it and rerun `tvr profile`"
     found = [read_record(path, ProfileCard, fix) for path in sorted(folder.glob("*.json"))]
     return [ProfileCard(**{**raw, "costs": Costs(**raw["costs"])}) for raw in found]
@@ -121,19 +121,17 @@ def measure_costs(
             times.append(time.perf_counter() - began)
         return 1000 * median(times[1:])
 
-    def encode_text() -> TextFeatures:
+    def encode(features: Callable[[Any], Any], items: Record) -> Any:
         with precision():
-            return module.text_features(batch.text)
-
-    def encode_video() -> VideoFeatures:
-        with precision():
-            return module.video_features(batch.video)
+            return features(items)
 
     _peak_mib_since_last(device)
     module.eval()
     with torch.no_grad():
-        text, video = encode_text().float(), encode_video().float()
-        text_ms, video_ms = milliseconds(encode_text) / pairs, milliseconds(encode_video) / pairs
+        text = encode(module.text_features, batch.text).float()
+        video = encode(module.video_features, batch.video).float()
+        text_ms = milliseconds(lambda: encode(module.text_features, batch.text)) / pairs
+        video_ms = milliseconds(lambda: encode(module.video_features, batch.video)) / pairs
         # Views of one item, since only their sizes count.
         every_text = text[:1].apply(lambda tensor: tensor.expand(queries, *tensor.shape[1:]))
         every_video = video[:1].apply(lambda tensor: tensor.expand(videos, *tensor.shape[1:]))

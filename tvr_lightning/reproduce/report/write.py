@@ -9,11 +9,13 @@ from rich.console import Console
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.progress import shown
+from tvr_lightning.reproduce.profile.costs import read_profiles
 from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, shortened
 from tvr_lightning.reproduce.report.figures.figure_types import figures_of
 from tvr_lightning.reproduce.report.site import Site
-from tvr_lightning.reproduce.report.sources import ReportedRun, known_tables, load_table, read_profiles, read_runs
+from tvr_lightning.reproduce.report.sources import ReportedRun, read_runs
 from tvr_lightning.reproduce.report.table_view import TableView, view_table
+from tvr_lightning.reproduce.tables import known_tables, load_table
 
 
 def write_report(directory: Path, recipes: Path, tables_only: bool) -> list[Path]:

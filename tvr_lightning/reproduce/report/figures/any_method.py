@@ -1,8 +1,9 @@
-"""Figures of any method: retrieval mass and errors (NCL, Figs. 2 and 3), the two modalities (Figs. 7 and 8)."""
+"""Figures of any method: scores, retrieval mass and errors (NCL, Figs. 2 and 3), the modalities (Figs. 7 and 8)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,15 +15,45 @@ from tvr_lightning.evaluation.sources import MatrixSource, TransposedSource
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.methods.contrast import EmptyQueueError
-from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, new_panels
+from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, histograms, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
-LEAST_POINTS = 4
 MOST_MASS = 5
 DIRECTIONS = {"t2v": "text to video", "v2t": "video to text"}
 
 
-def measure_balance(encoded: EncodedSplit) -> Arrays:
+def measure_similarity(encoded: EncodedSplit) -> Arrays:
+    """Return histograms of the scores of `positive` and `negative` pairs (DPDV, Fig. S1; GAID, Fig. 6).
+
+    `overlap` is the probability in percent that another pair outscores a matching one, with ties counted half.
+    """
+    own = torch.zeros_like(encoded.similarity, dtype=torch.bool)
+    own[torch.arange(len(own)), encoded.matching] = True
+    positive, negative = (encoded.similarity[chosen].double().numpy() for chosen in (own, ~own))
+    below = [np.searchsorted(np.sort(negative), positive, side) for side in ("left", "right")]
+    overlap = 100 * (1 - np.mean(below) / max(len(negative), 1))
+    return histograms({"positive": positive, "negative": negative}, bins=60) | {"overlap": np.array(overlap)}
+
+
+def draw_similarity(arrays: Arrays) -> Iterator[Chart]:
+    """Draw both histograms over one axis."""
+    (axis,) = new_panels(1)
+    for name, color, label in (("positive", COLORS[0], "matching pairs"), ("negative", COLORS[1], "all other pairs")):
+        axis.stairs(arrays[name], arrays["edges"], fill=True, alpha=0.5, color=color, label=label)
+    axis.set(xlabel="score before post-processing", ylabel="share of the pairs")
+    axis.legend()
+    alt = "Two histograms of scores: of texts with their own videos, and of texts with other videos."
+    facts = [
+        f"mean of matching pairs: {arrays['positive_mean']:.3g}",
+        f"mean of other pairs: {arrays['negative_mean']:.3g}",
+        f"chance that another pair outscores a matching one: {arrays['overlap']:.3g} %",
+    ]
+    note = "DPDV, Fig. S1, and GAID, Fig. 6, also show those of a baseline: see the pages of the tables."
+    yield Chart("", drawings([axis], alt), facts, note)
+
+
+@torch.no_grad()
+def measure_balance(encoded: EncodedSplit) -> dict[str, Any]:
     """Return retrieval mass and error rates of both directions, before post-processing.
 
     Returns:
@@ -34,41 +65,33 @@ def measure_balance(encoded: EncodedSplit) -> Arrays:
     source = MatrixSource(encoded.similarity.double())
     videos = torch.arange(source.gallery)
     temperature = encoded.module.score_temperature()
-    arrays: Arrays = {}
+    arrays: dict[str, Any] = {}
     for name, scores, queries, gallery in (
         ("t2v", source, encoded.matching, videos),
         ("v2t", TransposedSource(source), videos, encoded.matching),
     ):
         found = balance(scores, temperature, queries, gallery)
-        arrays[f"{name}.mass"] = (found.mass / found.share).numpy()
-        arrays[f"{name}.error"] = np.array(found.error)
+        arrays |= {f"{name}.mass": found.mass / found.share, f"{name}.error": found.error}
         for field in ("edges", "items", "false_negative", "false_positive"):
-            arrays[f"{name}.{field}"] = getattr(found.rates, field).numpy()
-    return arrays | _normalized(encoded)
-
-
-@torch.no_grad()
-def _normalized(encoded: EncodedSplit) -> Arrays:
+            arrays[f"{name}.{field}"] = getattr(found.rates, field)
     module, normalizer, bank = encoded.module, encoded.module.evaluation_config.normalization, None
     if normalizer is None:
-        return {}
+        return arrays
     if normalizer.needs_bank:
         try:
             bank = module.contrast.bank()
         except EmptyQueueError:
-            return {"normalized.missing": np.array("the queues of training queries are empty")}
+            return arrays | {"normalized.missing": "the queues of training queries are empty"}
         if bank is None:
             reason = "it needs a bank of the training split, which is not encoded for figures"
-            return {"normalized.missing": np.array(reason)}
+            return arrays | {"normalized.missing": reason}
     evaluator = Evaluator(module.score, temperature=module.score_temperature(), measure_balance=True)
     evaluation = evaluator.evaluate(
         encoded.texts, encoded.text_index, encoded.videos, encoded.video_index, encoded.truth, normalizer, bank
     )
-    arrays: Arrays = {}
     for name, words in DIRECTIONS.items():
         found = evaluation.balance[words.replace(" ", "-")]  # type: ignore[index]
-        arrays[f"normalized.{name}.mass"] = (found.mass / found.share).cpu().numpy()
-        arrays[f"normalized.{name}.error"] = np.array(found.error)
+        arrays |= {f"normalized.{name}.mass": found.mass / found.share, f"normalized.{name}.error": found.error}
     return arrays
 
 
@@ -110,14 +133,13 @@ def draw_balance(arrays: Arrays) -> Iterator[Chart]:
     yield Chart("", drawings(axes, alt), facts, note)
 
 
-@torch.no_grad()
-def measure_modalities(encoded: EncodedSplit) -> Arrays:
+def measure_modalities(encoded: EncodedSplit) -> dict[str, Any]:
     """Return mean similarities within and between the modalities, modal means, and a map by principal components.
 
     Returns:
         `text_text`, `video_video` (different items), `text_video` (pairs that do not match), `matching`,
-        `mean_distance` between the modal means and their lengths `text_mean`, `video_mean`; and, if there are enough
-        items, `map` (2, B, 2): texts and videos in the plane.
+        `mean_distance` between the modal means and their lengths `text_mean`, `video_mean`; and `map` (2, B, 2): texts
+        and videos in the plane.
     """
     text, video = encoded.paired()
     texts = unit(text.sentence).cpu()
@@ -128,7 +150,7 @@ def measure_modalities(encoded: EncodedSplit) -> Arrays:
     def mean(a: Tensor, b: Tensor) -> Tensor:
         return (a @ b.T)[others].mean()
 
-    values = {
+    arrays: dict[str, Any] = {
         "text_text": mean(texts, texts),
         "video_video": mean(videos, videos),
         "text_video": mean(texts, videos),
@@ -137,13 +159,10 @@ def measure_modalities(encoded: EncodedSplit) -> Arrays:
         "video_mean": videos.mean(0).norm(),
         "mean_distance": (texts.mean(0) - videos.mean(0)).norm(),
     }
-    arrays = {name: value.numpy() for name, value in values.items()}
-    if count >= LEAST_POINTS:
-        points = torch.cat([texts, videos]).numpy()
-        points -= points.mean(axis=0)
-        axes = np.linalg.svd(points, full_matrices=False)[2][:2]
-        arrays["map"] = (points @ axes.T).reshape(2, count, 2)
-    return arrays
+    points = torch.cat([texts, videos]).numpy()
+    points -= points.mean(axis=0)
+    axes = np.linalg.svd(points, full_matrices=False)[2][:2]
+    return arrays | {"map": (points @ axes.T).reshape(2, count, 2)}
 
 
 def draw_modalities(arrays: Arrays) -> Iterator[Chart]:
@@ -154,7 +173,7 @@ def draw_modalities(arrays: Arrays) -> Iterator[Chart]:
         "text_video": "text-\nvideo",
         "matching": "matching",
     }
-    axes = new_panels(2 if "map" in arrays else 1)
+    axes = new_panels(2)
     axes[0].bar([*bars.values()], [float(arrays[name]) for name in bars], color=COLORS[: len(bars)])
     axes[0].axhline(0, color=COLORS[4], linewidth=0.6)
     axes[0].set(title="means over pairs", ylabel="cosine")
@@ -162,17 +181,12 @@ def draw_modalities(arrays: Arrays) -> Iterator[Chart]:
         "NCL, Figs. 7 and 8, after training: sentences and means of the unit frames, before any conditioning on each "
         "other."
     )
-    if "map" in arrays:
-        texts, videos = arrays["map"]
-        axes[1].plot(*np.stack([texts, videos]).transpose(2, 0, 1), color=COLORS[5], linewidth=0.4, alpha=0.5)
-        axes[1].scatter(texts[:, 0], texts[:, 1], s=9, color=COLORS[0], label="texts")
-        axes[1].scatter(videos[:, 0], videos[:, 1], s=9, color=COLORS[1], marker="s", label="videos")
-        axes[1].set(title="principal components; lines join pairs")
-        axes[1].set_xticks([])
-        axes[1].set_yticks([])
-        axes[1].legend()
-    else:
-        note += f" The map is not drawn: it needs {LEAST_POINTS} matching pairs."
+    texts, videos = arrays["map"]
+    axes[1].plot(*np.stack([texts, videos]).transpose(2, 0, 1), color=COLORS[5], linewidth=0.4, alpha=0.5)
+    axes[1].scatter(texts[:, 0], texts[:, 1], s=9, color=COLORS[0], label="texts")
+    axes[1].scatter(videos[:, 0], videos[:, 1], s=9, color=COLORS[1], marker="s", label="videos")
+    axes[1].set(title="principal components; lines join pairs", xticks=[], yticks=[])
+    axes[1].legend()
     alt = "Bars of the mean cosines within and between texts and videos, and a two-dimensional map of texts and videos."
     facts = [
         f"distance of the modal means: {arrays['mean_distance']:.3g}",
