@@ -187,7 +187,7 @@ def caption(
     """
     with loading("caption"):
         from tvr_lightning.config.recipe import data_from_recipe
-        from tvr_lightning.encoders.captioner import Captioner, CaptionOptions, load_captioner
+        from tvr_lightning.encoders.captioner import CaptionOptions, find_captioner, load_captioner
         from tvr_lightning.encoders.captioner import caption as describe
 
     options = CaptionOptions(out, prompt, segments, frames, image_size, max_new_tokens, batch_size, num_workers)
@@ -195,7 +195,7 @@ def caption(
     data.extra_captions = None  # the recipe may name the file that is about to be written
     chosen: list[SplitName] = splits or ["train"]
     stages = ["fit" if name == "train" else "validate" if name == "val" else "test" for name in chosen]
-    check_present([*(partial(data.check_present, stage) for stage in stages), partial(Captioner.required_files, model)])
+    check_present([*(partial(data.check_present, stage) for stage in stages), partial(find_captioner, model)])
     videos = [video for name in chosen for video in data.read_split(name).videos]
     with shown(f"caption: loading {model}"):
         captioner = load_captioner(model, device)
