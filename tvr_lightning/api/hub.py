@@ -228,16 +228,10 @@ def _without_folder(text: str) -> str:
 
 
 def model_card(name: str, results: dict[str, Any], recipe: dict[str, Any], license: str | None) -> ModelCard:
-    """Return a model card: what the model is, what was measured and of which weights, and what it is for.
-
-    Args:
-        name: `user/name`.
-        results: Content of results.json.
-        recipe: Recipe of the training.
-        license: Identifier of the license.
+    """Return the model card of `user/name` from the content of results.json and the recipe of the training.
 
     Raises:
-        KeyError: The results lack what a card must state.
+        KeyError: A result that the card must state is missing.
     """
     dataset = recipe["data"]["class_path"].rpartition(".")[2]
     trained_on = results.get("trained_on") or dataset

@@ -56,7 +56,9 @@ def encode(
     """Replace the media of a batch by the features of some parts, with encoders on `device` and in eval mode."""
     if batch.media is None:
         return
-    media, batch.media, batch.problems = batch.media.to(device), None, batch.media.problems
+    media = batch.media.to(device)
+    batch.problems += media.problems
+    batch.media = None
     if "frames" in parts or "patches" in parts:
         features = encoder.encode_video(media, patches="patches" in parts)
         batch.features["frames"] = (features.frames.cpu(), features.frame_mask.cpu())

@@ -63,7 +63,7 @@ def encoded_by_ray(
         batches: Parts and positions of each batch.
         read: Reader of one video.
         models: Frame encoder and audio encoder.
-        options: Options with the device, the number of actors, and the address of the cluster.
+        options: Device, number of actors, and address of the cluster.
 
     Raises:
         UserError: Ray is not installed, or there is no cluster at the address.

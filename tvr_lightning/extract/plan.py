@@ -13,6 +13,7 @@ from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
+from tvr_lightning.ranges import Count, Options, Workers
 from tvr_lightning.store import PARTS, Part, StoreDtype, StoreItem
 
 Engine = Literal["local", "ray"]
@@ -20,24 +21,24 @@ What = Literal["text", "frames", "patches", "audio", "all"]
 
 
 @dataclass
-class ExtractOptions:
+class ExtractOptions(Options):
     """Settings of an extraction.
 
     Attributes:
-        out: folder of the store.
-        what: parts to extract; "all" means every part that the source and the encoders provide.
-        batch_size: number of items per pass through an encoder.
-        shard_size: number of items per shard, best a multiple of `batch_size`; if the process is killed, at most one
+        out: Folder of the store.
+        what: Parts to extract; "all" means every part that the source and the encoders provide.
+        batch_size: Number of items per pass through an encoder.
+        shard_size: Number of items per shard, best a multiple of `batch_size`; if the process is killed, at most one
             shard is lost.
-        num_workers: number of processes that decode.
-        dtype: data type of the features on disk.
-        device: device of the encoders, such as "cpu" or "cuda".
-        command: command line that repeats the extraction, for the messages of the store.
-        progress: whether to show a progress bar.
+        num_workers: Number of processes that decode.
+        dtype: Data type of the features on disk.
+        device: Device of the encoders, such as "cpu" or "cuda".
+        command: Command line that repeats the extraction, for the messages of the store.
+        progress: Whether to show a progress bar.
         engine: `local` decodes in worker processes and encodes in this one; `ray` does both on actors of a Ray cluster,
             while this process writes the store.
-        actors: number of actors of the engine `ray`, each with its own copy of the encoders.
-        address: address of a running Ray cluster; None starts one on this machine.
+        actors: Number of actors of the engine `ray`, each with its own copy of the encoders.
+        address: Address of a running Ray cluster; None starts one on this machine.
 
     Raises:
         UserError: A number is below its minimum, or there is nothing to extract.
@@ -45,21 +46,19 @@ class ExtractOptions:
 
     out: str
     what: Sequence[What] = ("all",)
-    batch_size: int = 32
-    shard_size: int = 256
-    num_workers: int = 2
+    batch_size: Count = 32
+    shard_size: Count = 256
+    num_workers: Workers = 2
     dtype: StoreDtype = "float32"
     device: str = "cpu"
     command: str = "tvr extract"
     progress: bool = True
     engine: Engine = "local"
-    actors: int = 1
+    actors: Count = 1
     address: str | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("shard_size", 1), ("num_workers", 0), ("actors", 1)):
-            if getattr(self, name) < least:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        super().__post_init__()
         if not self.what:
             raise UserError(
                 f"There is nothing to extract. Set --parts to all, one of {', '.join(PARTS)}, or [text, frames]."
