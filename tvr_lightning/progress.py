@@ -103,7 +103,9 @@ class _PaceColumn(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         speed, left = _pace(task)
-        return Text("" if speed is None or left is None else f"{speed:.1f}/s, {clock(left)} left")
+        if speed is None or left is None:
+            return Text("")
+        return Text(f"{speed:.1f}/s" + ("" if task.finished else f", {clock(left)} left"))
 
 
 class _Bar(Progress):
