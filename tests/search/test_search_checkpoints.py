@@ -13,6 +13,7 @@ from search_parts import save_checkpoint
 
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import ClipEncoder, TinyClipEncoder
+from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.pretrained import find_weights, weights_follow
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.search import ScorerSource, Searcher, index
@@ -128,7 +129,7 @@ def test_the_weights_of_a_checkpoint_are_its_own_and_nothing_is_downloaded(publi
     for name, tensor in method.state_dict().items():
         assert torch.equal(scorer.module.state_dict()[name], tensor), name
     assert scorer.module.encoder.configuration() == method.encoder.configuration()
-    with pytest.raises(OSError, match="no weights 'published'"):
+    with pytest.raises(MissingWeightsError, match="no weights 'published'"):
         ClipEncoder(**published)
     assert no_network, "a recipe may download them"
 

@@ -181,6 +181,8 @@ def _mean_pooling(source: ScorerSource) -> RetrievalModule:
         torch.manual_seed(source.seed)  # random weights must be the same each time the index is opened
         try:
             encoder = ClipEncoder(source.architecture, source.weights)
+        except MissingWeightsError:
+            raise
         except ValueError as error:
             raise SearchError(str(error).replace("encoder.weights", "--weights")) from error
     return CLIP4Clip(encoder, frames=source.frames)
