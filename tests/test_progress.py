@@ -8,7 +8,7 @@ import time
 from rich.console import Console
 
 from tvr_lightning import progress
-from tvr_lightning.progress import clock, progress_bar, progress_file, said_regularly, shown
+from tvr_lightning.progress import clock, print_regularly, progress_bar, progress_file, shown
 
 
 def test_a_bar_without_a_terminal_says_regularly_how_far_it_is(capsys, monkeypatch):
@@ -53,7 +53,7 @@ def test_nothing_is_said_of_a_bar_that_is_not_shown_or_of_short_work(capsys, mon
 def test_the_state_is_asked_for_each_time(capsys, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS", 0.01)
     seen = iter(range(1000))
-    with said_regularly(lambda: [f"step {next(seen)}"]):
+    with print_regularly(lambda: [f"step {next(seen)}"]):
         time.sleep(0.2)
     assert capsys.readouterr().out.startswith("step 0\nstep 1\n")
 

@@ -48,7 +48,7 @@ def _every(seconds: float, do: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def said_regularly(state: Callable[[], Iterable[str]]) -> Iterator[None]:
+def print_regularly(state: Callable[[], Iterable[str]]) -> Iterator[None]:
     """Print the lines that `state` returns every ten seconds inside the context, from a separate thread."""
 
     def write() -> None:
@@ -128,7 +128,7 @@ def progress_bar(shown: bool = True) -> Iterator[Progress]:
                 yield f"{task.description}: {task.completed:.0f}/{task.total:.0f}" + (f", {pace}" if pace else "")
 
     bar = _Bar(*columns, disable=not shown)
-    with bar, said_regularly(lines) if shown and not bar.console.is_terminal else nullcontext():
+    with bar, print_regularly(lines) if shown and not bar.console.is_terminal else nullcontext():
         yield bar
 
 
