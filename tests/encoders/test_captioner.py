@@ -27,11 +27,11 @@ from tvr_lightning.data.recover_captions import SCHEMA, Description, read_captio
 from tvr_lightning.encoders.caption_journal import CaptionJournal, CaptionJournalError, MadeWith
 from tvr_lightning.encoders.captioner import (
     CaptionOptions,
-    MissingCaptionerError,
     caption,
     load_captioner,
     segment_spans,
 )
+from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.video import probe
 from tvr_lightning.synthetic import synthesize
@@ -325,7 +325,7 @@ def test_the_verb_describes_a_recipes_training_videos_for_dpdv_to_read(videos, f
     assert pd.read_parquet(out)["video_id"].unique().tolist() == ids
     assert set(read_captions(out).descriptions) == set(ids)
     assert main([*(word for word in words if not word.startswith("--model")), "--model=nowhere"]) == 1
-    assert "looked for a folder" in capsys.readouterr().err
+    assert "has no weights: looked in" in capsys.readouterr().err
 
 
 def test_workers_do_not_change_what_is_said(captioner, videos, table, tmp_path):
@@ -373,7 +373,7 @@ def test_a_replaced_file_of_the_processor_gives_another_hash_and_a_copy_the_same
 def test_missing_weights_say_what_was_looked_for_and_how_to_go_without(model, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(MissingCaptionerError) as raised:
+    with pytest.raises(MissingWeightsError) as raised:
         load_captioner(model, "cpu")
     said = str(raised.value)
     assert model in said
@@ -385,7 +385,7 @@ def test_missing_weights_say_what_was_looked_for_and_how_to_go_without(model, mo
 
 def test_a_folder_without_weights_is_named(tmp_path, folder):
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-    with pytest.raises(MissingCaptionerError, match=r"model\.safetensors") as raised:
+    with pytest.raises(MissingWeightsError, match=r"model\.safetensors") as raised:
         load_captioner(str(tmp_path), "cpu")
     assert str(tmp_path) in str(raised.value)
 

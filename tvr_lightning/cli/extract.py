@@ -18,12 +18,12 @@ from tvr_lightning.data.records import SplitName
 from tvr_lightning.encoders import ClipEncoder, Encoder, WhisperEncoder
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.captioner import (
-    LEAST_SIZE,
     MODEL,
     PROMPT,
-    Captioner,
     CaptionOptions,
+    ImageSize,
     caption,
+    find_captioner,
     load_captioner,
 )
 from tvr_lightning.errors import check_present
@@ -34,7 +34,7 @@ from tvr_lightning.extract.verify import verify as compare_store
 from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.places import NewFile, NewFolder, Place
 from tvr_lightning.progress import shown
-from tvr_lightning.ranges import Count, Range, Workers
+from tvr_lightning.ranges import Count, Workers
 from tvr_lightning.store import StoreDtype
 
 
@@ -167,7 +167,7 @@ def caption_videos(
     splits: list[SplitName] | None = None,
     segments: Count = 6,
     frames: Count = 4,
-    image_size: Annotated[int, Range(at_least=LEAST_SIZE)] = 448,
+    image_size: ImageSize = 448,
     max_new_tokens: Count = 64,
     batch_size: Count = 24,
     num_workers: Workers = 2,
@@ -196,7 +196,7 @@ def caption_videos(
     data.extra_captions = None  # the recipe may name the file that is about to be written
     chosen: list[SplitName] = splits or ["train"]
     stages = ["fit" if name == "train" else "validate" if name == "val" else "test" for name in chosen]
-    check_present([*(partial(data.check_present, stage) for stage in stages), partial(Captioner.required_files, model)])
+    check_present([*(partial(data.check_present, stage) for stage in stages), partial(find_captioner, model)])
     videos = [video for name in chosen for video in data.read_split(name).videos]
     with shown(f"caption: loading {model}"):
         captioner = load_captioner(model, device)

@@ -203,6 +203,8 @@ def _from_checkpoint(path: Path, trusted: Sequence[str]) -> tuple[RetrievalModul
             module = kind.load_from_checkpoint(path, map_location="cpu", weights_only=True)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
+    except MissingWeightsError:
+        raise
     except (ArgumentError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:500]
         raise CheckpointError(f"{path}: {class_path} cannot be built with the recorded options: {reason}") from error
