@@ -1,4 +1,4 @@
-"""Without a terminal long work is never silent: a line says how far it is and how long it still takes."""
+"""Without a terminal, long-running work prints its progress and the remaining time."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Extraction gives what the encoders give, once, whatever interrupts it; training from it is training as before."""
+"""Extraction stores the output of the encoders once, despite interruptions, and training from it is unchanged."""
 
 import itertools
 import json
@@ -137,7 +137,7 @@ def test_workers_change_nothing(dataset, extracted, tmp_path):
 
 
 def killed_after(seconds, dataset, out, ended):
-    """Extract in a process that is killed; whether it was before its end."""
+    """Extract in a process that is killed, and return whether it was killed before its end."""
     process = ended(
         FORK.Process(target=lambda: extract(source_of_data(data_of(dataset)), *encoders(), options(out)), daemon=True)
     )
@@ -224,7 +224,7 @@ def test_a_broken_track_is_reported_and_its_video_kept(tmp_path):
 
 
 class WithoutPatches(TinyClipEncoder):
-    """As an encoder of convolutions may be."""
+    """An encoder without patch tokens, such as a convolutional one."""
 
     gives_patches = False
 
@@ -338,7 +338,7 @@ def test_the_same_batches_come_from_the_store_as_from_the_videos(dataset, extrac
 
 
 class Losses(Callback):
-    """Keeps the loss of every step."""
+    """Callback that records the loss of every step."""
 
     def __init__(self):
         self.values = []

@@ -1,4 +1,4 @@
-"""Checkpoints that `tvr index` is given: methods from outside the package, what a stranger's names, and no network."""
+"""Checkpoints for `tvr index`: methods of other packages, untrusted class names, and no network."""
 
 import json
 import socket
@@ -35,7 +35,7 @@ def changed(source, path, **arguments):
 
 @pytest.fixture
 def outside(tmp_path):
-    """A checkpoint of a method of a project of its own, the one that docs/adding-a-method.md adds."""
+    """A checkpoint of a method in a separate project, the one of docs/adding-a-method.md."""
     path = save_checkpoint(DualSoftmaxLoss(TinyClipEncoder(**TINY), **ARGUMENTS), TINY, ARGUMENTS, tmp_path / "a.ckpt")
     return changed(path, path, _class_path="examples.dual_softmax_loss.DualSoftmaxLoss", prior_temperature=500.0)
 
@@ -93,7 +93,7 @@ def test_nothing_that_a_checkpoint_names_is_imported_unasked(checkpoints, tmp_pa
 
 @pytest.fixture
 def no_network(monkeypatch):
-    """Addresses that somebody tried to reach."""
+    """Addresses to which a connection was attempted."""
     asked = []
 
     def refuse(_, address):
@@ -107,7 +107,7 @@ def no_network(monkeypatch):
 
 @pytest.fixture
 def published(tmp_path, monkeypatch):
-    """An architecture of open_clip's with weights that only a download brings."""
+    """An architecture of open_clip whose weights must be downloaded."""
     text = {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 1, "layers": 1}
     vision = {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16}
     (tmp_path / "ViT-test.json").write_text(json.dumps({"embed_dim": 64, "vision_cfg": vision, "text_cfg": text}))

@@ -1,4 +1,4 @@
-"""A feature store gives back what was put in, or says what is wrong with it; whatever happens, it stays valid."""
+"""A feature store returns what was written, or reports what is damaged; it stays valid after kills and full disks."""
 
 import errno
 import json
@@ -40,7 +40,7 @@ def key(number):
 
 
 def append_frames(writer, first, count, skipped=()):
-    """Put videos into the store whose features are their number."""
+    """Write videos whose features are their number."""
     values = torch.arange(first, first + count).view(-1, 1, 1).expand(-1, FRAMES, WIDTH).float()
     mask = torch.ones(count, FRAMES, dtype=torch.bool)
     writer.append("frames", videos(first, count), {"frames": values}, mask, skipped)
@@ -115,7 +115,7 @@ def test_the_table_says_everything_of_every_item(tmp_path):
 
 
 def test_a_shard_is_its_own_manifest(store):
-    """What a stranger reads of it with safetensors alone."""
+    """A shard can be read with safetensors alone."""
     shard = shard_of(store, 1)
     with safe_open(shard, framework="pt") as file:
         said = json.loads(file.metadata()["tvr"])
@@ -220,7 +220,7 @@ def test_a_damaged_shard_is_refused_with_the_command_and_mended_by_it(store, how
     damage(damaged, how)
     content = damaged.read_bytes()
     opened = FeatureStore(store)
-    assert float(opened.video([key(0)]).frames.mean()) == 0, "the other shards are sound"
+    assert float(opened.video([key(0)]).frames.mean()) == 0, "the other shards can be read"
     with pytest.raises(StoreError, match=rf"{damaged.name}: the shard.*Rewrite it.*{COMMAND}"):
         opened.verify()
     with pytest.raises(StoreError, match=rf"{damaged.name}|no features of video3"):
@@ -403,7 +403,7 @@ def test_a_full_disk_stops_with_the_store_still_valid(tmp_path, ended):
 
 
 def write_within(path, limit):
-    """Write the store, files no longer than this; exit with 3 where the limit is met and said."""
+    """Write the store with a limit on the size of files; exit with 3 if the limit is reported."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     try:
         write_six(path)
@@ -413,7 +413,7 @@ def write_within(path, limit):
 
 
 def write_six(path):
-    """Write shards of one, two and three videos, so that each is larger than the one before."""
+    """Write shards of one, two, and three videos, so that each is larger than the previous one."""
     with StoreWriter(path, {"frames": MADE["frames"]}, COMMAND) as writer:
         for first, count in ((0, 1), (1, 2), (3, 3)):
             if key(first) not in writer.parts["frames"].places:

@@ -99,7 +99,7 @@ class Searcher:
         """Name of the scorer whose vectors the first stage compares."""
         self._lock, self._bias_lock = threading.Lock(), threading.Lock()
         self._features = lru_cache(SPANS_IN_MEMORY)(self.catalog.features)
-        self._biases_of = lru_cache(1)(self._compute_biases)
+        self._biases = lru_cache(1)(self._compute_biases)
         self._examples: OrderedDict[str, Example] = OrderedDict()
 
     def __enter__(self) -> Searcher:
@@ -127,7 +127,10 @@ class Searcher:
                 "--ckpt_path of that method."
             )
         text, like = query.query.strip(), self._example(query.like) if query.like else None
-        biases = self._biases() if query.normalize == "sinkhorn" else None  # takes long, so before the lock
+        biases = None
+        if query.normalize == "sinkhorn":  # takes long, so before the lock of the search
+            with self._bias_lock:
+                biases = self._biases(self.catalog.generation())
         with self._lock:
             found = self._candidates(query, text, like, biases)
             shown = ", ".join(filter(None, [text, like.name if like else ""]))
@@ -224,12 +227,8 @@ class Searcher:
                 return rows
             count *= 4
 
-    def _biases(self) -> dict[int, float]:
-        """Return each segment's bias by its key, computed from the cosines of the first stage (NCL, Eqs. 10 and 11)."""
-        with self._bias_lock:
-            return self._biases_of(self.catalog.generation())
-
     def _compute_biases(self, _: int) -> dict[int, float]:
+        """Return each segment's bias by its key, computed from the cosines of the first stage (NCL, Eqs. 10 and 11)."""
         bank = self.catalog.fact("bank")
         if not bank:
             raise SearchError("normalize: sinkhorn needs a bank of sample queries. Index with --bank FILE.")
