@@ -7,7 +7,7 @@ from parity.case import load_case
 from safetensors.torch import load_file
 
 import tvr_lightning
-from tvr_lightning.authors.convert import convert, encoder_section, run_convert
+from tvr_lightning.authors.convert import convert, describe, encoder_section
 from tvr_lightning.authors.families import FAMILIES
 from tvr_lightning.authors.importer import clip_sizes
 from tvr_lightning.cli import main
@@ -30,8 +30,7 @@ def authors_file(parity_cases, name, tmp_path):
 
 def test_the_conversion_shows_what_it_found(parity_cases, tmp_path, capsys):
     _, source = authors_file(parity_cases, "tcmgc", tmp_path)
-    run_convert(source, tmp_path / "out.ckpt", words=12, frames=6)
-    output = capsys.readouterr().out
+    output = "\n".join(describe(convert(source, tmp_path / "out.ckpt", words=12, frames=6)))
     assert "TCMGC" in output
     assert "keep_rate: 0.3" in output
     assert "frames: 6" in output
@@ -44,8 +43,7 @@ def test_half_precision_becomes_float32(parity_cases, tmp_path, capsys):
     case, source = authors_file(parity_cases, "clip4clip_meanP", tmp_path)
     projection = case.checkpoint["clip.visual.proj"].half()
     torch.save(case.checkpoint | {"clip.visual.proj": projection}, source)
-    run_convert(source, tmp_path / "out.ckpt")
-    assert "1 float16 tensors are now float32" in capsys.readouterr().out
+    assert "1 float16 tensors are now float32" in "\n".join(describe(convert(source, tmp_path / "out.ckpt")))
     found = torch.load(tmp_path / "out.ckpt", weights_only=True)["state_dict"]["encoder.clip.visual.proj"]
     assert torch.equal(found, projection.float())
 

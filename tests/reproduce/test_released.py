@@ -60,7 +60,7 @@ def test_what_differs_from_the_print_ends_with_status_1(stand_ins, data, capsys)
 def test_a_checkpoint_that_is_none_fails_and_says_so(stand_ins, data, tmp_path, capsys):
     (tmp_path / "gare.bin").write_bytes((stand_ins / "tcmgc.bin").read_bytes())
     assert main(["verify-released", str(tmp_path), "--num_workers", "0"]) == 1
-    assert "these are TC-MGC's names" in capsys.readouterr().out
+    assert "is a checkpoint of TC-MGC, not of" in capsys.readouterr().out
 
 
 def test_no_data_and_no_checkpoints_are_one_sentence_each(tmp_path, monkeypatch, capsys):

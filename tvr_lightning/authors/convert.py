@@ -34,8 +34,9 @@ RELEASED_AUDIO: Mapping[int, dict[str, Any]] = {
 
 
 class Converted(NamedTuple):
-    """Result of a conversion: the method, the options that the file records, and the number of float16 tensors."""
+    """File and method, the model and data options that the file records, and the number of float16 tensors."""
 
+    path: Path
     module: RetrievalModule
     model: dict[str, Any]
     data: dict[str, Any]
@@ -134,7 +135,7 @@ def convert(
     out.parent.mkdir(parents=True, exist_ok=True)
     torch.save(content, out)
     halves = sum(tensor.dtype == torch.float16 for tensor in checkpoint.values())
-    return Converted(module, model, data, halves)
+    return Converted(out, module, model, data, halves)
 
 
 def run_convert(
@@ -158,25 +159,31 @@ def run_convert(
     """
     with shown(f"convert: reading {source.name}"):
         made = convert(source, out, words, frames, method, openai_clip)
+    print("\n".join(describe(made)))
+    return 0
+
+
+def describe(made: Converted) -> list[str]:
+    """Return lines about a conversion: the options that differ from the defaults, and how to test it."""
     module, name = made.module, type(made.module).__name__
     count = sum(parameter.numel() for key, parameter in module.named_parameters() if not key.startswith(AUDIO))
-    print(f"Wrote {out}: {name}, {count / 1e6:.2f} M parameters")
+    lines = [f"Wrote {made.path}: {name}, {count / 1e6:.2f} M parameters"]
     defaults = vars(type(module.options)())
-    unusual = {key: value for key, value in vars(module.options).items() if value != defaults[key]}
-    options = ", ".join(f"{name.lower()}.{key}: {value}" for key, value in sorted(unusual.items()))
-    if options:
-        print(f"Options: {options}")
-    print("Data: " + ", ".join(f"{key}: {value}" for key, value in sorted(made.data.items()) if key != "_class_path"))
+    unusual = {f"{name.lower()}.{key}": value for key, value in vars(module.options).items() if value != defaults[key]}
+    for title, settings in {"Options": unusual, "Data": made.data}.items():
+        listed = ", ".join(f"{key}: {value}" for key, value in sorted(settings.items()) if key != "_class_path")
+        lines += [f"{title}: {listed}"] if listed else []
     if made.halves:
-        print(f"{made.halves} float16 tensors are now float32, in which the method is evaluated.")
+        lines.append(f"{made.halves} float16 tensors are now float32, in which the method is evaluated.")
     if "audio_encoder" in made.model:
         audio = made.model["audio_encoder"]["class_path"]
-        fix = f"{audio} loads its own weights when the method is tested."
+        weights = f"{audio} loads its own weights when the method is tested."
         if audio == "TinyWhisperEncoder":
-            fix = "No released audio encoder has its feature width, so a random TinyWhisperEncoder is used."
-        print(f"The checkpoint does not contain an audio encoder. {fix}")
+            weights = "No released audio encoder has its feature width, so a random TinyWhisperEncoder is used."
+        lines.append(f"The checkpoint does not contain an audio encoder. {weights}")
     if made.model.get("protocol") == "as-released":
-        print('Its results are marked "leaks ground truth", because the released evaluation leaks it. For a protocol')
-        print("without leakage, add --model.init_args.protocol=query.")
-    print(f"Test it with: tvr test --ckpt_path {out}")
-    return 0
+        lines.append(
+            'Its results are marked "leaks ground truth", because the released evaluation leaks it. For a protocol\n'
+            "without leakage, add --model.init_args.protocol=query."
+        )
+    return [*lines, f"Test it with: tvr test --ckpt_path {made.path}"]

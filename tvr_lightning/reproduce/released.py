@@ -129,8 +129,7 @@ def measure(name: str, file: Path, workers: int) -> RetrievalModule:
         UserError: The checkpoint belongs to another method or is unreadable, or videos or weights are missing.
     """
     with tempfile.TemporaryDirectory() as folder:
-        converted = Path(folder) / f"{name}.ckpt"
-        convert(file, converted, method=name)
+        converted = convert(file, Path(folder) / f"{name}.ckpt", method=name).path
         options = [f"--ckpt_path={converted}", f"--results.directory={folder}", "--trainer.devices=1"]
         tested = RunCLI(["test", *options, f"--data.init_args.num_workers={workers}"])
     method: RetrievalModule = tested.model
