@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tvr_lightning.data.records import VideoRecord, tidy
 from tvr_lightning.data.recover_captions import Description
-from tvr_lightning.encoders.caption_journal import CaptionJournal, MadeWith
+from tvr_lightning.encoders.caption_journal import CaptionJournal, Provenance
 from tvr_lightning.encoders.fingerprint import fingerprint
 from tvr_lightning.encoders.hub import WEIGHTS, MissingWeightsError, is_repository, repository_folder
 from tvr_lightning.errors import UserError
@@ -247,10 +247,10 @@ def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: Captio
         options: Prompt, segments, batch size, and file.
 
     Raises:
-        CaptionJournalError: The file was written with another model, prompt or number of segments.
-        UserError: Another process writes the file, or the disk is full or read-only.
+        UserError: The file was written with another model, prompt or number of segments, another process writes it, or
+            the disk is full or read-only.
     """
-    made_with = MadeWith(
+    provenance = Provenance(
         captioner.name,
         options.prompt,
         captioner.weights_hash,
@@ -261,8 +261,8 @@ def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: Captio
     size = max(1, options.batch_size // options.segments)
     groups = [distinct[i : i + size] for i in range(0, len(distinct), size)]
     report = CaptionReport()
-    with CaptionJournal(options.out, made_with) as journal:
-        there = journal.described
+    with CaptionJournal.open(options.out, provenance) as journal:
+        there = journal.descriptions.keys()
         report.kept = sum(video.video_id in there for video in distinct)
         # A group is described as a whole, except for videos that are already in the file.
         waiting = [kept for group in groups if (kept := [v for v in group if v.video_id not in there])]
