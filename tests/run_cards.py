@@ -4,8 +4,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from metric_rows import summarize
 
-from tvr_lightning.evaluation.metrics import sum_of_recalls, summarize
 from tvr_lightning.evaluation.ranks import Ranks, text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.evaluation.weights import Weights
@@ -23,7 +23,7 @@ def make_card(run: PlannedRun, cards: Path, quality: float, queries: int = 60, *
     ranks = text_to_video_ranks(scores, own), video_to_text_ranks(scores, own)
     rows = [summarize(each, (1, 5, 10)) for each in ranks]
     found = {
-        "text_to_video": rows[0], "video_to_text": rows[1], "sum_of_recalls": sum_of_recalls(*rows),
+        "text_to_video": rows[0], "video_to_text": rows[1], "sum_of_recalls": rows[0]["RSum"] + rows[1]["RSum"],
         "texts": queries, "videos": queries, "partial": False, "post_processing": None, "transductive": False,
         "warnings": [], "audit": asdict(Verdict(True)), "weights": asdict(Weights("last")),
     }  # fmt: skip

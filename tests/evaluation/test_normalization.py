@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from jsonargparse import ArgumentParser
+from metric_rows import summarize
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.nn.functional import normalize
 
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.evaluation.brought import evaluate_scores
-from tvr_lightning.evaluation.metrics import summarize
 from tvr_lightning.evaluation.normalization import (
     Context,
     DualSoftmax,

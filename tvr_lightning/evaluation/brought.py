@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.evaluation.evaluator import Evaluation
-from tvr_lightning.evaluation.metrics import summarize
+from tvr_lightning.evaluation.metrics import RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Normalizer, normalize_scores
 from tvr_lightning.evaluation.ranks import Ranks, text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.evaluation.scores_file import NOT_FOUND, ScoresError
@@ -81,17 +81,10 @@ def evaluate_scores(
         else:
             warnings.append("video-to-text is not normalized: no scores of training videos were given")
     ranks = text_to_video_ranks(texts, truth.video_of_text), video_to_text_ranks(videos, truth.video_of_text)
-    rows = summarize(ranks[0], recall), summarize(ranks[1], recall)
+    metrics = RetrievalMetrics(recall)
+    metrics.update(*ranks)
     return Evaluation.of(
-        rows,
-        ranks,
-        truth,
-        normalizer,
-        texts=truth.texts,
-        videos=truth.videos,
-        texts_without_video=0,
-        partial=bool(left_out),
-        warnings=warnings,
+        metrics, ranks, truth, normalizer, warnings, texts=truth.texts, videos=truth.videos, partial=bool(left_out)
     )
 
 

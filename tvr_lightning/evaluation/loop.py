@@ -7,13 +7,13 @@ gather them in every encoding step, so all devices must encode equally often.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -25,6 +25,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.bank import bank_loaders
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.evaluator import Evaluation, Evaluator
+from tvr_lightning.evaluation.metrics import RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Bank, Context
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.predictions import best_videos
@@ -234,13 +235,16 @@ def encode_bank(method: Method, trainer: Trainer, skipped: set[str]) -> Bank:
     return Bank(split.texts.features, split.videos.features)
 
 
-def evaluate(method: Method, split: EncodedSplit, truth: GroundTruth, sanity_check: bool = False) -> Evaluation:
+def evaluate(
+    method: Method, split: EncodedSplit, truth: GroundTruth, metrics: RetrievalMetrics, sanity_check: bool = False
+) -> Evaluation:
     """Rank all texts and videos of a split.
 
     Args:
         method: Method that scores, on every device.
         split: Encoded split; items that occur twice count once.
         truth: Ground truth, which only the evaluator uses.
+        metrics: Metrics without ranks, which are updated.
         sanity_check: Skip the normalization, because an untrained run has empty queues and a bank is not worth
             encoding.
     """
@@ -253,7 +257,6 @@ def evaluate(method: Method, split: EncodedSplit, truth: GroundTruth, sanity_che
     evaluator = Evaluator(
         None if released else method.score,
         score_as_released=method.score_as_released if released else None,
-        recall=tuple(config.recall),
         seed=config.seed,
         memory_budget_bytes=config.memory_bytes,
         device=method.device,
@@ -266,7 +269,9 @@ def evaluate(method: Method, split: EncodedSplit, truth: GroundTruth, sanity_che
     bank = method.bank() if normalizer is not None and normalizer.needs_bank else None
     texts, videos = split.texts, split.videos
     with method.sealed(), gathered(method, method.encoder):
-        return evaluator.evaluate(texts.features, texts.index, videos.features, videos.index, truth, normalizer, bank)
+        return evaluator.evaluate(
+            texts.features, texts.index, videos.features, videos.index, truth, normalizer, bank, metrics
+        )
 
 
 def predict(method: Method, split: EncodedSplit) -> tuple[Tensor, Tensor, Tensor]:
@@ -304,19 +309,6 @@ def _pair_scores(method: Method, texts: TextFeatures, videos: VideoFeatures, par
     return PairScores(
         method.score, texts, videos, memory_budget_bytes=budget, pair_bytes=PAIR_BYTES, device=method.device, part=part
     )
-
-
-def log_values(module: LightningModule, stage: str, values: Mapping[str, float]) -> None:
-    """Log the values of an evaluation, which are the same on all devices.
-
-    Args:
-        module: Module that logs.
-        stage: Prefix of the names, `val` or `test`.
-        values: Values by name.
-    """
-    # The values are equal on all devices: the maximum is exact, the mean might be rounded.
-    logged = {f"{stage}/{name}": torch.tensor(value, dtype=torch.float32) for name, value in values.items()}
-    module.log_dict(logged, sync_dist=True, reduce_fx="max")
 
 
 def _blank(batch: VideoBatch) -> VideoBatch:

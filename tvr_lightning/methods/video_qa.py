@@ -32,7 +32,7 @@ from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import AnswerAccuracy, AnswerEvaluation, evaluate_answers, frequent_answers
 from tvr_lightning.evaluation.config import EvaluationConfig
-from tvr_lightning.evaluation.loop import Collection, log_values
+from tvr_lightning.evaluation.loop import Collection
 from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.features import Placed, Record, TextFeatures, VideoFeatures
 from tvr_lightning.methods.base import RetrievalModule
@@ -319,7 +319,9 @@ class VideoQuestionAnswering(RecipeModule):
             without,
         )
         self.log(f"{stage}/accuracy", self.accuracy)
-        log_values(self, stage, {"answerable": self.evaluation.answerable, "majority": self.evaluation.majority})
+        others = {"answerable": self.evaluation.answerable, "majority": self.evaluation.majority}
+        # Equal on all devices, of which the maximum is exact.
+        self.log_dict({f"{stage}/{name}": value for name, value in others.items()}, sync_dist=True, reduce_fx="max")
 
     def on_validation_epoch_end(self) -> None:
         """Evaluate the answers and log the accuracy."""
