@@ -56,7 +56,7 @@ class Method(Protocol):
     def modules(self) -> Iterator[nn.Module]:
         """Yield the modules of the method, which may be sharded over devices."""
 
-    def sealed(self) -> AbstractContextManager[None]:
+    def restricted(self) -> AbstractContextManager[None]:
         """Restrict access to the trainer's data."""
 
     def text_features(self, batch: TextBatch) -> TextFeatures:
@@ -116,7 +116,7 @@ class Collection:
             batch: Batch on the method's device.
             compact: Keep only features that `score` uses.
         """
-        with method.sealed():
+        with method.restricted():
             if isinstance(batch, TextBatch):
                 text = method.text_features(batch.anonymous())
                 self.texts.append(Placed(batch.index, method.compact_text(text) if compact else text))
@@ -268,7 +268,7 @@ def evaluate(
     normalizer = None if sanity_check else config.normalization
     bank = method.bank() if normalizer is not None and normalizer.needs_bank else None
     texts, videos = split.texts, split.videos
-    with method.sealed(), gathered(method, method.encoder):
+    with method.restricted(), gathered(method, method.encoder):
         return evaluator.evaluate(
             texts.features, texts.index, videos.features, videos.index, truth, normalizer, bank, metrics
         )
@@ -298,7 +298,7 @@ def predict(method: Method, split: EncodedSplit) -> tuple[Tensor, Tensor, Tensor
         parts = method.averaged_parts if normalizer.needs_parts else ()
         context.bank_parts = [_pair_scores(method, queries, videos.features, part) for part in parts]
     source = _pair_scores(method, texts.features, videos.features)
-    with method.sealed(), gathered(method, method.encoder):
+    with method.restricted(), gathered(method, method.encoder):
         scores, columns = best_videos(source, config.top_k, normalizer, context)
     back = torch.argsort(order)
     return texts.index[back], scores[back], videos.index.to(columns.device)[columns[back]]

@@ -20,7 +20,7 @@ from tvr_lightning.evaluation.evaluator import SHORT, Evaluation
 from tvr_lightning.evaluation.loop import Collection, encode_bank, evaluate, predict
 from tvr_lightning.evaluation.metrics import RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Bank
-from tvr_lightning.evaluation.sealed import SealedModule
+from tvr_lightning.evaluation.restricted_trainer import RestrictedModule
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.temperature import Temperature
 from tvr_lightning.methods.contrast import ContrastiveLearning
@@ -34,7 +34,7 @@ Protocol = Literal["query", "as-released"]
 """`query` conditions every video on the query; `as-released` reproduces evaluations that leak ground truth."""
 
 
-class RetrievalModule(SealedModule, RecipeModule, ABC):
+class RetrievalModule(RestrictedModule, RecipeModule, ABC):
     """Base class of the methods: an encoder, a score for every text-video pair, and a loss over matching pairs.
 
     A method overrides `score` and, if needed, `encode_text`, `encode_video`, `losses`, and `update_state`. Scores and
