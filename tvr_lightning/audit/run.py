@@ -27,7 +27,7 @@ from tvr_lightning.audit.subject import Features, Subject
 from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import SplitName
-from tvr_lightning.evaluation.verdict import Verdict
+from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.places import File
 from tvr_lightning.progress import shown
@@ -68,7 +68,7 @@ def run_audit(
 
 
 class LeakageAudit(Callback):
-    """Callback that audits the method after a test or a separate validation and adds the verdict to the evaluation."""
+    """Callback that audits the method after a test or a separate validation and adds its result to the evaluation."""
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Audit on the test split."""
@@ -86,13 +86,13 @@ class LeakageAudit(Callback):
         if not config.audit:
             return
         try:
-            method.evaluation.audit = audit_method(method, data, config.audit, config.seed, split).verdict
+            method.evaluation.audit = audit_method(method, data, config.audit, config.seed, split).result
         except Exception as error:  # noqa: BLE001  the evaluation is done; its table says that the audit stopped
-            method.evaluation.audit = Verdict(passed=False, problem=f"{type(error).__name__}: {error}")
+            method.evaluation.audit = AuditResult(passed=False, problem=f"{type(error).__name__}: {error}")
 
 
 class AuditedCLI(RunCLI):
-    """Command line of the recipes, whose results tables include the verdict of the leakage audit."""
+    """Command line of the recipes, whose results tables include the result of the leakage audit."""
 
     def instantiate_trainer(self, **kwargs: Any) -> RunTrainer:
         """Build the trainer and add the leakage audit."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.errors import UserError
+from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.evaluation.balance import Balance, balance
 from tvr_lightning.evaluation.metrics import RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Bank, Context, Direction, Normalizer
@@ -20,7 +21,6 @@ from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.evaluation.sources import AdjustedSource, Adjustment, ScoreSource, Shard, TransposedSource
 from tvr_lightning.evaluation.streaming import streamed_ranks
 from tvr_lightning.evaluation.two_stage import TwoStage
-from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.features import TextFeatures, VideoFeatures, first_of_each
 
 LEAKS = "leaks ground truth"
@@ -65,7 +65,7 @@ class Evaluation:
     warnings: list[str] = field(default_factory=list)
     measured: dict[str, float] = field(default_factory=dict)
     balance: dict[Direction, Balance] = field(default_factory=dict)
-    audit: Verdict | None = None
+    audit: AuditResult | None = None
 
     @classmethod
     def of(

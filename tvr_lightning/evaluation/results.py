@@ -19,8 +19,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from tvr_lightning.evaluation.audit_result import NOT_AUDITABLE, NOT_AUDITED, AuditResult
 from tvr_lightning.evaluation.evaluator import Evaluation
-from tvr_lightning.evaluation.verdict import NOT_AUDITABLE, NOT_AUDITED, Verdict
 from tvr_lightning.evaluation.weights import Weights
 from tvr_lightning.files import write_whole
 
@@ -55,7 +55,7 @@ class Results:
             positives in bins of retrieval mass (NCL, Eq. 5 and Fig. 3).
         measured: values reported by the post-processing, by name, in percent.
         intervals: per direction and metric, if computed: `low` and `high` of the 95 % bootstrap interval over queries.
-        audit: result of the leakage audit, with the fields of `Verdict`; None if there was no audit.
+        audit: result of the leakage audit, with the fields of `AuditResult`; None if there was no audit.
         preprocessing: preparation of captions and frames: token positions requested and used, frame transform; `data`
             if the videos were copies made by `tvr data compress`.
         environment: package versions, git revision, machine, command and date.
@@ -246,7 +246,7 @@ def captions(results: Results) -> list[str]:
     if results.weights.kind == "outside":
         lines.append(NOT_AUDITABLE)
     else:
-        lines.append(NOT_AUDITED if results.audit is None else str(Verdict(**results.audit)))
+        lines.append(NOT_AUDITED if results.audit is None else str(AuditResult(**results.audit)))
     if results.partial:
         lines.append("PARTIAL: not all texts and videos of the split were ranked; not comparable with other results")
     lines.extend(f"Warning: {mark}" for mark in [*results.warnings, *results.weights.warnings()])

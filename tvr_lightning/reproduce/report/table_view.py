@@ -11,9 +11,9 @@ from typing import Any
 import pandas as pd
 
 from tvr_lightning.data.records import SYNTHETIC
+from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.evaluation.evaluator import LEAKS
 from tvr_lightning.evaluation.statistics import effective_queries, recall_values
-from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.files import write_whole
 from tvr_lightning.reproduce.published import PRINTED, Printed, PublishedRow, printed_figure
 from tvr_lightning.reproduce.report.sources import CardDirection, ReportedRun, TableRecipe, read_ranks
@@ -264,7 +264,7 @@ def _notes_of_run(run: ReportedRun) -> list[str]:
         notes.append(f" FAILED (see {run.key}.json): {error[:NOTE_LENGTH]}{' ...' if len(error) > NOTE_LENGTH else ''}")
     notes += [f": {mark}" for mark in results.get("warnings", []) if mark != SYNTHETIC]
     if (audit := results.get("audit")) is not None and not audit["passed"]:
-        notes.append(f": {Verdict(**audit)}")
+        notes.append(f": {AuditResult(**audit)}")
     overridden = results.get("weights", {}).get("overridden", [])
     notes += [f": scored with another option than in training: {option}" for option in overridden]
     if results.get("partial"):
