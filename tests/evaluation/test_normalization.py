@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import normalize
 
 from tvr_lightning.data.ground_truth import GroundTruth
-from tvr_lightning.evaluation.brought import evaluate_scores
+from tvr_lightning.evaluation.external_scores import evaluate_scores
 from tvr_lightning.evaluation.normalization import (
     Context,
     DualSoftmax,

@@ -16,8 +16,8 @@ from tvr_lightning.config.recipe_files import OptionError, refuse_options
 from tvr_lightning.data.caption_table import read_records
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.data.records import MissingData, Split, TextRecord, VideoRecord, malformed
-from tvr_lightning.evaluation.brought import Banks, compare, evaluate_scores, intervals
 from tvr_lightning.evaluation.evaluator import Evaluation
+from tvr_lightning.evaluation.external_scores import Banks, compare, evaluate_scores, intervals
 from tvr_lightning.evaluation.normalization import Normalizer
 from tvr_lightning.evaluation.results import print_results, results_of, write_results
 from tvr_lightning.evaluation.scores_file import ScoresError, read_pairs, read_scores

@@ -29,7 +29,7 @@ class ScoresError(UserError):
 
 
 @dataclass
-class BroughtScores:
+class ExternalScores:
     """External scores as stored in a file.
 
     Attributes:
@@ -97,7 +97,7 @@ class BroughtScores:
         return matrix.index_select(axis, torch.tensor([position[name] for name in expected]))
 
 
-def read_scores(path: Path) -> BroughtScores:
+def read_scores(path: Path) -> ExternalScores:
     """Read a similarity matrix (N, M) of texts against videos without executing code from the file.
 
     `.npy` contains the matrix. `.npz` and `.pt` contain it alone or under `similarity`, with `video_ids` and
@@ -126,7 +126,7 @@ def read_scores(path: Path) -> BroughtScores:
     if not isinstance(matrix, Tensor) or matrix.ndim != 2 or not matrix.numel() or matrix.is_complex():
         raise ScoresError(f"{path}: expected a matrix of numbers with one row per text and one column per video")
     names, index = entries.get("video_ids"), entries.get("text_index")
-    return BroughtScores(
+    return ExternalScores(
         path,
         _finite(path, matrix if matrix.dtype == torch.float64 else matrix.float()),
         None if names is None else [str(name) for name in names],
