@@ -85,7 +85,7 @@ class Method(Protocol):
 
 
 @dataclass
-class EncodedSplit:
+class SplitFeatures:
     """Features of the encoded texts and videos of a split, gathered from all devices; indices may repeat."""
 
     texts: Placed[TextFeatures]
@@ -133,7 +133,7 @@ class Collection:
         self.texts.clear()
         self.videos.clear()
 
-    def join(self, device: torch.device) -> EncodedSplit:
+    def join(self, device: torch.device) -> SplitFeatures:
         """Return the features of all devices. The devices may have read different numbers of videos.
 
         Args:
@@ -147,7 +147,7 @@ class Collection:
             raise UserError(f"the evaluation loaders returned no texts{self._reasons()}")
         videos = self.join_videos(device)
         self.clear()
-        return EncodedSplit(texts, videos)
+        return SplitFeatures(texts, videos)
 
     def join_videos(self, device: torch.device) -> Placed[VideoFeatures]:
         """Return the video features of all devices.
@@ -181,7 +181,7 @@ def encode_split(
     compact: bool = False,
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     skipped: set[str] | None = None,
-) -> EncodedSplit:
+) -> SplitFeatures:
     """Encode a whole split into main memory in float32.
 
     Args:
@@ -210,7 +210,7 @@ def encode_split(
                 whole.videos += _in_memory(part.videos, method.device)
     if not whole.texts or not whole.videos:
         raise UserError(f"the loaders returned no {'videos' if whole.texts else 'texts'}{whole._reasons()}")
-    return EncodedSplit(Placed.cat(whole.texts).distinct(), Placed.cat(whole.videos).distinct())
+    return SplitFeatures(Placed.cat(whole.texts).distinct(), Placed.cat(whole.videos).distinct())
 
 
 def _in_memory(batches: list[Placed[R]], device: torch.device) -> list[Placed[R]]:
@@ -236,7 +236,7 @@ def encode_bank(method: Method, trainer: Trainer, skipped: set[str]) -> Bank:
 
 
 def evaluate(
-    method: Method, split: EncodedSplit, truth: GroundTruth, metrics: RetrievalMetrics, sanity_check: bool = False
+    method: Method, split: SplitFeatures, truth: GroundTruth, metrics: RetrievalMetrics, sanity_check: bool = False
 ) -> Evaluation:
     """Rank all texts and videos of a split.
 
@@ -274,7 +274,7 @@ def evaluate(
         )
 
 
-def predict(method: Method, split: EncodedSplit) -> tuple[Tensor, Tensor, Tensor]:
+def predict(method: Method, split: SplitFeatures) -> tuple[Tensor, Tensor, Tensor]:
     """Find the best videos of every text, after the normalization of the recipe.
 
     Args:
