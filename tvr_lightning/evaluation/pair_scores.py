@@ -77,7 +77,7 @@ class PairScores(ScoreSource):
         self._kept: dict[tuple[int, int], Tensor] = {}
         self._keeps: bool | None = None
         self._checked = False
-        self._text_blocks = self._split_texts(slot_sizes or [self.queries])
+        self.text_blocks = self._split_texts(slot_sizes or [self.queries])
         if _size_in_bytes(texts) <= memory_budget_bytes // 8:
             texts = texts.to(self.device)
         self.texts, self.videos = texts, videos
@@ -103,7 +103,7 @@ class PairScores(ScoreSource):
     def column(self, columns: slice) -> Iterator[Block]:
         """Yield the blocks of all texts against one block of videos."""
         videos = self.videos[columns].to(self.device) if self._missing(columns) else None
-        for rows, slot in self._text_blocks:
+        for rows, slot in self.text_blocks:
             yield Block(self._block(rows, columns, slot, videos), rows, columns)
 
     def blocks(self) -> Iterator[Block]:
@@ -126,7 +126,7 @@ class PairScores(ScoreSource):
             self._checked = True
 
     def _missing(self, columns: slice) -> bool:
-        return any((rows.start, columns.start) not in self._kept for rows, _ in self._text_blocks)
+        return any((rows.start, columns.start) not in self._kept for rows, _ in self.text_blocks)
 
     def _block(self, rows: slice, columns: slice, slot: int, videos: VideoFeatures | None) -> Tensor:
         key = (rows.start, columns.start)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.ranks import Ranks
-from tvr_lightning.evaluation.sources import Adjustment, Block
+from tvr_lightning.evaluation.sources import Adjustment, Block, ScoreSource
 
 
 def streamed_ranks(
-    source: PairScores,
+    source: ScoreSource,
     video_of_text: Tensor,
     adjust_texts: Adjustment | None = None,
     adjust_videos: Adjustment | None = None,
@@ -68,7 +67,7 @@ class _VideoCounts:
         adjustment: post-processing, applied to blocks of videos against texts.
     """
 
-    def __init__(self, source: PairScores, video_of_text: Tensor, adjustment: Adjustment | None) -> None:
+    def __init__(self, source: ScoreSource, video_of_text: Tensor, adjustment: Adjustment | None) -> None:
         self.source = source
         self.adjustment = adjustment
         self.videos, self.group = torch.unique(video_of_text, return_inverse=True)
