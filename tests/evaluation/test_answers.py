@@ -13,10 +13,9 @@ from tvr_lightning.evaluation.answers import (
     AnswerResults,
     evaluate_answers,
     frequent_answers,
-    print_answer_results,
-    write_answer_results,
     write_answers,
 )
+from tvr_lightning.evaluation.results import print_results, write_results
 
 
 def results(evaluation, **changes):
@@ -69,14 +68,14 @@ def test_what_is_printed_and_written_says_what_was_left_out(tmp_path):
     found = evaluate_answers([0, 1, 2, 0], [0, 1, -1, 1], ["what", "what", "who", "who"], asked=7, without_video=2)
     console = Console(record=True, width=200)
     made = results(found, trained_on="MSR-VTT", skipped=["a.mp4: broken"])
-    print_answer_results(made, console)
+    print_results(made, console)
     said = console.export_text()
     for part in (
         "50.0", "4 of 7 questions", "1 questions have an answer that is not in the training data",
         "2 questions are omitted", "PARTIAL", "trained on MSR-VTT, tested on MSRVTT-QA", "a.mp4: broken",
     ):  # fmt: skip
         assert part in said
-    json_path, csv_path = write_answer_results(made, tmp_path)
+    json_path, csv_path = write_results(made, tmp_path)
     assert json.loads(json_path.read_text())["evaluation"]["without_video"] == 2
     with csv_path.open(newline="") as file:
         (row,) = csv.DictReader(file)
@@ -85,7 +84,7 @@ def test_what_is_printed_and_written_says_what_was_left_out(tmp_path):
 
 def test_a_complete_evaluation_says_nothing_of_that(tmp_path):
     console = Console(record=True, width=200)
-    print_answer_results(results(evaluate_answers([0], [0], ["what"], 1, 0)), console)
+    print_results(results(evaluate_answers([0], [0], ["what"], 1, 0)), console)
     said = console.export_text()
     assert not any(word in said for word in ("PARTIAL", "trained on", "Skipped", "training data"))
 

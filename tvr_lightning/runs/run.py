@@ -24,12 +24,7 @@ from tvr_lightning.config.recipe import RecipeCLI, ResultsConfig, plain
 from tvr_lightning.config.recipe_files import CHECKPOINTS, EVALUATING, RecipeError
 from tvr_lightning.config.trained import WeightsRecord, new_layers, starting_weights
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.answers import (
-    AnswerResults,
-    print_answer_results,
-    write_answer_results,
-    write_answers,
-)
+from tvr_lightning.evaluation.answers import AnswerResults, write_answers
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.predictions import write_predictions
 from tvr_lightning.evaluation.results import SelectOn, print_results, results_of, write_results
@@ -442,8 +437,8 @@ class RunCLI(RecipeCLI):
             warnings=self.datamodule.warnings,
             **run,
         )
-        print_answer_results(results)
-        return write_answer_results(results, folder) if folder else None
+        print_results(results)
+        return write_results(results, folder) if folder else None
 
 
 def trained_on(checkpoint: str | None) -> str | None:
