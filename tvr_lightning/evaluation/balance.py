@@ -1,9 +1,8 @@
 """Balance of a retrieval gallery: summed retrieval probabilities, normalization error and error rates.
 
 If the probabilities of an item add up to less than its share, its own queries miss it; if they add up to more, it is
-returned to other queries (NCL, Park et al., section 3.2). All functions read scores as streams of blocks, one direction
-at a time, with queries as rows and gallery items as columns. An item is relevant to a query if both are in the same
-group.
+returned to other queries (NCL, Park et al., section 3.2). Queries are rows and gallery items are columns. An item is
+relevant to a query if both are in the same group.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.sources import ScoreSource, best_of_gallery, gallery_logsumexp, query_logsumexp
@@ -149,40 +147,3 @@ def error_rates(
 
     others = (len(query_group) - relevant).clamp(min=1.0)
     return ErrorRates(borders, items, mean_in_bins(1 - hits / relevant.clamp(min=1.0)), mean_in_bins(wrong / others))
-
-
-class NormalizationError(Metric):
-    """Normalization error of one direction, accumulated over rows of scores (NCL, Eq. 5).
-
-    `update` takes scores (q, G) of some queries against the whole gallery. The state is summed over processes.
-
-    Args:
-        gallery: number G of gallery items.
-        temperature: divisor gamma of the scores.
-        share: (G,) expected sum of each item's probabilities; 1 each by default.
-
-    Raises:
-        UserError: `temperature` is not positive, or `share` is not (G,).
-    """
-
-    full_state_update = False
-    higher_is_better = False
-    mass: Tensor
-
-    def __init__(self, gallery: int, temperature: float, share: Tensor | None = None) -> None:
-        super().__init__()
-        if temperature <= 0:
-            raise UserError(f"the normalization error needs a positive temperature, got {temperature}")
-        if share is not None and share.shape != (gallery,):
-            raise UserError(f"share must be ({gallery},), one per gallery item, got {tuple(share.shape)}")
-        self.temperature = temperature
-        self.share = torch.ones(gallery, dtype=torch.float64) if share is None else share.double()
-        self.add_state("mass", default=torch.zeros(gallery, dtype=torch.float64), dist_reduce_fx="sum")
-
-    def update(self, similarity: Tensor) -> None:
-        """Add the scores (q, G) of some queries. Each query must be added only once."""
-        self.mass += (similarity.double() / self.temperature).softmax(1).sum(0)
-
-    def compute(self) -> Tensor:
-        """Return the mean absolute difference between mass and share; 0 if all items get their exact share."""
-        return (self.share.to(self.mass) - self.mass).abs().mean()

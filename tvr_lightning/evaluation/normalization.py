@@ -423,31 +423,6 @@ def _keep_left_out(adjustment: Adjustment) -> Adjustment:
     return adjust
 
 
-def normalization_error(similarity: Tensor, temperature: float) -> Tensor:
-    """Return the normalization error of a gallery (NCL, Eq. 5).
-
-    mean_j |1 - sum_i P(j | i)| with P the softmax over the gallery of each query's scores.
-
-    Args:
-        similarity: Scores of queries against gallery items, (Q, G), one match each, so that Q equals G.
-        temperature: Divisor gamma of the scores.
-
-    Returns:
-        Scalar; 0 if every gallery item is retrieved equally often.
-
-    Raises:
-        UserError: The matrix is not square.
-
-    Example:
-        >>> hub = torch.tensor([[0.9, 0.1], [0.9, 0.1]])  # both queries find the first video
-        >>> normalization_error(hub, temperature=0.01)
-        tensor(1.)
-    """
-    if similarity.shape[0] != similarity.shape[1]:
-        raise UserError(f"the normalization error needs one query per gallery item, got {tuple(similarity.shape)}")
-    return (1 - (similarity / temperature).softmax(1).sum(0)).abs().mean()
-
-
 def _need_bank(context: Context, name: str) -> ScoreSource:
     if context.bank is None:
         raise UserError(f"{name} needs the scores of training queries. Pass a bank.")
