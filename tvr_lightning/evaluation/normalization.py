@@ -1,9 +1,7 @@
 """Score normalization at test time: dual softmax, QB-Norm, Sinkhorn biases, and their composition.
 
-A normalizer processes one direction at a time, with queries as rows and gallery items as columns. It first reads the
-scores it needs as a stream of blocks and then returns a function that adjusts any block, so that no complete (N, M)
-matrix is needed. Each normalizer declares whether it is transductive, that is, uses the test queries as a whole: such
-results are not comparable with those of systems that process one query at a time.
+A normalizer processes one direction at a time, with queries as rows and gallery items as columns. It reads a stream of
+blocks of scores and returns a function that adjusts any block, so that no complete (N, M) matrix is needed.
 """
 
 from __future__ import annotations
@@ -75,7 +73,8 @@ class Normalizer(ABC):
 
     Attributes:
         name: name in result tables.
-        transductive: True if it uses the test queries as a whole.
+        transductive: True if it uses the test queries as a whole, so that results are not comparable with those of
+            systems that process one query at a time.
         needs_bank: True if it needs training queries.
         needs_parts: True if it needs the parts of their scores.
     """
@@ -90,6 +89,9 @@ class Normalizer(ABC):
         """Fit to the scores of Q queries against G gallery items, and return the adjustment of their blocks.
 
         The adjustment takes an (r, c) block with the slices of its rows and columns, and returns the normalized block.
+
+        Raises:
+            UserError: The context has no bank, counts, parts or temperature, although they are needed.
         """
 
     def measured(self, video_of_text: Tensor) -> dict[str, float]:
@@ -120,16 +122,10 @@ def normalize_scores(
         normalizer: Post-processing of the scores.
         similarity: Scores of queries against gallery items, (Q, G); for video-to-text, videos are the rows.
         bank: Scores of training queries against the same gallery, (K, G).
-        direction: Direction of the retrieval.
-        query_counts: Number of matches of each query, (Q,).
-        gallery_counts: Number of matches of each gallery item, (G,).
-        temperature: Divisor gamma of the method's scores, for normalizers without their own temperature.
+        direction, query_counts, gallery_counts, temperature: See `Context`.
 
     Returns:
         Normalized scores (Q, G).
-
-    Raises:
-        UserError: The normalizer needs something that is not given.
 
     Example:
         >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
@@ -171,7 +167,7 @@ class DualSoftmax(Normalizer):
         self._negative: dict[Direction, bool] = {}
 
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
-        """Sum the exponentials of the queries for every gallery item, and check for scores below zero."""
+        """Sum the exponentials of the queries for every gallery item, and look for scores below zero."""
         negative = torch.zeros((), dtype=torch.int64, device=scores.device)
 
         def count(values: Tensor, rows: slice, columns: slice) -> Tensor:
@@ -228,11 +224,7 @@ class QueryBankNorm(Normalizer):
         self.name = f"QB-Norm (beta {beta:g}, k {k}" + (f", occurrences {occurrences})" if occurrences > 1 else ")")
 
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
-        """Find the popular gallery items and their normalization sums from the bank.
-
-        Raises:
-            UserError: There is no bank.
-        """
+        """Find the popular gallery items and their normalization sums from the bank."""
         bank = _need_bank(context, self.name)
         seen = torch.bincount(best_of_gallery(bank, self.k).flatten(), minlength=bank.gallery)
         popular = seen >= self.occurrences
@@ -296,11 +288,7 @@ class SinkhornBias(Normalizer):
         self.name += ", a bias per part)" if per_part else ")"
 
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
-        """Balance the queries against the gallery.
-
-        Raises:
-            UserError: There is no bank, or no counts, although they are needed.
-        """
+        """Balance the queries against the gallery."""
         bias = self.gallery_bias(scores, context)
 
         def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
@@ -313,39 +301,34 @@ class SinkhornBias(Normalizer):
 
         Training queries are the rows of their matrix in both directions. The oracle uses one matrix with texts as rows
         in both directions, because after a few iterations the side that is balanced last makes a difference.
-
-        Raises:
-            UserError: There is no bank, no counts, no parts, or no temperature, although they are needed.
         """
         gamma = self.temperature if self.temperature is not None else context.temperature
         if gamma is None:
             raise UserError(f"{self.name} needs the temperature that the method divides its scores by")
         gallery = self._marginal(context.gallery_counts, "gallery")
+
+        def log_weights(source: ScoreSource, rows: Tensor | float, columns: Tensor | float) -> tuple[Tensor, Tensor]:
+            return sinkhorn_log_weights(
+                lambda weights: query_logsumexp(source, 1.0 / gamma, weights),
+                lambda weights: gallery_logsumexp(source, 1.0 / gamma, weights),
+                self.iterations,
+                rows,
+                columns,
+            )
+
         if self.queries == "train":
             banks = context.bank_parts if self.needs_parts else [_need_bank(context, self.name)]
             if not banks:
                 raise UserError(f"{self.name} needs a method whose score is a mean of parts. Set per_part to false.")
-            return gamma * torch.stack([self._log_weights(bank, gamma, 0.0, gallery)[1] for bank in banks]).mean(0)
+            return gamma * torch.stack([log_weights(bank, 0.0, gallery)[1] for bank in banks]).mean(0)
         queries = self._marginal(context.query_counts, "query")
         if context.direction == "text-to-video":
-            weights = self._log_weights(scores, gamma, queries, gallery)[1]
+            weights = log_weights(scores, queries, gallery)[1]
         else:
-            weights = self._log_weights(TransposedSource(scores), gamma, gallery, queries)[0]
+            weights = log_weights(TransposedSource(scores), gallery, queries)[0]
         # Weights add up to 1, so gallery items that `TwoStage` left out for every query shift all other weights.
         shifted = weights[weights < LEFT_OUT / (2 * gamma)]
         return gamma * (weights - shifted.logsumexp(0) if len(shifted) else weights)
-
-    def _log_weights(
-        self, source: ScoreSource, gamma: float, rows: Tensor | float, columns: Tensor | float
-    ) -> tuple[Tensor, Tensor]:
-        scale = 1.0 / gamma
-        return sinkhorn_log_weights(
-            lambda weights: query_logsumexp(source, scale, weights),
-            lambda weights: gallery_logsumexp(source, scale, weights),
-            self.iterations,
-            rows,
-            columns,
-        )
 
     def _marginal(self, counts: Tensor | None, side: str) -> Tensor | float:
         if self.marginals == "uniform":
@@ -392,11 +375,8 @@ class NormalizerChain(Normalizer):
         """Fit each normalizer on the scores returned by the previous one."""
         adjustments: list[Adjustment] = []
         for normalizer in self.normalizers:
-            adjustment = normalizer.fit(scores, context)
-            if adjustments:
-                adjustment = _keep_left_out(adjustment)
-            adjustments.append(adjustment)
-            scores = AdjustedSource(scores, adjustment)
+            adjustments.append(_keep_left_out(normalizer.fit(scores, context)))
+            scores = AdjustedSource(scores, adjustments[-1])
 
         def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
             for adjustment in adjustments:
