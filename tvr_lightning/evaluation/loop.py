@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -37,12 +38,11 @@ from tvr_lightning.training.sharding import gathered, is_sharded
 PAIR_BYTES = 256
 """Memory that prediction needs for each text-video pair of a block, in bytes."""
 
-Batch = TextBatch | VideoBatch
 R = TypeVar("R", bound=Record)
 
 
-class Method(Protocol):
-    """Interface of a method as used by the evaluation loop; see `RetrievalModule` for its attributes."""
+class _Method(Protocol):
+    """Members of `RetrievalModule` that an evaluation uses."""
 
     encoder: Encoder
     evaluation_config: EvaluationConfig
@@ -50,38 +50,17 @@ class Method(Protocol):
     averaged_parts: Sequence[str]
 
     @property
-    def device(self) -> torch.device:
-        """Return the device of the method."""
-
-    def modules(self) -> Iterator[nn.Module]:
-        """Yield the modules of the method, which may be sharded over devices."""
-
-    def restricted(self) -> AbstractContextManager[None]:
-        """Restrict access to the trainer's data."""
-
-    def text_features(self, batch: TextBatch) -> TextFeatures:
-        """Encode N texts."""
-
-    def video_features(self, batch: VideoBatch) -> VideoFeatures:
-        """Encode M videos."""
-
-    def compact_text(self, text: TextFeatures) -> TextFeatures:
-        """Drop the features of N texts that `score` does not use."""
-
-    def compact_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Drop the features of M videos that `score` does not use."""
-
-    def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score N texts against M videos, (N, M)."""
-
-    def score_as_released(self, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures) -> Scores:
-        """Score N texts against M videos that are conditioned on their own captions, (N, M)."""
-
-    def score_temperature(self) -> float:
-        """Return the divisor of the scores in the loss."""
-
-    def bank(self) -> Bank:
-        """Return training texts and videos that serve as stand-ins for user queries."""
+    def device(self) -> torch.device: ...
+    def modules(self) -> Iterator[nn.Module]: ...
+    def restricted(self) -> AbstractContextManager[None]: ...
+    def text_features(self, batch: TextBatch) -> TextFeatures: ...
+    def video_features(self, batch: VideoBatch) -> VideoFeatures: ...
+    def compact_text(self, text: TextFeatures) -> TextFeatures: ...
+    def compact_video(self, video: VideoFeatures) -> VideoFeatures: ...
+    def score(self, text: TextFeatures, video: VideoFeatures) -> Scores: ...
+    def score_as_released(self, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures) -> Scores: ...
+    def score_temperature(self) -> float: ...
+    def bank(self) -> Bank: ...
 
 
 @dataclass
@@ -105,7 +84,7 @@ class Collection:
     videos: list[Placed[VideoFeatures]] = field(default_factory=list)
     skipped: set[str] = field(default_factory=set)
 
-    def add(self, method: Method, batch: Batch, compact: bool = False) -> None:
+    def add(self, method: _Method, batch: TextBatch | VideoBatch, compact: bool = False) -> None:
         """Encode one batch of texts or videos.
 
         If no video of a batch could be read and the weights are sharded, a blank video is encoded, because all devices
@@ -134,7 +113,7 @@ class Collection:
         self.videos.clear()
 
     def join(self, device: torch.device) -> SplitFeatures:
-        """Return the features of all devices. The devices may have read different numbers of videos.
+        """Return the features of all devices, which may have read different numbers of videos, and remove them here.
 
         Args:
             device: Device of this process.
@@ -142,15 +121,10 @@ class Collection:
         Raises:
             UserError: There are no texts or no videos.
         """
-        texts = gather_batches(self.texts, device)
-        if texts is None:
-            raise UserError(f"the evaluation loaders returned no texts{self._reasons()}")
-        videos = self.join_videos(device)
-        self.clear()
-        return SplitFeatures(texts, videos)
+        return SplitFeatures(self._joined("texts", self.texts, device), self.join_videos(device))
 
     def join_videos(self, device: torch.device) -> Placed[VideoFeatures]:
-        """Return the video features of all devices.
+        """Return the video features of all devices, and remove them here.
 
         Args:
             device: Device of this process.
@@ -158,24 +132,29 @@ class Collection:
         Raises:
             UserError: There are no videos.
         """
-        videos = gather_batches(self.videos, device)
-        if videos is None:
-            raise UserError(f"the evaluation loaders returned no videos{self._reasons()}")
-        self.videos.clear()
-        return videos
+        return self._joined("videos", self.videos, device)
+
+    def _joined(self, kind: str, batches: list[Placed[R]], device: torch.device) -> Placed[R]:
+        joined = gather_batches(batches, device)
+        if joined is None:
+            raise self.nothing(kind)
+        batches.clear()
+        return joined
+
+    def nothing(self, kind: str) -> UserError:
+        """Return the error for loaders without readable texts or videos."""
+        reasons = self.skipped_anywhere()
+        skipped = f"; skipped: {'; '.join(reasons[:5])}" if reasons else ""
+        return UserError(f"the evaluation loaders returned no {kind}{skipped}")
 
     def skipped_anywhere(self) -> list[str]:
         """Return the files that could not be read on any device, each with its reason."""
         return sorted({reason for reasons in gather_objects(sorted(self.skipped)) for reason in reasons})
 
-    def _reasons(self) -> str:
-        reasons = self.skipped_anywhere()
-        return f"; skipped: {'; '.join(reasons[:5])}" if reasons else ""
-
 
 @torch.no_grad()
 def encode_split(
-    method: Method,
+    method: _Method,
     loaders: Iterable[DataLoader[Any]],
     *,
     compact: bool = False,
@@ -204,21 +183,16 @@ def encode_split(
             with context():
                 part.add(method, batch.to(method.device), compact)
             # One batch at a time, so that no device stores more than its part of the split.
-            if isinstance(batch, TextBatch):
-                whole.texts += _in_memory(part.texts, method.device)
-            else:
-                whole.videos += _in_memory(part.videos, method.device)
+            here: Any = (whole.texts, part.texts) if isinstance(batch, TextBatch) else (whole.videos, part.videos)
+            joined = gather_batches(here[1], method.device)
+            if joined is not None:
+                here[0].append(joined.float().to("cpu"))
     if not whole.texts or not whole.videos:
-        raise UserError(f"the loaders returned no {'videos' if whole.texts else 'texts'}{whole._reasons()}")
+        raise whole.nothing("videos" if whole.texts else "texts")
     return SplitFeatures(Placed.cat(whole.texts).distinct(), Placed.cat(whole.videos).distinct())
 
 
-def _in_memory(batches: list[Placed[R]], device: torch.device) -> list[Placed[R]]:
-    found = gather_batches(batches, device)
-    return [] if found is None else [found.float().to("cpu")]
-
-
-def encode_bank(method: Method, trainer: Trainer, skipped: set[str]) -> Bank:
+def encode_bank(method: _Method, trainer: Trainer, skipped: set[str]) -> Bank:
     """Encode training texts and videos as stand-ins for user queries in score normalization, compact in main memory.
 
     At most `evaluation.bank_size` of each are sampled with `evaluation.seed`.
@@ -236,7 +210,7 @@ def encode_bank(method: Method, trainer: Trainer, skipped: set[str]) -> Bank:
 
 
 def evaluate(
-    method: Method, split: SplitFeatures, truth: GroundTruth, metrics: RetrievalMetrics, sanity_check: bool = False
+    method: _Method, split: SplitFeatures, truth: GroundTruth, metrics: RetrievalMetrics, sanity_check: bool = False
 ) -> Evaluation:
     """Rank all texts and videos of a split.
 
@@ -260,7 +234,7 @@ def evaluate(
         seed=config.seed,
         memory_budget_bytes=config.memory_bytes,
         device=method.device,
-        shard=Shard(rank(), world_size(), _stacked) if world_size() > 1 else None,
+        shard=Shard(rank(), world_size(), lambda tensor: gather_tensor(tensor.unsqueeze(0))),
         temperature=method.score_temperature(),
         parts=method.averaged_parts,
         measure_balance=config.balance,
@@ -274,7 +248,7 @@ def evaluate(
         )
 
 
-def predict(method: Method, split: SplitFeatures) -> tuple[Tensor, Tensor, Tensor]:
+def predict(method: _Method, split: SplitFeatures) -> tuple[Tensor, Tensor, Tensor]:
     """Find the best videos of every text, after the normalization of the recipe.
 
     Args:
@@ -291,31 +265,28 @@ def predict(method: Method, split: SplitFeatures) -> tuple[Tensor, Tensor, Tenso
     order, places = (torch.randperm(len(items), generator=generator) for items in (texts, videos))
     texts, videos = texts[order], videos[places]
     normalizer = config.normalization
+    pair_scores = partial(
+        PairScores,
+        method.score,
+        videos=videos.features,
+        memory_budget_bytes=config.memory_bytes,
+        pair_bytes=PAIR_BYTES,
+        device=method.device,
+    )
     context = Context("text-to-video", temperature=method.score_temperature())
     if normalizer is not None and normalizer.needs_bank:
         queries = method.bank().texts
-        context.bank = _pair_scores(method, queries, videos.features)
+        context.bank = pair_scores(texts=queries)
         parts = method.averaged_parts if normalizer.needs_parts else ()
-        context.bank_parts = [_pair_scores(method, queries, videos.features, part) for part in parts]
-    source = _pair_scores(method, texts.features, videos.features)
+        context.bank_parts = [pair_scores(texts=queries, part=part) for part in parts]
+    source = pair_scores(texts=texts.features)
     with method.restricted(), gathered(method, method.encoder):
         scores, columns = best_videos(source, config.top_k, normalizer, context)
     back = torch.argsort(order)
     return texts.index[back], scores[back], videos.index.to(columns.device)[columns[back]]
 
 
-def _pair_scores(method: Method, texts: TextFeatures, videos: VideoFeatures, part: str | None = None) -> PairScores:
-    budget = method.evaluation_config.memory_bytes
-    return PairScores(
-        method.score, texts, videos, memory_budget_bytes=budget, pair_bytes=PAIR_BYTES, device=method.device, part=part
-    )
-
-
 def _blank(batch: VideoBatch) -> VideoBatch:
     """Return a batch of one black video with the shapes of an empty batch."""
     video = batch.video.apply(lambda t: t.new_full((1, *t.shape[1:]), t.dtype == torch.bool))
     return VideoBatch(video, batch.index.new_zeros(1), ["blank"])
-
-
-def _stacked(tensor: Tensor) -> Tensor:
-    return gather_tensor(tensor.unsqueeze(0))
