@@ -55,8 +55,7 @@ def evaluate_scores(
         recall: Values of K for R@K.
 
     Raises:
-        ScoresError: The normalizer needs scores that are not given.
-        UserError: The normalizer cannot be applied to a matrix.
+        UserError: The normalizer needs scores that are not given, or cannot be applied to a matrix.
     """
     banks = banks or Banks()
     warnings: list[str] = []
@@ -88,34 +87,19 @@ def evaluate_scores(
     )
 
 
-Directions = dict[str, tuple[Ranks, Tensor]]
-
-
-def directions(evaluation: Evaluation, truth: GroundTruth) -> Directions:
-    """Return the ranks and the video of each query in both directions; queries of one video are resampled together."""
-    videos = evaluation.video_to_text_ranks
-    return {
-        "text-to-video": (evaluation.text_to_video_ranks, truth.video_of_text[evaluation.text_to_video_ranks.index]),
-        "video-to-text": (videos, videos.index),
-    }
-
-
-def _per_query(recall: Sequence[int]) -> dict[str, PerQuery]:
-    return {**{f"R@{k}": recall_values(k) for k in recall}, "MnR": Ranks.expected}
-
-
 def intervals(evaluation: Evaluation, truth: GroundTruth, recall: Sequence[int]) -> dict[str, dict[str, Interval]]:
     """Return 95 % bootstrap intervals over queries by direction and name, for every metric with a value per query."""
     found: dict[str, dict[str, Interval]] = {}
-    for direction, (ranks, group) in directions(evaluation, truth).items():
-        found[direction] = {}
-        for name, per_query in _per_query(recall).items():
-            values = per_query(ranks).double()
-            found[direction][name] = percentile_interval(float(values.mean()), resample(values, group))
-        expected = ranks.expected()
-        found[direction]["MdR"] = percentile_interval(
-            float(expected.quantile(0.5)), resample(expected, group, "median")
-        )
+    for direction, (ranks, group) in _directions(evaluation, truth).items():
+        rows = {name: (values(ranks).double(), "mean") for name, values in _per_query(recall).items()}
+        rows["MdR"] = ranks.expected(), "median"
+        found[direction] = {
+            name: percentile_interval(
+                float(values.mean() if statistic == "mean" else values.quantile(0.5)),
+                resample(values, group, statistic),  # type: ignore[arg-type]
+            )
+            for name, (values, statistic) in rows.items()
+        }
     return found
 
 
@@ -124,11 +108,24 @@ def compare(
 ) -> dict[str, dict[str, Comparison]]:
     """Return the difference, second minus first, of two evaluations of the same queries, by direction and metric."""
     found: dict[str, dict[str, Comparison]] = {}
-    both = directions(first, truth), directions(second, truth)
-    for direction, (ranks, group) in both[0].items():
+    others = _directions(second, truth)
+    for direction, (ranks, group) in _directions(first, truth).items():
         found[direction] = {}
         for name, per_query in _per_query(recall).items():
-            values = per_query(both[1][direction][0]).double() - per_query(ranks).double()
+            values = per_query(others[direction][0]).double() - per_query(ranks).double()
             interval = percentile_interval(float(values.mean()), resample(values, group))
             found[direction][name] = Comparison(interval, exchange_p_value(values, group))
     return found
+
+
+def _directions(evaluation: Evaluation, truth: GroundTruth) -> dict[str, tuple[Ranks, Tensor]]:
+    """Return the ranks and the video of each query in both directions; queries of one video are resampled together."""
+    texts, videos = evaluation.text_to_video_ranks, evaluation.video_to_text_ranks
+    return {
+        "text-to-video": (texts, truth.video_of_text[texts.index]),
+        "video-to-text": (videos, videos.index),
+    }
+
+
+def _per_query(recall: Sequence[int]) -> dict[str, PerQuery]:
+    return {**{f"R@{k}": recall_values(k) for k in recall}, "MnR": Ranks.expected}

@@ -106,13 +106,16 @@ def read_scores(path: Path) -> ExternalScores:
     Raises:
         ScoresError: The file cannot be read, contains no matrix, or a score is NaN or infinite.
     """
-    read = {".npy": _read_npy, ".npz": _read_npz, ".pt": _read_pt, ".pth": _read_pt}.get(path.suffix)
-    if read is None:
+    if path.suffix not in (".npy", ".npz", ".pt", ".pth"):
         raise ScoresError(f"{path}: expected .npy, .npz, .pt or .parquet")
     if not path.is_file():
         raise ScoresError(f"{path}: no such file")
     try:
-        found = read(path)
+        if path.suffix in (".pt", ".pth"):
+            found = torch.load(path, map_location="cpu", weights_only=True)
+        else:
+            found = np.load(path, allow_pickle=False)
+            found = dict(found) if path.suffix == ".npz" else found
     except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ScoresError(f"{path}: cannot be read ({reason}). Write the file again with plain arrays only.") from error
@@ -132,19 +135,6 @@ def read_scores(path: Path) -> ExternalScores:
         None if names is None else [str(name) for name in names],
         None if index is None else torch.as_tensor(np.asarray(index)).long(),
     )
-
-
-def _read_npy(path: Path) -> Any:
-    return np.load(path, allow_pickle=False)
-
-
-def _read_npz(path: Path) -> dict[str, Any]:
-    with np.load(path, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
-
-
-def _read_pt(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _finite(path: Path, matrix: Tensor) -> Tensor:
