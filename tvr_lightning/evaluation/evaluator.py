@@ -21,7 +21,7 @@ from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.evaluation.sources import AdjustedSource, Adjustment, ScoreSource, Shard, TransposedSource
 from tvr_lightning.evaluation.streaming import streamed_ranks
 from tvr_lightning.evaluation.two_stage import TwoStage
-from tvr_lightning.features import TextFeatures, VideoFeatures, first_of_each
+from tvr_lightning.features import Placed, TextFeatures, VideoFeatures, first_of_each
 
 LEAKS = "leaks ground truth"
 SHORT: dict[Direction, str] = {"text-to-video": "t2v", "video-to-text": "v2t"}
@@ -112,27 +112,6 @@ class Evaluation:
             transductive=normalizer.transductive if normalizer else False,
             warnings=warnings,
         )
-
-
-@dataclass
-class _Pairs:
-    """Texts and videos that take part, in scoring order.
-
-    Attributes:
-        text_rows, video_rows: (N,), (M,) rows of the features as received.
-        text_index, video_index: (N,), (M,) indices in the split.
-        video_of_text: (N,) column of each text's video.
-        dropped: number of texts whose video was not encoded.
-        slot_sizes: number of texts per caption slot if videos are scored under their own captions, else empty.
-    """
-
-    text_rows: Tensor
-    video_rows: Tensor
-    text_index: Tensor
-    video_index: Tensor
-    video_of_text: Tensor
-    dropped: int
-    slot_sizes: list[int]
 
 
 class Evaluator:
@@ -226,26 +205,31 @@ class Evaluator:
             UserError: An index is outside the split, a score is NaN, the normalizer needs a bank that is not given,
                 or the videos have different numbers of captions under a released protocol.
         """
-        pairs = self._pairs(texts, text_index, videos, video_index, truth)
+        read = len(_checked(text_index, len(texts), truth.texts, "text", truth).unique())
+        _checked(video_index, len(videos), truth.videos, "video", truth)
+        placed_texts, placed_videos, video_of_text = self._in_scoring_order(
+            Placed(text_index.cpu(), texts), Placed(video_index.cpu(), videos), truth
+        )
         warnings = [LEAKS] if self.leaks else []
         measured: dict[str, float] = {}
         balances: dict[Direction, Balance] = {}
-        if len(pairs.text_rows):
-            source = self._source(texts, videos, pairs)
+        if len(placed_texts):
+            source = self._source(placed_texts, placed_videos, video_of_text)
             # Two-stage retrieval scores only the candidates.
             if isinstance(normalizer, TwoStage) and not self.leaks and not self.measure_balance:
-                text_ranks, video_ranks = normalizer.ranks(source, pairs.video_of_text)
+                text_ranks, video_ranks = normalizer.ranks(source, video_of_text)
             else:
-                adjust_texts, adjust_videos = self._fit(normalizer, bank, source, pairs)
-                text_ranks, video_ranks = streamed_ranks(source, pairs.video_of_text, adjust_texts, adjust_videos)
+                adjust_texts, adjust_videos = self._fit(normalizer, bank, source, video_of_text)
+                text_ranks, video_ranks = streamed_ranks(source, video_of_text, adjust_texts, adjust_videos)
             if normalizer is not None:
-                measured = normalizer.measured(pairs.video_of_text)
+                measured = normalizer.measured(video_of_text)
             if self.measure_balance:
-                balances = self._balance(source, adjust_texts, adjust_videos, pairs)
+                balances = self._balance(source, adjust_texts, adjust_videos, video_of_text)
         else:
             warnings.append("nothing was ranked: no text was read together with its video")
             text_ranks = video_ranks = Ranks(*(torch.empty(0, dtype=torch.int64) for _ in range(3)))
-        text_ranks, video_ranks = _in_split(text_ranks, pairs.text_index), _in_split(video_ranks, pairs.video_index)
+        text_ranks = _in_split(text_ranks, placed_texts.index)
+        video_ranks = _in_split(video_ranks, placed_videos.index)
         # All processes have all ranks. Each adds its share to the metrics, which torchmetrics synchronizes.
         share = slice(self.shard.rank, None, self.shard.world)
         metrics = metrics or RetrievalMetrics()
@@ -256,66 +240,55 @@ class Evaluator:
             truth,
             normalizer,
             warnings,
-            texts=len(pairs.text_rows),
-            videos=len(pairs.video_rows),
-            texts_without_video=pairs.dropped,
-            partial=len(pairs.text_rows) < truth.texts or len(pairs.video_rows) < truth.videos,
+            texts=len(placed_texts),
+            videos=len(placed_videos),
+            texts_without_video=read - len(placed_texts),
+            partial=len(placed_texts) < truth.texts or len(placed_videos) < truth.videos,
         )
         evaluation.measured, evaluation.balance = measured, balances
         if self.leaks:
             evaluation.protocol += ", as released"
         return evaluation
 
-    def _pairs(
-        self, texts: TextFeatures, text_index: Tensor, videos: VideoFeatures, video_index: Tensor, truth: GroundTruth
-    ) -> _Pairs:
-        text_index, text_rows = _distinct(text_index.cpu(), len(texts), truth.texts, "text", truth)
-        video_index, video_rows = _distinct(video_index.cpu(), len(videos), truth.videos, "video", truth)
-        described = truth.video_of_text.cpu()[text_index]
-        known = torch.isin(described, video_index).nonzero().flatten()
-        generator = torch.Generator().manual_seed(self.seed)
-        order = torch.randperm(len(known), generator=generator)
-        columns = torch.randperm(len(video_rows), generator=generator)
-        column = torch.empty(truth.videos, dtype=torch.int64)
-        column[video_index[columns]] = torch.arange(len(columns))
-        video_of_text = column[described[known]]
-        slot_sizes: list[int] = []
-        if self.leaks:
-            slot = _caption_slots(video_of_text, len(columns))
-            order = order[torch.argsort(slot[order], stable=True)]
-            slot_sizes = torch.bincount(slot).tolist()
-        rows = known[order]
-        return _Pairs(
-            text_rows=text_rows[rows],
-            video_rows=video_rows[columns],
-            text_index=text_index[rows],
-            video_index=video_index[columns],
-            video_of_text=video_of_text[order],
-            dropped=len(text_rows) - len(known),
-            slot_sizes=slot_sizes,
-        )
+    def _in_scoring_order(
+        self, texts: Placed[TextFeatures], videos: Placed[VideoFeatures], truth: GroundTruth
+    ) -> tuple[Placed[TextFeatures], Placed[VideoFeatures], Tensor]:
+        """Return the N distinct texts whose video was read, the M distinct videos, and the column of each text's video.
 
-    def _source(self, texts: TextFeatures, videos: VideoFeatures, pairs: _Pairs) -> PairScores:
-        ordered = texts[pairs.text_rows]
-        own_texts, start = [], 0
-        for size in pairs.slot_sizes:
-            own_texts.append(ordered[start + torch.argsort(pairs.video_of_text[start : start + size])])
-            start += size
+        If videos are scored under their own captions, the first M texts describe different videos, as do the next M.
+        """
+        text_rows, video_rows = first_of_each(texts.index)[1], first_of_each(videos.index)[1]
+        described = truth.video_of_text.cpu()[texts.index[text_rows]]
+        known = torch.isin(described, videos.index)
+        text_rows, described = text_rows[known], described[known]
+        generator = torch.Generator().manual_seed(self.seed)
+        order = torch.randperm(len(text_rows), generator=generator)
+        video_rows = video_rows[torch.randperm(len(video_rows), generator=generator)]
+        column = torch.empty(truth.videos, dtype=torch.int64)
+        column[videos.index[video_rows]] = torch.arange(len(video_rows))
+        video_of_text = column[described]
+        if self.leaks:
+            slot = _caption_slots(video_of_text, len(video_rows))
+            order = order[torch.argsort(slot[order], stable=True)]
+        return texts[text_rows[order]], videos[video_rows], video_of_text[order]
+
+    def _source(self, texts: Placed[TextFeatures], videos: Placed[VideoFeatures], video_of_text: Tensor) -> PairScores:
+        starts = range(0, len(texts), len(videos)) if self.leaks else ()
+        orders = [start + torch.argsort(video_of_text[start : start + len(videos)]) for start in starts]
         return self.pair_scores(
-            ordered,
-            videos[pairs.video_rows],
-            own_texts=own_texts,
-            slot_sizes=pairs.slot_sizes,
-            text_index=pairs.text_index,
-            video_index=pairs.video_index,
+            texts.features,
+            videos.features,
+            own_texts=[texts.features[order] for order in orders],
+            text_index=texts.index,
+            video_index=videos.index,
         )
 
     def _fit(
-        self, normalizer: Normalizer | None, bank: Bank | None, source: PairScores, pairs: _Pairs
+        self, normalizer: Normalizer | None, bank: Bank | None, source: PairScores, video_of_text: Tensor
     ) -> tuple[Adjustment | None, Adjustment | None]:
         if normalizer is None:
             return None, None
-        counts = torch.bincount(pairs.video_of_text, minlength=source.gallery).double().to(source.device)
+        counts = torch.bincount(video_of_text, minlength=source.gallery).double().to(source.device)
         ones = torch.ones(source.queries, dtype=torch.float64, device=source.device)
         forward = Context("text-to-video", None, ones, counts, self.temperature)
         backward = Context("video-to-text", None, counts, ones, self.temperature)
@@ -334,7 +307,11 @@ class Evaluator:
         return normalizer.fit(source, forward), normalizer.fit(TransposedSource(source), backward)
 
     def _balance(
-        self, source: PairScores, adjust_texts: Adjustment | None, adjust_videos: Adjustment | None, pairs: _Pairs
+        self,
+        source: PairScores,
+        adjust_texts: Adjustment | None,
+        adjust_videos: Adjustment | None,
+        video_of_text: Tensor,
     ) -> dict[Direction, Balance]:
         assert self.temperature is not None  # checked at construction
         texts: ScoreSource = source if adjust_texts is None else AdjustedSource(source, adjust_texts)
@@ -342,19 +319,19 @@ class Evaluator:
         videos = videos if adjust_videos is None else AdjustedSource(videos, adjust_videos)
         columns = torch.arange(source.gallery)
         return {
-            "text-to-video": balance(texts, self.temperature, pairs.video_of_text, columns),
-            "video-to-text": balance(videos, self.temperature, columns, pairs.video_of_text),
+            "text-to-video": balance(texts, self.temperature, video_of_text, columns),
+            "video-to-text": balance(videos, self.temperature, columns, video_of_text),
         }
 
 
-def _distinct(index: Tensor, items: int, size: int, kind: str, truth: GroundTruth) -> tuple[Tensor, Tensor]:
-    """Return the distinct indices in ascending order, and the row of the first item at each."""
+def _checked(index: Tensor, items: int, size: int, kind: str, truth: GroundTruth) -> Tensor:
+    """Return the index if it has an index below `size` for each item."""
     if index.shape != (items,):
         raise UserError(f"{kind}_index must be ({items},), one position per {kind}, got {tuple(index.shape)}")
     outside = index[(index < 0) | (index >= size)]
     if len(outside):
         raise UserError(f"{truth.dataset} {truth.split} has {size} {kind}s, but one has position {int(outside[0])}")
-    return first_of_each(index)
+    return index
 
 
 def _caption_slots(video_of_text: Tensor, videos: int) -> Tensor:

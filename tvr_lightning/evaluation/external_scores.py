@@ -91,15 +91,13 @@ def intervals(evaluation: Evaluation, truth: GroundTruth, recall: Sequence[int])
     """Return 95 % bootstrap intervals over queries by direction and name, for every metric with a value per query."""
     found: dict[str, dict[str, Interval]] = {}
     for direction, (ranks, group) in _directions(evaluation, truth).items():
-        rows = {name: (values(ranks).double(), "mean") for name, values in _per_query(recall).items()}
-        rows["MdR"] = ranks.expected(), "median"
-        found[direction] = {
-            name: percentile_interval(
-                float(values.mean() if statistic == "mean" else values.quantile(0.5)),
-                resample(values, group, statistic),  # type: ignore[arg-type]
-            )
-            for name, (values, statistic) in rows.items()
-        }
+        row: dict[str, Interval] = {}
+        for name, per_query in _per_query(recall).items():
+            values = per_query(ranks).double()
+            row[name] = percentile_interval(float(values.mean()), resample(values, group))
+        expected = ranks.expected()
+        row["MdR"] = percentile_interval(float(expected.quantile(0.5)), resample(expected, group, "median"))
+        found[direction] = row
     return found
 
 
