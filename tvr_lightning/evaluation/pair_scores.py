@@ -14,7 +14,7 @@ from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 Score = Callable[[TextFeatures, VideoFeatures], Scores]
 LeakingScore = Callable[[TextFeatures, VideoFeatures, TextFeatures], Scores]
 
-LARGEST_VIDEO_BLOCK = 128  # for small galleries: gives every process blocks and still keeps a GPU busy
+VIDEO_BLOCK = 128  # videos of a block for small galleries: gives every process blocks and still keeps a GPU busy
 BYTES_OF_A_PASS = 32  # per pair: the block, its comparisons and its double-precision sums
 COPIES_OF_TEXTS = 4  # copies of the texts within a score, such as unit vectors and projections
 
@@ -68,12 +68,13 @@ class PairScores(ScoreSource):
         text_bytes = max(_size_in_bytes(texts) // max(self.queries, 1), 1)
         texts_at_once = min(max(memory_budget_bytes // 4 // (COPIES_OF_TEXTS * text_bytes), 1), max(self.queries, 1))
         columns = memory_budget_bytes // 2 // (BYTES_OF_A_PASS * max(self.queries, 1))
-        fitting = min(self._largest_video_block(), max(8, columns), max(8, pairs // texts_at_once))
+        # Each block of videos repeats the work per text, so large galleries get larger blocks.
+        largest = max(VIDEO_BLOCK, min(8 * VIDEO_BLOCK, self.gallery // (8 * self.shard.world)))
+        fitting = min(largest, max(8, columns), max(8, pairs // texts_at_once))
         self.block_videos = block_videos or max(min(fitting, self.gallery), 1)
         self.block_texts = block_texts or max(min(texts_at_once, pairs // self.block_videos), 1)
         self.budget = memory_budget_bytes
         self._kept: dict[tuple[int, int], Tensor] = {}
-        self._keeps: bool | None = None
         self._checked = False
         slot_size = max(self.queries // max(len(own_texts), 1), 1)
         self.text_blocks = [
@@ -84,10 +85,6 @@ class PairScores(ScoreSource):
         if _size_in_bytes(texts) <= memory_budget_bytes // 8:
             texts = texts.to(self.device)
         self.texts, self.videos = texts, videos
-
-    def _largest_video_block(self) -> int:
-        # Each block of videos repeats the work per text, so large galleries get larger blocks.
-        return max(LARGEST_VIDEO_BLOCK, min(8 * LARGEST_VIDEO_BLOCK, self.gallery // (8 * self.shard.world)))
 
     def video_blocks(self) -> list[slice]:
         """Return the video blocks of this process."""
@@ -123,10 +120,7 @@ class PairScores(ScoreSource):
             return self._kept[key]
         assert videos is not None
         values = self._compute(rows, columns, slot, videos)
-        if self._keeps is None:
-            share = self.queries * self.gallery * values.element_size() / self.shard.world
-            self._keeps = share <= self.budget / 8
-        if self._keeps:
+        if self.queries * self.gallery * values.element_size() / self.shard.world <= self.budget / 8:
             self._kept[key] = values
         return values
 
