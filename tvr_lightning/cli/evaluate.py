@@ -75,13 +75,13 @@ def evaluate_matrices(
     truth, video_ids = _split_of(data, config, [*overrides, *([f"--data.init_args.root={root}"] if root else [])], ids)
     ks = tuple(sorted(set(recall or (1, 5, 10))))
     banks = Banks(
-        texts=read_scores(bank_texts).arranged(truth, video_ids, bank="texts") if bank_texts else None,
-        videos=read_scores(bank_videos).arranged(truth, video_ids, bank="videos") if bank_videos else None,
+        texts=read_scores(bank_texts, truth, video_ids, "texts") if bank_texts else None,
+        videos=read_scores(bank_videos, truth, video_ids, "videos") if bank_videos else None,
     )
     found: list[tuple[Evaluation, Path]] = []
     for path in scores:
         pairs = path.suffix == ".parquet"
-        matrix = read_pairs(path, truth, video_ids) if pairs else read_scores(path).arranged(truth, video_ids)
+        matrix = (read_pairs if pairs else read_scores)(path, truth, video_ids)
         try:
             with shown(f"evaluate: ranking {path.name}"):
                 evaluation = evaluate_scores(matrix, truth, normalization, banks, ks)

@@ -57,25 +57,14 @@ class Balance:
 
     def plain(self) -> dict[str, float | list[float]]:
         """Return error and rates as numbers and lists for a JSON file, with -1 for bins without items."""
-        rates = self.rates
-        return {
-            "normalization_error": self.error,
-            "edges": rates.edges.tolist(),
-            "items": rates.items.tolist(),
-            "false_negative": rates.false_negative.nan_to_num(-1.0).tolist(),
-            "false_positive": rates.false_positive.nan_to_num(-1.0).tolist(),
-        }
+        rates = {name: rate.nan_to_num(-1.0).tolist() for name, rate in vars(self.rates).items()}
+        return {"normalization_error": self.error, **rates}
 
 
 def retrieval_mass(scores: ScoreSource, temperature: float) -> Tensor:
     """Return the sum of the retrieval probabilities of every gallery item, sum_i P(j | i) (NCL, section 3.2).
 
-    Args:
-        scores: Scores of Q queries against G gallery items, (Q, G).
-        temperature: Divisor gamma of the scores.
-
-    Returns:
-        Masses (G,) float64, adding up to Q.
+    Scores (Q, G) are divided by the temperature gamma; the masses (G,) float64 add up to Q.
     """
     scale = 1.0 / temperature
     return gallery_logsumexp(scores, scale, -query_logsumexp(scores, scale)).exp()
@@ -84,12 +73,8 @@ def retrieval_mass(scores: ScoreSource, temperature: float) -> Tensor:
 def matching_share(query_group: Tensor, gallery_group: Tensor) -> Tensor:
     """Return the mass of every gallery item if each query spread its probability evenly over its matches.
 
-    Args:
-        query_group: Group of each query, (Q,) int64.
-        gallery_group: Group of each gallery item, (G,) int64.
-
-    Returns:
-        Shares (G,) float64: all ones for one-to-one matches, the number of captions for videos as gallery items.
+    Groups are (Q,) and (G,) int64, shares (G,) float64: all ones for one-to-one matches, the number of captions for
+    videos as gallery items.
     """
     groups = 1 + int(torch.cat([query_group, gallery_group]).max())
     queries = torch.bincount(query_group, minlength=groups).double()
@@ -97,7 +82,7 @@ def matching_share(query_group: Tensor, gallery_group: Tensor) -> Tensor:
     return queries[gallery_group] / items[gallery_group]
 
 
-def balance(scores: ScoreSource, temperature: float, query_group: Tensor, gallery_group: Tensor, k: int = 1) -> Balance:
+def balance(scores: ScoreSource, temperature: float, query_group: Tensor, gallery_group: Tensor) -> Balance:
     """Measure the balance of the retrieval in one direction.
 
     Args:
@@ -105,12 +90,11 @@ def balance(scores: ScoreSource, temperature: float, query_group: Tensor, galler
         temperature: Divisor gamma of the scores.
         query_group: Group of each query, (Q,) int64. The matches of a query are the items of the same group.
         gallery_group: Group of each gallery item, (G,) int64.
-        k: Number of top-ranked items that count as retrieved.
     """
     query_group, gallery_group = query_group.to(scores.device), gallery_group.to(scores.device)
     mass, share = retrieval_mass(scores, temperature), matching_share(query_group, gallery_group)
     error = float((share - mass).abs().mean())
-    return Balance(error, mass, share, error_rates(mass, best_of_gallery(scores, k), query_group, gallery_group))
+    return Balance(error, mass, share, error_rates(mass, best_of_gallery(scores, 1), query_group, gallery_group))
 
 
 def error_rates(
@@ -123,8 +107,7 @@ def error_rates(
     Args:
         mass: Sums of retrieval probabilities, (G,).
         retrieved: Gallery items that each query retrieves, (Q, k) int64.
-        query_group: Group of each query, (Q,) int64. The matches of a query are the items of the same group.
-        gallery_group: Group of each gallery item, (G,) int64.
+        query_group, gallery_group: Groups (Q,) and (G,), as in `balance`.
         edges: Lower edges of the bins of mass divided by share, ascending from 0; the last bin has no upper edge.
 
     Raises:

@@ -115,23 +115,13 @@ class Collection:
     def join(self, device: torch.device) -> SplitFeatures:
         """Return the features of all devices, which may have read different numbers of videos, and remove them here.
 
-        Args:
-            device: Device of this process.
-
         Raises:
             UserError: There are no texts or no videos.
         """
         return SplitFeatures(self._joined("texts", self.texts, device), self.join_videos(device))
 
     def join_videos(self, device: torch.device) -> Placed[VideoFeatures]:
-        """Return the video features of all devices, and remove them here.
-
-        Args:
-            device: Device of this process.
-
-        Raises:
-            UserError: There are no videos.
-        """
+        """Return the video features of all devices, as `join` does."""
         return self._joined("videos", self.videos, device)
 
     def _joined(self, kind: str, batches: list[Placed[R]], device: torch.device) -> Placed[R]:
@@ -195,12 +185,8 @@ def encode_split(
 def encode_bank(method: _Method, trainer: Trainer, skipped: set[str]) -> Bank:
     """Encode training texts and videos as stand-ins for user queries in score normalization, compact in main memory.
 
-    At most `evaluation.bank_size` of each are sampled with `evaluation.seed`.
-
-    Args:
-        method: Method that encodes, on every device.
-        trainer: Trainer with the data module and the precision for encoding.
-        skipped: Set to which files that could not be read are added.
+    At most `evaluation.bank_size` of each are sampled with `evaluation.seed`. Files that cannot be read are added to
+    `skipped`.
     """
     config, data = method.evaluation_config, trainer.datamodule  # type: ignore[attr-defined]
     loaders = bank_loaders(data.evaluation_dataloaders("train"), config.bank_size, config.seed)

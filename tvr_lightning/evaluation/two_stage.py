@@ -29,9 +29,8 @@ class TwoStage(Normalizer):
 
     The method's score of a pair needs both its text and its video, so only the vectors of the first stage can be
     indexed. The results equal those of a search with such an index: the candidates of each query in the order of the
-    method, then all other items in the order of the first stage. The recall of the candidates is also reported. The
-    normalization works with any method; for other first-stage vectors, override `text_vectors` and `video_vectors`,
-    which return (N, D) and (M, D).
+    method, then all other items in the order of the first stage. The recall of the candidates is also reported. For
+    other first-stage vectors, override `text_vectors` and `video_vectors`.
 
     Args:
         candidates: number k of gallery items of each query that are reranked (paper: 256 include the top ten of GARE).
@@ -64,14 +63,11 @@ class TwoStage(Normalizer):
         return (video.frames * mask).sum(1) / mask.sum(1).clamp(min=1.0)
 
     def ranks(self, source: PairScores, video_of_text: Tensor) -> tuple[Ranks, Ranks]:
-        """Compute the same ranks as `fit` and a pass over all pairs, but score only the candidates.
+        """Compute the same ranks as `fit` and a pass over all pairs (`streamed_ranks`), but score only the candidates.
 
         Args:
             source: Scores of N texts against M videos by the method.
             video_of_text: Column of each text's video, (N,) int64.
-
-        Returns:
-            Ranks of the N texts by row, and of the videos that have texts by column.
 
         Raises:
             UserError: A score is NaN.
