@@ -154,11 +154,7 @@ class MeanRank(RankMetric):
 
 
 def rank_metrics(recall: Sequence[int] = (1, 5, 10), more: Iterable[RankMetric] = ()) -> MetricCollection:
-    """Return the metrics of one direction by name: `R@K` for every K, `MdR`, `MnR`, and `RSum`.
-
-    Args:
-        recall: Values of K for R@K.
-        more: Metrics to add, which are copied.
+    """Return the metrics of one direction by name: `R@K` for every K in `recall`, `MdR`, `MnR`, `RSum`, and `more`.
 
     Example:
         >>> ranks = Ranks(torch.tensor([0, 2, 7]), torch.ones(3, dtype=torch.int64), torch.arange(3))

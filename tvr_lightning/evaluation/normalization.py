@@ -38,9 +38,7 @@ LEFT_OUT = -1e6
 class Bank:
     """Features of the training split that serve as stand-ins for user queries.
 
-    Attributes:
-        texts: K texts, the queries of text-to-video retrieval.
-        videos: K' videos, the queries of video-to-text retrieval.
+    K texts are the queries of text-to-video retrieval, K' videos those of video-to-text retrieval.
     """
 
     texts: TextFeatures
@@ -80,9 +78,9 @@ class Normalizer(ABC):
     """
 
     name: str
-    transductive: bool
-    needs_bank: bool
-    needs_parts: bool = False
+    transductive = False
+    needs_bank = False
+    needs_parts = False
 
     @abstractmethod
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
@@ -97,8 +95,7 @@ class Normalizer(ABC):
     def measured(self, video_of_text: Tensor) -> dict[str, float]:
         """Return values of the fitted normalizer to report in tables, in percent by name; empty by default.
 
-        Args:
-            video_of_text: Video of each text, (N,) int64. It is not available to `fit`.
+        The video of each text, (N,) int64, is not available to `fit`.
         """
         return {}
 
@@ -147,9 +144,6 @@ class DualSoftmax(Normalizer):
     Args:
         temperature: factor t inside the softmax (GAID and T-MASS, released: 100).
 
-    Raises:
-        UserError: `temperature` is not positive.
-
     Example:
         >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
         >>> normalize_scores(DualSoftmax(), scores).argmax(1)
@@ -157,7 +151,6 @@ class DualSoftmax(Normalizer):
     """
 
     transductive = True
-    needs_bank = False
 
     def __init__(self, temperature: float = 100.0) -> None:
         if temperature <= 0:
@@ -202,9 +195,6 @@ class QueryBankNorm(Normalizer):
         occurrences: minimum number of bank queries that have an item among their best (more than 1 in the variant of
             GARE and DiCoSA).
 
-    Raises:
-        UserError: An option is not positive.
-
     Example:
         >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
         >>> bank = torch.tensor([[0.8, 0.6], [0.7, 0.5]])  # and so does every training text
@@ -212,7 +202,6 @@ class QueryBankNorm(Normalizer):
         tensor([0, 1])
     """
 
-    transductive = False
     needs_bank = True
 
     def __init__(self, beta: float = 20.0, k: int = 1, occurrences: int = 1) -> None:
@@ -252,10 +241,6 @@ class SinkhornBias(Normalizer):
             3.3). `count` uses the test set's pairing counts and is therefore also transductive.
         per_part: Separate bias for each part of a score that is a mean of parts; the mean of the biases is added
             (UCoFiA).
-
-    Raises:
-        UserError: `temperature` is not positive, `iterations` is below 1, or `per_part` is set without training
-            queries.
 
     Example:
         >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
@@ -346,9 +331,6 @@ class NormalizerChain(Normalizer):
         normalizers: normalizers in order of application. One that needs a bank must come first, since the bank's scores
             are raw.
 
-    Raises:
-        UserError: There is no normalizer, or a normalizer after the first needs a bank.
-
     Example:
         >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
         >>> bank = torch.tensor([[0.8, 0.6], [0.7, 0.5]])  # and so does every training text
@@ -360,11 +342,11 @@ class NormalizerChain(Normalizer):
     def __init__(self, normalizers: Sequence[Normalizer]) -> None:
         if not normalizers:
             raise UserError("a chain needs at least one normalizer")
-        for late in normalizers[1:]:
-            if late.needs_bank:
-                raise UserError(
-                    f"{late.name} compares with the raw scores of training queries, so it must come first in a chain"
-                )
+        late = [normalizer.name for normalizer in normalizers[1:] if normalizer.needs_bank]
+        if late:
+            raise UserError(
+                f"{late[0]} compares with the raw scores of training queries, so it must come first in a chain"
+            )
         self.normalizers = list(normalizers)
         self.name = ", then ".join(normalizer.name for normalizer in normalizers)
         self.transductive = any(normalizer.transductive for normalizer in normalizers)

@@ -225,22 +225,16 @@ def captions(results: RunResults) -> list[str]:
 
 def environment() -> dict[str, Any]:
     """Return package versions, git revision, machine, command and date."""
+    installed = {distribution.name: distribution.version for distribution in metadata.distributions()}
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(sys.argv),
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: installed.get(name) for name in PACKAGES},
         "git": git_state(Path(__file__)),
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads"
-        + "".join(f", {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())),
+        "machine": ", ".join([platform.machine(), f"{torch.get_num_threads()} threads", *gpus]),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def git_state(file: Path) -> dict[str, Any] | None:

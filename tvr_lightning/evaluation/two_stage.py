@@ -35,13 +35,7 @@ class TwoStage(Normalizer):
     Args:
         candidates: number k of gallery items of each query that are reranked (paper: 256 include the top ten of GARE).
         mask_frames: exclusion of padded frames from the mean; GARE's released mean counts them.
-
-    Raises:
-        UserError: `candidates` is below 1.
     """
-
-    transductive = False
-    needs_bank = False
 
     def __init__(self, candidates: int = 256, mask_frames: bool = False) -> None:
         if candidates < 1:
