@@ -1,4 +1,4 @@
-"""Evaluation of video question answering: accuracy as a torchmetrics module, and result files."""
+"""Evaluation of video question answering: accuracies and result files."""
 
 from __future__ import annotations
 
@@ -10,56 +10,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.utilities.data import dim_zero_cat
 
 from tvr_lightning.errors import UserError
+from tvr_lightning.evaluation.metrics import RecallAtK
+from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.evaluation.results import RunResults
 from tvr_lightning.files import write_whole
 
 
-class AnswerAccuracy(Metric):
-    """Percentage of questions that are answered correctly, a scalar.
+def answer_ranks(index: Tensor, given: Tensor, right: Tensor) -> Ranks:
+    """Return the answers to B questions as ranks, whose R@1 is the accuracy.
 
-    A question that occurs twice, because a sampler padded the last batch, counts once. In distributed evaluation, every
-    device must call `update` before `compute`, if necessary with B = 0 questions, because the update sets the state
-    dtypes.
+    Args:
+        index: Index of each question in its split, (B,) int64.
+        given: Index of the predicted answer, (B,) int64.
+        right: Index of the correct answer, (B,) int64; -1 if the correct answer is not in the vocabulary.
     """
-
-    full_state_update = False
-    higher_is_better = True
-    index: list[Tensor]
-    correct: list[Tensor]
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("index", "correct"):
-            self.add_state(name, default=[], dist_reduce_fx="cat")
-
-    def update(self, index: Tensor, given: Tensor, right: Tensor) -> None:
-        """Add the answers to B questions.
-
-        Args:
-            index: Index of each question in its split, (B,) int64.
-            given: Index of the predicted answer, (B,) int64.
-            right: Index of the correct answer, (B,) int64; -1 if the correct answer is not in the vocabulary.
-        """
-        self.index.append(index)
-        self.correct.append((given == right) & (right >= 0))
-
-    def compute(self) -> Tensor:
-        """Return the percentage.
-
-        Raises:
-            UserError: No question was answered.
-        """
-        index = dim_zero_cat(self.index) if len(self.index) else torch.zeros(0)
-        if not len(index):
-            raise UserError("AnswerAccuracy has no questions. Call update before compute.")
-        correct = dim_zero_cat(self.correct)
-        distinct, where = index.unique(return_inverse=True)
-        hit = torch.zeros_like(distinct, dtype=torch.float32).scatter_(0, where, correct.float())
-        return 100.0 * hit.mean()
+    wrong = (given != right) | (right < 0)
+    return Ranks(better=wrong.long(), tied=torch.ones_like(index), index=index)
 
 
 @dataclass
@@ -111,26 +79,20 @@ def evaluate_answers(
     """
     if not given:
         raise UserError(f"None of the {asked} questions was answered; {without_video} of them have no readable video.")
-    hits = [a == b and b >= 0 for a, b in zip(given, right, strict=True)]
-    known = [hit for hit, b in zip(hits, right, strict=True) if b >= 0]
-    groups: dict[str, list[bool]] = {}
-    for kind, hit in zip(kinds, hits, strict=True):
-        groups.setdefault(kind, []).append(hit)
-    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+    accuracy, index, correct = RecallAtK(1).value, torch.arange(len(given)), torch.tensor(right)
+    hits = answer_ranks(index, torch.tensor(given), correct)
+    known = correct >= 0
+    of_kind = {kind: torch.tensor([each == kind for each in kinds]) for kind in frequent_answers(kinds, len(kinds))}
     return AnswerEvaluation(
-        accuracy=_percentage(hits),
-        answerable=_percentage(known) if known else 0.0,
-        majority=100.0 * sum(b == 0 for b in right) / len(right),
-        kinds={kind: _percentage(found) for kind, found in ordered},
+        accuracy=float(accuracy(hits)),
+        answerable=float(accuracy(hits[known])) if known.any() else 0.0,
+        majority=float(accuracy(answer_ranks(index, torch.zeros_like(correct), correct))),
+        kinds={kind: float(accuracy(hits[rows])) for kind, rows in of_kind.items()},
         questions=len(hits),
         asked=asked,
-        unknown_answers=len(hits) - len(known),
+        unknown_answers=int((~known).sum()),
         without_video=without_video,
     )
-
-
-def _percentage(hits: Sequence[bool]) -> float:
-    return 100.0 * sum(hits) / len(hits)
 
 
 def frequent_answers(answers: Sequence[str], most: int) -> list[str]:
