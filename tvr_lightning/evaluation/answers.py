@@ -40,10 +40,9 @@ class AnswerEvaluation:
         answerable: the same percentage over the questions whose correct answer is in the vocabulary.
         majority: accuracy of always giving the most frequent training answer.
         kinds: accuracy per question word, most frequent word first.
-        questions: number of answered questions.
-        asked: number of questions in the split.
+        questions, asked: number of answered questions, and of all questions in the split.
         unknown_answers: number of answered questions whose correct answer is not in the vocabulary.
-        without_video: number of questions in the split that were not answered because their video could not be read.
+        without_video: number of questions in the split whose video could not be read.
     """
 
     accuracy: float
@@ -71,8 +70,7 @@ def evaluate_answers(
             the most frequent.
         right: Index of each correct answer; -1 if it is not in the vocabulary.
         kinds: Question word of each question.
-        asked: Number of questions in the split.
-        without_video: Number of questions in the split without a readable video.
+        asked, without_video: See `AnswerEvaluation`.
 
     Raises:
         UserError: No question was answered.

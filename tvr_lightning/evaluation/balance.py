@@ -109,9 +109,6 @@ def error_rates(
         retrieved: Gallery items that each query retrieves, (Q, k) int64.
         query_group, gallery_group: Groups (Q,) and (G,), as in `balance`.
         edges: Lower edges of the bins of mass divided by share, ascending from 0; the last bin has no upper edge.
-
-    Raises:
-        UserError: The edges do not ascend from 0.
     """
     borders = torch.tensor(edges, dtype=torch.float64, device=mass.device)
     if not len(borders) or borders[0] != 0 or not (borders[1:] > borders[:-1]).all():

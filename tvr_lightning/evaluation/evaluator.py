@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -27,43 +28,52 @@ LEAKS = "leaks ground truth"
 SHORT: dict[Direction, str] = {"text-to-video": "t2v", "video-to-text": "v2t"}
 
 
-@dataclass
-class Evaluation:
-    """Results table of a split, with the conditions it was obtained under.
+@dataclass(kw_only=True)
+class RetrievalTable:
+    """Results table of retrieval on a split, with the conditions it was obtained under.
 
     Attributes:
         text_to_video, video_to_text: metrics of each direction by name: `R@K` in percent, `MdR`, `MnR`, `RSum`, and
             those of the recipe; NaN if nothing was ranked.
         sum_of_recalls: SumR, the sum of the recalls of both directions.
-        text_to_video_ranks, video_to_text_ranks: ranks per query, in the order of the split.
         dataset, split, protocol: evaluated data and protocol.
         texts, videos: number of texts and videos that were ranked.
-        texts_without_video: number of texts left out because their video was not encoded.
-        partial: True if some texts or videos of the split were not encoded.
+        partial: True if some texts or videos of the split were not ranked (limited batches, skipped files).
         post_processing: name of the score normalization, or None.
         transductive: True if the score normalization uses the test set as a whole.
-        warnings: conditions that limit comparisons with other results.
+        warnings: conditions that limit comparisons with other results, such as "leaks ground truth".
         measured: values reported by the normalization, in percent by name, such as the recall of candidates.
-        balance: balance of the retrieval in each direction; empty unless requested.
-        audit: result of the leakage audit of the method and its options, or None.
     """
 
     text_to_video: dict[str, float]
     video_to_text: dict[str, float]
     sum_of_recalls: float
-    text_to_video_ranks: Ranks
-    video_to_text_ranks: Ranks
     dataset: str
     split: str
     protocol: str
     texts: int
     videos: int
-    texts_without_video: int
     partial: bool
     post_processing: str | None = None
     transductive: bool = False
     warnings: list[str] = field(default_factory=list)
     measured: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class Evaluation(RetrievalTable):
+    """Results table of a split with the rank of every query.
+
+    Attributes:
+        text_to_video_ranks, video_to_text_ranks: ranks per query, in the order of the split.
+        texts_without_video: number of texts left out because their video was not encoded.
+        balance: balance of the retrieval in each direction; empty unless requested.
+        audit: result of the leakage audit of the method and its options, or None.
+    """
+
+    text_to_video_ranks: Ranks
+    video_to_text_ranks: Ranks
+    texts_without_video: int = 0
     balance: dict[Direction, Balance] = field(default_factory=dict)
     audit: AuditResult | None = None
 
@@ -75,11 +85,7 @@ class Evaluation:
         truth: GroundTruth,
         normalizer: Normalizer | None,
         warnings: Sequence[str] = (),
-        *,
-        texts: int,
-        videos: int,
-        texts_without_video: int = 0,
-        partial: bool = False,
+        **counts: Any,
     ) -> Evaluation:
         """Return the evaluation of a split.
 
@@ -88,12 +94,13 @@ class Evaluation:
             ranks: Ranks of the text queries and of the video queries.
             truth: Ground truth of the split.
             normalizer: Normalizer that was applied to the scores.
-            warnings, texts, videos, texts_without_video, partial: See the attributes.
+            warnings: Warnings in addition to those of the dataset and the normalizer.
+            counts: Numbers of texts and videos, and `partial`.
         """
-        warnings = [*truth.warnings, *warnings]
+        found = [*truth.warnings, *warnings]
         if normalizer is not None:
             for warning in normalizer.warnings():
-                warnings.append(warning)
+                found.append(warning)
                 rank_zero_warn(f"{normalizer.name}: {warning}. Choose another normalization.")
         return cls(
             text_to_video={name: float(value) for name, value in metrics.text_to_video.compute().items()},
@@ -104,13 +111,10 @@ class Evaluation:
             dataset=truth.dataset,
             split=truth.split,
             protocol=truth.protocol,
-            texts=texts,
-            videos=videos,
-            texts_without_video=texts_without_video,
-            partial=partial,
             post_processing=normalizer.name if normalizer else None,
             transductive=normalizer.transductive if normalizer else False,
-            warnings=warnings,
+            warnings=found,
+            **counts,
         )
 
 
@@ -118,8 +122,7 @@ class Evaluator:
     """Evaluator that scores all texts against all videos and ranks the matches.
 
     Texts and videos are scored in seeded random orders, so that positions reveal nothing about pairs. Scores are
-    computed in blocks under a memory budget, and an (N, M) matrix is kept only if it fits; the ranks are the same in
-    both cases.
+    computed in blocks, and an (N, M) matrix is kept only if it fits in the budget; the ranks are the same.
 
     Args:
         score: scoring function of the method.
@@ -132,10 +135,6 @@ class Evaluator:
         measure_balance: measurement of the balance in both directions, which needs `temperature`.
         shard: share of this process in the work; all processes return the same evaluation.
         memory_budget_bytes, pair_bytes, block_texts, block_videos, device: see `PairScores`.
-
-    Raises:
-        UserError: Not exactly one of `score` and `score_as_released` is given, or the balance is requested without a
-            temperature.
     """
 
     def __init__(
@@ -189,17 +188,12 @@ class Evaluator:
         """Rank the video of every text among the videos, and the texts of every video among the texts.
 
         Args:
-            texts: Features of the texts; repetitions are allowed.
-            text_index: Index of each text in the split, (N,) int64. An index that occurs twice counts once.
-            videos: Features of the videos; repetitions are allowed.
-            video_index: Index of each video in the split, (M,) int64.
+            texts, videos: Features of N texts and M videos.
+            text_index, video_index: Index of each in the split, (N,) and (M,) int64. One that occurs twice counts once.
             truth: Ground truth of the split.
             normalizer: Score normalization, applied to each direction separately.
             bank: Training texts and videos, for normalizers that need them.
             metrics: Metrics without ranks, which are updated; by default those of most papers.
-
-        Returns:
-            Results table, marked as partial if texts or videos of the split were not encoded.
 
         Raises:
             UserError: An index is outside the split, a score is NaN, the normalizer needs a bank that is not given,

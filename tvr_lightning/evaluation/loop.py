@@ -85,15 +85,10 @@ class Collection:
     skipped: set[str] = field(default_factory=set)
 
     def add(self, method: _Method, batch: TextBatch | VideoBatch, compact: bool = False) -> None:
-        """Encode one batch of texts or videos.
+        """Encode one batch on the method's device; if `compact`, keep only features that `score` uses.
 
         If no video of a batch could be read and the weights are sharded, a blank video is encoded, because all devices
         must encode together.
-
-        Args:
-            method: Method that encodes.
-            batch: Batch on the method's device.
-            compact: Keep only features that `score` uses.
         """
         with method.restricted():
             if isinstance(batch, TextBatch):
@@ -162,9 +157,6 @@ def encode_split(
 
     Returns:
         Features of every item once, sorted by index, the same on every device.
-
-    Raises:
-        UserError: There are no texts or no videos.
     """
     whole = Collection(skipped=set() if skipped is None else skipped)
     for loader in loaders:
@@ -198,15 +190,9 @@ def encode_bank(method: _Method, trainer: Trainer, skipped: set[str]) -> Bank:
 def evaluate(
     method: _Method, split: SplitFeatures, truth: GroundTruth, metrics: RetrievalMetrics, sanity_check: bool = False
 ) -> Evaluation:
-    """Rank all texts and videos of a split.
+    """Rank all texts and videos of a split, and update the metrics.
 
-    Args:
-        method: Method that scores, on every device.
-        split: Encoded split; items that occur twice count once.
-        truth: Ground truth, which only the evaluator uses.
-        metrics: Metrics without ranks, which are updated.
-        sanity_check: Skip the normalization, because an untrained run has empty queues and a bank is not worth
-            encoding.
+    A sanity check skips the normalization, because an untrained run has empty queues and a bank is not worth encoding.
     """
     config, released = method.evaluation_config, method.protocol == "as-released"
     if released and not sanity_check:
@@ -236,10 +222,6 @@ def evaluate(
 
 def predict(method: _Method, split: SplitFeatures) -> tuple[Tensor, Tensor, Tensor]:
     """Find the best videos of every text, after the normalization of the recipe.
-
-    Args:
-        method: Method that scores, on every device.
-        split: Encoded split; items that occur twice count once.
 
     Returns:
         Ascending indices of the N texts (N,), descending scores (N, k), and indices of the videos (N, k).

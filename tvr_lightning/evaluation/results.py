@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tvr_lightning.evaluation.audit_result import NOT_AUDITABLE, NOT_AUDITED, AuditResult
-from tvr_lightning.evaluation.evaluator import Evaluation
+from tvr_lightning.evaluation.evaluator import Evaluation, RetrievalTable
 from tvr_lightning.evaluation.weights import Weights
 from tvr_lightning.files import write_whole
 
@@ -81,33 +81,18 @@ class RunResults(ABC):
 
 
 @dataclass(kw_only=True)
-class Results(RunResults):
+class Results(RetrievalTable, RunResults):
     """Results and conditions of one evaluated run of retrieval.
 
     Attributes:
-        text_to_video, video_to_text: metric name to value, R@K in percent.
-        sum_of_recalls: SumR, the sum of all R@K of both directions.
-        texts, videos: number of texts and videos that were ranked.
-        partial: True if some texts or videos of the split were not ranked (limited batches, skipped files).
-        post_processing: name of the score normalization, or None.
-        transductive: True if the post-processing uses the test set as a whole, as measured if there was an audit.
         balance: per direction, if measured: the normalization error, and the rates of false negatives and false
             positives in bins of retrieval mass (NCL, Eq. 5 and Fig. 3).
-        measured: values reported by the post-processing, by name, in percent.
         intervals: per direction and metric, if computed: `low` and `high` of the 95 % bootstrap interval over queries.
-        audit: result of the leakage audit, with the fields of `AuditResult`; None if there was no audit.
+        audit: result of the leakage audit, with the fields of `AuditResult`; None if there was no audit. Its finding
+            determines `transductive`.
     """
 
-    text_to_video: dict[str, float]
-    video_to_text: dict[str, float]
-    sum_of_recalls: float
-    texts: int
-    videos: int
-    partial: bool
-    post_processing: str | None
-    transductive: bool
     balance: dict[str, Any] = field(default_factory=dict)
-    measured: dict[str, float] = field(default_factory=dict)
     intervals: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     audit: dict[str, Any] | None = None
 
@@ -160,25 +145,12 @@ class Results(RunResults):
 
 def results_of(evaluation: Evaluation, **run: Any) -> Results:
     """Combine an evaluation with the conditions of its run, the other attributes of `RunResults`."""
-    seen = evaluation.audit.transductive if evaluation.audit else {}
-    return Results(
-        dataset=evaluation.dataset,
-        split=evaluation.split,
-        protocol=evaluation.protocol,
-        text_to_video=evaluation.text_to_video,
-        video_to_text=evaluation.video_to_text,
-        sum_of_recalls=evaluation.sum_of_recalls,
-        texts=evaluation.texts,
-        videos=evaluation.videos,
-        partial=evaluation.partial,
-        post_processing=evaluation.post_processing,
-        transductive=any(seen.values()) if seen else evaluation.transductive,
-        warnings=list(evaluation.warnings),
-        balance={direction: found.plain() for direction, found in evaluation.balance.items()},
-        measured=evaluation.measured,
-        audit=asdict(evaluation.audit) if evaluation.audit else None,
-        **run,
-    )
+    table = {field.name: getattr(evaluation, field.name) for field in fields(RetrievalTable)}
+    if evaluation.audit and evaluation.audit.transductive:
+        table["transductive"] = any(evaluation.audit.transductive.values())
+    balance: Any = {direction: found.plain() for direction, found in evaluation.balance.items()}
+    audit = asdict(evaluation.audit) if evaluation.audit else None
+    return Results(**table, balance=balance, audit=audit, **run)
 
 
 def write_results(results: RunResults, folder: Path) -> tuple[Path, Path]:

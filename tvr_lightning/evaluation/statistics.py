@@ -28,13 +28,7 @@ KEPT = 20_000_000  # draws that are cached for the next metric of a test set of 
 
 @dataclass
 class Interval:
-    """Value with its percentile bootstrap interval.
-
-    Attributes:
-        estimate: value, in the unit of the per-query values.
-        low, high: ends of the interval.
-        confidence: share of resamples inside the interval, in (0, 1).
-    """
+    """Value with the ends of its percentile bootstrap interval, which contains a share `confidence` of resamples."""
 
     estimate: float
     low: float
@@ -44,11 +38,9 @@ class Interval:
 
 @dataclass
 class Comparison:
-    """Difference of two systems on the same queries.
+    """Difference of two systems on the same queries, second minus first.
 
-    Attributes:
-        difference: second minus first, with its interval.
-        p_value: two-sided p-value of a test that exchanges the systems at random, query by query.
+    `p_value` is two-sided, from a test that exchanges the systems at random, query by query.
     """
 
     difference: Interval
@@ -79,9 +71,6 @@ def resample(
         statistic: Statistic of the sampled values.
         resamples: Number of resamples.
         seed: Seed for the resamples.
-
-    Raises:
-        UserError: There is no query, `resamples` is below 1, or `group` does not have the shape of `values`.
     """
     values = values.double().cpu()
     inverse, sizes = _groups(values, group)
@@ -116,13 +105,7 @@ def _draws(groups: int, resamples: int, seed: int) -> Iterator[Tensor]:
 
 
 def percentile_interval(estimate: float, drawn: Tensor, confidence: float = 0.95) -> Interval:
-    """Return a value with its percentile bootstrap interval (Efron, 1979).
-
-    Args:
-        estimate: Value.
-        drawn: Resampled values from `resample`, (resamples,).
-        confidence: Share of the resampled values inside the interval, in (0, 1).
-    """
+    """Return a value with its percentile bootstrap interval (Efron, 1979) from resampled values, (resamples,)."""
     if not 0 < confidence < 1:
         raise UserError(f"need confidence in (0, 1), got {confidence}")
     tail = (1 - confidence) / 2
@@ -165,8 +148,7 @@ def exchange_p_value(
     Args:
         difference: Per-query values of the second system minus those of the first, (Q,).
         group: Group of each query, (Q,) int64. Queries of one group are exchanged together.
-        resamples: Number of exchanges.
-        seed: Seed for the exchanges.
+        resamples, seed: Number of exchanges, and their seed.
     """
     difference = difference.double().cpu()
     inverse, sizes = _groups(difference, group)
