@@ -319,7 +319,7 @@ class Evaluator:
 
 
 def _checked(index: Tensor, items: int, size: int, kind: str, truth: GroundTruth) -> Tensor:
-    """Return the index if it has an index below `size` for each item."""
+    """Return the index of the items, after checking that it is in the split."""
     if index.shape != (items,):
         raise UserError(f"{kind}_index must be ({items},), one position per {kind}, got {tuple(index.shape)}")
     outside = index[(index < 0) | (index >= size)]
