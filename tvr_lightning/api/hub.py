@@ -25,7 +25,7 @@ from tvr_lightning.config.checkpoint_options import TrainedOptions
 from tvr_lightning.data.importing.hub import REPOSITORIES
 from tvr_lightning.encoders.hub import probe
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.verdict import NOT_AUDITED, Verdict
+from tvr_lightning.evaluation.audit_result import NOT_AUDITED, AuditResult
 from tvr_lightning.evaluation.weights import Weights, weights_of
 from tvr_lightning.training.checkpoints import RECORD, CheckpointError, named_classes, read_checkpoint
 
@@ -224,7 +224,7 @@ def model_card(name: str, results: dict[str, Any], recipe: dict[str, Any], licen
         *results["warnings"],
         *(["PARTIAL: not the whole split was ranked"] if results["partial"] else []),
         *([f"scores were normalized by {results['post_processing']}"] if results["post_processing"] else []),
-        NOT_AUDITED if audit is None else str(Verdict(**audit)),
+        NOT_AUDITED if audit is None else str(AuditResult(**audit)),
     ]
     figures = {direction: [results[key][metric] for metric in METRICS] for direction, key in DIRECTIONS.items()}
     evaluated = [

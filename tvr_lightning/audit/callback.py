@@ -7,12 +7,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from tvr_lightning.audit.run import audit_method
 from tvr_lightning.data.records import SplitName
-from tvr_lightning.evaluation.verdict import Verdict
+from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.methods.base import RetrievalModule
 
 
 class LeakageAudit(Callback):
-    """Callback that audits the method after a test or a separate validation and adds the verdict to the evaluation."""
+    """Callback that audits the method after a test or a separate validation and adds its result to the evaluation."""
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Audit on the test split."""
@@ -30,6 +30,6 @@ class LeakageAudit(Callback):
         if not config.audit:
             return
         try:
-            method.evaluation.audit = audit_method(method, data, config.audit, config.seed, split).verdict
+            method.evaluation.audit = audit_method(method, data, config.audit, config.seed, split).result
         except Exception as error:  # noqa: BLE001  the evaluation is done; its table says that the audit stopped
-            method.evaluation.audit = Verdict(passed=False, problem=f"{type(error).__name__}: {error}")
+            method.evaluation.audit = AuditResult(passed=False, problem=f"{type(error).__name__}: {error}")

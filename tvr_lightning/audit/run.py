@@ -104,7 +104,7 @@ def attach(method: RetrievalModule, data: TextVideoDataModule) -> None:
 
 def overridden(method: RetrievalModule) -> list[str]:
     """Return the parts of an evaluation that a method overrides. The audit cannot detect what they use."""
-    parts = ("validation_step", "test_step", "predict_step", "_evaluate", "sealed")
+    parts = ("validation_step", "test_step", "predict_step", "_evaluate", "restricted")
     return [name for name in parts if getattr(type(method), name) is not getattr(RetrievalModule, name)]
 
 

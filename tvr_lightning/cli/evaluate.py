@@ -64,7 +64,7 @@ def evaluate(
     with loading("evaluate"):
         from rich.console import Console
 
-        from tvr_lightning.evaluation.brought import Banks, compare, evaluate_scores, intervals
+        from tvr_lightning.evaluation.external_scores import Banks, compare, evaluate_scores, intervals
         from tvr_lightning.evaluation.results import print_results, results_of, write_results
         from tvr_lightning.evaluation.scores_file import ScoresError, read_pairs, read_scores
         from tvr_lightning.evaluation.weights import Weights
@@ -79,13 +79,13 @@ def evaluate(
     truth, video_ids = _split_of(data, config, [*overrides, *([f"--data.init_args.root={root}"] if root else [])], ids)
     ks = tuple(sorted(set(recall or (1, 5, 10))))
     banks = Banks(
-        texts=read_scores(bank_texts).arranged(truth, video_ids, bank="texts") if bank_texts else None,
-        videos=read_scores(bank_videos).arranged(truth, video_ids, bank="videos") if bank_videos else None,
+        texts=read_scores(bank_texts, truth, video_ids, "texts") if bank_texts else None,
+        videos=read_scores(bank_videos, truth, video_ids, "videos") if bank_videos else None,
     )
     found: list[tuple[Evaluation, Path]] = []
     for path in scores:
         pairs = path.suffix == ".parquet"
-        matrix = read_pairs(path, truth, video_ids) if pairs else read_scores(path).arranged(truth, video_ids)
+        matrix = (read_pairs if pairs else read_scores)(path, truth, video_ids)
         try:
             with shown(f"evaluate: ranking {path.name}"):
                 evaluation = evaluate_scores(matrix, truth, normalizer, banks, ks)

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from tvr_lightning.config.recipe_files import RecipeError
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.evaluation.answers import AnswerResults, print_answer_results, write_answer_results, write_answers
+from tvr_lightning.evaluation.answers import AnswerResults, write_answers
 from tvr_lightning.evaluation.predictions import write_predictions
 from tvr_lightning.evaluation.results import SelectOn, print_results, results_of, write_results
 from tvr_lightning.evaluation.weights import Weights, weights_of
@@ -192,8 +192,8 @@ def _close_answers(run: Run, details: dict[str, Any], folder: Path | None) -> tu
         warnings=data.warnings,
         **details,
     )
-    print_answer_results(results)
-    return write_answer_results(results, folder) if folder else None
+    print_results(results)
+    return write_results(results, folder) if folder else None
 
 
 def trained_on(checkpoint: str | None) -> str | None:

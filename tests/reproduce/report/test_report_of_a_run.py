@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from browser import open_browser
+from metric_rows import summarize
 
 from tvr_lightning.cli.tables import report as run_report
-from tvr_lightning.evaluation.metrics import summarize
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.reproduce.report.figures.curves import read_curves
 from tvr_lightning.reproduce.report.figures.encoded_split import encode_run

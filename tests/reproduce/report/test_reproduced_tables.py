@@ -11,8 +11,8 @@ import pytest
 from run_cards import make_card
 
 from tvr_lightning.data.records import SYNTHETIC
+from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.evaluation.evaluator import LEAKS
-from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.evaluation.weights import Weights
 from tvr_lightning.reproduce.published import printed_figure, published_rows
 from tvr_lightning.reproduce.report.site import Site
@@ -103,12 +103,12 @@ def test_runs_of_datasets_that_are_marked_as_synthetic_are_not_either(tmp_path):
     assert made.caution == NOT_COMPARABLE
 
 
-LEAKING = {"audit": asdict(Verdict(False, ["told the ground truth"], recall_with_help=100, recall_without_help=2))}
+LEAKING = {"audit": asdict(AuditResult(False, ["told the ground truth"], recall_with_help=100, recall_without_help=2))}
 MARKED = {
     "leaks": LEAKING,
     "leaks as released": {"warnings": [LEAKS]},
     "not audited": {"audit": None},
-    "audit stopped": {"audit": asdict(Verdict(False, problem="out of memory"))},
+    "audit stopped": {"audit": asdict(AuditResult(False, problem="out of memory"))},
     "overridden": {"weights": asdict(Weights("last", overridden=["data.init_args.frames 2 (the checkpoint: 12)"]))},
     "all": LEAKING | {"weights": asdict(Weights("last", overridden=["frames"])), "warnings": [SYNTHETIC]},
     "none": {},

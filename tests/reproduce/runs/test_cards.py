@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from metric_rows import summarize
 from run_cards import make_answers, make_card
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.metrics import summarize
 from tvr_lightning.reproduce.report.sources import run_of_card
 from tvr_lightning.reproduce.report.uncertainty import compare_runs, measure
 from tvr_lightning.reproduce.runs.card import read_card, read_cards, read_ranks

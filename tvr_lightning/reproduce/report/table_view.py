@@ -11,9 +11,9 @@ from typing import Any
 import pandas as pd
 
 from tvr_lightning.data.records import SYNTHETIC
+from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.evaluation.evaluator import LEAKS
 from tvr_lightning.evaluation.statistics import effective_queries, recall_values
-from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.files import write_whole
 from tvr_lightning.reproduce.published import PRINTED, Printed, PublishedRow, printed_figure
 from tvr_lightning.reproduce.report.drawing import shortened
@@ -277,7 +277,7 @@ def _notes_of_run(run: ReportedRun) -> Iterator[str]:
         yield f" FAILED (see {run.key}.json): {shortened(one_line(run.card.error or ''), 400)}"
     yield from (f": {mark}" for mark in results.get("warnings", []) if mark != SYNTHETIC)
     if (audit := results.get("audit")) is not None and not audit["passed"]:
-        yield f": {Verdict(**audit)}"
+        yield f": {AuditResult(**audit)}"
     for option in results.get("weights", {}).get("overridden", []):
         yield f": scored with another option than in training: {option}"
     if results.get("partial"):

@@ -18,7 +18,7 @@ OPEN = {
 """Attributes of the trainer that give no access to data."""
 
 
-class SealedTrainer:
+class RestrictedTrainer:
     """Trainer that exposes the state of the run to a method, but no data.
 
     It prevents accidental leaks and shortcuts, not deliberate attacks: Python code can always find a way to an object.
@@ -32,7 +32,7 @@ class SealedTrainer:
     """
 
     def __init__(self, trainer: Any, method: str, record: list[str] | None = None, datamodule: Any = None) -> None:
-        self._sealed = trainer
+        self._original = trainer
         self._method = method
         self._record = record
         self._datamodule = datamodule
@@ -53,23 +53,23 @@ class SealedTrainer:
             self._record.append(f"trainer.{name}")
             if name == "datamodule":
                 return self._datamodule
-        return getattr(self._sealed, name)
+        return getattr(self._original, name)
 
 
-class SealedModule(LightningModule):
+class RestrictedModule(LightningModule):
     """Module that evaluations can separate from the data of its trainer."""
 
     @contextmanager
-    def sealed(self) -> Iterator[None]:
+    def restricted(self) -> Iterator[None]:
         """Restrict access to the trainer's data while the method encodes or scores in an evaluation.
 
         `self.log` and attributes that describe the run, such as `self.trainer.global_step`, remain available.
         """
         trainer = self._trainer
-        if trainer is None or isinstance(trainer, SealedTrainer):  # an audit has replaced it already
+        if trainer is None or isinstance(trainer, RestrictedTrainer):  # an audit has replaced it already
             yield
             return
-        self.trainer = SealedTrainer(trainer, type(self).__name__)  # type: ignore[assignment]  # a stand-in
+        self.trainer = RestrictedTrainer(trainer, type(self).__name__)  # type: ignore[assignment]  # a stand-in
         try:
             yield
         finally:
@@ -78,10 +78,10 @@ class SealedModule(LightningModule):
     def log(self, *args: Any, **kwargs: Any) -> None:
         """Log through Lightning; an audit logs nothing."""
         trainer: Any = self._trainer
-        if not isinstance(trainer, SealedTrainer):
+        if not isinstance(trainer, RestrictedTrainer):
             super().log(*args, **kwargs)
         elif not trainer.records:
-            self.trainer = trainer._sealed
+            self.trainer = trainer._original
             try:
                 super().log(*args, **kwargs)
             finally:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.evaluation.evaluator import Evaluation
-from tvr_lightning.evaluation.metrics import summarize
+from tvr_lightning.evaluation.metrics import RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Normalizer, normalize_scores
 from tvr_lightning.evaluation.ranks import Ranks, text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.evaluation.scores_file import NOT_FOUND, ScoresError
@@ -55,8 +55,7 @@ def evaluate_scores(
         recall: Values of K for R@K.
 
     Raises:
-        ScoresError: The normalizer needs scores that are not given.
-        UserError: The normalizer cannot be applied to a matrix.
+        UserError: The normalizer needs scores that are not given, or cannot be applied to a matrix.
     """
     banks = banks or Banks()
     warnings: list[str] = []
@@ -81,48 +80,24 @@ def evaluate_scores(
         else:
             warnings.append("video-to-text is not normalized: no scores of training videos were given")
     ranks = text_to_video_ranks(texts, truth.video_of_text), video_to_text_ranks(videos, truth.video_of_text)
-    rows = summarize(ranks[0], recall), summarize(ranks[1], recall)
+    metrics = RetrievalMetrics(recall)
+    metrics.update(*ranks)
     return Evaluation.of(
-        rows,
-        ranks,
-        truth,
-        normalizer,
-        texts=truth.texts,
-        videos=truth.videos,
-        texts_without_video=0,
-        partial=bool(left_out),
-        warnings=warnings,
+        metrics, ranks, truth, normalizer, warnings, texts=truth.texts, videos=truth.videos, partial=bool(left_out)
     )
-
-
-Directions = dict[str, tuple[Ranks, Tensor]]
-
-
-def directions(evaluation: Evaluation, truth: GroundTruth) -> Directions:
-    """Return the ranks and the video of each query in both directions; queries of one video are resampled together."""
-    videos = evaluation.video_to_text_ranks
-    return {
-        "text-to-video": (evaluation.text_to_video_ranks, truth.video_of_text[evaluation.text_to_video_ranks.index]),
-        "video-to-text": (videos, videos.index),
-    }
-
-
-def _per_query(recall: Sequence[int]) -> dict[str, PerQuery]:
-    return {**{f"R@{k}": recall_values(k) for k in recall}, "MnR": Ranks.expected}
 
 
 def intervals(evaluation: Evaluation, truth: GroundTruth, recall: Sequence[int]) -> dict[str, dict[str, Interval]]:
     """Return 95 % bootstrap intervals over queries by direction and name, for every metric with a value per query."""
     found: dict[str, dict[str, Interval]] = {}
-    for direction, (ranks, group) in directions(evaluation, truth).items():
-        found[direction] = {}
+    for direction, (ranks, group) in _directions(evaluation, truth).items():
+        row: dict[str, Interval] = {}
         for name, per_query in _per_query(recall).items():
             values = per_query(ranks).double()
-            found[direction][name] = percentile_interval(float(values.mean()), resample(values, group))
+            row[name] = percentile_interval(float(values.mean()), resample(values, group))
         expected = ranks.expected()
-        found[direction]["MdR"] = percentile_interval(
-            float(expected.quantile(0.5)), resample(expected, group, "median")
-        )
+        row["MdR"] = percentile_interval(float(expected.quantile(0.5)), resample(expected, group, "median"))
+        found[direction] = row
     return found
 
 
@@ -131,11 +106,24 @@ def compare(
 ) -> dict[str, dict[str, Comparison]]:
     """Return the difference, second minus first, of two evaluations of the same queries, by direction and metric."""
     found: dict[str, dict[str, Comparison]] = {}
-    both = directions(first, truth), directions(second, truth)
-    for direction, (ranks, group) in both[0].items():
+    others = _directions(second, truth)
+    for direction, (ranks, group) in _directions(first, truth).items():
         found[direction] = {}
         for name, per_query in _per_query(recall).items():
-            values = per_query(both[1][direction][0]).double() - per_query(ranks).double()
+            values = per_query(others[direction][0]).double() - per_query(ranks).double()
             interval = percentile_interval(float(values.mean()), resample(values, group))
             found[direction][name] = Comparison(interval, exchange_p_value(values, group))
     return found
+
+
+def _directions(evaluation: Evaluation, truth: GroundTruth) -> dict[str, tuple[Ranks, Tensor]]:
+    """Return the ranks and the video of each query in both directions; queries of one video are resampled together."""
+    texts, videos = evaluation.text_to_video_ranks, evaluation.video_to_text_ranks
+    return {
+        "text-to-video": (texts, truth.video_of_text[texts.index]),
+        "video-to-text": (videos, videos.index),
+    }
+
+
+def _per_query(recall: Sequence[int]) -> dict[str, PerQuery]:
+    return {**{f"R@{k}": recall_values(k) for k in recall}, "MnR": Ranks.expected}

@@ -8,7 +8,7 @@ SHOWN = 5  # maximum number of findings shown below a table
 
 
 @dataclass
-class Verdict:
+class AuditResult:
     """Result of the leakage audit of a method with the options of an evaluation.
 
     Attributes:
