@@ -434,6 +434,15 @@ def test_the_help_of_a_command_describes_every_option(command, capsys):
     assert all(action.help for action in actions)
 
 
+def test_a_shell_completes_commands_and_options(capsys):
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    assert "--min_relevance" in script
+    assert "compress" in script
+    checked = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+
+
 def test_help_keeps_an_ellipsis_and_lists_choices_once(capsys):
     assert main(["verify-released", "--help"]) == 0
     assert "xpool.pth, gare.bin, ... options:" in " ".join(capsys.readouterr().out.split())

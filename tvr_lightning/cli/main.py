@@ -145,7 +145,7 @@ def completion(shell: Literal["bash", "zsh", "tcsh"], /) -> int:
     try:
         import shtab
     except ImportError as error:
-        raise UserError("tvr completion needs shtab: pip install shtab") from error
+        raise UserError("tvr completion needs shtab: pip install 'tvr-lightning[completion]'") from error
     from tvr_lightning.cli.parser import parser_of
 
     whole = argparse.ArgumentParser(prog="tvr")
