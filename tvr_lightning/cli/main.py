@@ -93,7 +93,9 @@ def run(command: Command, words: list[str]) -> int:
     if recipes or overrides:
         from tvr_lightning.config.check import check_before_parsing
 
-        check_before_parsing(recipes, overrides)
+        evaluated = command.sections == RECIPE and options.get("ckpt_path")  # the checkpoint names its classes
+        needed = [] if evaluated or command.name == "evaluate" else {"data", "model"} & {*command.sections}
+        check_before_parsing(recipes, overrides, sorted(needed))
     if overrides:
         options["overrides"] = overrides
     parameters = inspect.signature(function).parameters.values()

@@ -162,7 +162,7 @@ def _refusal(parser: ArgumentParser, function: Callable[..., int], words: Sequen
         name = (found[1] or found[2]).split(", ")[0].removeprefix("--")
         actions = {action.dest.rstrip("_"): action for action in parser._actions}
         action = actions[name.rstrip("_")]
-        shown = action.option_strings[-1] if action.option_strings else action.dest
+        shown = action.option_strings[0] if action.option_strings else action.dest
         return f"{shown} must be given: {action.help}"
     if found := re.search(r"unrecognized arguments: (\S+)", message):
         return f"takes no argument {found[1]}; `{parser.prog} --help` lists all"

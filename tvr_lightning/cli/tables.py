@@ -93,15 +93,9 @@ def reproduce(
         memory_gib: memory of a SLURM job in GiB; 64 by default.
         max_parallel_jobs: maximum number of SLURM jobs in the queue; 16 by default.
     """
-    with loading("reproduce"):
-        from tvr_lightning.config.recipe_files import find_recipe, recipes_folder
-        from tvr_lightning.reproduce.report.sources import run_of_card
-        from tvr_lightning.reproduce.report.table_view import NOT_COMPARABLE, view_table, write_tables
-        from tvr_lightning.reproduce.runs.card import read_cards
-        from tvr_lightning.reproduce.runs.engines import SlurmEngine
-        from tvr_lightning.reproduce.runs.plan import Setting, make_plan
-        from tvr_lightning.reproduce.runs.runner import Folders, plan_lines, run_plan
-        from tvr_lightning.reproduce.tables import load_table
+    from tvr_lightning.config.recipe_files import find_recipe, recipes_folder
+    from tvr_lightning.reproduce.runs.plan import Setting, make_plan
+    from tvr_lightning.reproduce.tables import load_table
 
     slurm = {"partition": partition, "minutes": minutes, "gpus": gpus, "memory_gib": memory_gib,
              "max_parallel_jobs": max_parallel_jobs}  # fmt: skip
@@ -121,6 +115,13 @@ def reproduce(
     laid_over = None if overlay is None else find_recipe(overlay, "--overlay")
     setting = Setting(recipes, folder, videos, laid_over, chosen, share)
     plan = make_plan([load_table(name, recipes) for name in dict.fromkeys(tables)], setting, _names(only))
+    with loading("reproduce"):
+        from tvr_lightning.reproduce.report.sources import run_of_card
+        from tvr_lightning.reproduce.report.table_view import NOT_COMPARABLE, view_table, write_tables
+        from tvr_lightning.reproduce.runs.card import read_cards
+        from tvr_lightning.reproduce.runs.engines import SlurmEngine
+        from tvr_lightning.reproduce.runs.runner import Folders, plan_lines, run_plan
+
     folders = Folders(out)
     if videos is not None:
         print(NOT_COMPARABLE)

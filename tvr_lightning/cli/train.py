@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tvr_lightning.cli.loading import loading
 from tvr_lightning.cli.types import AtLeast4, File, NewFile, PositiveInt
-from tvr_lightning.config.recipe_files import RECIPES, RecipeError
+from tvr_lightning.config.recipe_files import RECIPES, OptionError
 from tvr_lightning.progress import shown
 
 FOUND_BY_LIGHTNING = ("best", "last", "hpc", "registry")
@@ -113,7 +113,7 @@ def _run(
     path = None if ckpt_path in (None, "null") else ckpt_path
     local = None if path is None or path in FOUND_BY_LIGHTNING or "://" in path else Path(path)
     if local is not None and not local.exists():
-        raise RecipeError(f"{path}: no such checkpoint; looked for it at {local.absolute()}")
+        raise OptionError(f"{path}: no such checkpoint; looked for it at {local.absolute()}")
     with loading(command):
         from tvr_lightning.config.recipe import Recipe
         from tvr_lightning.runs.run import Run

@@ -50,16 +50,38 @@ def check_options(sources: Iterable[Source], schema: dict[str, Any], import_modu
             raise OptionError(f"{where}: {error}" if where else str(error)) from None
 
 
-def check_before_parsing(recipes: Sequence[str], overrides: Sequence[str]) -> None:
+def check_before_parsing(recipes: Sequence[str], overrides: Sequence[str], needed: Sequence[str]) -> None:
     """Check recipes and options of a command against the cached schema, before torch is imported.
 
+    Args:
+        recipes: Names, paths, or inline YAML.
+        overrides: Options of recipes on the command line.
+        needed: Sections whose class must be given, such as `data`.
+
     Raises:
-        RecipeError: A recipe does not exist or is invalid.
-        OptionError: A class, option or value is invalid. Without a cached schema, the parser refuses it later.
+        RecipeError: A recipe is invalid.
+        OptionError: A recipe does not exist, or a class, option or value is missing or invalid. Without a cached
+            schema, the parser refuses it later.
     """
     sources, schema = list(sources_of(recipes, overrides)), cached_schema()
+    check_classes_given([content for _, content in sources], needed)
     if schema is not None:
         check_options(sources, schema)
+
+
+def check_classes_given(contents: Sequence[dict[str, Any]], sections: Sequence[str]) -> None:
+    """Refuse recipes and options that name no class for a section.
+
+    Raises:
+        OptionError: A section has no class.
+    """
+    for section in sections:
+        values = [content.get(section) for content in contents]
+        if not any(isinstance(value, str) or "class_path" in (value or {}) for value in values):
+            name = {"data": "dataset", "model": "method"}[section]
+            raise OptionError(
+                f"No {name} is given. Name one before the overlays, such as --config data/msrvtt, or a method's recipe."
+            )
 
 
 def refusals(message: str) -> str:

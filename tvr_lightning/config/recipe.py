@@ -24,7 +24,7 @@ import tvr_lightning.evaluation.two_stage
 import tvr_lightning.methods
 import tvr_lightning.training.tf32  # noqa: F401  recipes name classes by their bare names once these are imported
 from tvr_lightning import data as datasets
-from tvr_lightning.config.check import Source, check_options, refusals, sources_of
+from tvr_lightning.config.check import check_classes_given, check_options, refusals, sources_of
 from tvr_lightning.config.checkpoint_options import Difference, TrainedOptions
 from tvr_lightning.config.recipe_files import (
     OptionError,
@@ -149,7 +149,7 @@ class Recipe:
             named = [json.dumps({"data": read_recipe(recipe).get("data") or {}}) for recipe in recipes]
         words = [f"--config={recipe}" for recipe in named] + _without_nulls(options)
         if checkpoint is None:
-            _check_classes_given(sources, only_data)
+            check_classes_given([content for _, content in sources], ("data",) if only_data else ("data", "model"))
         parser = recipe_parser()
         try:
             if checkpoint is None:
@@ -292,15 +292,6 @@ def from_recipe(
 def data_from_recipe(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> TextVideoDataModule:
     """Build only the data of recipe files or of data overlays without a method; arguments as in `from_recipe`."""
     return Recipe.parse(paths, overrides, only_data=True).build_data()
-
-
-def _check_classes_given(sources: Sequence[Source], only_data: bool) -> None:
-    """Refuse recipes and options that name no dataset or no method."""
-    for section, name in ({"data": "dataset"} if only_data else {"data": "dataset", "model": "method"}).items():
-        values = [content.get(section) for _, content in sources]
-        if not any(isinstance(value, str) or "class_path" in (value or {}) for value in values):
-            example = "data/msrvtt, or a method's recipe" if only_data else "tcmgc"
-            raise RecipeError(f"No {name} is given. Name one before the overlays, such as --config {example}.")
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def find_recipe(name: str | Path, option: str = "--config") -> Path:
         option: Option that contains the name, for the error.
 
     Raises:
-        RecipeError: The recipe does not exist; the message contains the closest name.
+        OptionError: The recipe does not exist; the message contains the closest name.
     """
     path = Path(name)
     if path.exists() and not path.is_dir():
@@ -56,7 +56,7 @@ def find_recipe(name: str | Path, option: str = "--config") -> Path:
     if own.is_file():
         return own
     reason = "is a folder" if path.is_dir() else "no such file"
-    raise RecipeError(f"{option} {name}: {reason}; {_near(path)}")
+    raise OptionError(f"{option} {name}: {reason}; {_near(path)}")
 
 
 def recipes_folder(folder: Path) -> Path:
