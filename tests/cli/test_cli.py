@@ -382,8 +382,14 @@ def test_the_help_of_training_fits_a_screen(capsys, monkeypatch):
     assert len(lines) < 45
     assert max(map(len, lines)) <= 120
     assert any("gare" in line and "tcmgc" in line for line in lines)
-    assert main(["fit", "--help_all"]) == 0
-    assert "--checkpoints.every_n_steps" in capsys.readouterr().out
+    for asked, option in (
+        (["--help_all"], "--checkpoints.every_n_steps"),
+        (["--model.help", "GARE"], "--model.gare"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["fit", *words])
+        assert ended.value.code == 0
+        assert option in capsys.readouterr().out
 
 
 def test_no_help_and_no_typo_waits_for_torch():

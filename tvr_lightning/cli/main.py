@@ -76,12 +76,12 @@ def run(command: Command, words: list[str]) -> int:
     if {"-h", "--help"} & set(words):
         print(parser_of(command, function).format_help(), end="")
         return 0
-    if "--help_all" in words and command.sections == RECIPE:
+    own, overrides = split_overrides(command, function, words)
+    of_class = [option for option in overrides if option.partition("=")[0].endswith(".help")]
+    if of_class or ("--help_all" in words and command.sections == RECIPE):
         from tvr_lightning.config.recipe import recipe_parser
 
-        recipe_parser().print_help()
-        return 0
-    own, overrides = split_overrides(command, function, words)
+        recipe_parser().parse_args(of_class or ["--help"])  # prints the help and raises SystemExit
     if not words and command.sections == RECIPE:
         checkpoint = "" if command.name == "fit" else "a checkpoint (--ckpt_path FILE) or "
         raise OptionError(

@@ -127,7 +127,7 @@ def split_overrides(
             if not equals and options[option] is not bool:
                 own.append(next(rest, ""))
         elif option[2:].partition(".")[0].rstrip("+") in command.sections:
-            alone = equals or option.endswith(".help") or option == "--print_config"
+            alone = equals or option == "--print_config"
             overrides.append(word if alone else f"{word}={next(rest, '')}")
         else:
             near = difflib.get_close_matches(option, [*options, *(f"--{name}" for name in command.sections)], n=1)
