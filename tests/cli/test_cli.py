@@ -382,10 +382,8 @@ def test_the_help_of_training_fits_a_screen(capsys, monkeypatch):
     assert len(lines) < 45
     assert max(map(len, lines)) <= 120
     assert any("gare" in line and "tcmgc" in line for line in lines)
-    for asked, option in (
-        (["--help_all"], "--checkpoints.every_n_steps"),
-        (["--model.help", "GARE"], "--model.gare"),
-    ):
+    asked = {"--checkpoints.every_n_steps": ["--help_all"], "--model.gare": ["--model.help", "GARE"]}
+    for option, words in asked.items():
         with pytest.raises(SystemExit) as ended:
             main(["fit", *words])
         assert ended.value.code == 0
