@@ -110,7 +110,7 @@ class Attempts:
             shutil.copytree(self.states / state / "runs", self.runs, copy_function=os.link)
 
     def _trainer(self, cli, kwargs, resume=False):
-        cli.options.checkpoints.resume = resume
+        cli.config.checkpoints.resume = resume
         trainer = self.build(cli, **kwargs)
         trainer.callbacks.insert(0, EveryHook(self.reached))
         return trainer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import warnings
@@ -61,6 +60,8 @@ def lock_open(descriptor: int) -> bool:
     Returns:
         Whether this process now has the lock. False if another process has it, or if the disk does not support locks.
     """
+    import fcntl  # only on Unix, and only for files that are locked
+
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

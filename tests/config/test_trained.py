@@ -271,4 +271,4 @@ def test_auditing_what_is_no_checkpoint_is_a_sentence(content, root, tmp_path, c
     if content is not None:
         checkpoint.write_bytes(content)
     assert main(["audit", *RECIPE, f"--config={here}", f"--ckpt_path={checkpoint}"]) == (2 if content is None else 1)
-    assert f"tvr: {checkpoint}: " in capsys.readouterr().err
+    assert f"{checkpoint}: " in capsys.readouterr().err

@@ -209,7 +209,7 @@ def test_what_cannot_be_ranked_is_refused_in_one_sentence(folder, case, capsys):
     assert "needs scores of training queries" in refused(
         capsys, "single.npy", "--ids=single.csv", "--normalization=QueryBankNorm"
     )
-    assert "gone.npy: no such file" in refused(capsys, "gone.npy", "--ids=single.csv", status=1)
+    assert "gone.npy: no such file" in refused(capsys, "gone.npy", "--ids=single.csv")
     assert "Give either a dataset" in refused(capsys, "single.npy")
     pd.DataFrame({"text_index": [0], "video_id": ["w"], "score": [1.0]}).to_parquet("alien.parquet")
     assert "video 'w' is not in single test" in refused(capsys, "alien.parquet", "--ids=single.csv")

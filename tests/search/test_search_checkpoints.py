@@ -53,7 +53,7 @@ def test_a_method_outside_the_package_is_searched_with_where_the_user_trusts_it(
         assert main(["search", "a red square", "--index", out, *more]) == status
         assert main(["index", "--out", out, *more]) == status
     assert main(["serve", "--index", out, "--port", "-1", "--trust", "examples"]) == 2
-    assert "port is -1; it must be at least 0" in capsys.readouterr().err
+    assert "--port is -1; expected a whole number of at least 0" in capsys.readouterr().err
     with Searcher(out, trust=["examples"]) as searcher:
         (scorer,) = searcher.scorers.values()
         assert isinstance(scorer.module, DualSoftmaxLoss)

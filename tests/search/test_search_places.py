@@ -221,7 +221,7 @@ def test_the_served_folders_come_from_the_command_line(indexed, gallery, tmp_pat
 
 
 def test_a_folder_to_serve_that_is_not_there_is_said(indexed, tmp_path, capsys):
-    assert main(["serve", "--index", str(indexed), "--videos", str(tmp_path / "nowhere")]) == 1
+    assert main(["serve", "--index", str(indexed), "--videos", str(tmp_path / "nowhere")]) == 2
     assert "nowhere: no such folder" in capsys.readouterr().err
     assert Path(indexed).is_dir()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from tvr_lightning.cli.loading import loading
 from tvr_lightning.cli.types import AtLeast4, File, NewFile, PositiveInt
@@ -26,6 +27,7 @@ OF_FIT = {
     "--seed_everything N": "seed of the run; 0 by default",
     "--checkpoints.resume true": "resume the newest run of this method and dataset, or start one",
 }
+ReleasedMethod = Literal["clip4clip", "drl", "gaid", "gare", "tcmgc", "tmass", "ucofia", "xclip", "xpool"]
 OVERLAYS = ("fixture", "demo", "features", "heads")
 
 
@@ -182,7 +184,7 @@ def convert(
     /,
     words: PositiveInt | None = None,
     frames: PositiveInt | None = None,
-    method: str | None = None,
+    method: ReleasedMethod | None = None,
     openai_clip: File | None = None,
 ) -> int:
     """Convert an authors' checkpoint into one that `tvr test --ckpt_path` loads.
@@ -192,7 +194,7 @@ def convert(
         out: output file.
         words: number of text positions, including SOT and EOT; by default that of the released evaluation.
         frames: number of frames per video; by default that of the released evaluation.
-        method: method that the checkpoint must belong to, such as tcmgc; detected by default.
+        method: method that the checkpoint must belong to; detected by default.
         openai_clip: file with OpenAI's CLIP weights for UCoFiA, whose released evaluation uses them in the attention of
             vision blocks 10 and 11.
     """

@@ -64,8 +64,8 @@ def table_of(table: pd.DataFrame) -> str:
     """Return the comparison of every method and direction as Markdown."""
     shown = table[COLUMNS].copy()
     shown["published R@1"] = table["published R@1"].map("{:.1f}".format)
-    shown["measured"] = table["measured"].map("{:.1f}".format, na_action="ignore").fillna("not measured")
-    shown["difference"] = table["difference"].map("{:+.1f}".format, na_action="ignore").fillna("")
+    shown["measured"] = table["measured"].map(lambda value: "not measured" if math.isnan(value) else f"{value:.1f}")
+    shown["difference"] = table["difference"].map(lambda value: "" if math.isnan(value) else f"{value:+.1f}")
     return markdown_table(shown)
 
 

@@ -34,7 +34,7 @@ def measure_sheet(encoded: EncodedSplit) -> dict[str, Any]:
     strips = {video: encoded.strip(video) for video in shown.unique().tolist()}
     return {
         "captions": [encoded.caption(query) for query in queries],
-        "names": [[encoded.name(video) for video in row] for row in shown],
+        "names": np.array([[encoded.name(video) for video in row] for row in shown], dtype=str),
         "score": scores[queries].gather(1, shown),
         "correct": shown == matching[queries].unsqueeze(1),
         "rank": rank[queries],
