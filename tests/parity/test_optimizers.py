@@ -1,4 +1,4 @@
-"""Our optimizers equal the released ones: float16 bit for bit, float32 to one rounding, float64 to 1e-14 of the movement.
+"""Our optimizers equal the released ones: bit for bit in float16, to one rounding in float32, to 1e-14 in float64.
 
 In float32, processors differ in the last bit, because some fuse multiplications and additions.
 """

@@ -93,9 +93,10 @@ def run(command: Command, words: list[str]) -> int:
     if recipes or overrides:
         from tvr_lightning.config.check import check_before_parsing
 
-        evaluated = command.sections == RECIPE and options.get("ckpt_path")  # the checkpoint names its classes
-        needed = [] if evaluated or command.name == "evaluate" else {"data", "model"} & {*command.sections}
-        check_before_parsing(recipes, overrides, sorted(needed))
+        # A checkpoint names its own classes; other commands without recipes refuse options of recipes themselves.
+        complete = options.get("ckpt_path") if command.sections == RECIPE else not recipes or command.name == "evaluate"
+        needed = [section for section in ("data", "model") if section in command.sections and not complete]
+        check_before_parsing(recipes, overrides, needed)
     if overrides:
         options["overrides"] = overrides
     parameters = inspect.signature(function).parameters.values()
@@ -156,7 +157,7 @@ def completion(shell: Literal["bash", "zsh", "tcsh"], /) -> int:
     for command in COMMANDS:
         first, _, second = command.name.partition(" ")
         if second and first not in groups:
-            groups[first] = commands.add_parser(first).add_subparsers()
+            groups[first] = commands.add_parser(first, help="commands for datasets").add_subparsers()
         one = (groups[first] if second else commands).add_parser(second or first, help=command.help)
         for action in parser_of(command, command.function())._actions:
             if action.option_strings and action.dest != "help":

@@ -264,7 +264,7 @@ def test_the_command_shows_its_plan_without_running_anything(tmp_path, capsys, m
     [
         (["--seeds=0,x"], 2, "whole numbers separated by commas"),
         (["--fixture_videos=2"], 2, "expected a whole number of at least 8"),
-        (["--overlay=absent.yaml"], 1, "--overlay absent.yaml: no such file"),
+        (["--overlay=absent.yaml"], 2, "--overlay absent.yaml: no such file"),
         (["gare-0"], 1, "There is no table 'gare-0'. The most similar names are "),
         (["--gpus=2", "--minutes=9"], 2, "--minutes, --gpus can only be used for SLURM jobs. Add --engine slurm."),
         (["--engine=slurm", "--minutes=0"], 2, "expected a positive integer"),
