@@ -162,7 +162,7 @@ def completion(shell: Literal["bash", "zsh", "tcsh"], /) -> int:
         for action in parser_of(command, command.function())._actions:
             if action.option_strings and action.dest != "help":
                 made: Any = one.add_argument(*action.option_strings, help=action.help)
-                if action.metavar in ("FILE", "FOLDER", "PATH"):
+                if action.metavar in ("FILE", "FOLDER", "PATH", "RECIPE"):
                     made.complete = shtab.DIRECTORY if action.metavar == "FOLDER" else shtab.FILE
     print(shtab.complete(whole, shell))
     return 0

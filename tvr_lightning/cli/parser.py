@@ -18,6 +18,8 @@ from tvr_lightning.config.recipe_files import OptionError
 if TYPE_CHECKING:
     from tvr_lightning.cli.commands import Command
 
+NAMED = {"config": "RECIPE", "ckpt_path": "FILE"}
+"""Placeholders of options whose value is a file, or a name of another kind."""
 LONGEST_CHOICES = 60
 """Maximum number of characters of choices shown next to an option, since argparse does not wrap them."""
 
@@ -78,7 +80,7 @@ def parser_of(command: Command, function: Callable[..., int]) -> ArgumentParser:
         elif hint is bool:
             parser.add_argument(f"--{name}", action="store_true", **options)
         else:
-            shown = metavar(hint) if len(metavar(hint)) <= LONGEST_CHOICES else "NAME"
+            shown = NAMED.get(name) or (metavar(hint) if len(metavar(hint)) <= LONGEST_CHOICES else "NAME")
             option = f"--{name.rstrip('_')}"  # --from for the keyword from_
             parser.add_argument(
                 option, dest=name, type=hint, default=default, required=required, metavar=shown, **options
