@@ -99,4 +99,6 @@ def _first(error: Exception) -> str:
 
 
 def _incomplete(folder: Path, sizes: dict[str, int]) -> list[str]:
-    return [name for name, size in sizes.items() if not (file := folder / name).is_file() or file.stat().st_size != size]
+    return [
+        name for name, size in sizes.items() if not (file := folder / name).is_file() or file.stat().st_size != size
+    ]
