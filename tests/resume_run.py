@@ -33,7 +33,7 @@ class Strike(Callback):
 
 def strike_in(step: int, number: int) -> None:
     """Have every trainer of this process hit by a signal in `step`."""
-    build = run.RunCLI.instantiate_trainer
+    build = run.Run.build_trainer
     strike = Strike()
     strike.step, strike.number = step, number
 
@@ -42,7 +42,7 @@ def strike_in(step: int, number: int) -> None:
         trainer.callbacks.append(strike)
         return trainer
 
-    run.RunCLI.instantiate_trainer = with_strike
+    run.Run.build_trainer = with_strike
 
 
 def differences(found: dict, expected: dict) -> list[str]:

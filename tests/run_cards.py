@@ -4,10 +4,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from metric_rows import summarize
 
-from tvr_lightning.evaluation.metrics import sum_of_recalls, summarize
+from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.evaluation.ranks import Ranks, text_to_video_ranks, video_to_text_ranks
-from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.evaluation.weights import Weights
 from tvr_lightning.reproduce.runs.card import Card, card_path, ranks_path, write_card, write_ranks
 from tvr_lightning.reproduce.runs.plan import PlannedRun
@@ -23,9 +23,9 @@ def make_card(run: PlannedRun, cards: Path, quality: float, queries: int = 60, *
     ranks = text_to_video_ranks(scores, own), video_to_text_ranks(scores, own)
     rows = [summarize(each, (1, 5, 10)) for each in ranks]
     found = {
-        "text_to_video": rows[0], "video_to_text": rows[1], "sum_of_recalls": sum_of_recalls(*rows),
+        "text_to_video": rows[0], "video_to_text": rows[1], "sum_of_recalls": rows[0]["RSum"] + rows[1]["RSum"],
         "texts": queries, "videos": queries, "partial": False, "post_processing": None, "transductive": False,
-        "warnings": [], "audit": asdict(Verdict(True)), "weights": asdict(Weights("last")),
+        "warnings": [], "audit": asdict(AuditResult(True)), "weights": asdict(Weights("last")),
     }  # fmt: skip
     return _written(run, cards, found, dict(zip(DIRECTIONS, ((each, own) for each in ranks), strict=True)), changes)
 

@@ -48,11 +48,11 @@ for _name in HOOKS:
 
 
 class Attempts:
-    """Forks of one prepared command line; called in place of `RunCLI.instantiate_trainer`."""
+    """Forks of one prepared command line; called in place of `Run.build_trainer`."""
 
     def __init__(self, number, folder, first_step):
         self.number, self.folder, self.first_step = number, folder, first_step
-        self.build = run.RunCLI.instantiate_trainer
+        self.build = run.Run.build_trainer
         self.runs, self.states, self.notes = folder / "runs", folder / "states", folder / "hooks.txt"
 
     def __call__(self, cli, kwargs):
@@ -110,7 +110,7 @@ class Attempts:
             shutil.copytree(self.states / state / "runs", self.runs, copy_function=os.link)
 
     def _trainer(self, cli, kwargs, resume=False):
-        cli.options.checkpoints.resume = resume
+        cli.config.checkpoints.resume = resume
         trainer = self.build(cli, **kwargs)
         trainer.callbacks.insert(0, EveryHook(self.reached))
         return trainer
@@ -158,7 +158,7 @@ class Attempts:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     attempts = Attempts(signal.Signals[sys.argv[1]], Path(sys.argv[2]), int(sys.argv[3]))
-    run.RunCLI.instantiate_trainer = lambda cli, **kwargs: attempts(cli, kwargs)
+    run.Run.build_trainer = lambda cli, **kwargs: attempts(cli, kwargs)
     status = main(sys.argv[4:])
     sys.stdout.flush()
     sys.stderr.flush()

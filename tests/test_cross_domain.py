@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tvr_lightning.cli import main
-from tvr_lightning.runs.run import trained_on
+from tvr_lightning.runs.closing import trained_on
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parent.parent / "recipes"

@@ -1,7 +1,6 @@
 """What `tvr fit --estimate` counts and measures before a run; it writes nothing."""
 
 import time
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,24 +8,25 @@ import pytest
 import torch
 
 from tvr_lightning.cli import main
-from tvr_lightning.cli.estimate import (
-    Estimate,
-    EvaluationWork,
-    _EstimateCLI,
-    activation_bytes,
-    attach,
-    count_evaluation,
-    count_training,
-    estimate,
-    saved_bytes,
-)
+from tvr_lightning.config.recipe import Recipe
 from tvr_lightning.config.recipe_files import RecipeError
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods import GARE
 from tvr_lightning.methods.gare import GAREOptions
-from tvr_lightning.reproduce.profile.costs import measure_times, random_batch
+from tvr_lightning.reproduce.profile.costs import measure_costs
+from tvr_lightning.reproduce.profile.estimate import (
+    Estimate,
+    EvaluationWork,
+    activation_bytes,
+    count_evaluation,
+    count_training,
+    estimate,
+    prepare,
+    saved_bytes,
+)
+from tvr_lightning.reproduce.profile.profile import random_batch
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -49,18 +49,16 @@ def words(root: Path, *further: str) -> list[str]:
 
 
 def estimated(root: Path, *further: str) -> Estimate:
-    return estimate(_EstimateCLI(args=words(root, *further), run=False))
+    return estimate(Recipe.parse([], words(root, *further)))
 
 
-def prepared(root: Path, *further: str) -> _EstimateCLI:
-    cli = _EstimateCLI(args=words(root, *further), run=False)
-    attach(cli)
-    return cli
+def prepared(root: Path, *further: str):
+    return prepare(Recipe.parse([], words(root, *further)))
 
 
-def counted(root: Path, *further: str) -> EvaluationWork:
-    cli = prepared(root, *further)
-    return count_evaluation(cli.model, cli.datamodule, "test", cli.trainer.limit_test_batches)
+def counted(root: Path, *further: str, split: str = "test") -> EvaluationWork:
+    method, data, trainer = prepared(root, *further)
+    return count_evaluation(method, data, split, getattr(trainer, f"limit_{split}_batches"))
 
 
 def test_the_estimate_tells_what_a_run_needs_and_writes_nothing(root, tmp_path, monkeypatch, capsys):
@@ -92,15 +90,15 @@ def test_the_estimate_tells_what_a_run_needs_and_writes_nothing(root, tmp_path, 
 )
 def test_limits_accumulation_and_validations_are_counted(root, options, batches, steps, epochs, validations):
     every_epoch = [] if any("check_val" in option for option in options) else ["check_val_every_n_epoch=1"]
-    trainer = prepared(root, *(f"--trainer.{option}" for option in (*every_epoch, *options))).trainer
+    trainer = prepared(root, *(f"--trainer.{option}" for option in (*every_epoch, *options)))[2]
     assert count_training(trainer) == (batches, epochs, validations)
     assert trainer.estimated_stepping_batches == steps
 
 
 def test_evaluations_count_limits_and_banks(root):
     limited = ("--data.init_args.eval_batch_size=2", "--trainer.limit_val_batches=2", "--trainer.limit_test_batches=3")
-    found = estimated(root, *limited)
-    assert (found.validation, found.test) == (EvaluationWork(4, 4, 16), EvaluationWork(6, 6, 36))
+    assert counted(root, *limited, split="val") == EvaluationWork(4, 4, 16)
+    assert counted(root, *limited) == EvaluationWork(6, 6, 36)
     normalized = ("--model.init_args.evaluation.normalization=QueryBankNorm", *limited)
     bank = counted(root, *normalized, "--model.init_args.evaluation.bank_size=5")
     assert bank == EvaluationWork(6 + 5, 6 + 5, 36 + 5 * 6 + 6 * 5)
@@ -137,23 +135,23 @@ def test_scoring_takes_what_the_blocks_of_an_evaluation_take():
 
     scored()
     batch = random_batch(method, 4)
-    estimated = items**2 * measure_times(method, batch, items, items, 3, nullcontext).pair
+    estimated = items * measure_costs(method, batch, items, items).score_ms_per_video / 1000
     ratio = estimated / min(scored() for _ in range(3))
     assert 0.4 < ratio < 2.5
 
 
 def test_activations_of_a_whole_batch_are_estimated_from_small_ones(root):
-    cli = _EstimateCLI(args=words(root), run=False)
-    context = cli.trainer.precision_plugin.forward_context
-    batch = random_batch(cli.model, 8)
-    expected = saved_bytes(cli.model, random_batch(cli.model, 32), context)
-    assert activation_bytes(cli.model, batch, 32, context) == pytest.approx(expected, rel=0.1)
+    method, _, trainer = prepared(root)
+    context = trainer.precision_plugin.forward_context
+    batch = random_batch(method, 8)
+    expected = saved_bytes(method, random_batch(method, 32), context)
+    assert activation_bytes(method, batch, 32, context) == pytest.approx(expected, rel=0.1)
 
 
 def test_what_does_not_fit_is_said():
     numbers = dict.fromkeys(Estimate.__dataclass_fields__, 1)
     big = Estimate(**{**numbers, "title": "A on B", "memory": 30e9, "checkpoints": 5e9, "free": 1e9, "device": "cpu"})
-    said = "\n".join(big.lines())
+    said = str(big)
     assert "a device with 40 GB is enough" in said
     assert "NOT ENOUGH" in said
 

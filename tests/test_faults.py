@@ -79,14 +79,14 @@ def strike(monkeypatch):
     """Have something happen in a step of the next run."""
 
     def arrange(step, act):
-        build = tvr_lightning.runs.run.RunCLI.instantiate_trainer
+        build = tvr_lightning.runs.run.Run.build_trainer
 
         def with_fault(self, **options):
             trainer = build(self, **options)
             trainer.callbacks.append(Fault(step, act))
             return trainer
 
-        monkeypatch.setattr(tvr_lightning.runs.run.RunCLI, "instantiate_trainer", with_fault)
+        monkeypatch.setattr(tvr_lightning.runs.run.Run, "build_trainer", with_fault)
 
     return arrange
 

@@ -1,4 +1,4 @@
-"""Records: what every exchanged dataclass can do."""
+"""Batches of features: moving, indexing, and concatenation."""
 
 import pytest
 import torch

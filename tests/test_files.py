@@ -1,4 +1,4 @@
-"""One process holds a lock at a time; a dead one holds none, and a disk without locks is said and stops nobody."""
+"""One process has a lock at a time, a killed one has none, and a journal loses at most the line being written."""
 
 import errno
 import multiprocessing
@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.files import held
+from tvr_lightning.files import Journal, file_lock, read_journal
 
 FORK = multiprocessing.get_context("fork")
 
 
 def hold(file: Path) -> None:
-    with held(file, UserError("busy"), ""):
+    with file_lock(file, UserError("busy"), ""):
         file.with_name("child").touch()
         time.sleep(600)
 
@@ -28,12 +28,12 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path, ended):
     while not (tmp_path / "child").exists():
         assert holder.is_alive()
         time.sleep(0.01)
-    with pytest.raises(UserError, match="busy"), held(file, UserError("busy"), ""):
+    with pytest.raises(UserError, match="busy"), file_lock(file, UserError("busy"), ""):
         pass
     os.kill(holder.pid, signal.SIGKILL)
     holder.join()
     for _ in range(2):
-        with held(file, UserError("busy"), ""):
+        with file_lock(file, UserError("busy"), ""):
             pass
 
 
@@ -42,10 +42,10 @@ def wait() -> None:
 
 
 def test_what_a_killed_holder_started_does_not_hold_the_lock(tmp_path, ended):
-    with held(tmp_path / "lock", UserError("busy"), ""):
+    with file_lock(tmp_path / "lock", UserError("busy"), ""):
         child = ended(FORK.Process(target=wait))
         child.start()
-    with held(tmp_path / "lock", UserError("busy"), ""):
+    with file_lock(tmp_path / "lock", UserError("busy"), ""):
         assert child.is_alive()
 
 
@@ -59,26 +59,81 @@ def test_on_a_disk_without_locks_it_is_said_and_work_goes_on(tmp_path, monkeypat
     monkeypatch.setattr(fcntl, "flock", refuse)
     said, reached = [], 0
     for _ in range(2):  # nothing stays behind that a second one would take for a lock
-        with held(tmp_path / "lock", UserError("busy"), "start no second one", said.append):
+        with file_lock(tmp_path / "lock", UserError("busy"), "start no second one", said.append):
             reached += 1
     assert reached == 2
     expected = (
         f"{tmp_path} is on a disk without file locks ([Errno {answer}] {os.strerror(answer)}): start no second one"
     )
     assert said == [expected, expected]
-    with pytest.warns(UserWarning, match="without file locks"), held(tmp_path / "lock", UserError("busy"), ""):
+    with pytest.warns(UserWarning, match="without file locks"), file_lock(tmp_path / "lock", UserError("busy"), ""):
         pass
 
 
 def test_what_goes_wrong_under_the_lock_is_not_taken_for_its_own_trouble(tmp_path):
-    with pytest.raises(OSError, match="no locks here"), held(tmp_path / "lock", UserError("busy"), ""):
+    with pytest.raises(OSError, match="no locks here"), file_lock(tmp_path / "lock", UserError("busy"), ""):
         raise OSError(errno.ENOLCK, "no locks here")
-    with held(tmp_path / "lock", UserError("busy"), ""):
+    with file_lock(tmp_path / "lock", UserError("busy"), ""):
         pass
 
 
 def test_a_lock_file_that_cannot_be_opened_is_no_missing_lock(tmp_path):
     (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match=r"lock"), held(tmp_path / "lock", UserError("busy"), ""):
+    with pytest.raises(OSError, match=r"lock"), file_lock(tmp_path / "lock", UserError("busy"), ""):
         pass
     assert not (tmp_path / "elsewhere").exists()
+
+
+def write(file: Path, count: int = 10**9) -> None:
+    with Journal.open(file, {"model": "a"}, UserError("busy"), "", "Earlier entries are kept.") as journal:
+        for number in range(len(journal.entries), count):
+            journal.append({"number": number, "text": "x" * 1000})
+
+
+def test_a_killed_process_loses_at_most_the_entry_that_it_was_writing(tmp_path, ended):
+    file = tmp_path / "new" / "journal"
+    for _ in range(3):
+        writer = ended(FORK.Process(target=write, args=(file,)))
+        before = len(read_journal(file)[0])
+        writer.start()
+        while len(read_journal(file)[0]) < before + 5:
+            assert writer.is_alive()
+            time.sleep(0.01)
+        with pytest.raises(UserError, match="busy"):
+            write(file)
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.join()
+    lines, _ = read_journal(file)
+    assert lines[0] == {"model": "a"}
+    assert [line["number"] for line in lines[1:]] == list(range(len(lines) - 1))
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_a_journal_continues_after_its_last_complete_line(tmp_path, cut):
+    file = tmp_path / "journal"
+    write(file, 2)
+    content = file.read_bytes()
+    file.write_bytes(content[:-cut])
+    write(file, 2)
+    assert file.read_bytes() == content
+
+
+def test_an_existing_journal_keeps_its_header_and_can_be_rewritten(tmp_path):
+    file = tmp_path / "journal"
+    write(file, 3)
+    with Journal.open(file, {"model": "b"}, UserError("busy"), "", "") as journal:
+        assert journal.header == {"model": "a"}
+        journal.append("last")
+        journal.rewrite(journal.entries[2:])
+    assert read_journal(file)[0] == [{"model": "a"}, {"number": 2, "text": "x" * 1000}, "last"]
+
+
+def test_a_damaged_journal_and_one_that_cannot_be_written_are_explained(tmp_path):
+    file = tmp_path / "journal"
+    write(file, 3)
+    file.write_bytes(file.read_bytes().replace(b'"model"', b"model"))
+    with pytest.raises(UserError, match=r"journal is damaged .*Delete it"):
+        write(file)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot be written: .*Earlier entries are kept\. To resume, check its perm"):
+        write(tmp_path / "file" / "journal")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tvr_lightning.cli.verb_help import option_names
-from tvr_lightning.cli.verbs import VERBS
+from tvr_lightning.cli.commands import COMMANDS
+from tvr_lightning.cli.parser import parser_of
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"<!-- file: (?P<path>\S+) -->\n```\w+\n(?P<text>.*?)```\n", re.DOTALL)
@@ -101,11 +101,12 @@ def commands_of(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_page_and_their_options_exist(page):
-    verbs = {tuple(verb.words.split()): verb for verb in VERBS}
+    commands = {tuple(command.name.split()): command for command in COMMANDS}
     for words in commands_of(page):
-        verb = verbs.get(tuple(words[:2])) or verbs.get(tuple(words[:1]))
-        assert verb is not None, f"tvr {' '.join(words)}"
-        known = RUN_OPTIONS if verb.run is None else {*option_names(verb.run, verb.positional), *RUN_OPTIONS}
+        command = commands.get(tuple(words[:2])) or commands.get(tuple(words[:1]))
+        assert command is not None, f"tvr {' '.join(words)}"
+        actions = parser_of(command, command.function())._actions
+        known = {*RUN_OPTIONS, *(name for action in actions for name in action.option_strings)}
         options = [word.partition("=")[0] for word in words if word.startswith("--")]
         assert [name for name in options if name not in known and "." not in name] == [], f"tvr {' '.join(words)}"
 

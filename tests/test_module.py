@@ -1,20 +1,24 @@
 """What every method inherits: construction, the loss over pairs, the temperature, the guard against broken losses."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
+from tvr_lightning.evaluation.metrics import RecallAtK
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures, first_of_each
 from tvr_lightning.layers.temperature import Temperature
 from tvr_lightning.layers.temporal import SeqTransf
 from tvr_lightning.methods import GARE, NCL, TCMGC, CLIP4Clip
 from tvr_lightning.methods.clip4clip import CLIP4ClipOptions
+from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.checkpoints import CheckpointError
 
 
@@ -108,6 +112,22 @@ def test_recall_must_ascend_from_one(recall):
 def test_evaluation_options_out_of_range_are_refused(option, value):
     with pytest.raises(ValueError, match=option):
         EvaluationConfig(**{option: value})
+
+
+def test_a_recipe_adds_metrics_to_the_table(tmp_path):
+    synthesize("msrvtt", tmp_path, 10, 0, workers=1, progress=False)
+    recipes = Path(__file__).parents[1] / "recipes"
+    metrics = '[{"class_path": "RecallAtK", "init_args": {"k": 3}}]'
+    method, _ = from_recipe(
+        [recipes / "clip4clip.yaml", recipes / "fixture.yaml"],
+        [f"--model.init_args.evaluation.metrics={metrics}", f"--data.init_args.root={tmp_path}"],
+    )
+    named = method.metrics["test"].named()
+    assert list(named)[6:8] == ["t2v_R@3", "v2t_R@1"]
+    assert named["t2v_R@3"] is not named["v2t_R@3"]
+    assert method.hparams["evaluation"]["metrics"][0]["init_args"] == {"k": 3}
+    with pytest.raises(ValueError, match="several metrics with one name"):
+        EvaluationConfig(metrics=[RecallAtK(3), RecallAtK(3)])
 
 
 def test_first_of_each_finds_distinct_items():

@@ -1,4 +1,4 @@
-"""Without a terminal long work is never silent: a line says how far it is and how long it still takes."""
+"""Without a terminal, long-running work prints its progress and the remaining time."""
 
 import io
 import json
@@ -8,7 +8,7 @@ import time
 from rich.console import Console
 
 from tvr_lightning import progress
-from tvr_lightning.progress import FileBar, clock, progress_bar, said_regularly, shown
+from tvr_lightning.progress import clock, print_regularly, progress_bar, progress_file, shown
 
 
 def test_a_bar_without_a_terminal_says_regularly_how_far_it_is(capsys, monkeypatch):
@@ -53,7 +53,7 @@ def test_nothing_is_said_of_a_bar_that_is_not_shown_or_of_short_work(capsys, mon
 def test_the_state_is_asked_for_each_time(capsys, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS", 0.01)
     seen = iter(range(1000))
-    with said_regularly(lambda: [f"step {next(seen)}"]):
+    with print_regularly(lambda: [f"step {next(seen)}"]):
         time.sleep(0.2)
     assert capsys.readouterr().out.startswith("step 0\nstep 1\n")
 
@@ -80,17 +80,20 @@ def test_on_a_terminal_it_leaves_no_trace(monkeypatch):
 
 def test_another_process_reads_how_far_tasks_are(tmp_path):
     file = tmp_path / "progress.json"
-    with FileBar(file, tasks=2, seconds=0) as bar:
+    with progress_file(file, tasks=2, seconds=0.01) as bar:
         texts = bar.add_task("texts", total=4)
-        time.sleep(0.01)
         bar.advance(texts, 4)
+        time.sleep(0.1)
         assert json.loads(file.read_text()) == {"doing": "texts, 4 of 4", "left": None}
         videos = bar.add_task("videos", total=10, completed=4)
         time.sleep(0.02)
         bar.advance(videos, 3)
+        time.sleep(0.1)
         found = json.loads(file.read_text())
+        bar.advance(videos, 3)
     assert found["doing"] == "videos, 7 of 10"
     assert found["left"] >= 0.02
+    assert json.loads(file.read_text()) == {"doing": "videos, 10 of 10", "left": 0.0}
 
 
 def test_seconds_are_shown_as_on_a_clock():

@@ -1,4 +1,4 @@
-"""One, two and three processes give the same table, on numbers of texts and videos that they cannot share evenly."""
+"""One, two and three processes give the same table and log the same metrics, even if they cannot share items evenly."""
 
 import os
 import warnings
@@ -16,15 +16,24 @@ import lightning.pytorch as pl
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.evaluation.config import EvaluationConfig
+from tvr_lightning.evaluation.metrics import RankMetric
 from tvr_lightning.evaluation.normalization import DualSoftmax
+from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.synthetic import synthesize
 
 VIDEOS = 7  # of the test split
 
 
+class WorstRank(RankMetric):
+    """A metric as users write it."""
+
+    def value(self, ranks: Ranks) -> torch.Tensor:
+        return ranks.expected().max()
+
+
 def evaluate(rank: int, root: str, world: int) -> dict[str, list]:
-    """Ranks of both directions as this process has them, and the items that it encoded itself."""
+    """Ranks of both directions, the table and the logged metrics, as this process has them."""
     if world > 1:
         # Lightning joins the process group that exists and starts no processes of its own.
         os.environ.update(LOCAL_RANK=str(rank), NODE_RANK="0", WORLD_SIZE=str(world), MASTER_ADDR="localhost")
@@ -35,7 +44,8 @@ def evaluate(rank: int, root: str, world: int) -> dict[str, list]:
     encoder = TinyClipEncoder(width=64, image_size=32, text_layers=1, vision_layers=1)
     result: dict[str, list] = {}
     for name, normalizer in {"plain": None, "dual softmax": DualSoftmax(5.0)}.items():
-        method = CLIP4Clip(encoder, evaluation=EvaluationConfig(normalization=normalizer), words=12, frames=2)
+        config = EvaluationConfig(normalization=normalizer, metrics=[WorstRank()])
+        method = CLIP4Clip(encoder, evaluation=config, words=12, frames=2)
         data = MSRVTT(root=root, frames=2, words=12, image_size=32, batch_size=6, eval_batch_size=2, num_workers=0)
         trainer = pl.Trainer(
             accelerator="cpu", devices=world, strategy="ddp" if world > 1 else "auto", use_distributed_sampler=False,
@@ -49,6 +59,12 @@ def evaluate(rank: int, root: str, world: int) -> dict[str, list]:
             for ranks in (found.text_to_video_ranks, found.video_to_text_ranks)
         ]
         result[f"{name}, partial"] = [found.partial]
+        table = {f"test/t2v_{name}": value for name, value in found.text_to_video.items()}
+        table |= {f"test/v2t_{name}": value for name, value in found.video_to_text.items()}
+        assert trainer.callback_metrics == table | {"test/SumR": found.sum_of_recalls}
+        assert found.text_to_video["WorstRank"] == found.text_to_video_ranks.expected().max()
+        assert not method.metrics["test"].text_to_video["R@1"].better  # reset by Lightning
+        result[f"{name}, table"] = list(table.items())
     return result
 
 

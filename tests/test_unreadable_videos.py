@@ -19,6 +19,7 @@ from tvr_lightning.data.batch import PairBatch
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.msrvtt_qa import MSRVTTQA
 from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import frequent_answers
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import QueryBankNorm
@@ -122,7 +123,7 @@ def fit(rank: int, root: str, world: int) -> dict[str, list]:
 
 def nothing_left(rank: int, root: str, world: int) -> str:
     method = CLIP4Clip(tiny(), words=12, frames=2)
-    with pytest.raises(RuntimeError) as raised:
+    with pytest.raises(UserError) as raised:
         trainer(rank, world).test(method, datamodule=MSRVTT(root=root, on_corrupt="skip", **SIZES), verbose=False)
     return str(raised.value)
 

@@ -1,15 +1,16 @@
-"""Atomic writing of files, and locks that the operating system releases when their process ends."""
+"""Atomic writing of files, locks that the operating system releases when their process ends, and journals."""
 
 from __future__ import annotations
 
 import errno
-import importlib
+import json
 import os
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
@@ -21,19 +22,17 @@ TEMPORARY = ".writing"
 _WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 
 
-def _warn(sentence: str) -> None:
-    warnings.warn(sentence, stacklevel=2)
-
-
 @contextmanager
-def held(file: Path, busy: UserError, advice: str, say: Callable[[str], None] = _warn) -> Iterator[None]:
+def file_lock(
+    file: Path, busy: UserError, advice: str, report: Callable[[str], None] = warnings.warn
+) -> Iterator[None]:
     """Lock a file inside the context. On a disk without file locks, report this and continue.
 
     Args:
         file: Lock file in an existing folder; it is created if missing, and may stay.
         busy: Error to raise if another process has locked the file.
         advice: Advice for disks without file locks, such as "start no second tvr index on it".
-        say: Function that reports the advice; by default, a warning.
+        report: Function that reports the advice; by default, a warning.
 
     Raises:
         OSError: The lock file cannot be opened.
@@ -48,11 +47,26 @@ def held(file: Path, busy: UserError, advice: str, say: Callable[[str], None] = 
     except OSError as error:
         if error.errno not in _WITHOUT_LOCKS:
             raise
-        say(f"{file.parent} is on a disk without file locks ({error}): {advice}")
+        report(f"{file.parent} is on a disk without file locks ({error}): {advice}")
     try:
         yield
     finally:
         lock.release()
+
+
+def lock_open(descriptor: int) -> bool:
+    """Lock an open file or folder until it is closed or its process ends, to mark it as in use.
+
+    Returns:
+        Whether this process now has the lock. False if another process has it, or if the disk does not support locks.
+    """
+    import fcntl  # only on Unix, and only for files that are locked
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def remedy(error: OSError) -> str:
@@ -62,6 +76,26 @@ def remedy(error: OSError) -> str:
     if error.errno == errno.EFBIG:
         return "raise the limit on the size of files (ulimit -f)"
     return "check its permissions"
+
+
+@contextmanager
+def explain_write_errors(
+    file: Path, kept: str, rerun: str = "the command.", kind: type[UserError] = UserError
+) -> Iterator[None]:
+    """Turn an error while a file is written into a `UserError` with a fix.
+
+    Args:
+        file: File or folder that is written.
+        kept: Sentence about the finished part of the work, such as "Earlier copies are kept."
+        rerun: Command to rerun.
+        kind: Class of the error.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(
+            f"{file} cannot be written: {error.strerror or error}. {kept} To resume, {remedy(error)} and rerun {rerun}"
+        ) from error
 
 
 def write_whole(file: Path, content: bytes) -> None:
@@ -80,12 +114,101 @@ def write_whole(file: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    if os.name == "posix":  # the rename itself must reach the disk before the next step depends on it
-        folder = os.open(file.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    folder = os.open(file.parent, os.O_RDONLY)  # the rename must reach the disk before the next step depends on it
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+@dataclass
+class Journal:
+    """Append-only file of JSON lines for long work: if the process is killed, only the line being written is lost.
+
+    Attributes:
+        file: Path of the journal.
+        header: First line, the settings of the work. For an existing journal, those it was created with.
+        entries: The other lines, oldest first.
+        kept: Sentence for write errors, such as "Earlier copies are kept."
+    """
+
+    file: Path
+    header: Any
+    entries: list[Any]
+    kept: str
+    _target: IO[bytes]
+
+    @classmethod
+    @contextmanager
+    def open(cls, file: Path, header: Any, busy: UserError, advice: str, kept: str) -> Iterator[Journal]:
+        """Lock a journal inside the context, and create it if it is missing.
+
+        Args:
+            file: Path of the journal; `<file>.lock` is its lock.
+            header: First line of a new journal.
+            busy: Error to raise if another process is writing the journal.
+            advice: Advice for disks without file locks.
+            kept: Sentence for write errors.
+
+        Raises:
+            UserError: Another process is writing the journal, the journal is damaged, or the disk is full or read-only.
+        """
+        with ExitStack() as stack:
+            with explain_write_errors(file, kept):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(file_lock(file.with_name(f"{file.name}.lock"), busy, advice))
+                lines, length = read_journal(file)
+                # With a buffer, closing the file would try to write again and fail again on a full disk.
+                target = stack.enter_context(file.open("ab", buffering=0))
+                target.truncate(length)
+                journal = cls(file, lines[0] if lines else header, lines[1:], kept, target)
+                if not lines:
+                    journal._write(header)
+            yield journal
+
+    def append(self, entry: Any) -> None:
+        """Append an entry and flush it to disk.
+
+        Raises:
+            UserError: The disk is full or not writable.
+        """
+        with explain_write_errors(self.file, self.kept):
+            self._write(entry)
+        self.entries.append(entry)
+
+    def rewrite(self, entries: Iterable[Any]) -> None:
+        """Replace all entries atomically, at the end of the work.
+
+        Raises:
+            UserError: The disk is full or not writable.
+        """
+        self.entries = list(entries)
+        with explain_write_errors(self.file, self.kept):
+            write_whole(self.file, b"".join(_line(entry) for entry in [self.header, *self.entries]))
+
+    def _write(self, entry: Any) -> None:
+        line = memoryview(_line(entry))
+        while line:  # a disk that becomes full first accepts a part
+            line = line[self._target.write(line) :]
+        os.fsync(self._target.fileno())
+
+
+def _line(entry: Any) -> bytes:
+    return (json.dumps(entry) + "\n").encode()
+
+
+def read_journal(file: Path) -> tuple[list[Any], int]:
+    """Return the complete lines of a journal, its header first, and their size in bytes; ([], 0) without a file.
+
+    Raises:
+        UserError: A complete line is not JSON.
+    """
+    content = file.read_bytes() if file.is_file() else b""
+    length = content.rfind(b"\n") + 1  # a killed process may leave an incomplete last line
+    try:
+        return [json.loads(line) for line in content[:length].splitlines()], length
+    except ValueError as error:
+        raise UserError(f"{file} is damaged ({error}). Delete it and rerun the command.") from error
 
 
 def user_state() -> Path | None:
@@ -94,18 +217,3 @@ def user_state() -> Path | None:
         return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "tvr_lightning"
     except RuntimeError:
         return None
-
-
-def lock_open(descriptor: int) -> bool:
-    """Lock an open file or folder until it is closed or its process ends, to mark it as in use.
-
-    Returns:
-        Whether this process now has the lock. False if another process has it, or if the disk or the operating system
-        does not support such locks.
-    """
-    try:
-        fcntl: Any = importlib.import_module("fcntl")
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (OSError, ImportError):
-        return False
-    return True

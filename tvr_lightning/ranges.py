@@ -60,6 +60,44 @@ Layers = Annotated[int, Range(at_least=0)]
 Workers = Annotated[int, Range(at_least=0)]
 
 
+DatasetName = Literal["msrvtt", "didemo", "lsmdc", "activitynet", "vatex", "msvd", "charades"]
+StoreDtype = Literal["float32", "float16"]
+FeaturePart = Literal["text", "frames", "patches", "audio", "all"]
+ExtractEngine = Literal["local", "ray"]
+CopiedFrames = Literal["h264", "jpeg"]
+"""Encoding of the frames of a copy: H.264, or a separate JPEG per frame, which is larger and faster to read."""
+CopiesLike = Literal["clip4clip"]
+"""Authors of the copies. CLIP4Clip: 3 frames per second, about 0.4 s late, with small frames enlarged to 224 px."""
+CAPTION_MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
+CAPTION_PROMPT = "These frames are one part of a video. Describe in one sentence what happens in them."
+FrameSampling = Literal[
+    "one-fps-uniform",
+    "segment-centres",
+    "segment-random",
+    "head",
+    "tail",
+    "int-fps-uniform",
+    "round-fps-uniform",
+    "container-segments",
+]
+"""Rules for sampling F frames of a clip.
+
+- `one-fps-uniform`: CLIP4Clip's default (`slice_framepos 2`) by time: the frame on screen at each whole second; if
+  there are more than F, F of these at equal steps, `np.linspace(0, n - 1, F, dtype=int)`.
+- `head`, `tail`: CLIP4Clip's `slice_framepos 0` and `1`: the first or the last F of those one-per-second frames.
+- `segment-centres`: F equal segments of the clip's frames, the middle frame of each.
+- `segment-random`: X-Pool's `sample='rand'`: F equal segments, a random frame of each.
+
+Released code counts frames instead of seconds. These rules select exactly the same frames, also in original files:
+
+- `int-fps-uniform`: CLIP4Clip, X-CLIP, UCoFiA: every `int(rate)`-th frame, and F of these at equal steps. The end of a
+  span is included.
+- `round-fps-uniform`: GARE, DRL: every `round(rate)`-th frame, and F of these at equal steps.
+- `container-segments`: X-Pool, T-MASS, GAID: F equal segments of the number of frames that the container declares, the
+  middle frame of each.
+"""
+
+
 class Kind:
     """Variant of an option with its own arguments; recipes select it by `class_path`.
 

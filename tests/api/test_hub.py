@@ -1,4 +1,4 @@
-"""A trained method goes to a local stand-in of the hub and comes back; what is not whole is not pushed."""
+"""A trained method is pushed to a local substitute of the Hub and loaded; incomplete runs are not pushed."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""From a checkpoint to scores in Python, and the errors in one sentence."""
+"""Scores of a checkpoint in Python, and one-line errors."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""MTEB's own runner scores a tiny task with a method and with an encoder, as they score it themselves."""
+"""MTEB's runner gets the same scores of a tiny task as the method and the encoder."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods import XPool
 
-# Importing MTEB, whose dependencies warn of each other, is none of this project's code.
+# Importing MTEB, whose dependencies warn of each other, is not this project's code.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 SMALL = {"width": 64, "text_layers": 1, "vision_layers": 1, "image_size": 32}
@@ -41,11 +41,11 @@ def clips(tmp_path_factory) -> list[Path]:
 
 
 def task(category: str, clips: list[Path], as_bytes: bool = False, modalities: tuple = ("text", "video")):
-    """A task of four pairs in MTEB's layout; videos are paths, or bytes as in its own datasets."""
+    """A task of four pairs in MTEB's layout; videos are paths, or bytes as in MTEB's datasets."""
 
     class Tiny(AbsTaskRetrieval):
         metadata = TaskMetadata(
-            name="Tiny", description="Four made-up pairs.", reference=None, type="Any2AnyRetrieval", category=category,
+            name="Tiny", description="Four pairs.", reference=None, type="Any2AnyRetrieval", category=category,
             modalities=list(modalities), eval_splits=["test"], eval_langs=["eng-Latn"], main_score="ndcg_at_10",
             date=("2026-01-01", "2026-01-02"), domains=["Web"], task_subtypes=[], license="not specified",
             annotations_creators="derived", dialect=[], sample_creation="created", bibtex_citation="",

@@ -23,10 +23,10 @@ from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.errors import UserError
+from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import DualSoftmax, NormalizerChain, QueryBankNorm, SinkhornBias
 from tvr_lightning.evaluation.two_stage import TwoStage
-from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.methods.ncl.queue import FeatureQueue
@@ -536,7 +536,7 @@ def test_a_table_says_what_leaks_and_what_was_measured_of_the_normalisation(data
 
 
 def test_a_verdict_says_what_stopped_the_audit():
-    verdict = Verdict(passed=False, problem="ValueError: too few")
+    verdict = AuditResult(passed=False, problem="ValueError: too few")
     assert str(verdict) == "Leakage: not audited, since the audit failed: ValueError: too few"
 
 

@@ -7,8 +7,9 @@ from parity.case import load_case
 from safetensors.torch import load_file
 
 import tvr_lightning
-from tvr_lightning.authors.clip import clip_encoder, encoder_configuration
-from tvr_lightning.authors.convert import IMPORT, convert, run_convert
+from tvr_lightning.authors.convert import convert, describe, encoder_section
+from tvr_lightning.authors.families import FAMILIES
+from tvr_lightning.authors.importer import clip_sizes
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import MissingWeightsError, WhisperEncoder
 from tvr_lightning.encoders.clip import build_model
@@ -29,8 +30,7 @@ def authors_file(parity_cases, name, tmp_path):
 
 def test_the_conversion_shows_what_it_found(parity_cases, tmp_path, capsys):
     _, source = authors_file(parity_cases, "tcmgc", tmp_path)
-    run_convert(source, tmp_path / "out.ckpt", words=12, frames=6)
-    output = capsys.readouterr().out
+    output = "\n".join(describe(convert(source, tmp_path / "out.ckpt", words=12, frames=6)))
     assert "TCMGC" in output
     assert "keep_rate: 0.3" in output
     assert "frames: 6" in output
@@ -43,21 +43,19 @@ def test_half_precision_becomes_float32(parity_cases, tmp_path, capsys):
     case, source = authors_file(parity_cases, "clip4clip_meanP", tmp_path)
     projection = case.checkpoint["clip.visual.proj"].half()
     torch.save(case.checkpoint | {"clip.visual.proj": projection}, source)
-    run_convert(source, tmp_path / "out.ckpt")
-    assert "1 float16 tensors are now float32" in capsys.readouterr().out
+    assert "1 float16 tensors are now float32" in "\n".join(describe(convert(source, tmp_path / "out.ckpt")))
     found = torch.load(tmp_path / "out.ckpt", weights_only=True)["state_dict"]["encoder.clip.visual.proj"]
     assert torch.equal(found, projection.float())
 
 
 def test_the_tables_to_verify_name_every_importer():
-    assert IMPORT.keys() == RELEASED.keys()
+    assert {family.name for family in FAMILIES} == RELEASED.keys()
 
 
 def test_other_sizes_are_written_out_and_known_architectures_are_named(parity_cases):
     checkpoint = load_case(parity_cases / "clip4clip_meanP.safetensors").checkpoint
     switches = {"text_mask": False, "patch_shift": False}
-    found = encoder_configuration(checkpoint, clip_encoder(checkpoint, "file"))
-    assert found == {
+    assert encoder_section(clip_sizes(checkpoint), switches) == {
         "class_path": "SizedClipEncoder",
         "init_args": {
             "dimension": 64,
@@ -72,12 +70,11 @@ def test_other_sizes_are_written_out_and_known_architectures_are_named(parity_ca
             **switches,
         },
     }
-    encoder = clip_encoder(checkpoint, "file")
     for architecture in ("ViT-B-32", "ViT-B-16", "ViT-L-14"):
         with torch.device("meta"):
             model = build_model(model_configuration(architecture), "float32")
         named = {f"clip.{name}": tensor for name, tensor in model.state_dict().items()}
-        assert encoder_configuration(named, encoder) == {
+        assert encoder_section(clip_sizes(named), switches) == {
             "class_path": "ClipEncoder",
             "init_args": {"architecture": architecture, "weights": "openai", **switches},
         }
@@ -86,7 +83,7 @@ def test_other_sizes_are_written_out_and_known_architectures_are_named(parity_ca
 def test_bad_sources_write_nothing(parity_cases, tmp_path):
     case, source = authors_file(parity_cases, "tcmgc", tmp_path)
     out = tmp_path / "out.ckpt"
-    with pytest.raises(UserError, match="these are TC-MGC's names"):
+    with pytest.raises(UserError, match="is a checkpoint of TC-MGC"):
         convert(source, out, method="clip4clip")
     with pytest.raises(UserError, match=r"The method 'clip' is not supported. Available: .*clip4clip.* tcmgc"):
         convert(source, out, method="clip")
@@ -156,9 +153,8 @@ def test_gaid_takes_the_audio_encoder_from_its_own_source(tmp_path, monkeypatch,
 
 def test_gaid_with_wav2vec2_features_is_tested_with_wav2vec2_on_the_whole_track(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(WAV2VEC2_SIZES, "base", (768, 2, 1))  # one layer in place of twelve
-    config = tmp_path / "wav2vec2" / "config.json"
-    cached = lambda repository, name: str(config) if config.is_file() else None  # noqa: E731
-    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", cached)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    cached = tmp_path / "hub" / "models--facebook--wav2vec2-base"
     checkpoint = stand_in("gaid") | {"linear.weight": torch.randn(64, 768), "linear.bias": torch.randn(64)}
     torch.save(checkpoint, tmp_path / "gaid.pth")
     assert main(["convert", str(tmp_path / "gaid.pth"), str(tmp_path / "out.ckpt")]) == 0
@@ -166,7 +162,9 @@ def test_gaid_with_wav2vec2_features_is_tested_with_wav2vec2_on_the_whole_track(
     with pytest.raises(CheckpointError, match=r"wav2vec2 base .* has no weights"):
         tvr_lightning.load(tmp_path / "out.ckpt")
     encoder = Wav2Vec2Encoder("base", weights=None)
-    encoder.model.save_pretrained(tmp_path / "wav2vec2")
+    encoder.model.save_pretrained(cached / "snapshots" / "abc")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc")
     loaded = tvr_lightning.load(tmp_path / "out.ckpt").module
     assert torch.equal(loaded.audio_projection.weight, checkpoint["linear.weight"])
     assert all(map(torch.equal, loaded.audio_encoder.state_dict().values(), encoder.state_dict().values()))

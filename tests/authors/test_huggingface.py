@@ -2,14 +2,12 @@
 
 import pytest
 import torch
+from encoders.openai_state import openai_encoder
 from transformers import CLIPConfig, CLIPModel
 
-from tvr_lightning.authors.gaid import import_gaid
-from tvr_lightning.authors.huggingface import with_openai_names
-from tvr_lightning.authors.tmass import import_tmass
-from tvr_lightning.authors.xpool import import_xpool
+from tvr_lightning.authors.importer import import_checkpoint
+from tvr_lightning.authors.names import with_openai_names
 from tvr_lightning.encoders import TinyWhisperEncoder
-from tvr_lightning.encoders.clip import ClipEncoder
 from tvr_lightning.errors import UserError
 
 D, F = 64, 5
@@ -49,7 +47,7 @@ def checkpoint(clip, method):
 def test_the_renamed_clip_gives_transformers_features(clip):
     renamed = with_openai_names(checkpoint(clip, "xpool"), "file")
     state = {name.removeprefix("clip."): tensor for name, tensor in renamed.items() if name.startswith("clip.")}
-    encoder = ClipEncoder.from_openai_state_dict(state)
+    encoder = openai_encoder(state)
     ids = torch.tensor([[48, 3, 7, 49, 0, 0], [48, 5, 1, 2, 9, 49]])
     pixels = torch.randn(2, 3, 3, 8, 8)
     padded = torch.tensor([[1, 1, 1, 1, 0, 0], [1] * 6])
@@ -64,39 +62,39 @@ def test_the_renamed_clip_gives_transformers_features(clip):
 
 def test_importers_take_the_authors_checkpoints(clip):
     tensors = checkpoint(clip, "xpool")
-    xpool = import_xpool(tensors, "file", words=7, frames=F)
+    xpool = import_checkpoint(tensors, "file", words=7, frames=F)
     weight = xpool.head.attention.linear_proj.weight
     assert torch.equal(weight, tensors["pool_frames.linear_proj.weight"])
     tensors = checkpoint(clip, "tmass")
-    tmass = import_tmass(tensors, "file", words=7, frames=F)
+    tmass = import_checkpoint(tensors, "file", words=7, frames=F)
     assert torch.equal(tmass.head.radius.linear_proj.bias, tensors["stochastic.std_branch.linear_proj.bias"])
     tensors = checkpoint(clip, "gaid")
-    gaid = import_gaid(tensors, "file", words=7, frames=F, audio_encoder=TinyWhisperEncoder(width=D))
+    gaid = import_checkpoint(tensors, "file", words=7, frames=F, audio_encoder=TinyWhisperEncoder(width=D))
     assert torch.equal(gaid.head.gate.linear.weight, tensors["gate_fc.weight"])
     assert gaid.head.alpha.item() == pytest.approx(0.4)
     tensors |= {"linear.weight": torch.randn(D, 32), "linear.bias": torch.randn(D)}
-    gaid = import_gaid(tensors, "file", words=7, frames=F, audio_encoder=TinyWhisperEncoder(width=32))
+    gaid = import_checkpoint(tensors, "file", words=7, frames=F, audio_encoder=TinyWhisperEncoder(width=32))
     assert torch.equal(gaid.audio_projection.weight, tensors["linear.weight"])
 
 
 def test_what_does_not_fit_is_named(clip):
     tensors = checkpoint(clip, "tmass")
-    with pytest.raises(UserError, match="is for 5 frames, not 12"):
-        import_tmass(tensors, "file", words=7, frames=12)
+    with pytest.raises(UserError, match="for 5 frames, not for 12 frames"):
+        import_checkpoint(tensors, "file", words=7, frames=12)
     with pytest.raises(UserError, match="positions for 11 words"):
-        import_tmass(tensors, "file", words=12, frames=F)
-    with pytest.raises(UserError, match="T-MASS's names"):
-        import_xpool(tensors, "file", words=7, frames=F)
-    with pytest.raises(UserError, match="64-dimensional audio vectors, but TinyWhisperEncoder has 32"):
-        import_gaid(
+        import_checkpoint(tensors, "file", words=12, frames=F)
+    with pytest.raises(UserError, match="is a checkpoint of T-MASS, not of X-Pool"):
+        import_checkpoint(tensors, "file", words=7, frames=F, method="xpool")
+    with pytest.raises(UserError, match=r"2 missing: linear\.bias \(64,\), linear\.weight"):
+        import_checkpoint(
             checkpoint(clip, "gaid"), "file", words=7, frames=F, audio_encoder=TinyWhisperEncoder(width=32, heads=2)
         )
     odd = checkpoint(clip, "gaid") | {"linear.weight": torch.randn(D, 50), "linear.bias": torch.randn(D)}
     with pytest.raises(UserError, match="no audio encoder has 50-dimensional features"):
-        import_gaid(odd, "file", words=7, frames=F)
+        import_checkpoint(odd, "file", words=7, frames=F)
     del tensors["clip.text_model.encoder.layers.0.self_attn.k_proj.weight"]
     with pytest.raises(UserError, match=r"in_proj_weight is missing self_attn\.k_proj"):
         with_openai_names(tensors, "file")
-    tensors["clip.text_model.extra"] = torch.zeros(1)
-    with pytest.raises(UserError, match=r"clip\.text_model\.extra is not a tensor"):
-        with_openai_names(tensors, "file")
+    extra = checkpoint(clip, "tmass") | {"clip.text_model.extra": torch.zeros(1)}
+    with pytest.raises(UserError, match=r"1 unexpected: clip\.text_model\.extra"):
+        import_checkpoint(extra, "file", words=7, frames=F)

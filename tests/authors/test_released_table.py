@@ -12,8 +12,7 @@ from parity.case import load_case
 from parity.compute.features import encode_case
 
 import tvr_lightning
-from tvr_lightning.authors.convert import IMPORT, RELEASED
-from tvr_lightning.authors.huggingface import with_openai_names
+from tvr_lightning.authors.importer import import_checkpoint
 from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import data_from_recipe
 from tvr_lightning.data.records import SYNTHETIC
@@ -67,10 +66,12 @@ def by_importer(family, checkpoint):
     method = family.partition("-")[0]
     words, frames = SIZES.get(method) or (min(WORDS[method], 77 if method in ("xpool", "tmass", "gaid") else 40), 12)
     sound = {"audio_encoder": TinyWhisperEncoder(D, seed=0)} if method == "gaid" else {}
-    module = IMPORT[method](with_openai_names(checkpoint, "file"), "file", words, frames, **sound)
+    module = import_checkpoint(checkpoint, "file", words, frames, method, **sound)
     options = {"words": words, "frames": frames, "image_size": module.image_size, "num_workers": 0}
-    recipes = [f"recipes/{name}.yaml" for name in RELEASED[method]]
-    data = data_from_recipe(recipes, [f"--data.init_args.{name}={value}" for name, value in options.items()])
+    variants = [f"recipes/variants/{method}-as-released.yaml"] if method in ("tmass", "gaid") else []
+    data = data_from_recipe(
+        [f"recipes/{method}.yaml", *variants], [f"--data.init_args.{name}={value}" for name, value in options.items()]
+    )
     data.tokenise = module.encoder.caption_tokens(words)
     texts, videos = (list(loader) for loader in data.evaluation_dataloaders("test"))
     assert len(texts) == len(videos) == 1

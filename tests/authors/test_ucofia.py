@@ -5,7 +5,7 @@ import torch
 from parity.case import load_case
 from parity.restated import Sizes, random_checkpoint
 
-from tvr_lightning.authors.ucofia import import_ucofia
+from tvr_lightning.authors.importer import import_checkpoint
 from tvr_lightning.data.batch import Media
 from tvr_lightning.errors import UserError
 
@@ -38,8 +38,8 @@ def frames_of(module):
 
 
 def test_the_wrapped_attentions_are_read_and_shift(plain):
-    made = import_ucofia(saved(plain), "file", words=6, frames=4)
-    without = import_ucofia(plain, "file", words=6, frames=4)
+    made = import_checkpoint(saved(plain), "file", words=6, frames=4)
+    without = import_checkpoint(plain, "file", words=6, frames=4)
     assert made.encoder.patch_shift is not None
     assert without.encoder.patch_shift is None
     theirs = plain["clip.visual.transformer.resblocks.11.attn.in_proj_bias"]
@@ -49,28 +49,28 @@ def test_the_wrapped_attentions_are_read_and_shift(plain):
 
 def test_the_released_evaluation_takes_the_attentions_of_openai_and_no_l1(plain):
     openai = {name.removeprefix("clip."): torch.zeros_like(tensor) for name, tensor in plain.items()}
-    made = import_ucofia(saved(plain), "file", words=6, frames=4, openai=openai)
+    made = import_checkpoint(saved(plain), "file", words=6, frames=4, openai=openai)
     blocks = made.encoder.clip.visual.transformer.resblocks
     assert not any(tensor.any() for block in blocks[10:] for tensor in block.attn.state_dict().values())
     assert all(tensor.any() for tensor in blocks[9].attn.state_dict().values())
     assert made.head.patch_matrix is None
     assert made.options.patch_selection.noise_eval
-    with pytest.raises(UserError, match=r"OpenAI's CLIP are missing: visual\.transformer\.resblocks\.10\.attn"):
-        import_ucofia(saved(plain), "file", words=6, frames=4, openai={})
+    with pytest.raises(UserError, match=r"OpenAI's CLIP has no clip\.visual\.transformer\.resblocks\.10\.attn"):
+        import_checkpoint(saved(plain), "file", words=6, frames=4, openai={})
 
 
 def test_one_plain_attention_beside_a_wrapped_one_is_named(plain):
     mixed = saved(plain)
     mixed[WRAPPED.replace(".net", "")] = mixed[WRAPPED]
     with pytest.raises(UserError, match=r"unexpected .* clip\.visual\..*\.11\.attn\.in_proj_bias"):
-        import_ucofia(mixed, "file", words=6, frames=4)
+        import_checkpoint(mixed, "file", words=6, frames=4)
 
 
 def test_another_wrapped_block_is_refused_by_name(plain):
     mixed = saved(plain)
     mixed[WRAPPED.replace("11", "9")] = mixed.pop(WRAPPED.replace("11", "9").replace(".net", ""))
     with pytest.raises(UserError, match=r"resblocks\.9\.attn\.net\.in_proj_bias"):
-        import_ucofia(mixed, "file", words=6, frames=4)
+        import_checkpoint(mixed, "file", words=6, frames=4)
 
 
 def test_the_evaluation_codes_predictor_goes_without_l1(plain):
@@ -78,6 +78,6 @@ def test_the_evaluation_codes_predictor_goes_without_l1(plain):
     shapes = {"in_conv.0.weight": (2 * size,), "in_conv.0.bias": (2 * size,), "in_conv.1.weight": (size, 2 * size)}
     shapes |= {"out_conv.0.weight": (size, 2 * size), "out_conv.2.weight": (1, size)}
     predictor = {f"visual_token_selector.score_predictor.{name}": torch.randn(shape) for name, shape in shapes.items()}
-    made = import_ucofia(saved(plain) | predictor, "file", words=6, frames=4)
+    made = import_checkpoint(saved(plain) | predictor, "file", words=6, frames=4)
     assert made.head.patch_matrix is None
     assert made.options.patch_selection.predictor == "eval-t2v"

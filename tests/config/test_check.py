@@ -39,7 +39,7 @@ WRONG = [
     ("trainer.max_epoks", "3", "trainer.max_epoks: there is no such option. Available: max_epochs, "),
     ("results.folder", "3", "results.folder: there is no such option. Available: "),
     ("workers", "4", "there is no option workers. Did you mean --data.init_args.num_workers?"),
-    ("modle", "GARE", "there is no option modle. Available: model, "),
+    ("modle", "GARE", "fit has no option --modle. Did you mean --model?"),
     ("trainer.max_epoch", "3", "trainer.max_epoch: there is no such option. Available: max_epochs, "),
     (f"{MODEL}.tcmgc.keep_rate", "3", f"{MODEL}.tcmgc.keep_rate is 3; it must be above 0 and at most 1"),
     (f"{MODEL}.tcmgc.attention.heads", "0", f"{MODEL}.tcmgc.attention.heads is 0; it must be at least 1"),
@@ -145,7 +145,7 @@ def test_every_recipe_and_overlay_of_this_project_is_allowed():
     found = [path for path in sorted(RECIPES.rglob("*.yaml")) if path.parent.name != "tables"]
     assert len(found) > 60
     for path in found:
-        check_options(sources_of(["--config", str(path)]), schema)
+        check_options(sources_of([path], []), schema)
 
 
 def test_a_wrong_option_is_refused_before_torch_is_imported():
@@ -175,7 +175,7 @@ def test_the_schema_is_printed_for_editors(capsys):
 def test_classes_of_other_packages_are_left_to_the_parser():
     schema = cached_schema()
     own = ["--model.class_path=mine.Method", "--model.init_args.anything=3", "--trainer.strategy=ddp"]
-    check_options(sources_of(own), schema)
+    check_options(sources_of([], own), schema)
 
 
 def test_a_cache_that_cannot_be_written_or_is_of_other_sources_is_not_used(tmp_path, monkeypatch):

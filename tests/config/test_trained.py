@@ -166,7 +166,7 @@ def test_another_method_is_refused_in_a_sentence(run, tmp_path, capsys):
 @pytest.mark.parametrize("verb", ["test", "validate", "predict"])
 def test_an_absent_checkpoint_is_a_sentence_and_leaves_no_folder(verb, root, tmp_path, capsys):
     arguments = [verb, *RECIPE, *options(root), f"--results.directory={tmp_path / 'runs'}"]
-    assert main([*arguments, f"--ckpt_path={tmp_path / 'nowhere.ckpt'}"]) == 1
+    assert main([*arguments, f"--ckpt_path={tmp_path / 'nowhere.ckpt'}"]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"tvr: {tmp_path / 'nowhere.ckpt'}: no such checkpoint")
     assert len(said.splitlines()) == 1
@@ -270,5 +270,5 @@ def test_auditing_what_is_no_checkpoint_is_a_sentence(content, root, tmp_path, c
     here.write_text(f"data: {{init_args: {{root: {root}}}}}\n")
     if content is not None:
         checkpoint.write_bytes(content)
-    assert main(["audit", *RECIPE, f"--config={here}", f"--ckpt_path={checkpoint}"]) == 1
-    assert f"tvr: {checkpoint}: " in capsys.readouterr().err
+    assert main(["audit", *RECIPE, f"--config={here}", f"--ckpt_path={checkpoint}"]) == (2 if content is None else 1)
+    assert f"{checkpoint}: " in capsys.readouterr().err

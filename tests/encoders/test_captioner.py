@@ -24,14 +24,14 @@ from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import data_from_recipe
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.data.recover_captions import SCHEMA, Description, read_captions
-from tvr_lightning.encoders.caption_journal import CaptionJournal, CaptionJournalError, MadeWith
+from tvr_lightning.encoders.caption_journal import CaptionJournal, Provenance
 from tvr_lightning.encoders.captioner import (
     CaptionOptions,
-    MissingCaptionerError,
     caption,
     load_captioner,
     segment_spans,
 )
+from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.video import probe
 from tvr_lightning.synthetic import synthesize
@@ -40,7 +40,7 @@ pytest.importorskip("transformers")
 # transformers tells of its own coming changes
 pytestmark = pytest.mark.filterwarnings("ignore:.*:FutureWarning", "ignore:.*:DeprecationWarning")
 FORK = multiprocessing.get_context("fork")  # a spawned process spends its time importing torch
-MADE_WITH = MadeWith("somebody", "What is seen?", "0123456789abcdef", 2, "one frame of 28 pixels, 3 tokens")
+PROVENANCE = Provenance("somebody", "What is seen?", "0123456789abcdef", 2, "one frame of 28 pixels, 3 tokens")
 QUICK = {"segments": 3, "frames": 2, "image_size": 56, "max_new_tokens": 5, "num_workers": 0, "progress": False}
 
 
@@ -139,13 +139,13 @@ def test_a_killed_run_goes_on_and_ends_in_the_same_file(table, videos, folder, t
     report = caption(videos, again, CaptionOptions(out, batch_size=6, **QUICK))
     assert (report.kept, report.described) == (2, 3)
     pd.testing.assert_frame_equal(pd.read_parquet(out), table)
-    assert {path.name for path in tmp_path.iterdir()} <= {out.name, f"{out.name}.lock"}
+    assert {path.name for path in tmp_path.iterdir()} <= {out.name, f"{unfinished.name}.lock"}
 
 
 def write_descriptions(out: Path, names: list[str]) -> list[str]:
     """Describe those of the videos that the file lacks, as a run does; return their ids."""
-    with CaptionJournal(out, MADE_WITH) as journal:
-        missing = [name for name in names if name not in journal.described]
+    with CaptionJournal.open(out, PROVENANCE) as journal:
+        missing = [name for name in names if name not in journal.descriptions]
         for name in missing:
             journal.add([Description(name, number, number, number + 1.0, f"{name} {number}") for number in range(2)])
         journal.finish(names)
@@ -201,7 +201,7 @@ def test_killed_at_any_step_of_finishing_the_next_run_ends_in_the_right_file(tmp
 
 
 def describe_and_wait(out: Path) -> None:
-    with CaptionJournal(out, MADE_WITH) as journal:
+    with CaptionJournal.open(out, PROVENANCE) as journal:
         journal.add([Description("a", number, number, number + 1.0, f"a {number}") for number in range(2)])
         out.with_name("ready").touch()
         time.sleep(600)
@@ -275,7 +275,7 @@ def test_a_finished_file_is_left_and_grows_with_the_videos(captioner, videos, tm
 def test_descriptions_made_otherwise_are_not_mixed(captioner, videos, tmp_path, change, named):
     out = tmp_path / "captions.parquet"
     caption(videos[:1], captioner, CaptionOptions(out, **QUICK))
-    with pytest.raises(CaptionJournalError, match=f"made with {named}") as raised:
+    with pytest.raises(UserError, match=f"made with {named}") as raised:
         caption(videos[:2], captioner, CaptionOptions(out, **(QUICK | change)))
     assert str(out) in str(raised.value)
 
@@ -284,7 +284,7 @@ def test_a_file_that_people_wrote_is_left_alone(captioner, videos, tmp_path):
     out = tmp_path / "captions.parquet"
     pd.DataFrame({"video_id": ["video0"], "caption": ["a star"]}).to_parquet(out)
     before = out.read_bytes()
-    with pytest.raises(CaptionJournalError, match="not written by a captioner"):
+    with pytest.raises(UserError, match="not written by a captioner"):
         caption(videos[:1], captioner, CaptionOptions(out, **QUICK))
     assert out.read_bytes() == before
 
@@ -325,7 +325,7 @@ def test_the_verb_describes_a_recipes_training_videos_for_dpdv_to_read(videos, f
     assert pd.read_parquet(out)["video_id"].unique().tolist() == ids
     assert set(read_captions(out).descriptions) == set(ids)
     assert main([*(word for word in words if not word.startswith("--model")), "--model=nowhere"]) == 1
-    assert "looked for a folder" in capsys.readouterr().err
+    assert "has no weights: looked in" in capsys.readouterr().err
 
 
 def test_workers_do_not_change_what_is_said(captioner, videos, table, tmp_path):
@@ -373,7 +373,7 @@ def test_a_replaced_file_of_the_processor_gives_another_hash_and_a_copy_the_same
 def test_missing_weights_say_what_was_looked_for_and_how_to_go_without(model, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(MissingCaptionerError) as raised:
+    with pytest.raises(MissingWeightsError) as raised:
         load_captioner(model, "cpu")
     said = str(raised.value)
     assert model in said
@@ -385,7 +385,7 @@ def test_missing_weights_say_what_was_looked_for_and_how_to_go_without(model, mo
 
 def test_a_folder_without_weights_is_named(tmp_path, folder):
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-    with pytest.raises(MissingCaptionerError, match=r"model\.safetensors") as raised:
+    with pytest.raises(MissingWeightsError, match=r"model\.safetensors") as raised:
         load_captioner(str(tmp_path), "cpu")
     assert str(tmp_path) in str(raised.value)
 

@@ -3,6 +3,7 @@ import logging
 import open_clip
 import pytest
 import torch
+from encoders.openai_state import openai_encoder
 from safetensors.torch import load_file, save_file
 
 from tvr_lightning.encoders import ClipEncoder
@@ -37,7 +38,7 @@ def pixels():
 @pytest.mark.parametrize("training", [True, False])
 def test_features_equal_the_authors(parity_cases, case, text_mask, frames, training):
     tensors = load_file(parity_cases / f"{case}.safetensors")
-    encoder = ClipEncoder.from_openai_state_dict(clip_of(tensors), text_mask=text_mask).train(training)
+    encoder = openai_encoder(clip_of(tensors), text_mask=text_mask).train(training)
     with torch.no_grad():
         text = encoder.encode_tokens(tensors["input.input_ids"])
         video = encoder.encode_pixels(tensors["input.video"], tensors["input.video_mask"].bool())
@@ -53,7 +54,7 @@ def test_features_equal_the_authors(parity_cases, case, text_mask, frames, train
 def test_masking_text_padding_is_what_the_gare_case_needs(parity_cases):
     tensors = load_file(parity_cases / "gare.safetensors")
     with torch.no_grad():
-        text = ClipEncoder.from_openai_state_dict(clip_of(tensors)).encode_tokens(tensors["input.input_ids"])
+        text = openai_encoder(clip_of(tensors)).encode_tokens(tensors["input.input_ids"])
     torch.testing.assert_close(text.sentence, tensors["feature.sentence"], rtol=0, atol=2e-6)
     padding = ~text.word_mask
     assert (text.words - tensors["feature.words"])[padding].abs().max() > 1e-3
@@ -79,7 +80,7 @@ def test_every_layout_gives_the_same_features(tensors, tmp_path, pixels, layout)
     else:
         torch.save({"state_dict": rounded} if layout == "open_clip" else rounded, path)
     encoder = ClipEncoder(architecture, str(path))
-    reference = ClipEncoder.from_openai_state_dict(rounded)
+    reference = openai_encoder(rounded)
     ids = torch.tensor([[49406, 320, 2368, 49407, 0, 0]])
     mask = torch.ones(2, 3, dtype=torch.bool)
     assert torch.equal(encoder.encode_tokens(ids).words, reference.encode_tokens(ids).words)
@@ -119,7 +120,7 @@ def test_weights_of_another_architecture_name_file_and_shapes(tensors, tmp_path)
 
 def test_a_state_dict_that_is_no_clip_is_refused(tensors):
     with pytest.raises(ValueError, match="not an OpenAI CLIP state dict"):
-        ClipEncoder.from_openai_state_dict({"weight": torch.ones(3)})
+        openai_encoder({"weight": torch.ones(3)})
     incomplete = {name: tensor for name, tensor in tensors.items() if name != "ln_final.bias"}
     with pytest.raises(ValueError, match=r"1 missing: ln_final.bias \(64,\)"):
-        ClipEncoder.from_openai_state_dict(incomplete)
+        openai_encoder(incomplete)

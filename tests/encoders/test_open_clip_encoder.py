@@ -3,6 +3,7 @@ import logging
 import open_clip
 import pytest
 import torch
+from encoders.openai_state import openai_encoder
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 from safetensors.torch import load_file
@@ -117,7 +118,7 @@ def test_wrong_input_names_the_fix():
 def test_strings_need_clips_vocabulary(parity_cases):
     case = load_file(parity_cases / "clip4clip_meanP.safetensors")
     prefix = "checkpoint.clip."
-    encoder = ClipEncoder.from_openai_state_dict(
+    encoder = openai_encoder(
         {name.removeprefix(prefix): tensor for name, tensor in case.items() if name.startswith(prefix)}
     )
     with pytest.raises(ValueError, match=r"embeds 128 token IDs.*encode_tokens"):

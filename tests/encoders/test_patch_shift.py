@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from encoders.openai_state import openai_encoder
 from parity.restated import Sizes, block, norm, random_checkpoint
 
 from tvr_lightning.encoders import ClipEncoder
@@ -59,7 +60,7 @@ def checkpoint(side, layers=12, patch=4):
 
 def encoder_of(state, **switches):
     clip = {name.removeprefix("clip."): tensor for name, tensor in state.items()}
-    return ClipEncoder.from_openai_state_dict(clip, **switches).double().eval()
+    return openai_encoder(clip, **switches).double().eval()
 
 
 @pytest.mark.parametrize(("side", "layers"), [(16, 12), (20, 13), (28, 12)])  # 17, 26 and 50 tokens: steps 2, 3 and 7
@@ -92,7 +93,7 @@ def test_float16_shifts_the_same_patches():
     clip = {name.removeprefix("clip."): tensor for name, tensor in state.items()}
     clips, mask = torch.randn(2, 3, 3, 16, 16, generator=torch.Generator().manual_seed(0)), torch.ones(2, 3).bool()
     full, half = (
-        ClipEncoder.from_openai_state_dict(clip, encoder_precision=precision, patch_shift=True).eval()
+        openai_encoder(clip, encoder_precision=precision, patch_shift=True).eval()
         for precision in ("float32", "float16")
     )
     with torch.no_grad():

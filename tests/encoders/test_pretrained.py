@@ -168,7 +168,7 @@ def test_encoders_say_which_files_they_will_read(tmp_path, monkeypatch):
     assert ClipEncoder.required_files(weights=str(weights), freeze="all") == [weights]
     assert WhisperEncoder.required_files(size="small", weights=str(weights)) == [weights]
     assert TinyClipEncoder.required_files(trained_in=str(weights)) == [weights]
-    (tmp_path / "config.json").touch()
+    (tmp_path / "model.safetensors").touch()
     assert Wav2Vec2Encoder.required_files(weights=str(tmp_path)) == [tmp_path / "config.json"]
     for kind in (ClipEncoder, WhisperEncoder, Wav2Vec2Encoder):
         assert kind.required_files(weights=None) == []

@@ -182,7 +182,7 @@ def test_a_checkpoint_of_openai_whisper_is_read(tmp_path):
 
 def test_weights_of_another_size_say_expected_and_found(tmp_path):
     checkpoint(tmp_path / "x.pt", "base")
-    with pytest.raises(ValueError, match=r"not Whisper small: n_audio_state expected 768, found 512.*size to base"):
+    with pytest.raises(ValueError, match=r"not Whisper small: .*768, 12, 12.* found .*512, 8, 6.*size to base"):
         WhisperEncoder("small", str(tmp_path / "x.pt"))
 
 
@@ -197,7 +197,7 @@ def test_absent_weights_say_where_they_were_looked_for(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"not weights", "cannot be read as Whisper weights"),
+        (b"not weights", "cannot be read as weights"),
         ({"a": torch.zeros(1)}, "not an openai-whisper checkpoint"),
     ],
 )
@@ -216,7 +216,7 @@ def test_an_incomplete_checkpoint_names_the_tensors(tmp_path):
     content = torch.load(tmp_path / "base.pt", weights_only=True)
     del content["model_state_dict"]["encoder.ln_post.weight"]
     torch.save(content, tmp_path / "base.pt")
-    with pytest.raises(ValueError, match=r"(?s)does not fit Whisper base.*ln_post\.weight"):
+    with pytest.raises(ValueError, match=r"Whisper base\) does not fit .* 1 missing: ln_post\.weight"):
         WhisperEncoder("base", str(tmp_path / "base.pt"))
 
 

@@ -9,14 +9,14 @@ import torch
 from rich.console import Console
 
 from tvr_lightning.evaluation.answers import (
-    AnswerAccuracy,
     AnswerResults,
+    answer_ranks,
     evaluate_answers,
     frequent_answers,
-    print_answer_results,
-    write_answer_results,
     write_answers,
 )
+from tvr_lightning.evaluation.metrics import RecallAtK
+from tvr_lightning.evaluation.results import print_results, write_results
 
 
 def results(evaluation, **changes):
@@ -29,22 +29,17 @@ def results(evaluation, **changes):
 
 
 def test_accuracy_is_the_share_of_right_answers_each_question_once():
-    metric = AnswerAccuracy()
-    metric.update(torch.tensor([0, 1, 2]), torch.tensor([4, 0, 1]), torch.tensor([4, 1, 1]))
-    metric.update(torch.tensor([3, 0]), torch.tensor([2, 4]), torch.tensor([2, 4]))  # 0 again: padded by a sampler
+    metric = RecallAtK(1)
+    metric.update(answer_ranks(torch.tensor([0, 1, 2]), torch.tensor([4, 0, 1]), torch.tensor([4, 1, 1])))
+    again = torch.tensor([3, 0])  # 0: padded by a sampler
+    metric.update(answer_ranks(again, torch.tensor([2, 4]), torch.tensor([2, 4])))
     assert metric.compute().item() == pytest.approx(75.0)
 
 
 def test_a_question_without_a_known_answer_is_never_right():
-    metric = AnswerAccuracy()
-    metric.update(torch.tensor([0, 1]), torch.tensor([-1, 0]), torch.tensor([-1, 0]))
+    metric = RecallAtK(1)
+    metric.update(answer_ranks(torch.tensor([0, 1]), torch.tensor([-1, 0]), torch.tensor([-1, 0])))
     assert metric.compute().item() == pytest.approx(50.0)
-
-
-def test_accuracy_of_nothing_is_an_error():
-    metric = AnswerAccuracy()
-    with pytest.warns(UserWarning, match="before"), pytest.raises(ValueError, match="no question"):
-        metric.compute()
 
 
 def test_everything_left_out_is_counted():
@@ -69,14 +64,14 @@ def test_what_is_printed_and_written_says_what_was_left_out(tmp_path):
     found = evaluate_answers([0, 1, 2, 0], [0, 1, -1, 1], ["what", "what", "who", "who"], asked=7, without_video=2)
     console = Console(record=True, width=200)
     made = results(found, trained_on="MSR-VTT", skipped=["a.mp4: broken"])
-    print_answer_results(made, console)
+    print_results(made, console)
     said = console.export_text()
     for part in (
         "50.0", "4 of 7 questions", "1 questions have an answer that is not in the training data",
         "2 questions are omitted", "PARTIAL", "trained on MSR-VTT, tested on MSRVTT-QA", "a.mp4: broken",
     ):  # fmt: skip
         assert part in said
-    json_path, csv_path = write_answer_results(made, tmp_path)
+    json_path, csv_path = write_results(made, tmp_path)
     assert json.loads(json_path.read_text())["evaluation"]["without_video"] == 2
     with csv_path.open(newline="") as file:
         (row,) = csv.DictReader(file)
@@ -85,7 +80,7 @@ def test_what_is_printed_and_written_says_what_was_left_out(tmp_path):
 
 def test_a_complete_evaluation_says_nothing_of_that(tmp_path):
     console = Console(record=True, width=200)
-    print_answer_results(results(evaluate_answers([0], [0], ["what"], 1, 0)), console)
+    print_results(results(evaluate_answers([0], [0], ["what"], 1, 0)), console)
     said = console.export_text()
     assert not any(word in said for word in ("PARTIAL", "trained on", "Skipped", "training data"))
 

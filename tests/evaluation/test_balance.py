@@ -7,14 +7,13 @@ from torch.nn.functional import normalize
 
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.evaluation.balance import (
-    NormalizationError,
     balance,
     error_rates,
     matching_share,
     retrieval_mass,
 )
 from tvr_lightning.evaluation.evaluator import Evaluator
-from tvr_lightning.evaluation.normalization import Bank, SinkhornBias, normalization_error
+from tvr_lightning.evaluation.normalization import Bank, SinkhornBias
 from tvr_lightning.evaluation.results import captions, results_of
 from tvr_lightning.evaluation.sources import Block, MatrixSource, ScoreSource
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
@@ -74,34 +73,6 @@ def test_the_error_is_that_of_the_equation_in_either_direction(parity_cases, pre
     for matrix, name in ((case["expected.cosine"] + video, "t2v"), (case["expected.cosine"].T + text, "v2t")):
         expected = case[f"expected.{prefix}.normalisation_error_{name}"].item()
         assert balance(Pieces(matrix), GAMMA, own, own).error == pytest.approx(expected)
-        metric = NormalizationError(len(own), GAMMA)
-        for rows in matrix.split(5):
-            metric.update(rows)
-        assert metric.compute().item() == pytest.approx(expected)
-
-
-def test_the_metric_joins_what_processes_saw():
-    texts, videos = hubs(20)
-    matrix = texts @ videos.T
-    first, second = NormalizationError(20, GAMMA), NormalizationError(20, GAMMA)
-    first.update(matrix[:7])
-    second.update(matrix[7:])
-    first.merge_state(second)
-    assert first.compute().item() == pytest.approx(normalization_error(matrix.double(), GAMMA).item())
-    first.reset()
-    first.update(matrix)
-    assert first.compute().item() == pytest.approx(normalization_error(matrix.double(), GAMMA).item())
-
-
-def test_the_metric_takes_other_shares_and_refuses_what_does_not_fit():
-    share = torch.tensor([2.0, 1.0])
-    metric = NormalizationError(2, 1e-3, share)
-    metric.update(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]))
-    assert metric.compute().item() == pytest.approx(0.0, abs=1e-12)
-    with pytest.raises(ValueError, match=r"share must be \(2,\)"):
-        NormalizationError(2, 0.1, torch.ones(3))
-    with pytest.raises(ValueError, match="positive temperature"):
-        NormalizationError(2, 0.0)
 
 
 def test_error_rates_count_missed_and_wrong_retrievals():

@@ -6,6 +6,7 @@ from torch.nn.functional import normalize
 
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.evaluation.evaluator import Evaluator
+from tvr_lightning.evaluation.metrics import RetrievalMetrics
 from tvr_lightning.evaluation.normalization import (
     Context,
     DualSoftmax,
@@ -39,8 +40,8 @@ def split(seed=0):
 
 def evaluate(normalizer, seed=0, **options):
     text, video, truth = split(seed)
-    evaluator = Evaluator(second_stage, recall=(1, 2, 3), **options)
-    return evaluator.evaluate(text, torch.arange(8), video, torch.arange(5), truth, normalizer)
+    evaluator, metrics = Evaluator(second_stage, **options), RetrievalMetrics((1, 2, 3))
+    return evaluator.evaluate(text, torch.arange(8), video, torch.arange(5), truth, normalizer, metrics=metrics)
 
 
 def lists(first, second, count):

@@ -6,11 +6,12 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from metric_rows import summarize
 from torch.nn.functional import normalize
 
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.evaluation.evaluator import LEAKS, Evaluator
-from tvr_lightning.evaluation.metrics import summarize
+from tvr_lightning.evaluation.metrics import RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Bank, DualSoftmax, QueryBankNorm, SinkhornBias, normalize_scores
 from tvr_lightning.evaluation.ranks import text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.evaluation.results import git_state
@@ -184,7 +185,9 @@ def test_what_was_not_seen_makes_the_table_partial():
 def test_when_no_match_was_seen_there_is_no_number():
     texts, videos, truth = split()
     one = (truth.video_of_text == 0).nonzero()[0]
-    evaluation = Evaluator(cosine, recall=(1, 50)).evaluate(texts[one], one, videos[[5]], torch.tensor([5]), truth)
+    evaluation = Evaluator(cosine).evaluate(
+        texts[one], one, videos[[5]], torch.tensor([5]), truth, metrics=RetrievalMetrics((1, 50))
+    )
     assert list(evaluation.text_to_video) == ["R@1", "R@50", "MdR", "MnR", "RSum"]
     assert all(value != value for value in evaluation.video_to_text.values())
     assert evaluation.warnings == ["nothing was ranked: no text was read together with its video"]
@@ -315,7 +318,7 @@ def evaluate_in_a_process(rank: int, world: int) -> dict:
         evaluation = evaluate(evaluator, texts, videos, truth, normalizer=normalizer, bank=bank)
         for ranks in (evaluation.text_to_video_ranks, evaluation.video_to_text_ranks):
             result.setdefault(name, []).append([ranks.better.tolist(), ranks.tied.tolist(), ranks.index.tolist()])
-        result[name].append(evaluation.warnings)
+        result[name] += [evaluation.warnings, evaluation.text_to_video, evaluation.video_to_text]
     # Only one block of videos has the NaN, and all processes stop.
     videos.frames[0] = float("nan")
     with pytest.raises(ValueError, match="14 of 112 scores are NaN") as raised:
@@ -334,7 +337,8 @@ def test_processes_share_the_work_and_agree_with_one(world):
         for i, ranks in enumerate((evaluation.text_to_video_ranks, evaluation.video_to_text_ranks)):
             expected = [ranks.better.tolist(), ranks.tied.tolist(), ranks.index.tolist()]
             assert all(result[name][i] == expected for result in results), name
-        assert all(result[name][2] == evaluation.warnings for result in results), name
+        rest = [evaluation.warnings, evaluation.text_to_video, evaluation.video_to_text]
+        assert all(result[name][2:] == rest for result in results), name
     messages = [result["message"] for result in results]
     assert sum("against video 0" in message for message in messages) == 1
     assert sum("in another process" in message for message in messages) == world - 1

@@ -6,19 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from metric_rows import summarize
 from safetensors.torch import load_file
 
-from tvr_lightning.evaluation.metrics import (
-    MeanRank,
-    MedianRank,
-    RecallAtK,
-    RetrievalMetrics,
-    mean_rank,
-    median_rank,
-    recall_at_k,
-    sum_of_recalls,
-    summarize,
-)
+from tvr_lightning.evaluation.metrics import MeanRank, MedianRank, RankMetric, RecallAtK, RetrievalMetrics
 from tvr_lightning.evaluation.ranks import Ranks, count_ranks, text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.testing import run_processes
 
@@ -49,15 +40,15 @@ def test_multi_caption_rows_equal_the_released_code(parity_cases):
 
 
 @pytest.mark.parametrize("queries", [1, 2, 31, 32])
-def test_functions_equal_a_plain_restatement(queries):
+def test_metrics_equal_a_plain_restatement(queries):
     scores = torch.randn(queries, 50, generator=torch.Generator().manual_seed(queries))
     match = torch.arange(queries)
     places = [sorted(row, reverse=True).index(row[i]) + 1 for i, row in enumerate(scores.tolist())]
     ranks = count_ranks(scores, match)
     for k in (1, 5, 50):
-        assert recall_at_k(ranks, k) == pytest.approx(100 * sum(place <= k for place in places) / queries)
-    assert median_rank(ranks) == statistics.median(places)
-    assert mean_rank(ranks) == pytest.approx(statistics.mean(places))
+        assert RecallAtK(k).value(ranks).item() == pytest.approx(100 * sum(place <= k for place in places) / queries)
+    assert MedianRank().value(ranks).item() == statistics.median(places)
+    assert MeanRank().value(ranks).item() == pytest.approx(statistics.mean(places))
 
 
 def test_sums_add_the_recalls_that_were_asked_for():
@@ -65,7 +56,9 @@ def test_sums_add_the_recalls_that_were_asked_for():
     row = summarize(ranks, recall=(1, 50))
     assert list(row) == ["R@1", "R@50", "MdR", "MnR", "RSum"]
     assert row["RSum"] == row["R@1"] + row["R@50"]
-    assert sum_of_recalls(row, row) == 2 * row["RSum"]
+    metrics = RetrievalMetrics((1, 50))
+    metrics.update(ranks, ranks)
+    assert metrics.sum_of_recalls.compute().item() == 2 * row["RSum"]
 
 
 def test_batches_and_repetitions_do_not_change_a_metric():
@@ -78,20 +71,34 @@ def test_batches_and_repetitions_do_not_change_a_metric():
             metric.update(ranks[start : start + 6])
         assert metric.compute().item() == pytest.approx(expected[name])
         metric.reset()
-        with pytest.raises(ValueError, match="has no queries"):
-            metric.ranks()
+        with pytest.warns(UserWarning, match="before the ``update``"), pytest.raises(ValueError, match="No samples"):
+            metric.compute()
 
 
 def test_nothing_ranked_has_no_metric():
     nothing = torch.empty(0, dtype=torch.int64)
-    for metric in (mean_rank, median_rank, lambda ranks: recall_at_k(ranks, 1)):
-        with pytest.raises(ValueError, match="No query"):
-            metric(Ranks(nothing, nothing, nothing))
-    for recall in ((), (0, 1)):
-        with pytest.raises(ValueError, match="every K >= 1"):
+    metrics = RetrievalMetrics()
+    metrics.update(*[Ranks(nothing, nothing, nothing)] * 2)
+    assert all(metric.compute().isnan() for metric in metrics.named().values())
+    for recall in ((0, 1), (1, -5)):
+        with pytest.raises(ValueError, match="K >= 1"):
             RetrievalMetrics(recall)
-    with pytest.raises(ValueError, match="K >= 1"):
-        RecallAtK(0)
+
+
+class WorstRank(RankMetric):
+    """A metric as users write it."""
+
+    def value(self, ranks: Ranks) -> torch.Tensor:
+        return ranks.expected().max()
+
+
+def test_a_metric_of_a_user_is_a_column_of_both_directions():
+    ranks = ranks_for_processes()
+    metrics = RetrievalMetrics((1,), [WorstRank()])
+    metrics.update(ranks, ranks[:3])
+    assert list(metrics.named())[:5] == ["t2v_R@1", "t2v_MdR", "t2v_MnR", "t2v_RSum", "t2v_WorstRank"]
+    assert metrics.text_to_video["WorstRank"].compute() == ranks.expected().max()
+    assert metrics.video_to_text["WorstRank"].compute() == ranks[:3].expected().max()
 
 
 def ranks_for_processes() -> Ranks:
@@ -102,15 +109,15 @@ def ranks_for_processes() -> Ranks:
 def metrics_in_a_process(rank: int) -> dict[str, float]:
     """Rank 0 sees queries 0-5, rank 1 queries 5-10 and a padding repetition of 5 besides."""
     mine = ranks_for_processes()[[0, 1, 2, 3, 4, 5] if rank == 0 else [5, 6, 7, 8, 9, 10, 5]]
-    row, recall = RetrievalMetrics((1, 5, 10)), RecallAtK(5)
+    metrics = RetrievalMetrics()
     for start in range(0, len(mine), 3):
-        row.update(mine[start : start + 3])
-        recall.update(mine[start : start + 3])
-    return {name: value.item() for name, value in row.compute().items()} | {"module": recall.compute().item()}
+        metrics.update(mine[start : start + 3], mine[start : start + 3])
+    return {name: metric.compute().item() for name, metric in metrics.named().items()}
 
 
 def test_two_processes_give_the_row_of_one():
-    expected = summarize(ranks_for_processes())
-    expected["module"] = expected["R@5"]
+    row = summarize(ranks_for_processes())
+    expected = {f"{direction}_{name}": value for direction in ("t2v", "v2t") for name, value in row.items()}
+    expected["SumR"] = 2 * row["RSum"]
     for result in run_processes(metrics_in_a_process, 2):
         assert result == pytest.approx(expected)

@@ -1,4 +1,4 @@
-"""Extraction gives what the encoders give, once, whatever interrupts it; training from it is training as before."""
+"""Extraction stores the output of the encoders once, despite interruptions, and training from it is unchanged."""
 
 import itertools
 import json
@@ -29,7 +29,7 @@ from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.temporal import SeqTransf
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.methods.clip4clip import CLIP4Clip, CLIP4ClipOptions
-from tvr_lightning.progress import FileBar
+from tvr_lightning.progress import progress_file
 from tvr_lightning.store import FeatureStore, StoreError
 from tvr_lightning.synthetic.generate import synthesize
 from tvr_lightning.training.optim import OptimizerConfig
@@ -104,7 +104,7 @@ def test_the_store_holds_what_the_encoders_give(dataset, extracted):
 
 def test_another_process_can_read_how_far_it_is(dataset, tmp_path):
     file = tmp_path / "progress.json"
-    bar = FileBar(file, tasks=2, seconds=0)
+    bar = progress_file(file, tasks=2)
     extract(source_of_data(data_of(dataset)), *encoders(), options(tmp_path / "store"), bar)
     assert json.loads(file.read_text()) == {"doing": "videos, 12 of 12", "left": 0.0}
 
@@ -136,7 +136,7 @@ def test_workers_change_nothing(dataset, extracted, tmp_path):
 
 
 def killed_after(seconds, dataset, out, ended):
-    """Extract in a process that is killed; whether it was before its end."""
+    """Extract in a process that is killed, and return whether it was killed before its end."""
     process = ended(
         FORK.Process(target=lambda: extract(source_of_data(data_of(dataset)), *encoders(), options(out)), daemon=True)
     )
@@ -223,7 +223,7 @@ def test_a_broken_track_is_reported_and_its_video_kept(tmp_path):
 
 
 class WithoutPatches(TinyClipEncoder):
-    """As an encoder of convolutions may be."""
+    """An encoder without patch tokens, such as a convolutional one."""
 
     gives_patches = False
 
@@ -337,7 +337,7 @@ def test_the_same_batches_come_from_the_store_as_from_the_videos(dataset, extrac
 
 
 class Losses(Callback):
-    """Keeps the loss of every step."""
+    """Callback that records the loss of every step."""
 
     def __init__(self):
         self.values = []

@@ -1,4 +1,4 @@
-"""Extraction on Ray gives the store of one machine; without Ray the error says what to install."""
+"""Extraction on Ray writes the same store as one machine; without Ray, the error names the package to install."""
 
 import importlib.util
 import shutil

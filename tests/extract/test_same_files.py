@@ -1,4 +1,4 @@
-"""A store answers for the files whose features it contains, and for no others; it opens only what a method reads."""
+"""A store is used only for the files whose features it contains, and opens only the parts that a method reads."""
 
 import os
 import shutil

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvr_lightning.media.sampling import Declared, FrameSampling, pads_short_clips, sample_frames
+from tvr_lightning.media.sampling import Declared, pads_short_clips, sample_frames
+from tvr_lightning.ranges import FrameSampling
 
 ALL = ("one-fps-uniform", "segment-centres", "segment-random", "head", "tail")
 

@@ -8,22 +8,12 @@ import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningModule
 
-from tvr_lightning.config.recipe import RecipeCLI
+from tvr_lightning.config.recipe import Recipe
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods import GAID, GARE, TMASS, CLIP4Clip, XPool
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 N, M, W, F, D = 5, 4, 32, 8, 128
-
-
-class Parsed(RecipeCLI):
-    """A recipe as parsed, with nothing built and no file looked for."""
-
-    def before_instantiate_classes(self) -> None:
-        """Look for no files."""
-
-    def instantiate_classes(self) -> None:
-        """Build nothing."""
 
 
 def methods() -> list[str]:
@@ -38,8 +28,7 @@ def methods() -> list[str]:
 
 def build(name: str) -> LightningModule:
     torch.manual_seed(0)
-    args = [word for file in (name, "fixture") for word in ("--config", str(RECIPES / f"{file}.yaml"))]
-    model = Parsed(args=args, run=False).config.model
+    model = Recipe.parse([RECIPES / f"{file}.yaml" for file in (name, "fixture")]).config.model
     parser = ArgumentParser()
     parser.add_subclass_arguments(LightningModule, "model")
     return parser.instantiate(parser.parse_object({"model": model.as_dict()})).model.eval()

@@ -5,7 +5,7 @@ import torch
 
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods.dpdv.interactions import MeanPooling, SimilarityAggregation, WeightedMax
-from tvr_lightning.methods.dpdv.weighted_max import Tokens, by_length, compacted, masked_softmax
+from tvr_lightning.methods.dpdv.weighted_max import WeightedTokens, by_length, compacted, masked_softmax
 
 N, M, W, T, D = 5, 4, 6, 7, 16
 
@@ -127,7 +127,7 @@ def test_a_side_without_tokens_scores_zero_with_finite_gradients(name):
 
 def test_compacting_keeps_order_and_drops_only_what_is_not_there():
     mask = torch.tensor([[False, True, False, True, True], [True, False, False, False, True]])
-    tokens = Tokens(torch.arange(10.0).view(2, 5, 1), torch.arange(10.0).view(2, 5), mask)
+    tokens = WeightedTokens(torch.arange(10.0).view(2, 5, 1), torch.arange(10.0).view(2, 5), mask)
     short = compacted(tokens)
     assert short.logits[short.mask].tolist() == tokens.logits[mask].tolist()
     assert short.mask.tolist() == [[True, True, True], [True, True, False]]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from parity.case import load_case
 
-from tvr_lightning.authors.drl import import_drl
+from tvr_lightning.authors.importer import import_checkpoint
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.errors import UserError
@@ -73,7 +73,7 @@ def test_an_authors_checkpoint_loads_whatever_its_weighting_networks(parity_case
             outputs = 1 if name == names[-1] else 64
             clip[f"{side}_weight_fc.{name}weight"] = torch.randn(outputs, 64)
             clip[f"{side}_weight_fc.{name}bias"] = torch.randn(outputs)
-    module = import_drl(clip, "file", words=12, frames=6)
+    module = import_checkpoint(clip, "file", words=12, frames=6)
     assert (module.temporal is None) is (temporal == MeanP())
     text, _ = features(dimension=64)
     weights = module.head.prepare_words(text).weights
@@ -86,7 +86,7 @@ def test_an_authors_checkpoint_loads_whatever_its_weighting_networks(parity_case
     torch.testing.assert_close(weights, expected)
     del clip["video_weight_fc." + names[0] + "bias"]
     with pytest.raises(UserError, match="missing"):
-        import_drl(clip, "file", words=12, frames=6)
+        import_checkpoint(clip, "file", words=12, frames=6)
 
 
 @pytest.mark.parametrize("mask_fill", ["zero", "exclude"])

@@ -14,7 +14,7 @@ from torch.distributions import Independent, Normal, kl_divergence
 from torch.nn import functional as F
 
 from tvr_lightning.audit.experiments import audit_scores
-from tvr_lightning.authors.gare import import_gare
+from tvr_lightning.authors.importer import import_checkpoint
 from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.encoders import TinyClipEncoder
@@ -179,14 +179,14 @@ def test_every_switch_is_equal_in_both_forms_and_changes_something(name):
 def test_the_importer_takes_checkpoints_without_temporal_transformer(parity_cases):
     case = load_case(parity_cases / "gare.safetensors")
     msvd = {name: tensor for name, tensor in case.checkpoint.items() if not name.startswith("transformerClip.")}
-    module = import_gare(msvd, "msvd.bin", words=12, frames=6)
+    module = import_checkpoint(msvd, "msvd.bin", words=12, frames=6)
     assert module.temporal is None
     assert torch.equal(module.head.psi.q_proj.weight, msvd["psi.layers.0.cross_attn.q_proj.weight"])
     with pytest.raises(UserError, match=r"msvd\.bin: 77 words and 6 frames do not fit"):
-        import_gare(msvd, "msvd.bin", words=77, frames=6)
+        import_checkpoint(msvd, "msvd.bin", words=77, frames=6)
     deeper = {**msvd, "psi.layers.1.linear1.weight": torch.zeros(1)}
-    with pytest.raises(UserError, match="psi has 2 layers; GARE's psi has one"):
-        import_gare(deeper, "msvd.bin")
+    with pytest.raises(UserError, match=r"1 unexpected: psi\.layers\.1\.linear1"):
+        import_checkpoint(deeper, "msvd.bin", words=12, frames=6)
 
 
 def test_psi_has_as_many_parameters_as_the_paper_says():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from metric_rows import normalization_error
 from parity.case import load_case
 from parity.check import check_case
 
@@ -16,7 +17,7 @@ from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.evaluation.config import EvaluationConfig
-from tvr_lightning.evaluation.normalization import DualSoftmax, QueryBankNorm, SinkhornBias, normalization_error
+from tvr_lightning.evaluation.normalization import DualSoftmax, QueryBankNorm, SinkhornBias
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.temporal import SeqTransf
 from tvr_lightning.methods import DRL, GAID, GARE, NCL, TCMGC, TMASS, XCLIP, CLIP4Clip, XPool

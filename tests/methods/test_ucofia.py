@@ -10,7 +10,7 @@ import torch
 from parity.case import load_case
 
 from tvr_lightning.audit.experiments import audit_scores
-from tvr_lightning.authors.ucofia import import_ucofia
+from tvr_lightning.authors.importer import import_checkpoint
 from tvr_lightning.cli import main
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.encoders import TinyClipEncoder
@@ -64,18 +64,18 @@ def test_a_checkpoint_of_the_training_code_is_imported_whole(parity_cases):
     head = load_case(parity_cases / "ucofia_train.safetensors").checkpoint
     clip = load_case(parity_cases / "clip4clip_seqTransf.safetensors").checkpoint
     checkpoint = {**clip, **head}
-    made = import_ucofia(checkpoint, "file", words=6, frames=4)
+    made = import_checkpoint(checkpoint, "file", words=6, frames=4)
     assert torch.equal(made.head.patch_matrix, head["local_mat_weight1"])
     assert torch.equal(
         made.selector.scores.joint.weight, head["visual_token_selector.score_predictor.out_conv.0.weight"]
     )
     assert torch.equal(made.temporal.frame_position_embeddings.weight, clip["frame_position_embeddings.weight"])
     mean_pooling = {name: t for name, t in checkpoint.items() if not name.startswith("transformerClip.")}
-    assert import_ucofia(mean_pooling, "file", words=6, frames=4).temporal is None  # position embeddings are unused
+    assert import_checkpoint(mean_pooling, "file", words=6, frames=4).temporal is None  # position embeddings are unused
     with pytest.raises(UserError, match="for 6 words and 4 frames, not for 32 words and 12 frames"):
-        import_ucofia(checkpoint, "file")
-    with pytest.raises(UserError, match=r"missing tensors word_mat_weight"):
-        import_ucofia({n: t for n, t in checkpoint.items() if n != "word_mat_weight"}, "file", 6, 4)
+        import_checkpoint(checkpoint, "file")
+    with pytest.raises(UserError, match="1 missing: word_mat_weight"):
+        import_checkpoint({n: t for n, t in checkpoint.items() if n != "word_mat_weight"}, "file", 6, 4)
 
 
 def test_fresh_matrices_score_by_plain_softmaxes_of_cosines():

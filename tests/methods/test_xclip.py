@@ -9,7 +9,7 @@ import torch
 from parity.case import load_case
 from torch import Tensor
 
-from tvr_lightning.authors.xclip import import_xclip
+from tvr_lightning.authors.importer import import_checkpoint
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.errors import UserError
@@ -57,10 +57,10 @@ def method(**options):
 def test_a_checkpoint_for_other_words_and_frames_says_what_fits(parity_cases):
     checkpoint = load_case(parity_cases / "xclip_meanP.safetensors").checkpoint
     with pytest.raises(UserError, match=r"for 12 words and 6 frames, not for 32 words and 12 frames. Pass --words 12"):
-        import_xclip(checkpoint, "file")
+        import_checkpoint(checkpoint, "file")
     del checkpoint["global_mat_weight"]
-    with pytest.raises(UserError, match="file: "):
-        import_xclip(checkpoint, "file", words=12, frames=6)
+    with pytest.raises(UserError, match="file is a checkpoint of CLIP4Clip, not of X-CLIP"):
+        import_checkpoint(checkpoint, "file", words=12, frames=6, method="xclip")
 
 
 def aggregated(values: list[Tensor], matrix: Tensor) -> Tensor:

@@ -4,11 +4,9 @@ import json
 import re
 
 import pytest
-from parity.training import METHODS, family, recipe_of
+from parity.training import NAMES, family, recipe_of
 
-from tvr_lightning.authors import clip4clip
-from tvr_lightning.authors.clip import CLIP_NAMES, OTHER_NAMES, TRANSFORMER_NAMES
-from tvr_lightning.authors.huggingface import IN_BLOCK, SINGLE, TRANSPOSED
+from tvr_lightning.authors.names import openai_name, replace_prefix
 from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.layers.temporal import MeanP, SeqLSTM, SeqTransf
 from tvr_lightning.methods import DRL, GAID, GARE, TCMGC, TMASS, XCLIP, CLIP4Clip, UCoFiA, XPool
@@ -23,42 +21,27 @@ HEADERS = {"mean": MeanP, "lstm": SeqLSTM, "tight": TightTransf, "": SeqTransf}
 
 
 def build(method):
-    """Return a small method frozen as its recipe says, and the map from the authors' names to ours."""
+    """Return a small method frozen as its recipe says."""
     name = family(method)
     header = HEADERS[method.partition("-")[2]]()
     options = {"clip4clip": CLIP4ClipOptions(similarity_header=header)} if name == "clip4clip" else {}
     encoder = TinyClipEncoder(64, text_layers=4, vision_layers=1)
     module = CLASSES[name](encoder, frames=2, words=8, **options)
     encoder.freeze(recipe_of(name)["model"]["init_args"]["encoder"]["init_args"]["freeze"])
-    temporal = OTHER_NAMES if isinstance(header, SeqLSTM) else TRANSFORMER_NAMES
-    names = CLIP_NAMES if name in ("gaid", "tmass", "xpool") else CLIP_NAMES | temporal
-    return module, names | (clip4clip.TIGHT_NAMES if isinstance(header, TightTransf) else METHODS[name][1])
-
-
-def with_openai_name(name):
-    """Return OpenAI's name for a tensor of transformers' CLIP; others are returned as they are."""
-    short = name.removeprefix("clip.")
-    found = re.fullmatch(r"(text|vision)_model\.encoder\.layers\.(\d+)\.(.+)\.(weight|bias)", short)
-    if found:
-        side, layer, part, kind = found.groups()
-        joined = re.fullmatch(r"self_attn\.[qkv]_proj", part)
-        own = f"attn.in_proj_{kind}" if joined else f"{IN_BLOCK[part]}.{kind}"
-        return f"clip.{'visual.' if side == 'vision' else ''}transformer.resblocks.{layer}.{own}"
-    renamed = {**SINGLE, **TRANSPOSED}.get(short) if short != name else None
-    return name if renamed is None else f"clip.{renamed}"
+    return module
 
 
 def check(method, released):
     """Return a sentence for each difference."""
     recipe = recipe_of(family(method))
     config = OptimizerConfig(**recipe["model"]["init_args"]["optimizer"])
-    module, names = build(method)
+    module, names = build(method), NAMES[family(method)]
     parameters = dict(module.named_parameters())
     groups = {id(p): group for group in parameter_groups(module, config) for p in group["params"]}
     wrong, seen = [], set()
     for theirs, group in released["groups"].items():
-        name = with_openai_name(re.sub(r"\.N\.", ".0.", theirs)).removeprefix("agent.")
-        own = None if names.unused and name.startswith(names.unused) else names.ours(name)
+        name = openai_name(re.sub(r"\.N\.", ".0.", theirs)).removeprefix("agent.")
+        own = replace_prefix(name, names)
         useless = theirs in released["trained_without_gradient"]
         if own not in parameters:
             if not useless:

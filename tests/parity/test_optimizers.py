@@ -1,4 +1,7 @@
-"""Our optimizers equal the released ones bit for bit, in float64 to 1e-14 of the movement."""
+"""Our optimizers equal the released ones: bit for bit in float16, to one rounding in float32, to 1e-14 in float64.
+
+In float32, processors differ in the last bit, because some fuse multiplications and additions.
+"""
 
 import re
 
@@ -55,7 +58,9 @@ def test_optimizer(optimizer_case):
                     compared += 1
                     difference = float((ours[key].double() - case[key].double()).norm())
                     moved = float((case[key] - case[f"input.value.{name}"]).norm())
-                    if difference > (1e-14 * moved if kind == torch.float64 else 0.0):
+                    one_rounding = torch.finfo(kind).eps * float(case[key].double().norm())
+                    allowed = {torch.float64: 1e-14 * moved, torch.float32: one_rounding}.get(kind, 0.0)
+                    if difference > allowed:
                         wrong.append(f"{key}: {difference:.1e}")
     print(f"\n{optimizer_case}: {len(wrong)} of {compared} tensors differ")
     if wrong or not compared:

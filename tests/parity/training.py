@@ -13,29 +13,21 @@ import yaml
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from tvr_lightning.authors import clip4clip, drl, gaid, gare, tmass, ucofia, xclip, xpool
-from tvr_lightning.authors.checkpoint import NameMap, load
-from tvr_lightning.authors.clip import CLIP_NAMES, temporal_encoder
-from tvr_lightning.authors.huggingface import with_openai_names
+from tvr_lightning.authors.families import FAMILIES
+from tvr_lightning.authors.importer import clip_sizes, import_checkpoint, similarity_header
+from tvr_lightning.authors.names import Names, load, replace_prefix, with_openai_names
 from tvr_lightning.data.batch import AudioInput, Media, PairBatch, TextBatch, Tokens, VideoBatch
 from tvr_lightning.encoders.audio import AudioEncoder
-from tvr_lightning.encoders.clip import ClipEncoder
+from tvr_lightning.encoders.clip import SizedClipEncoder
 from tvr_lightning.layers.stochastic import Normal
+from tvr_lightning.layers.temporal import SeqTransf
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.clip4clip import CLIP4Clip, CLIP4ClipOptions
 from tvr_lightning.training.optim import OptimizerConfig
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-METHODS = {
-    "clip4clip": (clip4clip.import_clip4clip, NameMap(())),
-    "drl": (drl.import_drl, drl.NAMES),
-    "gaid": (gaid.import_gaid, gaid.NAMES),
-    "gare": (gare.import_gare, gare.NAMES),
-    "tmass": (tmass.import_tmass, tmass.NAMES),
-    "ucofia": (ucofia.import_ucofia, ucofia.NAMES),
-    "xclip": (xclip.import_xclip, xclip.NAMES),
-    "xpool": (xpool.import_xpool, xpool.NAMES),
-}
+NAMES = {family.name: family.rules for family in FAMILIES}
+"""Rules from the authors' names (CLIP's as OpenAI's) to ours, by method."""
 
 
 class GivenAudio(AudioEncoder):
@@ -65,7 +57,7 @@ def family(method: str) -> str:
 
 def import_case(
     method: str, tensors: Mapping[str, Tensor], config: Mapping[str, Any], path: Path
-) -> tuple[RetrievalModule, NameMap]:
+) -> tuple[RetrievalModule, Names]:
     """Build the method of a case with its checkpoint, without dropout, frozen and optimized as its recipe says.
 
     Returns:
@@ -79,11 +71,8 @@ def import_case(
     }
     checkpoint = {key: tensor for key, tensor in checkpoint.items() if not key.startswith("agent.")}
     words, frames = tensors["input.input_ids"].shape[-1], tensors["input.video_mask"].shape[-1]
-    build, names = METHODS[name]
     options = {"audio_encoder": GivenAudio(tensors["input.audio"].shape[-1])} if "input.audio" in tensors else {}
-    module = build(checkpoint, str(path), words, frames, **options)
-    clip_names = CLIP_NAMES if name in ("gaid", "tmass", "xpool") else temporal_encoder(checkpoint)[1]
-    names = clip_names | (clip4clip.TIGHT_NAMES if "cross.pooler.dense.bias" in checkpoint else names)
+    module = import_checkpoint(checkpoint, str(path), words, frames, name, **options)
     recipe = recipe_of(name)["model"]["init_args"]
     if method.endswith("_float16"):
         module = in_float16(checkpoint, words, frames, str(path))
@@ -104,7 +93,7 @@ def import_case(
         decorrelation = module.options.decorrelation
         decorrelation.tokens, decorrelation.weight = "weighted", config["cdcr_lambda"]
         decorrelation.on_diagonal, decorrelation.off_diagonal = config["cdcr_alpha1"], config["cdcr_alpha2"]
-    return module, names
+    return module, NAMES[name]
 
 
 def in_float64(module: RetrievalModule) -> None:
@@ -116,14 +105,14 @@ def in_float64(module: RetrievalModule) -> None:
 
 def in_float16(checkpoint: Mapping[str, Tensor], words: int, frames: int, source: str) -> CLIP4Clip:
     """Build CLIP4Clip with CLIP's matrices in float16."""
-    clip = {key.removeprefix("clip."): tensor for key, tensor in checkpoint.items() if key.startswith("clip.")}
-    encoder = ClipEncoder.from_openai_state_dict(clip, encoder_precision="float16")
-    header, names = clip4clip.similarity_header(checkpoint)
-    options = CLIP4ClipOptions(similarity_header=header)
-    return load(CLIP4Clip(encoder, words=words, frames=frames, clip4clip=options), checkpoint, names, source)
+    encoder = SizedClipEncoder(**clip_sizes(checkpoint), encoder_precision="float16")
+    header = similarity_header(checkpoint)
+    module = CLIP4Clip(encoder, words=words, frames=frames, clip4clip=CLIP4ClipOptions(similarity_header=header))
+    unused = {} if isinstance(header, SeqTransf) else {"frame_position_embeddings.": None}
+    return load(module, checkpoint, NAMES["clip4clip"] | unused, source)
 
 
-def released_names(tensors: Mapping[str, Tensor], names: NameMap, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def released_names(tensors: Mapping[str, Tensor], names: Names, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return our tensors under the authors' names and in their layout; those that the authors never use are left out.
 
     Args:
@@ -140,8 +129,8 @@ def released_names(tensors: Mapping[str, Tensor], names: NameMap, ours: Mapping[
     values = torch.full((count,), torch.nan, dtype=torch.float64)
     for name, numbers in with_openai_names(places, "the case").items():
         name = name.removeprefix("agent.")  # the released GARE registers its psi twice
-        own = None if names.unused and name.startswith(names.unused) else names.ours(name)
-        if own is not None and own in ours:
+        own = replace_prefix(name, names)
+        if own in ours:
             values[numbers.long().flatten()] = ours[own].detach().double().flatten()
     found = {name: values[numbers.long()] for name, numbers in places.items()}
     return {name: tensor for name, tensor in found.items() if not tensor.isnan().any()}

@@ -11,9 +11,9 @@ from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.methods import GAID, GARE, CLIP4Clip
 from tvr_lightning.methods.gaid import GAIDOptions, NoFusion
 from tvr_lightning.methods.gare import GAREOptions
-from tvr_lightning.reproduce.profile import verb
-from tvr_lightning.reproduce.profile.card import read_profiles
-from tvr_lightning.reproduce.profile.costs import measure_costs, random_batch
+from tvr_lightning.reproduce.profile import profile
+from tvr_lightning.reproduce.profile.costs import count_flops, measure_costs, read_profiles
+from tvr_lightning.reproduce.profile.profile import random_batch
 from tvr_lightning.training.optim import OptimizerConfig
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
@@ -26,42 +26,46 @@ def module(kind, **options):
     return kind(encoder, words=WORDS, frames=FRAMES, **options)
 
 
-def costs(made, batch=2):
-    return measure_costs(made, batch, queries=8, repeats=1)
+def costs(made):
+    return measure_costs(made, random_batch(made, 2), queries=8, videos=2, repeats=1)
+
+
+def flops(made, pairs=2):
+    return count_flops(made, random_batch(made, pairs))
 
 
 def test_scoring_by_cosines_is_one_product():
-    found = costs(module(CLIP4Clip), batch=3)
-    assert found.flops_by_stage["score"] == 2 * 3 * 3 * WIDTH
-    assert found.flops_by_stage["text_layers"] == found.flops_by_stage["video_layers"] == 0
+    found = flops(module(CLIP4Clip), 3)
+    assert found["score"] == 2 * 3 * 3 * WIDTH
+    assert found["text_layers"] == found["video_layers"] == 0
 
 
 def test_the_video_encoder_costs_what_its_layers_do():
-    found = costs(module(CLIP4Clip))
+    found = flops(module(CLIP4Clip))
     tokens, images = 1 + (32 // 16) ** 2, 2 * FRAMES
     convolution = 2 * images * (tokens - 1) * 3 * 16 * 16 * WIDTH
     block = 2 * images * tokens * WIDTH * WIDTH * (4 + 8) + 4 * images * tokens * tokens * WIDTH
     projection = 2 * images * WIDTH * WIDTH  # at least of the class token
     least = convolution + block + projection
-    assert least <= found.flops_by_stage["encode_video"] <= 1.1 * least
+    assert least <= found["encode_video"] <= 1.1 * least
 
 
 def test_a_transformer_layer_costs_what_it_does_though_torch_fuses_it_in_evaluation():
     """Torch fuses attention of an even number of heads, of which a counter of operations sees nothing."""
     width, images, tokens = 128, 2 * FRAMES, 1 + (32 // 16) ** 2
     encoder = TinyClipEncoder(width, 32, text_layers=1, vision_layers=1, patch_size=16)
-    found = costs(CLIP4Clip(encoder, words=WORDS, frames=FRAMES))
+    found = flops(CLIP4Clip(encoder, words=WORDS, frames=FRAMES))
     maps = 3 + 1 + 4 + 4  # D x D: queries, keys and values; the output; out to 4 D; and back
     layer = 2 * images * tokens * maps * width**2 + 2 * 2 * images * tokens**2 * width
     convolution, projection = 2 * images * (tokens - 1) * 3 * 16**2 * width, 2 * images * width**2
-    assert found.flops_by_stage["encode_video"] == layer + convolution + projection
+    assert found["encode_video"] == layer + convolution + projection
     assert torch.backends.mha.get_fastpath_enabled()
 
 
 def test_training_costs_about_three_times_the_forward_pass():
-    found = costs(module(CLIP4Clip))
-    forward = sum(value for stage, value in found.flops_by_stage.items() if stage != "training_step")
-    assert 2.2 <= found.flops_by_stage["training_step"] / forward <= 3.1
+    found = flops(module(CLIP4Clip))
+    forward = sum(value for stage, value in found.items() if stage != "training_step")
+    assert 2.2 <= found["training_step"] / forward <= 3.1
 
 
 def test_parameters_are_counted_once_and_frozen_ones_apart():
@@ -70,24 +74,25 @@ def test_parameters_are_counted_once_and_frozen_ones_apart():
     found = costs(made)
     assert found.parameters == sum(p.numel() for p in made.parameters()) == sum(found.parameters_by_module.values())
     assert found.parameters - found.trainable == found.parameters_by_module["temporal"]
-    assert found.flops_by_stage["video_layers"] > 0
+    assert flops(made)["video_layers"] > 0
     assert found.ms_per_video == pytest.approx(found.encode_video_ms + found.score_ms_per_video)
 
 
 def test_sound_is_part_of_encoding_a_video():
     batch = random_batch(module(GAID), 2)
     assert batch.video.video.audio.mask.all()
-    hears, deaf = costs(module(GAID)), costs(module(GAID, gaid=GAIDOptions(fusion=NoFusion())))
-    assert hears.flops_by_stage["encode_video"] > deaf.flops_by_stage["encode_video"]
-    assert hears.flops_by_stage["encode_text"] == deaf.flops_by_stage["encode_text"]
+    hears, deaf = flops(module(GAID)), flops(module(GAID, gaid=GAIDOptions(fusion=NoFusion())))
+    assert hears["encode_video"] > deaf["encode_video"]
+    assert hears["encode_text"] == deaf["encode_text"]
 
 
 def test_times_and_memory_are_those_of_the_given_precision_and_the_gradient_cache():
     made = module(CLIP4Clip, optimizer=OptimizerConfig(gradient_cache=1))
+    batch = random_batch(made, 2)
     kinds, encoded = [], []
     made.text_features = watched(made.text_features, lambda *_: kinds.append(torch.is_autocast_enabled("cpu")))
     made.pair_features = watched(made.pair_features, lambda batch: encoded.append(len(batch.text.text)))
-    measure_costs(made, 2, 4, 1, lambda: torch.autocast("cpu", torch.bfloat16))
+    measure_costs(made, batch, 4, 2, 1, lambda: torch.autocast("cpu", torch.bfloat16))
     assert True in kinds  # timed; operations are counted without
     assert set(encoded) == {1}
 
@@ -125,17 +130,17 @@ def test_random_weights_are_those_of_every_encoder(tmp_path, monkeypatch):
         built.append(module)
         sys.exit()
 
-    monkeypatch.setattr(verb, "measure_costs", stop)
+    monkeypatch.setattr(profile, "measure_costs", stop)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where no weights are
     for audio in ("", "{audio_encoder: {class_path: WhisperEncoder, init_args: {size: small}}}"):
         overlay = tmp_path / "audio.yaml"
         overlay.write_text(f"model: {{init_args: {audio or '{}'}}}\n")
         with pytest.raises(SystemExit):
-            verb.run_profile([str(RECIPES / "gaid.yaml"), str(overlay)], device="cpu")
+            main(["profile", "--config", str(RECIPES / "gaid.yaml"), "--config", str(overlay), "--device=cpu"])
     assert [module.audio_encoder.dimension for module in built] == [512, 768]
 
 
 def test_a_batch_of_one_is_refused(tmp_path, capsys):
     words = ["--config", str(RECIPES / "clip4clip.yaml"), "--config", str(RECIPES / "fixture.yaml")]
     assert main(["profile", *words, "--out", str(tmp_path), "--batch_size", "1"]) == 2
-    assert "batch_size is 1; it must be at least 2" in capsys.readouterr().err
+    assert "--batch_size is 1; expected a whole number of at least 2" in capsys.readouterr().err

@@ -1,14 +1,16 @@
 """Released checkpoints beside their print, on stand-ins that have the authors' layouts and no training."""
 
+import math
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from parity.case import load_case
 
 from tvr_lightning.cli import main
 from tvr_lightning.data.records import SYNTHETIC
-from tvr_lightning.reproduce.released import RELEASED, ReleasedLine, measure, table_of
+from tvr_lightning.reproduce.released import RELEASED, measure, table_of
 from tvr_lightning.synthetic import synthesize
 
 VOCABULARY = 49408
@@ -40,7 +42,11 @@ def test_what_differs_from_the_print_ends_with_status_1(stand_ins, data, capsys)
     assert main(words) == 1
     printed = capsys.readouterr().out
     assert "More than 0.3 R@1 from the published result: clip4clip, gare, tcmgc" in printed
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.splitlines() if line.startswith("| ")]
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in printed.splitlines()
+        if line.startswith("| ") and "---" not in line
+    ]
     cells = {(row[0], row[2]): row for row in rows[1:]}
     assert {name for name, direction in cells if direction == "t2v"} == set(RELEASED)
     assert cells["gare", "t2v"][1] == "gare, Table 1"
@@ -60,7 +66,7 @@ def test_what_differs_from_the_print_ends_with_status_1(stand_ins, data, capsys)
 def test_a_checkpoint_that_is_none_fails_and_says_so(stand_ins, data, tmp_path, capsys):
     (tmp_path / "gare.bin").write_bytes((stand_ins / "tcmgc.bin").read_bytes())
     assert main(["verify-released", str(tmp_path), "--num_workers", "0"]) == 1
-    assert "these are TC-MGC's names" in capsys.readouterr().out
+    assert "is a checkpoint of TC-MGC, not of" in capsys.readouterr().out
 
 
 def test_no_data_and_no_checkpoints_are_one_sentence_each(tmp_path, monkeypatch, capsys):
@@ -73,7 +79,10 @@ def test_no_data_and_no_checkpoints_are_one_sentence_each(tmp_path, monkeypatch,
 
 
 def test_differences_count_where_both_numbers_are_there():
-    line = ReleasedLine("gare", "gare, Table 1", {"t2v": 49.1, "v2t": 48.6}, {"t2v": 49.3, "v2t": 48.0})
-    assert line.differences() == pytest.approx({"t2v": 0.2, "v2t": -0.6})
-    assert table_of([line])[2] == "| gare | gare, Table 1 | t2v | 49.1 | 49.3 | +0.2 |  |"
-    assert ReleasedLine("gare", "gare, Table 1", {"t2v": 49.1}).differences() == {}
+    common = {"method": "gare", "published in": "gare, Table 1", "remark": ""}
+    measured = common | {"direction": "t2v", "published R@1": 49.1, "measured": 49.3, "difference": 49.3 - 49.1}
+    absent = common | {"direction": "v2t", "published R@1": 48.6, "measured": math.nan, "difference": math.nan}
+    assert table_of(pd.DataFrame([measured, absent])).splitlines()[2:] == [
+        "| gare | gare, Table 1 | t2v | 49.1 | 49.3 | +0.2 |  |",
+        "| gare | gare, Table 1 | v2t | 48.6 | not measured |  |  |",
+    ]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import forked
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from resume_run import differences, strike_in
@@ -23,11 +24,11 @@ from lightning.pytorch import Callback, Trainer
 
 import tvr_lightning.runs.run
 from tvr_lightning.cli import main
+from tvr_lightning.config.recipe import CheckpointConfig
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.errors import UserError
 from tvr_lightning.runs.resume import (
     AtomicCheckpointIO,
-    CheckpointConfig,
     RunCheckpoint,
     checkpoint_folder,
     newest_checkpoint,
@@ -98,9 +99,9 @@ def test_a_run_stopped_by_sigterm_says_so_and_resumes_to_bit_identical_weights(
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
     with monkeypatch.context() as patch:
         patch.setattr(
-            tvr_lightning.runs.run.RunCLI,
-            "instantiate_trainer",
-            tvr_lightning.runs.run.RunCLI.instantiate_trainer,
+            tvr_lightning.runs.run.Run,
+            "build_trainer",
+            tvr_lightning.runs.run.Run.build_trainer,
         )
         strike_in(1, signal.SIGTERM)
         assert main(arguments) == os.EX_TEMPFAIL
@@ -109,6 +110,8 @@ def test_a_run_stopped_by_sigterm_says_so_and_resumes_to_bit_identical_weights(
     assert main([*arguments, "--checkpoints.resume=true"]) == 0
     whole = last(tmp_path / "whole")
     assert differences(last(tmp_path / "stopped"), whole) == []
+    logs = [pd.read_csv(path) for name in ("whole", "stopped") for path in (tmp_path / name).glob("*/*/metrics.csv")]
+    pd.testing.assert_frame_equal(*logs)
     assert whole["global_step"] == 6
     assert [path.name for path in (tmp_path / "stopped").glob("*/*")] == ["version_0"]
     torch_state = whole["callbacks"]["RandomState"]["processes"][0]["torch"]
@@ -131,6 +134,16 @@ def assert_all_as_undisturbed(attempts: list[dict], hooks: set[str]) -> None:
     assert [attempt for attempt in attempts if attempt["table"] and attempt["status"] not in (0, -9, -15)] == []
 
 
+FSDP2 = (
+    "{class_path: lightning.pytorch.strategies.ModelParallelStrategy, init_args: "
+    "{data_parallel_size: 2, tensor_parallel_size: 1, save_distributed_checkpoint: false}}"
+)
+FLOAT32 = "--model.init_args.encoder.init_args.encoder_precision=float32"
+TWO_PAIRS = ("--data.init_args.batch_size=2", "--trainer.val_check_interval=2")
+EARLY_STOPPING = (
+    "--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/t2v_R@1", "--trainer.callbacks.mode=max",
+    "--trainer.callbacks.patience=2", "--trainer.min_steps=4",
+)  # fmt: skip
 HOOKS = {
     "on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end", "on_validation_start",
     "on_validation_batch_end", "on_validation_end", "on_train_epoch_end", "on_save_checkpoint", "on_train_end",
@@ -154,6 +167,8 @@ def test_whatever_the_hook_of_the_last_step_in_which_a_run_is_killed_it_resumes_
         ("gare.yaml", ("--checkpoints.every_n_steps=1", "--trainer.val_check_interval=1")),
         ("tmass.yaml", ("--checkpoints.every_n_steps=2", "--trainer.check_val_every_n_epoch=2")),
         ("gare.yaml", ("--trainer.max_steps=5",)),
+        ("gare.yaml", ("--checkpoints.every_n_steps=1", "--trainer.accumulate_grad_batches=2", *TWO_PAIRS)),
+        ("gare.yaml", ("--checkpoints.every_n_steps=1", "--trainer.val_check_interval=1", *EARLY_STOPPING)),
     ],
 )
 def test_whatever_the_hook_in_which_a_run_is_struck_it_resumes_exactly(name, recipe, more, fixture_root, tmp_path):
@@ -161,6 +176,32 @@ def test_whatever_the_hook_in_which_a_run_is_struck_it_resumes_exactly(name, rec
     assert_all_as_undisturbed(attempts, HOOKS)
     if name == "SIGTERM":
         assert os.EX_TEMPFAIL in {attempt["status"] for attempt in attempts}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", FSDP2], ids=["ddp", "fsdp2"])
+@pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGKILL", marks=pytest.mark.slow)])
+def test_a_signal_to_one_of_two_processes_ends_both_and_the_run_resumes_exactly(
+    name, strategy, fixture_root, tmp_path, monkeypatch
+):
+    """The second process gets the signal; T-MASS draws noise in every step."""
+    more = ("--data.init_args.batch_size=2", "--trainer.devices=2", f"--trainer.strategy={strategy}", FLOAT32)
+    more += ("--checkpoints.every_n_steps=2",) if name == "SIGKILL" else ()
+    whole = options(fixture_root, tmp_path / "whole", "tmass.yaml", *more)
+    done = forked.tvr(whole, tmp_path, devices=2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    arguments = options(fixture_root, tmp_path / "stopped", "tmass.yaml", *more)
+    monkeypatch.setenv("STRIKE_RANK", "1")
+    stopped = forked.tvr([name, "1" if name == "SIGTERM" else "3", *arguments], tmp_path, devices=2, program=PROGRAM)
+    if name == "SIGTERM":
+        assert stopped.returncode == os.EX_TEMPFAIL, stopped.stderr[-3000:]
+        assert "stopped by SIGTERM after step 3 and saved" in (tmp_path / "err-0.txt").read_text()
+    else:
+        assert stopped.returncode
+        assert last(tmp_path / "stopped")["global_step"] == 2
+    resumed = forked.tvr([*arguments, "--checkpoints.resume=true"], tmp_path, devices=2)
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    found = differences(last(tmp_path / "stopped"), last(tmp_path / "whole"))
+    assert [line for line in found if ".betas: " not in line] == []  # FSDP2 loads the two values as a list
 
 
 def test_weights_of_an_earlier_step_are_not_tested_as_those_of_the_last(fixture_root, tmp_path, monkeypatch, capsys):
@@ -184,14 +225,14 @@ def test_weights_of_an_earlier_step_are_not_tested_as_those_of_the_last(fixture_
 
 def with_callback(monkeypatch, callback: Callback) -> None:
     """Have every trainer of this test call `callback` as well."""
-    build = tvr_lightning.runs.run.RunCLI.instantiate_trainer
+    build = tvr_lightning.runs.run.Run.build_trainer
 
     def with_it(self, **kwargs):
         trainer = build(self, **kwargs)
         trainer.callbacks.append(callback)
         return trainer
 
-    monkeypatch.setattr(tvr_lightning.runs.run.RunCLI, "instantiate_trainer", with_it)
+    monkeypatch.setattr(tvr_lightning.runs.run.Run, "build_trainer", with_it)
 
 
 def test_resuming_and_a_checkpoint_of_ones_own_contradict(fixture_root, tmp_path, capsys):
@@ -201,7 +242,7 @@ def test_resuming_and_a_checkpoint_of_ones_own_contradict(fixture_root, tmp_path
 
 
 def test_checkpoints_need_a_positive_interval():
-    with pytest.raises(ValueError, match="every_n_steps is 0"):
+    with pytest.raises(UserError, match="every_n_steps is 0"):
         CheckpointConfig(every_n_steps=0)
 
 

@@ -15,7 +15,7 @@ from tvr_lightning.search import ScorerSource, index
 
 @pytest.fixture(scope="session")
 def gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of eight real videos of different colours, two of them in a folder below."""
+    """A folder of eight real videos of different colors, two of them in a subfolder."""
     folder = tmp_path_factory.mktemp("gallery")
     for number in range(8):
         write_clip(folder / ("below" if number > 5 else "") / f"clip{number}.mp4", number)
@@ -45,7 +45,7 @@ def sources(checkpoints: dict[str, Path]) -> list[ScorerSource]:
 
 @pytest.fixture(scope="session")
 def indexed(gallery: Path, checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An index of the gallery with both methods and a bank of queries; not to be written."""
+    """A read-only index of the gallery with both methods and a bank of queries."""
     pytest.importorskip("lancedb", reason="the extra `search` is not installed")
     out = tmp_path_factory.mktemp("indexed") / "index"
     scorers = [ScorerSource(str(path)) for path in checkpoints.values()]
@@ -64,7 +64,7 @@ def driver(tmp_path_factory):
 
 @pytest.fixture
 def browser(driver):
-    """The browser, with an empty log: what pages of earlier tests were refused is not this test's."""
+    """The browser with an empty log, since earlier tests may have logged errors."""
     driver.get("about:blank")
     driver.get_log("browser")
     return driver
@@ -72,7 +72,7 @@ def browser(driver):
 
 @pytest.fixture
 def qdrant(monkeypatch, tmp_path):
-    """Qdrant's local mode instead of a server; gives the address."""
+    """The address of Qdrant's local mode, used instead of a server."""
     client = pytest.importorskip("qdrant_client", reason="the extra `search` is not installed")
     opened = client.QdrantClient
     monkeypatch.setattr(client, "QdrantClient", lambda **_: opened(path=str(tmp_path / "qdrant")))

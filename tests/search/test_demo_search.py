@@ -1,4 +1,4 @@
-"""The last step of `make demo`: the search answers its own first example right."""
+"""The last step of `make demo`: the search finds the video of its first example."""
 
 import re
 import subprocess
@@ -42,7 +42,7 @@ def test_the_demo_answers_its_own_first_example_right(tmp_path):
     wrong = ranks.assign(rank=1)
     wrong["video"] = wrong["video"].iloc[::-1].to_numpy()
     wrong.to_parquet(path)
-    assert run(*words).returncode == 1, "whoever shows a wrong example hears of it"
+    assert run(*words).returncode == 1, "a wrong example fails"
 
 
 def test_without_a_run_it_says_so(tmp_path):

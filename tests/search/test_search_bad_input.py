@@ -1,4 +1,4 @@
-"""What strangers send, and what lies beside the videos: a sentence each, from a server that goes on answering."""
+"""Invalid requests and files get a one-line error, and the server continues to answer."""
 
 import http.client
 import io
@@ -54,7 +54,7 @@ def said(answer):
 
 
 def png(width, height):
-    """A file of some bytes that promises a picture of any size."""
+    """A small file whose header declares an image of any size."""
 
     def chunk(kind, content):
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

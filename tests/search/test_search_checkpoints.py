@@ -1,4 +1,4 @@
-"""Checkpoints that `tvr index` is given: methods from outside the package, what a stranger's names, and no network."""
+"""Checkpoints for `tvr index`: methods of other packages, untrusted class names, and no network."""
 
 import json
 import socket
@@ -13,6 +13,7 @@ from search_parts import save_checkpoint
 
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import ClipEncoder, TinyClipEncoder
+from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.pretrained import find_weights, weights_follow
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.search import ScorerSource, Searcher, index
@@ -34,7 +35,7 @@ def changed(source, path, **arguments):
 
 @pytest.fixture
 def outside(tmp_path):
-    """A checkpoint of a method of a project of its own, the one that docs/adding-a-method.md adds."""
+    """A checkpoint of a method in a separate project, the one of docs/adding-a-method.md."""
     path = save_checkpoint(DualSoftmaxLoss(TinyClipEncoder(**TINY), **ARGUMENTS), TINY, ARGUMENTS, tmp_path / "a.ckpt")
     return changed(path, path, _class_path="examples.dual_softmax_loss.DualSoftmaxLoss", prior_temperature=500.0)
 
@@ -52,7 +53,7 @@ def test_a_method_outside_the_package_is_searched_with_where_the_user_trusts_it(
         assert main(["search", "a red square", "--index", out, *more]) == status
         assert main(["index", "--out", out, *more]) == status
     assert main(["serve", "--index", out, "--port", "-1", "--trust", "examples"]) == 2
-    assert "port is -1; it must be at least 0" in capsys.readouterr().err
+    assert "--port is -1; expected a whole number of at least 0" in capsys.readouterr().err
     with Searcher(out, trust=["examples"]) as searcher:
         (scorer,) = searcher.scorers.values()
         assert isinstance(scorer.module, DualSoftmaxLoss)
@@ -92,7 +93,7 @@ def test_nothing_that_a_checkpoint_names_is_imported_unasked(checkpoints, tmp_pa
 
 @pytest.fixture
 def no_network(monkeypatch):
-    """Addresses that somebody tried to reach."""
+    """Addresses to which a connection was attempted."""
     asked = []
 
     def refuse(_, address):
@@ -106,7 +107,7 @@ def no_network(monkeypatch):
 
 @pytest.fixture
 def published(tmp_path, monkeypatch):
-    """An architecture of open_clip's with weights that only a download brings."""
+    """An architecture of open_clip whose weights must be downloaded."""
     text = {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 1, "layers": 1}
     vision = {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16}
     (tmp_path / "ViT-test.json").write_text(json.dumps({"embed_dim": 64, "vision_cfg": vision, "text_cfg": text}))
@@ -128,7 +129,7 @@ def test_the_weights_of_a_checkpoint_are_its_own_and_nothing_is_downloaded(publi
     for name, tensor in method.state_dict().items():
         assert torch.equal(scorer.module.state_dict()[name], tensor), name
     assert scorer.module.encoder.configuration() == method.encoder.configuration()
-    with pytest.raises(OSError, match="no weights 'published'"):
+    with pytest.raises(MissingWeightsError, match="no weights 'published'"):
         ClipEncoder(**published)
     assert no_network, "a recipe may download them"
 

@@ -1,4 +1,4 @@
-"""Searching: two stages, every store, filters, normalisation, the command line."""
+"""Search: two stages, every store, filters, normalization, and the command line."""
 
 import json
 
@@ -81,7 +81,7 @@ def test_sinkhorn_keeps_a_hub_from_crowding_the_results(searcher):
     scorer, bank = searcher.scorers["gare"], searcher.catalog.fact("bank")
     _, vectors = searcher.catalog.vectors()
     cosines = scorer.text_vectors(scorer.encode_texts(bank)) @ vectors.T
-    biases = torch.tensor([searcher._biases()[key] for key in searcher.catalog.vectors()[0]])
+    biases = torch.tensor([searcher._compute_biases(0)[key] for key in searcher.catalog.vectors()[0]])
     spread = [(x / scorer.module.score_temperature()).softmax(1).sum(0).std() for x in (cosines, cosines + biases)]
     assert spread[1] < spread[0]
 

@@ -1,4 +1,4 @@
-"""A folder chooses in SQL what comparing every path in Python would choose, for any names."""
+"""The SQL filter for folders selects the same videos as comparing paths in Python, for any names."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ FOLDERS = st.lists(NAMES, max_size=3).map("/".join)
 
 
 def add(catalog, file, *vectors):
-    """Add a video with a segment of a second for each vector."""
+    """Add a video with a one-second segment for each vector."""
     with catalog.change():
         spans = [SpanEntry(float(k), k + 1.0, vector, {}) for k, vector in enumerate(vectors)]
         catalog.add_spans(file, 0, spans, {})

@@ -1,4 +1,4 @@
-"""The server under load: while the index is written and its writers are killed, and killed itself."""
+"""The server under load while indexing processes and the server itself are killed."""
 
 import importlib.util
 import shutil

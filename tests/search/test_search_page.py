@@ -1,4 +1,4 @@
-"""The page in a real browser: start, results, player, pictures, a shared link, keys alone, a phone, axe."""
+"""The page in a real browser: start, results, player, images, a shared link, keyboard, a phone, axe."""
 
 import os
 from pathlib import Path
@@ -264,7 +264,7 @@ def test_keys_alone_suffice(browser, address):
     assert go(Keys.ARROW_DOWN) == 1 + columns
     assert go(Keys.ARROW_UP) == 1
     outline = "return getComputedStyle(arguments[0].querySelector('article')).outlineStyle"
-    assert browser.execute_script(outline, items[1]) == "solid", "it is seen where one is"
+    assert browser.execute_script(outline, items[1]) == "solid", "the focused element is visible"
     press(browser, Keys.ENTER)
     wait(browser, lambda b: b.execute_script(VIDEO))
     press(browser, Keys.ESCAPE)

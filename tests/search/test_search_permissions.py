@@ -1,4 +1,4 @@
-"""An index that cannot be written is searched and served; one that is busy is waited for, and never called damaged."""
+"""A read-only index can be searched and served; a busy one is waited for and never reported as damaged."""
 
 import os
 import shutil
@@ -34,7 +34,7 @@ sys.stdin.readline()
 
 @contextmanager
 def read_only(folder):
-    """A folder and its files without permission to write, and a user whom permissions bind."""
+    """Make a folder and its files read-only inside the context, even for root."""
     user = os.geteuid()
     paths = [folder, *folder.rglob("*")]
     for path in paths:
@@ -50,7 +50,7 @@ def read_only(folder):
 
 @contextmanager
 def held(folder):
-    """Another process that keeps the catalog for itself."""
+    """Another process that keeps the catalog locked."""
     command = [sys.executable, "-c", HOLDER, str(folder / "catalog.sqlite")]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -63,7 +63,7 @@ def held(folder):
 
 @pytest.fixture(scope="module")
 def gallery_for_all(checkpoints):
-    """Videos, a checkpoint and room for indexes where any user may read."""
+    """A folder with videos and a checkpoint that any user can read."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)

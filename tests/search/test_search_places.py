@@ -1,4 +1,4 @@
-"""An index that somebody else made: which files it hands out, which it reads, and where it sends queries."""
+"""An index from an untrusted user: which files it serves and reads, and where it sends queries."""
 
 import os
 import re
@@ -41,7 +41,7 @@ def asking(folder, *videos):
 
 
 def own_copy(indexed, folder, identity=None, **facts):
-    """The index as a stranger hands it over: with facts of their choice, under an identity of their choice."""
+    """An index from an untrusted user, with facts and an identity of their choice."""
     shutil.copytree(indexed, folder)
     with closing(Catalog(folder)) as catalog:
         for name, value in facts.items():
@@ -51,7 +51,7 @@ def own_copy(indexed, folder, identity=None, **facts):
 
 
 def point(folder, name, path):
-    """Let a video of the index be another file, as whoever holds the index can."""
+    """Replace the path of a video in the index by another file."""
     with closing(sqlite3.connect(folder / "catalog.sqlite")) as catalog, catalog:
         values = (os.fsencode(path), f"%/{name}")
         catalog.execute("UPDATE videos SET path = ? WHERE CAST(path AS TEXT) LIKE ?", values)
@@ -67,7 +67,7 @@ def test_a_strangers_index_hands_out_no_file_of_this_machine(indexed, gallery, t
             answer = client.get(f"/api/videos/{ids[name]}/file")
             assert answer.status_code == 400
             assert f"{name} is not a video in a folder that may be served" in answer.json()["detail"]
-        assert client.get("/api/search", params={"query": "a"}).status_code == 200, "searching goes on"
+        assert client.get("/api/search", params={"query": "a"}).status_code == 200, "searching continues"
     with asking(folder, tmp_path / "gone") as (client, ids):
         answer = client.get(f"/api/videos/{ids['clip1.mp4']}/file")
         assert answer.status_code == 400
@@ -148,7 +148,7 @@ def test_a_captions_file_that_an_index_names_is_not_read(indexed, gallery, tmp_p
 
 
 class Recorder(BaseHTTPRequestHandler):
-    """Notes that somebody called, and serves nothing."""
+    """Record a connection, and serve nothing."""
 
     called: list[str]
 
@@ -160,7 +160,7 @@ class Recorder(BaseHTTPRequestHandler):
     do_POST = do_GET  # noqa: N815
 
     def log_message(self, *_):
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -221,14 +221,14 @@ def test_the_served_folders_come_from_the_command_line(indexed, gallery, tmp_pat
 
 
 def test_a_folder_to_serve_that_is_not_there_is_said(indexed, tmp_path, capsys):
-    assert main(["serve", "--index", str(indexed), "--videos", str(tmp_path / "nowhere")]) == 1
+    assert main(["serve", "--index", str(indexed), "--videos", str(tmp_path / "nowhere")]) == 2
     assert "nowhere: no such folder" in capsys.readouterr().err
     assert Path(indexed).is_dir()
 
 
 @pytest.fixture
 def served(tmp_path, ended):
-    """Starts `tvr serve` as a process of its own; gives its address and what it has said on stderr."""
+    """Start `tvr serve` as a separate process, and return its address and its stderr."""
     pytest.importorskip("uvicorn", reason="the extra `search` is not installed")
     running = []
 

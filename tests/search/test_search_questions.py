@@ -1,4 +1,4 @@
-"""What can be asked: words, an example, or both; the library and its folders."""
+"""Queries by text, by an example, or by both; the library and its folders."""
 
 import json
 

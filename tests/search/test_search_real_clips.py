@@ -28,7 +28,7 @@ def captions(test_data):
 
 @pytest.fixture(scope="module")
 def real_index(folder, captions, checkpoints, tmp_path_factory):
-    """What `tvr index` makes of the clips, with their captions as the bank of queries; in the default store."""
+    """An index of the clips in the default store, with their captions as the bank of queries."""
     pytest.importorskip("lancedb", reason="the extra `search` is not installed")
     out = tmp_path_factory.mktemp("real") / "index"
     bank = out.with_name("bank.txt")

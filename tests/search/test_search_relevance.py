@@ -1,4 +1,4 @@
-"""How well a match matches: a scale from the index itself, and plain words where nothing does."""
+"""Relevance of results, on a scale fitted to the index, and a note if nothing matches well."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Whatever the schema allows, the server answers without an error of its own."""
+"""The server answers every request that its schema allows without an internal error."""
 
 import pytest
 

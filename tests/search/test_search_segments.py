@@ -1,4 +1,4 @@
-"""Long videos: cut into shots or windows, found by their moments, and written as a whole or not at all."""
+"""Long videos are cut into shots or windows, found by their moments, and written atomically."""
 
 import io
 from pathlib import Path
@@ -25,7 +25,7 @@ SECONDS = 6.0
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory) -> Path:
-    """A video of six shots of six seconds each, with a number of its own moving through each."""
+    """A video of six shots of six seconds each, with a different number moving through each."""
     path = tmp_path_factory.mktemp("scenes") / "scenes.mp4"
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=4)
@@ -42,7 +42,7 @@ def scenes(tmp_path_factory) -> Path:
 
 
 def seen(*colours):
-    """Frames at the steady rate, one colour each."""
+    """Frames at a constant rate, one color each."""
     for number, colour in enumerate(colours):
         compared = hue_saturation_brightness(Image.new("RGB", (64, 64), COLOURS[colour]))
         yield SteadyFrame(number / RATE, Frame(compared, {}, b""))
@@ -95,7 +95,7 @@ def test_steady_frames_of_no_video(tmp_path):
 
 
 def test_a_window_is_read_as_the_method_reads_such_a_clip(scenes, sources):
-    """Where the grid meets the file's own frames, a segment holds the frames that a clip of its span holds."""
+    """If the sampled times are those of the file's frames, a segment contains the frames of a clip of its span."""
     model = Scorer(sources[0])
     video = LongVideo(scenes, {"gare": model}, Segments("windows", 6.0))
     segments = list(video.segments())

@@ -1,4 +1,4 @@
-"""The page and the API: what clients get, and what they do not."""
+"""The page and the API: what clients can and cannot get."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def test_a_query_finds_videos_with_their_moments(client, searcher):
     expected = find(searcher, "a red square", top=3).results
     assert [r["id"] for r in found] == [r.id for r in expected]
     assert all(len(r["moments"]) == 3 or len(r["moments"]) == 4 for r in found)
-    assert all(not r["path"].startswith("/") for r in found), "paths of this machine are nobody's business"
+    assert all(not r["path"].startswith("/") for r in found), "clients must not learn paths of this machine"
 
 
 def test_videos_come_in_ranges_of_bytes(client, searcher):
@@ -221,7 +221,9 @@ def test_the_token_opens_the_api_and_the_page(searcher):
     cookie = opened.headers["set-cookie"].lower()
     assert "httponly" in cookie
     assert cookie.startswith("tvr_token_8000="), "servers on other ports have other cookies"
-    assert client.get("/api/index").status_code == 200, "the cookie opens what headers cannot reach, such as pictures"
+    assert client.get("/api/index").status_code == 200, (
+        "the cookie gives access to images, whose requests have no such header"
+    )
 
 
 def test_too_many_searches_get_429(searcher, monkeypatch):

@@ -1,4 +1,4 @@
-"""GAID's results say how much of a score the sound brought."""
+"""GAID's results contain the contribution of audio to the score."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ from tvr_lightning.search import ScorerSource, Searcher, index
 
 @pytest.fixture(scope="module")
 def searcher(tmp_path_factory):
-    """Three clips of tones and one without a track, indexed by a tiny GAID whose gate lets sound through."""
+    """Three clips with tones and one without an audio track, indexed by a tiny GAID whose gate is open."""
     folder = tmp_path_factory.mktemp("sound")
     (folder / "videos").mkdir()
     for name, frequency in (("low", 200.0), ("middle", 800.0), ("high", 3000.0)):

@@ -1,4 +1,4 @@
-"""Uploads: so many are decoded at once and no more, others are answered meanwhile, and no file stays."""
+"""Uploads: a limited number is decoded at the same time, other requests are answered, and no file stays."""
 
 import http.client
 import os
@@ -50,7 +50,7 @@ def ask(address, method, path, body=None):
 
 
 def until(condition, seconds=60):
-    """Wait for a condition; says whether it came."""
+    """Wait for a condition, and return whether it became true."""
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.02)

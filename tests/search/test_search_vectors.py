@@ -1,4 +1,4 @@
-"""LanceDB above the size where it gets an index: exact within its limit, fewer comparisons beyond, and in step."""
+"""LanceDB tables with an index: exact within the limit, fewer comparisons beyond it, and up to date."""
 
 import os
 import shutil
@@ -54,7 +54,7 @@ def test_beyond_the_limit_the_nearest_partitions_are_searched(store, monkeypatch
     made, vectors = store
     monkeypatch.setattr(stores, "MOST_COMPARED", 2 * PARTITION)
     found = {key for key, _ in made.nearest(vectors[3], 50)}
-    assert 3 in found, "a vector lies in the partition of its own nearest centre"
+    assert 3 in found, "a vector is in the partition with the nearest center"
     assert 5 < len(found & set(expected(vectors, vectors[3], 50))) < 50, "neighbours in other partitions are missed"
 
 

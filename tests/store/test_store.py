@@ -1,4 +1,4 @@
-"""A feature store gives back what was put in, or says what is wrong with it; whatever happens, it stays valid."""
+"""A feature store returns what was written, or reports what is damaged; it stays valid after kills and full disks."""
 
 import errno
 import json
@@ -16,9 +16,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from tvr_lightning.store.reader import FeatureStore
-from tvr_lightning.store.shard import StoreError
-from tvr_lightning.store.writer import StoreItem, StoreWriter
+from tvr_lightning.store import FeatureStore, StoreError, StoreItem, StoreWriter
 
 WIDTH, FRAMES, WORDS = 8, 4, 6
 MADE = {
@@ -42,7 +40,7 @@ def key(number):
 
 
 def append_frames(writer, first, count, skipped=()):
-    """Put videos into the store whose features are their number."""
+    """Write videos whose features are their number."""
     values = torch.arange(first, first + count).view(-1, 1, 1).expand(-1, FRAMES, WIDTH).float()
     mask = torch.ones(count, FRAMES, dtype=torch.bool)
     writer.append("frames", videos(first, count), {"frames": values}, mask, skipped)
@@ -117,7 +115,7 @@ def test_the_table_says_everything_of_every_item(tmp_path):
 
 
 def test_a_shard_is_its_own_manifest(store):
-    """What a stranger reads of it with safetensors alone."""
+    """A shard can be read with safetensors alone."""
     shard = shard_of(store, 1)
     with safe_open(shard, framework="pt") as file:
         said = json.loads(file.metadata()["tvr"])
@@ -168,8 +166,8 @@ def test_what_was_skipped_keeps_its_reason_until_it_is_read(tmp_path):
     bad = videos(9, 1)[0]
     with StoreWriter(tmp_path, {"frames": MADE["frames"]}, COMMAND) as writer:
         append_frames(writer, 0, 2, [(bad, "no video stream")])
-        assert set(writer.done("frames")) == {key(0), key(1)}
-        assert set(writer.skipped("frames")) == {key(9)}
+        assert set(writer.parts["frames"].places) == {key(0), key(1)}
+        assert set(writer.parts["frames"].skipped) == {key(9)}
     store = FeatureStore(tmp_path)
     assert store.skipped("frames") == {key(9): "no video stream"}
     with pytest.raises(StoreError, match="no features of video9: it was skipped: no video stream"):
@@ -222,14 +220,14 @@ def test_a_damaged_shard_is_refused_with_the_command_and_mended_by_it(store, how
     damage(damaged, how)
     content = damaged.read_bytes()
     opened = FeatureStore(store)
-    assert float(opened.video([key(0)]).frames.mean()) == 0, "the other shards are sound"
+    assert float(opened.video([key(0)]).frames.mean()) == 0, "the other shards can be read"
     with pytest.raises(StoreError, match=rf"{damaged.name}: the shard.*Rewrite it.*{COMMAND}"):
         opened.verify()
     with pytest.raises(StoreError, match=rf"{damaged.name}|no features of video3"):
         opened.video([key(3)])
     with StoreWriter(store, {"frames": MADE["frames"]}, COMMAND) as writer:
         assert len(writer.mended) == 1
-        assert set(writer.done("frames")) == {key(i) for i in (0, 1, 4, 5)}
+        assert set(writer.parts["frames"].places) == {key(i) for i in (0, 1, 4, 5)}
         append_frames(writer, 2, 2)
     aside = store / f"{damaged.name}.damaged"
     assert aside.read_bytes() == content, "nothing is thrown away"
@@ -405,7 +403,7 @@ def test_a_full_disk_stops_with_the_store_still_valid(tmp_path, ended):
 
 
 def write_within(path, limit):
-    """Write the store, files no longer than this; exit with 3 where the limit is met and said."""
+    """Write the store with a limit on the size of files; exit with 3 if the limit is reported."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     try:
         write_six(path)
@@ -415,10 +413,10 @@ def write_within(path, limit):
 
 
 def write_six(path):
-    """Write shards of one, two and three videos, so that each is larger than the one before."""
+    """Write shards of one, two, and three videos, so that each is larger than the previous one."""
     with StoreWriter(path, {"frames": MADE["frames"]}, COMMAND) as writer:
         for first, count in ((0, 1), (1, 2), (3, 3)):
-            if key(first) not in writer.done("frames"):
+            if key(first) not in writer.parts["frames"].places:
                 append_frames(writer, first, count)
 
 
@@ -452,7 +450,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_valid_store(tmp_path, ended):
         os.kill(writer.pid, signal.SIGKILL)
         writer.join()
         with StoreWriter(path, {"frames": MADE["frames"]}, COMMAND) as again:
-            done = len(again.done("frames"))
+            done = len(again.parts["frames"].places)
             assert again.mended == []
             append_frames(again, done, 2)
         store = FeatureStore(path)

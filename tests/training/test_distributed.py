@@ -11,7 +11,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures
 from tvr_lightning.testing import run_processes
 from tvr_lightning.training.distributed import gather_objects, gather_record, gather_tensor
-from tvr_lightning.training.finite import FiniteLosses
+from tvr_lightning.training.loss_check import LossCheck
 from tvr_lightning.training.losses import info_nce
 
 
@@ -40,10 +40,10 @@ def two_devices(rank: int) -> dict:
     words = torch.full((2, 3, 4), float(rank))
     record = gather_record(TextFeatures(words[:, 0], words, torch.full((2, 3), bool(rank))))
     result = {mode: encoder_gradient(rank, mode) for mode in ("global", "own-slice", "none")}
-    losses, broken = FiniteLosses(), ""
-    losses.ask({"a": torch.tensor(math.nan if rank else 1.0)}, 5, [f"video{rank}"])
+    losses, broken = LossCheck(), ""
+    losses.start({"a": torch.tensor(math.nan if rank else 1.0)}, 5, [f"video{rank}"])
     try:
-        losses.check()
+        losses.finish()
     except UserError as error:
         broken = str(error)
     result["broken"] = broken

@@ -67,5 +67,3 @@ def test_no_more_than_a_chunk_is_encoded_at_a_time():
 def test_chunks_below_one_are_refused(chunk):
     with pytest.raises(ValueError, match="gradient_cache"):
         OptimizerConfig(gradient_cache=chunk)
-    with pytest.raises(ValueError, match="at least 1"):
-        encode_in_chunks(lambda batch: batch, Items(torch.zeros(2, 2)), chunk)

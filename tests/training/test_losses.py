@@ -6,13 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tvr_lightning.training.losses import (
-    info_nce,
-    local_info_nce,
-    positive_weights,
-    row_cross_entropy,
-    weighted_info_nce,
-)
+from tvr_lightning.training.losses import info_nce, local_info_nce, positive_weights, row_cross_entropy
 
 
 def logits(size: int = 5, seed: int = 0, scale: float = 4.0) -> torch.Tensor:
@@ -52,24 +46,17 @@ def test_weights_multiply_each_pairs_terms():
 def test_weighted_loss_equals_the_released_gaid_code(parity_cases):
     case = load_file(parity_cases / "gaid.safetensors")
     matrix = case["expected.train.similarity"] * case["checkpoint.clip.logit_scale"].exp()
-    assert weighted_info_nce(matrix, "positive").item() == pytest.approx(
-        case["expected.loss.perturbation"].item(), rel=1e-5
-    )
-    assert weighted_info_nce(matrix, "uniform").item() == pytest.approx(info_nce(matrix).item())
+    loss = info_nce(matrix, weight=positive_weights(matrix))
+    assert loss.item() == pytest.approx(case["expected.loss.perturbation"].item(), rel=1e-5)
 
 
 def test_no_gradient_flows_through_the_weights():
-    matrix = logits().requires_grad_()
-    weighted_info_nce(matrix, "positive").backward()
-    constant = matrix.detach().clone().requires_grad_()
-    info_nce(constant, weight=positive_weights(constant)).backward()
-    assert torch.equal(matrix.grad, constant.grad)
-    assert not positive_weights(matrix).requires_grad
+    assert not positive_weights(logits().requires_grad_()).requires_grad
 
 
 def test_a_device_can_hold_some_rows_of_a_gathered_batch():
     matrix = logits(6)
-    parts = [row_cross_entropy(matrix[i : i + 2], torch.arange(i, i + 2)) for i in (0, 2, 4)]
+    parts = [row_cross_entropy(matrix[i : i + 2], first=i) for i in (0, 2, 4)]
     assert torch.stack(parts).mean().item() == pytest.approx(row_cross_entropy(matrix).item())
 
 
@@ -82,10 +69,6 @@ def test_large_logits_do_not_overflow():
 def test_shapes_that_have_no_diagonal_are_refused():
     with pytest.raises(ValueError, match=r"square logits, got \(3, 4\)"):
         info_nce(torch.zeros(3, 4))
-    with pytest.raises(ValueError, match="Pass the targets"):
-        row_cross_entropy(torch.zeros(4, 3))
-    with pytest.raises(ValueError, match=r"weights must be \(3,\)"):
-        row_cross_entropy(torch.zeros(3, 3), weight=torch.ones(2))
 
 
 def test_local_shares_average_to_the_whole_loss_and_its_gradient():
@@ -96,11 +79,3 @@ def test_local_shares_average_to_the_whole_loss_and_its_gradient():
     torch.stack(shares).mean().backward()
     assert torch.stack(shares).mean().item() == pytest.approx(info_nce(whole).item())
     torch.testing.assert_close(parts.grad, whole.grad)
-
-
-@pytest.mark.parametrize("first", [-1, 5])
-def test_local_shares_beyond_the_batch_are_refused(first):
-    with pytest.raises(ValueError, match="not the share of one device"):
-        local_info_nce(logits(6)[:2], logits(6)[:, :2], first)
-    with pytest.raises(ValueError, match="not the share of one device"):
-        local_info_nce(logits(6)[:2], logits(6), 0)

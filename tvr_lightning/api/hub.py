@@ -21,13 +21,12 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from tvr_lightning.config.trained import Trained
+from tvr_lightning.config.checkpoint_options import TrainedOptions
 from tvr_lightning.data.importing.hub import REPOSITORIES
 from tvr_lightning.encoders.hub import probe
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.verdict import NOT_AUDITED, Verdict
+from tvr_lightning.evaluation.audit_result import NOT_AUDITED, AuditResult
 from tvr_lightning.evaluation.weights import Weights, weights_of
-from tvr_lightning.places import File
 from tvr_lightning.training.checkpoints import RECORD, CheckpointError, named_classes, read_checkpoint
 
 PREFIX = "hf:"
@@ -85,22 +84,6 @@ def push_to_hub(
                     api.delete_repo(name)  # a repository without a model would remain
                 raise
     return f"{api.endpoint}/{name}"
-
-
-def run_push(
-    checkpoint: File, name: str, results: File | None = None, private: bool = False, license: str | None = None
-) -> int:
-    """Publish a trained method on the Hugging Face Hub; log in with `hf auth login` or set HF_TOKEN.
-
-    Args:
-        checkpoint: checkpoint of `tvr fit`.
-        name: user/name of the repository; a method that was pushed before gets a new revision.
-        results: results.json of these weights; by default the one in the run's folder.
-        private: hide a new repository from others.
-        license: identifier of the license for the model card, such as mit.
-    """
-    print(push_to_hub(checkpoint, name, results=results, private=private, license=license))
-    return 0
 
 
 @contextmanager
@@ -176,7 +159,7 @@ def _write(checkpoint: Path, results: Path | None, name: str, license: str | Non
     saved = read_checkpoint(checkpoint)
     try:
         own = [kind.rpartition(".")[0] for kind in named_classes([saved.get(key) for key in KEPT])]
-        recipe = Trained(checkpoint, [], own).recipe()  # who pushes it has trained it with these classes
+        recipe = TrainedOptions(checkpoint, [], own).recipe()  # who pushes it has trained it with these classes
     except (CheckpointError, KeyError) as error:
         raise CheckpointError(
             f"{checkpoint} contains no recipe, which is required to publish a method ({error}). Nothing was pushed."
@@ -228,16 +211,10 @@ def _without_folder(text: str) -> str:
 
 
 def model_card(name: str, results: dict[str, Any], recipe: dict[str, Any], license: str | None) -> ModelCard:
-    """Return a model card: what the model is, what was measured and of which weights, and what it is for.
-
-    Args:
-        name: `user/name`.
-        results: Content of results.json.
-        recipe: Recipe of the training.
-        license: Identifier of the license.
+    """Return the model card of `user/name` from the content of results.json and the recipe of the training.
 
     Raises:
-        KeyError: The results lack what a card must state.
+        KeyError: A result that the card must state is missing.
     """
     dataset = recipe["data"]["class_path"].rpartition(".")[2]
     trained_on = results.get("trained_on") or dataset
@@ -247,7 +224,7 @@ def model_card(name: str, results: dict[str, Any], recipe: dict[str, Any], licen
         *results["warnings"],
         *(["PARTIAL: not the whole split was ranked"] if results["partial"] else []),
         *([f"scores were normalized by {results['post_processing']}"] if results["post_processing"] else []),
-        NOT_AUDITED if audit is None else str(Verdict(**audit)),
+        NOT_AUDITED if audit is None else str(AuditResult(**audit)),
     ]
     figures = {direction: [results[key][metric] for metric in METRICS] for direction, key in DIRECTIONS.items()}
     evaluated = [

@@ -37,15 +37,10 @@ class PairwiseModel:
         self._ids: list[str] = []
 
     def index(self, corpus: Any, *, task_metadata: Any, **_: Any) -> None:
-        """Encode M texts or M videos and keep their features.
-
-        Args:
-            corpus: Dataset with the columns `id` and `text` or `video`.
-            task_metadata: MTEB's description of the task.
+        """Encode the M texts or videos of a dataset with the columns `id` and `text` or `video`; keep the features.
 
         Raises:
-            UserError: The task's items are neither texts nor videos, or both.
-            VideoError: A video cannot be decoded.
+            UserError: The task's items are neither texts nor videos, or both; or a video cannot be decoded.
         """
         self._ids = [str(name) for name in corpus["id"]]
         self._corpus = _features(self.model, corpus, task_metadata, "document")
@@ -58,12 +53,11 @@ class PairwiseModel:
         Args:
             queries: Dataset with the columns `id` and `text` or `video`.
             task_metadata: MTEB's description of the task.
-            top_k: Largest number of items per query.
+            top_k: Maximum number of items per query.
             top_ranked: Items to rank, by query; None ranks all.
 
         Raises:
-            UserError: Nothing is indexed, or queries and items are both texts or both videos.
-            VideoError: A video cannot be decoded.
+            UserError: Nothing is indexed, queries and items are both texts or both videos, or a video is damaged.
         """
         if self._corpus is None:
             raise UserError("Nothing is indexed. Call index with the corpus first.")
@@ -101,16 +95,10 @@ class EmbeddingModel:
         self.mteb_model_meta = _meta(model, self.name, "dense")
 
     def encode(self, inputs: Any, *, task_metadata: Any, prompt_type: Any = None, **_: Any) -> Tensor:
-        """Return the (N, D) vectors of length 1 of N texts or videos.
-
-        Args:
-            inputs: MTEB's loader of a dataset with the column `text` or `video`.
-            task_metadata: MTEB's description of the task.
-            prompt_type: Whether the inputs are queries or documents.
+        """Return the (N, D) vectors of length 1 of the texts or videos in the dataset of a loader.
 
         Raises:
-            UserError: The inputs are neither texts nor videos, or both.
-            VideoError: A video cannot be decoded.
+            UserError: The inputs are neither texts nor videos, or both; or a video cannot be decoded.
         """
         features = _features(self.model, inputs.dataset, task_metadata, prompt_type)
         if isinstance(features, TextFeatures):

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.metrics import recall_at_k
+from tvr_lightning.evaluation.audit_result import AuditResult
+from tvr_lightning.evaluation.metrics import RecallAtK
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
-from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 
 NOISE = 1e-4
@@ -75,9 +75,9 @@ class Audit:
         return any(finding.leaks for finding in self.findings)
 
     @property
-    def verdict(self) -> Verdict:
-        """Verdict for a results table."""
-        return Verdict(
+    def result(self) -> AuditResult:
+        """Summary for a results table."""
+        return AuditResult(
             passed=not self.leaks,
             leaks=[finding.experiment for finding in self.findings if finding.leaks],
             texts=self.texts,
@@ -228,7 +228,7 @@ def deviation(scores: Tensor) -> float:
 
 def recall_at_1(similarity: Tensor, video_of_text: Tensor) -> float:
     """Return text-to-video R@1 in percent for scores (N, M), given the video (N,) of each text."""
-    return float(recall_at_k(text_to_video_ranks(similarity, video_of_text), 1))
+    return float(RecallAtK(1).value(text_to_video_ranks(similarity, video_of_text)))
 
 
 def compare_features(experiment: str, expected: F, found: F, noise: float) -> Finding:

@@ -95,5 +95,4 @@ class NormalizerTrial:
             memory_budget_bytes=2**30,
             pair_bytes=256,
             own_texts=own,
-            slot_sizes=[len(texts)] if own else [],
         )

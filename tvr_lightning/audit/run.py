@@ -1,19 +1,15 @@
-"""The command `tvr audit`: leakage audit of a recipe on its own test data."""
+"""Leakage audit of a method on its own test data."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Annotated, Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch import Trainer
 from rich.console import Console
 from rich.table import Table
 
 from tvr_lightning.audit.experiments import (
-    LEAST_ITEMS,
     Audit,
     Finding,
     audit_scores,
@@ -24,81 +20,12 @@ from tvr_lightning.audit.experiments import (
 from tvr_lightning.audit.normalizer import MOVED, NormalizerTrial
 from tvr_lightning.audit.state import State
 from tvr_lightning.audit.subject import Features, Subject
-from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import SplitName
-from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.places import File
-from tvr_lightning.progress import shown
-from tvr_lightning.ranges import Range
-from tvr_lightning.runs.folder import RunTrainer
-from tvr_lightning.runs.run import RunCLI
-from tvr_lightning.training.checkpoints import read_checkpoint
 from tvr_lightning.training.sharding import gathered
 
 QUERIES = "half of the queries"
-
-
-def run_audit(
-    config: list[str],
-    ckpt_path: File | None = None,
-    videos: Annotated[int, Range(at_least=LEAST_ITEMS)] = 64,
-    seed: int = 0,
-    overrides: Sequence[str] = (),
-) -> int:
-    """Check empirically that scores depend only on the text and the video; the exit status is 1 if they do not.
-
-    Args:
-        config: recipe files; later ones override earlier ones.
-        ckpt_path: checkpoint of the recipe; by default the recipe's starting weights are audited.
-        videos: number of test videos to audit, with their texts.
-        seed: seed for selecting and ordering the audited videos and texts.
-        overrides: options that override the recipes, such as `--data.init_args.batch_size=32`.
-    """
-    with shown("audit: building the method"):
-        method, data = from_recipe(config, overrides)
-    if ckpt_path is not None:
-        checkpoint = read_checkpoint(ckpt_path)
-        method.on_load_checkpoint(checkpoint)
-        method.load_state_dict(checkpoint["state_dict"])
-    with shown(f"audit: scoring the same pairs of up to {videos} videos repeatedly"):
-        audit = audit_method(method, data, videos, seed)
-    return report_audit(method, audit)
-
-
-class LeakageAudit(Callback):
-    """Callback that audits the method after a test or a separate validation and adds the verdict to the evaluation."""
-
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Audit on the test split."""
-        self._audit(trainer, pl_module, "test")
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Audit on the validation split, except during training."""
-        if trainer.state.fn == TrainerFn.VALIDATING:
-            self._audit(trainer, pl_module, "val")
-
-    def _audit(self, trainer: Trainer, method: LightningModule, split: SplitName) -> None:
-        if not isinstance(method, RetrievalModule) or method.evaluation is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        config, data = method.evaluation_config, trainer.datamodule  # type: ignore[attr-defined]
-        if not config.audit:
-            return
-        try:
-            method.evaluation.audit = audit_method(method, data, config.audit, config.seed, split).verdict
-        except Exception as error:  # noqa: BLE001  the evaluation is done; its table says that the audit stopped
-            method.evaluation.audit = Verdict(passed=False, problem=f"{type(error).__name__}: {error}")
-
-
-class AuditedCLI(RunCLI):
-    """Command line of the recipes, whose results tables include the verdict of the leakage audit."""
-
-    def instantiate_trainer(self, **kwargs: Any) -> RunTrainer:
-        """Build the trainer and add the leakage audit."""
-        trainer = super().instantiate_trainer(**kwargs)
-        trainer.callbacks.append(LeakageAudit())  # type: ignore[attr-defined]
-        return trainer
 
 
 @torch.no_grad()
@@ -177,7 +104,7 @@ def attach(method: RetrievalModule, data: TextVideoDataModule) -> None:
 
 def overridden(method: RetrievalModule) -> list[str]:
     """Return the parts of an evaluation that a method overrides. The audit cannot detect what they use."""
-    parts = ("validation_step", "test_step", "predict_step", "_evaluate", "sealed")
+    parts = ("validation_step", "test_step", "predict_step", "_evaluate", "restricted")
     return [name for name in parts if getattr(type(method), name) is not getattr(RetrievalModule, name)]
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.data.records import Split
-from tvr_lightning.evaluation.sealed import SealedTrainer
+from tvr_lightning.evaluation.restricted_trainer import RestrictedTrainer
 
 LIBRARIES = {"torch", "torchvision", "lightning", "tvr_lightning", "open_clip", "transformers", "whisper"}
 """Packages whose objects are not inspected (caches, counters), except modules, dataclasses, and containers."""
@@ -115,7 +115,7 @@ class State:
             if name not in self.data:
                 self.data.append(name)
             return ("data",)
-        if isinstance(value, (Trainer, SealedTrainer, LightningModule)):
+        if isinstance(value, (Trainer, RestrictedTrainer, LightningModule)):
             return ("run",)  # a trainer changes on its own; methods within this one are inspected separately
         if id(value) in seen:
             return ("again", seen[id(value)])

@@ -16,7 +16,7 @@ from tvr_lightning.data.batch import TextBatch, VideoBatch, collate
 from tvr_lightning.data.datasets import TextDataset, VideoDataset
 from tvr_lightning.data.records import Split, SplitName
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.sealed import SealedTrainer
+from tvr_lightning.evaluation.restricted_trainer import RestrictedTrainer
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures, first_of_each
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.training.sharding import gathered
@@ -82,7 +82,7 @@ class Subject:
     def with_data(self, data: TextVideoDataModule) -> Iterator[None]:
         """Replace the method's DataModule with `data`, and record accesses to it."""
         method, trainer = self.method, self.method._trainer
-        method.trainer = SealedTrainer(trainer, type(method).__name__, self.asked, data)  # type: ignore[assignment]
+        method.trainer = RestrictedTrainer(trainer, type(method).__name__, self.asked, data)  # type: ignore[assignment]
         try:
             yield
         finally:

@@ -7,39 +7,33 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-
-from tvr_lightning.config.recipe import data_from_recipe
+from tvr_lightning.cli.loading import loading
+from tvr_lightning.cli.types import File, Folder, NewFolder, PositiveInt
 from tvr_lightning.config.recipe_files import OptionError, refuse_options
-from tvr_lightning.data.caption_table import read_records
-from tvr_lightning.data.ground_truth import GroundTruth
-from tvr_lightning.data.records import Split, TextRecord, VideoRecord, malformed
-from tvr_lightning.evaluation.brought import Banks, compare, evaluate_scores, intervals
-from tvr_lightning.evaluation.evaluator import Evaluation
-from tvr_lightning.evaluation.normalization import Normalizer
-from tvr_lightning.evaluation.results import print_results, results_of, write_results
-from tvr_lightning.evaluation.scores_file import ScoresError, read_pairs, read_scores
-from tvr_lightning.evaluation.statistics import Comparison
-from tvr_lightning.evaluation.weights import Weights
 from tvr_lightning.files import write_whole
-from tvr_lightning.places import File, Folder, NewFolder
 from tvr_lightning.progress import shown
-from tvr_lightning.ranges import Count
-from tvr_lightning.runs.folder import create_run
+
+if TYPE_CHECKING:
+    from tvr_lightning.data.ground_truth import GroundTruth
+    from tvr_lightning.data.records import Split
+    from tvr_lightning.evaluation.evaluator import Evaluation
+    from tvr_lightning.evaluation.normalization import Normalizer
+    from tvr_lightning.evaluation.statistics import Comparison
 
 
-def evaluate_matrices(
+def evaluate(
     scores: list[File],
+    /,
     data: str | None = None,
-    config: list[str] | None = None,
+    config: list[str] = [],  # noqa: B006
     root: Folder | None = None,
     ids: File | None = None,
-    normalization: Normalizer | None = None,
+    normalization: str | None = None,
     bank_texts: File | None = None,
     bank_videos: File | None = None,
-    recall: list[Count] | None = None,
+    recall: list[PositiveInt] = [],  # noqa: B006
     name: str | None = None,
     out: NewFolder = Path("runs"),
     overrides: Sequence[str] = (),
@@ -50,23 +44,33 @@ def evaluate_matrices(
         scores: file with the scores of texts against videos: .npy, .npz, .pt, or parquet with one row per pair. If
             there are two files, the second is compared with the first.
         data: class of the dataset, such as MSRVTT; its test split defines the texts and videos and their order.
-        config: data overlays instead of --data, for another split or protocol; later ones override earlier ones.
+        config: data overlays instead of --data, for another split or protocol, can be repeated; later ones override
+            earlier ones.
         root: parent folder of the dataset; TVR_DATA by default.
         ids: instead of a dataset, a CSV, JSON Lines, or parquet table with one row per text and the column video_id;
             the columns of the matrix are the videos in the order of their first appearance.
-        normalization: class of the post-processing, such as DualSoftmax.
+        normalization: class of the post-processing, such as DualSoftmax; --normalization.* sets its
+            options.
         bank_texts: file with the scores of training texts (K, M) against the same videos, for some normalizations.
         bank_videos: file with the scores of the same texts against training videos (N, K), for some normalizations.
-        recall: values of K for R@K; 1, 5, and 10 by default.
+        recall: values of K for R@K, can be repeated; 1, 5, and 10 by default.
         name: name of the method in the results table; the file's name by default.
         out: parent folder of the results.
-        overrides: options that override the overlays, such as `--data.init_args.split=full`.
     """
     if len(scores) > 2:
         raise OptionError(f"{len(scores)} files of scores were given. Give one, or two to compare.")
     if len(scores) == 2:
         refuse_options({"name": name}, "cannot be used with two files of scores, which keep their own names.")
-    if normalization is None or not normalization.needs_bank:
+    with loading("evaluate"):
+        from rich.console import Console
+
+        from tvr_lightning.evaluation.external_scores import Banks, compare, evaluate_scores, intervals
+        from tvr_lightning.evaluation.results import print_results, results_of, write_results
+        from tvr_lightning.evaluation.scores_file import ScoresError, read_pairs, read_scores
+        from tvr_lightning.evaluation.weights import Weights
+        from tvr_lightning.runs.folder import create_run
+    normalizer, overrides = _normalizer(normalization, overrides)
+    if normalizer is None or not normalizer.needs_bank:
         banks_given = {"bank_texts": bank_texts, "bank_videos": bank_videos}
         refuse_options(banks_given, "can only be used with a normalization that needs a bank, such as QueryBankNorm.")
     if ids is not None:
@@ -75,16 +79,16 @@ def evaluate_matrices(
     truth, video_ids = _split_of(data, config, [*overrides, *([f"--data.init_args.root={root}"] if root else [])], ids)
     ks = tuple(sorted(set(recall or (1, 5, 10))))
     banks = Banks(
-        texts=read_scores(bank_texts).arranged(truth, video_ids, bank="texts") if bank_texts else None,
-        videos=read_scores(bank_videos).arranged(truth, video_ids, bank="videos") if bank_videos else None,
+        texts=read_scores(bank_texts, truth, video_ids, "texts") if bank_texts else None,
+        videos=read_scores(bank_videos, truth, video_ids, "videos") if bank_videos else None,
     )
     found: list[tuple[Evaluation, Path]] = []
     for path in scores:
         pairs = path.suffix == ".parquet"
-        matrix = read_pairs(path, truth, video_ids) if pairs else read_scores(path).arranged(truth, video_ids)
+        matrix = (read_pairs if pairs else read_scores)(path, truth, video_ids)
         try:
             with shown(f"evaluate: ranking {path.name}"):
-                evaluation = evaluate_scores(matrix, truth, normalization, banks, ks)
+                evaluation = evaluate_scores(matrix, truth, normalizer, banks, ks)
                 drawn = intervals(evaluation, truth, ks)
         except ScoresError:
             raise
@@ -119,17 +123,44 @@ def evaluate_matrices(
     return 0
 
 
+def _normalizer(name: str | None, overrides: Sequence[str]) -> tuple[Normalizer | None, list[str]]:
+    """Build the post-processing of the scores, and return it with the other options.
+
+    Raises:
+        OptionError: There is no such class, or it has no such option.
+    """
+    from jsonargparse import ArgumentError, ArgumentParser
+
+    from tvr_lightning.config.check import check_options, refusals, sources_of
+    from tvr_lightning.config.schema import generate
+    from tvr_lightning.evaluation.normalization import Normalizer
+
+    own = [f"--normalization={name}"] if name else []
+    own += [option for option in overrides if option.startswith("--normalization.")]
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--normalization", type=Normalizer | None, default=None)
+    try:
+        made = parser.instantiate(parser.parse_args(own)).normalization
+    except ArgumentError as error:
+        check_options(sources_of([], own), generate(parser))
+        raise OptionError(refusals(str(error))) from error
+    return made, [option for option in overrides if not option.startswith("--normalization.")]
+
+
 def _split_of(
-    data: str | None, config: list[str] | None, overrides: Sequence[str], ids: Path | None
+    data: str | None, config: list[str], overrides: Sequence[str], ids: Path | None
 ) -> tuple[GroundTruth, list[str]]:
-    """The pairing of the test split, and the names of its videos."""
+    """Return the pairing of the test split, and the names of its videos."""
+    from tvr_lightning.config.recipe import data_from_recipe
+    from tvr_lightning.data.ground_truth import GroundTruth
+
     if (ids is not None) == bool(data or config):
         raise OptionError("Give either a dataset (--data MSRVTT or --config OVERLAY) or a table of IDs (--ids FILE).")
     if ids is not None:
         split = _split_of_ids(ids)
         title, warnings = ids.stem, []
     else:
-        dataset = data_from_recipe(config or [], [*([f"--data={data}"] if data else []), *overrides])
+        dataset = data_from_recipe(config, [*([f"--data={data}"] if data else []), *overrides])
         absent = dataset.missing_annotations("test")
         if absent:
             raise dataset.incomplete(absent)
@@ -138,6 +169,10 @@ def _split_of(
 
 
 def _split_of_ids(file: Path) -> Split:
+    from tvr_lightning.data.caption_table import read_records
+    from tvr_lightning.data.records import Split, TextRecord, VideoRecord, malformed
+    from tvr_lightning.evaluation.scores_file import ScoresError
+
     if not file.is_file():
         raise ScoresError(f"{file}: no such file")
     places: dict[str, int] = {}
@@ -153,7 +188,10 @@ def _split_of_ids(file: Path) -> Split:
 
 
 def _report(comparison: dict[str, dict[str, Comparison]], scores: list[Path], file: Path) -> None:
-    """Print and write what the second matrix has over the first."""
+    """Print and write how the second matrix differs from the first."""
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(title=f"{scores[1].name} minus {scores[0].name}, 95 % intervals over queries, p of permutation tests")
     for column in ("direction", "metric", "difference", "interval", "p"):
         table.add_column(column, justify="left" if column in ("direction", "metric") else "right")

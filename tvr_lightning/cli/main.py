@@ -1,27 +1,20 @@
-"""The `tvr` program: Lightning's fit, validate, test and predict, and this project's own commands.
-
-The latter are functions with typed arguments, from which jsonargparse builds the options.
-"""
+"""The `tvr` program: find the command, parse its arguments, run it, and print errors that a user can fix as a line."""
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import os
 import select
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any, Literal
 
-from tvr_lightning.cli.lightning_help import lightning_help
-from tvr_lightning.cli.list_of_verbs import list_verbs
-from tvr_lightning.cli.parsing import check_recipes, parse, part_overrides
-from tvr_lightning.cli.verb_help import verb_help
-from tvr_lightning.cli.verbs import VERBS, Verb
-from tvr_lightning.quiet import VERBOSE, is_verbose, quieten
-
-if TYPE_CHECKING:
-    from tvr_lightning.audit.run import AuditedCLI
-
+from tvr_lightning._version import __version__
+from tvr_lightning.cli.commands import COMMANDS, RECIPE, Command
+from tvr_lightning.config.recipe_files import OptionError
+from tvr_lightning.errors import MissingAssetError, UserError
+from tvr_lightning.quiet import VERBOSE, is_verbose
 
 UNREAD = 141
 """Exit status if the reader of a pipe has closed it, as in a shell for a process ended by SIGPIPE."""
@@ -34,27 +27,145 @@ def main(args: Sequence[str] | None = None) -> int:
         args: Arguments after `tvr`; None for those of the command line.
 
     Returns:
-        Exit status: 130 after an interruption from the keyboard, 141 if the reader of the output has closed the pipe.
-        Invalid options raise SystemExit with status 2, as in argparse.
+        Exit status: 2 for invalid arguments, 130 after an interruption from the keyboard, 141 if the reader of the
+        output has closed the pipe.
     """
     words = list(sys.argv[1:] if args is None else args)
     if asked := {"-v", "--verbose"} & set(words):
-        # An environment variable is also visible to the processes of other devices, which repeat the command line.
-        os.environ[VERBOSE] = "1"
+        os.environ[VERBOSE] = "1"  # the processes of other devices inherit it
         words = [word for word in words if word not in asked]
-        if args is None:
-            sys.argv[1:] = words
-    if args is not None:
-        return _verb(words, from_command_line=False)
+    command = next((c for c in COMMANDS if words[: c.name.count(" ") + 1] == c.name.split()), None)
     try:
-        status = _verb(words, from_command_line=True)
+        status = list_commands(words) if command is None else run(command, words[command.name.count(" ") + 1 :])
         sys.stdout.flush()
+    except KeyboardInterrupt:
+        return _interrupted(command)
+    except SystemExit as error:
+        if isinstance(error.__context__, KeyboardInterrupt):  # Lightning exits this way
+            return _interrupted(command)
+        raise
+    except UserError as error:
+        print(f"tvr: {error}", file=sys.stderr)
+        return error.exit_status
     except BrokenPipeError:
-        if not _nobody_reads():
+        if args is not None or not _nobody_reads():
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for output that is flushed at the end
         return UNREAD
+    except OSError as error:
+        if is_verbose() or not error.filename:
+            raise
+        print(f"tvr: {error.filename}: {error.strerror} (-v shows the traceback)", file=sys.stderr)
+        return UserError.exit_status
     return status
+
+
+def run(command: Command, words: list[str]) -> int:
+    """Parse the arguments of a command and run it.
+
+    Args:
+        command: Command.
+        words: Arguments after the command.
+
+    Raises:
+        UserError: An argument is invalid, or the command cannot be executed.
+    """
+    from tvr_lightning.cli.parser import parse, parser_of, split_overrides
+
+    function = command.function()
+    if {"-h", "--help"} & set(words):
+        print(parser_of(command, function).format_help(), end="")
+        return 0
+    own, overrides = split_overrides(command, function, words)
+    of_class = [option for option in overrides if option.partition("=")[0].endswith(".help")]
+    if of_class or ("--help_all" in words and command.sections == RECIPE):
+        from tvr_lightning.config.recipe import recipe_parser
+
+        recipe_parser().parse_args(of_class or ["--help"])  # prints the help and raises SystemExit
+    if not words and command.sections == RECIPE:
+        checkpoint = "" if command.name == "fit" else "a checkpoint (--ckpt_path FILE) or "
+        raise OptionError(
+            f"{command.name} needs {checkpoint}a recipe, such as tvr {command.name} --config tcmgc. "
+            f"`tvr {command.name} --help` lists recipes."
+        )
+    options = parse(command, function, own)
+    recipes = options.get("config") or []
+    if recipes or overrides:
+        from tvr_lightning.config.check import check_before_parsing
+
+        # A checkpoint names its own classes; other commands without recipes refuse options of recipes themselves.
+        complete = options.get("ckpt_path") if command.sections == RECIPE else not recipes or command.name == "evaluate"
+        needed = [section for section in ("data", "model") if section in command.sections and not complete]
+        check_before_parsing(recipes, overrides, needed)
+    if overrides:
+        options["overrides"] = overrides
+    parameters = inspect.signature(function).parameters.values()
+    positional = [options.pop(p.name) for p in parameters if p.kind is p.POSITIONAL_ONLY]
+    try:
+        return function(*positional, **options)
+    except MissingAssetError as error:
+        raise MissingAssetError(f"{error}{_hint(command, recipes)}") from error
+
+
+def list_commands(words: Sequence[str]) -> int:
+    """Print the list of commands, or refuse a command that does not exist.
+
+    Args:
+        words: Arguments that do not begin with a command.
+
+    Raises:
+        OptionError: The command does not exist.
+    """
+    if words and words[0] == "--version":
+        print(__version__)
+        return 0
+    asked = " ".join(words[:2] if words[:1] == ["data"] else words[:1])
+    if asked not in ("", "-h", "--help", "data", "data -h", "data --help"):
+        near = difflib.get_close_matches(asked, [command.name for command in COMMANDS], n=1)
+        meant = f"Did you mean {near[0]}? " if near else ""
+        raise OptionError(f"{asked} is not a command. {meant}`tvr --help` lists all commands.")
+    print(
+        "usage: tvr COMMAND [options]\n\nText-video retrieval papers, reproduced with PyTorch Lightning.\n\ncommands:"
+    )
+    for command in COMMANDS:
+        print(f"  {command.name:<16} {command.help}")
+    print(
+        "\nEach command has its own --help. fit, validate, test, and predict take --config RECIPE: a file, or the\n"
+        "name of one of this project's recipes. Repeat --config to combine recipes; later ones override earlier ones.\n"
+        "-v also shows tracebacks and the messages of other libraries; --version shows the version."
+    )
+    return 0
+
+
+def completion(shell: Literal["bash", "zsh", "tcsh"], /) -> int:
+    """Print a script that completes commands and options in a shell, such as for eval "$(tvr completion bash)".
+
+    Args:
+        shell: shell of the script.
+    """
+    import argparse
+
+    try:
+        import shtab
+    except ImportError as error:
+        raise UserError("tvr completion needs shtab: pip install 'tvr-lightning[completion]'") from error
+    from tvr_lightning.cli.parser import parser_of
+
+    whole = argparse.ArgumentParser(prog="tvr")
+    commands = whole.add_subparsers()
+    groups: dict[str, Any] = {}
+    for command in COMMANDS:
+        first, _, second = command.name.partition(" ")
+        if second and first not in groups:
+            groups[first] = commands.add_parser(first, help="commands for datasets").add_subparsers()
+        one = (groups[first] if second else commands).add_parser(second or first, help=command.help)
+        for action in parser_of(command, command.function())._actions:
+            if action.option_strings and action.dest != "help":
+                made: Any = one.add_argument(*action.option_strings, help=action.help)
+                if action.metavar in ("FILE", "FOLDER", "PATH", "RECIPE"):
+                    made.complete = shtab.DIRECTORY if action.metavar == "FOLDER" else shtab.FILE
+    print(shtab.complete(whole, shell))
+    return 0
 
 
 def _nobody_reads() -> bool:
@@ -66,142 +177,22 @@ def _nobody_reads() -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in looked.poll(0))
 
 
-def _verb(words: list[str], from_command_line: bool) -> int:
-    verb = next((v for v in VERBS if words[: len(v.words.split())] == v.words.split()), None)
-    if verb is None:
-        return list_verbs(words)
-    rest = words[len(verb.words.split()) :]
-    try:
-        return _guard(lambda: _run(verb, rest, from_command_line), partial(_hint, verb, rest))
-    except KeyboardInterrupt:
-        return _interrupted(verb)
-    except SystemExit as error:
-        if isinstance(error.__context__, KeyboardInterrupt):  # Lightning exits this way
-            return _interrupted(verb)
-        raise
-
-
-def _run(verb: Verb, rest: list[str], from_command_line: bool) -> int:
-    if verb.run is None:
-        if {"-h", "--help"} & set(rest):
-            from tvr_lightning.config.recipe_files import RECIPES
-
-            print(lightning_help(verb.words, verb.help, RECIPES))
-            return 0
-        if "--help_all" in rest:
-            return _help_all(verb.words)
-        check_recipes(verb, rest)
-        return _lightning(verb.words, rest, from_command_line)
-    if {"-h", "--help"} & set(rest):
-        print(verb_help(verb.words, verb.run, verb.positional, verb.repeated, _epilog(verb)), end="")
-        return 0
-    check_recipes(verb, rest)
-    rest, overrides = part_overrides(verb, rest)
-    options = parse(verb, rest)
-    if isinstance(options, str):
-        print(f"tvr: {options}", file=sys.stderr)
-        return 2
-    function = verb.function()
-    quieten()
-    if overrides:
-        options["overrides"] = overrides
-    return function(**options)
-
-
-def _epilog(verb: Verb) -> str | None:
-    if not verb.sections:
-        return None
-    shown = " and ".join(f"--{section}.*" for section in verb.sections)
-    return f"Options {shown} override those of the recipes, as for `tvr fit`."
-
-
-def _interrupted(verb: Verb) -> int:
-    print(f"tvr: {verb.words} was interrupted{f'; {verb.go_on}' if verb.go_on else ''}", file=sys.stderr)
+def _interrupted(command: Command | None) -> int:
+    name = "tvr" if command is None else command.name
+    advice = "" if command is None or command.resume is None else f"; {command.resume}"
+    print(f"tvr: {name} was interrupted{advice}", file=sys.stderr)
     return 130
 
 
-def _help_all(verb: str) -> int:
-    """Print all options of one of Lightning's commands."""
-    _cli_of(verb)(args=[verb, "--help"])  # raises SystemExit
-    return 0
+def _hint(command: Command, recipes: Sequence[str]) -> str:
+    """Return a command that works without data or weights; empty for commands that read the user's own videos."""
+    from tvr_lightning.config.recipe_files import read_recipe
 
-
-def _cli_of(verb: str) -> type[AuditedCLI]:
-    """Return a command-line class for one of Lightning's commands, which skips the options of the others."""
-    from tvr_lightning.audit.run import AuditedCLI
-
-    class OneVerb(AuditedCLI):
-        @staticmethod
-        def subcommands() -> dict[str, set[str]]:
-            return {verb: AuditedCLI.subcommands()[verb]}
-
-    return OneVerb
-
-
-def _lightning(verb: str, rest: list[str], from_command_line: bool) -> int:
-    from tvr_lightning.progress import shown
-
-    with shown(f"{verb}: loading"):
-        command_line = _cli_of(verb)
-    quieten()
-
-    if verb == "fit" and "--estimate" in rest:
-        from tvr_lightning.cli.estimate import estimate_fit
-
-        return estimate_fit([word for word in rest if word != "--estimate"])
-    # With None, Lightning reads sys.argv, which launchers of further processes repeat.
-    command_line(args=None if from_command_line else [verb, *rest])
-    return 0
-
-
-def _hint(verb: Verb, rest: Sequence[str]) -> str | None:
-    """Return a command that works without data or weights; None for commands that read the user's own videos."""
-    from tvr_lightning.config.recipe_files import recipes_of
-
-    return _fixture_command(rest, verb) if verb.run is None or recipes_of(rest) else None
-
-
-def _guard(run: Callable[[], int], hint: Callable[[], str | None]) -> int:
-    """Turn errors that a user can fix into a message and an exit status; other errors keep their traceback."""
-    from tvr_lightning.errors import MissingAssetError, UserError
-
-    try:
-        return run()
-    except MissingAssetError as error:
-        print("\n\n".join(filter(None, [f"tvr: {error}", hint()])), file=sys.stderr)
-        return error.exit_status
-    except UserError as error:
-        print(f"tvr: {error}", file=sys.stderr)
-        return error.exit_status
-    except BrokenPipeError:  # `main` distinguishes a closed stdout from a process that died
-        raise
-    except OSError as error:
-        if is_verbose() or not error.filename:
-            raise
-        print(f"tvr: {error.filename}: {error.strerror} (-v shows the traceback)", file=sys.stderr)
-        return UserError.exit_status
-
-
-def _fixture_command(rest: Sequence[str], verb: Verb) -> str:
-    from tvr_lightning.config.recipe_files import recipes_of
-
-    recipe = next((name for name in recipes_of(rest) if _names_method(name)), "recipes/clip4clip.yaml")
+    if not recipes and command.sections != RECIPE:
+        return ""
+    named = (name for name in recipes if "class_path" in (read_recipe(name).get("model") or {}))
     return (
-        "To start without data or weights:\n"
+        "\n\nTo start without data or weights:\n"
         "  tvr data synth msrvtt --root fixture --videos 500 --seed 0\n"
-        f"  tvr {verb.words} --config {recipe} --config recipes/fixture.yaml"
+        f"  tvr {command.name} --config {next(named, 'recipes/clip4clip.yaml')} --config recipes/fixture.yaml"
     )
-
-
-def _names_method(recipe: str) -> bool:
-    from tvr_lightning.config.recipe_files import RecipeError, read_recipe
-
-    try:
-        model = read_recipe(recipe).get("model")
-    except RecipeError:
-        return False
-    return isinstance(model, dict) and "class_path" in model
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,40 +4,39 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from tvr_lightning.media.sampling import FrameSampling
-from tvr_lightning.places import File, Folder, NewFolder, Place
+from tvr_lightning.cli.loading import loading
+from tvr_lightning.cli.types import File, FileOrFolder, Folder, Index, NewFolder, Port, PositiveInt, UnitInterval
 from tvr_lightning.progress import shown
-from tvr_lightning.ranges import Count, Range, Share
+from tvr_lightning.ranges import FrameSampling
 from tvr_lightning.search.errors import RefusedError, SearchError
 from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock, printable
 
 CAPTIONS_SHOWN = 2
-Index = Annotated[Path, Place("folder", "make one with tvr index VIDEOS... --out {path}")]
 
 
-def run_index(
-    videos: Sequence[Annotated[Path, Place("either")]] = (),
+def index(
+    videos: list[FileOrFolder] = [],  # noqa: B006
+    /,
     out: NewFolder = Path("index"),
-    ckpt_path: list[File] | None = None,
+    ckpt_path: list[File] = [],  # noqa: B006
     weights: str | None = None,
     architecture: str | None = None,
-    frames: Count | None = None,
+    frames: PositiveInt | None = None,
     sampling: FrameSampling | None = None,
     seed: int | None = None,
     store: str | None = None,
     bank: File | None = None,
     captions: File | None = None,
-    trust: list[str] | None = None,
+    trust: list[str] = [],  # noqa: B006
     segments: SegmentKind | None = None,
     segment_length: float | None = None,
     segment_overlap: float | None = None,
-    batch_size: Count = 16,
-    num_workers: Count = 2,
+    batch_size: PositiveInt = 16,
+    num_workers: PositiveInt = 2,
     device: str | None = None,
     prune: bool = False,
 ) -> int:
@@ -79,12 +78,12 @@ def run_index(
         raise RefusedError(f"{out} records the options of its methods. Drop {named}, or index into a new folder.")
     if seed is not None and weights != "none":
         raise RefusedError("--seed applies only to random weights. Drop it, or pass --weights none.")
-    with shown("index: loading"):
-        from tvr_lightning.search.indexing import index
+    with loading("index"):
+        from tvr_lightning.search.indexing import index as index_videos
         from tvr_lightning.search.scorer import ScorerSource
         from tvr_lightning.search.segments import LENGTH, Segments
 
-    sources = [ScorerSource(checkpoint=str(path)) for path in ckpt_path or []]
+    sources = [ScorerSource(checkpoint=str(path)) for path in ckpt_path]
     if not sources and (weights or is_new):
         sources = [ScorerSource(weights=weights or "openai", **options)]
         if weights == "none":
@@ -100,7 +99,7 @@ def run_index(
     if (segments, segment_length, segment_overlap) != (None, None, None):
         length = LENGTH if segment_length is None else segment_length
         cutting = Segments(segments or "shots", length, segment_overlap or 0.0)
-    report = index(
+    report = index_videos(
         videos,
         out,
         sources,
@@ -110,7 +109,7 @@ def run_index(
         num_workers,
         _device(device),
         captions=captions,
-        trust=trust or (),
+        trust=trust,
         segments=cutting,
         prune=prune,
     )
@@ -123,20 +122,21 @@ def run_index(
     return 1
 
 
-def run_search(
-    query: Sequence[str] = (),
+def search(
+    query: list[str] = [],  # noqa: B006
+    /,
     index: Index = Path("index"),
     video: File | None = None,
     image: File | None = None,
-    top: Count = 10,
+    top: PositiveInt = 10,
     rerank: str | None = None,
-    candidates: Count = 256,
+    candidates: PositiveInt = 256,
     normalize: Normalize = "none",
     folder: str | None = None,
-    min_relevance: Share | None = None,
+    min_relevance: UnitInterval | None = None,
     json: bool = False,
     store: str | None = None,
-    trust: list[str] | None = None,
+    trust: list[str] = [],  # noqa: B006
     device: str | None = None,
 ) -> int:
     """Find videos in an index by text or by an example.
@@ -163,7 +163,7 @@ def run_search(
         from tvr_lightning.search.engine import Searcher
         from tvr_lightning.search.query import SearchQuery, ValidationError, sentence
 
-        with Searcher(index, _device(device), store, trust or ()) as searcher:
+        with Searcher(index, _device(device), store, trust) as searcher:
             example = video or image
             like = searcher.add_example(example, "image" if image else "clip") if example else None
             try:
@@ -184,16 +184,16 @@ def run_search(
     return 0
 
 
-def run_serve(
+def serve(
     index: Index = Path("index"),
     host: str = "127.0.0.1",
-    port: Annotated[int, Range(at_least=0, at_most=65535)] = 8321,
+    port: Port = 8321,
     token: str | None = None,
-    max_upload_mib: Count = 64,
-    max_pending: Count = 16,
-    videos: list[Folder] | None = None,
+    max_upload_mib: PositiveInt = 64,
+    max_pending: PositiveInt = 16,
+    videos: list[Folder] = [],  # noqa: B006
     store: str | None = None,
-    trust: list[str] | None = None,
+    trust: list[str] = [],  # noqa: B006
     device: str | None = None,
 ) -> int:
     """Serve a web page and an API that search an index.
@@ -210,13 +210,14 @@ def run_serve(
         trust: module whose classes the index's checkpoints may name, can be repeated; its code is run.
         device: device for the methods; a GPU by default if available.
     """
-    with shown("serve: loading"):
+    with loading("serve"):
         from tvr_lightning.search.engine import Searcher
-        from tvr_lightning.search.server import ServerOptions, serve
+        from tvr_lightning.search.server import ServerOptions
+        from tvr_lightning.search.server import serve as serve_index
 
-    options = ServerOptions(host, port, token, max_upload_mib * 2**20, max_pending, videos=tuple(videos or ()))
-    with Searcher(index, _device(device), store, trust or ()) as searcher:
-        serve(searcher, options)
+    options = ServerOptions(host, port, token, max_upload_mib * 2**20, max_pending, videos=tuple(videos))
+    with Searcher(index, _device(device), store, trust) as searcher:
+        serve_index(searcher, options)
     return 0
 
 

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tvr_lightning.config.recipe_files import OptionError, config_of, find_recipe, is_written_out
-from tvr_lightning.config.schema import BOUNDS, types_of
+from tvr_lightning.config.recipe_files import OptionError, is_written_out, read_recipe
+from tvr_lightning.config.schema import BOUNDS, cached_schema, types_of
 from tvr_lightning.ranges import COMPARISONS
 
 LISTED = 12
 """Number of names that a message lists before it counts the others."""
-OF_COMMANDS = {
-    "ckpt_path",
-    "config",
-    "estimate",
-    "override",
-    "print_config",
-    "return_predictions",
-    "trust",
-    "verbose",
-    "weights_only",
-}
-"""Options of fit, validate, test and predict that are not sections of a recipe."""
 SECTION = ("class_path", "init_args", "dict_kwargs")
 NAMES = {
     "null": "null", "boolean": "true or false", "integer": "a whole number", "number": "a number", "string": "text",
@@ -56,10 +44,44 @@ def check_options(sources: Iterable[Source], schema: dict[str, Any], import_modu
             for name, value in options.items():
                 if name in known:
                     walk.value(name, known[name], value)
-                elif name not in OF_COMMANDS:
+                else:
                     raise OptionError(f"there is no option {name}. {walk.meant(name)}")
         except OptionError as error:
             raise OptionError(f"{where}: {error}" if where else str(error)) from None
+
+
+def check_before_parsing(recipes: Sequence[str], overrides: Sequence[str], needed: Sequence[str]) -> None:
+    """Check recipes and options of a command against the cached schema, before torch is imported.
+
+    Args:
+        recipes: Names, paths, or inline YAML.
+        overrides: Options of recipes on the command line.
+        needed: Sections whose class must be given, such as `data`.
+
+    Raises:
+        RecipeError: A recipe is invalid.
+        OptionError: A recipe does not exist, or a class, option or value is missing or invalid. Without a cached
+            schema, the parser refuses it later.
+    """
+    sources, schema = list(sources_of(recipes, overrides)), cached_schema()
+    check_classes_given([content for _, content in sources], needed)
+    if schema is not None:
+        check_options(sources, schema)
+
+
+def check_classes_given(contents: Sequence[dict[str, Any]], sections: Sequence[str]) -> None:
+    """Refuse recipes and options that name no class for a section.
+
+    Raises:
+        OptionError: A section has no class.
+    """
+    for section in sections:
+        values = [content.get(section) for content in contents]
+        if not any(isinstance(value, str) or "class_path" in (value or {}) for value in values):
+            name = {"data": "dataset", "model": "method"}[section]
+            raise OptionError(
+                f"No {name} is given. Name one before the overlays, such as --config data/msrvtt, or a method's recipe."
+            )
 
 
 def refusals(message: str) -> str:
@@ -88,29 +110,27 @@ def in_words(names: Sequence[str]) -> str:
     return f"{', '.join(others)}{',' if len(others) > 1 else ''} or {last}" if others else last
 
 
-def sources_of(arguments: Sequence[str]) -> Iterator[Source]:
-    """Yield the recipes and options of a command line in order.
+def sources_of(recipes: Iterable[str | Path], arguments: Sequence[str]) -> Iterator[Source]:
+    """Yield the contents of recipes, then the options of a command line as recipes would contain them.
 
     Args:
-        arguments: Words after the command.
+        recipes: Names, paths, or inline YAML.
+        arguments: Arguments of the command line after the recipes, as `--option=value` or `--option value`.
+
+    Raises:
+        RecipeError: A recipe does not exist or is invalid.
     """
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
-        recipe = config_of(word, following)
-        if recipe is not None:
-            inline = is_written_out(recipe)
-            with contextlib.suppress(OSError, yaml.YAMLError):  # reported by the reader of recipes
-                text = recipe if inline else find_recipe(recipe).read_text(encoding="utf-8")
-                content = yaml.safe_load(text)
-                if isinstance(content, dict):
-                    yield ("" if inline else f"--config {recipe}"), content
-        elif word.startswith("--"):
-            option, equals, value = word[2:].partition("=")
-            if option.endswith(".help"):  # jsonargparse's own
-                continue
-            found: Any = _plain_value(value if equals else following)
-            for key in reversed(option.removesuffix("+").split(".")):
-                found = {key.replace("-", "_") if key == option else key: found}
-            yield "", found
+    for recipe in recipes:
+        yield "" if is_written_out(recipe) else f"--config {recipe}", read_recipe(recipe)
+    rest = iter(arguments)
+    for word in rest:
+        option, equals, value = word.removeprefix("--").partition("=")
+        if option.partition("=")[0].endswith(".help") or option == "print_config":  # jsonargparse's own
+            continue
+        found: Any = _plain_value(value if equals else next(rest, ""))
+        for key in reversed(option.removesuffix("+").split(".")):
+            found = {key: found}
+        yield "", found
 
 
 def _plain_value(text: str) -> Any:
@@ -141,7 +161,7 @@ class _Walk:
                 found = (_init_args(variant) or {}) if chosen else properties
                 inner |= {option: f"--{section}.{'init_args.' if chosen else ''}{option}" for option in found}
         near = difflib.get_close_matches(name, inner, n=1, cutoff=0.75)
-        return f"Did you mean {inner[near[0]]}?" if near else f"Available: {nearest(name, {*self.known, *OF_COMMANDS})}"
+        return f"Did you mean {inner[near[0]]}?" if near else f"Available: {nearest(name, self.known)}"
 
     def value(self, where: str, node: dict[str, Any], value: Any) -> None:
         """Check the value of one option."""

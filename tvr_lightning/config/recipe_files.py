@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +38,6 @@ def refuse_options(options: Mapping[str, object], reason: str) -> None:
         raise OptionError(f"{', '.join(given)} {reason}")
 
 
-CHECKPOINTS = ("null", "best", "last", "hpc", "registry")
-"""Values of --ckpt_path that are not files; Lightning finds the checkpoints."""
-EVALUATING = ("validate", "test", "predict")
-
-
-def nothing_to_run(verb: str) -> OptionError:
-    """Return the error for a command without a recipe."""
-    or_checkpoint = "a checkpoint (--ckpt_path FILE) or " if verb in EVALUATING else ""
-    return OptionError(
-        f"{verb} needs {or_checkpoint}a recipe, such as tvr {verb} --config tcmgc. `tvr {verb} --help` lists recipes."
-    )
-
-
 def find_recipe(name: str | Path, option: str = "--config") -> Path:
     """Return the path of a recipe: a file of the user, or else one of this project's recipes.
 
@@ -59,7 +46,7 @@ def find_recipe(name: str | Path, option: str = "--config") -> Path:
         option: Option that contains the name, for the error.
 
     Raises:
-        RecipeError: The recipe does not exist; the message contains the closest name.
+        OptionError: The recipe does not exist; the message contains the closest name.
     """
     path = Path(name)
     if path.exists() and not path.is_dir():
@@ -69,7 +56,7 @@ def find_recipe(name: str | Path, option: str = "--config") -> Path:
     if own.is_file():
         return own
     reason = "is a folder" if path.is_dir() else "no such file"
-    raise RecipeError(f"{option} {name}: {reason}; {_near(path)}")
+    raise OptionError(f"{option} {name}: {reason}; {_near(path)}")
 
 
 def recipes_folder(folder: Path) -> Path:
@@ -81,14 +68,15 @@ def read_recipe(name: str | Path) -> dict[str, Any]:
     """Return a recipe's plain values, empty for an empty file; tags that would run code are refused.
 
     Args:
-        name: Name or path, as for `find_recipe`.
+        name: Name or path, as for `find_recipe`, or inline YAML.
 
     Raises:
         RecipeError: The file does not exist or is not a YAML mapping of plain values; the message names the file and,
             if it does not exist, the closest recipe.
     """
     try:
-        content = yaml.safe_load(find_recipe(name).read_text(encoding="utf-8"))
+        text = str(name) if is_written_out(name) else find_recipe(name).read_text(encoding="utf-8")
+        content = yaml.safe_load(text)
     except OSError as error:
         raise RecipeError(f"--config {name}: {error.strerror}; {_near(Path(name))}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -120,64 +108,19 @@ def _near(path: Path) -> str:
     return f"looked for it at {path.absolute()} and in {RECIPES}"
 
 
-def with_recipes_found(arguments: Sequence[str]) -> list[str]:
-    """Return a command line in which the paths of recipes replace their names.
-
-    Args:
-        arguments: Arguments of the command line.
-
-    Raises:
-        RecipeError: A recipe does not exist or is invalid.
-    """
-    found = list(arguments)
-    for place, word, recipe in _named(arguments):
-        if recipe and not is_written_out(recipe):
-            read_recipe(recipe)  # raises a clearer error than the parser
-            path = str(find_recipe(recipe))
-            if word == recipe:
-                found[place] = path
-            else:
-                found[place] = f"{word.partition('=')[0]}={path}"
-    return found
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the recipes on a command line, and the other arguments, each in their order."""
+    recipes, others = [], []
+    rest = iter(arguments)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if name == "--config":
+            recipes.append(value if equals else next(rest, ""))
+        else:
+            others.append(word)
+    return recipes, others
 
 
-def recipes_first(arguments: Sequence[str]) -> list[str]:
-    """Return a command line with recipes before options, so that options override recipes in any order.
-
-    Args:
-        arguments: Arguments of the command line, with or without the command.
-    """
-    recipes: list[str] = []
-    others = list(arguments)
-    for place, word, recipe in reversed(list(_named(arguments))):
-        behind = word == recipe  # the value of the previous argument
-        recipes[:0] = arguments[place - behind : place + 1]
-        del others[place - behind : place + 1]
-    command = others[:1] if others and not others[0].startswith("-") else []
-    return [*command, *recipes, *others[len(command) :]]
-
-
-def recipes_of(arguments: Sequence[str]) -> list[str]:
-    """Return the recipe files on a command line, without inline recipes."""
-    return [recipe for _, _, recipe in _named(arguments) if recipe and not is_written_out(recipe)]
-
-
-def is_written_out(recipe: str) -> bool:
+def is_written_out(recipe: str | Path) -> bool:
     """Return whether a recipe is inline YAML instead of a file name."""
-    return re.search(r"[{\n]|: ", recipe) is not None
-
-
-def config_of(word: str, following: str) -> str | None:
-    """Return the recipe in an argument or the following one, a file or inline YAML, or None if there is none."""
-    if word in ("--config", "-c"):
-        return following
-    return word.partition("=")[2] if word.startswith(("--config=", "-c=")) else None
-
-
-def _named(arguments: Sequence[str]) -> Iterator[tuple[int, str, str]]:
-    """Yield the recipes on a command line: index of the argument, argument, and recipe."""
-    for place, word in enumerate(arguments):
-        recipe = config_of(word, arguments[place + 1] if place + 1 < len(arguments) else "")
-        if recipe is not None:
-            behind = word in ("--config", "-c")
-            yield place + behind, recipe if behind else word, recipe
+    return re.search(r"[{\n]|: ", str(recipe)) is not None

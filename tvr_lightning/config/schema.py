@@ -27,7 +27,7 @@ LEFT_OUT = (
     "Module", "Metric", "Callback", "Strategy", "Logger", "Precision", "Profiler", "Tensor", "PreTrainedConfig",
 )  # fmt: skip
 """Classes of libraries whose options are left to the parser: they would be nine tenths of the schema."""
-BASES = ("LightningModule", "RecipeModule", "SealedModule")
+BASES = ("LightningModule", "RecipeModule", "RestrictedModule")
 """Classes that a recipe cannot choose."""
 BOUNDS = {"above": "exclusiveMinimum", "at_least": "minimum", "below": "exclusiveMaximum", "at_most": "maximum"}
 

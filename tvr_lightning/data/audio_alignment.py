@@ -191,8 +191,8 @@ def _log_mel(waveform: Tensor, options: AudioOptions) -> Tensor:
     if options.align == "duration":
         padded = _padded(waveform, options.windows * WINDOW_SECONDS * SAMPLE_RATE)
         return log_mel(padded).reshape(MEL_BANDS, options.windows, MEL_COLUMNS).transpose(0, 1).contiguous()
-    # The released code pads the spectrogram, not the audio; its maximum is over the whole track. Only tracks shorter
-    # than an FFT frame with its reflection (201 samples) are padded with silence.
+    # The released code pads the spectrogram, not the audio; its maximum is over the whole track. One FFT frame needs
+    # 201 samples before its reflection; shorter tracks are padded with silence.
     columns = log_mel(_padded(waveform, max(len(waveform), SHORTEST_WAVEFORM)))[:, :MEL_COLUMNS]
     return _padded(columns, MEL_COLUMNS)[None]
 

@@ -18,7 +18,7 @@ from tvr_lightning.data.copies import MANIFEST, CopiedFile, Copies, changed, rea
 from tvr_lightning.data.records import SYNTHETIC_FILE, SplitName
 from tvr_lightning.data.recover_captions import find_captions
 from tvr_lightning.errors import UserError
-from tvr_lightning.files import held, remedy, write_whole
+from tvr_lightning.files import file_lock, remedy, write_whole
 from tvr_lightning.media.compression import Compression, compress, verify_copy
 from tvr_lightning.media.opening import VideoError
 from tvr_lightning.media.read_many import Unread, read_many
@@ -114,7 +114,7 @@ def compress_dataset(
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     busy = UserError(f"Another process is writing the copies in {folder}. Wait for it or stop it.")
-    with held(folder / f"{MANIFEST}.lock", busy, "do not start a second tvr data compress with the same --out"):
+    with file_lock(folder / f"{MANIFEST}.lock", busy, "do not start a second tvr data compress with the same --out"):
         copies = _open(folder, source, how)
         jobs = list(_jobs(data, source, folder, copies))
         done = Done(folder, out)

@@ -18,8 +18,8 @@ from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.audio import AudioError
 from tvr_lightning.media.augment import Augmentation, draw_augmentation
 from tvr_lightning.media.preparation import Preparation
-from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.media.video import VideoError, read_clip
+from tvr_lightning.ranges import FrameSampling
 
 
 class VideoReader(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
@@ -77,6 +77,8 @@ class TrainingLoader(ReportingLoader):
     sampler: TrainingSampler
     waited = 0.0
     """Seconds that the consumer has waited for batches so far."""
+    before_next: Callable[[], None] | None = None
+    """Function to call before the next batch of an epoch is read, when the step with the previous one is complete."""
     _epoch = 0
     _batches = 0
 
@@ -96,6 +98,8 @@ class TrainingLoader(ReportingLoader):
                 return
             self._batches += 1
             yield batch
+            if self.before_next is not None:
+                self.before_next()
 
     def state_dict(self) -> dict[str, int]:
         """Return the epoch and the number of its samples that were yielded, over all processes."""

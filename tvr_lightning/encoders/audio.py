@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from pathlib import Path
-from typing import Any
+from abc import abstractmethod
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tvr_lightning.data.audio_alignment import AudioKind
 from tvr_lightning.data.batch import AudioInput, Media
-from tvr_lightning.encoders.fingerprint import fingerprint
+from tvr_lightning.encoders.base import FeatureEncoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import VideoFeatures
 
 
-class AudioEncoder(nn.Module, ABC):
+class AudioEncoder(FeatureEncoder):
     """Base class of encoders that map the audio of M videos to one vector per frame, (M, F, D_a); always frozen.
 
     The data module aligns audio and frames. The released GAID code computes these features in advance
@@ -30,19 +28,6 @@ class AudioEncoder(nn.Module, ABC):
 
     dimension: int
     kind: AudioKind
-
-    @classmethod
-    def required_files(cls, **options: Any) -> list[Path]:
-        """Return the files that the constructor reads with these options, by default none. Nothing is built.
-
-        Args:
-            options: Options of the constructor, as in a recipe.
-
-        Raises:
-            MissingWeightsError: A file is missing and cannot be downloaded.
-            UserError: The options do not name a possible file.
-        """
-        return []
 
     def load_weights(self) -> None:
         """Load the weights that the constructor skipped inside `weights_follow`. Most encoders have none."""
@@ -73,14 +58,6 @@ class AudioEncoder(nn.Module, ABC):
     @abstractmethod
     def encode_input(self, audio: AudioInput) -> Tensor:
         """Return the audio vectors (M, F, D_a) of an audio input of M clips."""
-
-    @abstractmethod
-    def configuration(self) -> dict[str, object]:
-        """Return all settings that affect the features, apart from the weights."""
-
-    def fingerprint(self) -> str:
-        """Return the hexadecimal SHA-256 of `configuration()` and all weights."""
-        return fingerprint(self.configuration(), self)
 
     def _check(self, audio: AudioInput) -> None:
         dimensions = {"whisper": 4, "wav2vec2": 2}[self.kind]

@@ -37,7 +37,35 @@ class TemporalInitialization:
     heads: int
 
 
-class Encoder(nn.Module, ABC):
+class FeatureEncoder(nn.Module, ABC):
+    """Base class of encoders of texts, videos, and audio."""
+
+    @classmethod
+    def required_files(cls, **options: Any) -> list[Path]:
+        """Return the files that the constructor reads with these options, by default none. Nothing is built.
+
+        Args:
+            options: Options of the constructor, as in a recipe.
+
+        Raises:
+            MissingWeightsError: A file is missing and cannot be downloaded.
+            UserError: The options do not name a possible file.
+        """
+        return []
+
+    @abstractmethod
+    def configuration(self) -> dict[str, object]:
+        """Return all settings that affect the features, without the weights: architecture, preprocessing, switches."""
+
+    def fingerprint(self) -> str:
+        """Return the hexadecimal SHA-256 of `configuration()` and all weights.
+
+        Sharded weights are gathered, so every rank must call it.
+        """
+        return fingerprint(self.configuration(), self)
+
+
+class Encoder(FeatureEncoder):
     """Base class of encoders that map texts and videos to features, each without access to the others.
 
     A feature store can therefore replace the encoder.
@@ -65,19 +93,6 @@ class Encoder(nn.Module, ABC):
     def preparation(self) -> Preparation:
         """Preprocessing that turns frames of any size into inputs of the encoder."""
         return Preparation(self.image_size, self.interpolation, self.resize_mode)
-
-    @classmethod
-    def required_files(cls, **options: Any) -> list[Path]:
-        """Return the files that the constructor reads with these options, by default none. Nothing is built.
-
-        Args:
-            options: Options of the constructor, as in a recipe.
-
-        Raises:
-            MissingWeightsError: A file is missing and cannot be downloaded.
-            UserError: The options do not name a possible file.
-        """
-        return []
 
     @property
     def text_preparation(self) -> str:
@@ -163,10 +178,6 @@ class Encoder(nn.Module, ABC):
     def freeze(self, rule: FreezeRule) -> None:
         """Set the trainable parameters; each call replaces the previous rule."""
 
-    @abstractmethod
-    def configuration(self) -> dict[str, object]:
-        """Return all settings that affect the features, without the weights: architecture, preprocessing, switches."""
-
     @classmethod
     def check_trainer(cls, precision: str, strategy: str, **options: Any) -> None:
         """Refuse a Trainer precision or strategy that the encoder does not support. Nothing is built or read.
@@ -179,10 +190,3 @@ class Encoder(nn.Module, ABC):
         Raises:
             UserError: The combination is not supported.
         """
-
-    def fingerprint(self) -> str:
-        """Return the hexadecimal SHA-256 of `configuration()` and all weights.
-
-        Sharded weights are gathered, so every rank must call it.
-        """
-        return fingerprint(self.configuration(), self)

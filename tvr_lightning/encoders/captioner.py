@@ -11,36 +11,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from tvr_lightning.data.records import VideoRecord, tidy
 from tvr_lightning.data.recover_captions import Description
-from tvr_lightning.encoders.caption_journal import CaptionJournal, MadeWith
+from tvr_lightning.encoders.caption_journal import CaptionJournal, Provenance
 from tvr_lightning.encoders.fingerprint import fingerprint
-from tvr_lightning.errors import MissingAssetError, UserError
+from tvr_lightning.encoders.hub import WEIGHTS, MissingWeightsError, is_repository, repository_folder
+from tvr_lightning.errors import UserError
 from tvr_lightning.media.read_many import Unread, read_many
 from tvr_lightning.media.video import read_parts
 from tvr_lightning.progress import progress_bar
+from tvr_lightning.ranges import CAPTION_MODEL, CAPTION_PROMPT, Count, Options, Range, Workers
 
-MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
-PROMPT = "These frames are one part of a video. Describe in one sentence what happens in them."
-LEAST_SIZE = 28
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+ImageSize = Annotated[int, Range(at_least=28)]
 WITHOUT_A_MODEL = (
     "Descriptions can also be provided without a model: a parquet file with the columns video_id, segment (0, 1, ...), "
     "caption and, if known, start and end (seconds), model (the author), prompt, and weights_hash"
 )
 
 
-class MissingCaptionerError(MissingAssetError):
-    """The weights of a captioner are missing; the message names the paths and an alternative without a model."""
-
-
 @dataclass
-class CaptionOptions:
+class CaptionOptions(Options):
     """Settings for describing videos.
 
     Attributes:
@@ -55,32 +50,21 @@ class CaptionOptions:
         progress: whether to show a progress bar.
 
     Raises:
-        UserError: A number is below its minimum, or the prompt is empty.
+        UserError: A number is below its minimum, the prompt is empty, or `out` is not a parquet file.
     """
 
     out: Path
-    prompt: str = PROMPT
-    segments: int = 6
-    frames: int = 4
-    image_size: int = 448
-    max_new_tokens: int = 64
-    batch_size: int = 24
-    num_workers: int = 2
+    prompt: str = CAPTION_PROMPT
+    segments: Count = 6
+    frames: Count = 4
+    image_size: ImageSize = 448
+    max_new_tokens: Count = 64
+    batch_size: Count = 24
+    num_workers: Workers = 2
     progress: bool = True
 
     def __post_init__(self) -> None:
-        self.out = Path(self.out)
-        least = {
-            "segments": 1,
-            "frames": 1,
-            "image_size": LEAST_SIZE,
-            "max_new_tokens": 1,
-            "batch_size": 1,
-            "num_workers": 0,
-        }
-        for name, value in least.items():
-            if getattr(self, name) < value:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be at least {value}")
+        super().__post_init__()
         if not self.prompt.strip():
             raise UserError("prompt is empty; it must tell the model what to describe")
         if self.out.suffix != ".parquet":
@@ -146,15 +130,6 @@ class Captioner:
         }
         self.weights_hash = fingerprint(rules, model)[:16]
 
-    @staticmethod
-    def required_files(model: str) -> list[Path]:
-        """Return the config.json of a captioner (Hub name or folder) without building it.
-
-        Raises:
-            MissingCaptionerError: The weights are missing; the message names the paths and an alternative.
-        """
-        return [_find(model) / "config.json"]
-
     @torch.no_grad()
     def describe(self, segments: Tensor, prompt: str, max_new_tokens: int) -> list[str]:
         """Describe B segments with greedy decoding.
@@ -191,7 +166,7 @@ class Captioner:
         return [tidy(line) for line in self.processor.batch_decode(said, skip_special_tokens=True)]
 
 
-def load_captioner(model: str = MODEL, device: str | None = None) -> Captioner:
+def load_captioner(model: str = CAPTION_MODEL, device: str | None = None) -> Captioner:
     """Load a captioner from a folder or from the Hugging Face cache; nothing is downloaded.
 
     Args:
@@ -201,15 +176,14 @@ def load_captioner(model: str = MODEL, device: str | None = None) -> Captioner:
 
     Raises:
         UserError: transformers is not installed.
-        MissingCaptionerError: The weights are missing; the message names the paths and an alternative.
+        MissingWeightsError: The weights are missing; the message names the paths and an alternative.
         UserError: The model cannot describe images.
     """
     try:
         from transformers import AutoModelForImageTextToText, AutoProcessor
     except ImportError as error:
         raise UserError("captioners need transformers: pip install 'tvr-lightning[audio]'") from error
-    (config,) = Captioner.required_files(model)
-    folder = config.parent
+    folder = find_captioner(model)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     try:
@@ -222,32 +196,18 @@ def load_captioner(model: str = MODEL, device: str | None = None) -> Captioner:
     return Captioner(loaded.to(device), processor, model)
 
 
-def _find(model: str) -> Path:
-    """Return the folder of a model with its config and weights."""
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        looked = [folder]
-    else:
-        import huggingface_hub
+def find_captioner(model: str) -> Path:
+    """Return the folder of a captioner (Hub name or folder) with its config and weights.
 
-        cached = huggingface_hub.try_to_load_from_cache(model, "config.json") if _is_hub_name(model) else None
-        looked = [Path(cached).parent] if isinstance(cached, str) else []
-    for found in looked:
-        if (found / "config.json").is_file() and any((found / name).exists() for name in WEIGHTS):
-            return found
-    if looked:
-        where = f"looked in {looked[0]} for config.json and one of {', '.join(WEIGHTS)}"
-    else:
-        import huggingface_hub
-
-        where = f"looked for a folder {folder.absolute()} and for {model} in {huggingface_hub.constants.HF_HUB_CACHE}"
-        if _is_hub_name(model):
-            where += f". Fill the cache on a machine with network access: `hf download {model}`"
-    raise MissingCaptionerError(f"the captioner {model} has no weights: {where}. {WITHOUT_A_MODEL}.")
-
-
-def _is_hub_name(model: str) -> bool:
-    return model.count("/") == 1 and not model.startswith((".", "/", "~"))
+    Raises:
+        MissingWeightsError: The weights are missing; the message names the paths and an alternative.
+    """
+    try:
+        return repository_folder(model, WEIGHTS)
+    except MissingWeightsError as error:
+        download = f"Fill the cache on a machine with network access: `hf download {model}`. "
+        fix = (download if is_repository(model) else "") + WITHOUT_A_MODEL
+        raise MissingWeightsError(f"the captioner {model} has no weights: {error}. {fix}.") from error
 
 
 def segment_spans(start: float, end: float, segments: int) -> list[tuple[float, float]]:
@@ -287,10 +247,10 @@ def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: Captio
         options: Prompt, segments, batch size, and file.
 
     Raises:
-        CaptionJournalError: The file was written with another model, prompt or number of segments.
-        UserError: Another process writes the file, or the disk is full or read-only.
+        UserError: The file was written with another model, prompt or number of segments, another process writes it, or
+            the disk is full or read-only.
     """
-    made_with = MadeWith(
+    provenance = Provenance(
         captioner.name,
         options.prompt,
         captioner.weights_hash,
@@ -301,8 +261,8 @@ def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: Captio
     size = max(1, options.batch_size // options.segments)
     groups = [distinct[i : i + size] for i in range(0, len(distinct), size)]
     report = CaptionReport()
-    with CaptionJournal(options.out, made_with) as journal:
-        there = journal.described
+    with CaptionJournal.open(options.out, provenance) as journal:
+        there = journal.descriptions.keys()
         report.kept = sum(video.video_id in there for video in distinct)
         # A group is described as a whole, except for videos that are already in the file.
         waiting = [kept for group in groups if (kept := [v for v in group if v.video_id not in there])]

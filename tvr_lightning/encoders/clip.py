@@ -12,7 +12,7 @@ import open_clip
 import torch
 from torch import Tensor, nn
 
-from tvr_lightning.encoders.base import EncoderPrecision, FreezeRule
+from tvr_lightning.encoders.base import EncoderPrecision
 from tvr_lightning.encoders.hub import MissingWeightsError, repository_folder
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder, no_float16
 from tvr_lightning.encoders.pretrained import (
@@ -23,7 +23,7 @@ from tvr_lightning.encoders.pretrained import (
     model_configuration,
 )
 from tvr_lightning.encoders.transformers_tokenizer import build_tokenizer, tokenizer_folder
-from tvr_lightning.encoders.weights import CONSTANTS, StateDict, load_weights, read_state_dict
+from tvr_lightning.encoders.weights import load_weights, read_state_dict
 from tvr_lightning.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -42,18 +42,14 @@ class ClipEncoder(OpenClipEncoder):
         weights: open_clip tag such as `openai` (from open_clip's cache or downloaded), local file (OpenAI archive or
             state dict; open_clip .pt, .bin or .safetensors), `folder` for the weights in a `local-dir:`, or null for
             random weights.
-        text_mask: mask padding in the text transformer (GARE, HBI).
-        encoder_precision: data type of the matrices; `float16` trains them in float16, as the released code of the
-            CLIP4Clip family does.
-        gradient_checkpointing: use less memory at the cost of time.
-        freeze: parameters that are not trained.
-        compile_towers: compile the transformers' blocks with torch.compile; the first steps then take longer.
         preprocessing: open_clip tag whose frame preprocessing applies to a weights file, if the preprocessing differs
             between the tags of the architecture.
         tokenizer: folder with the files of the text tower's tokenizer, instead of the Hugging Face Hub repository in
             open_clip's configuration.
         language: language of the captions, such as `zho_Hans`, if the tokenizer marks it (NLLB).
-        patch_shift: Move patches between neighboring frames in the attention of vision blocks 10 and 11 (UCoFiA).
+        encoder_precision: data type of the matrices; `float16` trains them in float16, as the released code of the
+            CLIP4Clip family does.
+        switches: other arguments of `OpenClipEncoder`.
 
     Raises:
         MissingWeightsError: The weights, the tokenizer or a text tower's configuration are missing and cannot be
@@ -67,40 +63,27 @@ class ClipEncoder(OpenClipEncoder):
         self,
         architecture: str = "ViT-B-32",
         weights: str | None = "openai",
-        text_mask: bool = False,
-        encoder_precision: EncoderPrecision = "float32",
-        gradient_checkpointing: bool = False,
-        freeze: FreezeRule = "none",
-        compile_towers: bool = False,
         preprocessing: str | None = None,
         tokenizer: str | None = None,
         language: str | None = None,
-        patch_shift: bool = False,
+        encoder_precision: EncoderPrecision = "float32",
+        **switches: Any,
     ):
         source = find_weights(architecture, weights, preprocessing)
         state = None if source.path is None else read_state_dict(source.path)
         configuration = model_configuration(architecture)
-        configuration["quick_gelu"] = _quick_gelu(configuration, source.quick_gelu, state)
-        text = _text_tower(architecture, configuration["text_cfg"], language)
-        words = build_tokenizer(text, architecture, _tokenizer_folder(architecture, tokenizer))
-        model = build_model({**configuration, "text_cfg": text}, encoder_precision)
-        if state is None and not do_weights_follow():
-            logger.warning("%s starts from RANDOM weights (weights: none) and is untrained", architecture)
-        elif state is not None:
+        quick_gelu = source.quick_gelu
+        if quick_gelu is None:
+            quick_gelu = configuration.get("quick_gelu", False) or (state is not None and state.openai)
+        text = _text_tower(architecture, tokenizer, language)
+        words = build_tokenizer(text, architecture)
+        model = build_model({**configuration, "text_cfg": text, "quick_gelu": quick_gelu}, encoder_precision)
+        if state is not None:
             load_weights(model, state.tensors, f"{source.path} ({architecture})")
-            _report_activation(architecture, source, configuration["quick_gelu"])
-        super().__init__(
-            model,
-            architecture,
-            source.pixels,
-            words,
-            text_mask=text_mask,
-            encoder_precision=encoder_precision,
-            gradient_checkpointing=gradient_checkpointing,
-            freeze=freeze,
-            compile_towers=compile_towers,
-            patch_shift=patch_shift,
-        )
+            _report_activation(architecture, source, quick_gelu)
+        elif not do_weights_follow():
+            logger.warning("%s starts from RANDOM weights (weights: none) and is untrained", architecture)
+        super().__init__(model, architecture, source.pixels, words, encoder_precision=encoder_precision, **switches)
 
     @classmethod
     def required_files(
@@ -114,13 +97,9 @@ class ClipEncoder(OpenClipEncoder):
     ) -> list[Path]:
         """Return the weights file and the folders of tokenizer and text tower."""
         path = find_weights(architecture, weights, preprocessing).path
-        text = _text_tower(architecture, model_configuration(architecture)["text_cfg"])
-        found = [] if path is None else [path]
-        if text.get("hf_model_name"):
-            found.append(Path(text["hf_model_name"]))
-        if text.get("hf_tokenizer_name"):
-            found.append(tokenizer_folder(text, architecture, _tokenizer_folder(architecture, tokenizer)))
-        return found
+        text = _text_tower(architecture, tokenizer)
+        folders = [Path(text[name]) for name in ("hf_model_name", "hf_tokenizer_name") if text.get(name)]
+        return folders if path is None else [path, *folders]
 
     @classmethod
     def check_trainer(
@@ -140,44 +119,6 @@ class ClipEncoder(OpenClipEncoder):
             if "timm_model_name" in vision or "hf_model_name" in text or isinstance(vision.get("layers"), list | tuple):
                 raise UserError(no_float16(architecture))
 
-    @staticmethod
-    def from_openai_state_dict(
-        state_dict: dict[str, Tensor],
-        text_mask: bool = False,
-        encoder_precision: EncoderPrecision = "float32",
-        gradient_checkpointing: bool = False,
-        freeze: FreezeRule = "none",
-        patch_shift: bool = False,
-    ) -> OpenClipEncoder:
-        """Build a vision-transformer CLIP of any size from a state dict with OpenAI's names.
-
-        Depths and widths come from the shapes, the number of heads is width // 64, and the activation is QuickGELU
-        (OpenAI CLIP, clip/model.py, `build_model`).
-
-        Args:
-            state_dict: Tensors with OpenAI's names, without a prefix.
-            text_mask: Same as for the class.
-            encoder_precision: Same as for the class.
-            gradient_checkpointing: Same as for the class.
-            freeze: Same as for the class.
-            patch_shift: Same as for the class.
-
-        Raises:
-            UserError: The names or shapes do not belong to such a CLIP.
-        """
-        tensors = {name: tensor for name, tensor in state_dict.items() if name not in CONSTANTS}
-        model = build_model(_openai_configuration(**openai_sizes(tensors)), encoder_precision)
-        load_weights(model, tensors, "the state dict")
-        return OpenClipEncoder(
-            model,
-            "openai-state-dict",
-            text_mask=text_mask,
-            encoder_precision=encoder_precision,
-            gradient_checkpointing=gradient_checkpointing,
-            freeze=freeze,
-            patch_shift=patch_shift,
-        )
-
 
 class SizedClipEncoder(OpenClipEncoder):
     """CLIP with a vision transformer of any size and random weights, which are replaced by those of a checkpoint.
@@ -195,12 +136,8 @@ class SizedClipEncoder(OpenClipEncoder):
         text_layers: Number of blocks of the text transformer.
         context_length: Maximum number of token positions.
         vocabulary: Number of token ids.
-        text_mask: Same as for `ClipEncoder`.
         encoder_precision: Same as for `ClipEncoder`.
-        gradient_checkpointing: Same as for `ClipEncoder`.
-        freeze: Same as for `ClipEncoder`.
-        compile_towers: Same as for `ClipEncoder`.
-        patch_shift: Same as for `ClipEncoder`.
+        switches: other arguments of `OpenClipEncoder`.
     """
 
     def __init__(
@@ -214,34 +151,13 @@ class SizedClipEncoder(OpenClipEncoder):
         text_layers: int,
         context_length: int,
         vocabulary: int,
-        text_mask: bool = False,
         encoder_precision: EncoderPrecision = "float32",
-        gradient_checkpointing: bool = False,
-        freeze: FreezeRule = "none",
-        compile_towers: bool = False,
-        patch_shift: bool = False,
+        **switches: Any,
     ):
-        configuration = _openai_configuration(
-            dimension=dimension,
-            vision_width=vision_width,
-            vision_layers=vision_layers,
-            patch_size=patch_size,
-            image_size=image_size,
-            text_width=text_width,
-            text_layers=text_layers,
-            context_length=context_length,
-            vocabulary=vocabulary,
-        )
-        super().__init__(
-            build_model(configuration, encoder_precision),
-            "CLIP of these sizes",
-            text_mask=text_mask,
-            encoder_precision=encoder_precision,
-            gradient_checkpointing=gradient_checkpointing,
-            freeze=freeze,
-            compile_towers=compile_towers,
-            patch_shift=patch_shift,
-        )
+        vision, text = (vision_width, vision_layers, patch_size, image_size), (text_width, text_layers)
+        configuration = openai_configuration(dimension, *vision, *text, context_length, vocabulary)
+        model = build_model(configuration, encoder_precision)
+        super().__init__(model, "CLIP of these sizes", None, None, encoder_precision=encoder_precision, **switches)
 
     def temporal_initialization(self, layers: int) -> None:
         """Return None, since the checkpoint also provides the weights of the temporal transformer."""
@@ -270,9 +186,9 @@ def build_model(configuration: dict[str, Any], encoder_precision: EncoderPrecisi
     return model
 
 
-def _text_tower(architecture: str, text: dict[str, Any], language: str | None = None) -> dict[str, Any]:
-    """Return open_clip's `text_cfg` with the folder of a transformers configuration and the captions' language."""
-    text = dict(text)
+def _text_tower(architecture: str, tokenizer: str | None = None, language: str | None = None) -> dict[str, Any]:
+    """Return open_clip's `text_cfg` with the local folders of the transformers model and tokenizer that it names."""
+    text = dict(model_configuration(architecture)["text_cfg"])
     if text.get("hf_model_name"):
         try:
             text["hf_model_name"] = str(repository_folder(text["hf_model_name"], ["config.json"], ["config.json"]))
@@ -281,6 +197,9 @@ def _text_tower(architecture: str, text: dict[str, Any], language: str | None = 
                 f"the configuration of {architecture}'s text tower {text['hf_model_name']} is missing: {error}. Fill "
                 f"the cache on a machine with network access: `hf download {text['hf_model_name']} config.json`"
             ) from error
+    if text.get("hf_tokenizer_name"):
+        source = tokenizer or local_folder(architecture) or text["hf_tokenizer_name"]
+        text["hf_tokenizer_name"] = str(tokenizer_folder(str(source), architecture, text["hf_tokenizer_name"]))
     if language is not None:
         if not text.get("hf_tokenizer_name"):
             raise UserError(
@@ -288,18 +207,6 @@ def _text_tower(architecture: str, text: dict[str, Any], language: str | None = 
             )
         text["tokenizer_kwargs"] = {**(text.get("tokenizer_kwargs") or {}), "language": language}
     return text
-
-
-def _tokenizer_folder(architecture: str, tokenizer: str | None) -> str | None:
-    """Return the tokenizer folder from the option or a `local-dir:`, or None if the tokenizer is on the Hub."""
-    folder = local_folder(architecture)
-    return tokenizer or (None if folder is None else str(folder))
-
-
-def _quick_gelu(configuration: dict[str, Any], tag: bool | None, state: StateDict | None) -> bool:
-    if tag is not None:
-        return tag
-    return bool(configuration.get("quick_gelu", False)) or (state is not None and state.openai)
 
 
 def _report_activation(architecture: str, source: WeightSource, quick_gelu: bool) -> None:
@@ -344,8 +251,7 @@ def openai_sizes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
         raise UserError(f"not an OpenAI CLIP state dict with a vision transformer: {error}") from error
 
 
-def _openai_configuration(
-    *,
+def openai_configuration(
     dimension: int,
     vision_width: int,
     vision_layers: int,
@@ -356,21 +262,12 @@ def _openai_configuration(
     context_length: int,
     vocabulary: int,
 ) -> dict[str, Any]:
+    """Return open_clip's configuration of OpenAI's CLIP in the sizes of `SizedClipEncoder`."""
+    vision = {"width": vision_width, "layers": vision_layers, "patch_size": patch_size, "image_size": image_size}
+    text = {"width": text_width, "layers": text_layers, "context_length": context_length, "vocab_size": vocabulary}
     return {
         "embed_dim": dimension,
         "quick_gelu": True,
-        "vision_cfg": {
-            "width": vision_width,
-            "head_width": min(64, vision_width),
-            "layers": vision_layers,
-            "patch_size": patch_size,
-            "image_size": image_size,
-        },
-        "text_cfg": {
-            "context_length": context_length,
-            "vocab_size": vocabulary,
-            "width": text_width,
-            "heads": max(1, text_width // 64),
-            "layers": text_layers,
-        },
+        "vision_cfg": {**vision, "head_width": min(64, vision_width)},
+        "text_cfg": {**text, "heads": max(1, text_width // 64)},
     }

@@ -1,4 +1,4 @@
-"""Configurations and tokenizers, but not weights, from repositories on the Hugging Face Hub."""
+"""Files from repositories on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from tvr_lightning.errors import MissingAssetError
 
 PROBE_SECONDS = 5.0
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+"""Files of weights as transformers saves them."""
 
 
 class MissingWeightsError(MissingAssetError):
@@ -30,31 +32,31 @@ class MissingWeightsError(MissingAssetError):
         self.looked_for = looked_for or message
 
 
-def repository_folder(name: str, files: Sequence[str], any_of: Sequence[str]) -> Path:
+def repository_folder(name: str, any_of: Sequence[str], files: Sequence[str] = ()) -> Path:
     """Return the folder with the files of a repository: a local folder, the Hub's cache, or a download.
 
     Args:
         name: Local folder, or repository such as `google/mt5-base`.
-        files: Files to download if they are missing.
         any_of: Files of which at least one must exist.
+        files: Files to download if they are missing; without any, nothing is downloaded.
 
     Raises:
         MissingWeightsError: The files are missing and cannot be downloaded; the message names the searched places.
     """
     folder = Path(name).expanduser()
-    if _holds(folder, any_of):
-        return folder
     if folder.is_dir():
+        if any((folder / file).is_file() for file in any_of):
+            return folder
         raise MissingWeightsError(f"{folder.absolute()} contains none of {', '.join(any_of)}")
     looked = [str(folder.absolute())]
-    if name.count("/") <= 1 and not name.startswith((".", "/", "~")):
+    if is_repository(name):
         looked.append(huggingface_hub.constants.HF_HUB_CACHE)
         fetch = partial(huggingface_hub.snapshot_download, name, allow_patterns=[*files])
         with suppress(LocalEntryNotFoundError):
             found = Path(fetch(local_files_only=True))
-            if _holds(found, any_of):
+            if any((found / file).is_file() for file in any_of):
                 return found
-        if not huggingface_hub.constants.HF_HUB_OFFLINE:
+        if files and not huggingface_hub.constants.HF_HUB_OFFLINE:
             address = f"{huggingface_hub.constants.ENDPOINT}/{name}"
             try:
                 probe(address)
@@ -64,8 +66,9 @@ def repository_folder(name: str, files: Sequence[str], any_of: Sequence[str]) ->
     raise MissingWeightsError(f"looked in {', '.join(looked)}")
 
 
-def _holds(folder: Path, files: Sequence[str]) -> bool:
-    return any((folder / name).is_file() for name in files)
+def is_repository(name: str) -> bool:
+    """Return whether a name can be that of a repository on the Hub."""
+    return name.count("/") <= 1 and not name.startswith((".", "/", "~"))
 
 
 def probe(address: str) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar, get_args
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
 import open_clip
 import torch
 from open_clip.hf_model import HFTextEncoder
+from open_clip.model import convert_weights_to_fp16
 from open_clip.transformer import Attention, ResidualAttentionBlock, Transformer, VisionTransformer
 from torch import Tensor, nn
+from typing_extensions import override
 
 from tvr_lightning.data.batch import Media, Tokens
 from tvr_lightning.encoders.base import Encoder, EncoderPrecision, FreezeRule, TemporalInitialization
@@ -17,7 +21,7 @@ from tvr_lightning.encoders.compiled import compile_blocks
 from tvr_lightning.encoders.patch_shift import PatchShift
 from tvr_lightning.encoders.pixels import PixelPreparation
 from tvr_lightning.encoders.text_towers import encode_text
-from tvr_lightning.encoders.tokenizer import CaptionTokens, ClipTokenizer, Tokenizer, word_mask
+from tvr_lightning.encoders.tokenizer import ClipTokenizer, Tokenizer, word_mask
 from tvr_lightning.encoders.vision_towers import encode_images
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
@@ -33,6 +37,13 @@ EMBEDDINGS = re.compile(
     r"|visual\.(class_embedding$|positional_embedding$|attnpool\.positional_embedding$|ln_pre\.)"
     r"|visual\.trunk\.(cls_token|reg_token|pos_embed|norm_pre)\b"
 )
+FROZEN: dict[FreezeRule, tuple[re.Pattern[str], ...]] = {
+    "none": (),
+    "clip4clip": (STEM, EMBEDDINGS),
+    "conv1": (STEM,),
+    "all": (re.compile(""),),
+}
+"""Patterns for the beginnings of the names of frozen parameters."""
 
 
 class OpenClipEncoder(Encoder):
@@ -103,13 +114,18 @@ class OpenClipEncoder(Encoder):
         self.register_buffer("pixel_mean", torch.tensor(pixels.mean).view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_std", torch.tensor(pixels.std).view(3, 1, 1), persistent=False)
         if gradient_checkpointing:
-            self._checkpoint_blocks()
+            model.visual.set_grad_checkpointing(True)
+            tower = self._text.transformer
+            if isinstance(self._text, HFTextEncoder):  # whose own switch is deprecated since transformers 5
+                getattr(tower, "activation_checkpointing_enable", tower.gradient_checkpointing_enable)()
+            else:
+                tower.grad_checkpointing = True
         if encoder_precision == "float16":
             if not isinstance(model.visual, VisionTransformer) or isinstance(self._text, HFTextEncoder):
                 raise UserError(no_float16(name))
             convert_weights(model)
         elif encoder_precision != "float32":
-            raise UserError(f"encoder_precision is {encoder_precision!r}; expected one of {get_args(EncoderPrecision)}")
+            raise UserError(f"encoder_precision is {encoder_precision!r}; expected float32 or float16")
         self.freeze(freeze)
         self.patch_shift = PatchShift(model.visual, name) if patch_shift else None
         if compile_towers:
@@ -120,25 +136,12 @@ class OpenClipEncoder(Encoder):
         return self.clip if isinstance(self.clip, open_clip.CLIP) else self.clip.text
 
     @property
+    @override
     def text_preparation(self) -> str:
-        """Vocabulary and cleaning of the captions, for fingerprints."""
         return self.tokenizer.describe()
 
-    def _checkpoint_blocks(self) -> None:
-        self.clip.visual.set_grad_checkpointing(True)
-        tower = self._text.transformer
-        if isinstance(self._text, HFTextEncoder):
-            newer = getattr(tower, "activation_checkpointing_enable", None)  # since transformers 5
-            (newer or tower.gradient_checkpointing_enable)()
-        else:
-            tower.grad_checkpointing = True
-
+    @override
     def encode_captions(self, captions: list[str], words: int) -> TextFeatures:
-        """Tokenize N captions to `words` positions and encode them; shapes as in `encode_text`.
-
-        Raises:
-            UserError: The model's vocabulary is smaller than the tokenizer's, or `words` does not fit.
-        """
         rows = self.clip.vocab_size if isinstance(self.clip, open_clip.CLIP) else self._text.vocab_size
         if rows < self.tokenizer.vocabulary_size:
             raise UserError(
@@ -147,16 +150,12 @@ class OpenClipEncoder(Encoder):
             )
         return self.encode_tokenised(self.tokenizer.encode(captions, words), words)
 
-    def caption_tokens(self, words: int) -> CaptionTokens:
-        """Return the tokenizer for worker processes, with W positions."""
-        return CaptionTokens(self.tokenizer, self.positions(words))
+    @override
+    def caption_tokens(self, words: int) -> Callable[[list[str]], Tokens]:
+        return partial(self.tokenizer.encode, words=self.positions(words))
 
+    @override
     def encode_tokenised(self, tokens: Tokens, words: int) -> TextFeatures:
-        """Encode the token ids of N captions with `words` positions, and count the truncated captions.
-
-        Raises:
-            UserError: The captions were tokenized to another number of positions.
-        """
         if tokens.ids.shape[1] != words:
             raise UserError(f"captions are tokenized to {tokens.ids.shape[1]} positions; expected {words}")
         self.tokenizer.count_truncated(tokens)
@@ -178,15 +177,13 @@ class OpenClipEncoder(Encoder):
         sentence, words = encode_text(self._text, ids, mask, self.text_mask, self.tokenizer.pad_id)
         return TextFeatures(_single(sentence), _single(words), mask)
 
+    @override
     def encode_media(self, media: Media, patches: bool = False) -> VideoFeatures:
-        """Normalize pixels from 0 to 255 on the encoder's device and encode them; shapes as in `encode_video`.
-
-        Padded frames are zero after normalization, as in the released loaders: the mean color, not black.
-        """
         pixels = media.pixels.to(self.pixel_mean.device, non_blocking=True)
         if pixels.dtype not in (torch.uint8, torch.float16):
             raise UserError(f"pixels are {pixels.dtype}; expected uint8 or float16 from 0 to 255")
         frame_mask = media.frame_mask.to(pixels.device)
+        # Padded frames are zero after normalization, as in the released loaders: the mean color, not black.
         normalized = self._normalized(pixels).masked_fill_(~frame_mask[:, :, None, None, None], 0.0)
         return self.encode_pixels(normalized, frame_mask, patches)
 
@@ -225,15 +222,8 @@ class OpenClipEncoder(Encoder):
         frames, cells = encode_images(self.clip.visual, pixels, patches)
         return VideoFeatures(_single(frames), frame_mask.bool(), None if cells is None else _single(cells))
 
+    @override
     def temporal_initialization(self, layers: int) -> TemporalInitialization | None:
-        """Return the first `layers` blocks and the positional embedding of the text transformer, as float32 copies.
-
-        Returns:
-            None if the blocks are not CLIP's own, or their width differs from the D of the frames.
-
-        Raises:
-            UserError: The text transformer has fewer blocks.
-        """
         if isinstance(self._text, HFTextEncoder):
             return None
         blocks = list(self._text.transformer.resblocks)
@@ -246,31 +236,20 @@ class OpenClipEncoder(Encoder):
         embedding = self._text.positional_embedding.detach().float().clone()
         return TemporalInitialization(states[:layers], embedding, _heads(blocks[0]))
 
+    @override
     def initial_logit_scale(self) -> float:
-        """Return the logarithm of the temperature factor from the weights."""
         return self._initial_logit_scale
 
+    @override
     def initial_logit_bias(self) -> float:
-        """Return the logit bias of SigLIP's weights, 0 for other weights."""
         return self._initial_logit_bias
 
+    @override
     def freeze(self, rule: FreezeRule) -> None:
-        """Set the trainable parameters; each call replaces the previous rule.
-
-        Raises:
-            UserError: The rule is unknown.
-        """
-        if rule not in get_args(FreezeRule):
-            raise UserError(f"freeze is {rule!r}; expected one of {', '.join(get_args(FreezeRule))}")
+        if rule not in FROZEN:
+            raise UserError(f"freeze is {rule!r}; expected one of {', '.join(FROZEN)}")
         for name, parameter in self.clip.named_parameters():
-            stem = STEM.match(name) is not None
-            frozen = {
-                "none": False,
-                "all": True,
-                "conv1": stem,
-                "clip4clip": stem or EMBEDDINGS.match(name) is not None,
-            }
-            parameter.requires_grad_(not frozen[rule])
+            parameter.requires_grad_(not any(part.match(name) for part in FROZEN[rule]))
 
     def train(self: E, mode: bool = True) -> E:
         """Set the training mode; batch norms and dropout of a frozen encoder stay in eval mode."""
@@ -279,11 +258,9 @@ class OpenClipEncoder(Encoder):
             self.clip.eval()
         return self
 
+    @override
     def configuration(self) -> dict[str, object]:
-        """Return activations, heads, image size, pixel statistics, text cleaning and the switches that affect features.
-
-        Settings that earlier versions fixed are omitted if they equal CLIP's, so that existing stores stay valid.
-        """
+        # Settings that earlier versions fixed are omitted if they equal CLIP's, so that existing stores stay valid.
         modules = list(self.clip.modules())
         found: dict[str, object] = {
             "activations": sorted({type(m).__name__ for m in modules if type(m).__name__.endswith("GELU")}),
@@ -311,10 +288,10 @@ class OpenClipEncoder(Encoder):
         return found
 
     @classmethod
+    @override
     def check_trainer(
         cls, precision: str, strategy: str, *, encoder_precision: EncoderPrecision = "float32", **options: Any
     ) -> None:
-        """Refuse mixed precision and sharding of float16 weights."""
         if encoder_precision != "float16":
             return
         sharded = any(part in strategy.lower() for part in ("fsdp", "model_parallel", "modelparallel", "deepspeed"))
@@ -366,14 +343,8 @@ def convert_weights(model: nn.Module) -> None:
     The transformers then take positions as the first dimension, as released, so that sums over tokens are rounded in
     the same order.
     """
+    convert_weights_to_fp16(model)
     for module in model.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear | nn.MultiheadAttention | Attention):
-            for parameter in module.parameters(recurse=False):
-                parameter.data = parameter.data.half()
-        for name in ("text_projection", "proj"):
-            projection = getattr(module, name, None)
-            if isinstance(projection, nn.Parameter):
-                projection.data = projection.data.half()
         if isinstance(module, Transformer):
             module.batch_first = False
             for block in module.resblocks:

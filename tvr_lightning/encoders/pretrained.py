@@ -26,6 +26,10 @@ from tvr_lightning.errors import UserError
 
 logger = logging.getLogger(__name__)
 
+WITHOUT_WEIGHTS = (
+    "If you have no weights, add `--config recipes/fixture.yaml` to train a tiny encoder from scratch on the synthetic "
+    "dataset."
+)
 _FOLLOW: ContextVar[bool] = ContextVar("weights_follow", default=False)
 
 
@@ -63,24 +67,17 @@ class WeightSource:
 
 
 def local_folder(architecture: str) -> Path | None:
-    """Return the folder in `local-dir:/path`, as saved by open_clip, or None for other names.
-
-    Raises:
-        MissingWeightsError: The folder contains no `open_clip_config.json`.
-    """
+    """Return the folder in `local-dir:/path`, as saved by open_clip, or None for other names."""
     if not architecture.startswith(LOCAL_DIR_PREFIX):
         return None
-    folder = Path(architecture.removeprefix(LOCAL_DIR_PREFIX)).expanduser()
-    if not (folder / "open_clip_config.json").is_file():
-        raise MissingWeightsError(f"architecture {architecture}: looked for {folder.absolute()}/open_clip_config.json")
-    return folder
+    return Path(architecture.removeprefix(LOCAL_DIR_PREFIX)).expanduser()
 
 
 def model_configuration(architecture: str) -> dict[str, Any]:
     """Return open_clip's configuration of an architecture, or of a folder that open_clip saved.
 
     Raises:
-        MissingWeightsError: The folder does not exist.
+        MissingWeightsError: The folder contains no configuration.
         UserError: open_clip does not know the name, or the folder's configuration cannot be read.
     """
     if architecture.startswith("hf-hub:"):
@@ -90,7 +87,7 @@ def model_configuration(architecture: str) -> dict[str, Any]:
         )
     folder = local_folder(architecture)
     if folder is not None:
-        return dict(_folder_settings(folder, "model_cfg"))
+        return dict(_saved_configuration(folder)["model_cfg"])
     configuration = open_clip.get_model_config(architecture)
     if configuration is None:
         near = difflib.get_close_matches(architecture, open_clip.list_models(), n=4, cutoff=0.4)
@@ -101,15 +98,17 @@ def model_configuration(architecture: str) -> dict[str, Any]:
     return dict(configuration)
 
 
-def _folder_settings(folder: Path, section: str) -> dict[str, Any]:
+def _saved_configuration(folder: Path) -> dict[str, Any]:
     path = folder / "open_clip_config.json"
+    if not path.is_file():
+        raise MissingWeightsError(f"architecture local-dir:{folder}: looked for {path.absolute()}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("model_cfg"), dict):
         raise UserError(f"{path} has no key 'model_cfg' with the architecture in open_clip's format")
-    return content.get(section) or {}
+    return content
 
 
 def find_weights(architecture: str, weights: str | None, preprocessing: str | None = None) -> WeightSource:
@@ -127,53 +126,47 @@ def find_weights(architecture: str, weights: str | None, preprocessing: str | No
             than the name.
     """
     configuration, folder = model_configuration(architecture), local_folder(architecture)
+    quick_gelu = bool(configuration.get("quick_gelu", False))
+    path = None if weights in (None, "none") else Path(str(weights)).expanduser()
     if folder is not None:
-        pixels = PixelPreparation.of(_folder_settings(folder, "preprocess_cfg"), f"{folder}/open_clip_config.json")
-        return WeightSource(_weights_beside(folder, weights), bool(configuration.get("quick_gelu", False)), pixels)
-    tags = _tags(architecture)
+        settings = _saved_configuration(folder).get("preprocess_cfg") or {}
+        pixels = PixelPreparation.of(settings, f"{folder}/open_clip_config.json")
+        return WeightSource(None if path is None else _folder_weights(folder, path), quick_gelu, pixels)
+    base = architecture.removesuffix("-quickgelu")
+    tags = {
+        tag: get_pretrained_cfg(name, tag)
+        for name in (base, architecture)
+        for tag in open_clip.list_pretrained_tags_by_model(name)
+    }
     if preprocessing is not None and preprocessing not in tags:
         raise UserError(f"encoder.preprocessing is {preprocessing!r}; the tags of {architecture}: {', '.join(tags)}")
-    if weights is None or weights == "none":
-        return WeightSource(None, None, _preparation(tags, preprocessing) or PixelPreparation())
-    path = Path(weights).expanduser()
-    if path.is_file():
-        agreed = _preparation(tags, preprocessing)
-        if agreed is None:
-            logger.warning(
-                "%s does not record the preprocessing of its training frames, and the tags of %s differ in it. Using "
-                "CLIP's preprocessing. Set encoder.preprocessing to the tag that it was published under: %s",
-                path,
-                architecture,
-                ", ".join(tags),
-            )
-        return WeightSource(path, None, agreed or PixelPreparation())
-    tag = tags.get(weights.lower().replace("-", "_"))
+    if path is None or path.is_file():
+        return WeightSource(path, None, _file_preparation(architecture, path, tags, preprocessing))
+    tag = tags.get(str(weights).lower().replace("-", "_"))
     if tag is None:
-        raise _unknown(architecture, weights, sorted(tags))
-    quick_gelu = bool(tag.get("quick_gelu", False))
-    if architecture.endswith("-quickgelu") and not quick_gelu:
+        raise _unknown(architecture, str(weights), path, sorted(tags))
+    trained_with_quick_gelu = bool(tag.get("quick_gelu", False))
+    if architecture.endswith("-quickgelu") and not trained_with_quick_gelu:
         raise UserError(
             f"QuickGELU mismatch: the architecture {architecture} uses QuickGELU, but open_clip's weights {weights!r} "
-            f"were trained with GELU. Use the architecture {_without_suffix(architecture)}"
+            f"were trained with GELU. Use the architecture {base}"
         )
-    pixels = PixelPreparation.of(
-        tags[preprocessing] if preprocessing else tag, f"open_clip's tag {preprocessing or weights}"
-    )
-    found = None if do_weights_follow() else _obtain(architecture, weights, tag)
+    shown = preprocessing or weights
+    pixels = PixelPreparation.of(tags[preprocessing] if preprocessing else tag, f"open_clip's tag {shown}")
+    found = None if do_weights_follow() else _obtain(architecture, str(weights), tag)
     # An architecture with QuickGELU but without it in its name (roberta-ViT-B-32) has no other weights.
-    return WeightSource(found, quick_gelu or bool(configuration.get("quick_gelu", False)), pixels)
+    return WeightSource(found, trained_with_quick_gelu or quick_gelu, pixels)
 
 
-def _weights_beside(folder: Path, weights: str | None) -> Path | None:
-    """Return the weights file for a `local-dir:`: a given file or, for `folder`, the one that open_clip saved."""
-    if weights in (None, "none") or do_weights_follow():
+def _folder_weights(folder: Path, path: Path) -> Path | None:
+    """Return the weights for a `local-dir:`: a given file or, for `folder`, the file that open_clip saved."""
+    if do_weights_follow():
         return None
-    path = Path(str(weights)).expanduser()
     if path.is_file():
         return path
-    if weights != "folder":
+    if str(path) != "folder":
         raise UserError(
-            f"encoder.weights is {weights!r}, but local-dir:{folder} has no tags. Use folder for the weights in it, "
+            f"encoder.weights is {str(path)!r}, but local-dir:{folder} has no tags. Use folder for the weights in it, "
             "a file, or null for random weights."
         )
     for name in (HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME):
@@ -182,53 +175,45 @@ def _weights_beside(folder: Path, weights: str | None) -> Path | None:
     raise MissingWeightsError(f"{folder.absolute()} contains neither {HF_SAFE_WEIGHTS_NAME} nor {HF_WEIGHTS_NAME}")
 
 
-def _without_suffix(architecture: str) -> str:
-    return architecture.removesuffix("-quickgelu")
-
-
-def _tags(architecture: str) -> dict[str, dict[str, Any]]:
-    base = _without_suffix(architecture)
-    return {
-        tag: get_pretrained_cfg(name, tag)
-        for name in (base, architecture)
-        for tag in open_clip.list_pretrained_tags_by_model(name)
-    }
-
-
-def _preparation(tags: dict[str, dict[str, Any]], preprocessing: str | None) -> PixelPreparation | None:
-    """Return the preprocessing for weights that do not record it, if all tags agree. None if they differ."""
-    named = tags if preprocessing is None else {preprocessing: tags[preprocessing]}
-    found = {PixelPreparation.of(settings, f"open_clip's tag {tag}") for tag, settings in named.items()}
-    return None if len(found) > 1 else next(iter(found), PixelPreparation())
-
-
-def _unknown(architecture: str, weights: str, tags: list[str]) -> Exception:
-    if "/" in weights or os.sep in weights or Path(weights).suffix in (".pt", ".pth", ".bin", ".safetensors"):
-        return MissingWeightsError(
-            f"encoder.weights names the file {weights}, looked for at {Path(weights).expanduser().absolute()}: no such "
-            "file. Expected an OpenAI archive or state dict (.pt), or an open_clip checkpoint (.pt, .bin, "
-            f".safetensors) of {architecture}. " + _way_out(),
-            looked_for=f"no weights file {weights}: looked for {Path(weights).expanduser().absolute()}",
+def _file_preparation(
+    architecture: str, path: Path | None, tags: dict[str, dict[str, Any]], preprocessing: str | None
+) -> PixelPreparation:
+    """Return the preprocessing for weights that do not record it: that of the tags, or CLIP's if they differ."""
+    named = [preprocessing] if preprocessing else list(tags)
+    found = {PixelPreparation.of(tags[tag], f"open_clip's tag {tag}") for tag in named}
+    if len(found) > 1 and path is not None:
+        logger.warning(
+            "%s does not record the preprocessing of its training frames, and the tags of %s differ in it. Using "
+            "CLIP's preprocessing. Set encoder.preprocessing to the tag that it was published under: %s",
+            path,
+            architecture,
+            ", ".join(tags),
         )
-    return ValueError(
+    return found.pop() if len(found) == 1 else PixelPreparation()
+
+
+def _unknown(architecture: str, weights: str, path: Path, tags: list[str]) -> UserError:
+    if "/" in weights or os.sep in weights or path.suffix in (".pt", ".pth", ".bin", ".safetensors"):
+        return MissingWeightsError(
+            f"encoder.weights names the file {weights}, looked for at {path.absolute()}: no such file. Expected an "
+            "OpenAI archive or state dict (.pt), or an open_clip checkpoint (.pt, .bin, .safetensors) of "
+            f"{architecture}. {WITHOUT_WEIGHTS}",
+            looked_for=f"no weights file {weights}: looked for {path.absolute()}",
+        )
+    return UserError(
         f"encoder.weights is {weights!r}: no file of that name and no open_clip tag of {architecture}; its tags: "
         + (", ".join(tags) or "none")
     )
 
 
-def _way_out() -> str:
-    return (
-        "If you have no weights, add `--config recipes/fixture.yaml` to train a tiny encoder from scratch on the "
-        "synthetic dataset."
-    )
-
-
 def _obtain(architecture: str, weights: str, tag: dict[str, Any]) -> Path:
+    """Return the file of a tag from a cache or a download, which is tried only if the server responds."""
     looked: list[str] = []
     cause: Exception | None = None
-    if tag.get("hf_hub"):
-        repository, filename = os.path.split(tag["hf_hub"])
-        for name in _hub_names(filename):
+    repository, filename = os.path.split(tag.get("hf_hub", ""))
+    if repository:
+        safe = str(Path(filename).with_suffix(".safetensors")) if filename else HF_SAFE_WEIGHTS_NAME
+        for name in (safe, filename or HF_WEIGHTS_NAME):
             cached = huggingface_hub.try_to_load_from_cache(repository, name)
             if isinstance(cached, str):
                 return Path(cached)
@@ -238,7 +223,9 @@ def _obtain(architecture: str, weights: str, tag: dict[str, Any]) -> Path:
         if cached_file.is_file():
             return Path(download_pretrained(tag, prefer_hf_hub=False))  # verifies the checksum in the URL
         looked.append(str(cached_file))
-    for prefer_hub, address in ((True, _hub_address(tag)), (False, tag.get("url"))):
+    online = repository and not huggingface_hub.constants.HF_HUB_OFFLINE
+    hub = f"{huggingface_hub.constants.ENDPOINT}/{repository}" if online else None
+    for prefer_hub, address in ((True, hub), (False, tag.get("url"))):
         if not address:
             continue
         try:
@@ -251,18 +238,6 @@ def _obtain(architecture: str, weights: str, tag: dict[str, Any]) -> Path:
     raise MissingWeightsError(
         f"{looked_for}. Expected: any file of that checkpoint as encoder.weights=/path/to/{architecture}.pt (OpenAI "
         "archive or state dict, open_clip .pt or .safetensors), or the Hugging Face cache filled on a machine with "
-        f"network access. {_way_out()}",
+        f"network access. {WITHOUT_WEIGHTS}",
         looked_for=looked_for,
     ) from cause
-
-
-def _hub_names(filename: str) -> list[str]:
-    if not filename:
-        return [HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME]
-    return [str(Path(filename).with_suffix(".safetensors")), filename]
-
-
-def _hub_address(tag: dict[str, Any]) -> str | None:
-    if not tag.get("hf_hub") or huggingface_hub.constants.HF_HUB_OFFLINE:
-        return None
-    return f"{huggingface_hub.constants.ENDPOINT}/{os.path.split(tag['hf_hub'])[0]}"

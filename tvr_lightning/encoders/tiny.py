@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tvr_lightning.encoders.base import EncoderPrecision, FreezeRule
+from tvr_lightning.encoders.base import EncoderPrecision
 from tvr_lightning.encoders.clip import build_model
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
@@ -30,13 +30,10 @@ class TinyClipEncoder(OpenClipEncoder):
         vision_layers: number of blocks of the vision transformer.
         patch_size: side of a patch in pixels.
         context_length: maximum number of token positions.
-        text_mask: same as in `ClipEncoder`.
-        encoder_precision: same as in `ClipEncoder`.
-        gradient_checkpointing: same as in `ClipEncoder`.
-        freeze: same as in `ClipEncoder`.
-        compile_towers: same as in `ClipEncoder`.
         trained_in: checkpoint of a run of any method whose encoder of this size provides the initial weights; None for
             random weights.
+        encoder_precision: same as in `ClipEncoder`.
+        switches: other arguments of `OpenClipEncoder`.
 
     Raises:
         MissingWeightsError: The checkpoint does not exist.
@@ -51,12 +48,9 @@ class TinyClipEncoder(OpenClipEncoder):
         vision_layers: int = 4,
         patch_size: int = 16,
         context_length: int = 77,
-        text_mask: bool = False,
-        encoder_precision: EncoderPrecision = "float32",
-        gradient_checkpointing: bool = False,
-        freeze: FreezeRule = "none",
         trained_in: str | None = None,
-        compile_towers: bool = False,
+        encoder_precision: EncoderPrecision = "float32",
+        **switches: Any,
     ):
         if width <= 0 or width % 64:
             raise UserError(f"TinyClipEncoder.width is {width}; expected a multiple of 64")
@@ -64,28 +58,12 @@ class TinyClipEncoder(OpenClipEncoder):
             raise UserError(f"TinyClipEncoder.image_size {image_size} must be a multiple of patch_size {patch_size}")
         configuration = {
             "embed_dim": width,
-            "vision_cfg": {
-                "width": width,
-                "layers": vision_layers,
-                "patch_size": patch_size,
-                "image_size": image_size,
-            },
-            "text_cfg": {
-                "width": width,
-                "heads": width // 64,
-                "layers": text_layers,
-                "context_length": context_length,
-            },
+            "vision_cfg": {"width": width, "layers": vision_layers, "patch_size": patch_size, "image_size": image_size},
+            "text_cfg": {"width": width, "layers": text_layers, "heads": width // 64, "context_length": context_length},
         }
-        super().__init__(
-            build_model(configuration, encoder_precision),
-            "tiny",
-            text_mask=text_mask,
-            encoder_precision=encoder_precision,
-            gradient_checkpointing=gradient_checkpointing,
-            freeze=freeze,
-            compile_towers=compile_towers,
-        )
+        model = build_model(configuration, encoder_precision)
+        precision = encoder_precision
+        super().__init__(model, "tiny", None, None, encoder_precision=precision, patch_shift=False, **switches)
         for path in self.required_files(trained_in=trained_in):
             self._start_from(path)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from functools import lru_cache
 
 import regex as re
@@ -91,8 +90,17 @@ class Tokenizer(ABC):
         """Count the truncated captions among N, and report the first one."""
         words = tokens.ids.shape[1]
         for caption, needed in zip(tokens.captions, tokens.needed, strict=True):
-            if needed > words:
-                self._count_truncated(caption, needed, words)
+            if needed <= words:
+                continue
+            self.truncated_captions += 1
+            if self.truncated_captions == 1:
+                logger.warning(
+                    "A caption needs %d token positions and is truncated to %d before EOT: %r. Others are only counted "
+                    "(truncated_captions).",
+                    needed,
+                    words,
+                    caption,
+                )
 
     def needed(self, caption: str) -> int:
         """Return the number of positions that a caption needs, including start and end."""
@@ -101,34 +109,6 @@ class Tokenizer(ABC):
     def pieces(self, caption: str, words: int) -> list[str]:
         """Return the text of each of the W = `words` positions of a caption, without padding."""
         return [self.piece(token) for token in self.tokens(caption, words)]
-
-    def _count_truncated(self, caption: str, needed: int, words: int) -> None:
-        self.truncated_captions += 1
-        if self.truncated_captions == 1:
-            logger.warning(
-                "A caption needs %d token positions and is truncated to %d before EOT: %r. Others are only counted "
-                "(truncated_captions).",
-                needed,
-                words,
-                caption,
-            )
-
-
-@dataclass(frozen=True)
-class CaptionTokens:
-    """Callable for worker processes that tokenizes captions to W positions each.
-
-    Attributes:
-        tokenizer: Tokenizer of the encoder.
-        words: Number of positions W, including start and end.
-    """
-
-    tokenizer: Tokenizer
-    words: int
-
-    def __call__(self, captions: list[str]) -> Tokens:
-        """Tokenize N captions."""
-        return self.tokenizer.encode(captions, self.words)
 
 
 @lru_cache

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from open_clip.tokenizer import get_clean_fn
+from open_clip.tokenizer import HFTokenizer
+from typing_extensions import override
 
 from tvr_lightning.encoders.hub import MissingWeightsError, repository_folder
 from tvr_lightning.encoders.tokenizer import ClipTokenizer, Tokenizer
@@ -22,11 +23,10 @@ VOCABULARIES = tuple(name for name in FILES if name not in (
 ))  # fmt: skip
 
 
-def build_tokenizer(text: dict[str, Any], architecture: str, source: str | None) -> Tokenizer:
-    """Build the tokenizer for open_clip's `text_cfg`, from the folder `source` if given.
+def build_tokenizer(text: dict[str, Any], architecture: str) -> Tokenizer:
+    """Build the tokenizer for open_clip's `text_cfg`, whose `hf_tokenizer_name` is a local folder.
 
     Raises:
-        MissingWeightsError: The files are missing and cannot be downloaded.
         UserError: The configuration requires an unsupported kind of tokenization.
     """
     options, context_length = dict(text.get("tokenizer_kwargs") or {}), int(text.get("context_length", 77))
@@ -36,22 +36,26 @@ def build_tokenizer(text: dict[str, Any], architecture: str, source: str | None)
         raise UserError(
             f"architecture {architecture} has the tokenizer mode {text['tokenizer_mode']!r}, which is not supported"
         )
-    return TransformersTokenizer(tokenizer_folder(text, architecture, source), context_length, **options)
+    return TransformersTokenizer(Path(text["hf_tokenizer_name"]), context_length, **options)
 
 
-def tokenizer_folder(text: dict[str, Any], architecture: str, source: str | None) -> Path:
-    """Return the folder `source`, or the folder with the tokenizer of open_clip's `text_cfg`.
+def tokenizer_folder(source: str, architecture: str, repository: str) -> Path:
+    """Return the folder of a tokenizer.
+
+    Args:
+        source: Folder, or repository on the Hub.
+        architecture: Name of the architecture, for the error.
+        repository: Repository in open_clip's configuration, for the error.
 
     Raises:
         MissingWeightsError: The files are missing and cannot be downloaded; the message contains a fix.
     """
-    name = source or text["hf_tokenizer_name"]
     try:
-        return repository_folder(name, FILES, VOCABULARIES)
+        return repository_folder(source, VOCABULARIES, FILES)
     except MissingWeightsError as error:
         raise MissingWeightsError(
-            f"the tokenizer {name} of {architecture} is missing: {error}. Fill the cache on a machine with network "
-            f"access: `hf download {text['hf_tokenizer_name']}`, or name a folder: encoder.tokenizer=/path/to/folder"
+            f"the tokenizer {source} of {architecture} is missing: {error}. Fill the cache on a machine with network "
+            f"access: `hf download {repository}`, or name a folder: encoder.tokenizer=/path/to/folder"
         ) from error
 
 
@@ -67,8 +71,7 @@ class TransformersTokenizer(Tokenizer):
         language: language of the captions, for tokenizers that mark it, such as `zho_Hans` (NLLB).
 
     Raises:
-        UserError: transformers is not installed.
-        UserError: The files do not contain a readable tokenizer.
+        UserError: transformers is not installed, or the files do not contain a readable tokenizer.
     """
 
     def __init__(
@@ -81,19 +84,18 @@ class TransformersTokenizer(Tokenizer):
     ) -> None:
         super().__init__(context_length)
         try:
-            from transformers import AutoTokenizer
-        except ImportError as error:
+            made = HFTokenizer(
+                str(folder), context_length, clean, strip_sep_token, language=language, local_files_only=True
+            )
+        except ModuleNotFoundError as error:
             raise UserError(
                 f"the tokenizer in {folder} needs transformers: pip install 'tvr-lightning[encoders]'"
             ) from error
-        try:
-            self._inner: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, ImportError, KeyError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"{folder} cannot be read as a tokenizer of transformers: {reason}") from error
-        if language is not None:
-            self._inner.set_src_lang_special_tokens(language)
-        self._clean = get_clean_fn(clean)
+        self._inner: Any = made.tokenizer
+        self._clean = made.clean_fn
         self._described = f"{clean}{', no separator' * strip_sep_token}{f', {language}' if language else ''}"
         self._dropped = self._inner.sep_token_id if strip_sep_token else None
         self.blank_end = int(strip_sep_token)
@@ -104,8 +106,8 @@ class TransformersTokenizer(Tokenizer):
         rules = json.dumps(sorted(self._inner.get_vocab().items())) if backend is None else backend.to_str()
         self._digest = hashlib.sha256(rules.encode()).hexdigest()[:12]
 
+    @override
     def tokens(self, caption: str, words: int | None = None) -> list[int]:
-        """Return the ids of a caption, including those that the tokenizer adds, truncated to `words` ids."""
         cut = {} if words is None else {"truncation": True, "max_length": words}
         found = self._inner(self._clean(caption), verbose=False, **cut)["input_ids"]
         if self._dropped is None:
@@ -114,10 +116,10 @@ class TransformersTokenizer(Tokenizer):
         kept = [self.pad_id if token == self._dropped else token for token in found]
         return kept[:-1] if found[-1] == self._dropped else kept
 
+    @override
     def piece(self, token: int) -> str:
-        """Return the text of a token."""
         return str(self._inner.decode([token])).strip()
 
+    @override
     def describe(self) -> str:
-        """Return the class, a hash of vocabulary and rules, and the cleaning."""
         return f"{type(self._inner).__name__} {self._digest}, {self._described}"

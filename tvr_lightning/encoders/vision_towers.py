@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from open_clip.modified_resnet import ModifiedResNet
 from open_clip.timm_model import TimmModel
 from open_clip.transformer import VisionTransformer
@@ -47,9 +46,7 @@ def encode_images(visual: Any, pixels: Tensor, patches: bool) -> Features:
 
 def _vision_transformer(visual: Any, pixels: Tensor, patches: bool) -> Features:
     """Return CLIP's `ln_post(tokens) @ proj`; the frame is at CLS, averaged (CLIPA), or pooled by attention (CoCa)."""
-    x = visual.conv1(pixels.flatten(0, 1).to(visual.conv1.weight.dtype)).flatten(2).transpose(1, 2)
-    x = torch.cat([visual.class_embedding.to(x.dtype).expand(len(x), 1, -1), x], dim=1)
-    x = visual.transformer(visual.ln_pre(visual.patch_dropout(x + visual.positional_embedding.to(x.dtype))))
+    x = visual.transformer(visual._embeds(pixels.flatten(0, 1).to(visual.conv1.weight.dtype)))
     # Projected separately and last, so that the features are not views.
     pooled = None if visual.attn_pool is None else visual._pool(x)[0].unflatten(0, pixels.shape[:2])
     x = x.unflatten(0, pixels.shape[:2])

@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
 from tvr_lightning.data.audio_alignment import SHORTEST_WAVEFORM
 from tvr_lightning.data.batch import AudioInput
 from tvr_lightning.encoders.audio import AudioEncoder, pool_steps
-from tvr_lightning.encoders.hub import MissingWeightsError
+from tvr_lightning.encoders.hub import WEIGHTS, MissingWeightsError, repository_folder
 from tvr_lightning.errors import UserError
-
-if TYPE_CHECKING:
-    from transformers import Wav2Vec2Config
 
 Wav2Vec2Size = Literal["base", "large"]
 
@@ -50,22 +48,13 @@ class _Wav2Vec2Encoder(AudioEncoder):
         self.requires_grad_(False)
         self.model.freeze_feature_encoder()  # otherwise it requires gradients of the waveform in train mode
 
+    @override
     def encode_input(self, audio: AudioInput) -> Tensor:
-        """Encode each clip at its own length and pool its vectors per frame.
-
-        Clips are not padded into one batch, because the group normalization of the base model runs over time, so that
-        padding would change the features.
-
-        Args:
-            audio: Audio with values (M, T).
-
-        Returns:
-            Vectors (M, F, D_a).
-        """
         self._check(audio)
         weight = self.model.feature_projection.projection.weight
         frames = audio.windows.shape[1]
         features = weight.new_zeros(len(audio), frames, self.dimension)
+        # Padding clips into one batch would change the features: the base model's group normalization runs over time.
         for clip in audio.mask.any(dim=1).nonzero().flatten().tolist():
             samples, steps = int(audio.samples[clip]), int(audio.steps[clip])
             waveform = audio.values[clip : clip + 1, : max(samples, SHORTEST_WAVEFORM)]
@@ -82,8 +71,8 @@ class _Wav2Vec2Encoder(AudioEncoder):
         centred = waveform - waveform.mean()
         return centred / torch.sqrt(centred.square().mean() + 1e-7)
 
+    @override
     def configuration(self) -> dict[str, object]:
-        """Return the model's own configuration and whether the waveform is normalized."""
         config = self.model.config
         shape = (config.num_attention_heads, config.num_hidden_layers, config.feat_extract_norm, config.hidden_act)
         return {"name": "wav2vec2", "shape": shape, "normalize": self.normalize}
@@ -98,19 +87,19 @@ class Wav2Vec2Encoder(_Wav2Vec2Encoder):
             cache of `facebook/wav2vec2-<size>`, or null or "none" for random weights.
 
     Raises:
-        UserError: transformers is not installed.
         MissingWeightsError: The folder does not exist; the message names the searched paths.
-        UserError: The weights have another size or are incomplete.
+        UserError: transformers is not installed, or the weights have another size or are incomplete.
     """
 
     def __init__(self, size: Wav2Vec2Size = "base", weights: str | None = "facebook") -> None:
-        folder = next((path.parent for path in self.required_files(size=size, weights=weights)), None)
-        if folder is None:
-            super().__init__(_build(_random_config(size)), normalize=True)
-            logger.warning("wav2vec2 %s starts from RANDOM weights (weights: none) and is untrained", size)
+        if weights not in (None, "none"):
+            folder = find_wav2vec2_weights(size, str(weights))
+            super().__init__(_load(folder, size), _normalizes(folder))
+            logger.info("wav2vec2 %s: weights from %s", size, folder)
             return
-        super().__init__(_load(folder, size), _normalizes(folder))
-        logger.info("wav2vec2 %s: weights from %s", size, folder)
+        width, heads, layers = SIZES[size]
+        super().__init__(_build(width, heads, layers, intermediate_size=4 * width), normalize=True)
+        logger.warning("wav2vec2 %s starts from RANDOM weights (weights: none) and is untrained", size)
 
     @classmethod
     def required_files(cls, *, size: str = "base", weights: str | None = "facebook", **options: Any) -> list[Path]:
@@ -127,42 +116,29 @@ class TinyWav2Vec2Encoder(_Wav2Vec2Encoder):
         layers: number of transformer blocks.
 
     Raises:
-        UserError: transformers is not installed.
-        UserError: `width` is not such a multiple.
+        UserError: transformers is not installed, or `width` is not such a multiple.
     """
 
     def __init__(self, width: int = 64, heads: int = 2, layers: int = 2) -> None:
         if width <= 0 or width % 16 or width % heads:
             raise UserError(f"TinyWav2Vec2Encoder.width is {width}; expected a multiple of 16 and of heads ({heads})")
-        config = _config(
-            hidden_size=width,
-            num_attention_heads=heads,
-            num_hidden_layers=layers,
-            intermediate_size=2 * width,
-            conv_dim=(width // 2,) * 7,
-            num_conv_pos_embeddings=16,
-            num_conv_pos_embedding_groups=4,
-        )
-        super().__init__(_build(config), normalize=True)
+        positions = {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}
+        model = _build(width, heads, layers, intermediate_size=2 * width, conv_dim=(width // 2,) * 7, **positions)
+        super().__init__(model, normalize=True)
 
 
-def _config(**settings: Any) -> Wav2Vec2Config:
+def _transformers() -> Any:
     try:
-        from transformers import Wav2Vec2Config
+        import transformers
     except ImportError as error:
         raise UserError("wav2vec2 needs transformers: pip install 'tvr-lightning[audio]'") from error
-    return Wav2Vec2Config(**settings, **SILENT)
+    return transformers
 
 
-def _build(config: Wav2Vec2Config) -> Any:
-    from transformers import Wav2Vec2Model
-
-    return Wav2Vec2Model(config)
-
-
-def _random_config(size: str) -> Wav2Vec2Config:
-    width, heads, layers = SIZES[size]
-    return _config(hidden_size=width, num_attention_heads=heads, num_hidden_layers=layers, intermediate_size=4 * width)
+def _build(width: int, heads: int, layers: int, **settings: Any) -> Any:
+    """Return a randomly initialized model."""
+    library, shape = _transformers(), {"num_attention_heads": heads, "num_hidden_layers": layers}
+    return library.Wav2Vec2Model(library.Wav2Vec2Config(hidden_size=width, **shape, **settings, **SILENT))
 
 
 def find_wav2vec2_weights(size: str, weights: str) -> Path:
@@ -171,35 +147,22 @@ def find_wav2vec2_weights(size: str, weights: str) -> Path:
     Raises:
         MissingWeightsError: The folder does not exist; the message names the searched paths and a fix.
     """
-    if weights != "facebook":
-        folder = Path(weights).expanduser()
-        looked = str(folder.absolute() / "config.json")
-        if (folder / "config.json").is_file():
-            return folder
-    else:
-        import huggingface_hub
-
-        repository = f"facebook/wav2vec2-{size}"
-        cached = huggingface_hub.try_to_load_from_cache(repository, "config.json")
-        if isinstance(cached, str):
-            return Path(cached).parent
-        looked = f"{huggingface_hub.constants.HF_HUB_CACHE} ({repository})"
-    width, _, layers = SIZES[size]
-    raise MissingWeightsError(
-        f"wav2vec2 {size} (width {width}, {layers} layers) has no weights: looked for {looked}. Expected a folder with "
-        "config.json and model.safetensors or pytorch_model.bin as saved by transformers. Fill the cache on a machine "
-        f"with network access: `hf download facebook/wav2vec2-{size}`, or name a folder: "
-        "audio_encoder.weights=/path/to/folder. null means random weights."
-    )
+    try:
+        return repository_folder(f"facebook/wav2vec2-{size}" if weights == "facebook" else weights, WEIGHTS)
+    except MissingWeightsError as error:
+        width, _, layers = SIZES[size]
+        raise MissingWeightsError(
+            f"wav2vec2 {size} (width {width}, {layers} layers) has no weights: {error}. Fill the cache on a machine "
+            f"with network access: `hf download facebook/wav2vec2-{size}`, or name a folder saved by transformers: "
+            "audio_encoder.weights=/path/to/folder. null means random weights."
+        ) from error
 
 
 def _load(folder: Path, size: str) -> Any:
-    _config()  # shows first what to install
-    from transformers import Wav2Vec2Model
-
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    library = _transformers()
+    config = library.Wav2Vec2Config.from_pretrained(folder, local_files_only=True)
     width, _, layers = SIZES[size]
-    found = (config.get("hidden_size"), config.get("num_hidden_layers"))
+    found = (config.hidden_size, config.num_hidden_layers)
     if found != (width, layers):
         fitting = [name for name, (w, _, n) in SIZES.items() if (w, n) == found]
         hint = f"; set audio_encoder.size to {fitting[0]}" if fitting else ""
@@ -207,12 +170,9 @@ def _load(folder: Path, size: str) -> Any:
             f"{folder / 'config.json'} is not wav2vec2 {size}: expected width {width} and {layers} layers, found width "
             f"{found[0]} and {found[1]} layers{hint}"
         )
-    if not any((folder / name).exists() for name in ("model.safetensors", "pytorch_model.bin")):
-        raise MissingWeightsError(f"{folder} contains config.json, but neither model.safetensors nor pytorch_model.bin")
-    loaded: Any = Wav2Vec2Model.from_pretrained(
+    model, report = library.Wav2Vec2Model.from_pretrained(
         folder, local_files_only=True, weights_only=True, output_loading_info=True, **SILENT
     )
-    model, report = loaded
     absent = sorted(set(report["missing_keys"]) - {"masked_spec_embed"})  # pre-training alone uses it, for masking
     if absent:
         raise UserError(f"{len(absent)} tensors of wav2vec2 {size} are missing in {folder}: {', '.join(absent[:8])}")

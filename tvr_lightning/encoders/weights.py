@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import open_clip
 import torch
 from open_clip.convert import convert_state_dict
+from open_clip.model import CustomTextCLIP, convert_to_custom_text_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -17,11 +18,14 @@ from torch import Tensor, nn
 from tvr_lightning.encoders.torchscript import archive_root, read_torchscript
 from tvr_lightning.errors import UserError
 
+UNREADABLE = (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError)
+"""Errors of torch.load on files that are not checkpoints; text that is read as a pickle can fail at any point."""
+WRAPPERS = ("state_dict", "model_state_dict", "model")
 # Tensors in OpenAI's archives in addition to the weights.
 OPENAI_FACTS = ("input_resolution", "context_length", "vocab_size")
 # Tensors that follow from the architecture; archives list the causal mask among the buffers.
 CONSTANTS = (*OPENAI_FACTS, "attn_mask", "text.attn_mask")
-LISTED = 8
+LISTED = 20
 
 
 @dataclass
@@ -39,80 +43,108 @@ class StateDict:
     openai: bool
 
 
-def read_state_dict(path: Path) -> StateDict:
-    """Read an OpenAI archive or state dict, or an open_clip checkpoint, without executing anything in it.
+def read_plain(path: Path) -> Any:
+    """Read a file of tensors and plain containers, or an OpenAI archive, without executing anything in it.
 
     Raises:
-        UserError: The file is damaged, or contains code or anything else than named tensors.
+        UserError: The file does not exist, is damaged, or contains anything else.
     """
-    root = archive_root(path)
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
     try:
         if path.suffix == ".safetensors":
-            content: Any = load_file(path)
-        elif root is not None:
-            content = read_torchscript(path, root)
-        else:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, KeyError) as error:
+            return load_file(path)
+        root = archive_root(path)
+        return read_torchscript(path, root) if root else torch.load(path, map_location="cpu", weights_only=True)
+    except UNREADABLE as error:
+        reason = (str(error) or "empty").splitlines()[0]
         raise UserError(
-            f"{path} cannot be read as weights: {error}. Expected an OpenAI archive or state dict, or an open_clip "
-            "checkpoint (.pt, .bin, .safetensors). Files are read without executing code from them."
+            f"{path} cannot be read as weights ({reason}). Expected named tensors, as saved by "
+            "torch.save(model.state_dict()), in a .safetensors file, or in an OpenAI archive. Code is never executed."
         ) from error
-    tensors = _named_tensors(path, content)
-    openai = any(name in tensors for name in OPENAI_FACTS) or _converted(tensors)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read named tensors, which may be nested under `state_dict`, `model_state_dict` or `model`.
+
+    The prefix `module.` from data-parallel training is removed.
+
+    Raises:
+        UserError: The file cannot be read, or does not contain named tensors.
+    """
+    content = read_plain(path)
+    for wrapper in WRAPPERS:
+        if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
+            content = content[wrapper]
+    if not isinstance(content, Mapping) or not content:
+        raise UserError(f"{path} contains a {type(content).__name__}, not a state dict of named tensors")
+    others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
+    if others:
+        raise UserError(f"{path}: these entries are not tensors: {listed(others)}; expected a state dict")
+    prefix = "module." if all(name.startswith("module.") for name in content) else ""
+    return {name.removeprefix(prefix): tensor for name, tensor in content.items()}
+
+
+def read_state_dict(path: Path) -> StateDict:
+    """Read an OpenAI archive or state dict, or an open_clip checkpoint; errors as in `read_tensors`."""
+    tensors = read_tensors(path)
+    matrix, norm = tensors.get("transformer.resblocks.0.attn.in_proj_weight"), tensors.get("ln_final.weight")
+    converted = matrix is not None and norm is not None and (matrix.dtype, norm.dtype) == (torch.float16, torch.float32)
+    openai = converted or any(name in tensors for name in OPENAI_FACTS)
     return StateDict({name: t for name, t in tensors.items() if name not in CONSTANTS}, openai)
 
 
-def _named_tensors(path: Path, content: Any) -> dict[str, Tensor]:
-    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
-        content = content["state_dict"]
-    if not isinstance(content, dict) or not content or not all(isinstance(v, Tensor) for v in content.values()):
-        raise UserError(f"{path} contains a {type(content).__name__}, not a state dict of named tensors")
-    if all(name.startswith("module.") for name in content):
-        content = {name.removeprefix("module."): tensor for name, tensor in content.items()}
-    return dict(content)
+def listed(names: Sequence[str]) -> str:
+    """Return up to 20 names joined by commas, and the number of further names."""
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(sorted(names)[:LISTED]) + more
 
 
-def _converted(tensors: dict[str, Tensor]) -> bool:
-    matrix, norm = tensors.get("transformer.resblocks.0.attn.in_proj_weight"), tensors.get("ln_final.weight")
-    return matrix is not None and norm is not None and (matrix.dtype, norm.dtype) == (torch.float16, torch.float32)
-
-
-def load_weights(model: nn.Module, tensors: dict[str, Tensor], source: str) -> None:
-    """Load weights into an open_clip model; names must match exactly.
+def fitted(
+    tensors: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    source: str,
+    original: Callable[[str], str] = str,
+) -> dict[str, Tensor]:
+    """Return tensors in the shapes and types of `expected`; a single element fits in any shape, scalar or (1,).
 
     Args:
-        model: `open_clip.CLIP` or `open_clip.CustomTextCLIP`.
-        tensors: Tensors by name, in the model's shapes (`logit_scale`: scalar or (1,)); other known layouts are
-            renamed as in open_clip.
-        source: Source of the tensors, for the error.
+        tensors: Tensors by name.
+        expected: State dict with the expected names, shapes and types.
+        source: Name of the file, for the error.
+        original: Function that returns the name in the file for a name in `expected`.
 
     Raises:
-        UserError: Names or shapes differ; the message lists expected and actual ones.
+        UserError: Names or shapes differ; the message lists them.
     """
-    tensors = dict(convert_state_dict(model, tensors))
-    if isinstance(model, open_clip.CustomTextCLIP) and "text_projection" in tensors:
-        tensors = {_text_name(name): tensor for name, tensor in tensors.items()}
-    expected = model.state_dict()
-    if "logit_scale" in tensors and tensors["logit_scale"].numel() == 1:
-        tensors["logit_scale"] = tensors["logit_scale"].reshape(expected["logit_scale"].shape)  # scalar or (1,)
-    missing = [f"{name} {tuple(t.shape)}" for name, t in expected.items() if name not in tensors]
-    unexpected = [f"{name} {tuple(t.shape)}" for name, t in tensors.items() if name not in expected]
-    shapes = [
-        f"{name}: expected {tuple(t.shape)}, found {tuple(tensors[name].shape)}"
-        for name, t in expected.items()
-        if name in tensors and tensors[name].shape != t.shape
-    ]
-    problems = [
-        f"{len(names)} {kind}: {', '.join(names[:LISTED])}{' ...' if len(names) > LISTED else ''}"
-        for kind, names in (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
-        if names
-    ]
-    if problems:
-        raise UserError(f"{source} does not fit the architecture. Tensors {'; '.join(problems)}")
-    model.load_state_dict(tensors)
+
+    def fits(tensor: Tensor, wanted: Tensor) -> bool:
+        return tensor.shape == wanted.shape or tensor.numel() == wanted.numel() == 1
+
+    problems = {
+        "missing": [f"{original(n)} {tuple(t.shape)}" for n, t in expected.items() if n not in tensors],
+        "unexpected": [f"{original(n)} {tuple(t.shape)}" for n, t in tensors.items() if n not in expected],
+        "of another shape": [
+            f"{original(n)}: expected {tuple(t.shape)}, found {tuple(tensors[n].shape)}"
+            for n, t in expected.items()
+            if n in tensors and not fits(tensors[n], t)
+        ],
+    }
+    found = [f"{len(names)} {kind}: {listed(names)}" for kind, names in problems.items() if names]
+    if found:
+        raise UserError(f"{source} does not fit the architecture. Tensors {'; '.join(found)}")
+    return {name: tensors[name].reshape(wanted.shape).to(wanted.dtype) for name, wanted in expected.items()}
 
 
-def _text_name(name: str) -> str:
-    parts = ("text_projection", "positional_embedding", "token_embedding", "transformer", "ln_final")
-    return f"text.{name}" if name.startswith(parts) else name
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Load weights into an open_clip model; names must match exactly, after open_clip's own renaming.
+
+    open_clip's `load_checkpoint` would silently resize position embeddings of another image size.
+
+    Raises:
+        UserError: Names or shapes differ; the message lists them.
+    """
+    tensors = dict(convert_state_dict(model, dict(tensors)))
+    if isinstance(model, CustomTextCLIP):
+        tensors = convert_to_custom_text_state_dict(tensors)
+    model.load_state_dict(fitted(tensors, model.state_dict(), source))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from tvr_lightning.data.audio_alignment import MEL_BANDS, WINDOW_STEPS
 from tvr_lightning.data.batch import AudioInput
 from tvr_lightning.encoders.audio import AudioEncoder, pool_steps
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.pretrained import do_weights_follow
+from tvr_lightning.encoders.weights import fitted, read_plain
 from tvr_lightning.errors import UserError
 
 WhisperSize = Literal["base", "small"]
@@ -40,17 +41,10 @@ class _WhisperEncoder(AudioEncoder):
         self.encoder = OpenAIAudioEncoder(MEL_BANDS, WINDOW_STEPS, width, heads, layers)
         self.requires_grad_(False)
 
+    @override
     def encode_input(self, audio: AudioInput) -> Tensor:
-        """Encode the 30 s windows that contain audio and pool their vectors per frame.
-
-        Args:
-            audio: Audio with values (M, C, 80, 3000).
-
-        Returns:
-            Vectors (M, F, D_a).
-        """
         self._check(audio)
-        clips, windows = audio.values.shape[:2]
+        clips, windows = audio.values.shape[:2]  # log-mel windows of 30 s, (M, C, 80, 3000)
         weight = self.encoder.conv1.weight
         vectors = weight.new_zeros(clips * windows, WINDOW_STEPS, self.dimension)
         last = audio.windows[..., 1].amax(dim=1, keepdim=True)
@@ -61,8 +55,8 @@ class _WhisperEncoder(AudioEncoder):
             vectors[part] = self.encoder(mel[part].to(weight.dtype))
         return pool_steps(vectors.view(clips, windows * WINDOW_STEPS, self.dimension), audio.windows)
 
+    @override
     def configuration(self) -> dict[str, object]:
-        """Return the shape of the encoder; its weights determine the rest."""
         first = self.encoder.blocks[0]
         return {"name": "whisper", "heads": first.attn.n_head, "layers": len(self.encoder.blocks)}
 
@@ -86,16 +80,14 @@ class WhisperEncoder(_WhisperEncoder):
         if not do_weights_follow():
             self.load_weights()
 
+    @override
     def load_weights(self) -> None:
-        """Load the weights that the constructor skipped."""
         if self.weights in (None, "none"):
             logger.warning("Whisper %s starts from RANDOM weights (weights: none) and is untrained", self.size)
             return
         path = find_whisper_weights(self.size, str(self.weights))
-        try:
-            self.encoder.load_state_dict(_read(path, self.size))
-        except RuntimeError as error:
-            raise UserError(f"{path} does not fit Whisper {self.size}: {error}") from error
+        tensors = _read(path, self.size)
+        self.encoder.load_state_dict(fitted(tensors, self.encoder.state_dict(), f"{path} (Whisper {self.size})"))
         logger.info("Whisper %s: weights from %s", self.size, path)
 
     @classmethod
@@ -149,28 +141,15 @@ def find_whisper_weights(size: str, weights: str) -> Path:
 
 def _read(path: Path, size: str) -> dict[str, Tensor]:
     """Return the state of the encoder without its prefix, after checking the size."""
-    try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
-        raise UserError(f"{path} cannot be read as Whisper weights: {error}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("dims"), dict):
+    content = read_plain(path)
+    dims, state = (content.get(key) if isinstance(content, dict) else None for key in ("dims", "model_state_dict"))
+    if not isinstance(dims, dict) or not isinstance(state, dict):
         raise UserError(f"{path} is not an openai-whisper checkpoint: expected the keys 'dims' and 'model_state_dict'")
-    width, heads, layers = SIZES[size]
-    expected = {
-        "n_mels": MEL_BANDS,
-        "n_audio_ctx": WINDOW_STEPS,
-        "n_audio_state": width,
-        "n_audio_head": heads,
-        "n_audio_layer": layers,
-    }
-    found = {name: content["dims"].get(name) for name in expected}
-    if found != expected:
-        differing = ", ".join(f"{n} expected {e}, found {found[n]}" for n, e in expected.items() if found[n] != e)
-        shape = tuple(found[name] for name in ("n_audio_state", "n_audio_head", "n_audio_layer"))
-        fitting = [name for name, sizes in SIZES.items() if sizes == shape]
+    found = tuple(dims.get(name) for name in ("n_audio_state", "n_audio_head", "n_audio_layer"))
+    if found != SIZES[size]:
+        fitting = [name for name, sizes in SIZES.items() if sizes == found]
         hint = f"; set audio_encoder.size to {fitting[0]}" if fitting else ""
-        raise UserError(f"{path} is not Whisper {size}: {differing}{hint}")
-    state = content.get("model_state_dict")
-    if not isinstance(state, dict):
-        raise UserError(f"{path} is not an openai-whisper checkpoint: the key 'model_state_dict' is missing")
+        raise UserError(
+            f"{path} is not Whisper {size}: expected width, heads, and layers {SIZES[size]}, found {found}{hint}"
+        )
     return {name.removeprefix("encoder."): t for name, t in state.items() if name.startswith("encoder.")}

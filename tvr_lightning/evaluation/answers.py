@@ -1,68 +1,33 @@
-"""Evaluation of video question answering: accuracy as a torchmetrics module, and result files."""
+"""Evaluation of video question answering: accuracies and result files."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.utilities.data import dim_zero_cat
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.results import SelectOn, environment, write_json_and_csv
-from tvr_lightning.evaluation.weights import Weights
+from tvr_lightning.evaluation.metrics import RecallAtK
+from tvr_lightning.evaluation.ranks import Ranks
+from tvr_lightning.evaluation.results import RunResults
 from tvr_lightning.files import write_whole
 
 
-class AnswerAccuracy(Metric):
-    """Percentage of questions that are answered correctly, a scalar.
+def answer_ranks(index: Tensor, given: Tensor, right: Tensor) -> Ranks:
+    """Return the answers to B questions as ranks, whose R@1 is the accuracy.
 
-    A question that occurs twice, because a sampler padded the last batch, counts once. In distributed evaluation, every
-    device must call `update` before `compute`, if necessary with B = 0 questions, because the update sets the state
-    dtypes.
+    Args:
+        index: Index of each question in its split, (B,) int64.
+        given: Index of the predicted answer, (B,) int64.
+        right: Index of the correct answer, (B,) int64; -1 if the correct answer is not in the vocabulary.
     """
-
-    full_state_update = False
-    higher_is_better = True
-    index: list[Tensor]
-    correct: list[Tensor]
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("index", "correct"):
-            self.add_state(name, default=[], dist_reduce_fx="cat")
-
-    def update(self, index: Tensor, given: Tensor, right: Tensor) -> None:
-        """Add the answers to B questions.
-
-        Args:
-            index: Index of each question in its split, (B,) int64.
-            given: Index of the predicted answer, (B,) int64.
-            right: Index of the correct answer, (B,) int64; -1 if the correct answer is not in the vocabulary.
-        """
-        self.index.append(index)
-        self.correct.append((given == right) & (right >= 0))
-
-    def compute(self) -> Tensor:
-        """Return the percentage.
-
-        Raises:
-            UserError: No question was answered.
-        """
-        index = dim_zero_cat(self.index) if len(self.index) else torch.zeros(0)
-        if not len(index):
-            raise UserError("AnswerAccuracy has no questions. Call update before compute.")
-        correct = dim_zero_cat(self.correct)
-        distinct, where = index.unique(return_inverse=True)
-        hit = torch.zeros_like(distinct, dtype=torch.float32).scatter_(0, where, correct.float())
-        return 100.0 * hit.mean()
+    wrong = (given != right) | (right < 0)
+    return Ranks(better=wrong.long(), tied=torch.ones_like(index), index=index)
 
 
 @dataclass
@@ -75,10 +40,9 @@ class AnswerEvaluation:
         answerable: the same percentage over the questions whose correct answer is in the vocabulary.
         majority: accuracy of always giving the most frequent training answer.
         kinds: accuracy per question word, most frequent word first.
-        questions: number of answered questions.
-        asked: number of questions in the split.
+        questions, asked: number of answered questions, and of all questions in the split.
         unknown_answers: number of answered questions whose correct answer is not in the vocabulary.
-        without_video: number of questions in the split that were not answered because their video could not be read.
+        without_video: number of questions in the split whose video could not be read.
     """
 
     accuracy: float
@@ -106,34 +70,27 @@ def evaluate_answers(
             the most frequent.
         right: Index of each correct answer; -1 if it is not in the vocabulary.
         kinds: Question word of each question.
-        asked: Number of questions in the split.
-        without_video: Number of questions in the split without a readable video.
+        asked, without_video: See `AnswerEvaluation`.
 
     Raises:
         UserError: No question was answered.
     """
     if not given:
         raise UserError(f"None of the {asked} questions was answered; {without_video} of them have no readable video.")
-    hits = [a == b and b >= 0 for a, b in zip(given, right, strict=True)]
-    known = [hit for hit, b in zip(hits, right, strict=True) if b >= 0]
-    groups: dict[str, list[bool]] = {}
-    for kind, hit in zip(kinds, hits, strict=True):
-        groups.setdefault(kind, []).append(hit)
-    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+    accuracy, index, correct = RecallAtK(1).value, torch.arange(len(given)), torch.tensor(right)
+    hits = answer_ranks(index, torch.tensor(given), correct)
+    known = correct >= 0
+    of_kind = {kind: torch.tensor([each == kind for each in kinds]) for kind in frequent_answers(kinds, len(kinds))}
     return AnswerEvaluation(
-        accuracy=_percentage(hits),
-        answerable=_percentage(known) if known else 0.0,
-        majority=100.0 * sum(b == 0 for b in right) / len(right),
-        kinds={kind: _percentage(found) for kind, found in ordered},
+        accuracy=float(accuracy(hits)),
+        answerable=float(accuracy(hits[known])) if known.any() else 0.0,
+        majority=float(accuracy(answer_ranks(index, torch.zeros_like(correct), correct))),
+        kinds={kind: float(accuracy(hits[rows])) for kind, rows in of_kind.items()},
         questions=len(hits),
         asked=asked,
-        unknown_answers=len(hits) - len(known),
+        unknown_answers=int((~known).sum()),
         without_video=without_video,
     )
-
-
-def _percentage(hits: Sequence[bool]) -> float:
-    return 100.0 * sum(hits) / len(hits)
 
 
 def frequent_answers(answers: Sequence[str], most: int) -> list[str]:
@@ -142,98 +99,51 @@ def frequent_answers(answers: Sequence[str], most: int) -> list[str]:
     return sorted(counts, key=lambda answer: (-counts[answer], answer))[:most]
 
 
-@dataclass
-class AnswerResults:
+@dataclass(kw_only=True)
+class AnswerResults(RunResults):
     """Results and conditions of a run of question answering.
 
     Attributes:
-        method: method that computed the features.
-        dataset, split, protocol: evaluated data and protocol.
-        trained_on: training dataset of the weights, if the checkpoint records it.
         evaluation: accuracies.
         learnt_answers: size of the answer vocabulary.
-        select_on: split that selected the weights, None if unknown.
-        checkpoint: file of the weights, if any.
-        skipped: files that could not be read, each with its reason.
-        config: resolved configuration.
-        precision, seed: precision and seed of the run.
-        weights: origin of the weights according to their checkpoint.
-        warnings: Conditions that limit comparisons with other results.
-        preprocessing: preparation of captions and frames: token positions requested and used, frame transform.
-        environment: package versions, git revision, machine, command and date.
     """
 
-    method: str
-    dataset: str
-    split: str
-    protocol: str
-    trained_on: str | None
     evaluation: AnswerEvaluation
     learnt_answers: int
-    select_on: SelectOn | None
-    checkpoint: str | None
-    skipped: list[str]
-    config: dict[str, Any]
-    precision: str
-    seed: int | None
-    weights: Weights = field(default_factory=lambda: Weights("unknown"))
-    warnings: list[str] = field(default_factory=list)
-    preprocessing: dict[str, Any] = field(default_factory=dict)
-    environment: dict[str, Any] = field(default_factory=lambda: environment())
-    schema: int = 1
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the row of the CSV file."""
+        row = {
+            "method": self.method,
+            "dataset": self.dataset,
+            "protocol": self.protocol,
+            "weights": self.weights.kind,
+            "select_on": self.select_on or "",
+            "accuracy": self.evaluation.accuracy,
+            "majority": self.evaluation.majority,
+        }
+        return [row | self.evaluation.kinds]
 
-def print_answer_results(results: AnswerResults, console: Console | None = None) -> None:
-    """Print the results table, followed by notes on the weights and on omitted questions."""
-    console = console or Console()
-    found = results.evaluation
-    table = Table(title=f"{results.method} on {results.dataset} ({results.protocol})")
-    columns = {"accuracy": found.accuracy, "majority answer": found.majority} | found.kinds
-    for name in columns:
-        table.add_column(name, justify="right")
-    table.add_row(*[f"{value:.1f}" for value in columns.values()])
-    console.print(table)
-    for line in answer_captions(results):
-        console.print(line, highlight=False, soft_wrap=True)
+    def table(self) -> dict[str, list[str]]:
+        """Return the cells of the printed table, which has one row."""
+        found = self.evaluation
+        columns = {"accuracy": found.accuracy, "majority answer": found.majority} | found.kinds
+        return {name: [f"{value:.1f}"] for name, value in columns.items()}
 
-
-def answer_captions(results: AnswerResults) -> list[str]:
-    """Return the lines below the table: numbers of questions, the weights, omitted questions and warnings."""
-    found = results.evaluation
-    lines = [
-        f"{found.questions} of {found.asked} questions · {results.learnt_answers} answers",
-        results.weights.caption(),
-    ]
-    if results.trained_on and results.trained_on != results.dataset:
-        lines.append(f"Cross-domain: trained on {results.trained_on}, tested on {results.dataset}")
-    if found.unknown_answers:
-        lines.append(
-            f"{found.unknown_answers} questions have an answer that is not in the training data; they count as wrong "
-            f"({found.answerable:.1f} % of the others are right)"
-        )
-    if found.without_video:
-        lines.append(f"{found.without_video} questions are omitted, since their videos could not be read")
-    if found.partial:
-        lines.append("PARTIAL: not all questions of the split were answered; not comparable with other results")
-    lines.extend(f"Warning: {mark}" for mark in [*results.warnings, *results.weights.warnings()])
-    if results.skipped:
-        lines.append(f"Skipped {len(results.skipped)} files: " + "; ".join(results.skipped[:5]))
-    return lines
-
-
-def write_answer_results(results: AnswerResults, folder: Path) -> tuple[Path, Path]:
-    """Write `results.json` (everything) and `results.csv` (one row) to `folder` and return both paths."""
-    row = {
-        "method": results.method,
-        "dataset": results.dataset,
-        "protocol": results.protocol,
-        "weights": results.weights.kind,
-        "select_on": results.select_on or "",
-        "accuracy": results.evaluation.accuracy,
-        "majority": results.evaluation.majority,
-        **results.evaluation.kinds,
-    }
-    return write_json_and_csv(asdict(results), [row], folder)
+    def notes(self) -> list[str]:
+        """Return the lines below the table, beginning with the number of questions."""
+        found = self.evaluation
+        lines = [f"{found.questions} of {found.asked} questions · {self.learnt_answers} answers"]
+        if found.unknown_answers:
+            lines.append(
+                f"{found.unknown_answers} questions have an answer that is not in the training data; they count as "
+                f"wrong ({found.answerable:.1f} % of the others are right)"
+            )
+        if found.without_video:
+            lines.append(f"{found.without_video} questions are omitted, since their videos could not be read")
+        if found.partial:
+            lines.append("PARTIAL: not all questions of the split were answered; not comparable with other results")
+        return lines
 
 
 def write_answers(path: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -1,9 +1,8 @@
 """Balance of a retrieval gallery: summed retrieval probabilities, normalization error and error rates.
 
 If the probabilities of an item add up to less than its share, its own queries miss it; if they add up to more, it is
-returned to other queries (NCL, Park et al., section 3.2). All functions read scores as streams of blocks, one direction
-at a time, with queries as rows and gallery items as columns. An item is relevant to a query if both are in the same
-group.
+returned to other queries (NCL, Park et al., section 3.2). Queries are rows and gallery items are columns. An item is
+relevant to a query if both are in the same group.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.sources import ScoreSource, best_of_gallery, gallery_logsumexp, query_logsumexp
@@ -59,25 +57,14 @@ class Balance:
 
     def plain(self) -> dict[str, float | list[float]]:
         """Return error and rates as numbers and lists for a JSON file, with -1 for bins without items."""
-        rates = self.rates
-        return {
-            "normalization_error": self.error,
-            "edges": rates.edges.tolist(),
-            "items": rates.items.tolist(),
-            "false_negative": rates.false_negative.nan_to_num(-1.0).tolist(),
-            "false_positive": rates.false_positive.nan_to_num(-1.0).tolist(),
-        }
+        rates = {name: rate.nan_to_num(-1.0).tolist() for name, rate in vars(self.rates).items()}
+        return {"normalization_error": self.error, **rates}
 
 
 def retrieval_mass(scores: ScoreSource, temperature: float) -> Tensor:
     """Return the sum of the retrieval probabilities of every gallery item, sum_i P(j | i) (NCL, section 3.2).
 
-    Args:
-        scores: Scores of Q queries against G gallery items, (Q, G).
-        temperature: Divisor gamma of the scores.
-
-    Returns:
-        Masses (G,) float64, adding up to Q.
+    Scores (Q, G) are divided by the temperature gamma; the masses (G,) float64 add up to Q.
     """
     scale = 1.0 / temperature
     return gallery_logsumexp(scores, scale, -query_logsumexp(scores, scale)).exp()
@@ -86,12 +73,8 @@ def retrieval_mass(scores: ScoreSource, temperature: float) -> Tensor:
 def matching_share(query_group: Tensor, gallery_group: Tensor) -> Tensor:
     """Return the mass of every gallery item if each query spread its probability evenly over its matches.
 
-    Args:
-        query_group: Group of each query, (Q,) int64.
-        gallery_group: Group of each gallery item, (G,) int64.
-
-    Returns:
-        Shares (G,) float64: all ones for one-to-one matches, the number of captions for videos as gallery items.
+    Groups are (Q,) and (G,) int64, shares (G,) float64: all ones for one-to-one matches, the number of captions for
+    videos as gallery items.
     """
     groups = 1 + int(torch.cat([query_group, gallery_group]).max())
     queries = torch.bincount(query_group, minlength=groups).double()
@@ -99,7 +82,7 @@ def matching_share(query_group: Tensor, gallery_group: Tensor) -> Tensor:
     return queries[gallery_group] / items[gallery_group]
 
 
-def balance(scores: ScoreSource, temperature: float, query_group: Tensor, gallery_group: Tensor, k: int = 1) -> Balance:
+def balance(scores: ScoreSource, temperature: float, query_group: Tensor, gallery_group: Tensor) -> Balance:
     """Measure the balance of the retrieval in one direction.
 
     Args:
@@ -107,12 +90,11 @@ def balance(scores: ScoreSource, temperature: float, query_group: Tensor, galler
         temperature: Divisor gamma of the scores.
         query_group: Group of each query, (Q,) int64. The matches of a query are the items of the same group.
         gallery_group: Group of each gallery item, (G,) int64.
-        k: Number of top-ranked items that count as retrieved.
     """
     query_group, gallery_group = query_group.to(scores.device), gallery_group.to(scores.device)
     mass, share = retrieval_mass(scores, temperature), matching_share(query_group, gallery_group)
     error = float((share - mass).abs().mean())
-    return Balance(error, mass, share, error_rates(mass, best_of_gallery(scores, k), query_group, gallery_group))
+    return Balance(error, mass, share, error_rates(mass, best_of_gallery(scores, 1), query_group, gallery_group))
 
 
 def error_rates(
@@ -125,12 +107,8 @@ def error_rates(
     Args:
         mass: Sums of retrieval probabilities, (G,).
         retrieved: Gallery items that each query retrieves, (Q, k) int64.
-        query_group: Group of each query, (Q,) int64. The matches of a query are the items of the same group.
-        gallery_group: Group of each gallery item, (G,) int64.
+        query_group, gallery_group: Groups (Q,) and (G,), as in `balance`.
         edges: Lower edges of the bins of mass divided by share, ascending from 0; the last bin has no upper edge.
-
-    Raises:
-        UserError: The edges do not ascend from 0.
     """
     borders = torch.tensor(edges, dtype=torch.float64, device=mass.device)
     if not len(borders) or borders[0] != 0 or not (borders[1:] > borders[:-1]).all():
@@ -149,40 +127,3 @@ def error_rates(
 
     others = (len(query_group) - relevant).clamp(min=1.0)
     return ErrorRates(borders, items, mean_in_bins(1 - hits / relevant.clamp(min=1.0)), mean_in_bins(wrong / others))
-
-
-class NormalizationError(Metric):
-    """Normalization error of one direction, accumulated over rows of scores (NCL, Eq. 5).
-
-    `update` takes scores (q, G) of some queries against the whole gallery. The state is summed over processes.
-
-    Args:
-        gallery: number G of gallery items.
-        temperature: divisor gamma of the scores.
-        share: (G,) expected sum of each item's probabilities; 1 each by default.
-
-    Raises:
-        UserError: `temperature` is not positive, or `share` is not (G,).
-    """
-
-    full_state_update = False
-    higher_is_better = False
-    mass: Tensor
-
-    def __init__(self, gallery: int, temperature: float, share: Tensor | None = None) -> None:
-        super().__init__()
-        if temperature <= 0:
-            raise UserError(f"the normalization error needs a positive temperature, got {temperature}")
-        if share is not None and share.shape != (gallery,):
-            raise UserError(f"share must be ({gallery},), one per gallery item, got {tuple(share.shape)}")
-        self.temperature = temperature
-        self.share = torch.ones(gallery, dtype=torch.float64) if share is None else share.double()
-        self.add_state("mass", default=torch.zeros(gallery, dtype=torch.float64), dist_reduce_fx="sum")
-
-    def update(self, similarity: Tensor) -> None:
-        """Add the scores (q, G) of some queries. Each query must be added only once."""
-        self.mass += (similarity.double() / self.temperature).softmax(1).sum(0)
-
-    def compute(self) -> Tensor:
-        """Return the mean absolute difference between mass and share; 0 if all items get their exact share."""
-        return (self.share.to(self.mass) - self.mass).abs().mean()

@@ -23,22 +23,21 @@ def bank_loaders(loaders: Sequence[DataLoader[Any]], size: int, seed: int) -> li
         Loaders of the sampled items, in the order of the split and with their indices in it, with equally many batches
         in every process.
     """
-    return [_limited(loader, size, seed) for loader in loaders]
-
-
-def _limited(loader: DataLoader[Any], size: int, seed: int) -> DataLoader[Any]:
-    dataset: Any = loader.dataset
-    if len(dataset) <= size:
-        return loader
-    drawn = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:size].sort().values.tolist()
-    sampler = loader.sampler
-    assert isinstance(sampler, EvaluationSampler)
-    return type(loader)(  # a subclass may re-raise errors of its workers
-        Subset(dataset, drawn),
-        batch_size=loader.batch_size,
-        sampler=EvaluationSampler(size, replicas=sampler.num_replicas, rank=sampler.rank),
-        num_workers=loader.num_workers,
-        multiprocessing_context=loader.multiprocessing_context,
-        pin_memory=loader.pin_memory,
-        collate_fn=loader.collate_fn,
-    )
+    limited = []
+    for loader in loaders:
+        dataset: Any = loader.dataset
+        if len(dataset) > size:
+            drawn = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:size].sort().values
+            sampler = loader.sampler
+            assert isinstance(sampler, EvaluationSampler)
+            loader = type(loader)(  # a subclass may re-raise errors of its workers
+                Subset(dataset, drawn.tolist()),
+                batch_size=loader.batch_size,
+                sampler=EvaluationSampler(size, replicas=sampler.num_replicas, rank=sampler.rank),
+                num_workers=loader.num_workers,
+                multiprocessing_context=loader.multiprocessing_context,
+                pin_memory=loader.pin_memory,
+                collate_fn=loader.collate_fn,
+            )
+        limited.append(loader)
+    return limited

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from tvr_lightning.errors import UserError
+from tvr_lightning.evaluation.metrics import RankMetric
 from tvr_lightning.evaluation.normalization import Normalizer
 
 
@@ -15,6 +16,7 @@ class EvaluationConfig:
 
     Attributes:
         recall: values of K for R@K, in ascending order (ActivityNet tables report R@50).
+        metrics: further metrics of each direction for the results table and logs, named by class (`RankMetric`).
         seed: seed for the random order in which texts and videos are scored, so that positions reveal nothing about
             pairs.
         memory_gib: memory budget for scoring, in GiB.
@@ -30,6 +32,7 @@ class EvaluationConfig:
     """
 
     recall: list[int] = field(default_factory=lambda: [1, 5, 10])
+    metrics: list[RankMetric] = field(default_factory=list)
     seed: int = 0
     memory_gib: float = 2.0
     top_k: int = 10
@@ -43,6 +46,9 @@ class EvaluationConfig:
             raise UserError(
                 f"evaluation.recall is {self.recall}; it must be ascending numbers of at least 1, such as [1, 5, 10]"
             )
+        names = [metric.name for metric in self.metrics]
+        if len(set(names)) < len(names):
+            raise UserError(f"evaluation.metrics has several metrics with one name ({', '.join(names)}). Rename one.")
         if self.memory_gib <= 0:
             raise UserError(f"evaluation.memory_gib must be positive, not {self.memory_gib}")
         if self.top_k < 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,191 +13,166 @@ from torch import Tensor
 
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.errors import UserError
+from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.evaluation.balance import Balance, balance
-from tvr_lightning.evaluation.metrics import sum_of_recalls, summarize
+from tvr_lightning.evaluation.metrics import RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Bank, Context, Direction, Normalizer
 from tvr_lightning.evaluation.pair_scores import LeakingScore, PairScores, Score
 from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.evaluation.sources import AdjustedSource, Adjustment, ScoreSource, Shard, TransposedSource
 from tvr_lightning.evaluation.streaming import streamed_ranks
 from tvr_lightning.evaluation.two_stage import TwoStage
-from tvr_lightning.evaluation.verdict import Verdict
-from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.features import Placed, TextFeatures, VideoFeatures, first_of_each
 
 LEAKS = "leaks ground truth"
 SHORT: dict[Direction, str] = {"text-to-video": "t2v", "video-to-text": "v2t"}
-Adjustments = tuple[Adjustment | None, Adjustment | None]
 
 
-@dataclass
-class Evaluation:
-    """Results table of a split, with the conditions it was obtained under.
+@dataclass(kw_only=True)
+class RetrievalTable:
+    """Results table of retrieval on a split, with the conditions it was obtained under.
 
     Attributes:
-        text_to_video, video_to_text: `R@K` in percent, `MdR`, `MnR` and `RSum` of each direction; NaN if nothing was
-            ranked.
+        text_to_video, video_to_text: metrics of each direction by name: `R@K` in percent, `MdR`, `MnR`, `RSum`, and
+            those of the recipe; NaN if nothing was ranked.
         sum_of_recalls: SumR, the sum of the recalls of both directions.
-        text_to_video_ranks, video_to_text_ranks: ranks per query, in the order of the split.
         dataset, split, protocol: evaluated data and protocol.
         texts, videos: number of texts and videos that were ranked.
-        texts_without_video: number of texts left out because their video was not encoded.
-        partial: True if some texts or videos of the split were not encoded.
+        partial: True if some texts or videos of the split were not ranked (limited batches, skipped files).
         post_processing: name of the score normalization, or None.
         transductive: True if the score normalization uses the test set as a whole.
-        warnings: conditions that limit comparisons with other results.
+        warnings: conditions that limit comparisons with other results, such as "leaks ground truth".
         measured: values reported by the normalization, in percent by name, such as the recall of candidates.
-        balance: balance of the retrieval in each direction; empty unless requested.
-        audit: result of the leakage audit of the method and its options, or None.
     """
 
     text_to_video: dict[str, float]
     video_to_text: dict[str, float]
     sum_of_recalls: float
-    text_to_video_ranks: Ranks
-    video_to_text_ranks: Ranks
     dataset: str
     split: str
     protocol: str
     texts: int
     videos: int
-    texts_without_video: int
     partial: bool
     post_processing: str | None = None
     transductive: bool = False
     warnings: list[str] = field(default_factory=list)
     measured: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class Evaluation(RetrievalTable):
+    """Results table of a split with the rank of every query.
+
+    Attributes:
+        text_to_video_ranks, video_to_text_ranks: ranks per query, in the order of the split.
+        texts_without_video: number of texts left out because their video was not encoded.
+        balance: balance of the retrieval in each direction; empty unless requested.
+        audit: result of the leakage audit of the method and its options, or None.
+    """
+
+    text_to_video_ranks: Ranks
+    video_to_text_ranks: Ranks
+    texts_without_video: int = 0
     balance: dict[Direction, Balance] = field(default_factory=dict)
-    audit: Verdict | None = None
+    audit: AuditResult | None = None
 
     @classmethod
     def of(
         cls,
-        rows: tuple[dict[str, float], dict[str, float]],
+        metrics: RetrievalMetrics,
         ranks: tuple[Ranks, Ranks],
         truth: GroundTruth,
         normalizer: Normalizer | None,
-        **seen: Any,
+        warnings: Sequence[str] = (),
+        **counts: Any,
     ) -> Evaluation:
         """Return the evaluation of a split.
 
         Args:
-            rows: Metrics of text-to-video and video-to-text retrieval.
+            metrics: Metrics that contain the ranks.
             ranks: Ranks of the text queries and of the video queries.
             truth: Ground truth of the split.
             normalizer: Normalizer that was applied to the scores.
-            seen: Other attributes: numbers of texts and videos, `partial` and warnings.
+            warnings: Warnings in addition to those of the dataset and the normalizer.
+            counts: Numbers of texts and videos, and `partial`.
         """
-        warnings = [*truth.warnings, *seen.pop("warnings")]
+        found = [*truth.warnings, *warnings]
         if normalizer is not None:
-            for mark in normalizer.warnings():
-                warnings.append(mark)
-                rank_zero_warn(f"{normalizer.name}: {mark}. Choose another normalization.")
-        named: dict[str, Any] = {"dataset": truth.dataset, "split": truth.split, "protocol": truth.protocol}
+            for warning in normalizer.warnings():
+                found.append(warning)
+                rank_zero_warn(f"{normalizer.name}: {warning}. Choose another normalization.")
         return cls(
-            text_to_video=rows[0],
-            video_to_text=rows[1],
-            sum_of_recalls=sum_of_recalls(*rows),
+            text_to_video={name: float(value) for name, value in metrics.text_to_video.compute().items()},
+            video_to_text={name: float(value) for name, value in metrics.video_to_text.compute().items()},
+            sum_of_recalls=float(metrics.sum_of_recalls.compute()),
             text_to_video_ranks=ranks[0],
             video_to_text_ranks=ranks[1],
+            dataset=truth.dataset,
+            split=truth.split,
+            protocol=truth.protocol,
             post_processing=normalizer.name if normalizer else None,
             transductive=normalizer.transductive if normalizer else False,
-            warnings=warnings,
-            **(named | seen),
+            warnings=found,
+            **counts,
         )
-
-    def values(self) -> dict[str, float]:
-        """Return the values to log by name: `t2v_R@1`, `SumR`, and the normalization errors if they were measured."""
-        found = {f"t2v_{name}": value for name, value in self.text_to_video.items()}
-        found |= {f"v2t_{name}": value for name, value in self.video_to_text.items()}
-        found["SumR"] = self.sum_of_recalls
-        for direction, balance_found in self.balance.items():
-            found[f"{SHORT[direction]}_normalization_error"] = balance_found.error
-        return found
-
-
-@dataclass
-class _Seen:
-    """Texts and videos that take part, in scoring order.
-
-    Attributes:
-        text_rows, video_rows: (N,), (M,) rows of the features as received.
-        text_index, video_index: (N,), (M,) indices in the split.
-        video_of_text: (N,) column of each text's video.
-        dropped: number of texts whose video was not encoded.
-        slot_sizes: number of texts per caption slot if videos are scored under their own captions, else empty.
-    """
-
-    text_rows: Tensor
-    video_rows: Tensor
-    text_index: Tensor
-    video_index: Tensor
-    video_of_text: Tensor
-    dropped: int
-    slot_sizes: list[int] = field(default_factory=list)
 
 
 class Evaluator:
     """Evaluator that scores all texts against all videos and ranks the matches.
 
     Texts and videos are scored in seeded random orders, so that positions reveal nothing about pairs. Scores are
-    computed in blocks under a memory budget, and an (N, M) matrix is kept only if it fits; the ranks are the same in
-    both cases.
+    computed in blocks, and an (N, M) matrix is kept only if it fits in the budget; the ranks are the same.
 
     Args:
         score: scoring function of the method.
-        recall: values of K for R@K.
         seed: seed for the orders in which texts and videos are scored.
-        memory_budget_bytes: memory budget of a pass over all pairs, in bytes, without the features.
-        pair_bytes: memory that the scoring function needs for each pair of a block, in bytes.
-        block_texts, block_videos: size of the blocks; by default chosen from the budget.
-        device: device that computes the scores; by default the device of the features.
-        shard: share of this process in the work; all processes return the same evaluation.
         score_as_released: scoring function for the released protocols that condition each video on its own caption. It
             is used instead of `score` and takes texts, videos and the videos' own captions. The result is marked as
             leaking ground truth.
         temperature: gamma, the divisor of the method's scores, for normalizers without their own temperature.
         parts: Names of the parts whose mean is the method's score, for normalizers that need them.
         measure_balance: measurement of the balance in both directions, which needs `temperature`.
-
-    Raises:
-        UserError: Not exactly one of `score` and `score_as_released` is given, or the balance is requested without a
-            temperature.
+        shard: share of this process in the work; all processes return the same evaluation.
+        memory_budget_bytes, pair_bytes, block_texts, block_videos, device: see `PairScores`.
     """
 
     def __init__(
         self,
         score: Score | None = None,
         *,
-        recall: tuple[int, ...] = (1, 5, 10),
         seed: int = 0,
+        score_as_released: LeakingScore | None = None,
+        temperature: float | None = None,
+        parts: Sequence[str] = (),
+        measure_balance: bool = False,
+        shard: Shard | None = None,
         memory_budget_bytes: int = 2 * 2**30,
         pair_bytes: int = 256,
         block_texts: int | None = None,
         block_videos: int | None = None,
         device: torch.device | None = None,
-        shard: Shard | None = None,
-        score_as_released: LeakingScore | None = None,
-        temperature: float | None = None,
-        parts: Sequence[str] = (),
-        measure_balance: bool = False,
     ) -> None:
         if (score is None) == (score_as_released is None):
             raise UserError("The evaluator needs either `score` or `score_as_released`.")
         if measure_balance and temperature is None:
             raise UserError("Retrieval probabilities, and therefore the balance, need the method's temperature.")
-        self.score = score
-        self.score_as_released = score_as_released
-        self.recall = recall
+        self.leaks = score is None
         self.seed = seed
-        self.memory_budget_bytes = memory_budget_bytes
-        self.pair_bytes = pair_bytes
-        self.block_texts = block_texts
-        self.block_videos = block_videos
-        self.device = device
-        self.shard = shard or Shard()
         self.temperature = temperature
         self.parts = parts
         self.measure_balance = measure_balance
+        self.shard = shard or Shard()
+        self.pair_scores = partial(
+            PairScores,
+            score or score_as_released,  # type: ignore[arg-type]  # one of them is given
+            memory_budget_bytes=memory_budget_bytes,
+            pair_bytes=pair_bytes,
+            block_texts=block_texts,
+            block_videos=block_videos,
+            device=device,
+            shard=self.shard,
+        )
 
     def evaluate(
         self,
@@ -207,198 +183,149 @@ class Evaluator:
         truth: GroundTruth,
         normalizer: Normalizer | None = None,
         bank: Bank | None = None,
+        metrics: RetrievalMetrics | None = None,
     ) -> Evaluation:
         """Rank the video of every text among the videos, and the texts of every video among the texts.
 
         Args:
-            texts: Features of the texts; repetitions are allowed.
-            text_index: Index of each text in the split, (N,) int64. An index that occurs twice counts once.
-            videos: Features of the videos; repetitions are allowed.
-            video_index: Index of each video in the split, (M,) int64.
+            texts, videos: Features of N texts and M videos.
+            text_index, video_index: Index of each in the split, (N,) and (M,) int64. One that occurs twice counts once.
             truth: Ground truth of the split.
             normalizer: Score normalization, applied to each direction separately.
             bank: Training texts and videos, for normalizers that need them.
-
-        Returns:
-            Results table, marked as partial if texts or videos of the split were not encoded.
+            metrics: Metrics without ranks, which are updated; by default those of most papers.
 
         Raises:
             UserError: An index is outside the split, a score is NaN, the normalizer needs a bank that is not given,
                 or the videos have different numbers of captions under a released protocol.
         """
-        seen = self._seen(texts, text_index, videos, video_index, truth)
-        if not len(seen.text_rows):
-            return self._nothing_ranked(seen, truth, normalizer)
-        source = self._source(texts, videos, seen)
-        # Two-stage retrieval scores only the candidates.
-        by_candidates = isinstance(normalizer, TwoStage) and self.score is not None and not self.measure_balance
-        if isinstance(normalizer, TwoStage) and by_candidates:
-            adjustments: Adjustments = (None, None)
-            ranks = normalizer.ranks(source, seen.video_of_text)
+        read = len(_checked(text_index, len(texts), truth.texts, "text", truth).unique())
+        _checked(video_index, len(videos), truth.videos, "video", truth)
+        placed_texts, placed_videos, video_of_text = self._in_scoring_order(
+            Placed(text_index.cpu(), texts), Placed(video_index.cpu(), videos), truth
+        )
+        warnings = [LEAKS] if self.leaks else []
+        measured: dict[str, float] = {}
+        balances: dict[Direction, Balance] = {}
+        if len(placed_texts):
+            source = self._source(placed_texts, placed_videos, video_of_text)
+            # Two-stage retrieval scores only the candidates.
+            if isinstance(normalizer, TwoStage) and not self.leaks and not self.measure_balance:
+                text_ranks, video_ranks = normalizer.ranks(source, video_of_text)
+            else:
+                adjust_texts, adjust_videos = self._fit(normalizer, bank, source, video_of_text)
+                text_ranks, video_ranks = streamed_ranks(source, video_of_text, adjust_texts, adjust_videos)
+            if normalizer is not None:
+                measured = normalizer.measured(video_of_text)
+            if self.measure_balance:
+                balances = self._balance(source, adjust_texts, adjust_videos, video_of_text)
         else:
-            adjustments = self._fit(normalizer, bank, source, seen)
-            ranks = streamed_ranks(source, seen.video_of_text, *adjustments)
-        text_ranks = _in_split(ranks[0], seen.text_index)
-        video_ranks = _in_split(ranks[1], seen.video_index)
-        rows = summarize(text_ranks, self.recall), summarize(video_ranks, self.recall)
-        evaluation = self._evaluation(rows, (text_ranks, video_ranks), seen, truth, normalizer)
-        if normalizer is not None:
-            evaluation.measured = normalizer.measured(seen.video_of_text)
-        if self.measure_balance:
-            evaluation.balance = self._balance(source, adjustments, seen)
-        return evaluation
-
-    def _seen(
-        self, texts: TextFeatures, text_index: Tensor, videos: VideoFeatures, video_index: Tensor, truth: GroundTruth
-    ) -> _Seen:
-        text_rows = _first_of_each(text_index, len(texts), truth.texts, "text", truth)
-        video_rows = _first_of_each(video_index, len(videos), truth.videos, "video", truth)
-        column = torch.full((truth.videos,), -1, dtype=torch.int64)
-        column[video_index.cpu()[video_rows]] = torch.arange(len(video_rows))
-        video_of_text = column[truth.video_of_text.cpu()[text_index.cpu()[text_rows]]]
-        known = video_of_text >= 0
-        dropped = int((~known).sum())
-        text_rows, video_of_text = text_rows[known], video_of_text[known]
-        generator = torch.Generator().manual_seed(self.seed)
-        order = torch.randperm(len(text_rows), generator=generator)
-        columns = torch.randperm(len(video_rows), generator=generator)
-        video_rows, video_of_text = video_rows[columns], torch.argsort(columns)[video_of_text]
-        slot_sizes: list[int] = []
-        if self.score_as_released is not None:
-            slot = _caption_slots(video_of_text, len(video_rows))
-            order = order[torch.argsort(slot[order], stable=True)]
-            slot_sizes = torch.bincount(slot).tolist()
-        text_rows = text_rows[order]
-        return _Seen(
-            text_rows=text_rows,
-            video_rows=video_rows,
-            text_index=text_index.cpu()[text_rows],
-            video_index=video_index.cpu()[video_rows],
-            video_of_text=video_of_text[order],
-            dropped=dropped,
-            slot_sizes=slot_sizes,
-        )
-
-    def _source(self, texts: TextFeatures, videos: VideoFeatures, seen: _Seen) -> PairScores:
-        ordered = texts[seen.text_rows]
-        own_texts, start = [], 0
-        for size in seen.slot_sizes:
-            own_texts.append(ordered[start + torch.argsort(seen.video_of_text[start : start + size])])
-            start += size
-        score = self.score or self.score_as_released
-        assert score is not None
-        return PairScores(
-            score,
-            ordered,
-            videos[seen.video_rows],
-            memory_budget_bytes=self.memory_budget_bytes,
-            pair_bytes=self.pair_bytes,
-            block_texts=self.block_texts,
-            block_videos=self.block_videos,
-            device=self.device,
-            shard=self.shard,
-            own_texts=own_texts,
-            slot_sizes=seen.slot_sizes,
-            text_index=seen.text_index,
-            video_index=seen.video_index,
-        )
-
-    def _fit(self, normalizer: Normalizer | None, bank: Bank | None, source: PairScores, seen: _Seen) -> Adjustments:
-        if normalizer is None:
-            return None, None
-        if normalizer.needs_bank and (bank is None or self.score is None):
-            why = "no bank was given" if bank is None else "a released protocol with own captions cannot use one"
-            raise UserError(
-                f"{normalizer.name} needs a bank of training texts and videos, but {why}. Provide bank loaders in the "
-                "data module, or choose a normalizer without a bank."
-            )
-        counts = torch.bincount(seen.video_of_text, minlength=source.gallery).double().to(source.device)
-        ones = torch.ones(source.queries, dtype=torch.float64, device=source.device)
-        bank_texts = bank_videos = None
-        text_parts: list[ScoreSource] = []
-        video_parts: list[ScoreSource] = []
-        if normalizer.needs_bank and bank is not None:
-            bank_texts = self._bank_source(bank.texts, source.videos)
-            bank_videos = TransposedSource(self._bank_source(source.texts, bank.videos))
-            for part in self.parts if normalizer.needs_parts else ():
-                text_parts.append(self._bank_source(bank.texts, source.videos, part))
-                video_parts.append(TransposedSource(self._bank_source(source.texts, bank.videos, part)))
-        forward = Context("text-to-video", bank_texts, ones, counts, self.temperature, text_parts)
-        backward = Context("video-to-text", bank_videos, counts, ones, self.temperature, video_parts)
-        return normalizer.fit(source, forward), normalizer.fit(TransposedSource(source), backward)
-
-    def _bank_source(self, texts: TextFeatures, videos: VideoFeatures, part: str | None = None) -> PairScores:
-        assert self.score is not None
-        return PairScores(
-            self.score,
-            texts,
-            videos,
-            memory_budget_bytes=self.memory_budget_bytes,
-            pair_bytes=self.pair_bytes,
-            block_texts=self.block_texts,
-            block_videos=self.block_videos,
-            device=self.device,
-            shard=self.shard,
-            part=part,
-        )
-
-    def _balance(self, source: PairScores, adjustments: Adjustments, seen: _Seen) -> dict[Direction, Balance]:
-        assert self.temperature is not None  # checked at construction
-        videos = torch.arange(source.gallery)
-        sources: list[ScoreSource] = [source, TransposedSource(source)]
-        for i, adjustment in enumerate(adjustments):
-            if adjustment is not None:
-                sources[i] = AdjustedSource(sources[i], adjustment)
-        return {
-            "text-to-video": balance(sources[0], self.temperature, seen.video_of_text, videos),
-            "video-to-text": balance(sources[1], self.temperature, videos, seen.video_of_text),
-        }
-
-    def _nothing_ranked(self, seen: _Seen, truth: GroundTruth, normalizer: Normalizer | None) -> Evaluation:
-        nothing = torch.empty(0, dtype=torch.int64)
-        ranks = Ranks(nothing, nothing, nothing)
-        row = dict.fromkeys([*(f"R@{k}" for k in self.recall), "MdR", "MnR", "RSum"], float("nan"))
-        evaluation = self._evaluation((row, dict(row)), (ranks, ranks), seen, truth, normalizer)
-        evaluation.warnings.append("nothing was ranked: no text was read together with its video")
-        return evaluation
-
-    def _evaluation(
-        self,
-        rows: tuple[dict[str, float], dict[str, float]],
-        ranks: tuple[Ranks, Ranks],
-        seen: _Seen,
-        truth: GroundTruth,
-        normalizer: Normalizer | None,
-    ) -> Evaluation:
-        leaks = self.score_as_released is not None
-        texts, videos = len(seen.text_rows), len(seen.video_rows)
-        return Evaluation.of(
-            rows,
-            ranks,
+            warnings.append("nothing was ranked: no text was read together with its video")
+            text_ranks = video_ranks = Ranks(*(torch.empty(0, dtype=torch.int64) for _ in range(3)))
+        text_ranks = _in_split(text_ranks, placed_texts.index)
+        video_ranks = _in_split(video_ranks, placed_videos.index)
+        # All processes have all ranks. Each adds its share to the metrics, which torchmetrics synchronizes.
+        share = slice(self.shard.rank, None, self.shard.world)
+        metrics = metrics or RetrievalMetrics()
+        metrics.update(text_ranks[share], video_ranks[share])
+        evaluation = Evaluation.of(
+            metrics,
+            (text_ranks, video_ranks),
             truth,
             normalizer,
-            protocol=f"{truth.protocol}, as released" if leaks else truth.protocol,
-            texts=texts,
-            videos=videos,
-            texts_without_video=seen.dropped,
-            partial=texts < truth.texts or videos < truth.videos,
-            warnings=[LEAKS] if leaks else [],
+            warnings,
+            texts=len(placed_texts),
+            videos=len(placed_videos),
+            texts_without_video=read - len(placed_texts),
+            partial=len(placed_texts) < truth.texts or len(placed_videos) < truth.videos,
+        )
+        evaluation.measured, evaluation.balance = measured, balances
+        if self.leaks:
+            evaluation.protocol += ", as released"
+        return evaluation
+
+    def _in_scoring_order(
+        self, texts: Placed[TextFeatures], videos: Placed[VideoFeatures], truth: GroundTruth
+    ) -> tuple[Placed[TextFeatures], Placed[VideoFeatures], Tensor]:
+        """Return the N distinct texts whose video was read, the M distinct videos, and the column of each text's video.
+
+        If videos are scored under their own captions, the first M texts describe different videos, as do the next M.
+        """
+        text_rows, video_rows = first_of_each(texts.index)[1], first_of_each(videos.index)[1]
+        described = truth.video_of_text.cpu()[texts.index[text_rows]]
+        known = torch.isin(described, videos.index)
+        text_rows, described = text_rows[known], described[known]
+        generator = torch.Generator().manual_seed(self.seed)
+        order = torch.randperm(len(text_rows), generator=generator)
+        video_rows = video_rows[torch.randperm(len(video_rows), generator=generator)]
+        column = torch.empty(truth.videos, dtype=torch.int64)
+        column[videos.index[video_rows]] = torch.arange(len(video_rows))
+        video_of_text = column[described]
+        if self.leaks:
+            slot = _caption_slots(video_of_text, len(video_rows))
+            order = order[torch.argsort(slot[order], stable=True)]
+        return texts[text_rows[order]], videos[video_rows], video_of_text[order]
+
+    def _source(self, texts: Placed[TextFeatures], videos: Placed[VideoFeatures], video_of_text: Tensor) -> PairScores:
+        starts = range(0, len(texts), len(videos)) if self.leaks else ()
+        orders = [start + torch.argsort(video_of_text[start : start + len(videos)]) for start in starts]
+        return self.pair_scores(
+            texts.features,
+            videos.features,
+            own_texts=[texts.features[order] for order in orders],
+            text_index=texts.index,
+            video_index=videos.index,
         )
 
+    def _fit(
+        self, normalizer: Normalizer | None, bank: Bank | None, source: PairScores, video_of_text: Tensor
+    ) -> tuple[Adjustment | None, Adjustment | None]:
+        if normalizer is None:
+            return None, None
+        counts = torch.bincount(video_of_text, minlength=source.gallery).double().to(source.device)
+        ones = torch.ones(source.queries, dtype=torch.float64, device=source.device)
+        forward = Context("text-to-video", None, ones, counts, self.temperature)
+        backward = Context("video-to-text", None, counts, ones, self.temperature)
+        if normalizer.needs_bank:
+            if bank is None or self.leaks:
+                why = "no bank was given" if bank is None else "a released protocol with own captions cannot use one"
+                raise UserError(
+                    f"{normalizer.name} needs a bank of training texts and videos, but {why}. Provide bank loaders in "
+                    "the data module, or choose a normalizer without a bank."
+                )
+            parts = self.parts if normalizer.needs_parts else ()
+            queries, gallery = (bank.texts, source.videos), (source.texts, bank.videos)
+            forward.bank, backward.bank = self.pair_scores(*queries), TransposedSource(self.pair_scores(*gallery))
+            forward.bank_parts = [self.pair_scores(*queries, part=part) for part in parts]
+            backward.bank_parts = [TransposedSource(self.pair_scores(*gallery, part=part)) for part in parts]
+        return normalizer.fit(source, forward), normalizer.fit(TransposedSource(source), backward)
 
-def _first_of_each(index: Tensor, items: int, places: int, kind: str, truth: GroundTruth) -> Tensor:
-    """Return the rows of the first item at each index, sorted by index."""
-    index = index.cpu()
+    def _balance(
+        self,
+        source: PairScores,
+        adjust_texts: Adjustment | None,
+        adjust_videos: Adjustment | None,
+        video_of_text: Tensor,
+    ) -> dict[Direction, Balance]:
+        assert self.temperature is not None  # checked at construction
+        texts: ScoreSource = source if adjust_texts is None else AdjustedSource(source, adjust_texts)
+        videos: ScoreSource = TransposedSource(source)
+        videos = videos if adjust_videos is None else AdjustedSource(videos, adjust_videos)
+        columns = torch.arange(source.gallery)
+        return {
+            "text-to-video": balance(texts, self.temperature, video_of_text, columns),
+            "video-to-text": balance(videos, self.temperature, columns, video_of_text),
+        }
+
+
+def _checked(index: Tensor, items: int, size: int, kind: str, truth: GroundTruth) -> Tensor:
+    """Return the index of the items, after checking that it is in the split."""
     if index.shape != (items,):
         raise UserError(f"{kind}_index must be ({items},), one position per {kind}, got {tuple(index.shape)}")
-    if len(index) and (int(index.min()) < 0 or int(index.max()) >= places):
-        wrong = index[(index < 0) | (index >= places)][0]
-        raise UserError(f"{truth.dataset} {truth.split} has {places} {kind}s, but one has position {int(wrong)}")
-    order = torch.argsort(index, stable=True)
-    sorted_index = index[order]
-    first = torch.ones(len(order), dtype=torch.bool)
-    first[1:] = sorted_index[1:] != sorted_index[:-1]
-    return order[first]
+    outside = index[(index < 0) | (index >= size)]
+    if len(outside):
+        raise UserError(f"{truth.dataset} {truth.split} has {size} {kind}s, but one has position {int(outside[0])}")
+    return index
 
 
 def _caption_slots(video_of_text: Tensor, videos: int) -> Tensor:
@@ -415,7 +342,7 @@ def _caption_slots(video_of_text: Tensor, videos: int) -> Tensor:
     return slot
 
 
-def _in_split(ranks: Ranks, places: Tensor) -> Ranks:
-    """Replace the indices of the queries by their indices in the split, sort by them, and move the ranks to the CPU."""
+def _in_split(ranks: Ranks, index: Tensor) -> Ranks:
+    """Replace the rows of the queries by their indices in the split, sort by them, and move the ranks to the CPU."""
     ranks = ranks.to("cpu")
-    return Ranks(ranks.better, ranks.tied, places[ranks.index]).deduplicated()
+    return Ranks(ranks.better, ranks.tied, index[ranks.index]).deduplicated()

@@ -7,13 +7,14 @@ gather them in every encoding step, so all devices must encode equally often.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -25,6 +26,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.bank import bank_loaders
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.evaluator import Evaluation, Evaluator
+from tvr_lightning.evaluation.metrics import RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Bank, Context
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.predictions import best_videos
@@ -36,12 +38,11 @@ from tvr_lightning.training.sharding import gathered, is_sharded
 PAIR_BYTES = 256
 """Memory that prediction needs for each text-video pair of a block, in bytes."""
 
-Batch = TextBatch | VideoBatch
 R = TypeVar("R", bound=Record)
 
 
-class Method(Protocol):
-    """Interface of a method as used by the evaluation loop; see `RetrievalModule` for its attributes."""
+class _Method(Protocol):
+    """Members of `RetrievalModule` that an evaluation uses."""
 
     encoder: Encoder
     evaluation_config: EvaluationConfig
@@ -49,42 +50,21 @@ class Method(Protocol):
     averaged_parts: Sequence[str]
 
     @property
-    def device(self) -> torch.device:
-        """Return the device of the method."""
-
-    def modules(self) -> Iterator[nn.Module]:
-        """Yield the modules of the method, which may be sharded over devices."""
-
-    def sealed(self) -> AbstractContextManager[None]:
-        """Restrict access to the trainer's data."""
-
-    def text_features(self, batch: TextBatch) -> TextFeatures:
-        """Encode N texts."""
-
-    def video_features(self, batch: VideoBatch) -> VideoFeatures:
-        """Encode M videos."""
-
-    def compact_text(self, text: TextFeatures) -> TextFeatures:
-        """Drop the features of N texts that `score` does not use."""
-
-    def compact_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Drop the features of M videos that `score` does not use."""
-
-    def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score N texts against M videos, (N, M)."""
-
-    def score_as_released(self, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures) -> Scores:
-        """Score N texts against M videos that are conditioned on their own captions, (N, M)."""
-
-    def score_temperature(self) -> float:
-        """Return the divisor of the scores in the loss."""
-
-    def bank(self) -> Bank:
-        """Return training texts and videos that serve as stand-ins for user queries."""
+    def device(self) -> torch.device: ...
+    def modules(self) -> Iterator[nn.Module]: ...
+    def restricted(self) -> AbstractContextManager[None]: ...
+    def text_features(self, batch: TextBatch) -> TextFeatures: ...
+    def video_features(self, batch: VideoBatch) -> VideoFeatures: ...
+    def compact_text(self, text: TextFeatures) -> TextFeatures: ...
+    def compact_video(self, video: VideoFeatures) -> VideoFeatures: ...
+    def score(self, text: TextFeatures, video: VideoFeatures) -> Scores: ...
+    def score_as_released(self, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures) -> Scores: ...
+    def score_temperature(self) -> float: ...
+    def bank(self) -> Bank: ...
 
 
 @dataclass
-class EncodedSplit:
+class SplitFeatures:
     """Features of the encoded texts and videos of a split, gathered from all devices; indices may repeat."""
 
     texts: Placed[TextFeatures]
@@ -104,18 +84,13 @@ class Collection:
     videos: list[Placed[VideoFeatures]] = field(default_factory=list)
     skipped: set[str] = field(default_factory=set)
 
-    def add(self, method: Method, batch: Batch, compact: bool = False) -> None:
-        """Encode one batch of texts or videos.
+    def add(self, method: _Method, batch: TextBatch | VideoBatch, compact: bool = False) -> None:
+        """Encode one batch on the method's device; if `compact`, keep only features that `score` uses.
 
         If no video of a batch could be read and the weights are sharded, a blank video is encoded, because all devices
         must encode together.
-
-        Args:
-            method: Method that encodes.
-            batch: Batch on the method's device.
-            compact: Keep only features that `score` uses.
         """
-        with method.sealed():
+        with method.restricted():
             if isinstance(batch, TextBatch):
                 text = method.text_features(batch.anonymous())
                 self.texts.append(Placed(batch.index, method.compact_text(text) if compact else text))
@@ -132,55 +107,45 @@ class Collection:
         self.texts.clear()
         self.videos.clear()
 
-    def join(self, device: torch.device) -> EncodedSplit:
-        """Return the features of all devices. The devices may have read different numbers of videos.
-
-        Args:
-            device: Device of this process.
+    def join(self, device: torch.device) -> SplitFeatures:
+        """Return the features of all devices, which may have read different numbers of videos, and remove them here.
 
         Raises:
             UserError: There are no texts or no videos.
         """
-        texts = gather_batches(self.texts, device)
-        if texts is None:
-            raise UserError(f"the evaluation loaders returned no texts{self._reasons()}")
-        videos = self.join_videos(device)
-        self.clear()
-        return EncodedSplit(texts, videos)
+        return SplitFeatures(self._joined("texts", self.texts, device), self.join_videos(device))
 
     def join_videos(self, device: torch.device) -> Placed[VideoFeatures]:
-        """Return the video features of all devices.
+        """Return the video features of all devices, as `join` does."""
+        return self._joined("videos", self.videos, device)
 
-        Args:
-            device: Device of this process.
+    def _joined(self, kind: str, batches: list[Placed[R]], device: torch.device) -> Placed[R]:
+        joined = gather_batches(batches, device)
+        if joined is None:
+            raise self.nothing(kind)
+        batches.clear()
+        return joined
 
-        Raises:
-            UserError: There are no videos.
-        """
-        videos = gather_batches(self.videos, device)
-        if videos is None:
-            raise UserError(f"the evaluation loaders returned no videos{self._reasons()}")
-        self.videos.clear()
-        return videos
+    def nothing(self, kind: str) -> UserError:
+        """Return the error for loaders without readable texts or videos."""
+        reasons = self.skipped_anywhere()
+        skipped = f"; skipped: {'; '.join(reasons[:5])}" if reasons else ""
+        return UserError(f"the evaluation loaders returned no {kind}{skipped}")
 
     def skipped_anywhere(self) -> list[str]:
         """Return the files that could not be read on any device, each with its reason."""
         return sorted({reason for reasons in gather_objects(sorted(self.skipped)) for reason in reasons})
 
-    def _reasons(self) -> str:
-        reasons = self.skipped_anywhere()
-        return f"; skipped: {'; '.join(reasons[:5])}" if reasons else ""
-
 
 @torch.no_grad()
 def encode_split(
-    method: Method,
+    method: _Method,
     loaders: Iterable[DataLoader[Any]],
     *,
     compact: bool = False,
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     skipped: set[str] | None = None,
-) -> EncodedSplit:
+) -> SplitFeatures:
     """Encode a whole split into main memory in float32.
 
     Args:
@@ -192,9 +157,6 @@ def encode_split(
 
     Returns:
         Features of every item once, sorted by index, the same on every device.
-
-    Raises:
-        UserError: There are no texts or no videos.
     """
     whole = Collection(skipped=set() if skipped is None else skipped)
     for loader in loaders:
@@ -203,29 +165,20 @@ def encode_split(
             with context():
                 part.add(method, batch.to(method.device), compact)
             # One batch at a time, so that no device stores more than its part of the split.
-            if isinstance(batch, TextBatch):
-                whole.texts += _in_memory(part.texts, method.device)
-            else:
-                whole.videos += _in_memory(part.videos, method.device)
+            here: Any = (whole.texts, part.texts) if isinstance(batch, TextBatch) else (whole.videos, part.videos)
+            joined = gather_batches(here[1], method.device)
+            if joined is not None:
+                here[0].append(joined.float().to("cpu"))
     if not whole.texts or not whole.videos:
-        raise UserError(f"the loaders returned no {'videos' if whole.texts else 'texts'}{whole._reasons()}")
-    return EncodedSplit(Placed.cat(whole.texts).distinct(), Placed.cat(whole.videos).distinct())
+        raise whole.nothing("videos" if whole.texts else "texts")
+    return SplitFeatures(Placed.cat(whole.texts).distinct(), Placed.cat(whole.videos).distinct())
 
 
-def _in_memory(batches: list[Placed[R]], device: torch.device) -> list[Placed[R]]:
-    found = gather_batches(batches, device)
-    return [] if found is None else [found.float().to("cpu")]
-
-
-def encode_bank(method: Method, trainer: Trainer, skipped: set[str]) -> Bank:
+def encode_bank(method: _Method, trainer: Trainer, skipped: set[str]) -> Bank:
     """Encode training texts and videos as stand-ins for user queries in score normalization, compact in main memory.
 
-    At most `evaluation.bank_size` of each are sampled with `evaluation.seed`.
-
-    Args:
-        method: Method that encodes, on every device.
-        trainer: Trainer with the data module and the precision for encoding.
-        skipped: Set to which files that could not be read are added.
+    At most `evaluation.bank_size` of each are sampled with `evaluation.seed`. Files that cannot be read are added to
+    `skipped`.
     """
     config, data = method.evaluation_config, trainer.datamodule  # type: ignore[attr-defined]
     loaders = bank_loaders(data.evaluation_dataloaders("train"), config.bank_size, config.seed)
@@ -234,15 +187,12 @@ def encode_bank(method: Method, trainer: Trainer, skipped: set[str]) -> Bank:
     return Bank(split.texts.features, split.videos.features)
 
 
-def evaluate(method: Method, split: EncodedSplit, truth: GroundTruth, sanity_check: bool = False) -> Evaluation:
-    """Rank all texts and videos of a split.
+def evaluate(
+    method: _Method, split: SplitFeatures, truth: GroundTruth, metrics: RetrievalMetrics, sanity_check: bool = False
+) -> Evaluation:
+    """Rank all texts and videos of a split, and update the metrics.
 
-    Args:
-        method: Method that scores, on every device.
-        split: Encoded split; items that occur twice count once.
-        truth: Ground truth, which only the evaluator uses.
-        sanity_check: Skip the normalization, because an untrained run has empty queues and a bank is not worth
-            encoding.
+    A sanity check skips the normalization, because an untrained run has empty queues and a bank is not worth encoding.
     """
     config, released = method.evaluation_config, method.protocol == "as-released"
     if released and not sanity_check:
@@ -253,11 +203,10 @@ def evaluate(method: Method, split: EncodedSplit, truth: GroundTruth, sanity_che
     evaluator = Evaluator(
         None if released else method.score,
         score_as_released=method.score_as_released if released else None,
-        recall=tuple(config.recall),
         seed=config.seed,
         memory_budget_bytes=config.memory_bytes,
         device=method.device,
-        shard=Shard(rank(), world_size(), _stacked) if world_size() > 1 else None,
+        shard=Shard(rank(), world_size(), lambda tensor: gather_tensor(tensor.unsqueeze(0))),
         temperature=method.score_temperature(),
         parts=method.averaged_parts,
         measure_balance=config.balance,
@@ -265,16 +214,14 @@ def evaluate(method: Method, split: EncodedSplit, truth: GroundTruth, sanity_che
     normalizer = None if sanity_check else config.normalization
     bank = method.bank() if normalizer is not None and normalizer.needs_bank else None
     texts, videos = split.texts, split.videos
-    with method.sealed(), gathered(method, method.encoder):
-        return evaluator.evaluate(texts.features, texts.index, videos.features, videos.index, truth, normalizer, bank)
+    with method.restricted(), gathered(method, method.encoder):
+        return evaluator.evaluate(
+            texts.features, texts.index, videos.features, videos.index, truth, normalizer, bank, metrics
+        )
 
 
-def predict(method: Method, split: EncodedSplit) -> tuple[Tensor, Tensor, Tensor]:
+def predict(method: _Method, split: SplitFeatures) -> tuple[Tensor, Tensor, Tensor]:
     """Find the best videos of every text, after the normalization of the recipe.
-
-    Args:
-        method: Method that scores, on every device.
-        split: Encoded split; items that occur twice count once.
 
     Returns:
         Ascending indices of the N texts (N,), descending scores (N, k), and indices of the videos (N, k).
@@ -286,44 +233,28 @@ def predict(method: Method, split: EncodedSplit) -> tuple[Tensor, Tensor, Tensor
     order, places = (torch.randperm(len(items), generator=generator) for items in (texts, videos))
     texts, videos = texts[order], videos[places]
     normalizer = config.normalization
+    pair_scores = partial(
+        PairScores,
+        method.score,
+        videos=videos.features,
+        memory_budget_bytes=config.memory_bytes,
+        pair_bytes=PAIR_BYTES,
+        device=method.device,
+    )
     context = Context("text-to-video", temperature=method.score_temperature())
     if normalizer is not None and normalizer.needs_bank:
         queries = method.bank().texts
-        context.bank = _pair_scores(method, queries, videos.features)
+        context.bank = pair_scores(texts=queries)
         parts = method.averaged_parts if normalizer.needs_parts else ()
-        context.bank_parts = [_pair_scores(method, queries, videos.features, part) for part in parts]
-    source = _pair_scores(method, texts.features, videos.features)
-    with method.sealed(), gathered(method, method.encoder):
+        context.bank_parts = [pair_scores(texts=queries, part=part) for part in parts]
+    source = pair_scores(texts=texts.features)
+    with method.restricted(), gathered(method, method.encoder):
         scores, columns = best_videos(source, config.top_k, normalizer, context)
     back = torch.argsort(order)
     return texts.index[back], scores[back], videos.index.to(columns.device)[columns[back]]
-
-
-def _pair_scores(method: Method, texts: TextFeatures, videos: VideoFeatures, part: str | None = None) -> PairScores:
-    budget = method.evaluation_config.memory_bytes
-    return PairScores(
-        method.score, texts, videos, memory_budget_bytes=budget, pair_bytes=PAIR_BYTES, device=method.device, part=part
-    )
-
-
-def log_values(module: LightningModule, stage: str, values: Mapping[str, float]) -> None:
-    """Log the values of an evaluation, which are the same on all devices.
-
-    Args:
-        module: Module that logs.
-        stage: Prefix of the names, `val` or `test`.
-        values: Values by name.
-    """
-    # The values are equal on all devices: the maximum is exact, the mean might be rounded.
-    logged = {f"{stage}/{name}": torch.tensor(value, dtype=torch.float32) for name, value in values.items()}
-    module.log_dict(logged, sync_dist=True, reduce_fx="max")
 
 
 def _blank(batch: VideoBatch) -> VideoBatch:
     """Return a batch of one black video with the shapes of an empty batch."""
     video = batch.video.apply(lambda t: t.new_full((1, *t.shape[1:]), t.dtype == torch.bool))
     return VideoBatch(video, batch.index.new_zeros(1), ["blank"])
-
-
-def _stacked(tensor: Tensor) -> Tensor:
-    return gather_tensor(tensor.unsqueeze(0))

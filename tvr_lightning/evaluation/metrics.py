@@ -1,4 +1,4 @@
-"""Recall at K, median rank and mean rank: pure functions of ranks, and torchmetrics modules that accumulate ranks.
+"""Recall at K, median rank and mean rank as torchmetrics modules that accumulate ranks.
 
 Recalls are percentages, as in the papers. Ties are resolved by the expectation under random tie-breaking, so a constant
 similarity gives chance performance. (The released CLIP4Clip `compute_metrics` counts every tied position as a hit.)
@@ -6,101 +6,33 @@ similarity gives chance performance. (The released CLIP4Clip `compute_metrics` c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
 
 import torch
-from torch import Tensor
-from torchmetrics import Metric
+from torch import Tensor, nn
+from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities.data import dim_zero_cat
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.ranks import Ranks
 
 
-def recall_at_k(ranks: Ranks, k: int) -> float:
-    """Return the percentage of queries whose match is among the first `k`.
-
-    Raises:
-        UserError: There is no query, or `k` is below 1.
-
-    Example:
-        >>> ranks = Ranks(better=torch.tensor([0, 2, 7]), tied=torch.ones(3, dtype=torch.int64), index=torch.arange(3))
-        >>> round(recall_at_k(ranks, 5), 2)  # the matches are first, third and eighth
-        66.67
-    """
-    _need_queries(ranks)
-    return 100.0 * float(ranks.found_within(k).mean())
-
-
-def median_rank(ranks: Ranks) -> float:
-    """Return the median of the expected ranks, from 1; the mean of the middle two if the number of queries is even.
-
-    Raises:
-        UserError: There is no query.
-
-    Example:
-        >>> ranks = Ranks(better=torch.tensor([0, 2, 7]), tied=torch.ones(3, dtype=torch.int64), index=torch.arange(3))
-        >>> median_rank(ranks)
-        3.0
-    """
-    _need_queries(ranks)
-    expected = ranks.expected().sort().values
-    middle = len(expected) // 2
-    return float(expected[middle] if len(expected) % 2 else (expected[middle - 1] + expected[middle]) / 2)
-
-
-def mean_rank(ranks: Ranks) -> float:
-    """Return the mean of the expected ranks, from 1.
-
-    Raises:
-        UserError: There is no query.
-
-    Example:
-        >>> ranks = Ranks(better=torch.tensor([0, 2, 7]), tied=torch.ones(3, dtype=torch.int64), index=torch.arange(3))
-        >>> mean_rank(ranks)
-        4.0
-    """
-    _need_queries(ranks)
-    return float(ranks.expected().mean())
-
-
-def summarize(ranks: Ranks, recall: Sequence[int] = (1, 5, 10)) -> dict[str, float]:
-    """Return the row of a results table for one direction.
-
-    Args:
-        ranks: Ranks of the direction's queries, each query once.
-        recall: Values of K for R@K, each at least 1.
-
-    Returns:
-        `R@K` for every K in percent, `MdR` and `MnR` (median and mean rank), and `RSum`, the sum of the recalls.
-
-    Raises:
-        UserError: There is no query, or a K is below 1.
-
-    Example:
-        >>> ranks = Ranks(better=torch.tensor([0, 2, 7]), tied=torch.ones(3, dtype=torch.int64), index=torch.arange(3))
-        >>> {name: round(value, 1) for name, value in summarize(ranks).items()}
-        {'R@1': 33.3, 'R@5': 66.7, 'R@10': 100.0, 'MdR': 3.0, 'MnR': 4.0, 'RSum': 200.0}
-    """
-    row = {f"R@{k}": recall_at_k(ranks, k) for k in recall}
-    total = sum(row.values())
-    return row | {"MdR": median_rank(ranks), "MnR": mean_rank(ranks), "RSum": total}
-
-
-def sum_of_recalls(text_to_video: dict[str, float], video_to_text: dict[str, float]) -> float:
-    """Return SumR, the sum of the recalls of both directions (percent, at most 200 times the number of K).
-
-    Example:
-        >>> sum_of_recalls({"RSum": 205.0}, {"RSum": 203.5})
-        408.5
-    """
-    return text_to_video["RSum"] + video_to_text["RSum"]
-
-
 class RankMetric(Metric):
-    """Base class of metrics that need all ranks, accumulated over batches and processes.
+    """Base class of metrics of one direction, computed from the ranks of all batches and processes.
 
-    `update` takes `Ranks` (Q,). A query that occurs twice, because a sampler padded the last batch, counts once.
+    A subclass implements `value`. Recipes add it to the results table with `evaluation.metrics`; its column is named
+    after the class unless it overrides `name`.
+
+    Example:
+        >>> class ReciprocalRank(RankMetric):
+        ...     def value(self, ranks):
+        ...         return 100.0 * (1.0 / ranks.expected()).mean()
+        >>> metric = ReciprocalRank()
+        >>> metric.update(Ranks(torch.tensor([0, 1]), torch.ones(2, dtype=torch.int64), torch.arange(2)))
+        >>> metric.compute()
+        tensor(75., dtype=torch.float64)
     """
 
     full_state_update = False
@@ -110,38 +42,42 @@ class RankMetric(Metric):
 
     def __init__(self) -> None:
         super().__init__()
-        for name in ("better", "tied", "index"):
-            self.add_state(name, default=[], dist_reduce_fx="cat")
+        for state in ("better", "tied", "index"):
+            self.add_state(state, default=[], dist_reduce_fx="cat")
+
+    @property
+    def name(self) -> str:
+        """Name of the metric's column."""
+        return type(self).__name__
+
+    @abstractmethod
+    def value(self, ranks: Ranks) -> Tensor:
+        """Return the metric for the ranks of Q queries, a scalar."""
 
     def update(self, ranks: Ranks) -> None:
-        """Add the ranks of some queries."""
+        """Add the ranks of some queries. A query that occurs twice, because a sampler padded a batch, counts once."""
+        ranks = ranks.to(self.device)
         self.better.append(ranks.better)
         self.tied.append(ranks.tied)
         self.index.append(ranks.index)
 
-    def ranks(self) -> Ranks:
-        """Return the accumulated ranks, each query once.
+    def compute(self) -> Tensor:
+        """Return the metric, NaN if there were no queries.
 
         Raises:
-            UserError: There are no ranks, or a query has two different ranks.
+            UserError: A query has two different ranks.
         """
-        if not len(self.index):
-            raise UserError(f"{type(self).__name__} has no queries. Call update before compute.")
-        gathered = Ranks(dim_zero_cat(self.better), dim_zero_cat(self.tied), dim_zero_cat(self.index))
-        return gathered.deduplicated()
-
-    def _result(self, value: float) -> Tensor:
-        return torch.tensor(value, device=self.device)
+        ranks = Ranks(dim_zero_cat(self.better), dim_zero_cat(self.tied), dim_zero_cat(self.index)).deduplicated()
+        return self.value(ranks) if len(ranks) else torch.tensor(float("nan"), device=self.device)
 
 
 class RecallAtK(RankMetric):
-    """Percentage of queries whose match is among the first K, a scalar.
+    """Percentage of queries whose match is among the first K.
 
     Example:
-        >>> metric = RecallAtK(5)
-        >>> metric.update(Ranks(torch.tensor([0, 2, 7]), torch.ones(3, dtype=torch.int64), torch.arange(3)))
-        >>> metric.compute()
-        tensor(66.6667)
+        >>> ranks = Ranks(torch.tensor([0, 2, 7]), torch.ones(3, dtype=torch.int64), torch.arange(3))
+        >>> RecallAtK(5).value(ranks)  # the matches are first, third and eighth
+        tensor(66.6667, dtype=torch.float64)
     """
 
     higher_is_better = True
@@ -152,69 +88,124 @@ class RecallAtK(RankMetric):
             raise UserError(f"recall at K needs K >= 1, got {k}")
         self.k = k
 
-    def compute(self) -> Tensor:
-        """Return the percentage."""
-        return self._result(recall_at_k(self.ranks(), self.k))
+    @property
+    def name(self) -> str:
+        """Name of the metric's column."""
+        return f"R@{self.k}"
+
+    def value(self, ranks: Ranks) -> Tensor:
+        """Return the percentage for the ranks of Q queries, a scalar."""
+        return 100.0 * ranks.found_within(self.k).mean()
+
+
+class RecallSum(RankMetric):
+    """Sum of the recalls at several K in one direction.
+
+    Example:
+        >>> ranks = Ranks(torch.tensor([0, 2, 7]), torch.ones(3, dtype=torch.int64), torch.arange(3))
+        >>> RecallSum((1, 10)).value(ranks)
+        tensor(133.3333, dtype=torch.float64)
+    """
+
+    higher_is_better = True
+    name = "RSum"
+
+    def __init__(self, recall: Sequence[int]) -> None:
+        super().__init__()
+        self.recalls = [RecallAtK(k) for k in recall]
+
+    def value(self, ranks: Ranks) -> Tensor:
+        """Return the sum for the ranks of Q queries, a scalar."""
+        return torch.stack([recall.value(ranks) for recall in self.recalls]).sum()
 
 
 class MedianRank(RankMetric):
-    """Median rank of the matches, from 1, a scalar.
+    """Median of the expected ranks, from 1; the mean of the middle two if the number of queries is even.
 
     Example:
-        >>> metric = MedianRank()
-        >>> metric.update(Ranks(torch.tensor([0, 2, 7]), torch.ones(3, dtype=torch.int64), torch.arange(3)))
-        >>> metric.compute()
-        tensor(3.)
+        >>> ranks = Ranks(torch.tensor([0, 2, 7]), torch.ones(3, dtype=torch.int64), torch.arange(3))
+        >>> MedianRank().value(ranks)
+        tensor(3., dtype=torch.float64)
     """
 
     higher_is_better = False
+    name = "MdR"
 
-    def compute(self) -> Tensor:
-        """Return the median."""
-        return self._result(median_rank(self.ranks()))
+    def value(self, ranks: Ranks) -> Tensor:
+        """Return the median for the ranks of Q queries, a scalar."""
+        return ranks.expected().quantile(0.5)
 
 
 class MeanRank(RankMetric):
-    """Mean rank of the matches, from 1, a scalar.
+    """Mean of the expected ranks, from 1.
 
     Example:
-        >>> metric = MeanRank()
-        >>> metric.update(Ranks(torch.tensor([0, 2, 7]), torch.ones(3, dtype=torch.int64), torch.arange(3)))
-        >>> metric.compute()
-        tensor(4.)
+        >>> ranks = Ranks(torch.tensor([0, 2, 7]), torch.ones(3, dtype=torch.int64), torch.arange(3))
+        >>> MeanRank().value(ranks)
+        tensor(4., dtype=torch.float64)
     """
 
     higher_is_better = False
+    name = "MnR"
 
-    def compute(self) -> Tensor:
-        """Return the mean."""
-        return self._result(mean_rank(self.ranks()))
+    def value(self, ranks: Ranks) -> Tensor:
+        """Return the mean for the ranks of Q queries, a scalar."""
+        return ranks.expected().mean()
 
 
-class RetrievalMetrics(RankMetric):
-    """Complete row of a results table for one direction, scalars by name, from one set of ranks.
-
-    Args:
-        recall: values of K for R@K.
+def rank_metrics(recall: Sequence[int] = (1, 5, 10), more: Iterable[RankMetric] = ()) -> MetricCollection:
+    """Return the metrics of one direction by name: `R@K` for every K in `recall`, `MdR`, `MnR`, `RSum`, and `more`.
 
     Example:
-        >>> metric = RetrievalMetrics(recall=(1, 5))
-        >>> metric.update(Ranks(torch.tensor([0, 2, 7]), torch.ones(3, dtype=torch.int64), torch.arange(3)))
-        >>> metric.compute()["R@5"]
-        tensor(66.6667)
+        >>> ranks = Ranks(torch.tensor([0, 2, 7]), torch.ones(3, dtype=torch.int64), torch.arange(3))
+        >>> {name: round(value.item(), 1) for name, value in rank_metrics()(ranks).items()}
+        {'R@1': 33.3, 'R@5': 66.7, 'R@10': 100.0, 'MdR': 3.0, 'MnR': 4.0, 'RSum': 200.0}
+    """
+    metrics: list[RankMetric] = [*map(RecallAtK, recall), MedianRank(), MeanRank(), RecallSum(recall)]
+    # Each metric is logged, synchronized and reset on its own, so they must not share their states.
+    collection = MetricCollection([], compute_groups=False)
+    for metric in [*metrics, *map(deepcopy, more)]:
+        collection.add_metrics({str(metric.name): metric})  # several at once would be sorted by name
+    return collection
+
+
+class RetrievalMetrics(nn.Module):
+    """Metrics of both directions of retrieval.
+
+    Args:
+        recall: Values of K for R@K.
+        more: Metrics to add to each direction.
+
+    Attributes:
+        text_to_video, video_to_text: metrics of one direction by name.
+        sum_of_recalls: SumR, the sum of the recalls of both directions (percent, at most 200 times the number of K).
+
+    Example:
+        >>> metrics = RetrievalMetrics()
+        >>> ranks = Ranks(torch.tensor([0, 2, 7]), torch.ones(3, dtype=torch.int64), torch.arange(3))
+        >>> metrics.update(ranks, ranks)
+        >>> metrics.sum_of_recalls.compute()
+        tensor(400., dtype=torch.float64)
     """
 
-    def __init__(self, recall: Sequence[int] = (1, 5, 10)) -> None:
+    def __init__(self, recall: Sequence[int] = (1, 5, 10), more: Sequence[RankMetric] = ()) -> None:
         super().__init__()
-        if not recall or min(recall) < 1:
-            raise UserError(f"recall at K needs at least one K and every K >= 1, got {tuple(recall)}")
-        self.recall = tuple(recall)
+        self.text_to_video = rank_metrics(recall, more)
+        self.video_to_text = rank_metrics(recall, more)
+        self.sum_of_recalls = self.text_to_video["RSum"] + self.video_to_text["RSum"]
 
-    def compute(self) -> dict[str, Tensor]:
-        """Return `R@K` for every K, `MdR`, `MnR` and `RSum` as scalars."""
-        return {name: self._result(value) for name, value in summarize(self.ranks(), self.recall).items()}
+    def update(self, texts: Ranks, videos: Ranks) -> None:
+        """Add the ranks of some text queries and some video queries."""
+        self.text_to_video.update(texts)
+        self.video_to_text.update(videos)
 
+    def reset(self) -> None:
+        """Remove all ranks."""
+        self.text_to_video.reset()
+        self.video_to_text.reset()
 
-def _need_queries(ranks: Ranks) -> None:
-    if len(ranks) == 0:
-        raise UserError("No query was ranked, so the metric has no value.")
+    def named(self) -> dict[str, Metric]:
+        """Return all metrics by the names under which they are logged, such as `t2v_R@1` and `SumR`."""
+        texts = {f"t2v_{name}": metric for name, metric in self.text_to_video.items()}
+        videos = {f"v2t_{name}": metric for name, metric in self.video_to_text.items()}
+        return texts | videos | {"SumR": self.sum_of_recalls}

@@ -1,9 +1,7 @@
 """Score normalization at test time: dual softmax, QB-Norm, Sinkhorn biases, and their composition.
 
-A normalizer processes one direction at a time, with queries as rows and gallery items as columns. It first reads the
-scores it needs as a stream of blocks and then returns a function that adjusts any block, so that no complete (N, M)
-matrix is needed. Each normalizer declares whether it is transductive, that is, uses the test queries as a whole: such
-results are not comparable with those of systems that process one query at a time.
+A normalizer processes one direction at a time, with queries as rows and gallery items as columns. It reads a stream of
+blocks of scores and returns a function that adjusts any block, so that no complete (N, M) matrix is needed.
 """
 
 from __future__ import annotations
@@ -40,9 +38,7 @@ LEFT_OUT = -1e6
 class Bank:
     """Features of the training split that serve as stand-ins for user queries.
 
-    Attributes:
-        texts: K texts, the queries of text-to-video retrieval.
-        videos: K' videos, the queries of video-to-text retrieval.
+    K texts are the queries of text-to-video retrieval, K' videos those of video-to-text retrieval.
     """
 
     texts: TextFeatures
@@ -75,28 +71,31 @@ class Normalizer(ABC):
 
     Attributes:
         name: name in result tables.
-        transductive: True if it uses the test queries as a whole.
+        transductive: True if it uses the test queries as a whole, so that results are not comparable with those of
+            systems that process one query at a time.
         needs_bank: True if it needs training queries.
         needs_parts: True if it needs the parts of their scores.
     """
 
     name: str
-    transductive: bool
-    needs_bank: bool
-    needs_parts: bool = False
+    transductive = False
+    needs_bank = False
+    needs_parts = False
 
     @abstractmethod
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
         """Fit to the scores of Q queries against G gallery items, and return the adjustment of their blocks.
 
         The adjustment takes an (r, c) block with the slices of its rows and columns, and returns the normalized block.
+
+        Raises:
+            UserError: The context has no bank, counts, parts or temperature, although they are needed.
         """
 
     def measured(self, video_of_text: Tensor) -> dict[str, float]:
         """Return values of the fitted normalizer to report in tables, in percent by name; empty by default.
 
-        Args:
-            video_of_text: Video of each text, (N,) int64. It is not available to `fit`.
+        The video of each text, (N,) int64, is not available to `fit`.
         """
         return {}
 
@@ -120,16 +119,10 @@ def normalize_scores(
         normalizer: Post-processing of the scores.
         similarity: Scores of queries against gallery items, (Q, G); for video-to-text, videos are the rows.
         bank: Scores of training queries against the same gallery, (K, G).
-        direction: Direction of the retrieval.
-        query_counts: Number of matches of each query, (Q,).
-        gallery_counts: Number of matches of each gallery item, (G,).
-        temperature: Divisor gamma of the method's scores, for normalizers without their own temperature.
+        direction, query_counts, gallery_counts, temperature: See `Context`.
 
     Returns:
         Normalized scores (Q, G).
-
-    Raises:
-        UserError: The normalizer needs something that is not given.
 
     Example:
         >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
@@ -151,9 +144,6 @@ class DualSoftmax(Normalizer):
     Args:
         temperature: factor t inside the softmax (GAID and T-MASS, released: 100).
 
-    Raises:
-        UserError: `temperature` is not positive.
-
     Example:
         >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
         >>> normalize_scores(DualSoftmax(), scores).argmax(1)
@@ -161,7 +151,6 @@ class DualSoftmax(Normalizer):
     """
 
     transductive = True
-    needs_bank = False
 
     def __init__(self, temperature: float = 100.0) -> None:
         if temperature <= 0:
@@ -171,7 +160,7 @@ class DualSoftmax(Normalizer):
         self._negative: dict[Direction, bool] = {}
 
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
-        """Sum the exponentials of the queries for every gallery item, and check for scores below zero."""
+        """Sum the exponentials of the queries for every gallery item, and look for scores below zero."""
         negative = torch.zeros((), dtype=torch.int64, device=scores.device)
 
         def count(values: Tensor, rows: slice, columns: slice) -> Tensor:
@@ -206,9 +195,6 @@ class QueryBankNorm(Normalizer):
         occurrences: minimum number of bank queries that have an item among their best (more than 1 in the variant of
             GARE and DiCoSA).
 
-    Raises:
-        UserError: An option is not positive.
-
     Example:
         >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
         >>> bank = torch.tensor([[0.8, 0.6], [0.7, 0.5]])  # and so does every training text
@@ -216,7 +202,6 @@ class QueryBankNorm(Normalizer):
         tensor([0, 1])
     """
 
-    transductive = False
     needs_bank = True
 
     def __init__(self, beta: float = 20.0, k: int = 1, occurrences: int = 1) -> None:
@@ -228,11 +213,7 @@ class QueryBankNorm(Normalizer):
         self.name = f"QB-Norm (beta {beta:g}, k {k}" + (f", occurrences {occurrences})" if occurrences > 1 else ")")
 
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
-        """Find the popular gallery items and their normalization sums from the bank.
-
-        Raises:
-            UserError: There is no bank.
-        """
+        """Find the popular gallery items and their normalization sums from the bank."""
         bank = _need_bank(context, self.name)
         seen = torch.bincount(best_of_gallery(bank, self.k).flatten(), minlength=bank.gallery)
         popular = seen >= self.occurrences
@@ -260,10 +241,6 @@ class SinkhornBias(Normalizer):
             3.3). `count` uses the test set's pairing counts and is therefore also transductive.
         per_part: Separate bias for each part of a score that is a mean of parts; the mean of the biases is added
             (UCoFiA).
-
-    Raises:
-        UserError: `temperature` is not positive, `iterations` is below 1, or `per_part` is set without training
-            queries.
 
     Example:
         >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
@@ -296,11 +273,7 @@ class SinkhornBias(Normalizer):
         self.name += ", a bias per part)" if per_part else ")"
 
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
-        """Balance the queries against the gallery.
-
-        Raises:
-            UserError: There is no bank, or no counts, although they are needed.
-        """
+        """Balance the queries against the gallery."""
         bias = self.gallery_bias(scores, context)
 
         def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
@@ -313,39 +286,34 @@ class SinkhornBias(Normalizer):
 
         Training queries are the rows of their matrix in both directions. The oracle uses one matrix with texts as rows
         in both directions, because after a few iterations the side that is balanced last makes a difference.
-
-        Raises:
-            UserError: There is no bank, no counts, no parts, or no temperature, although they are needed.
         """
         gamma = self.temperature if self.temperature is not None else context.temperature
         if gamma is None:
             raise UserError(f"{self.name} needs the temperature that the method divides its scores by")
         gallery = self._marginal(context.gallery_counts, "gallery")
+
+        def log_weights(source: ScoreSource, rows: Tensor | float, columns: Tensor | float) -> tuple[Tensor, Tensor]:
+            return sinkhorn_log_weights(
+                lambda weights: query_logsumexp(source, 1.0 / gamma, weights),
+                lambda weights: gallery_logsumexp(source, 1.0 / gamma, weights),
+                self.iterations,
+                rows,
+                columns,
+            )
+
         if self.queries == "train":
             banks = context.bank_parts if self.needs_parts else [_need_bank(context, self.name)]
             if not banks:
                 raise UserError(f"{self.name} needs a method whose score is a mean of parts. Set per_part to false.")
-            return gamma * torch.stack([self._log_weights(bank, gamma, 0.0, gallery)[1] for bank in banks]).mean(0)
+            return gamma * torch.stack([log_weights(bank, 0.0, gallery)[1] for bank in banks]).mean(0)
         queries = self._marginal(context.query_counts, "query")
         if context.direction == "text-to-video":
-            weights = self._log_weights(scores, gamma, queries, gallery)[1]
+            weights = log_weights(scores, queries, gallery)[1]
         else:
-            weights = self._log_weights(TransposedSource(scores), gamma, gallery, queries)[0]
+            weights = log_weights(TransposedSource(scores), gallery, queries)[0]
         # Weights add up to 1, so gallery items that `TwoStage` left out for every query shift all other weights.
         shifted = weights[weights < LEFT_OUT / (2 * gamma)]
         return gamma * (weights - shifted.logsumexp(0) if len(shifted) else weights)
-
-    def _log_weights(
-        self, source: ScoreSource, gamma: float, rows: Tensor | float, columns: Tensor | float
-    ) -> tuple[Tensor, Tensor]:
-        scale = 1.0 / gamma
-        return sinkhorn_log_weights(
-            lambda weights: query_logsumexp(source, scale, weights),
-            lambda weights: gallery_logsumexp(source, scale, weights),
-            self.iterations,
-            rows,
-            columns,
-        )
 
     def _marginal(self, counts: Tensor | None, side: str) -> Tensor | float:
         if self.marginals == "uniform":
@@ -363,9 +331,6 @@ class NormalizerChain(Normalizer):
         normalizers: normalizers in order of application. One that needs a bank must come first, since the bank's scores
             are raw.
 
-    Raises:
-        UserError: There is no normalizer, or a normalizer after the first needs a bank.
-
     Example:
         >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
         >>> bank = torch.tensor([[0.8, 0.6], [0.7, 0.5]])  # and so does every training text
@@ -377,11 +342,11 @@ class NormalizerChain(Normalizer):
     def __init__(self, normalizers: Sequence[Normalizer]) -> None:
         if not normalizers:
             raise UserError("a chain needs at least one normalizer")
-        for late in normalizers[1:]:
-            if late.needs_bank:
-                raise UserError(
-                    f"{late.name} compares with the raw scores of training queries, so it must come first in a chain"
-                )
+        late = [normalizer.name for normalizer in normalizers[1:] if normalizer.needs_bank]
+        if late:
+            raise UserError(
+                f"{late[0]} compares with the raw scores of training queries, so it must come first in a chain"
+            )
         self.normalizers = list(normalizers)
         self.name = ", then ".join(normalizer.name for normalizer in normalizers)
         self.transductive = any(normalizer.transductive for normalizer in normalizers)
@@ -392,11 +357,8 @@ class NormalizerChain(Normalizer):
         """Fit each normalizer on the scores returned by the previous one."""
         adjustments: list[Adjustment] = []
         for normalizer in self.normalizers:
-            adjustment = normalizer.fit(scores, context)
-            if adjustments:
-                adjustment = _keep_left_out(adjustment)
-            adjustments.append(adjustment)
-            scores = AdjustedSource(scores, adjustment)
+            adjustments.append(_keep_left_out(normalizer.fit(scores, context)))
+            scores = AdjustedSource(scores, adjustments[-1])
 
         def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
             for adjustment in adjustments:
@@ -421,31 +383,6 @@ def _keep_left_out(adjustment: Adjustment) -> Adjustment:
         return torch.where(values < LEFT_OUT / 2, values, adjustment(values, rows, columns))
 
     return adjust
-
-
-def normalization_error(similarity: Tensor, temperature: float) -> Tensor:
-    """Return the normalization error of a gallery (NCL, Eq. 5).
-
-    mean_j |1 - sum_i P(j | i)| with P the softmax over the gallery of each query's scores.
-
-    Args:
-        similarity: Scores of queries against gallery items, (Q, G), one match each, so that Q equals G.
-        temperature: Divisor gamma of the scores.
-
-    Returns:
-        Scalar; 0 if every gallery item is retrieved equally often.
-
-    Raises:
-        UserError: The matrix is not square.
-
-    Example:
-        >>> hub = torch.tensor([[0.9, 0.1], [0.9, 0.1]])  # both queries find the first video
-        >>> normalization_error(hub, temperature=0.01)
-        tensor(1.)
-    """
-    if similarity.shape[0] != similarity.shape[1]:
-        raise UserError(f"the normalization error needs one query per gallery item, got {tuple(similarity.shape)}")
-    return (1 - (similarity / temperature).softmax(1).sum(0)).abs().mean()
 
 
 def _need_bank(context: Context, name: str) -> ScoreSource:

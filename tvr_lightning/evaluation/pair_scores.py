@@ -14,7 +14,7 @@ from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 Score = Callable[[TextFeatures, VideoFeatures], Scores]
 LeakingScore = Callable[[TextFeatures, VideoFeatures, TextFeatures], Scores]
 
-LARGEST_VIDEO_BLOCK = 128  # for small galleries: gives every process blocks and still keeps a GPU busy
+VIDEO_BLOCK = 128  # videos of a block for small galleries: gives every process blocks and still keeps a GPU busy
 BYTES_OF_A_PASS = 32  # per pair: the block, its comparisons and its double-precision sums
 COPIES_OF_TEXTS = 4  # copies of the texts within a score, such as unit vectors and projections
 
@@ -35,9 +35,8 @@ class PairScores(ScoreSource):
         block_texts, block_videos: size of a block; by default chosen from the budget.
         device: device that computes the scores; by default the device of the features.
         shard: share of this process in the video blocks.
-        own_texts: features of M captions per caption slot, for the released protocols that condition each video on its
-            own caption; texts are ordered by slot.
-        slot_sizes: number of texts per slot if `own_texts` is given.
+        own_texts: features of M captions for the first texts, for as many texts that follow, and so on, for the
+            released protocols that condition each video on its own caption.
         part: Name of the part to use instead of the similarity.
         text_index, video_index: (N,), (M,) indices in the split, for messages.
     """
@@ -55,7 +54,6 @@ class PairScores(ScoreSource):
         device: torch.device | None = None,
         shard: Shard | None = None,
         own_texts: Sequence[TextFeatures] = (),
-        slot_sizes: Sequence[int] = (),
         part: str | None = None,
         text_index: Tensor | None = None,
         video_index: Tensor | None = None,
@@ -70,41 +68,29 @@ class PairScores(ScoreSource):
         text_bytes = max(_size_in_bytes(texts) // max(self.queries, 1), 1)
         texts_at_once = min(max(memory_budget_bytes // 4 // (COPIES_OF_TEXTS * text_bytes), 1), max(self.queries, 1))
         columns = memory_budget_bytes // 2 // (BYTES_OF_A_PASS * max(self.queries, 1))
-        fitting = min(self._largest_video_block(), max(8, columns), max(8, pairs // texts_at_once))
+        # Each block of videos repeats the work per text, so large galleries get larger blocks.
+        largest = max(VIDEO_BLOCK, min(8 * VIDEO_BLOCK, self.gallery // (8 * self.shard.world)))
+        fitting = min(largest, max(8, columns), max(8, pairs // texts_at_once))
         self.block_videos = block_videos or max(min(fitting, self.gallery), 1)
         self.block_texts = block_texts or max(min(texts_at_once, pairs // self.block_videos), 1)
         self.budget = memory_budget_bytes
         self._kept: dict[tuple[int, int], Tensor] = {}
-        self._keeps: bool | None = None
         self._checked = False
-        self._text_blocks = self._split_texts(slot_sizes or [self.queries])
+        slot_size = max(self.queries // max(len(own_texts), 1), 1)
+        self.text_blocks = [
+            (slice(first, min(first + self.block_texts, start + slot_size)), slot)
+            for slot, start in enumerate(range(0, self.queries, slot_size))
+            for first in range(start, start + slot_size, self.block_texts)
+        ]
         if _size_in_bytes(texts) <= memory_budget_bytes // 8:
             texts = texts.to(self.device)
         self.texts, self.videos = texts, videos
-
-    def _largest_video_block(self) -> int:
-        # Each block of videos repeats the work per text, so large galleries get larger blocks.
-        return max(LARGEST_VIDEO_BLOCK, min(8 * LARGEST_VIDEO_BLOCK, self.gallery // (8 * self.shard.world)))
-
-    def _split_texts(self, slot_sizes: Sequence[int]) -> list[tuple[slice, int]]:
-        blocks, start = [], 0
-        for slot, size in enumerate(slot_sizes):
-            for first in range(start, start + size, self.block_texts):
-                blocks.append((slice(first, min(first + self.block_texts, start + size)), slot))
-            start += size
-        return blocks
 
     def video_blocks(self) -> list[slice]:
         """Return the video blocks of this process."""
         starts = range(0, self.gallery, self.block_videos)
         mine = list(starts)[self.shard.rank :: self.shard.world]
         return [slice(start, min(start + self.block_videos, self.gallery)) for start in mine]
-
-    def column(self, columns: slice) -> Iterator[Block]:
-        """Yield the blocks of all texts against one block of videos."""
-        videos = self.videos[columns].to(self.device) if self._missing(columns) else None
-        for rows, slot in self._text_blocks:
-            yield Block(self._block(rows, columns, slot, videos), rows, columns)
 
     def blocks(self) -> Iterator[Block]:
         """Yield this process's blocks, all texts of a video block before the next one.
@@ -114,7 +100,10 @@ class PairScores(ScoreSource):
         """
         nan, first = 0, ""
         for columns in self.video_blocks():
-            for block in self.column(columns):
+            kept = all((rows.start, columns.start) in self._kept for rows, _ in self.text_blocks)
+            videos = None if kept else self.videos[columns].to(self.device)
+            for rows, slot in self.text_blocks:
+                block = Block(self._block(rows, columns, slot, videos), rows, columns)
                 if not self._checked:
                     wrong = torch.isnan(block.values)
                     if wrong.any():
@@ -125,19 +114,13 @@ class PairScores(ScoreSource):
             self._raise_on_nan(nan, first)
             self._checked = True
 
-    def _missing(self, columns: slice) -> bool:
-        return any((rows.start, columns.start) not in self._kept for rows, _ in self._text_blocks)
-
     def _block(self, rows: slice, columns: slice, slot: int, videos: VideoFeatures | None) -> Tensor:
         key = (rows.start, columns.start)
         if key in self._kept:
             return self._kept[key]
         assert videos is not None
         values = self._compute(rows, columns, slot, videos)
-        if self._keeps is None:
-            share = self.queries * self.gallery * values.element_size() / self.shard.world
-            self._keeps = share <= self.budget / 8
-        if self._keeps:
+        if self.queries * self.gallery * values.element_size() / self.shard.world <= self.budget / 8:
             self._kept[key] = values
         return values
 

@@ -16,19 +16,16 @@ from tvr_lightning.files import write_whole
 def best_videos(
     scores: ScoreSource, k: int, normalizer: Normalizer | None = None, context: Context | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Find the k best videos of every text.
+    """Find the k best videos of every text, or all if there are fewer.
 
     Args:
         scores: Scores of N texts against M videos, in one process.
-        k: Number of videos to keep; all if there are fewer.
+        k: Number of videos to keep.
         normalizer: Post-processing of the scores.
         context: Additional information for the normalizer.
 
     Returns:
         Descending scores (N, k), and the columns of the videos (N, k) int64.
-
-    Raises:
-        UserError: The normalizer needs something that is missing in the context.
     """
     if normalizer is not None:
         scores = AdjustedSource(scores, normalizer.fit(scores, context or Context()))

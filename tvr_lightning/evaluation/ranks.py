@@ -1,8 +1,7 @@
 """Ranks of queries as counts of gallery items that score higher than the match and that score the same.
 
-Counts are sums over the gallery, so they add up over blocks and processes. They also keep information that a single
-rank loses: with ties the rank is random, and its expectation and the probability of being among the first K follow from
-both counts.
+Counts add up over blocks and processes. With ties the rank is random, and its expectation and the probability of being
+among the first K follow from both counts.
 """
 
 from __future__ import annotations
@@ -35,11 +34,7 @@ class Ranks(Record):
         return 1.0 + self.better.double() + (self.tied.double() - 1.0) / 2.0
 
     def found_within(self, k: int) -> Tensor:
-        """Return the probabilities (Q,) float64 that the match is among the first `k` when ties are broken at random.
-
-        Raises:
-            UserError: `k` is below 1.
-        """
+        """Return the probabilities (Q,) float64 that the match is among the first `k`, with ties broken at random."""
         if k < 1:
             raise UserError(f"recall at K needs K >= 1, got {k}")
         return ((k - self.better).double() / self.tied.double()).clamp(0.0, 1.0)
@@ -50,20 +45,15 @@ class Ranks(Record):
         Raises:
             UserError: A query has two different ranks, so the entries are not repetitions.
         """
-        order = torch.argsort(self.index, stable=True)
-        repeated = torch.zeros_like(order, dtype=torch.bool)
-        sorted_ranks = self[order]
-        repeated[1:] = sorted_ranks.index[1:] == sorted_ranks.index[:-1]
-        differs = torch.zeros_like(repeated)
-        for counts in (sorted_ranks.better, sorted_ranks.tied):
-            differs[1:] |= counts[1:] != counts[:-1]
-        conflict = repeated & differs
+        ranks = self[torch.argsort(self.index, stable=True)]
+        repeated = ranks.index[1:] == ranks.index[:-1]
+        conflict = repeated & ((ranks.better.diff() != 0) | (ranks.tied.diff() != 0))
         if conflict.any():
             raise UserError(
-                f"query {int(sorted_ranks.index[conflict][0])} has two different ranks; "
+                f"query {int(ranks.index[1:][conflict][0])} has two different ranks; "
                 f"{int(conflict.sum())} queries do. Ranks of one query must come from one gallery"
             )
-        return sorted_ranks[~repeated]
+        return ranks[torch.cat([repeated.new_ones(len(ranks) - len(repeated)), ~repeated])]
 
 
 def count_ranks(scores: Tensor, match: Tensor, index: Tensor | None = None) -> Ranks:
@@ -74,19 +64,13 @@ def count_ranks(scores: Tensor, match: Tensor, index: Tensor | None = None) -> R
         match: Column of each query's match, (Q,) int64.
         index: Identities of the queries, (Q,) int64; by default their row numbers.
 
-    Returns:
-        Ranks of the Q queries.
-
     Raises:
         UserError: A score is NaN.
     """
     raise_on_nan(scores, "query", "gallery item")
     own = scores.gather(1, match[:, None])
-    better = (scores > own).sum(dim=1)
-    tied = (scores == own).sum(dim=1)
-    if index is None:
-        index = torch.arange(len(scores), device=scores.device)
-    return Ranks(better=better, tied=tied, index=index)
+    index = torch.arange(len(scores), device=scores.device) if index is None else index
+    return Ranks(better=(scores > own).sum(dim=1), tied=(scores == own).sum(dim=1), index=index)
 
 
 def text_to_video_ranks(similarity: Tensor, video_of_text: Tensor) -> Ranks:
@@ -95,12 +79,6 @@ def text_to_video_ranks(similarity: Tensor, video_of_text: Tensor) -> Ranks:
     Args:
         similarity: Scores of N texts against M videos, (N, M).
         video_of_text: Column of the video that each text describes, (N,) int64.
-
-    Returns:
-        Ranks of the N texts, identified by their rows.
-
-    Raises:
-        UserError: A score is NaN.
     """
     return count_ranks(similarity, video_of_text)
 
@@ -118,32 +96,16 @@ def video_to_text_ranks(similarity: Tensor, video_of_text: Tensor) -> Ranks:
 
     Returns:
         Ranks of the videos that have captions, identified by their columns.
-
-    Raises:
-        UserError: A score is NaN.
     """
     raise_on_nan(similarity, "text", "video")
     videos, group = torch.unique(video_of_text, return_inverse=True)
-    best = group_maximum(similarity[:, videos], group, len(videos))
+    best = similarity.new_full((len(videos), len(videos)), float("-inf"))
+    best.scatter_reduce_(0, group[:, None].expand(-1, len(videos)), similarity[:, videos], reduce="amax")
     return count_ranks(best.T, torch.arange(len(videos), device=similarity.device), videos)
 
 
-def group_maximum(similarity: Tensor, group: Tensor, groups: int) -> Tensor:
-    """Return the largest score in each group of rows, (groups, M); -inf for a group without rows.
-
-    Args:
-        similarity: Scores (N, M).
-        group: Group of each row, (N,) int64.
-        groups: Number of groups.
-    """
-    best = similarity.new_full((groups, similarity.shape[1]), float("-inf"))
-    return best.scatter_reduce_(0, group[:, None].expand_as(similarity), similarity, reduce="amax")
-
-
 def raise_on_nan(scores: Tensor, row: str, column: str) -> None:
-    """Raise an error if scores are NaN.
-
-    Comparisons with NaN are false, so a NaN would rank as if it were the best score.
+    """Raise an error if scores (Q, G) are NaN, which would rank as the best, since comparisons with NaN are false.
 
     Args:
         scores: Scores (Q, G).

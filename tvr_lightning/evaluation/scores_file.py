@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,91 +27,38 @@ class ScoresError(UserError):
     exit_status = 2
 
 
-@dataclass
-class BroughtScores:
-    """External scores as stored in a file.
-
-    Attributes:
-        path: path of the file.
-        matrix: (N, M) float, texts against videos.
-        video_ids: IDs of the M columns; None if they are in the split's order.
-        text_index: (N,) int64, index in the split of each row; None if rows are in the split's order.
-    """
-
-    path: Path
-    matrix: Tensor
-    video_ids: list[str] | None = None
-    text_index: Tensor | None = None
-
-    def arranged(
-        self, truth: GroundTruth, video_ids: Sequence[str], bank: Literal["texts", "videos"] | None = None
-    ) -> Tensor:
-        """Return the scores in the order of a split.
-
-        Args:
-            truth: Ground truth of the split's N texts and M videos.
-            video_ids: IDs of the M videos.
-            bank: `texts` if the rows are training texts, `videos` if the columns are training videos; their order has
-                no meaning and is kept. None for scores (N, M) of the split itself.
-
-        Raises:
-            ScoresError: A text or video of the split is missing, unknown or repeated.
-        """
-        where = f"{truth.dataset} {truth.split}"
-        matrix = self.matrix
-        if bank != "videos":
-            matrix = self._aligned(matrix, 1, self.video_ids, video_ids, where)
-        if bank != "texts":
-            text_index = None if self.text_index is None else self.text_index.tolist()
-            matrix = self._aligned(matrix, 0, text_index, range(truth.texts), where)
-        return matrix
-
-    def _aligned(
-        self, matrix: Tensor, axis: int, ids: Sequence[object] | None, expected: Sequence[object], where: str
-    ) -> Tensor:
-        """Return the matrix with one axis in the order of the expected IDs."""
-        what, entry = ("text", "row") if axis == 0 else ("video", "column")
-        count = matrix.shape[axis]
-        if ids is None:
-            if count != len(expected):
-                raise ScoresError(
-                    f"{self.path}: {count} {entry}s for the {len(expected)} {what}s of {where}. Write one {entry} per "
-                    f"{what}."
-                )
-            return matrix
-        if len(ids) != count:
-            raise ScoresError(f"{self.path}: {len(ids)} {what} IDs for {count} {entry}s. Write one ID per {entry}.")
-        position = {name: number for number, name in enumerate(ids)}
-        known = set(expected)
-        for number, name in enumerate(ids):
-            if name not in known:
-                raise ScoresError(
-                    f"{self.path}: {what} {name!r} is not in {where}. Use its {what} IDs, such as {expected[0]!r}."
-                )
-            if position[name] != number:
-                raise ScoresError(f"{self.path}: {what} {name!r} occurs twice. Write one {entry} per {what}.")
-        for name in expected:
-            if name not in position:
-                raise ScoresError(f"{self.path}: {what} {name!r} of {where} is missing. Write one {entry} per {what}.")
-        return matrix.index_select(axis, torch.tensor([position[name] for name in expected]))
-
-
-def read_scores(path: Path) -> BroughtScores:
+def read_scores(
+    path: Path, truth: GroundTruth, video_ids: Sequence[str], bank: Literal["texts", "videos"] | None = None
+) -> Tensor:
     """Read a similarity matrix (N, M) of texts against videos without executing code from the file.
 
     `.npy` contains the matrix. `.npz` and `.pt` contain it alone or under `similarity`, with `video_ids` and
     `text_index` if rows and columns are not in the split's order.
 
+    Args:
+        path: File of the scores.
+        truth: Ground truth of the split's N texts and M videos.
+        video_ids: IDs of the M videos.
+        bank: `texts` if the rows are training texts, `videos` if the columns are training videos; their order has no
+            meaning and is kept. None for scores (N, M) of the split itself.
+
+    Returns:
+        Scores in the order of the split.
+
     Raises:
-        ScoresError: The file cannot be read, contains no matrix, or a score is NaN or infinite.
+        ScoresError: The file cannot be read, contains no matrix, a score is NaN or infinite, or a text or video of the
+            split is missing, unknown or repeated.
     """
-    read = {".npy": _read_npy, ".npz": _read_npz, ".pt": _read_pt, ".pth": _read_pt}.get(path.suffix)
-    if read is None:
+    if path.suffix not in (".npy", ".npz", ".pt", ".pth"):
         raise ScoresError(f"{path}: expected .npy, .npz, .pt or .parquet")
     if not path.is_file():
         raise ScoresError(f"{path}: no such file")
     try:
-        found = read(path)
+        if path.suffix in (".pt", ".pth"):
+            found = torch.load(path, map_location="cpu", weights_only=True)
+        else:
+            found = np.load(path, allow_pickle=False)
+            found = dict(found) if path.suffix == ".npz" else found
     except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ScoresError(f"{path}: cannot be read ({reason}). Write the file again with plain arrays only.") from error
@@ -125,26 +71,44 @@ def read_scores(path: Path) -> BroughtScores:
     matrix = torch.from_numpy(matrix) if isinstance(matrix, np.ndarray) and matrix.dtype.kind in "fiu" else matrix
     if not isinstance(matrix, Tensor) or matrix.ndim != 2 or not matrix.numel() or matrix.is_complex():
         raise ScoresError(f"{path}: expected a matrix of numbers with one row per text and one column per video")
+    matrix = _finite(path, matrix if matrix.dtype == torch.float64 else matrix.float())
+    where = f"{truth.dataset} {truth.split}"
     names, index = entries.get("video_ids"), entries.get("text_index")
-    return BroughtScores(
-        path,
-        _finite(path, matrix if matrix.dtype == torch.float64 else matrix.float()),
-        None if names is None else [str(name) for name in names],
-        None if index is None else torch.as_tensor(np.asarray(index)).long(),
-    )
+    if bank != "videos":
+        matrix = _aligned(path, matrix, 1, None if names is None else [str(name) for name in names], video_ids, where)
+    if bank != "texts":
+        rows = None if index is None else np.asarray(index).astype(np.int64).tolist()
+        matrix = _aligned(path, matrix, 0, rows, range(truth.texts), where)
+    return matrix
 
 
-def _read_npy(path: Path) -> Any:
-    return np.load(path, allow_pickle=False)
-
-
-def _read_npz(path: Path) -> dict[str, Any]:
-    with np.load(path, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
-
-
-def _read_pt(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=True)
+def _aligned(
+    path: Path, matrix: Tensor, axis: int, ids: Sequence[object] | None, expected: Sequence[object], where: str
+) -> Tensor:
+    """Return the matrix with one axis in the order of the expected IDs; None if it has that order already."""
+    what, entry = ("text", "row") if axis == 0 else ("video", "column")
+    count = matrix.shape[axis]
+    if ids is None:
+        if count != len(expected):
+            raise ScoresError(
+                f"{path}: {count} {entry}s for the {len(expected)} {what}s of {where}. Write one {entry} per {what}."
+            )
+        return matrix
+    if len(ids) != count:
+        raise ScoresError(f"{path}: {len(ids)} {what} IDs for {count} {entry}s. Write one ID per {entry}.")
+    position: dict[object, int] = {}
+    known = set(expected)
+    for number, name in enumerate(ids):
+        if name not in known:
+            raise ScoresError(
+                f"{path}: {what} {name!r} is not in {where}. Use its {what} IDs, such as {expected[0]!r}."
+            )
+        if position.setdefault(name, number) != number:
+            raise ScoresError(f"{path}: {what} {name!r} occurs twice. Write one {entry} per {what}.")
+    for name in expected:
+        if name not in position:
+            raise ScoresError(f"{path}: {what} {name!r} of {where} is missing. Write one {entry} per {what}.")
+    return matrix.index_select(axis, torch.tensor([position[name] for name in expected]))
 
 
 def _finite(path: Path, matrix: Tensor) -> Tensor:

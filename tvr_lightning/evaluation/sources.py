@@ -17,10 +17,8 @@ class Shard:
     """Share of one process in an evaluation: every `world`-th block of videos, starting at `rank`.
 
     Attributes:
-        rank: index of this process.
-        world: number of processes.
-        gather: function that stacks the tensors of all processes to (world, ...), with the same result on every
-            process.
+        rank, world: index of this process, and number of processes.
+        gather: function that stacks the tensors of all processes to (world, ...), the same on every process.
     """
 
     rank: int = 0
@@ -107,10 +105,7 @@ class AdjustedSource(ScoreSource):
 def gallery_logsumexp(source: ScoreSource, scale: float, query_weights: Tensor | None = None) -> Tensor:
     """Return the log sums over all queries of exp(scale * score + weight of the query), (G,) float64.
 
-    Args:
-        source: Scores (Q, G).
-        scale: Factor of the scores, an inverse temperature.
-        query_weights: Logarithms of the queries' weights, (Q,); zero by default.
+    Scores are (Q, G), `query_weights` are logarithms (Q,), zero by default.
     """
     total = torch.full((source.gallery,), float("-inf"), dtype=torch.float64, device=source.device)
     for block in source.blocks():
@@ -130,12 +125,7 @@ def query_logsumexp(source: ScoreSource, scale: float, gallery_weights: Tensor |
 
 
 def best_of_gallery(source: ScoreSource, k: int) -> Tensor:
-    """Return the gallery items with the highest scores for each query, best first, (Q, min(k, G)) int64.
-
-    Args:
-        source: Scores (Q, G).
-        k: Number of items, at least 1.
-    """
+    """Return the k gallery items with the highest scores (Q, G) for each query, best first, (Q, min(k, G)) int64."""
     k = min(k, source.gallery)
     scores = torch.full((source.queries, k), float("-inf"), dtype=torch.float64, device=source.device)
     items = torch.zeros(source.queries, k, dtype=torch.int64, device=source.device)

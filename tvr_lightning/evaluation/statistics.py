@@ -1,10 +1,10 @@
 """Bootstrap intervals and paired tests over per-query values.
 
-scipy.stats is not used: its bootstrap does not resample groups for a median and needs two values, and its permutation
-test takes about seven times as long for a thousand queries. The tests compare the results with both.
-
 Queries are resampled, not training runs, so intervals do not cover the variation between seeds. Values of captions of
 one video are correlated, so for several captions per video, videos are resampled (`group`).
+
+scipy.stats is not used: its bootstrap does not resample groups for a median, and its permutation test takes about seven
+times as long for a thousand queries.
 """
 
 from __future__ import annotations
@@ -22,21 +22,13 @@ from tvr_lightning.evaluation.ranks import Ranks
 
 PerQuery = Callable[[Ranks], Tensor]
 
-Statistic = Literal["mean", "median"]
-
 CHUNK = 256  # resamples drawn at a time: 256 x 100,000 queries are 0.2 GB
 KEPT = 20_000_000  # draws that are cached for the next metric of a test set of the same size, 80 MB
 
 
 @dataclass
 class Interval:
-    """Value with its percentile bootstrap interval.
-
-    Attributes:
-        estimate: value, in the unit of the per-query values.
-        low, high: ends of the interval.
-        confidence: share of resamples inside the interval, in (0, 1).
-    """
+    """Value with the ends of its percentile bootstrap interval, which contains a share `confidence` of resamples."""
 
     estimate: float
     low: float
@@ -46,11 +38,9 @@ class Interval:
 
 @dataclass
 class Comparison:
-    """Difference of two systems on the same queries.
+    """Difference of two systems on the same queries, second minus first.
 
-    Attributes:
-        difference: second minus first, with its interval.
-        p_value: two-sided p-value of a test that exchanges the systems at random, query by query.
+    `p_value` is two-sided, from a test that exchanges the systems at random, query by query.
     """
 
     difference: Interval
@@ -65,7 +55,7 @@ def recall_values(k: int) -> PerQuery:
 def resample(
     values: Tensor,
     group: Tensor | None = None,
-    statistic: Statistic = "mean",
+    statistic: Literal["mean", "median"] = "mean",
     *,
     resamples: int = 10_000,
     seed: int = 0,
@@ -81,15 +71,12 @@ def resample(
         statistic: Statistic of the sampled values.
         resamples: Number of resamples.
         seed: Seed for the resamples.
-
-    Raises:
-        UserError: There is no query, `resamples` is below 1, or `group` does not have the shape of `values`.
     """
     values = values.double().cpu()
     inverse, sizes = _groups(values, group)
     if resamples < 1:
         raise UserError(f"need resamples >= 1, got {resamples}")
-    draws = _draws(len(sizes), resamples, seed)
+    draws = (_kept_draws if len(sizes) * resamples <= KEPT else _draws)(len(sizes), resamples, seed)
     if statistic == "median":
         return torch.cat([_medians(values, inverse, counts) for counts in draws])
     sums = torch.zeros_like(sizes).index_add_(0, inverse, values)
@@ -100,24 +87,17 @@ def _medians(values: Tensor, inverse: Tensor, counts: Tensor) -> Tensor:
     """Return the median of every draw (mean of the middle two if even) of values that count `counts` times."""
     order = values.argsort()
     reached = counts[:, inverse[order]].cumsum(1)
-    total = reached[:, -1:]
-    middle = torch.cat([(total - 1).div(2, rounding_mode="floor"), total.div(2, rounding_mode="floor")], dim=1)
+    middle = torch.cat([reached[:, -1:] - 1, reached[:, -1:]], dim=1).div(2, rounding_mode="floor")
     return values[order][torch.searchsorted(reached, middle, right=True)].mean(1)
-
-
-def _draws(groups: int, resamples: int, seed: int) -> Iterator[Tensor]:
-    """Yield the number of times each group is drawn, (at most CHUNK, groups) float32 per item."""
-    if groups * resamples > KEPT:
-        return _drawn(groups, resamples, seed)
-    return iter(_kept_draws(groups, resamples, seed))
 
 
 @lru_cache(maxsize=1)
 def _kept_draws(groups: int, resamples: int, seed: int) -> list[Tensor]:
-    return list(_drawn(groups, resamples, seed))
+    return list(_draws(groups, resamples, seed))
 
 
-def _drawn(groups: int, resamples: int, seed: int) -> Iterator[Tensor]:
+def _draws(groups: int, resamples: int, seed: int) -> Iterator[Tensor]:
+    """Yield the number of times each group is drawn, (at most CHUNK, groups) float32 per item."""
     generator = torch.Generator().manual_seed(seed)
     for start in range(0, resamples, CHUNK):
         drawn = torch.randint(groups, (min(CHUNK, resamples - start), groups), generator=generator)
@@ -125,16 +105,7 @@ def _drawn(groups: int, resamples: int, seed: int) -> Iterator[Tensor]:
 
 
 def percentile_interval(estimate: float, drawn: Tensor, confidence: float = 0.95) -> Interval:
-    """Return a value with its percentile bootstrap interval (Efron, 1979).
-
-    Args:
-        estimate: Value.
-        drawn: Resampled values from `resample`, (resamples,).
-        confidence: Share of the resampled values inside the interval, in (0, 1).
-
-    Raises:
-        UserError: `confidence` is out of range.
-    """
+    """Return a value with its percentile bootstrap interval (Efron, 1979) from resampled values, (resamples,)."""
     if not 0 < confidence < 1:
         raise UserError(f"need confidence in (0, 1), got {confidence}")
     tail = (1 - confidence) / 2
@@ -146,14 +117,7 @@ def effective_queries(values: Tensor, group: Tensor | None = None) -> float:
     """Return the number of independent queries that would estimate the mean as precisely as these grouped queries.
 
     Q times the variance of the mean over independent queries, divided by the variance over groups (Kish's design
-    effect), between the number of groups and Q.
-
-    Args:
-        values: Per-query values, (Q,).
-        group: Group of each query, (Q,) int64, such as the video of each caption.
-
-    Raises:
-        UserError: There is no query, or `group` does not have the shape of `values`.
+    effect), between the number of groups and Q. Values and groups are (Q,).
     """
     values = values.double().cpu()
     inverse, sizes = _groups(values, group)
@@ -184,11 +148,7 @@ def exchange_p_value(
     Args:
         difference: Per-query values of the second system minus those of the first, (Q,).
         group: Group of each query, (Q,) int64. Queries of one group are exchanged together.
-        resamples: Number of exchanges.
-        seed: Seed for the exchanges.
-
-    Raises:
-        UserError: There is no query, or `group` does not have the shape of `difference`.
+        resamples, seed: Number of exchanges, and their seed.
     """
     difference = difference.double().cpu()
     inverse, sizes = _groups(difference, group)

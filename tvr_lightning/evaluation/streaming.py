@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import torch
 from torch import Tensor
 
-from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.ranks import Ranks
-from tvr_lightning.evaluation.sources import Adjustment, Block
+from tvr_lightning.evaluation.sources import Adjustment, Block, ScoreSource
 
 
 def streamed_ranks(
-    source: PairScores,
+    source: ScoreSource,
     video_of_text: Tensor,
     adjust_texts: Adjustment | None = None,
     adjust_videos: Adjustment | None = None,
@@ -24,7 +25,7 @@ def streamed_ranks(
     own competitor.
 
     Args:
-        source: Scores of N texts against M videos, (N, M).
+        source: Scores of N texts against M videos, (N, M), all texts of a video block in succession.
         video_of_text: Column of each text's video, (N,) int64.
         adjust_texts: Post-processing of text-to-video scores, applied to blocks of texts against videos.
         adjust_videos: Post-processing of video-to-text scores, applied to blocks of videos against texts.
@@ -36,76 +37,52 @@ def streamed_ranks(
         UserError: A score is NaN.
     """
     video_of_text = video_of_text.to(source.device)
+    videos, group = torch.unique(video_of_text, return_inverse=True)
     own = torch.zeros(source.queries, dtype=torch.float64, device=source.device)
-    videos = _VideoCounts(source, video_of_text, adjust_videos)
-    for block in source.blocks():
-        rows, columns = _matches(block, video_of_text)
-        own[block.rows][rows] = _adjusted(block, adjust_texts)[rows, columns].double()
-        videos.add(block)
+    text_counts = torch.zeros(2, source.queries, dtype=torch.int64, device=source.device)
+    video_counts = torch.zeros(2, len(videos), dtype=torch.int64, device=source.device)
+    for start, blocks in groupby(source.blocks(), key=lambda block: block.columns.start):
+        best: Tensor | None = None  # of each video's captions with the videos of this column of blocks
+        for block in blocks:
+            rows, columns = _matches(block, video_of_text)
+            own[block.rows][rows] = _adjusted(block, adjust_texts)[rows, columns].double()
+            values = block.values
+            if adjust_videos is not None:
+                values = adjust_videos(values.T, block.columns, block.rows).T
+            if best is None:
+                best = values.new_full((len(videos), values.shape[1]), float("-inf"))
+            _keep_best(best, group[block.rows], values)
+        assert best is not None
+        inside = ((videos >= start) & (videos < start + best.shape[1])).nonzero().flatten()
+        scores, match = best[:, videos[inside] - start], (inside, torch.arange(len(inside), device=best.device))
+        video_counts[:, inside] = _counts(scores, scores[match], match, dim=0)
     own = source.shard.sum(own)
-    better = torch.zeros(source.queries, dtype=torch.int64, device=source.device)
-    tied = torch.zeros_like(better)
     for block in source.blocks():
-        values, match = _adjusted(block, adjust_texts), _matches(block, video_of_text)
+        values = _adjusted(block, adjust_texts)
         threshold = own[block.rows, None].to(values.dtype)
-        for counts, comparison in ((better, values > threshold), (tied, values == threshold)):
-            comparison[match] = False
-            counts[block.rows] += comparison.sum(1, dtype=torch.int32)  # a copy half the size of int64
-    texts = Ranks(
-        better=source.shard.sum(better),
-        tied=source.shard.sum(tied) + 1,
-        index=torch.arange(source.queries, device=source.device),
+        text_counts[:, block.rows] += _counts(values, threshold, _matches(block, video_of_text), dim=1)
+    (text_better, text_tied), (video_better, video_tied) = map(source.shard.sum, (text_counts, video_counts))
+    return (
+        Ranks(text_better, text_tied + 1, torch.arange(source.queries, device=source.device)),
+        Ranks(video_better, video_tied + 1, videos),
     )
-    return texts, videos.ranks()
 
 
-class _VideoCounts:
-    """Counts for video-to-text ranks by the best caption of every video, one column of blocks at a time.
+def _keep_best(best: Tensor, group: Tensor, values: Tensor) -> None:
+    """Raise `best` (videos, c) to the scores (r, c) of the captions of the videos `group` (r,)."""
+    if len(group.unique()) == len(group):  # row by row, much faster than element by element
+        best[group] = torch.maximum(best[group], values)
+    else:
+        best.scatter_reduce_(0, group[:, None].expand_as(values), values, reduce="amax")
 
-    Args:
-        source: scores of N texts against M videos, all texts of a video block in succession.
-        video_of_text: (N,) column of each text's video.
-        adjustment: post-processing, applied to blocks of videos against texts.
-    """
 
-    def __init__(self, source: PairScores, video_of_text: Tensor, adjustment: Adjustment | None) -> None:
-        self.source = source
-        self.adjustment = adjustment
-        self.videos, self.group = torch.unique(video_of_text, return_inverse=True)
-        self.better = torch.zeros(len(self.videos), dtype=torch.int64, device=source.device)
-        self.tied = torch.zeros_like(self.better)
-        self.best: Tensor | None = None
-
-    def add(self, block: Block) -> None:
-        """Add the next block. The last texts of a video block complete the counts of its videos."""
-        values = block.values
-        if self.adjustment is not None:
-            values = self.adjustment(values.T, block.columns, block.rows).T
-        if self.best is None:
-            self.best = values.new_full((len(self.videos), values.shape[1]), float("-inf"))
-        group = self.group[block.rows]
-        if len(group.unique()) == len(group):  # row by row, much faster than element by element
-            self.best[group] = torch.maximum(self.best[group], values)
-        else:
-            self.best.scatter_reduce_(0, group[:, None].expand_as(values), values, reduce="amax")
-        if block.rows.stop == self.source.queries:
-            self._count(self.best, block.columns)
-            self.best = None
-
-    def _count(self, best: Tensor, columns: slice) -> None:
-        inside = (self.videos >= columns.start) & (self.videos < columns.stop)
-        own_group = inside.nonzero().flatten()
-        scores = best[:, self.videos[own_group] - columns.start]
-        each = torch.arange(len(own_group), device=best.device)
-        threshold = scores[own_group, each]
-        for counts, comparison in ((self.better, scores > threshold), (self.tied, scores == threshold)):
-            comparison[own_group, each] = False
-            counts[own_group] = comparison.sum(0, dtype=torch.int32).long()
-
-    def ranks(self) -> Ranks:
-        """Return the ranks of the videos that have texts, over all processes."""
-        shard = self.source.shard
-        return Ranks(better=shard.sum(self.better), tied=shard.sum(self.tied) + 1, index=self.videos)
+def _counts(values: Tensor, threshold: Tensor, match: tuple[Tensor, Tensor], dim: int) -> Tensor:
+    """Count the scores above and equal to the threshold, (2, n), without the matches."""
+    counts = []
+    for comparison in (values > threshold, values == threshold):
+        comparison[match] = False
+        counts.append(comparison.sum(dim, dtype=torch.int32))  # a copy half the size of int64
+    return torch.stack(counts).long()
 
 
 def _adjusted(block: Block, adjustment: Adjustment | None) -> Tensor:

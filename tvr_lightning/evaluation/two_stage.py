@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -9,11 +11,17 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.normalization import LEFT_OUT, Context, Direction, Normalizer
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.ranks import Ranks
-from tvr_lightning.evaluation.sources import AdjustedSource, Adjustment, ScoreSource, TransposedSource
-from tvr_lightning.evaluation.two_stage_ranks import text_ranks, video_ranks
-from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.evaluation.sources import AdjustedSource, Adjustment, Block, ScoreSource, TransposedSource
+from tvr_lightning.evaluation.streaming import streamed_ranks
+from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
-from tvr_lightning.pairwise.two_stage import QUERIES_PER_BLOCK, candidate_recall, nearest
+from tvr_lightning.pairwise.two_stage import (
+    QUERIES_PER_BLOCK,
+    VIDEOS_PER_BLOCK,
+    candidate_recall,
+    nearest,
+    score_candidates,
+)
 
 
 class TwoStage(Normalizer):
@@ -21,20 +29,13 @@ class TwoStage(Normalizer):
 
     The method's score of a pair needs both its text and its video, so only the vectors of the first stage can be
     indexed. The results equal those of a search with such an index: the candidates of each query in the order of the
-    method, then all other items in the order of the first stage. The recall of the candidates is also reported. The
-    normalization works with any method; for other first-stage vectors, override `text_vectors` and `video_vectors`,
-    which return (N, D) and (M, D).
+    method, then all other items in the order of the first stage. The recall of the candidates is also reported. For
+    other first-stage vectors, override `text_vectors` and `video_vectors`.
 
     Args:
         candidates: number k of gallery items of each query that are reranked (paper: 256 include the top ten of GARE).
         mask_frames: exclusion of padded frames from the mean; GARE's released mean counts them.
-
-    Raises:
-        UserError: `candidates` is below 1.
     """
-
-    transductive = False
-    needs_bank = False
 
     def __init__(self, candidates: int = 256, mask_frames: bool = False) -> None:
         if candidates < 1:
@@ -55,84 +56,106 @@ class TwoStage(Normalizer):
         mask = video.frame_mask.to(video.frames.dtype).unsqueeze(-1)
         return (video.frames * mask).sum(1) / mask.sum(1).clamp(min=1.0)
 
-    @torch.no_grad()
     def ranks(self, source: PairScores, video_of_text: Tensor) -> tuple[Ranks, Ranks]:
-        """Compute the same ranks as `fit` and a pass over all pairs, but score only the candidates.
+        """Compute the same ranks as `fit` and a pass over all pairs (`streamed_ranks`), but score only the candidates.
 
         Args:
             source: Scores of N texts against M videos by the method.
             video_of_text: Column of each text's video, (N,) int64.
 
-        Returns:
-            Ranks of the N texts by row, and of the videos that have texts by column.
-
         Raises:
             UserError: A score is NaN.
         """
-        video_of_text = video_of_text.to(source.device)
-        text = self.text_vectors(source.texts.float()).to(source.device)
-        video = self.video_vectors(source.videos.float()).to(source.device)
-        self._found = {
-            "text-to-video": nearest(text, video, self.candidates, *_rows(source.budget, len(video))),
-            "video-to-text": nearest(video, text, self.candidates, *_rows(source.budget, len(text))),
-        }
-        texts = text_ranks(source, video_of_text, self._found["text-to-video"], (text, video), source.budget)
-        videos = video_ranks(source, video_of_text, self._found["video-to-text"], (text, video), source.budget)
-        return texts, videos
+        adjust_texts = self._adjustment(source, "text-to-video", score_candidates_only=True)
+        adjust_videos = self._adjustment(source, "video-to-text", score_candidates_only=True)
+        return streamed_ranks(_Unscored(source), video_of_text, adjust_texts, adjust_videos)
 
-    @torch.no_grad()
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
         """Find the candidates of every query.
 
         Raises:
             UserError: `scores` come from a matrix, without the features that the first stage needs.
         """
-        source, transposed = _pair_scores(scores)
-        text = self.text_vectors(source.texts.float()).to(source.device)
-        video = self.video_vectors(source.videos.float()).to(source.device)
-        queries, gallery = (video, text) if transposed else (text, video)
-        chosen = nearest(queries, gallery, self.candidates)
-        self._found[context.direction] = chosen
+        while isinstance(scores, (AdjustedSource, TransposedSource)):
+            scores = scores.source
+        if not isinstance(scores, PairScores):
+            raise UserError(
+                "Two-stage retrieval needs the features of texts and videos for its first stage, but got a matrix."
+            )
+        return self._adjustment(scores, context.direction)
+
+    @torch.no_grad()
+    def _adjustment(self, source: PairScores, direction: Direction, score_candidates_only: bool = False) -> Adjustment:
+        queries = self.text_vectors(source.texts.float()).to(source.device)
+        gallery = self.video_vectors(source.videos.float()).to(source.device)
+        if direction == "video-to-text":
+            queries, gallery = gallery, queries
+        block = max(1, min(QUERIES_PER_BLOCK, source.budget // (16 * max(len(gallery), 1))))
+        chosen = self._found[direction] = nearest(queries, gallery, self.candidates, block)
+        scored = _candidate_scores(source, chosen, direction) if score_candidates_only else None
         queries, gallery = unit(queries).double(), unit(gallery).double()
 
         def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
             here = chosen[rows]
             row, slot = ((here >= columns.start) & (here < columns.stop)).nonzero(as_tuple=True)
-            adjusted = queries[rows] @ gallery[columns].T + LEFT_OUT
             column = here[row, slot] - columns.start
-            adjusted[row, column] = values[row, column].double()
+            adjusted = queries[rows] @ gallery[columns].T + LEFT_OUT
+            adjusted[row, column] = (values[row, column] if scored is None else scored[rows][row, slot]).double()
             return adjusted
 
         return adjust
 
     def measured(self, video_of_text: Tensor) -> dict[str, float]:
         """Return the recall of the candidates in percent for each fitted direction, by name."""
-        return {
-            f"recall of the {self.candidates} candidates, {direction}": self._recall(direction, chosen, video_of_text)
-            for direction, chosen in self._found.items()
-        }
-
-    def _recall(self, direction: Direction, chosen: Tensor, video_of_text: Tensor) -> float:
-        texts = video_of_text.to(chosen.device)
-        if direction == "text-to-video":
-            return candidate_recall(chosen, texts)
-        described = texts.unique()
-        return candidate_recall(texts[chosen[described]], described)
-
-
-def _rows(budget: int, gallery: int) -> tuple[int]:
-    """Return the number of queries per block, limited by the memory for cosines and top candidates."""
-    return (max(1, min(QUERIES_PER_BLOCK, budget // (16 * max(gallery, 1)))),)
+        recalls = {}
+        for direction, chosen in self._found.items():
+            videos = video_of_text.to(chosen.device)
+            if direction == "text-to-video":
+                recall = candidate_recall(chosen, videos)
+            else:
+                described = videos.unique()
+                recall = candidate_recall(videos[chosen[described]], described)
+            recalls[f"recall of the {self.candidates} candidates, {direction}"] = recall
+        return recalls
 
 
-def _pair_scores(scores: ScoreSource) -> tuple[PairScores, bool]:
-    """Return the method's scores without adjustments, and True if videos are the queries."""
-    transposed = False
-    while isinstance(scores, (AdjustedSource, TransposedSource)):
-        transposed ^= isinstance(scores, TransposedSource)
-        scores = scores.source
-    if not isinstance(scores, PairScores):
-        raise UserError(
-            "Two-stage retrieval needs the features of texts and videos for its first stage, but got a matrix."
-        )
-    return scores, transposed
+class _Unscored(ScoreSource):
+    """Blocks without scores, in the order of a method's blocks, for adjustments that know the scores already."""
+
+    def __init__(self, source: PairScores) -> None:
+        super().__init__(source.queries, source.gallery, source.device, source.shard)
+        self.source = source
+
+    def blocks(self) -> Iterator[Block]:
+        for columns in self.source.video_blocks():
+            for rows, _ in self.source.text_blocks:
+                shape = rows.stop - rows.start, columns.stop - columns.start
+                yield Block(torch.zeros((), device=self.device).expand(shape), rows, columns)
+
+
+def _candidate_scores(source: PairScores, chosen: Tensor, direction: Direction) -> Tensor:
+    """Return the method's scores of all queries with their candidates, (Q, k), summed over the processes' videos."""
+
+    def score(text: TextFeatures, video: VideoFeatures) -> Scores:
+        with torch.autocast(source.device.type, enabled=False):
+            scores: Scores = source.score(text.to(source.device).float(), video.to(source.device).float())  # type: ignore[call-arg]
+        return scores
+
+    shard, (queries, count) = source.shard, chosen.shape
+    first, last = (source.gallery * place // shard.world for place in (shard.rank, shard.rank + 1))
+    # If few texts share a video, scoring several videos at a time would score many unneeded pairs.
+    at_a_time = VIDEOS_PER_BLOCK if source.queries <= VIDEOS_PER_BLOCK * count else 1
+    if direction == "text-to-video":
+        own = source.videos[first:last]
+        scores = score_candidates(score, source.texts, own, chosen - first, at_a_time).to(source.device)
+    else:
+        scores = torch.zeros(queries, count, device=source.device)
+        for start in range(first, last, at_a_time):
+            rows = slice(start, min(start + at_a_time, last))
+            texts, place = chosen[rows].unique(return_inverse=True)
+            block = score(source.texts[texts], source.videos[rows]).similarity
+            scores[rows] = block.T.gather(1, place).to(scores.dtype)
+    scores = shard.sum(scores)
+    if scores.isnan().any():
+        raise UserError(f"{int(scores.isnan().sum())} of {scores.numel()} candidates' scores are NaN")
+    return scores

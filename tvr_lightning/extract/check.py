@@ -9,16 +9,7 @@ from tvr_lightning.store import FeatureStore, StoreError
 
 
 def check_store(store: FeatureStore, encoder: Encoder, audio_encoder: AudioEncoder | None = None) -> str:
-    """Check a store against the encoders of a run.
-
-    Args:
-        store: Store that the DataModule reads.
-        encoder: Encoder of frames and texts. Its parameters must be frozen, since stored features do not change in
-            training.
-        audio_encoder: Audio encoder, if the method uses audio.
-
-    Returns:
-        A line for the user that lists the parts read from the store.
+    """Check a store against the encoders of a run, and return a line for the user that lists its parts.
 
     Raises:
         StoreError: The encoder is trained, or a part was created with another encoder or other weights. The message

@@ -4,42 +4,36 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from tvr_lightning.data.datasets import MediaReader
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
-from tvr_lightning.extract.batch import EncodedBatch, ReadMedia, encode, join
-from tvr_lightning.extract.plan import ExtractOptions, ExtractSource
+from tvr_lightning.extract.batch import ExtractBatch, encode, join, read_item
+from tvr_lightning.extract.plan import ExtractOptions
 from tvr_lightning.media.read_many import attempt
 from tvr_lightning.store import Part
 
 
 class EncodingActor:
-    """Reader and encoder of batches on a machine of the cluster, where the media must have the same paths.
-
-    Args:
-        records: Records of all videos.
-        source: Source that defines how videos are read.
-        encoder: Frame encoder.
-        audio_encoder: Audio encoder, if audio is extracted.
-        device: Device of the encoders.
-    """
+    """Reader and encoder of batches on a machine of the cluster, where the media must have the same paths."""
 
     def __init__(
         self,
         records: list[VideoRecord],
-        source: ExtractSource,
+        read: MediaReader,
         encoder: Encoder,
         audio_encoder: AudioEncoder | None,
         device: str,
     ) -> None:
         self.records = records
-        self.read = ReadMedia(source.read)
+        self.read = partial(read_item, read)
         self.encoder = encoder.to(device).eval()
         self.audio_encoder = None if audio_encoder is None else audio_encoder.to(device).eval()
         self.device = device
@@ -47,28 +41,29 @@ class EncodingActor:
     @torch.no_grad()
     def __call__(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Encode one batch. A row contains positions and parts; the result contains features."""
-        places, parts = rows["places"][0], [str(part) for part in rows["parts"][0]]
-        read = join([attempt(self.read, (int(place), self.records[int(place)])) for place in places])
+        parts: list[Any] = [str(part) for part in rows["parts"][0]]
+        batch = join([attempt(self.read, (int(place), self.records[int(place)])) for place in rows["places"][0]])
+        encode(batch, parts, self.encoder, self.audio_encoder, self.device)
         encoded = np.empty(1, dtype=object)
-        encoded[0] = encode(read, parts, self.encoder, self.audio_encoder, self.device)  # type: ignore[arg-type]
+        encoded[0] = batch
         return {"encoded": encoded}
 
 
 def encoded_by_ray(
     records: list[VideoRecord],
     batches: Sequence[tuple[Sequence[Part], list[int]]],
-    source: ExtractSource,
+    read: MediaReader,
     models: tuple[Encoder, AudioEncoder | None],
     options: ExtractOptions,
-) -> Iterator[EncodedBatch]:
+) -> Iterator[ExtractBatch]:
     """Encode batches on `options.actors` actors and yield them in order, which gives the same store as one machine.
 
     Args:
         records: Records of all videos.
         batches: Parts and positions of each batch.
-        source: Source that defines how videos are read.
+        read: Reader of one video.
         models: Frame encoder and audio encoder.
-        options: Options with the device, the number of actors, and the address of the cluster.
+        options: Device, number of actors, and address of the cluster.
 
     Raises:
         UserError: Ray is not installed, or there is no cluster at the address.
@@ -80,11 +75,8 @@ def encoded_by_ray(
     own = not ray.is_initialized()
     try:
         if own:
-            ray.init(
-                address=options.address or "local",
-                log_to_driver=False,
-                include_dashboard=None if options.address else False,
-            )
+            dashboard = None if options.address else False
+            ray.init(address=options.address or "local", log_to_driver=False, include_dashboard=dashboard)
     except ConnectionError as error:
         raise UserError(f"--address {options.address}: {error}. Start a cluster there, or omit --address.") from error
     try:
@@ -92,10 +84,9 @@ def encoded_by_ray(
         context.execution_options.preserve_order = True
         context.enable_progress_bars = options.progress
         rows: list[dict[str, Any]] = [{"places": places, "parts": list(parts)} for parts, places in batches]
-        arguments = (records, source, *models, options.device)
         encoded = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
             EncodingActor,
-            fn_constructor_args=arguments,
+            fn_constructor_args=(records, read, *models, options.device),
             batch_size=1,
             concurrency=options.actors,
             num_gpus=1 if options.device.startswith("cuda") else 0,

@@ -38,7 +38,8 @@ def fingerprints(
     source: ExtractSource, encoder: Encoder, audio_encoder: AudioEncoder | None, parts: Sequence[Part]
 ) -> dict[Part, Fingerprint]:
     """Return the encoder, weights, sampling, and preprocessing of each part."""
-    frames = frame_fingerprint(source.frames, source.preparation, source.sampling, source.copies)
+    read = source.read
+    frames = frame_fingerprint(read.frames, read.preparation, read.sampling, source.copies)
     encoders = encoder_fingerprints(encoder, audio_encoder, parts)
     made: dict[Part, Fingerprint] = {}
     for part in parts:
@@ -46,21 +47,15 @@ def fingerprints(
             tokens = {"preprocessing": encoder.text_preparation}
             made[part] = {**encoders[part], **text_fingerprint(source.words), **tokens}
         elif part == "audio":
-            assert source.audio is not None
-            made[part] = {**encoders[part], **frames, "preprocessing": source.audio.describe()}
+            assert read.audio is not None
+            made[part] = {**encoders[part], **frames, "preprocessing": read.audio.describe()}
         else:
             made[part] = {**encoders[part], **frames}
     return made
 
 
 def method_fingerprint(module: nn.Module, encoder: Encoder, options: Mapping[str, Any]) -> Fingerprint:
-    """Return the fingerprint of a method: its options, its encoder's configuration, and the weights of both.
-
-    Args:
-        module: Method.
-        encoder: Encoder of the method.
-        options: Options that the method was created with.
-    """
+    """Return the fingerprint of a method: its options, its encoder's configuration, and the weights of both."""
     decided = repr((sorted(options.items()), sorted(encoder.configuration().items())))
     name = f"{type(module).__name__} {hashlib.sha256(decided.encode()).hexdigest()[:12]}"
     return {"method": name, "weights": fingerprint({}, module)[:16]}

@@ -2,65 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tvr_lightning.data.audio_alignment import AudioOptions
-from tvr_lightning.data.datasets import VideoReader
+from tvr_lightning.data.datasets import MediaReader
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
-from tvr_lightning.media.preparation import Preparation
-from tvr_lightning.media.sampling import FrameSampling
-from tvr_lightning.store import PARTS, Part, StoreDtype, StoreItem
-
-Engine = Literal["local", "ray"]
-What = Literal["text", "frames", "patches", "audio", "all"]
+from tvr_lightning.ranges import Count, ExtractEngine, FeaturePart, Options, StoreDtype, Workers
+from tvr_lightning.store import PARTS, Part, StoreItem
 
 
 @dataclass
-class ExtractOptions:
+class ExtractOptions(Options):
     """Settings of an extraction.
 
     Attributes:
-        out: folder of the store.
-        what: parts to extract; "all" means every part that the source and the encoders provide.
-        batch_size: number of items per pass through an encoder.
-        shard_size: number of items per shard, best a multiple of `batch_size`; if the process is killed, at most one
+        out: Folder of the store.
+        what: Parts to extract; "all" means every part that the source and the encoders provide.
+        batch_size: Number of items per pass through an encoder.
+        shard_size: Number of items per shard, best a multiple of `batch_size`; if the process is killed, at most one
             shard is lost.
-        num_workers: number of processes that decode.
-        dtype: data type of the features on disk.
-        device: device of the encoders, such as "cpu" or "cuda".
-        command: command line that repeats the extraction, for the messages of the store.
-        progress: whether to show a progress bar.
+        num_workers: Number of processes that decode.
+        dtype: Data type of the features on disk.
+        device: Device of the encoders, such as "cpu" or "cuda".
+        command: Command line that repeats the extraction, for the messages of the store.
+        progress: Whether to show a progress bar.
         engine: `local` decodes in worker processes and encodes in this one; `ray` does both on actors of a Ray cluster,
             while this process writes the store.
-        actors: number of actors of the engine `ray`, each with its own copy of the encoders.
-        address: address of a running Ray cluster; None starts one on this machine.
+        actors: Number of actors of the engine `ray`, each with its own copy of the encoders.
+        address: Address of a running Ray cluster; None starts one on this machine.
 
     Raises:
         UserError: A number is below its minimum, or there is nothing to extract.
     """
 
     out: str
-    what: Sequence[What] = ("all",)
-    batch_size: int = 32
-    shard_size: int = 256
-    num_workers: int = 2
+    what: Sequence[FeaturePart] = ("all",)
+    batch_size: Count = 32
+    shard_size: Count = 256
+    num_workers: Workers = 2
     dtype: StoreDtype = "float32"
     device: str = "cpu"
     command: str = "tvr extract"
     progress: bool = True
-    engine: Engine = "local"
-    actors: int = 1
+    engine: ExtractEngine = "local"
+    actors: Count = 1
     address: str | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("shard_size", 1), ("num_workers", 0), ("actors", 1)):
-            if getattr(self, name) < least:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        super().__post_init__()
         if not self.what:
             raise UserError(
                 f"There is nothing to extract. Set --parts to all, one of {', '.join(PARTS)}, or [text, frames]."
@@ -74,20 +69,15 @@ class ExtractSource:
     Attributes:
         videos: Records and store items of the M videos.
         texts: Items of the N texts; empty for a folder of videos.
-        read: Function that reads one video as in evaluation.
-        frames, preparation, sampling, words: Settings of `read` and of the texts, which are part of the fingerprints.
-        audio: Options for the input of the audio encoder; None without audio.
+        read: Reader of one video as in evaluation.
+        words: Maximum number of tokens per text W.
         copies: Description of the copies of `tvr data compress` that `read` uses; empty for originals.
     """
 
     videos: list[tuple[VideoRecord, StoreItem]]
     texts: list[StoreItem]
-    read: VideoReader
-    frames: int
-    preparation: Preparation
-    sampling: FrameSampling
+    read: MediaReader
     words: int = 32
-    audio: AudioOptions | None = None
     copies: str = ""
 
 
@@ -104,9 +94,7 @@ class ExtractReport:
         problems: "path: reason" for each damaged audio track, which was read as far as possible.
         mended: Problems of the damaged shards, which were written again.
         seconds: Total time in seconds.
-        waiting: Seconds spent waiting for decoded videos.
-        encoding: Seconds spent in the encoders.
-        writing: Seconds spent writing to the disk.
+        waiting, encoding, writing: Seconds spent waiting for decoded videos, in the encoders, and writing to the disk.
     """
 
     written: dict[str, int] = field(default_factory=dict)
@@ -120,6 +108,13 @@ class ExtractReport:
     waiting: float = 0.0
     encoding: float = 0.0
     writing: float = 0.0
+
+    @contextmanager
+    def timing(self, name: Literal["waiting", "encoding", "writing"]) -> Iterator[None]:
+        """Add the time spent inside the context."""
+        began = time.perf_counter()
+        yield
+        setattr(self, name, getattr(self, name) + time.perf_counter() - began)
 
     @property
     def bottleneck(self) -> str:
@@ -146,15 +141,9 @@ class ExtractReport:
 
 
 def parts_of(
-    what: Sequence[What], source: ExtractSource, encoder: Encoder, audio_encoder: AudioEncoder | None
+    what: Sequence[FeaturePart], source: ExtractSource, encoder: Encoder, audio_encoder: AudioEncoder | None
 ) -> list[Part]:
     """Return the parts to extract, in a fixed order.
-
-    Args:
-        what: Requested parts.
-        source: Source of texts and videos.
-        encoder: Encoder of frames and texts.
-        audio_encoder: Audio encoder, or None.
 
     Raises:
         UserError: The source or the encoders cannot provide a part that was requested by name.
@@ -163,7 +152,7 @@ def parts_of(
         "text": None if source.texts else "there are no texts. Pass the --config of a dataset.",
         "patches": None if encoder.gives_patches else f"{type(encoder).__name__} provides none",
         "audio": None
-        if audio_encoder is not None and source.audio is not None
+        if audio_encoder is not None and source.read.audio is not None
         else "there is no audio encoder, or the data has no audio. Set model.init_args.audio_encoder and "
         "data.init_args.audio.",
     }

@@ -14,7 +14,7 @@ from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.extract.plan import ExtractSource
 from tvr_lightning.media.opening import VIDEO_SUFFIXES
 from tvr_lightning.media.preparation import Preparation
-from tvr_lightning.media.sampling import FrameSampling
+from tvr_lightning.ranges import FrameSampling
 from tvr_lightning.store import StoreItem
 
 FILES = "files"
@@ -25,14 +25,9 @@ def source_of_data(data: TextVideoDataModule, splits: Sequence[SplitName] = ("tr
 
     Videos and texts that occur in several splits are extracted once, for the first of these splits.
 
-    Args:
-        data: DataModule, whose options define sampling, sizes, and audio.
-        splits: Splits to extract.
-
     Raises:
-        UserError: The data is read from a feature store.
-        MissingAssetError: Annotation files are missing.
-        UserError: The videos are copies, and some are incomplete or older than their originals.
+        UserError: The data is read from a feature store, annotation files are missing, or the videos are copies, and
+            some are incomplete or older than their originals.
     """
     reader = data.video_reader(training=False)
     if not isinstance(reader, MediaReader):
@@ -50,17 +45,8 @@ def source_of_data(data: TextVideoDataModule, splits: Sequence[SplitName] = ("tr
             item = StoreItem(data.directory, split.name, video.video_id, str(video.path), video.span)
             videos.append((video, item))
         texts += [StoreItem.of_text(text.text, data.directory, split.name) for text in split.texts]
-    return ExtractSource(
-        videos,
-        texts,
-        dataclasses.replace(reader, on_corrupt="skip"),
-        frames=reader.frames,
-        preparation=reader.preparation,
-        sampling=reader.sampling,
-        words=data.words,
-        audio=reader.audio,
-        copies=data.copies.how.describe() if data.copies is not None else "",
-    )
+    copies = data.copies.how.describe() if data.copies is not None else ""
+    return ExtractSource(videos, texts, dataclasses.replace(reader, on_corrupt="skip"), data.words, copies)
 
 
 def source_of_files(
@@ -72,14 +58,7 @@ def source_of_files(
 ) -> ExtractSource:
     """Return the videos in files and folders, searched recursively and sorted by path.
 
-    The ID of a video is its path as given.
-
-    Args:
-        paths: Files and folders.
-        preparation: Frame preparation of the encoder.
-        frames: Number of frames F.
-        sampling: Sampling of the frames.
-        audio: Options for the input of an audio encoder; None without audio.
+    The ID of a video is its path as given. The other arguments are those of `MediaReader`.
 
     Raises:
         MissingAssetError: A path does not exist, or no video is found.
@@ -95,4 +74,4 @@ def source_of_files(
         raise MissingAssetError(f"no videos in {listed}; supported suffixes: {' '.join(sorted(VIDEO_SUFFIXES))}")
     videos = [(VideoRecord(f.as_posix(), f), StoreItem(FILES, "", f.as_posix(), str(f))) for f in found]
     reader = MediaReader(frames, preparation, sampling, audio=audio, on_corrupt="skip")
-    return ExtractSource(videos, [], reader, frames, preparation, sampling, audio=audio)
+    return ExtractSource(videos, [], reader)

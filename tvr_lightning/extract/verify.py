@@ -5,14 +5,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from torch import Tensor
-
-from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.extract.fingerprint import fingerprints
 from tvr_lightning.extract.plan import ExtractOptions, ExtractSource
 from tvr_lightning.extract.run import frozen
+from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.store import FeatureStore, StoreError
 
 TOLERANCE = 2e-3  # relative to the largest value: float16 adds 5e-4, and batch sizes and devices change the last digits
@@ -32,7 +30,7 @@ def verify(
         source: Videos and texts that the store was created from.
         encoder: Encoder of frames and texts.
         audio_encoder: Audio encoder, if the store contains audio.
-        options: Options with the folder of the store and the device.
+        options: Folder of the store and device.
         sample: Number of videos and number of texts to compute again.
         seed: Seed for selecting the sample.
 
@@ -51,39 +49,39 @@ def verify(
     draw = random.Random(seed)
     deviations: dict[str, float] = {}
     with frozen(options.device, encoder, audio_encoder):
-        if "text" in parts:
-            for item in draw.sample(source.texts, min(sample, len(source.texts))):
-                stored = store.text([str(item.text)])
-                computed = encoder.encode_text([str(item.text)], source.words)
-                _compare(deviations, str(item.text), "sentence", stored.sentence, computed.sentence)
-                _compare(deviations, str(item.text), "words", stored.words, computed.words)
+        for item in draw.sample(source.texts, min(sample, len(source.texts))) if "text" in parts else ():
+            text = str(item.text)
+            _compare(deviations, text, store.text([text]), encoder.encode_text([text], source.words))
         videos = [pair for pair in source.videos if "frames" in parts and pair[1].key not in store.skipped("frames")]
         for record, item in draw.sample(videos, min(sample, len(videos))):
-            media = source.read(record, None)
-            assert isinstance(media, Media)
-            media = media.to(options.device)
-            patches = "patches" in parts
-            held, encoded = store.video([item.key], patches), encoder.encode_video(media, patches)
-            _compare(deviations, item.path, "frames", held.frames, encoded.frames)
-            if held.patches is not None and encoded.patches is not None:
-                _compare(deviations, item.path, "patches", held.patches, encoded.patches)
-            if "audio" in parts and audio_encoder is not None and held.audio is not None:
-                _compare(deviations, item.path, "audio", held.audio, audio_encoder.encode_audio(media)[0])
+            media = source.read(record, None).to(options.device)
+            computed = encoder.encode_video(media, "patches" in parts)
+            if audio_encoder is not None and "audio" in parts:
+                computed.audio, _ = audio_encoder.encode_audio(media)
+            _compare(deviations, item.path, store.video([item.key], "patches" in parts), computed)
     for part in parts:
         if part != "text":
             store.require_files(part, {item.key: Path(item.path) for _, item in source.videos})
     return deviations
 
 
-def _compare(deviations: dict[str, float], name: str, tensor: str, stored: Tensor, computed: Tensor) -> None:
-    computed = computed.float().cpu()
-    if stored.shape != computed.shape:
-        raise StoreError(f"{name}: stored {tensor} are {tuple(stored.shape)}, computed {tuple(computed.shape)}")
-    scale = float(computed.abs().max()) or 1.0
-    deviation = float((stored - computed).abs().max()) / scale
-    if deviation > TOLERANCE:
-        raise StoreError(
-            f"{name}: the stored {tensor} deviate from the encoder's output by {deviation:.1e} of the largest value. "
-            "The file has changed, or the store was modified. Extract to another folder."
-        )
-    deviations[tensor] = max(deviations.get(tensor, 0.0), deviation)
+def _compare(
+    deviations: dict[str, float],
+    name: str,
+    stored: TextFeatures | VideoFeatures,
+    computed: TextFeatures | VideoFeatures,
+) -> None:
+    for tensor in ("sentence", "words", "frames", "patches", "audio"):
+        actual, expected = getattr(stored, tensor, None), getattr(computed, tensor, None)
+        if actual is None or expected is None:
+            continue
+        if actual.shape != expected.shape:
+            raise StoreError(f"{name}: stored {tensor} are {tuple(actual.shape)}, computed {tuple(expected.shape)}")
+        expected = expected.float().cpu()
+        deviation = float((actual - expected).abs().max()) / (float(expected.abs().max()) or 1.0)
+        if deviation > TOLERANCE:
+            raise StoreError(
+                f"{name}: the stored {tensor} deviate from the encoder's output by {deviation:.1e} of the largest "
+                "value. The file has changed, or the store was modified. Extract to another folder."
+            )
+        deviations[tensor] = max(deviations.get(tensor, 0.0), deviation)

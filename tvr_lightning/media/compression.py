@@ -29,12 +29,7 @@ from tvr_lightning.media.decoder import decoded_frames, open_video
 from tvr_lightning.media.opening import Allowance, VideoError, open_media, packets_of, words_of
 from tvr_lightning.media.preparation import Interpolation, Pixels, resized
 from tvr_lightning.media.video import probe, read_steadily
-
-Frames = Literal["h264", "jpeg"]
-"""Encoding of the frames of a copy: H.264, or a separate JPEG per frame, which is larger and faster to read."""
-
-Like = Literal["clip4clip"]
-"""Authors of the copies. CLIP4Clip: 3 frames per second, about 0.4 s late, with small frames enlarged to 224 px."""
+from tvr_lightning.ranges import CopiedFrames, CopiesLike
 
 Sound = Literal["none", "copied", "anew"]
 
@@ -63,18 +58,18 @@ class Compression:
 
     fps: int = FPS
     size: int = SIZE
-    frames: Frames = "h264"
+    frames: CopiedFrames = "h264"
     interpolation: Interpolation = "bicubic"
-    like: Like | None = None
+    like: CopiesLike | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("fps", 1), ("size", LEAST_SIZE)):
             if getattr(self, name) < least:
                 raise UserError(f"--{name} is {getattr(self, name)}; it must be at least {least}")
-        if self.frames not in get_args(Frames):
-            raise UserError(f"--frames is {self.frames!r}; choose one of {', '.join(get_args(Frames))}")
-        if self.like not in (None, *get_args(Like)):
-            raise UserError(f"--like is {self.like!r}; choose one of {', '.join(get_args(Like))}")
+        if self.frames not in get_args(CopiedFrames):
+            raise UserError(f"--frames is {self.frames!r}; choose one of {', '.join(get_args(CopiedFrames))}")
+        if self.like not in (None, *get_args(CopiesLike)):
+            raise UserError(f"--like is {self.like!r}; choose one of {', '.join(get_args(CopiesLike))}")
         if self.like and replace(self, like=None) != Compression():
             raise UserError(
                 f"--like {self.like} sets {FPS} fps, {SIZE} pixels and h264. Omit --fps, --size and --frames."

@@ -3,39 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tvr_lightning.errors import UserError
-
-FrameSampling = Literal[
-    "one-fps-uniform",
-    "segment-centres",
-    "segment-random",
-    "head",
-    "tail",
-    "int-fps-uniform",
-    "round-fps-uniform",
-    "container-segments",
-]
-"""Rules for sampling F frames of a clip.
-
-- `one-fps-uniform`: CLIP4Clip's default (`slice_framepos 2`) by time: the frame on screen at each whole second; if
-  there are more than F, F of these at equal steps, `np.linspace(0, n - 1, F, dtype=int)`.
-- `head`, `tail`: CLIP4Clip's `slice_framepos 0` and `1`: the first or the last F of those one-per-second frames.
-- `segment-centres`: F equal segments of the clip's frames, the middle frame of each.
-- `segment-random`: X-Pool's `sample='rand'`: F equal segments, a random frame of each.
-
-Released code counts frames instead of seconds. These rules select exactly the same frames, also in original files:
-
-- `int-fps-uniform`: CLIP4Clip, X-CLIP, UCoFiA: every `int(rate)`-th frame, and F of these at equal steps. The end of a
-  span is included.
-- `round-fps-uniform`: GARE, DRL: every `round(rate)`-th frame, and F of these at equal steps.
-- `container-segments`: X-Pool, T-MASS, GAID: F equal segments of the number of frames that the container declares, the
-  middle frame of each.
-"""
+from tvr_lightning.ranges import FrameSampling
 
 Times = NDArray[np.float64]
 Positions = NDArray[np.int64]

@@ -22,8 +22,9 @@ from tvr_lightning.media.opening import MAX_ELONGATION, MAX_SECONDS, Allowance, 
 from tvr_lightning.media.orientation import orientation_of, upright
 from tvr_lightning.media.packets import PacketIndex, index_packets, plan_runs
 from tvr_lightning.media.preparation import Pixels, Preparation
-from tvr_lightning.media.sampling import Declared, FrameSampling, Positions, sample_frames, steady_frames
+from tvr_lightning.media.sampling import Declared, Positions, sample_frames, steady_frames
 from tvr_lightning.media.timeline import Timeline, cut_short, even_timeline, packet_timeline, timeline_of
+from tvr_lightning.ranges import FrameSampling
 
 __all__ = ["DecodedClip", "VideoError", "VideoInfo", "probe", "read_clip", "read_parts", "read_steadily"]
 

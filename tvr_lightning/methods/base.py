@@ -5,21 +5,22 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
-from tvr_lightning.evaluation.evaluator import Evaluation
-from tvr_lightning.evaluation.loop import Collection, encode_bank, evaluate, log_values, predict
+from tvr_lightning.evaluation.evaluator import SHORT, Evaluation
+from tvr_lightning.evaluation.loop import Collection, encode_bank, evaluate, predict
+from tvr_lightning.evaluation.metrics import RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Bank
-from tvr_lightning.evaluation.sealed import SealedModule
+from tvr_lightning.evaluation.restricted_trainer import RestrictedModule
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.temperature import Temperature
 from tvr_lightning.methods.contrast import ContrastiveLearning
@@ -33,7 +34,7 @@ Protocol = Literal["query", "as-released"]
 """`query` conditions every video on the query; `as-released` reproduces evaluations that leak ground truth."""
 
 
-class RetrievalModule(SealedModule, RecipeModule, ABC):
+class RetrievalModule(RestrictedModule, RecipeModule, ABC):
     """Base class of the methods: an encoder, a score for every text-video pair, and a loss over matching pairs.
 
     A method overrides `score` and, if needed, `encode_text`, `encode_video`, `losses`, and `update_state`. Scores and
@@ -91,6 +92,10 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
         # Weights trained with a sigmoid loss, which have a bias, may exceed CLIP's bound on the scale.
         bound = {"maximum": scale} if encoder.initial_logit_bias() and scale > math.log(100.0) else {}
         self.temperature = Temperature(scale, **bound)
+        config = self.evaluation_config
+        self.metrics = nn.ModuleDict(
+            {stage: RetrievalMetrics(config.recall, config.metrics) for stage in ("val", "test")}
+        )
         self.evaluation: Evaluation | None = None
         self.predictions: tuple[Tensor, Tensor, Tensor] | None = None
         self._pairs: list[PairedFeatures] = []
@@ -304,9 +309,12 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
     def _evaluate(self, stage: Literal["val", "test"]) -> None:
         split = self.encoded.join(self.device)
         truth = self.trainer.datamodule.ground_truth(stage)  # type: ignore[attr-defined]
-        self.evaluation = evaluate(self, split, truth, self.trainer.sanity_checking)
-        if not self.trainer.sanity_checking:
-            log_values(self, stage, self.evaluation.values())
+        metrics = cast(RetrievalMetrics, self.metrics[stage])
+        metrics.reset()  # Lightning does not reset them if an evaluation is interrupted
+        self.evaluation = evaluate(self, split, truth, metrics, self.trainer.sanity_checking)
+        self.log_dict({f"{stage}/{name}": metric for name, metric in metrics.named().items()})
+        for direction, found in self.evaluation.balance.items():  # equal on all devices
+            self.log(f"{stage}/{SHORT[direction]}_normalization_error", found.error, sync_dist=True, reduce_fx="max")
 
     def bank(self) -> Bank:
         """Return training texts and videos that represent user queries in score normalization."""

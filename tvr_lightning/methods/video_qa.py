@@ -30,9 +30,10 @@ from tvr_lightning.data.records import SplitName
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.answers import AnswerAccuracy, AnswerEvaluation, evaluate_answers, frequent_answers
+from tvr_lightning.evaluation.answers import AnswerEvaluation, answer_ranks, evaluate_answers, frequent_answers
 from tvr_lightning.evaluation.config import EvaluationConfig
-from tvr_lightning.evaluation.loop import Collection, log_values
+from tvr_lightning.evaluation.loop import Collection
+from tvr_lightning.evaluation.metrics import RecallAtK
 from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.features import Placed, Record, TextFeatures, VideoFeatures
 from tvr_lightning.methods.base import RetrievalModule
@@ -100,7 +101,7 @@ class VideoQuestionAnswering(RecipeModule):
         self.answers = answers
         self.pretrained = pretrained
         self.head = AnswerHead(encoder.dimension, answers, hidden, dropout, pooling, spot_ratio, micro, inputs)
-        self.accuracy = AnswerAccuracy()
+        self.accuracy = RecallAtK(1)
         self.vocabulary: list[str] = []
         self.evaluation: AnswerEvaluation | None = None
         self.hits: tuple[Ranks, Tensor] | None = None
@@ -276,7 +277,7 @@ class VideoQuestionAnswering(RecipeModule):
         logits = self.logits(self.method.text_features(batch), videos[rows.clamp(min=0)])
         probability, given = (found[there] for found in logits.softmax(-1).max(-1))
         index = batch.index[there]
-        self.accuracy.update(index, given, self._asked_right.to(index.device)[index])
+        self.accuracy.update(answer_ranks(index, given, self._asked_right.to(index.device)[index]))
         self._given.append(Placed(index, _Given(given, probability)))
 
     test_step = validation_step
@@ -306,9 +307,8 @@ class VideoQuestionAnswering(RecipeModule):
     def _evaluate(self, stage: str) -> None:
         index, given, _ = self._answered()
         right = self._asked_right[index]
-        wrong = (given != right) | (right < 0)
         video = torch.tensor([self._asked[i].video for i in index.tolist()], dtype=torch.int64)
-        self.hits = Ranks(better=wrong.long(), tied=torch.ones_like(index), index=index), video
+        self.hits = answer_ranks(index, given, right), video
         seen = self._bank[1] if self._bank is not None else torch.zeros(0)
         without = sum(int(seen[question.video]) < 0 for question in self._asked) if len(seen) else 0
         self.evaluation = evaluate_answers(
@@ -319,7 +319,9 @@ class VideoQuestionAnswering(RecipeModule):
             without,
         )
         self.log(f"{stage}/accuracy", self.accuracy)
-        log_values(self, stage, {"answerable": self.evaluation.answerable, "majority": self.evaluation.majority})
+        others = {"answerable": self.evaluation.answerable, "majority": self.evaluation.majority}
+        # Equal on all devices, of which the maximum is exact.
+        self.log_dict({f"{stage}/{name}": value for name, value in others.items()}, sync_dist=True, reduce_fx="max")
 
     def on_validation_epoch_end(self) -> None:
         """Evaluate the answers and log the accuracy."""

@@ -24,14 +24,9 @@ PRINTED: tuple[Printed, ...] = ("R@1", "R@5", "R@10", "R@50", "MdR", "MnR", "RSu
 
 _ATTRIBUTES = {"R@1": "recall_1", "R@5": "recall_5", "R@10": "recall_10", "R@50": "recall_50", "MdR": "median_rank",
                "MnR": "mean_rank", "RSum": "recall_sum", "SumR": "sum_of_recalls"}  # fmt: skip
-_ROUNDING = 0.05  # half of the last printed digit, of every term and of the sum
 # First author, year, and title, run together, before the venue; every paper cited so has several authors.
 _BIBLIOGRAPHY_KEY = re.compile(r"([a-z]+)\d{4}\w* (.+?) ?(\d\d)")
 _VENUE = re.compile(r"(.+)['\u2019](\d\d)")
-
-
-class PublishedError(UserError):
-    """No published row matches; the message lists what is available."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +73,17 @@ class PublishedRow:
         """The method and its variant, with citations in words."""
         return f"{self.method}, {cited(self.variant)}" if self.variant else self.method
 
-    @property
-    def place(self) -> str:
-        """Paper, table, line of the paper's text, and direction."""
-        return " ".join(str(part) for part in (self.paper, self.table, self.source_line, self.direction))
-
     def remarks(self) -> list[str]:
-        """Return the note, and where published sums disagree with their terms."""
-        return [*([self.note] if self.note else []), *disagreements(self)]
+        """Return the note, if there is one, as a list."""
+        return [self.note] if self.note else []
+
+    def unprinted(self, shows: str) -> PublishedRow:
+        """Return a row without values for an additional run, whose description is added to the variant."""
+        variant = shows if self.variant is None else f"{self.variant}, {shows}"
+        return PublishedRow(
+            self.paper, self.table, self.dataset, self.split, self.backbone, self.direction, self.method, variant,
+            post_process=self.post_process,
+        )  # fmt: skip
 
 
 def cited(variant: str) -> str:
@@ -100,24 +98,6 @@ def cited(variant: str) -> str:
 def printed_figure(value: float) -> str:
     """Return a published value with one decimal, or two if the paper has two."""
     return f"{value:.1f}" if round(value, 1) == value else f"{value:g}"
-
-
-def disagreements(row: PublishedRow) -> list[str]:
-    """Return a sentence for a published RSum or SumR that differs from the sum of its recalls by more than rounding."""
-    lines = [] if row.sum_of_recalls is None else [each for each in published_rows() if each.entry == row.entry]
-    both = [recall for line in lines for recall in _recalls(line)]
-    sums = {"RSum": (row.recall_sum, _recalls(row), 3), "SumR": (row.sum_of_recalls, both, 6)}
-    return [
-        f"the paper prints {name} {value:.1f}, but its recalls add up to {sum(terms):.1f}"
-        for name, (value, terms, count) in sums.items()
-        if value is not None and len(terms) == count and abs(sum(terms) - value) > _ROUNDING * (len(terms) + 1) + 1e-6
-    ]
-
-
-def _recalls(row: PublishedRow) -> list[float]:
-    """Return R@1, R@5, and R@10 if all three are published."""
-    recalls = [value for value in (row.recall_1, row.recall_5, row.recall_10) if value is not None]
-    return recalls if len(recalls) == 3 else []
 
 
 @cache
@@ -137,17 +117,10 @@ def select_published(
     method: str | None = None,
     direction: str | None = None,
 ) -> list[PublishedRow]:
-    """Return the rows that match all given values, regardless of case.
-
-    Args:
-        paper: Paper, such as gare or tc-mgc.
-        table: Number of the table, such as 1, 7a, S3, or Fig7.
-        dataset: Dataset, such as MSR-VTT.
-        method: Part of the method's name: GARE also selects "GARE (Ours)".
-        direction: t2v, v2t, or t2v+v2t.
+    """Return the rows that match all given values, regardless of case; a part of the method's name is enough.
 
     Raises:
-        PublishedError: No row matches.
+        UserError: No row matches; the message lists what is available.
     """
     wanted = {"paper": paper, "table": table, "dataset": dataset, "method": method, "direction": direction}
     rows = list(published_rows())
@@ -158,20 +131,6 @@ def select_published(
         kept = [row for row, own in found if (value.lower() in own if name == "method" else value.lower() == own)]
         if not kept:
             known = sorted({getattr(row, name) for row in rows if getattr(row, name) is not None})
-            raise PublishedError(f"No published row has {name} {value!r}. Available: {', '.join(known) or 'none'}.")
+            raise UserError(f"No published row has {name} {value!r}. Available: {', '.join(known) or 'none'}.")
         rows = kept
     return rows
-
-
-def unprinted_entry(paper: str, table: str, shows: str) -> Entry:
-    """Return the identity of an additional row of a table."""
-    name = next((row.paper for row in published_rows() if row.paper.lower() == paper.lower()), paper)
-    return (name, table, None, None, None, name, shows, None)
-
-
-def unprinted_row(entry: Entry, direction: str) -> PublishedRow:
-    """Return a row without values."""
-    paper, table, dataset, split, backbone, method, variant, post_process = entry
-    return PublishedRow(
-        str(paper), str(table), dataset, split, backbone, direction, str(method), variant, post_process=post_process
-    )

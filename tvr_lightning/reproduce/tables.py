@@ -35,14 +35,7 @@ from typing import Any
 import yaml
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.reproduce.published import (
-    Entry,
-    PublishedError,
-    PublishedRow,
-    select_published,
-    unprinted_entry,
-    unprinted_row,
-)
+from tvr_lightning.reproduce.published import Entry, PublishedRow, published_rows, select_published
 
 _SELECTORS = ("dataset", "split", "backbone", "method", "variant", "post_process")
 _DIRECTIONS = ("t2v", "v2t")
@@ -61,8 +54,9 @@ class TableRun:
     trained_by: str | None = None  # run whose weights it evaluates
     trains: bool = True
     on_fixture: Path | None = None  # recipe over fixture.yaml
-    shows: str | None = None  # description of an additional row
-    below: Entry | None = None  # published row that the additional row follows
+    shows: str | None = None  # description of additional rows
+    additional: tuple[PublishedRow, ...] = ()  # one per direction
+    below: Entry | None = None  # published row that the additional rows follow
 
 
 @dataclass(frozen=True)
@@ -81,10 +75,9 @@ class TableRecipe:
         """Return the published rows, with or without a run, and the additional rows."""
         rows = []
         for row in self.rows:
-            below = [run.entry for run in self.runs if run.below == row.entry and row.direction in _DIRECTIONS]
-            rows += [row, *(unprinted_row(entry, str(row.direction)) for entry in below)]
-        own = [run.entry for run in self.runs if run.shows is not None and run.below is None]
-        return rows + [unprinted_row(entry, direction) for entry in own for direction in _DIRECTIONS]
+            below = [each for run in self.runs if run.below == row.entry for each in run.additional]
+            rows += [row, *(each for each in below if each.direction == row.direction)]
+        return rows + [each for run in self.runs if run.below is None for each in run.additional]
 
 
 def known_tables(recipes: Path) -> list[str]:
@@ -105,45 +98,38 @@ def load_table(name: str, recipes: Path) -> TableRecipe:
         raise UserError(f"There is no table {name!r}. {meant or f'{path.parent} contains no tables.'}")
     try:
         return _table(name, recipes, yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (_TableError, PublishedError) as error:
+    except UserError as error:
         raise UserError(f"{path}: {error}") from error
-
-
-class _TableError(Exception):
-    """A mistake in a table's file, to which `load_table` adds the path."""
 
 
 def _table(name: str, recipes: Path, content: Any) -> TableRecipe:
     raw = _keys("the table", content, {"paper", "table", "runs"}, {"baseline", "note"})
     paper, table, note = str(raw["paper"]), str(raw["table"]), raw.get("note")
     if not isinstance(raw["runs"], dict):
-        raise _TableError("runs must be a mapping; use {} if the table is only published")
-    try:
-        rows = select_published(paper, table)
-    except PublishedError:
-        if not any("shows" in values for values in raw["runs"].values()):
-            raise
-        rows = []
+        raise UserError("runs must be a mapping; use {} if the table is only published")
+    known = {(row.paper.lower(), row.table.lower()) for row in published_rows()}
+    unprinted = (paper.lower(), table.lower()) not in known and any("shows" in run for run in raw["runs"].values())
+    rows = [] if unprinted else select_published(paper, table)
     runs = {str(run): _run(str(run), values, recipes, rows, paper, table) for run, values in raw["runs"].items()}
     claimed: dict[Entry, str] = {}
     for run in runs.values():
         if (first := claimed.setdefault(run.entry, run.name)) != run.name:
             same = f"row {run.shows}. Rename" if run.shows else "published row. Narrow"
-            raise _TableError(f"runs {first} and {run.name} have the same {same} one of them.")
+            raise UserError(f"runs {first} and {run.name} have the same {same} one of them.")
         if run.trained_by is not None and (run.trained_by not in runs or not runs[run.trained_by].trains):
-            raise _TableError(f"run {run.name}: trained_by {run.trained_by!r} is not a run of this table that trains")
+            raise UserError(f"run {run.name}: trained_by {run.trained_by!r} is not a run of this table that trains")
     given = raw.get("baseline") or ()
     baselines = (given,) if isinstance(given, str) else tuple(given)
     if unknown := [baseline for baseline in baselines if baseline not in runs]:
-        raise _TableError(f"baseline {unknown[0]!r} is not a run of this table. Available: {', '.join(runs)}")
+        raise UserError(f"baseline {unknown[0]!r} is not a run of this table. Available: {', '.join(runs)}")
     return TableRecipe(name, paper, table, tuple(runs.values()), tuple(rows), baselines, note and str(note).strip())
 
 
 def _keys(where: str, values: Any, needed: set[str], allowed: set[str]) -> dict[str, Any]:
     if not isinstance(values, dict):
-        raise _TableError(f"{where} must be a mapping, got {values!r}")
+        raise UserError(f"{where} must be a mapping, got {values!r}")
     if wrong := sorted(set(values) - needed - allowed) + sorted(needed - set(values)):
-        raise _TableError(
+        raise UserError(
             f"{where}: missing or unknown {', '.join(map(str, wrong))}; required: "
             f"{', '.join(sorted(needed)) or 'nothing'}; optional: {', '.join(sorted(allowed))}"
         )
@@ -154,39 +140,41 @@ def _run(name: str, values: Any, recipes: Path, rows: list[PublishedRow], paper:
     raw = _keys(f"run {name}", values, {"config"}, _OPTIONAL)
     row = _keys(f"run {name}, row", raw.get("row", {}), set(), set(_SELECTORS))
     if raw.get("trains", False) is not False or {"trains", "trained_by"} <= set(raw):
-        raise _TableError(f"run {name}: trains is {raw['trains']!r}; omit it, or set it to false without trained_by")
+        raise UserError(f"run {name}: trains is {raw['trains']!r}; omit it, or set it to false without trained_by")
     config = tuple(recipes / file for file in raw["config"])
     backbone = recipes / "backbone" / f"{raw['backbone']}.yaml" if "backbone" in raw else None
     on_fixture = recipes / f"{raw['on_fixture']}.yaml" if "on_fixture" in raw else None
     for file in (*config, backbone, on_fixture):
         if file is not None and not file.is_file():
-            raise _TableError(f"run {name}: there is no recipe {file}")
-    shows, below = str(raw["shows"]) if "shows" in raw else None, None
+            raise UserError(f"run {name}: there is no recipe {file}")
     if "row" in raw:
-        entry = _entry(name, row, rows)
-        if shows is not None:
-            below = entry
-            *fields, variant, post_process = entry
-            entry = (*fields, shows if variant is None else f"{variant}, {shows}", post_process)
-    elif shows is not None:
-        entry = unprinted_entry(paper, table, shows)
+        shown = _rows(name, row, rows)
+    elif "shows" in raw:
+        named = next((each.paper for each in published_rows() if each.paper.lower() == paper.lower()), paper)
+        shown = [PublishedRow(named, table, None, None, None, direction, named, None) for direction in _DIRECTIONS]
     else:
-        raise _TableError(f"run {name}: set row (a published row), shows (an additional row), or both")
+        raise UserError(f"run {name}: set row (a published row), shows (an additional row), or both")
+    entry, below, shows = shown[0].entry, None, None
+    additional: tuple[PublishedRow, ...] = ()
+    if "shows" in raw:
+        shows, below = str(raw["shows"]), entry if "row" in raw else None
+        additional = tuple(each.unprinted(shows) for each in shown if each.direction in _DIRECTIONS)
+        entry = additional[0].entry
     trains = not {"trains", "trained_by"} & set(raw)
     settings, trained_by = raw.get("set") or {}, raw.get("trained_by")
-    return TableRun(name, config, settings, entry, backbone, trained_by, trains, on_fixture, shows, below)
+    return TableRun(name, config, settings, entry, backbone, trained_by, trains, on_fixture, shows, additional, below)
 
 
-def _entry(name: str, row: Mapping[str, Any], rows: list[PublishedRow]) -> Entry:
-    """Return the one published row whose fields have the given values."""
-    entries = {each.entry: each for each in rows if all(getattr(each, key) == value for key, value in row.items())}
-    if len(entries) == 1:
-        return next(iter(entries))
+def _rows(name: str, row: Mapping[str, Any], rows: list[PublishedRow]) -> list[PublishedRow]:
+    """Return the directions of the one published row whose fields have the given values."""
+    found = [each for each in rows if all(getattr(each, key) == value for key, value in row.items())]
+    if (count := len({each.entry for each in found})) == 1:
+        return found
     described = [
         ", ".join(f"{key} {getattr(each, key)}" for key in _SELECTORS if getattr(each, key) is not None)
-        for each in (entries.values() if entries else rows)
+        for each in found or rows
     ]
-    raise _TableError(
-        f"run {name}: row {dict(row)} matches {len(entries)} published rows, not one. "
-        f"{'Candidates' if entries else 'Published'}: {'; '.join(dict.fromkeys(described))}"
+    raise UserError(
+        f"run {name}: row {dict(row)} matches {count} published rows, not one. "
+        f"{'Candidates' if found else 'Published'}: {'; '.join(dict.fromkeys(described))}"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from lightning.pytorch import Trainer
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.files import held
+from tvr_lightning.files import file_lock
 
 LOCK = ".lock"
 """File in a run's folder that is locked while the run is active; it stays there afterwards."""
@@ -75,7 +75,7 @@ def locked_run(folder: Path) -> Iterator[None]:
         f"{folder} belongs to a run that is still active. Wait until it ends, or start another run without "
         "--checkpoints.resume"
     )
-    with held(folder / LOCK, busy, "do not resume this run while it is active"):
+    with file_lock(folder / LOCK, busy, "do not resume this run while it is active"):
         yield
 
 
@@ -111,3 +111,9 @@ def run_of(checkpoint: str | None) -> Path | None:
     folder = place.parent.parent
     own = place.parent.name == "checkpoints" and (folder / "config.yaml").is_file()
     return folder if own and os.access(folder, os.W_OK | os.X_OK) else None
+
+
+def run_folder(trainer: Trainer) -> Path | None:
+    """Return the run's folder, None if nothing is saved. It synchronizes, so all processes must call it."""
+    folder = trainer.log_dir
+    return Path(folder) if folder else None

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import secrets
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
-from lightning.pytorch.trainer.states import TrainerFn
 
+from tvr_lightning.data.loader import TrainingLoader
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import lock_open
 from tvr_lightning.training.checkpoints import RECORD, read_checkpoint
 from tvr_lightning.training.distributed import gather_objects, rank, world_size
+from tvr_lightning.training.loss_check import LossCheck
 
 RUNNING = "running.ckpt"
 """Name of the checkpoint that a run writes between epochs and when it is interrupted."""
@@ -42,27 +42,6 @@ class RunInterruptedError(UserError):
     """
 
     exit_status = os.EX_TEMPFAIL
-
-
-@dataclass
-class CheckpointConfig:
-    """Settings for saving a run in addition to its best and last checkpoint, and for resuming it.
-
-    Attributes:
-        every_n_steps: number of optimizer steps between saves of `running.ckpt`; None saves only at interruptions.
-        resume: resumption from the newest checkpoint of this method and dataset in `results.directory`; without one, a
-            new run starts. Use it for jobs that are queued again after an interruption.
-
-    Raises:
-        UserError: `every_n_steps` is below 1.
-    """
-
-    every_n_steps: int | None = None
-    resume: bool = False
-
-    def __post_init__(self) -> None:
-        if self.every_n_steps is not None and self.every_n_steps < 1:
-            raise UserError(f"checkpoints.every_n_steps is {self.every_n_steps}; expected at least 1, or null")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -96,9 +75,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
             with contextlib.suppress(OSError):  # the first error counts
                 partial.unlink()
-            former = "The previous checkpoint is intact" if target.exists() else "There is no previous checkpoint"
+            previous = "The previous checkpoint is intact" if target.exists() else "There is no previous checkpoint"
             raise UserError(
-                f"{target} could not be written ({str(error).splitlines()[0]}). {former}. Free disk space, raise the "
+                f"{target} could not be written ({str(error).splitlines()[0]}). {previous}. Free disk space, raise the "
                 "file size limit (ulimit -f), or choose another folder with results.directory; then resume the run."
             ) from error
 
@@ -116,17 +95,20 @@ def sweep_partial(folder: Path) -> None:
                 path.unlink()
 
 
-class RunCheckpoint(ModelCheckpoint):
-    """`ModelCheckpoint` that updates its stored paths to the folder of the loaded checkpoint.
+def checkpoint_folder(trainer: Trainer) -> Path:
+    """Return the folder of a run's checkpoints. All processes must call it, because the first one knows the folder."""
+    return Path(trainer.log_dir or "").resolve() / "checkpoints"
 
-    Lightning's own class keeps the paths of the machine and folder where it wrote them. For a run folder that was
-    copied or moved, it would continue to name and test the original files.
+
+class RunCheckpoint(ModelCheckpoint):
+    """`ModelCheckpoint` in the run's folder that finds its files again if the folder was moved or copied.
+
+    Lightning's own class would continue to name and test the original files.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Set the run's folder, which the first process broadcasts to all others."""
-        if self.dirpath is None:
-            self.dirpath = str(Path(trainer.log_dir or "").resolve() / "checkpoints")
+        """Set the run's folder."""
+        self.dirpath = self.dirpath or str(checkpoint_folder(trainer))
         super().setup(trainer, pl_module, stage)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -138,15 +120,13 @@ class RunCheckpoint(ModelCheckpoint):
         state = checkpoint.get("callbacks", {}).get(self.state_key)
         if state is None or "://" in str(trainer.ckpt_path):
             return
-        folder = Path(str(trainer.ckpt_path)).absolute().parent
-        if self.dirpath and Path(self.dirpath).absolute() == folder:
-            folder = Path(self.dirpath)
-            best = folder / f"{self.filename}.ckpt"
-            if self.monitor != "step" and best.is_file():
-                saved = read_checkpoint(best)
-                if saved["global_step"] > checkpoint["global_step"]:
-                    # Written after the loaded checkpoint by a run that was then killed: its score counts.
-                    state = checkpoint["callbacks"][self.state_key] = saved["callbacks"][self.state_key]
+        folder = Path(str(trainer.ckpt_path)).resolve().parent
+        best = folder / f"{self.filename}.ckpt"
+        if self.dirpath == str(folder) and self.monitor != "step" and best.is_file():
+            saved = read_checkpoint(best)
+            if saved["global_step"] > checkpoint["global_step"]:
+                # Written after the loaded checkpoint by a run that was then killed: its score counts.
+                state = checkpoint["callbacks"][self.state_key] = saved["callbacks"][self.state_key]
 
         def here(path: str) -> str:
             return str(folder / Path(path).name) if path else path
@@ -193,7 +173,6 @@ class RandomState(Callback):
         """Restore the random state of training."""
         if self._before_validation is not None:
             restore_random_state(self._before_validation)
-            self._before_validation = None
 
 
 def random_state() -> dict[str, Any]:
@@ -221,12 +200,12 @@ def restore_random_state(state: dict[str, Any]) -> None:
 class SaveRunning(Checkpoint):
     """Callback that saves `running.ckpt` every N steps and on SIGTERM or SIGUSR1, which then end the run.
 
-    A signal takes effect after the current batch, on all processes together, regardless of which process received it.
-    If the batch is followed by a validation or ends its epoch, these are completed first, because Lightning would skip
-    them when it resumes from an earlier checkpoint. After the last batch of an epoch, only `last.ckpt` is saved.
+    It acts before the next batch of an epoch is read, when a validation after the previous step is complete. After the
+    last step of an epoch, `last.ckpt` is the checkpoint. A signal ends all processes together, regardless of which one
+    received it. Several processes share it in the reduction of `LossCheck`, so that they stop one step later.
 
-    Lightning calls the hooks of a `Checkpoint` after the hooks of all other callbacks. This callback's hooks must run
-    after those of the best and last checkpoint, so add it after them.
+    Add it after the other checkpoint callbacks: Lightning calls a `Checkpoint` after all other callbacks, in this
+    order, and a signal must end the run after `last.ckpt` is written.
 
     Args:
         every_n_steps: number of optimizer steps between two saves; None saves only at signals.
@@ -235,55 +214,60 @@ class SaveRunning(Checkpoint):
     def __init__(self, every_n_steps: int | None = None) -> None:
         self.every_n_steps = every_n_steps
         self.received = 0
-        self._saved_at = -1
+        self._between_steps = False
+        self._validated_at = -1
         self._stopped_early = False
         self._handlers: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Record whether early stopping has ended the run, which Lightning does not save."""
+        """Save whether early stopping ended the run, which Lightning omits, and correct its number of logged steps."""
         checkpoint["stopped_early"] = trainer.should_stop and trainer.early_stopping_callback is not None
+        checkpoint["validated_at"] = self._validated_at
+        if self._between_steps and self._validated_at == trainer.global_step:
+            # After a resume, Lightning skips this validation, but counts its step again.
+            checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Restore the early stopping state."""
+        """Load what `on_save_checkpoint` saved."""
         self._stopped_early = bool(checkpoint.get("stopped_early"))
+        self._validated_at = checkpoint.get("validated_at", -1)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Handle the signals instead of Lightning, which saves in the middle of a step or ends without saving."""
-        self._saved_at = trainer.global_step
         loop = trainer.fit_loop
         if loop.restarted_on_epoch_end:
             # With max_steps, Lightning would enter the finished epoch again and count it twice.
             loop.epoch_progress.increment_completed()
             loop.reset_restart_stage()
-            for part in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):
-                part._restarting = False
+            loop.epoch_loop.restarting = False
         if self._stopped_early:
             trainer.should_stop = True
         if trainer.received_sigterm:  # while Lightning handled signals
             self.received = signal.SIGTERM
-        self._listen()
+        self._handle_signals()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Save if a save is due, or stop.
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Save or stop after this step."""
+        loader = cast(TrainingLoader, trainer.train_dataloader)
+        loader.before_next = functools.partial(self._save_or_stop, trainer, pl_module)
 
-        Raises:
-            RunInterruptedError: A process received a signal; the checkpoint is written.
-        """
-        fetcher = trainer.fit_loop._data_fetcher
-        validates = fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
-        if self._in_between(trainer) and not validates:
-            self._save_or_stop(trainer, pl_module)
+    def _save_or_stop(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        losses = cast(LossCheck, pl_module.loss_check)
+        received = self.received if world_size() == 1 else losses.stop_all
+        losses.stop = self.received
+        if (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches:
+            return  # in the middle of a step
+        due = self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0
+        if received or due:
+            path = checkpoint_folder(trainer) / RUNNING
+            self._between_steps = True
+            trainer.save_checkpoint(path, weights_only=False)  # with the optimizer state
+            self._between_steps = False
+            self._stop(trainer, received, path)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save or stop in the middle of an epoch, if the batch before the validation could not.
-
-        Raises:
-            RunInterruptedError: A process received a signal; the checkpoint is written.
-        """
-        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking and self._in_between(trainer):
-            self._save_or_stop(trainer, pl_module)
+        """Store the step of the validation."""
+        self._validated_at = trainer.global_step
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop if a signal was received; the last checkpoint has just been written.
@@ -291,70 +275,36 @@ class SaveRunning(Checkpoint):
         Raises:
             RunInterruptedError: A process received a signal.
         """
-        self._stop(trainer, _largest(self.received, pl_module.device), checkpoint_folder(trainer) / LAST)
-
-    def _in_between(self, trainer: Trainer) -> bool:
-        """Return True if training continues in this epoch and no accumulated gradients are pending."""
-        loop = trainer.fit_loop
-        stops = trainer.should_stop and loop._can_stop_early
-        return not loop._should_accumulate() and not loop.epoch_loop._is_training_done and not stops
-
-    def _save_or_stop(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        step = trainer.global_step
-        received = _largest(self.received, pl_module.device)
-        due = self.every_n_steps is not None and step % self.every_n_steps == 0 and step != self._saved_at
-        if not received and not due:
-            return
-        path = checkpoint_folder(trainer) / RUNNING
-        trainer.save_checkpoint(path, weights_only=False)  # with the optimizer state
-        self._saved_at = step
-        self._stop(trainer, received, path)
-
-    def _stop(self, trainer: Trainer, received: int, path: Path) -> None:
-        if received:
-            raise RunInterruptedError(
-                f"The run was stopped by {signal.Signals(received).name} after step {trainer.global_step} and saved "
-                f"{path}. Resume it with --ckpt_path={path}, or with --checkpoints.resume=true"
-            )
+        self._stop(trainer, self._received_by_any(trainer), checkpoint_folder(trainer) / LAST)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Handle the signals also during the test after training."""
-        self._listen()
+        self._handle_signals()
 
-    def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_test_batch_end(self, trainer: Trainer, *arguments: Any) -> None:
         """Stop if a signal was received; there is nothing to save.
 
         Raises:
             RunInterruptedError: A process received a signal. All processes test equally many batches.
         """
-        received = _largest(self.received, pl_module.device)
+        received = self._received_by_any(trainer)
         if received:
             raise RunInterruptedError(
                 f"The run was stopped by {signal.Signals(received).name} while testing the trained weights. Nothing is "
                 "lost. Test them again with --checkpoints.resume=true"
             )
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Restore the previous signal handlers."""
-        self._give_back()
-
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore the previous signal handlers."""
-        self._give_back()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers.clear()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Restore the previous signal handlers."""
-        self._give_back()
+        self.teardown(trainer, pl_module, "")
 
-    def _listen(self) -> None:
+    def _handle_signals(self) -> None:
         if threading.current_thread() is threading.main_thread():  # only this thread can handle signals
             for number in SIGNALS:
                 self._handlers[number] = signal.signal(number, self._receive)
@@ -362,27 +312,16 @@ class SaveRunning(Checkpoint):
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received = number
 
-    def _give_back(self) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers.clear()
+    def _received_by_any(self, trainer: Trainer) -> int:
+        received = torch.tensor(self.received, device=trainer.strategy.root_device)
+        return int(trainer.strategy.reduce(received, reduce_op="max"))
 
-
-def _largest(value: int, device: torch.device) -> int:
-    """Return the largest of the values of all processes."""
-    if world_size() == 1:
-        return value
-    largest = torch.tensor(value, device=device)
-    dist.all_reduce(largest, dist.ReduceOp.MAX)
-    return int(largest)
-
-
-def checkpoint_folder(trainer: Trainer) -> Path:
-    """Return the folder of a run's checkpoints, the same on all processes."""
-    checkpoint = trainer.checkpoint_callback
-    if isinstance(checkpoint, ModelCheckpoint) and checkpoint.dirpath:
-        return Path(checkpoint.dirpath)
-    return Path(trainer.strategy.broadcast(trainer.log_dir or trainer.default_root_dir)) / "checkpoints"
+    def _stop(self, trainer: Trainer, received: int, path: Path) -> None:
+        if received:
+            raise RunInterruptedError(
+                f"The run was stopped by {signal.Signals(received).name} after step {trainer.global_step} and saved "
+                f"{path}. Resume it with --ckpt_path={path}, or with --checkpoints.resume=true"
+            )
 
 
 def newest_checkpoint(folder: Path, same: Callable[[Path], bool] = lambda run: True) -> Path | None:

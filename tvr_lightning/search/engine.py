@@ -58,6 +58,15 @@ class Example:
     video: str | None = None
 
 
+@dataclass(frozen=True)
+class Candidates:
+    """Segments of the first stage, their cosines (S,) with the text or the example, and their biases (S,), if any."""
+
+    rows: list[SpanRow]
+    cosines: Tensor
+    bias: Tensor | None
+
+
 class Searcher:
     """An index that is open for searching. Several threads can search while another process updates the index.
 
@@ -90,7 +99,7 @@ class Searcher:
         """Name of the scorer whose vectors the first stage compares."""
         self._lock, self._bias_lock = threading.Lock(), threading.Lock()
         self._features = lru_cache(SPANS_IN_MEMORY)(self.catalog.features)
-        self._biases_of = lru_cache(1)(self._compute_biases)
+        self._biases = lru_cache(1)(self._compute_biases)
         self._examples: OrderedDict[str, Example] = OrderedDict()
 
     def __enter__(self) -> Searcher:
@@ -118,21 +127,23 @@ class Searcher:
                 "--ckpt_path of that method."
             )
         text, like = query.query.strip(), self._example(query.like) if query.like else None
-        bias = self._biases() if query.normalize == "sinkhorn" else None  # takes long, so before the lock
+        biases = None
+        if query.normalize == "sinkhorn":  # takes long, so before the lock of the search
+            with self._bias_lock:
+                biases = self._biases(self.catalog.generation())
         with self._lock:
-            name = self.first if rerank == NONE else rerank
-            rows, cosines = self._candidates(query, like, bias)
+            found = self._candidates(query, text, like, biases)
             shown = ", ".join(filter(None, [text, like.name if like else ""]))
             method = rerank if text else "frames"
-            answer = Answer(shown, method, query.normalize, len(rows), self.catalog.count())
-            if any(self.scorers[each].truncated(text) for each in {self.first, name}):
+            answer = Answer(shown, method, query.normalize, len(found.rows), self.catalog.count())
+            if any(self.scorers[name].truncated(text) for name in {self.first, rerank} - {NONE}):
                 words = self.scorers[self.first].module.words
                 answer.notes.append(f"the query is too long; only the first {words} tokens are used")
-            if not rows:
+            if not found.rows:
                 answer.notes.append("no videos in this folder" if answer.videos else "the index contains no videos yet")
                 return answer
-            answer.nearest = float(cosines.max())
-            self._rank(answer, text, like, name, rows, cosines, bias, query.top)
+            answer.nearest = float(found.cosines.max())
+            answer.results = self._rank(found, text, like, rerank, query.top)
         known = self.catalog.fact("relevance")
         if text and known:
             judge(answer, Scale(known["middle"], known["spread"]), query.min_relevance)
@@ -177,27 +188,27 @@ class Searcher:
         return [{"folder": name, "count": count} for name, count in sorted(counts.items())]
 
     def _candidates(
-        self, query: SearchQuery, like: Example | None, bias: dict[int, float] | None
-    ) -> tuple[list[SpanRow], Tensor]:
-        """Return the candidates, best first with the bias, and their cosines (S,) with the text or the example."""
+        self, query: SearchQuery, text: str, like: Example | None, biases: dict[int, float] | None
+    ) -> Candidates:
+        """Return the segments nearest to the text or the example, best first with the bias."""
         scorer, vectors = self.scorers[self.first], []
-        if query.query.strip():
-            vectors.append(scorer.text_vectors(scorer.encode_texts([query.query.strip()]))[0])
+        if text:
+            vectors.append(scorer.text_vectors(scorer.encode_texts([text]))[0])
         if like is not None:
             vectors += [unit(frames.mean(0, keepdim=True))[0] for frames in like.segments]
         keys = None if query.folder is None else self.catalog.in_folder(query.folder, MOST_KEYS + 1)
         rows: dict[int, SpanRow] = {}
         for vector in vectors:
             count = max(query.candidates // len(vectors), query.top)
-            for row in self._nearest(vector, count, query, keys, like):
-                rows.setdefault(row.key, row)
+            rows |= {row.key: row for row in self._nearest(vector, count, query, keys, like)}
         read, known = self.catalog.vectors(list(rows))
         if not read:
-            return [], torch.zeros(0)
+            return Candidates([], torch.zeros(0), None)
         cosines = known @ vectors[0]
-        biased = cosines if bias is None else cosines + torch.tensor([bias.get(key, 0.0) for key in read])
-        order = biased.sort(descending=True, stable=True).indices
-        return [rows[read[place]] for place in order.tolist()], cosines[order]
+        bias = None if biases is None else torch.tensor([biases.get(key, 0.0) for key in read])
+        order = (cosines if bias is None else cosines + bias).sort(descending=True, stable=True).indices
+        in_order = [rows[read[place]] for place in order.tolist()]
+        return Candidates(in_order, cosines[order], None if bias is None else bias[order])
 
     def _nearest(
         self, vector: Tensor, count: int, query: SearchQuery, keys: list[int] | None, like: Example | None
@@ -216,12 +227,8 @@ class Searcher:
                 return rows
             count *= 4
 
-    def _biases(self) -> dict[int, float]:
-        """Return each segment's bias by its key, computed from the cosines of the first stage (NCL, Eqs. 10 and 11)."""
-        with self._bias_lock:
-            return self._biases_of(self.catalog.generation())
-
     def _compute_biases(self, _: int) -> dict[int, float]:
+        """Return each segment's bias by its key, computed from the cosines of the first stage (NCL, Eqs. 10 and 11)."""
         bank = self.catalog.fact("bank")
         if not bank:
             raise SearchError("normalize: sinkhorn needs a bank of sample queries. Index with --bank FILE.")
@@ -233,47 +240,39 @@ class Searcher:
         bias = SinkhornBias().gallery_bias(scores, context) if scores else torch.zeros(0)
         return dict(zip(keys, bias.tolist(), strict=True))
 
-    def _rank(
-        self,
-        answer: Answer,
-        text: str,
-        like: Example | None,
-        name: str,
-        rows: list[SpanRow],
-        cosines: Tensor,
-        bias: dict[int, float] | None,
-        top: int,
-    ) -> None:
-        """Score the candidates and add the best videos to an answer."""
-        scorer, by_method = self.scorers[name], bool(text) and answer.rerank != NONE
+    def _rank(self, found: Candidates, text: str, like: Example | None, rerank: str, top: int) -> list[Result]:
+        """Score the candidates and return the best videos."""
+        rows, name = found.rows, rerank if text and rerank != NONE else self.first
+        scorer, by_method = self.scorers[name], bool(text) and rerank != NONE
         encoded = scorer.encode_texts([text]) if text else None
         scores = []
         if encoded is not None and by_method:
             videos = VideoFeatures.cat([self._features(row.key, name)[0] for row in rows])
             scores.append(scorer.score(encoded, videos).similarity[0])
         elif text:
-            scores.append(cosines)
+            scores.append(found.cosines)
         if like is not None:
             spans = [_frames(self._features(row.key, self.first)[0])[0] for row in rows]
             alike = [[(mine @ frames.T).amax(1).mean() for mine in like.segments] for frames in spans]
             scores.append(torch.tensor(alike).amax(1))
         total = torch.stack(scores).mean(0)
-        if bias is not None:
-            total = total + torch.tensor([bias.get(row.key, 0.0) for row in rows])
+        if found.bias is not None:
+            total = total + found.bias
         places: dict[str, list[int]] = {}
         for place in total.sort(descending=True, stable=True).indices.tolist():
             places.setdefault(rows[place].video.id, []).append(place)
         seen = unit(encoded.sentence) if encoded is not None else torch.cat(like.segments if like else [])
-        for rank, (video_id, found) in enumerate(itertools.islice(places.items(), top), 1):
-            segments = [self._moments(seen, rows[place].key, name if text else self.first) for place in found]
+        results = []
+        for rank, (video_id, of_video) in enumerate(itertools.islice(places.items(), top), 1):
+            segments = [self._moments(seen, rows[place].key, name) for place in of_video]
             strongest = [max(moments, key=lambda moment: moment.similarity) for moments in segments]
             best = strongest[0]  # of the segment that determines the rank
             moments = segments[0] if len(segments) == 1 else sorted(strongest, key=lambda moment: moment.time)
-            place, video = found[0], rows[found[0]].video
+            place, video = of_video[0], rows[of_video[0]].video
             share = None
             if encoded is not None and by_method:
                 share = scorer.sound_share(encoded, self._features(rows[place].key, name)[0])
-            answer.results.append(
+            results.append(
                 Result(
                     rank=rank,
                     first_rank=place + 1,
@@ -281,8 +280,8 @@ class Searcher:
                     path=str(video.path),
                     duration=video.duration,
                     score=float(total[place]),
-                    cosine=float(cosines[place]),
-                    bias=None if bias is None else bias.get(rows[place].key, 0.0),
+                    cosine=float(found.cosines[place]),
+                    bias=None if found.bias is None else float(found.bias[place]),
                     sound=None if share is None else float(share[0, 0]),
                     best=[best, *(each for each in best_moments(moments) if each != best)][:BEST_MOMENTS],
                     moments=moments,
@@ -292,6 +291,7 @@ class Searcher:
                     start=best.time,
                 )
             )
+        return results
 
     def _moments(self, like: Tensor, span: int, scorer: str) -> list[Moment]:
         """Return the real frames of a segment with their best cosines with vectors (K, D) of length 1."""

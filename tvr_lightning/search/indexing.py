@@ -21,8 +21,7 @@ from rich.progress import Progress
 from tvr_lightning.data.batch import Media
 from tvr_lightning.data.recover_captions import RecoverCaptions, read_captions
 from tvr_lightning.encoders.hub import MissingWeightsError
-from tvr_lightning.errors import UserError
-from tvr_lightning.files import held
+from tvr_lightning.files import explain_write_errors, file_lock
 from tvr_lightning.media.opening import MediaError
 from tvr_lightning.media.read_many import Unread, read_many
 from tvr_lightning.media.video import probe
@@ -225,7 +224,7 @@ def _open_catalog(folder: Path) -> Iterator[Catalog]:
     Raises:
         RefusedError: The folder contains other files.
         BusyError: Another process is writing the index.
-        SearchError: The folder cannot be written, for example because the disk is full.
+        SearchError: The folder cannot be written.
     """
     others = sorted({path.name for path in folder.iterdir()} - {LOCK}) if folder.is_dir() else []
     new, created_folder = FILE not in others, not folder.exists()
@@ -236,33 +235,32 @@ def _open_catalog(folder: Path) -> Iterator[Catalog]:
             "Choose a new or empty folder with --out."
         )
     busy = BusyError(f"Another process is writing the index {folder}. Wait for it or stop it.")
-    count = 0
-    try:
+    with explain_write_errors(folder, "Finished batches are kept.", "tvr index.", SearchError):
         folder.mkdir(parents=True, exist_ok=True)
-        with held(folder / LOCK, busy, "do not start a second tvr index with the same --out"):
-            try:
-                with contextlib.closing(Catalog(folder, create=True)) as catalog:
-                    try:
-                        yield catalog
-                    finally:
-                        count = catalog.count()
-                        if new and not count:
-                            forget_named(catalog.identity)
-            finally:
-                if new and not count:
-                    shutil.rmtree(folder / LANCE_FOLDER, ignore_errors=True)
-                    for name in (FILE, f"{FILE}-journal", LOCK):
-                        (folder / name).unlink(missing_ok=True)
-                    if created_folder:
-                        with contextlib.suppress(OSError):  # it contains files that others have written
-                            folder.rmdir()
-    except UserError:
-        raise
-    except OSError as error:
-        raise SearchError(
-            f"{error.filename or folder} cannot be written ({error.strerror or error}). The disk may be full, or the "
-            "file size limited. Finished batches are kept. Free disk space and rerun tvr index to resume."
-        ) from error
+        with (
+            file_lock(folder / LOCK, busy, "do not start a second tvr index with the same --out"),
+            contextlib.ExitStack() as undo,
+        ):
+            if new:
+                undo.callback(_discard, folder, created_folder)
+            with contextlib.closing(Catalog(folder, create=True)) as catalog:
+                if new:
+                    undo.callback(forget_named, catalog.identity)
+                try:
+                    yield catalog
+                finally:
+                    if catalog.count():
+                        undo.pop_all()
+
+
+def _discard(folder: Path, created: bool) -> None:
+    """Remove the files of an index without videos, and the folder if it was created and contains nothing else."""
+    shutil.rmtree(folder / LANCE_FOLDER, ignore_errors=True)
+    for name in (FILE, f"{FILE}-journal", LOCK):
+        (folder / name).unlink(missing_ok=True)
+    if created:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _join_captions(catalog: Catalog, given: RecoverCaptions | None, named: NamedPaths) -> list[str]:
@@ -295,20 +293,13 @@ def _join_captions(catalog: Catalog, given: RecoverCaptions | None, named: Named
 
 
 @dataclass
-class _Whole:
-    """A video that is indexed as one segment, with the size of its frames."""
-
-    file: VideoFile
-    segment: SegmentClips
-    size: tuple[int, int]
-
-
-@dataclass
-class _Long:
-    """A file that is to be read in segments, with its duration in seconds."""
+class _ReadVideo:
+    """A video that is indexed as one segment, with the size of its frames; a longer one has only its duration."""
 
     file: VideoFile
     seconds: float
+    segment: SegmentClips | None = None
+    size: tuple[int, int] = (0, 0)
 
 
 @dataclass
@@ -342,12 +333,12 @@ class _Run:
             task = progress.add_task("videos", total=len(found.files), completed=len(unchanged))
             since = 0
             for batch in read_many(groups, self._read, list, workers=self.workers, threads=True):
-                report.added += self._write([read for read in batch if isinstance(read, _Whole)])
-                for read in batch:
-                    if isinstance(read, _Long):
-                        report.added += self._write_long(read, progress)
-                    elif isinstance(read, Unread):
-                        self.catalog.skip(read.item, read.reason)
+                report.added += self._write([video for video in batch if not isinstance(video, Unread)])
+                for video in batch:
+                    if isinstance(video, Unread):
+                        self.catalog.skip(video.item, video.reason)
+                    elif video.segment is None:
+                        report.added += self._write_long(video.file, video.seconds, progress)
                     progress.advance(task)
                 since += len(batch)
                 if since >= max(VIDEOS_PER_UPDATE, (kept + report.added) // 16):
@@ -399,30 +390,31 @@ class _Run:
             )
         return gone
 
-    def _read(self, file: VideoFile) -> _Whole | _Long:
+    def _read(self, file: VideoFile) -> _ReadVideo:
         try:
             if self.rule.kind != "none" and (seconds := probe(file.path).duration) > self.rule.length:
-                return _Long(file, seconds)
+                return _ReadVideo(file, seconds)
             segment, size = read_whole(file.path, self.models)
             _require_unchanged(file)
         except OSError as error:
             raise MediaError(file.path, error.strerror or str(error)) from error
-        return _Whole(file, segment, size)
+        return _ReadVideo(file, segment.end, segment, size)
 
-    def _write(self, batch: Sequence[_Whole]) -> int:
-        """Write a batch of videos; return their number."""
-        spans = self._encode([read.segment for read in batch]) if batch else []
+    def _write(self, videos: Sequence[_ReadVideo]) -> int:
+        """Write the videos of a batch that are one segment; return their number."""
+        whole = [(video, video.segment) for video in videos if video.segment is not None]
+        spans = self._encode([segment for _, segment in whole]) if whole else []
         with self.catalog.change():
-            for read, span in zip(batch, spans, strict=True):
-                self.catalog.remove([read.file.id])
-                self.catalog.add_spans(read.file, 0, [span], read.segment.thumbnails)
-                self.catalog.add_video(read.file, span.end, read.size)
-        return len(batch)
+            for (video, segment), span in zip(whole, spans, strict=True):
+                self.catalog.remove([video.file.id])
+                self.catalog.add_spans(video.file, 0, [span], segment.thumbnails)
+                self.catalog.add_video(video.file, span.end, video.size)
+        return len(whole)
 
-    def _write_long(self, long: _Long, progress: Progress) -> int:
+    def _write_long(self, file: VideoFile, seconds: float, progress: Progress) -> int:
         """Write a video segment by segment, visible once it is complete; return the number of videos, 1 or 0."""
-        file, video = long.file, LongVideo(long.file.path, self.models, self.rule)
-        bar = progress.add_task(escape(printable(file.path.name)), total=round(long.seconds))
+        video = LongVideo(file.path, self.models, self.rule)
+        bar = progress.add_task(escape(printable(file.path.name)), total=round(seconds))
         try:
             with self.catalog.change():
                 self.catalog.remove([file.id])
@@ -431,7 +423,7 @@ class _Run:
                     thumbnails = {time: jpeg for segment in block for time, jpeg in segment.thumbnails.items()}
                     self.catalog.add_spans(file, first, self._encode(block), thumbnails)
                     first += len(block)
-                    progress.update(bar, completed=min(round(block[-1].end), round(long.seconds)))
+                    progress.update(bar, completed=min(round(block[-1].end), round(seconds)))
                 _require_unchanged(file)
                 self.catalog.add_video(file, video.end, video.size)
         except (MediaError, OSError) as error:

@@ -36,7 +36,7 @@ class Result:
         score: Score that determines the rank, including the bias.
         cosine: Cosine of the first stage.
         bias: Bias added by the normalization. None without normalization.
-        sound: Share of audio in the score. None if the method does not use audio.
+        sound: Contribution of audio to the score. None if the method does not use audio.
         best: Frames with the largest similarity, best first.
         moments: Frames in the order of time: all frames of a video with one segment, otherwise the most similar frame
             of each candidate segment.

@@ -26,10 +26,10 @@ from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.media.audio import SAMPLE_RATE, STEPS_PER_SECOND, AudioTrack
 from tvr_lightning.media.augment import FrameTransform
-from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.media.video import read_clip
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.ranges import FrameSampling
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.store import Fingerprint, differences
 from tvr_lightning.training.checkpoints import (
@@ -181,6 +181,8 @@ def _mean_pooling(source: ScorerSource) -> RetrievalModule:
         torch.manual_seed(source.seed)  # random weights must be the same each time the index is opened
         try:
             encoder = ClipEncoder(source.architecture, source.weights)
+        except MissingWeightsError:
+            raise
         except ValueError as error:
             raise SearchError(str(error).replace("encoder.weights", "--weights")) from error
     return CLIP4Clip(encoder, frames=source.frames)
@@ -201,6 +203,8 @@ def _from_checkpoint(path: Path, trusted: Sequence[str]) -> tuple[RetrievalModul
             module = kind.load_from_checkpoint(path, map_location="cpu", weights_only=True)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
+    except MissingWeightsError:
+        raise
     except (ArgumentError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:500]
         raise CheckpointError(f"{path}: {class_path} cannot be built with the recorded options: {reason}") from error

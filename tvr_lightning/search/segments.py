@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -97,23 +98,23 @@ class Segment:
 
 def cut(frames: Iterable[SteadyFrame[Frame]], rule: Segments) -> Iterator[Segment]:
     """Cut a video into segments while its frames are read."""
-    held: list[SteadyFrame[Frame]] = []
+    kept: list[SteadyFrame[Frame]] = []
     start, shot = 0.0, 0.0
     for frame in frames:
         is_cut = (
             rule.kind == "shots"
-            and held
+            and kept
             and frame.time - shot >= SHORTEST_SHOT - _EPSILON
-            and change(frame.content.compared, held[-1].content.compared) >= CHANGE
+            and change(frame.content.compared, kept[-1].content.compared) >= CHANGE
         )
         if is_cut or frame.time >= start + rule.length - _EPSILON:
-            yield Segment(start, frame.time, held)
+            yield Segment(start, frame.time, kept)
             start = frame.time if is_cut else start + rule.length - rule.overlap
             shot = frame.time if is_cut else shot
-            held = [] if is_cut else [each for each in held if each.time >= start - _EPSILON]
-        held.append(frame)
-    if held:
-        yield Segment(start, held[-1].time + 1 / RATE, held)
+            kept = [] if is_cut else [each for each in kept if each.time >= start - _EPSILON]
+        kept.append(frame)
+    if kept:
+        yield Segment(start, kept[-1].time + 1 / RATE, kept)
 
 
 def thumbnail(image: Image.Image) -> bytes:
@@ -135,10 +136,18 @@ class SegmentClips:
     thumbnails: dict[float, bytes]
 
 
+def _read_clips(models: dict[str, Scorer], read: Callable[[Scorer], Clip]) -> dict[str, Clip]:
+    """Return the clip of each scorer; scorers with equal options of reading share it."""
+    clips: dict[tuple[object, ...], Clip] = {}
+    for model in models.values():
+        if model.reading not in clips:
+            clips[model.reading] = read(model)
+    return {name: clips[model.reading] for name, model in models.items()}
+
+
 def read_whole(path: Path, models: dict[str, Scorer]) -> tuple[SegmentClips, tuple[int, int]]:
     """Read a video as one segment, with the width and height of the displayed frames."""
-    first = next(iter(models.values()))
-    clips: dict[tuple[object, ...], Clip] = {}
+    name, first = next(iter(models.items()))
     jpegs: dict[bytes, bytes] = {}
     size = (0, 0)
 
@@ -148,16 +157,13 @@ def read_whole(path: Path, models: dict[str, Scorer]) -> tuple[SegmentClips, tup
         size, jpegs[square.tobytes()] = image.size, thumbnail(image)
         return square
 
-    for model in models.values():
-        if model.reading not in clips:
-            clips[model.reading] = model.read(path, prepare if model is first else None)
-    media, times = clips[first.reading].media, clips[first.reading].times
+    clips = _read_clips(models, lambda model: model.read(path, prepare if model is first else None))
+    media, times = clips[name].media, clips[name].times
     mask = media.frame_mask[0]
     pixels = media.pixels[0][mask].permute(0, 2, 3, 1).numpy()
     thumbnails = {time: jpegs[frame.tobytes()] for time, frame in zip(times[mask].tolist(), pixels, strict=True)}
     assert media.duration is not None
-    by_name = {name: clips[model.reading] for name, model in models.items()}
-    return SegmentClips(0.0, float(media.duration[0]), by_name, thumbnails), size
+    return SegmentClips(0.0, float(media.duration[0]), clips, thumbnails), size
 
 
 class LongVideo:
@@ -170,12 +176,8 @@ class LongVideo:
     def segments(self) -> Iterator[SegmentClips]:
         """Yield all segments in the order of time."""
         for segment in cut(self._frames(), self.rule):
-            read: dict[tuple[object, ...], Clip] = {}
-            for model in self.models.values():
-                if model.reading not in read:
-                    read[model.reading] = self._clip(segment, model)
-            clips = {name: read[model.reading] for name, model in self.models.items()}
-            used = {time for clip in read.values() for time in clip.times.tolist()}
+            clips = _read_clips(self.models, partial(self._clip, segment))
+            used = {time for clip in clips.values() for time in clip.times.tolist()}
             thumbnails = {frame.time: frame.content.jpeg for frame in segment.frames if frame.time in used}
             yield SegmentClips(segment.start, segment.end, clips, thumbnails)
 
@@ -184,10 +186,8 @@ class LongVideo:
 
     def _frame(self, image: Image.Image) -> Frame:
         self.size = image.size
-        preparations = {model.preparation for model in self.models.values()}
-        return Frame(
-            hue_saturation_brightness(image), {prepare: prepare(image) for prepare in preparations}, thumbnail(image)
-        )
+        squares = {prepare: prepare(image) for prepare in {model.preparation for model in self.models.values()}}
+        return Frame(hue_saturation_brightness(image), squares, thumbnail(image))
 
     def _clip(self, segment: Segment, model: Scorer) -> Clip:
         length, frames = segment.end - segment.start, model.module.frames

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -23,9 +23,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from tvr_lightning.errors import UserError
+from tvr_lightning.ranges import StoreDtype
 
 Part = Literal["text", "frames", "patches", "audio"]
-StoreDtype = Literal["float32", "float16"]
 Span = tuple[float, float] | None
 VideoKey = tuple[str, str, Span]
 Fingerprint = Mapping[str, str]
@@ -34,7 +34,6 @@ FileMark = tuple[int, int, str]
 
 PARTS: tuple[Part, ...] = get_args(Part)
 FORMAT = 3
-FINGERPRINT_FIELDS = ("encoder", "weights", "sampling", "preprocessing")
 NAME = re.compile(rf"(?P<part>{'|'.join(PARTS)})-(?P<number>\d{{5,}})-(?P<digest>[0-9a-f]{{32}})\.safetensors")
 SAMPLED_BYTES = 2**16
 
@@ -68,10 +67,7 @@ def file_mark(path: str | Path) -> FileMark | None:
 
 
 def is_same_file(path: str | Path, mark: FileMark | None, copies: bool = True) -> bool:
-    """Return whether a file is the marked one.
-
-    A file with the same size and modification time counts as the same. If only the time differs, the digests are
-    compared.
+    """Return whether a file is the marked one, by its size and modification time, or else by its digest.
 
     Args:
         path: File to compare.
@@ -82,9 +78,7 @@ def is_same_file(path: str | Path, mark: FileMark | None, copies: bool = True) -
     if mark is None or not path.is_file():
         return mark is None and not path.is_file()
     status = path.stat()
-    if status.st_size != mark[0]:
-        return False
-    if status.st_mtime_ns == mark[1]:
+    if (status.st_size, status.st_mtime_ns) == mark[:2]:
         return True
     found = file_mark(path) if copies else None
     return found is not None and found[2] == mark[2]
@@ -123,12 +117,12 @@ class StoreItem:
 
 
 @dataclass
-class Record:
+class ShardHeader:
     """Description of a shard's content.
 
     Attributes:
         part: Part that the shard belongs to.
-        fingerprint: Fingerprint of the features, by field of `FINGERPRINT_FIELDS`.
+        fingerprint: Fingerprint of the features, by field: encoder, weights, sampling, preprocessing.
         command: Command line that created the shard and can create it again.
         dtype: Data type of the features.
         items: The n items, in the order of the first dimension of the tensors.
@@ -136,99 +130,76 @@ class Record:
     """
 
     part: Part
-    fingerprint: dict[str, str]
+    fingerprint: Fingerprint
     command: str
     dtype: StoreDtype
     items: list[StoreItem] = field(default_factory=list)
     skipped: list[tuple[StoreItem, str]] = field(default_factory=list)
 
 
-def shard_content(record: Record, tensors: Mapping[str, Tensor], mask: Tensor) -> bytes:
-    """Return the bytes of a shard, which depend only on its content.
+@dataclass(frozen=True)
+class Shard:
+    """File of a shard, and what its name contains: part, number, and digest of the content."""
 
-    Args:
-        record: Description of the content.
-        tensors: "sentence" (n, D) and "words" (n, W, D), or a tensor named after the part, (n, F, ...).
-        mask: Mask (n, W) or (n, F), bool.
+    path: Path
+    part: Part
+    number: int
+    digest: str
 
-    Raises:
-        StoreError: Features are NaN, infinite, or too large for the record's dtype.
-        UserError: The number of items differs from the number of features.
-    """
-    rows = {name: len(tensor) for name, tensor in {**tensors, "mask": mask}.items()}
-    if record.items and set(rows.values()) != {len(record.items)}:
-        raise UserError(f"{record.part}: {len(record.items)} items, but features {rows}; expected one row per item")
-    kind = torch.float16 if record.dtype == "float16" else torch.float32
-    kept = {"mask": mask.detach().cpu().bool().contiguous()}
-    for name, tensor in tensors.items():
-        kept[name] = tensor.detach().to("cpu", kind).contiguous()
-        if not torch.isfinite(kept[name]).all():
-            raise StoreError(
-                f"{name}: features are NaN, infinite, or too large for {record.dtype}. Nothing was written."
-            )
-    header = {**asdict(record), "format": FORMAT}
-    # Only one key, since safetensors writes several in an order that changes from process to process.
-    return save(kept if record.items else {}, {"tvr": json.dumps(header, ensure_ascii=False)})
+    def read_header(self) -> ShardHeader:
+        """Return the description of the content without reading the tensors."""
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                header = json.loads((file.metadata() or {})["tvr"])
+            if header.pop("format") != FORMAT:
+                raise StoreError(f"{self.path}: the format is not {FORMAT}, which this version reads. Extract again.")
+            items = [_item(item) for item in header.pop("items")]
+            skipped = [(_item(item), reason) for item, reason in header.pop("skipped")]
+            return ShardHeader(**header, items=items, skipped=skipped)
+        except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise StoreError(f"{self.path}: the shard's header cannot be read ({reason})") from error
 
-
-def shard_name(part: Part, number: int, content: bytes) -> str:
-    """Return the file name of a shard with this content."""
-    return f"{part}-{number:05d}-{hashlib.sha256(content).hexdigest()[:32]}.safetensors"
-
-
-def part_of(path: Path) -> str | None:
-    """Return the part that a shard belongs to according to its name, or None for other files."""
-    named = NAME.fullmatch(path.name)
-    return None if named is None else named["part"]
-
-
-def read_record(path: Path) -> Record:
-    """Return the description of a shard's content without reading its tensors.
-
-    Raises:
-        StoreError: The header cannot be read or has another format.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})["tvr"])
-        if header.pop("format") != FORMAT:
-            raise StoreError(f"{path}: the format is not {FORMAT}, the one that this version reads. Extract again.")
-        items = [_item(item) for item in header.pop("items")]
-        skipped = [(_item(item), reason) for item, reason in header.pop("skipped")]
-        return Record(**header, items=items, skipped=skipped)
-    except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise StoreError(f"{path}: the shard's header cannot be read ({type(error).__name__}: {error})") from error
+    def problem(self) -> str | None:
+        """Return a description of the problem with the file, or None if its content has the digest in its name."""
+        try:
+            with self.path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()[:32]
+        except FileNotFoundError:
+            return f"{self.path}: the shard is missing"
+        if digest == self.digest:
+            return None
+        return f"{self.path}: the shard has changed since it was written; its content has the digest {digest}"
 
 
 def _item(header: dict[str, Any]) -> StoreItem:
     span, file = header.pop("span"), header.pop("file")
-    return StoreItem(
-        **header,
-        span=None if span is None else (span[0], span[1]),
-        file=None if file is None else (file[0], file[1], file[2]),
-    )
+    return StoreItem(**header, span=span and tuple(span), file=file and tuple(file))
 
 
-def shard_problem(path: Path) -> str | None:
-    """Return a description of the problem with a shard file, or None if its content has the digest in its name."""
-    named = NAME.fullmatch(path.name)
-    if named is None or not path.is_file():
-        return f"{path}: the shard is missing"
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    if digest.hexdigest().startswith(named["digest"]):
-        return None
-    return f"{path}: the shard has changed since it was written; its content has the digest {digest.hexdigest()[:32]}"
-
-
-def shard_files(folder: Path) -> list[Path]:
-    """Return the shards of a store, ordered by part and number.
+def shard_content(header: ShardHeader, tensors: Mapping[str, Tensor], mask: Tensor) -> bytes:
+    """Return the bytes of a shard, which depend only on its content. Arguments are those of `StoreWriter.append`.
 
     Raises:
-        StoreError: A link leads out of the folder.
+        StoreError: Features are NaN, infinite, or too large for the dtype, or their number differs from the items'.
     """
+    rows = {name: len(tensor) for name, tensor in {**tensors, "mask": mask}.items()}
+    if header.items and set(rows.values()) != {len(header.items)}:
+        raise StoreError(f"{header.part}: {len(header.items)} items, but features {rows}; expected one row per item")
+    kept = {"mask": mask.detach().cpu().bool().contiguous()}
+    for name, tensor in tensors.items():
+        kept[name] = tensor.detach().to("cpu", getattr(torch, header.dtype)).contiguous()
+        if not torch.isfinite(kept[name]).all():
+            raise StoreError(
+                f"{name}: features are NaN, infinite, or too large for {header.dtype}. Nothing was written."
+            )
+    # Only one key, since safetensors writes several in an order that changes from process to process.
+    described = json.dumps({**asdict(header), "format": FORMAT}, ensure_ascii=False)
+    return save(kept if header.items else {}, {"tvr": described})
+
+
+def find_shards(folder: Path) -> list[Shard]:
+    """Return the shards of a store, ordered by part and number; refuse links that lead out of its folder."""
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
         named = NAME.fullmatch(path.name)
@@ -239,8 +210,9 @@ def shard_files(folder: Path) -> list[Path]:
                 f"{path} is a link to {path.resolve()}, outside the feature store {folder}. Replace the link with the "
                 "file, or extract again with another --out."
             )
-        found.append((PARTS.index(named["part"]), int(named["number"]), path))
-    return [path for _, _, path in sorted(found)]
+        part: Any = named["part"]
+        found.append(Shard(path, part, int(named["number"]), named["digest"]))
+    return sorted(found, key=lambda shard: (PARTS.index(shard.part), shard.number))
 
 
 def differences(found: Fingerprint, expected: Fingerprint, holder: str = "the store") -> str:
@@ -252,17 +224,36 @@ def differences(found: Fingerprint, expected: Fingerprint, holder: str = "the st
     )
 
 
-def check_alike(folder: Path, records: Sequence[Record]) -> None:
-    """Check that all shards of a part were created with the same settings.
+@dataclass
+class PartIndex:
+    """Items of one part of a store. If several shards contain an item, the last one counts.
 
-    Raises:
-        StoreError: Two shards have different settings. The message contains the differences.
+    Attributes:
+        fingerprint: Fingerprint of the part.
+        command: Command that creates and repairs the part.
+        places: Shard and row of each item, by key.
+        skipped: Reason for each skipped item, by key.
+        marks: File mark of each item and each skipped item, by key.
+        numbers: Numbers of the shards.
     """
-    first: dict[Part, Record] = {}
-    for record in records:
-        made = first.setdefault(record.part, record)
-        differing = differences(made.fingerprint, record.fingerprint)
+
+    fingerprint: Fingerprint
+    command: str
+    places: dict[Any, tuple[Shard, int]] = field(default_factory=dict)
+    skipped: dict[Any, str] = field(default_factory=dict)
+    marks: dict[Any, FileMark | None] = field(default_factory=dict)
+    numbers: set[int] = field(default_factory=set)
+
+    def add(self, shard: Shard, header: ShardHeader) -> None:
+        """Add the items of a shard; raise StoreError if it was created with other settings."""
+        differing = differences(self.fingerprint, header.fingerprint)
         if differing:
-            raise StoreError(
-                f"{folder} mixes shards of two stores, part {record.part!r}: {differing}. Extract to another folder."
-            )
+            mixed = f"{shard.path.parent} mixes shards of two stores, part {header.part!r}: {differing}."
+            raise StoreError(f"{mixed} Extract to another folder.")
+        self.numbers.add(shard.number)
+        for row, item in enumerate(header.items):
+            self.places[item.key], self.marks[item.key] = (shard, row), item.file
+            self.skipped.pop(item.key, None)
+        for item, reason in header.skipped:
+            self.skipped[item.key], self.marks[item.key] = reason, item.file
+            self.places.pop(item.key, None)

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
-from tvr_lightning.files import TEMPORARY, held, remedy, write_whole
+from tvr_lightning.files import TEMPORARY, explain_write_errors, file_lock, write_whole
+from tvr_lightning.ranges import StoreDtype
 from tvr_lightning.store.shard import (
-    NAME,
     Fingerprint,
     Part,
-    Record,
-    StoreDtype,
+    PartIndex,
+    Shard,
+    ShardHeader,
     StoreError,
     StoreItem,
-    check_alike,
     differences,
-    read_record,
+    find_shards,
     shard_content,
-    shard_files,
-    shard_name,
-    shard_problem,
 )
 
 LOCK = "writer.lock"
@@ -37,9 +34,13 @@ class StoreWriter:
     Opening checks every shard and removes incomplete files of an interrupted run. Damaged shards are renamed; their
     items count as missing and are written again under the same number.
 
+    Attributes:
+        parts: Items of each part that the store contains or that this run writes.
+        mended: Problems of the damaged shards.
+
     Args:
         path: Folder of the store, created if it is missing.
-        fingerprints: Fingerprint of each part to write, by field of `FINGERPRINT_FIELDS`.
+        fingerprints: Fingerprint of each part to write: encoder, weights, sampling, preprocessing.
         command: Command that creates and repairs these parts.
         dtype: Data type of the features on disk.
 
@@ -50,38 +51,30 @@ class StoreWriter:
     def __init__(
         self, path: str | Path, fingerprints: Mapping[Part, Fingerprint], command: str, dtype: StoreDtype = "float32"
     ) -> None:
-        self.path = Path(path)
-        self.fingerprints = {part: dict(values) for part, values in fingerprints.items()}
-        self.command = command
+        self.path, self.command = Path(path), command
         self.dtype: StoreDtype = dtype
+        self.parts = {part: PartIndex(dict(made), command) for part, made in fingerprints.items()}
         self.mended: list[str] = []
-        self._lock = contextlib.ExitStack()
-        self._numbers: dict[str, set[int]] = {}
-        self._done: dict[str, dict[Any, StoreItem]] = {}
-        self._skipped: dict[str, dict[Any, StoreItem]] = {}
+        self._lock = ExitStack()
 
     def __enter__(self) -> StoreWriter:
         """Lock the folder and check its content."""
-        with contextlib.ExitStack() as undo:
-            self._guarded(self.path, lambda: self.path.mkdir(parents=True, exist_ok=True))
-            busy = StoreError(f"Another process is writing the feature store {self.path}. Wait for it or stop it.")
-            advice = "do not start a second tvr extract with the same --out"
-            self._guarded(self.path / LOCK, lambda: undo.enter_context(held(self.path / LOCK, busy, advice)))
-            self._recover()
+        busy = StoreError(f"Another process is writing the feature store {self.path}. Wait for it or stop it.")
+        with ExitStack() as undo:
+            with self._explained(self.path / LOCK):
+                self.path.mkdir(parents=True, exist_ok=True)
+                advice = "do not start a second tvr extract with the same --out"
+                undo.enter_context(file_lock(self.path / LOCK, busy, advice))
+            for file in self.path.glob(f"*{TEMPORARY}"):
+                file.unlink()
+            for shard in find_shards(self.path):
+                self._check(shard)
             self._lock = undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Release the lock. Appended shards stay."""
         self._lock.close()
-
-    def done(self, part: Part) -> Mapping[Any, StoreItem]:
-        """Return the items that a part contains, by key."""
-        return self._done.get(part, {})
-
-    def skipped(self, part: Part) -> Mapping[Any, StoreItem]:
-        """Return the items of a part that could not be read, by key."""
-        return self._skipped.get(part, {})
 
     def append(
         self,
@@ -103,64 +96,41 @@ class StoreWriter:
         Raises:
             StoreError: The disk is full or not writable. The store stays unchanged.
         """
-        record = Record(part, self.fingerprints[part], self.command, self.dtype, list(items), list(skipped))
-        content = shard_content(record, tensors, mask)
-        numbers = self._numbers.setdefault(part, set())
-        number = next(i for i in range(len(numbers) + 1) if i not in numbers)
-        if {item.key for item in [*items, *(item for item, _ in skipped)]} & (
-            self.done(part).keys() | self.skipped(part).keys()
-        ):
-            number = max(numbers) + 1  # readers use the last shard that contains an item
-        file = self.path / shard_name(part, number, content)
-        self._guarded(file, lambda: write_whole(file, content))
-        self._take_in(number, record)
+        index = self.parts[part]
+        header = ShardHeader(part, index.fingerprint, self.command, self.dtype, list(items), list(skipped))
+        content = shard_content(header, tensors, mask)
+        number = next(i for i in range(len(index.numbers) + 1) if i not in index.numbers)
+        if any(item.key in index.marks for item in [*items, *(item for item, _ in skipped)]):
+            number = max(index.numbers) + 1  # readers use the last shard that contains an item
+        digest = hashlib.sha256(content).hexdigest()[:32]
+        file = self.path / f"{part}-{number:05d}-{digest}.safetensors"
+        with self._explained(file):
+            write_whole(file, content)
+        index.add(Shard(file, part, number, digest), header)
 
-    def _take_in(self, number: int, record: Record) -> None:
-        self._numbers.setdefault(record.part, set()).add(number)
-        done, skipped = self._done.setdefault(record.part, {}), self._skipped.setdefault(record.part, {})
-        for item in record.items:
-            done[item.key] = item
-            skipped.pop(item.key, None)
-        for item, _ in record.skipped:
-            skipped[item.key] = item
-            done.pop(item.key, None)
-
-    def _recover(self) -> None:
-        for file in self.path.glob(f"*{TEMPORARY}"):
-            file.unlink()
-        sound: list[Record] = []
-        for file in shard_files(self.path):
-            problem = shard_problem(file)
-            if problem:
-                file.replace(file.with_name(file.name + DAMAGED))
-                self.mended.append(f"{problem}; kept as {file.name + DAMAGED}")
-                continue
-            record, named = read_record(file), NAME.fullmatch(file.name)
-            assert named is not None
-            self._check(record)
-            self._take_in(int(named["number"]), record)
-            sound.append(record)
-        check_alike(self.path, sound)
-
-    def _check(self, record: Record) -> None:
-        """Raise StoreError if a shard was created with other settings than those of this run."""
-        if record.dtype != self.dtype:
+    def _check(self, shard: Shard) -> None:
+        """Add an existing shard to its part, or rename it if it is damaged."""
+        problem = shard.problem()
+        if problem:
+            aside = shard.path.with_name(shard.path.name + DAMAGED)
+            shard.path.replace(aside)
+            self.mended.append(f"{problem}; kept as {aside.name}")
+            return
+        header = shard.read_header()
+        if header.dtype != self.dtype:
             raise StoreError(
-                f"The feature store {self.path} contains {record.dtype}, but this run writes {self.dtype}. Use the "
+                f"The feature store {self.path} contains {header.dtype}, but this run writes {self.dtype}. Use the "
                 "same dtype or another --out."
             )
-        differing = differences(record.fingerprint, self.fingerprints.get(record.part, {}))
+        index = self.parts.setdefault(header.part, PartIndex(header.fingerprint, header.command))
+        differing = differences(header.fingerprint, index.fingerprint)
         if differing:
             raise StoreError(
-                f"The feature store {self.path} has other settings, part {record.part!r}: {differing}. Use another "
+                f"The feature store {self.path} has other settings, part {header.part!r}: {differing}. Use another "
                 "--out, or the options of the store."
             )
+        index.add(shard, header)
 
-    def _guarded(self, file: Path, write: Callable[[], object]) -> None:
-        try:
-            write()
-        except OSError as error:
-            raise StoreError(
-                f"{file} cannot be written: {error.strerror or error}. The store {self.path} is valid with its earlier "
-                f"content. To resume, {remedy(error)} and rerun the command: {self.command}"
-            ) from error
+    def _explained(self, file: Path) -> AbstractContextManager[None]:
+        kept = f"The store {self.path} is valid with its earlier content."
+        return explain_write_errors(file, kept, f"the command: {self.command}", StoreError)

@@ -13,7 +13,6 @@ from typing import Any, Literal, get_args
 from tvr_lightning.synthetic.grammar import Caption
 from tvr_lightning.synthetic.scene import Scene, Timing
 
-DatasetName = Literal["msrvtt", "didemo", "lsmdc", "activitynet", "vatex", "msvd", "charades"]
 Part = Literal["train", "val", "test"]
 PARTS: tuple[Part, ...] = get_args(Part)
 

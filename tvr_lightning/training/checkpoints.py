@@ -44,8 +44,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         )
     if not path.is_file():
         raise CheckpointError(f"{path}: no such checkpoint; looked for it at {path.absolute()}")
-    if path.stat().st_size == 0:
-        raise CheckpointError(f"{path}: cannot be read as a checkpoint, since it is empty. Copy or download it again.")
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except OSError as error:
@@ -108,11 +106,11 @@ def find_class(path: Path, class_path: str) -> type:
         CheckpointError: The class does not exist; the message contains the reason.
     """
     module, _, name = class_path.rpartition(".")
-    rooms = [module] if module else [f"{PACKAGE}.methods", f"{PACKAGE}.encoders", f"{PACKAGE}.evaluation.normalization"]
+    own = [f"{PACKAGE}.methods", f"{PACKAGE}.encoders", f"{PACKAGE}.evaluation.normalization"]
     reason = "there is no such class"
-    for room in rooms:
+    for place in [module] if module else own:
         try:
-            found = getattr(importlib.import_module(room), name, None)
+            found = getattr(importlib.import_module(place), name, None)
         except ImportError as error:
             reason = f"{error}; Python looks for modules in PYTHONPATH"
             continue

@@ -108,6 +108,7 @@ def _gather_value(value: Any, mode: Gather) -> Any:
     return value
 
 
+@torch.no_grad()
 def gather_batches(batches: Sequence[Placed[R]], device: torch.device) -> Placed[R] | None:
     """Join the encoded batches of all devices in rank order; devices may have different numbers of items.
 
@@ -120,12 +121,7 @@ def gather_batches(batches: Sequence[Placed[R]], device: torch.device) -> Placed
     Returns:
         All N items, the same on every device and without gradient; None if no device has any.
     """
-    return _gather_uneven(Placed.cat(batches) if batches else None, device)
-
-
-@torch.no_grad()
-def _gather_uneven(record: R | None, device: torch.device) -> R | None:
-    """Gather a record of tensors with different lengths on the devices, None for no items; None if all are empty."""
+    record = Placed.cat(batches) if batches else None
     own = 0 if record is None else len(record)
     counts = gather_tensor(torch.tensor([own], device=device)).tolist()
     most = max(counts)
@@ -133,13 +129,13 @@ def _gather_uneven(record: R | None, device: torch.device) -> R | None:
         return None
     if min(counts) == 0:  # a device without items gets tensor shapes and dtypes from another
         empty = None if record is None else record[:0].apply(lambda t: t.cpu().clone())
-        kinds = [kind for kind in gather_objects(empty) if kind is not None]
-        record = kinds[0].to(device) if record is None else record
+        shapes = [found for found in gather_objects(empty) if found is not None]
+        record = shapes[0].to(device) if record is None else record
     assert record is not None
     if min(counts) == most:
         return gather_record(record)
     padded = record.apply(lambda t: torch.cat([t, t.new_zeros(most - own, *t.shape[1:])]))
-    rows = [place * most + item for place, count in enumerate(counts) for item in range(count)]
+    rows = [device_rank * most + item for device_rank, count in enumerate(counts) for item in range(count)]
     return gather_record(padded)[torch.tensor(rows, device=device)]
 
 

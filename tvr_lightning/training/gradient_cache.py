@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from torch.utils.checkpoint import checkpoint
 
-from tvr_lightning.errors import UserError
 from tvr_lightning.features import Record
 
 B = TypeVar("B", bound=Record)
@@ -29,13 +28,8 @@ def encode_in_chunks(encode: Callable[[B], R], batch: B, chunk: int) -> R:
     Args:
         encode: Encoder of a batch whose output for an item must not depend on other items.
         batch: Batch of B items.
-        chunk: Maximum number of items encoded at a time; the last chunk may be smaller.
-
-    Raises:
-        UserError: `chunk` is below 1.
+        chunk: Maximum number of items encoded at a time, at least 1; the last chunk may be smaller.
     """
-    if chunk < 1:
-        raise UserError(f"a chunk must have at least 1 item, got {chunk}")
     parts: list[Any] = [
         checkpoint(encode, batch[start : start + chunk], use_reentrant=False) for start in range(0, len(batch), chunk)
     ]

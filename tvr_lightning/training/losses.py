@@ -1,7 +1,7 @@
-"""Contrastive losses on a matrix of logits, with weighted and per-device variants.
+"""Contrastive losses on a matrix of logits: scores times the inverse temperature.
 
-Logits are scores times the inverse temperature. Row i of the texts matches column i of the videos. Another caption's
-copy of the same video counts as a negative, as in every released code that the papers build on (CLIP4Clip, `CrossEn`).
+Row i of the texts matches column i of the videos. Another caption's copy of the same video counts as a negative, as in
+every released code that the papers build on (CLIP4Clip, `CrossEn`).
 """
 
 from __future__ import annotations
@@ -15,42 +15,26 @@ from torch.nn import functional as F
 
 from tvr_lightning.errors import UserError
 
-Weighting = Literal["uniform", "positive"]
 Reduction = Literal["mean", "sum"]
 LogitMap = Callable[[Tensor], Tensor]
 """Transformation of the logits (B, B) before InfoNCE, such as NCL's biases."""
 
 
-def row_cross_entropy(logits: Tensor, target: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
-    """Return the cross-entropy of each row's matching column: -sum_i w_i log softmax_j(l_ij)[target_i].
+def row_cross_entropy(logits: Tensor, weight: Tensor | None = None, first: int = 0) -> Tensor:
+    """Return the cross-entropy of each row's matching column: -sum_i w_i log softmax_j(l_ij)[first + i].
 
     Args:
         logits: Logits of B queries against C candidates, (B, C).
-        target: Column of each row's match, (B,) int64; by default its own row number.
         weight: Weight of each row, (B,); 1 / B by default.
-
-    Returns:
-        Scalar.
-
-    Raises:
-        UserError: Shapes do not fit, or there are more rows than columns and no targets.
+        first: Column of the first row's match; those of the other rows follow.
 
     Example:
-        >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
-        >>> row_cross_entropy(logits)
+        >>> row_cross_entropy(torch.tensor([[2.0, 0.0], [0.0, 2.0]]))
         tensor(0.1269)
-        >>> row_cross_entropy(logits, target=torch.tensor([1, 0]))
-        tensor(2.1269)
     """
-    rows, columns = logits.shape
-    if target is None:
-        if rows > columns:
-            raise UserError(f"{rows} rows against {columns} columns have no match on the diagonal. Pass the targets.")
-        target = torch.arange(rows, device=logits.device)
+    target = torch.arange(first, first + len(logits), device=logits.device)
     if weight is None:
         return F.cross_entropy(logits, target)
-    if weight.shape != (rows,):
-        raise UserError(f"weights must be ({rows},), one per row of the logits, got {tuple(weight.shape)}")
     return (weight * F.cross_entropy(logits, target, reduction="none")).sum()
 
 
@@ -73,9 +57,6 @@ def info_nce(
         weight: Weight of each pair, (B,), the same for both directions; 1 / B by default.
         reduction: `mean` of both directions, or their `sum` as in some papers (twice the gradient).
 
-    Returns:
-        Scalar.
-
     Raises:
         UserError: The logits are not square.
 
@@ -88,7 +69,7 @@ def info_nce(
     for matrix in (logits, columns):
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
             raise UserError(f"InfoNCE over rows and columns needs square logits, got {tuple(matrix.shape)}")
-    both = row_cross_entropy(logits, weight=weight) + row_cross_entropy(columns.T, weight=weight)
+    both = row_cross_entropy(logits, weight) + row_cross_entropy(columns.T, weight)
     return both / 2 if reduction == "mean" else both
 
 
@@ -100,26 +81,13 @@ def local_info_nce(rows: Tensor, columns: Tensor, first: int) -> Tensor:
         columns: Logits of all C texts against the device's B videos, (C, B).
         first: Index of the device's first pair among the C pairs.
 
-    Returns:
-        Scalar.
-
-    Raises:
-        UserError: Shapes do not fit each other, or the device's pairs are out of range.
-
     Example:
         >>> logits = torch.arange(16.0).reshape(4, 4) % 5
         >>> shares = [local_info_nce(logits[i : i + 2], logits[:, i : i + 2], first=i) for i in (0, 2)]
         >>> torch.allclose(sum(shares) / 2, info_nce(logits))
         True
     """
-    own, everything = rows.shape
-    if columns.shape != (everything, own) or not 0 <= first <= everything - own:
-        raise UserError(
-            f"rows {tuple(rows.shape)} and columns {tuple(columns.shape)} from position {first} on are not the share "
-            "of one device: expected (B, C), (C, B), and a position of at most C - B"
-        )
-    target = torch.arange(first, first + own, device=rows.device)
-    return (row_cross_entropy(rows, target) + row_cross_entropy(columns.T, target)) / 2
+    return (row_cross_entropy(rows, first=first) + row_cross_entropy(columns.T, first=first)) / 2
 
 
 def positive_weights(similarity: Tensor) -> Tensor:
@@ -134,33 +102,9 @@ def positive_weights(similarity: Tensor) -> Tensor:
     Args:
         similarity: Scores of B matching pairs, (B, B); a constant factor such as the temperature cancels.
 
-    Returns:
-        Weights (B,) that add up to 1.
-
     Example:
         >>> positive_weights(torch.tensor([[0.3, 0.0], [0.2, 0.1]]))
         tensor([0.7500, 0.2500])
     """
     own = similarity.detach().diagonal()
     return own / own.sum()
-
-
-def weighted_info_nce(logits: Tensor, weighting: Weighting, *, reduction: Reduction = "mean") -> Tensor:
-    """Return InfoNCE with GAID's choice of weights.
-
-    Args:
-        logits: Logits of B texts (rows) against their B videos (columns), (B, B).
-        weighting: `uniform` weights all pairs equally (the paper), `positive` by their own similarity (the released
-            code).
-        reduction: `mean` or `sum` of both directions.
-
-    Returns:
-        Scalar.
-
-    Example:
-        >>> logits = torch.tensor([[3.0, 0.0], [0.0, 1.0]])
-        >>> weighted_info_nce(logits, "uniform"), weighted_info_nce(logits, "positive")
-        (tensor(0.1809), tensor(0.1148))
-    """
-    weight = positive_weights(logits) if weighting == "positive" else None
-    return info_nce(logits, weight=weight, reduction=reduction)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
-from types import FrameType
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.extract.check import check_store
 from tvr_lightning.media.preparation import Interpolation, ResizeMode
 from tvr_lightning.training.checkpoints import CheckpointError
-from tvr_lightning.training.finite import FiniteLosses
+from tvr_lightning.training.loss_check import LossCheck
 from tvr_lightning.training.optim import OptimizerConfig, build_optimizer
 from tvr_lightning.training.options import other_options, plain_options
 from tvr_lightning.training.sharding import shard
@@ -47,13 +46,6 @@ def check_precision(precision: str) -> None:
         )
 
 
-def _arguments(frame: FrameType | None) -> dict[str, Any]:
-    """Return the arguments of all constructors in a frame, collected by Lightning's function."""
-    assert frame is not None
-    parts = collect_init_args(frame, [], classes=(HyperparametersMixin,))
-    return {name: value for part in parts for name, value in part.items()}
-
-
 class RecipeModule(LightningModule):
     """Model with an encoder of texts and videos, trained by a recipe.
 
@@ -71,8 +63,10 @@ class RecipeModule(LightningModule):
         super().__init__()
         # Encoders built in Python instead of by a recipe are among the arguments; Lightning would copy them twice.
         frame = inspect.currentframe()
-        arguments = {} if _given_hyperparameters.get() is not None else _arguments(frame)
-        modules = [name for name, value in arguments.items() if isinstance(value, nn.Module)]
+        assert frame is not None
+        by_recipe = _given_hyperparameters.get() is not None
+        arguments = [] if by_recipe else collect_init_args(frame, [], classes=(HyperparametersMixin,))
+        modules = [name for each in arguments for name, value in each.items() if isinstance(value, nn.Module)]
         self.save_hyperparameters(logger=False, ignore=modules, frame=frame)
         options = plain_options(dict(self.hparams))
         self.hparams.clear()
@@ -80,7 +74,7 @@ class RecipeModule(LightningModule):
         # Lets load_from_checkpoint instantiate classes from these plain options, as for a recipe.
         self.hparams.setdefault("_instantiator", "lightning.pytorch.cli.instantiate_module")
         self.optimizer_config = optimizer or OptimizerConfig()
-        self.finite_losses = FiniteLosses()
+        self.loss_check = LossCheck()
 
     @property
     def title(self) -> str:
@@ -171,10 +165,6 @@ class RecipeModule(LightningModule):
             "Use the recipe and options that it was trained with."
         )
 
-    def on_train_start(self) -> None:
-        """Drop the losses of an unfinished step of an interrupted run in this process."""
-        self.finite_losses.forget()
-
     def total_loss(self, terms: Mapping[str, Tensor], batch: PairBatch) -> Tensor:
         """Return the sum of the terms of a loss, a scalar, and queue the terms for a check before the optimizer step.
 
@@ -185,24 +175,16 @@ class RecipeModule(LightningModule):
         Raises:
             UserError: The loss of the previous batch was NaN or infinite.
         """
-        self.finite_losses.ask(terms, self.global_step, batch.video.video_id)
+        self.loss_check.start(terms, self.global_step, batch.video.video_id)
         return torch.stack([term.reshape(()) for term in terms.values()]).sum()
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Prevent a step from a loss that is NaN or infinite, which would break the weights.
-
-        Raises:
-            UserError: A loss is NaN or infinite. The message contains the term and the videos.
-        """
-        self.finite_losses.check()
+        """Prevent a step from a loss that is NaN or infinite, which would break the weights."""
+        self.loss_check.finish()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Prevent a checkpoint after a loss that is NaN or infinite and still pending in an accumulated step.
-
-        Raises:
-            UserError: A loss is NaN or infinite. The message contains the term and the videos.
-        """
-        self.finite_losses.check()
+        """Prevent a checkpoint after a loss that is NaN or infinite and still pending in an accumulated step."""
+        self.loss_check.finish()
 
 
 def _unfitting(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:

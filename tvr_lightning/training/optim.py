@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from tvr_lightning.errors import UserError
+from tvr_lightning.ranges import Count, NotNegative, Options, Positive, Range
 from tvr_lightning.training.released_optimizers import BertAdam, HuggingFaceAdamW
 
 OptimizerName = Literal["bert-adam", "adamw", "adamw-hf"]
 Schedule = Literal["warmup-cosine", "warmup-cosine-shifted", "warmup-linear", "constant"]
 Decay = Literal["released", "all", "no-bias-no-norm"]
+Fraction = Annotated[float, Range(at_least=0, below=1)]
 
 
 @dataclass
-class OptimizerConfig:
+class OptimizerConfig(Options):
     """Optimizer, learning rates and schedule of a recipe; the defaults are those of CLIP4Clip, GARE and TC-MGC.
 
     Attributes:
@@ -34,7 +36,7 @@ class OptimizerConfig:
         weight_decay: decoupled weight decay, multiplied by the learning rate.
         betas: decay rates of the running means of the gradient and of its square.
         eps: term added to the root of the running mean of squares.
-        warmup: share of the schedule over which the learning rate rises from 0, in [0, 1).
+        warmup: share of the schedule over which the learning rate rises from 0.
         schedule: `warmup-cosine` follows 0.5 (1 + cos(pi x)) in the share x of ALL steps, so that it drops from 1 to
             0.976 when a warmup of 0.1 ends (released BertAdam); `warmup-cosine-shifted` starts its cosine at 1 when the
             warmup ends (GAID, X-Pool, T-MASS); `warmup-linear` decreases linearly to 0; `constant` stays at 1.
@@ -50,73 +52,39 @@ class OptimizerConfig:
             at once.
 
     Raises:
-        UserError: A value is out of its range, or two options conflict.
+        UserError: A value is out of its range, or `per_tensor_clip` is set for another optimizer.
     """
 
     name: OptimizerName = "bert-adam"
-    lr: float = 1e-4
-    encoder_lr: float = 1e-7
-    weight_decay: float = 0.2
-    betas: tuple[float, float] = (0.9, 0.98)
-    eps: float = 1e-6
-    warmup: float = 0.1
+    lr: NotNegative = 1e-4
+    encoder_lr: NotNegative = 1e-7
+    weight_decay: NotNegative = 0.2
+    betas: tuple[Fraction, Fraction] = (0.9, 0.98)
+    eps: Positive = 1e-6
+    warmup: Fraction = 0.1
     schedule: Schedule = "warmup-cosine"
-    per_tensor_clip: float | None = 1.0
+    per_tensor_clip: Positive | None = 1.0
     decay: Decay = "released"
-    schedule_epochs: float | None = None
-    gradient_cache: int | None = None
+    schedule_epochs: Positive | None = None
+    gradient_cache: Count | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.betas = (float(self.betas[0]), float(self.betas[1]))
-        for field in ("lr", "encoder_lr", "weight_decay"):
-            if getattr(self, field) < 0:
-                raise UserError(f"optimizer.{field} must not be negative, got {getattr(self, field)}")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise UserError(f"optimizer.betas must be in [0, 1), got {self.betas}")
-        if self.eps <= 0:
-            raise UserError(f"optimizer.eps must be positive, got {self.eps}")
-        if not 0 <= self.warmup < 1:
-            raise UserError(f"optimizer.warmup is a share of the schedule in [0, 1), got {self.warmup}")
-        if self.per_tensor_clip is not None and self.per_tensor_clip <= 0:
-            raise UserError(
-                f"optimizer.per_tensor_clip must be positive, or null for no clipping, got {self.per_tensor_clip}"
-            )
         if self.name != "bert-adam" and self.per_tensor_clip is not None:
             raise UserError(
                 f"optimizer.per_tensor_clip is an option of bert-adam. With `name: {self.name}`, set `per_tensor_clip: "
                 "null` and clip all gradients together with trainer.gradient_clip_val"
             )
-        if self.gradient_cache is not None and self.gradient_cache < 1:
-            raise UserError(f"optimizer.gradient_cache must be at least 1, or null, got {self.gradient_cache}")
-        if self.schedule_epochs is not None and self.schedule_epochs <= 0:
-            raise UserError(f"optimizer.schedule_epochs must be positive, got {self.schedule_epochs}")
-
-
-def is_encoder_parameter(name: str) -> bool:
-    """Return True if a parameter is trained at `encoder_lr`.
-
-    These are the parameters of the encoder and the logit scale, which is part of CLIP in the papers.
-
-    Args:
-        name: Qualified name in the method's module, or in a module that contains the method as `method`.
-    """
-    return name.startswith(("encoder.", "method.encoder.")) or name.rpartition(".")[2] == "logit_scale"
-
-
-def is_decayed(name: str, parameter: Tensor, decay: Decay) -> bool:
-    """Return True if weight decay applies to a parameter of any shape under a rule of `OptimizerConfig.decay`."""
-    if decay == "all":
-        return True
-    if decay == "released":
-        return "bias" not in name
-    return parameter.ndim >= 2
 
 
 def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Split the trainable parameters by learning rate and decay; frozen parameters are left out.
+    """Split the trainable parameters by learning rate and decay.
+
+    The logit scale is part of CLIP in the papers and gets the learning rate of the encoder.
 
     Args:
-        module: Method whose pretrained part is its attribute `encoder`.
+        module: Method whose pretrained part is its attribute `encoder`, or a module that contains it as `method`.
         config: Learning rates and decay rule.
 
     Returns:
@@ -128,8 +96,9 @@ def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[st
     groups: dict[tuple[bool, bool], list[Tensor]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            key = (is_encoder_parameter(name), is_decayed(name, parameter, config.decay))
-            groups.setdefault(key, []).append(parameter)
+            encoder = name.startswith(("encoder.", "method.encoder.")) or name.rpartition(".")[2] == "logit_scale"
+            decayed = {"all": True, "released": "bias" not in name, "no-bias-no-norm": parameter.ndim >= 2}
+            groups.setdefault((encoder, decayed[config.decay]), []).append(parameter)
     if not groups:
         raise UserError(f"{type(module).__name__} has no trainable parameters. Unfreeze some, or only evaluate it.")
     return [

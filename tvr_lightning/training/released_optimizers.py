@@ -10,36 +10,45 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from typing import Any, overload
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
-
-from tvr_lightning.errors import UserError
 
 TOGETHER = 2**25
 """Maximum number of elements updated together; the update needs three copies, here 128 MiB each in float32."""
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]]
+State = dict[str, Any]
 
 
 class ReleasedOptimizer(torch.optim.Optimizer, ABC):
-    """Base class of optimizers that update lists of tensors with one device, dtype and number of steps."""
+    """Base class of optimizers that update lists of tensors with one device, dtype and number of steps.
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
+    Args:
+        params: Tensors, or groups with their own `lr` and `weight_decay`.
+        lr: Learning rate.
+        betas: Decay rates of the running means of the gradient and of its square.
+        eps: Term added to the root of the running mean of squares.
+        weight_decay: Decoupled weight decay, multiplied by the learning rate.
+        options: More options of the groups.
+    """
 
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.98),
+        eps: float = 1e-6,
+        weight_decay: float = 0.2,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, **options})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every parameter that has a gradient, and return the loss of the closure if there is one.
-
-        Raises:
-            UserError: A gradient is sparse.
-        """
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Update every parameter that has a gradient, and return the loss of the closure if there is one."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -57,31 +66,27 @@ class ReleasedOptimizer(torch.optim.Optimizer, ABC):
 
     @abstractmethod
     def _update(
-        self, parameters: list[Tensor], gradients: list[Tensor], states: list[dict[str, Any]], group: dict[str, Any]
+        self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], group: dict[str, Any]
     ) -> None:
         """Update tensors of one device, dtype and number of steps."""
 
-    def _together(self, parameters: list[Tensor]) -> list[list[Tensor]]:
-        """Return lists of the parameters with a gradient, each with up to `TOGETHER` elements or one tensor."""
-        lists: dict[tuple[Any, ...], list[list[Tensor]]] = {}
+    def _together(self, parameters: list[Tensor]) -> Iterator[list[Tensor]]:
+        """Yield lists of the parameters with a gradient, each with up to `TOGETHER` elements or one tensor."""
+        lists: dict[tuple[Any, ...], list[Tensor]] = {}
         for parameter in parameters:
             if parameter.grad is None:
                 continue
-            if parameter.grad.is_sparse:
-                raise UserError(
-                    f"{type(self).__name__} needs dense gradients, but the gradient of a parameter of shape "
-                    f"{tuple(parameter.shape)} is sparse"
-                )
             key = (parameter.device, parameter.dtype, self.state[parameter].get("step", 0))
-            batches = lists.setdefault(key, [[]])
-            if batches[-1] and sum(map(Tensor.numel, batches[-1])) + parameter.numel() > TOGETHER:
-                batches.append([])
-            batches[-1].append(parameter)
-        return [batch for batches in lists.values() for batch in batches]
+            pending = lists.setdefault(key, [])
+            if pending and sum(map(Tensor.numel, pending)) + parameter.numel() > TOGETHER:
+                yield lists.pop(key)
+                pending = lists.setdefault(key, [])
+            pending.append(parameter)
+        yield from lists.values()
 
 
 def _running_means(
-    gradients: list[Tensor], states: list[dict[str, Any]], betas: tuple[float, float]
+    gradients: list[Tensor], states: list[State], betas: tuple[float, float]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Update and return the running means of the gradients and of their squares."""
     first, second = betas
@@ -106,29 +111,14 @@ class BertAdam(ReleasedOptimizer):
     In float16, v underflows to 0 for gradients below about 1.2e-3, so that the step becomes lr m / eps: momentum SGD
     with the rate lr (1 - b1) / eps. This is how the released codes train CLIP (benchmarks/results/precision.md).
 
-    Args:
-        params: Tensors, or groups with their own `lr` and `weight_decay`.
-        lr: Learning rate.
-        betas: Decay rates of the running means of the gradient and of its square.
-        eps: Term added to the root of the running mean of squares.
-        weight_decay: Decoupled weight decay, multiplied by the learning rate.
-        per_tensor_clip: Maximum norm of each tensor's gradient; None disables clipping.
+    `per_tensor_clip` is the maximum norm of each tensor's gradient; None disables clipping.
     """
 
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float = 1e-4,
-        betas: tuple[float, float] = (0.9, 0.98),
-        eps: float = 1e-6,
-        weight_decay: float = 0.2,
-        per_tensor_clip: float | None = 1.0,
-    ) -> None:
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, {**defaults, "per_tensor_clip": per_tensor_clip})
+    def __init__(self, params: Parameters, *, per_tensor_clip: float | None = 1.0, **options: Any) -> None:
+        super().__init__(params, per_tensor_clip=per_tensor_clip, **options)
 
     def _update(
-        self, parameters: list[Tensor], gradients: list[Tensor], states: list[dict[str, Any]], group: dict[str, Any]
+        self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], group: dict[str, Any]
     ) -> None:
         if group["per_tensor_clip"] is not None:
             norms = torch.stack(torch._foreach_norm(gradients))
@@ -154,27 +144,10 @@ class HuggingFaceAdamW(ReleasedOptimizer):
 
         m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g g
         p <- p - lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps);  p <- p - lr decay p
-
-    Args:
-        params: Tensors, or groups with their own `lr` and `weight_decay`.
-        lr: Learning rate.
-        betas: Decay rates of the running means of the gradient and of its square.
-        eps: Term added to the root of the running mean of squares.
-        weight_decay: Decoupled weight decay, multiplied by the learning rate.
     """
 
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float = 3e-5,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.2,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-
     def _update(
-        self, parameters: list[Tensor], gradients: list[Tensor], states: list[dict[str, Any]], group: dict[str, Any]
+        self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], group: dict[str, Any]
     ) -> None:
         means, squares = _running_means(gradients, states, group["betas"])
         roots = torch._foreach_sqrt(squares)

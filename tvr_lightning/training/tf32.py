@@ -37,20 +37,11 @@ class TF32(Callback):
                 "Ampere do). Remove it"
             )
 
-    def on_train_start(self, *arguments: Any) -> None:
+    def on_train_batch_start(self, *arguments: Any) -> None:
         """Enable TF32."""
         torch.set_float32_matmul_precision("high")
 
-    def on_validation_start(self, *arguments: Any) -> None:
-        """Disable TF32."""
-        torch.set_float32_matmul_precision("highest")
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Enable TF32 again if training continues."""
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            torch.set_float32_matmul_precision("high")
-
-    def on_train_end(self, *arguments: Any) -> None:
+    def on_train_batch_end(self, *arguments: Any) -> None:
         """Disable TF32."""
         torch.set_float32_matmul_precision("highest")
 

@@ -6,18 +6,18 @@ from parity.case import CaseError, ParityCase
 from parity.compute.features import encode_case, first_pairs
 from torch import Tensor
 
-from tvr_lightning.authors.clip4clip import import_clip4clip, similarity_header
+from tvr_lightning.authors.importer import import_checkpoint, similarity_header
 
 
 def compute_clip4clip(case: ParityCase) -> dict[str, Tensor]:
     """Compute features, similarity (N, M) with the factor exp(logit_scale), and loss of a CLIP4Clip case."""
     header = case.config.get("head")
     words, frames = case.input("input_ids").shape[1], case.input("video").shape[1]
-    kind = type(similarity_header(case.checkpoint)[0]).__name__
+    kind = type(similarity_header(case.checkpoint)).__name__
     found = kind[0].lower() + kind[1:]  # as the released code writes it
     if header not in (None, found):
         raise CaseError(f"{case.path}: config head is {header!r}; by its checkpoint's names the header is {found!r}")
-    module = import_clip4clip(case.checkpoint, str(case.path), words, frames)
+    module = import_checkpoint(case.checkpoint, str(case.path), words, frames, method="clip4clip")
     text, video = encode_case(case, module.encoder)
     related = module.encode_video(video)
     similarity = module.score(text, related).similarity

@@ -8,20 +8,18 @@ from collections.abc import Mapping
 from parity.case import ParityCase
 from torch import Tensor
 
-from tvr_lightning.authors.checkpoint import NameMap, rename
+from tvr_lightning.authors.names import load
 from tvr_lightning.methods.dpdv.clustering import dpc_knn
 from tvr_lightning.methods.dpdv.options import PatchMerging
 from tvr_lightning.methods.dpdv.patch_merging import PatchMergingStage
 
-NAMES = NameMap(
-    (
-        ("ctm.conv.conv.", "scored.conv."),
-        ("ctm.norm.", "scored.norm."),
-        ("ctm.score.", "scored.score."),
-        ("block.norm1.", "attention.norm."),
-        ("block.attn.", "attention."),
-    )
-)
+NAMES = {
+    "ctm.conv.conv.": "scored.conv.",
+    "ctm.norm.": "scored.norm.",
+    "ctm.score.": "scored.score.",
+    "block.norm1.": "attention.norm.",
+    "block.attn.": "attention.",
+}
 CLUSTERS = re.compile(r"cluster_index\(cluster_num=(\d+),k=(\d+)\)")
 
 
@@ -38,8 +36,7 @@ def import_stage(checkpoint: Mapping[str, Tensor], source: str, options: PatchMe
     """
     dimension = len(checkpoint["block.norm1.weight"]) if "block.norm1.weight" in checkpoint else 1
     stage = PatchMergingStage(dimension, options)
-    stage.load_state_dict(rename(checkpoint, NAMES, stage.state_dict(), source))
-    return stage.eval()
+    return load(stage, checkpoint, NAMES, source)
 
 
 def compute_dpc_knn(case: ParityCase) -> dict[str, Tensor]:

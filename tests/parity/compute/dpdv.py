@@ -10,8 +10,7 @@ import torch
 from parity.case import ParityCase
 from torch import Tensor
 
-from tvr_lightning.authors.checkpoint import NameMap, rename
-from tvr_lightning.authors.clip import count_blocks
+from tvr_lightning.authors.names import load
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods.dpdv.captions import Captions
@@ -19,26 +18,18 @@ from tvr_lightning.methods.dpdv.clustering import DensityRule, dpc_knn, merge_to
 from tvr_lightning.methods.dpdv.model import DPDVHead, caption_order, recover_frames, spot_frames, view_divergence
 from tvr_lightning.methods.dpdv.options import Divergence, DPDVOptions, EveryPatch, PatchMerging
 from tvr_lightning.methods.dpdv.patch_merging import PatchFeatureMerging
-from tvr_lightning.methods.dpdv.weighted_max import Tokens
+from tvr_lightning.methods.dpdv.weighted_max import WeightedTokens
 from tvr_lightning.training.losses import info_nce
 
-HEAD_NAMES = NameMap(
-    (
-        ("weight.sentence.", "macro.text_weights.layers."),
-        ("weight.frame.", "macro.video_weights.layers."),
-        ("weight.word.", "micro.text_weights.layers."),
-        ("weight.patch.", "micro.video_weights.layers."),
-    ),
-    unused=("pfmm.",),
-)
+HEAD_NAMES = {
+    "weight.sentence.": "macro.text_weights.layers.",
+    "weight.frame.": "macro.video_weights.layers.",
+    "weight.word.": "micro.text_weights.layers.",
+    "weight.patch.": "micro.video_weights.layers.",
+    "pfmm.": None,
+}
 VIEWS = ("macro", "micro")
 PATHS = ("spot", "recover")
-
-
-def _merging_names(stages: int) -> NameMap:
-    return NameMap(
-        tuple((f"pfmm.{stage}.", f"stages.{stage}.attention.") for stage in range(stages)), unused=("weight.",)
-    )
 
 
 def import_head(checkpoint: Mapping[str, Tensor], source: str, options: DPDVOptions) -> DPDVHead:
@@ -54,11 +45,10 @@ def import_head(checkpoint: Mapping[str, Tensor], source: str, options: DPDVOpti
     """
     dimension = checkpoint["weight.frame.0.weight"].shape[1]
     head = DPDVHead(dimension, options=options).double()
-    names = HEAD_NAMES
+    names = dict(HEAD_NAMES)
     if options.recover_captions == 1:  # one sentence needs no weight
-        names = NameMap(names.prefixes, (*names.unused, "weight.sentence."))
-    head.load_state_dict(rename(checkpoint, names, head.state_dict(), source))
-    return head.eval()
+        names["weight.sentence."] = None
+    return load(head, checkpoint, names, source)
 
 
 def import_merging(checkpoint: Mapping[str, Tensor], source: str, options: PatchMerging) -> PatchFeatureMerging:
@@ -70,9 +60,8 @@ def import_merging(checkpoint: Mapping[str, Tensor], source: str, options: Patch
         CaseError: names are missing or unexpected.
     """
     merging = PatchFeatureMerging(checkpoint["pfmm.0.norm.weight"].shape[0], options).double()
-    names = _merging_names(options.stages)
-    merging.load_state_dict(rename(checkpoint, names, merging.state_dict(), source))
-    return merging.eval()
+    names = {f"pfmm.{stage}.": f"stages.{stage}.attention." for stage in range(options.stages)} | {"weight.": None}
+    return load(merging, checkpoint, names, source)
 
 
 def compute_dpdv(case: ParityCase) -> dict[str, Tensor]:
@@ -81,7 +70,7 @@ def compute_dpdv(case: ParityCase) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     merging_options = PatchMerging(
         ratio=float(given.get("patch_ratio", 0.5)),
-        stages=count_blocks(case.checkpoint, "pfmm."),
+        stages=len({name.split(".")[1] for name in case.checkpoint if name.startswith("pfmm.")}),
         neighbours=int(given.get("knn", 3)),
         heads=int(given.get("attention_heads", 8)),
     )
@@ -200,7 +189,7 @@ def _weights(
     assert head.macro is not None  # the cases have both views
     assert head.micro is not None
     spot = found["spot_mask_paired(video,frame)"]
-    words: Tokens = head.micro.text(text.words, text.word_mask)
+    words: WeightedTokens = head.micro.text(text.words, text.word_mask)
     return {
         "theta.frame(all frames)": head.macro.video(video.frames, video.frame_mask).weights,
         "theta.frame(spot frames)": head.macro.video(video.frames, spot).weights,

@@ -7,7 +7,7 @@ from parity.case import CaseError, ParityCase
 from parity.compute.features import case_scale, load_head
 from torch import Tensor
 
-from tvr_lightning.authors.drl import NAMES, weight_layers
+from tvr_lightning.authors import names
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.drl import (
     DecorrelationTokens,
@@ -25,11 +25,12 @@ CDCR: dict[int, DecorrelationTokens] = {2: "matched", 3: "weighted"}
 
 def _heads(case: ParityCase) -> dict[str, DRLHead]:
     """A head for every interaction; WTI's only where the case has its weights."""
-    dimension, layers = case.input("words").shape[-1], weight_layers(case.checkpoint)
+    dimension = case.input("words").shape[-1]
+    layers = sum(name.startswith("text_weight_fc.") and name.endswith("weight") for name in case.checkpoint)
     plain: dict[str, Interaction] = {"ti": TokenWise(), "dp": DotProduct()}
     heads = {name: DRLHead(dimension, interaction) for name, interaction in plain.items()}
     if layers:
-        heads["wti"] = load_head(DRLHead(dimension, WeightedTokenWise(layers)), case, NAMES)
+        heads["wti"] = load_head(DRLHead(dimension, WeightedTokenWise(layers)), case, names.DRL)
     return heads
 
 

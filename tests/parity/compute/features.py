@@ -8,7 +8,7 @@ import torch
 from parity.case import CaseError, ParityCase
 from torch import Tensor, nn
 
-from tvr_lightning.authors.checkpoint import NameMap, load
+from tvr_lightning.authors.names import Names, load
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
@@ -61,7 +61,7 @@ def embedded(case: ParityCase) -> tuple[TextFeatures, VideoFeatures]:
     return TextFeatures(sentence, sentence.unsqueeze(1), words), VideoFeatures(frames, mask)
 
 
-def load_head(head: Head, case: ParityCase, names: NameMap) -> Head:
+def load_head(head: Head, case: ParityCase, names: Names) -> Head:
     """Give a head the case's checkpoint, apart from CLIP's tensors, and return it in evaluation mode."""
     own = {name: tensor for name, tensor in case.checkpoint.items() if not name.startswith("clip.")}
     load(nn.ModuleDict({"head": head}), own, names, str(case.path))

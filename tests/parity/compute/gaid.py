@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from parity.case import ParityCase
 from parity.compute.features import case_attention, case_scale, embedded, load_head
 from parity.compute.tmass import WEIGHTED
 from torch import Tensor
 from torch.nn import functional as F
 
-from tvr_lightning.authors.gaid import NAMES, released_options
+from tvr_lightning.authors.families import gaid_options
+from tvr_lightning.authors.names import GAID
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.gaid.model import GAIDHead, branch_losses
 from tvr_lightning.methods.released import score_gaid
@@ -25,8 +28,8 @@ def compute_gaid(case: ParityCase) -> dict[str, Tensor]:
     if "linear.weight" in case.checkpoint:
         audio = F.linear(audio, case.checkpoint.pop("linear.weight"), case.checkpoint.pop("linear.bias"))
     video.audio = F.adaptive_avg_pool1d(audio.mT, frames).mT
-    head = GAIDHead(dimension, frames, released_options(case_attention(case)))
-    load_head(head, case, NAMES)
+    head = GAIDHead(dimension, frames, dataclasses.replace(gaid_options(), attention=case_attention(case)))
+    load_head(head, case, GAID)
     assert head.gate is not None
     by_video, by_text = head.gate.of_video(video), head.gate.of_text(text.sentence)
     count = min(len(text), len(video))

@@ -6,7 +6,7 @@ from parity.case import ParityCase
 from parity.compute.features import encode_case, first_pairs
 from torch import Tensor
 
-from tvr_lightning.authors.gare import import_gare
+from tvr_lightning.authors.importer import import_checkpoint
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.gare import GARE, Bottleneck, GAREOptions, LogMeanExp, TextPooling, Variance
 from tvr_lightning.methods.gare.model import directional_diversity, norm_variance, relaxed_bottleneck
@@ -18,12 +18,13 @@ def _module(case: ParityCase) -> GARE:
     def number(name: str, default: float) -> float:
         return float(config.get(name, default))
 
-    return import_gare(
+    return import_checkpoint(
         case.checkpoint,
         str(case.path),
         words=case.input("input_ids").shape[1],
         frames=case.input("video").shape[1],
-        gare=GAREOptions(
+        method="gare",
+        options=GAREOptions(
             pooling=TextPooling(number("pooling_temperature", 3.0)),
             bottleneck=Bottleneck(number("kl_weight", 1e-4)),
             norm_variance=Variance(number("norm_weight", 0.01), number("norm_floor", 0.5)),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import torch
+from metric_rows import summarize
 from parity.case import ParityCase
 from torch import Tensor
 
-from tvr_lightning.evaluation.metrics import summarize
 from tvr_lightning.evaluation.normalization import DualSoftmax, QueryBankNorm, normalize_scores
 from tvr_lightning.evaluation.ranks import Ranks, text_to_video_ranks, video_to_text_ranks
 

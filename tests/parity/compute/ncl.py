@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from metric_rows import normalization_error
 from parity.case import CaseError, ParityCase
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from tvr_lightning.evaluation.balance import retrieval_mass
-from tvr_lightning.evaluation.normalization import Direction, SinkhornBias, normalization_error, normalize_scores
+from tvr_lightning.evaluation.normalization import Direction, SinkhornBias, normalize_scores
 from tvr_lightning.evaluation.ranks import text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.evaluation.sources import MatrixSource
 from tvr_lightning.layers.sinkhorn import sinkhorn_biases
@@ -121,8 +122,8 @@ def _retrieval(name: str, forward: Tensor, backward: Tensor, gamma: float) -> Na
     """Ranks, probabilities and normalisation errors from square scores of either direction."""
     yield from _ranks(name, forward, backward, torch.arange(len(forward)))
     yield from _masses(name, forward, backward, gamma)
-    yield f"{name}.normalisation_error_t2v", normalization_error(forward, gamma)
-    yield f"{name}.normalisation_error_v2t", normalization_error(backward.T, gamma)
+    yield f"{name}.normalisation_error_t2v", torch.tensor(normalization_error(forward, gamma), dtype=torch.float64)
+    yield f"{name}.normalisation_error_v2t", torch.tensor(normalization_error(backward.T, gamma), dtype=torch.float64)
 
 
 def _queues(

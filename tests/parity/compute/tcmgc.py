@@ -7,9 +7,10 @@ from parity.case import ParityCase
 from parity.compute.features import encode_case, first_pairs
 from torch import Tensor
 
-from tvr_lightning.authors.tcmgc import import_tcmgc
+from tvr_lightning.authors.importer import import_checkpoint
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.tcmgc import TCMGC
+from tvr_lightning.layers.aggregation import ISA
+from tvr_lightning.methods.tcmgc import TCMGC, Decorrelation, LanguageVideoAttention, TCMGCOptions
 from tvr_lightning.pairwise import DensePairVectors
 
 
@@ -19,15 +20,17 @@ def compute_tcmgc(case: ParityCase) -> dict[str, Tensor]:
     Scores are (N, M), videos conditioned on sentences (N, M, D), frames conditioned on words (N, W, M, D).
     """
     config = case.config
-    module = import_tcmgc(
+    module = import_checkpoint(
         case.checkpoint,
         str(case.path),
         words=case.input("input_ids").shape[1],
         frames=case.input("video").shape[1],
-        keep_rate=config.get("keep_rate"),
-        softmax_lambda=float(config.get("softmax_lambda", 100.0)),
-        decorrelation_weight=float(config.get("sdr_weight", 0.5)),
-        heads=int(config.get("num_mha_heads", 1)),
+        method="tcmgc",
+        options=TCMGCOptions(
+            attention=LanguageVideoAttention(heads=int(config.get("num_mha_heads", 1))),
+            similarity_aggregation=ISA(float(config.get("softmax_lambda", 100.0))),
+            decorrelation=Decorrelation(weight=float(config.get("sdr_weight", 0.5))),
+        ),
     )
     text, video = encode_case(case, module.encoder)
     related = module.encode_video(video)

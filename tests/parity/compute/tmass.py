@@ -7,7 +7,7 @@ from parity.case import CaseError, ParityCase
 from parity.compute.features import case_attention, case_scale, embedded, load_head
 from torch import Tensor
 
-from tvr_lightning.authors.tmass import NAMES
+from tvr_lightning.authors.names import TMASS
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods.released import score_tmass
@@ -23,7 +23,7 @@ def compute_tmass(case: ParityCase) -> dict[str, Tensor]:
     """Compute both protocols' scores (N, M), and the training step where the case has one, of a T-MASS case."""
     text, video = embedded(case)
     head = TMASSHead(text.sentence.shape[1], video.frames.shape[1], TMASSOptions(case_attention(case)))
-    load_head(head, case, NAMES)
+    load_head(head, case, TMASS)
     draws = case.input(SIGMA)
     log_radius = head.log_radius(text.sentence, video)
     query, _ = head.prepare(text, video)

@@ -8,9 +8,8 @@ import torch
 from parity.case import CaseError, ParityCase
 from torch import Tensor, nn
 
-from tvr_lightning.authors.checkpoint import NameMap, load
-from tvr_lightning.authors.clip import OTHER_NAMES
-from tvr_lightning.authors.ucofia import NAMES, matrix_sizes, predictor
+from tvr_lightning.authors.importer import fixed_sizes
+from tvr_lightning.authors.names import PREDICTOR, UCOFIA, load
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.aggregation import ISA
 from tvr_lightning.layers.patch_selector import PatchSelection, PatchSelector, indicators
@@ -27,16 +26,16 @@ class _Parts(nn.Module):
     def __init__(self, case: ParityCase, selection: PatchSelection):
         super().__init__()
         checkpoint, source = case.checkpoint, str(case.path)
-        words, frames, _ = matrix_sizes(checkpoint, source)
+        sizes = fixed_sizes(checkpoint)
         dimension = len(checkpoint["global_mat_weight"])
         trains = case.config.get("variant", "train") == "train"
         isa = ISA(1 / float(case.config.get("softmax_temperature", 0.01)))
         options = UCoFiAOptions(patch_selection=selection, similarity_aggregation=isa, patch_matrix=trains)
-        self.head = UCoFiAHead(dimension, words, frames, options)
+        self.head = UCoFiAHead(dimension, sizes["words"], sizes["frames"], options)
         self.selector = PatchSelector(dimension, selection)
         # What the temporal encoder gives is an input; the evaluation codes do not read L1.
-        unused = ("clip.", "transformerClip.", *OTHER_NAMES.unused, *(() if trains else ("local_mat_weight1",)))
-        load(self, checkpoint, NAMES | NameMap((), unused), source)
+        unused = ["clip.", "transformerClip.", "frame_position_embeddings."] + ["local_mat_weight1"] * (not trains)
+        load(self, checkpoint, {**UCOFIA, **dict.fromkeys(unused)}, source)
 
 
 def compute_ucofia(case: ParityCase) -> dict[str, Tensor]:
@@ -45,11 +44,12 @@ def compute_ucofia(case: ParityCase) -> dict[str, Tensor]:
     Scores are (N, M), the selected patches of all frames in a row (M, F P', D).
     """
     given, checkpoint = case.config, case.checkpoint
+    normed, dimension = len(checkpoint[f"{PREDICTOR}in_conv.0.weight"]), len(checkpoint["global_mat_weight"])
     selection = PatchSelection(
         kept=int(given.get("topk", 3)),
         samples=int(given.get("selector_samples", 500)),
         sigma=float(given.get("selector_sigma", 0.05)),
-        predictor=predictor(checkpoint),
+        predictor="train" if normed == dimension else "eval-t2v",
     )
     parts = _Parts(case, selection)
     tokens, words = case.input("tokens"), case.input("words")

@@ -6,13 +6,13 @@ from parity.case import ParityCase
 from parity.compute.features import encode_case, first_pairs
 from torch import Tensor
 
-from tvr_lightning.authors.xclip import import_xclip
+from tvr_lightning.authors.importer import import_checkpoint
 
 
 def compute_xclip(case: ParityCase) -> dict[str, Tensor]:
     """Compute features, similarity (N, M) with the factor exp(logit_scale), its parts, and loss of an X-CLIP case."""
     words, frames = case.input("input_ids").shape[1], case.input("video").shape[1]
-    module = import_xclip(case.checkpoint, str(case.path), words, frames)
+    module = import_checkpoint(case.checkpoint, str(case.path), words, frames, method="xclip")
     text, video = encode_case(case, module.encoder)
     related = module.encode_video(video)
     scores, scale = module.score(text, related), module.temperature()

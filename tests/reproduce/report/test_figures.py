@@ -13,15 +13,19 @@ from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.features import PairedFeatures
 from tvr_lightning.reproduce.report.figures import figure_types as figures
+from tvr_lightning.reproduce.report.figures.any_method import (
+    measure_balance,
+    measure_modalities,
+    measure_similarity,
+)
 from tvr_lightning.reproduce.report.figures.dpdv import measure_unmatched
 from tvr_lightning.reproduce.report.figures.encoded_split import encode_test_split
 from tvr_lightning.reproduce.report.figures.gare import measure_gradients, measure_steps
-from tvr_lightning.reproduce.report.figures.ncl import measure_balance, measure_modalities
 from tvr_lightning.reproduce.report.figures.retrieval_examples import measure_failures, measure_sheet
-from tvr_lightning.reproduce.report.figures.similarity import measure_similarity
-from tvr_lightning.reproduce.report.sources import Card, ReportedRun
+from tvr_lightning.reproduce.report.sources import ReportedRun
 from tvr_lightning.reproduce.report.table_charts import draw_table
 from tvr_lightning.reproduce.report.table_view import TableView
+from tvr_lightning.reproduce.runs.card import Card
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -286,13 +290,6 @@ def test_one_figure_that_fails_costs_no_other(splits):
 
 
 def test_what_cannot_be_drawn_says_why(splits, measured):
-    few = replace(splits["gare"], pairs=splits["gare"].pairs[:3])
-    assert "map" not in measure_modalities(few)
-    (chart,) = figures.draw({f"modalities.{k}": v for k, v in measure_modalities(few).items()})
-    assert "The map is not drawn: it needs 4 matching pairs" in chart.note
-    flat = {name: value for name, value in measured["dpdv"].items() if name.startswith("merging.")}
-    (chart,) = figures.draw({**flat, "merging.strips": np.zeros((2, 0), np.uint8)})
-    assert chart.note == "Not drawn: 16 patches per frame do not form a square grid"
     (chart,) = figures.draw({**subset(measured["gare"], "balance"), "balance.normalized.missing": "no bank"})
     assert "Normalized scores are not drawn: no bank" in chart.note
     one = replace(splits["gare"], pairs=splits["gare"].pairs[:1])

@@ -12,9 +12,9 @@ from run_cards import make_card
 
 from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.reproduce.report.leaderboard import leaderboards
-from tvr_lightning.reproduce.report.report_verb import views_of
 from tvr_lightning.reproduce.report.site import Site
 from tvr_lightning.reproduce.report.sources import read_ranks, read_runs
+from tvr_lightning.reproduce.report.write import views_of
 from tvr_lightning.reproduce.runs.card import write_ranks
 from tvr_lightning.reproduce.runs.plan import Setting, make_plan
 from tvr_lightning.reproduce.tables import load_table
@@ -54,12 +54,12 @@ def site_of(out, chosen, **setting):
             for kind in KINDS:
                 ranks, video = read_ranks(run, kind)
                 turned[kind] = Ranks(better=ranks.better.flip(0), tied=ranks.tied.flip(0), index=ranks.index), video
-            write_ranks(run.file, turned)
+            write_ranks(run.ranks, turned)
     runs = read_runs(out)
     for run in runs:
         run.log = out / "metrics.csv"
-    rows = [f"0,{step},train/loss,{3 - step / 5}" for step in range(10)]
-    (out / "metrics.csv").write_text("\n".join(["epoch,step,name,value", *rows]))
+    rows = [f"0,{step},{3 - step / 5}" for step in range(10)]
+    (out / "metrics.csv").write_text("\n".join(["epoch,step,train/loss", *rows]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tvr_lightning.reproduce.report.uncertainty.RESAMPLES", 100)
         Site(out / "report", views_of(runs, RECIPES), runs, {run.key: ARRAYS for run in runs}).write()

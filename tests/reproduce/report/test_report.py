@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 from run_cards import make_answers, make_card
 
+from tvr_lightning.cli.tables import report as run_report
 from tvr_lightning.errors import UserError
-from tvr_lightning.reproduce.profile.card import ProfileCard, read_profiles, write_profile
-from tvr_lightning.reproduce.profile.costs import Costs
+from tvr_lightning.reproduce.profile.costs import Costs, ProfileCard, read_profiles
 from tvr_lightning.reproduce.published import PRINTED, printed_figure, published_rows
 from tvr_lightning.reproduce.report.figures.figure_types import figures_of
-from tvr_lightning.reproduce.report.report_verb import run_report, views_of
 from tvr_lightning.reproduce.report.sources import read_runs
 from tvr_lightning.reproduce.report.uncertainty import measure
+from tvr_lightning.reproduce.report.write import views_of
+from tvr_lightning.reproduce.runs.card import write_record
 from tvr_lightning.reproduce.runs.plan import Setting, make_plan
 from tvr_lightning.reproduce.runs.runner import Folders, run_plan
 from tvr_lightning.reproduce.tables import load_table
@@ -68,10 +69,10 @@ def folder(tmp_path):
     make_answers(next(iter(answers.runs.values())), tmp_path / "cards", 19)
     stages = ("encode_text", "encode_video", "text_layers", "video_layers", "score", "training_step")
     flops = dict.fromkeys(stages, 16_000_000_000)
-    costs = Costs(92_620_000, 1, {"encoder": 1}, flops, 10.0, 2.0, 1.0, 3.0, 5.0, 700.0, 900.0)
+    costs = Costs(92_620_000, 1, {"encoder": 1}, 10.0, 2.0, 1.0, 3.0, 5.0, 700.0, 900.0, flops)
     numbers = (16, 1000, 12, 32, 224, 3)
     profile = ProfileCard("gare", "GARE", "ClipEncoder", {}, *numbers, "32-true", costs, {"device": "cpu"})
-    write_profile(profile, tmp_path / "profiles")
+    write_record(profile, tmp_path / "profiles" / "gare.json")
     return tmp_path
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 from browser import open_browser
+from metric_rows import summarize
 
-from tvr_lightning.evaluation.metrics import summarize
+from tvr_lightning.cli.tables import report as run_report
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.reproduce.report.figures.curves import read_curves
 from tvr_lightning.reproduce.report.figures.encoded_split import encode_run
 from tvr_lightning.reproduce.report.figures.figure_types import figures_of
 from tvr_lightning.reproduce.report.figures.retrieval_examples import measure_sheet
-from tvr_lightning.reproduce.report.report_verb import run_report
 from tvr_lightning.reproduce.report.sources import read_ranks, read_runs, run_of_card
 from tvr_lightning.reproduce.report.uncertainty import measure
 from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Setting, make_plan
@@ -59,7 +59,7 @@ def test_the_run_is_rebuilt_with_its_own_weights(run):
     ranks = text_to_video_ranks(encoded.similarity, encoded.matching)
     assert summarize(ranks, (1, 5, 10)) == pytest.approx(run.card.metrics("text_to_video"))
     stored, _ = read_ranks(run, "text_to_video")
-    assert set(measure_sheet(encoded)["rank"]) <= set(stored.expected().tolist())
+    assert {float(rank) for rank in measure_sheet(encoded)["rank"]} <= set(stored.expected().tolist())
 
 
 def test_curves_are_those_that_the_run_logged(run):
@@ -75,7 +75,7 @@ def test_a_repeated_run_is_measured_again(run, tmp_path):
     first = figures_of(run, tmp_path)
     assert place.stat().st_mtime_ns == before
     run.card.results = {**run.card.results, "seed": 7}
-    again = figures_of(run_of_card(run.card, run.file.parent), tmp_path)
+    again = figures_of(run_of_card(run.card, run.ranks.parent), tmp_path)
     assert place.stat().st_mtime_ns > before
     assert str(again["results"]) != str(first["results"])
 
@@ -121,7 +121,7 @@ def test_a_figure_that_fails_is_stated_and_loses_nothing_else(folder, run, monke
     def fail(*_):
         raise ValueError("no direction of a gradient of zero")
 
-    monkeypatch.setattr("tvr_lightning.reproduce.report.report_verb.figures_of", fail)
+    monkeypatch.setattr("tvr_lightning.reproduce.report.write.figures_of", fail)
     assert run_report(folder, RECIPES) == 0
     assert f"No figures of {run.card.name}: no direction of a gradient of zero" in capsys.readouterr().out
     assert "no direction of a gradient of zero" in page_of(folder, run)

@@ -7,7 +7,7 @@ import pytest
 from run_cards import make_card
 
 from tvr_lightning.cli import main
-from tvr_lightning.reproduce.runs.commands import command_of
+from tvr_lightning.reproduce.report.sources import run_of_card
 from tvr_lightning.reproduce.runs.plan import Setting, make_plan
 from tvr_lightning.reproduce.tables import load_table
 
@@ -25,7 +25,7 @@ def test_a_run_is_planned_again_by_its_command(tmp_path, capsys, share, short):
     card = make_card(plan.runs[key], tmp_path / "cards", 1.0)
     for needed in plan.runs[key].needs.values():
         make_card(plan.runs[needed], tmp_path / "cards", 1.0)
-    words = shlex.split(command_of(card))
+    words = shlex.split(run_of_card(card, tmp_path / "cards").command)
     assert words[0] == "tvr"
     assert main([*words[1:], f"--out={tmp_path}", f"--recipes={RECIPES}", "--dry_run"]) == 0
     said = capsys.readouterr().out

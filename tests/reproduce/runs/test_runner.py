@@ -19,12 +19,19 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.progress import clock
 from tvr_lightning.reproduce.report.sources import run_of_card
 from tvr_lightning.reproduce.report.table_view import view_table
-from tvr_lightning.reproduce.reproduce_verb import plan_lines
 from tvr_lightning.reproduce.runs.card import card_path, read_cards, read_ranks
 from tvr_lightning.reproduce.runs.engines import LocalEngine, SlurmEngine
 from tvr_lightning.reproduce.runs.execute import PROGRESS, _earlier_seconds, execute, run_task
 from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Setting, make_plan
-from tvr_lightning.reproduce.runs.runner import Folders, _Progress, open_runs, run_plan, time_left, write_task
+from tvr_lightning.reproduce.runs.runner import (
+    Folders,
+    _Progress,
+    open_runs,
+    plan_lines,
+    run_plan,
+    time_left,
+    write_task,
+)
 from tvr_lightning.reproduce.tables import load_table
 from tvr_lightning.synthetic import synthesize
 
@@ -71,7 +78,7 @@ def test_a_run_leaves_its_card_and_is_not_repeated(root, tmp_path):
     assert card.peak_memory_mib > 50
     assert Path(card.checkpoint).is_file()
     assert set(card.run["fingerprints"]) == {"config", "code", "data", "weights", "files"}
-    ranks, _ = read_ranks(card.key, folders.cards, "text_to_video")
+    ranks, _ = read_ranks(folders.cards / f"{card.key}.parquet", "text_to_video")
     assert 100 * ranks.found_within(1).mean() == pytest.approx(results["text_to_video"]["R@1"])
     assert any("nothing left to run" in line for line in said)
     said.clear()
@@ -155,7 +162,7 @@ def test_question_answering_leaves_a_hit_or_miss_per_question(root, tmp_path):
     plan, folders = tiny_plan(root, tmp_path, "dpdv-s4", ("dpdv-vqa",)), Folders(tmp_path / "out")
     (card,) = run_plan(plan, folders, [].append).values()
     assert card.status == "finished", card.error
-    ranks, video = read_ranks(card.key, folders.cards, "question")
+    ranks, video = read_ranks(folders.cards / f"{card.key}.parquet", "question")
     assert len(ranks) == len(video) == card.results["evaluation"]["questions"]
     assert 100 * ranks.found_within(1).mean() == pytest.approx(card.accuracy())
 
@@ -256,11 +263,11 @@ def test_the_command_shows_its_plan_without_running_anything(tmp_path, capsys, m
     ("options", "status", "said"),
     [
         (["--seeds=0,x"], 2, "whole numbers separated by commas"),
-        (["--fixture_videos=2"], 2, "must be at least 8"),
-        (["--overlay=absent.yaml"], 1, "--overlay absent.yaml: no such file"),
+        (["--fixture_videos=2"], 2, "expected a whole number of at least 8"),
+        (["--overlay=absent.yaml"], 2, "--overlay absent.yaml: no such file"),
         (["gare-0"], 1, "There is no table 'gare-0'. The most similar names are "),
         (["--gpus=2", "--minutes=9"], 2, "--minutes, --gpus can only be used for SLURM jobs. Add --engine slurm."),
-        (["--engine=slurm", "--minutes=0"], 2, "must be at least 1"),
+        (["--engine=slurm", "--minutes=0"], 2, "expected a positive integer"),
         (["--only=gadi"], 2, "--only 'gadi' is not a run of these tables"),
     ],
 )
@@ -322,7 +329,7 @@ def test_a_killed_invocation_is_taken_up_where_it_was(root, tmp_path, ended):
     (out / f"fixture-{VIDEOS}").symlink_to(root)
     program = tmp_path / "invoke.py"
     program.write_text(
-        "import sys\nfrom pathlib import Path\nfrom tvr_lightning.reproduce.reproduce_verb import run_reproduce\n"
+        "import sys\nfrom pathlib import Path\nfrom tvr_lightning.cli.tables import reproduce as run_reproduce\n"
         "if __name__ == '__main__':\n"
         f"    sys.exit(run_reproduce(['gare-1'], only='clip4clip,baseline', out=Path({str(out)!r}), "
         f"recipes=Path({str(RECIPES)!r}), fixture=True, fixture_videos={VIDEOS}, "

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tvr_lightning.reproduce.reproduce_verb import run_reproduce
+from tvr_lightning.cli.tables import reproduce as run_reproduce
 from tvr_lightning.reproduce.runs.card import read_card, read_cards
 from tvr_lightning.reproduce.runs.execute import execute
 from tvr_lightning.reproduce.runs.plan import Setting, make_plan

@@ -99,5 +99,6 @@ def _first(error: Exception) -> str:
 
 
 def _incomplete(folder: Path, sizes: dict[str, int]) -> list[str]:
-    present = {name: (folder / name).stat().st_size for name in sizes if (folder / name).is_file()}
-    return [name for name, size in sizes.items() if present.get(name) != size]
+    return [
+        name for name, size in sizes.items() if not (file := folder / name).is_file() or file.stat().st_size != size
+    ]

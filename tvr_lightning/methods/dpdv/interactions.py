@@ -15,8 +15,8 @@ from tvr_lightning.layers.aggregation import ISA, BidirectionalAggregation
 from tvr_lightning.layers.cosine import COSINE_EPS, unit
 from tvr_lightning.methods.dpdv.weighted_max import (
     PIECES,
-    Tokens,
     TokenWeights,
+    WeightedTokens,
     compacted,
     masked_softmax,
     weighted_max,
@@ -27,11 +27,11 @@ from tvr_lightning.methods.dpdv.weighted_max import (
 class Interaction(nn.Module, ABC):
     """Interaction that scores all pairs (N, M) from the tokens of both sides."""
 
-    def text(self, tokens: Tensor, mask: Tensor) -> Tokens:
+    def text(self, tokens: Tensor, mask: Tensor) -> WeightedTokens:
         """Prepare unnormalized tokens (N, T, D) of texts with their mask (N, T)."""
-        return Tokens(unit(tokens), tokens.new_zeros(mask.shape), mask.bool())
+        return WeightedTokens(unit(tokens), tokens.new_zeros(mask.shape), mask.bool())
 
-    def video(self, tokens: Tensor, mask: Tensor) -> Tokens:
+    def video(self, tokens: Tensor, mask: Tensor) -> WeightedTokens:
         """Prepare unnormalized tokens (M, T, D) of videos with their mask (M, T)."""
         return self.text(tokens, mask)
 
@@ -40,7 +40,7 @@ class Interaction(nn.Module, ABC):
         return 3 * text_tokens * video_tokens + 2 * (text_tokens + video_tokens)
 
     @abstractmethod
-    def forward(self, text: Tokens, video: Tokens, pair_mask: Tensor | None = None) -> Tensor:
+    def forward(self, text: WeightedTokens, video: WeightedTokens, pair_mask: Tensor | None = None) -> Tensor:
         """Return scores (N, M).
 
         Args:
@@ -53,11 +53,11 @@ class Interaction(nn.Module, ABC):
 class MeanPooling(Interaction):
     """Cosine (N, M) of the mean tokens of both sides (Eq. 1), without parameters."""
 
-    def text(self, tokens: Tensor, mask: Tensor) -> Tokens:
+    def text(self, tokens: Tensor, mask: Tensor) -> WeightedTokens:
         """Return tokens (N, T, D) unchanged, because means are computed from unnormalized tokens."""
-        return Tokens(tokens, tokens.new_zeros(mask.shape), mask.bool())
+        return WeightedTokens(tokens, tokens.new_zeros(mask.shape), mask.bool())
 
-    def forward(self, text: Tokens, video: Tokens, pair_mask: Tensor | None = None) -> Tensor:
+    def forward(self, text: WeightedTokens, video: WeightedTokens, pair_mask: Tensor | None = None) -> Tensor:
         """Return cosines (N, M), or 0 for pairs with a side without tokens."""
         sentence = unit((text.weights.unsqueeze(-1) * text.vectors).sum(1))
         if pair_mask is None:
@@ -93,7 +93,7 @@ class SimilarityAggregation(Interaction):
         """Return the number of elements per pair, including a softmax for each direction."""
         return 3 * super().pair_numbers(text_tokens, video_tokens)
 
-    def forward(self, text: Tokens, video: Tokens, pair_mask: Tensor | None = None) -> Tensor:
+    def forward(self, text: WeightedTokens, video: WeightedTokens, pair_mask: Tensor | None = None) -> Tensor:
         """Return scores (N, M), or 0 for pairs with a side without tokens.
 
         Raises:
@@ -130,16 +130,16 @@ class WeightedMax(Interaction):
         self.video_weights = TokenWeights(dimension)
         self.simplified = simplified
 
-    def text(self, tokens: Tensor, mask: Tensor) -> Tokens:
+    def text(self, tokens: Tensor, mask: Tensor) -> WeightedTokens:
         """Return unit tokens (N, T, D) of texts with the logits (N, T) of their weights, for a mask (N, T)."""
         if self.text_weights is None:
             return super().text(tokens, mask)
-        found: Tokens = self.text_weights(tokens, mask)
+        found: WeightedTokens = self.text_weights(tokens, mask)
         return found
 
-    def video(self, tokens: Tensor, mask: Tensor) -> Tokens:
+    def video(self, tokens: Tensor, mask: Tensor) -> WeightedTokens:
         """Return unit tokens (M, T, D) of videos with the logits (M, T) of their weights, for a mask (M, T)."""
-        found: Tokens = self.video_weights(tokens, mask)
+        found: WeightedTokens = self.video_weights(tokens, mask)
         return found
 
     def pair_numbers(self, text_tokens: int, video_tokens: int) -> int:
@@ -147,7 +147,7 @@ class WeightedMax(Interaction):
         numbers = super().pair_numbers(text_tokens, video_tokens)
         return numbers if torch.is_grad_enabled() else -(-numbers // PIECES)
 
-    def forward(self, text: Tokens, video: Tokens, pair_mask: Tensor | None = None) -> Tensor:
+    def forward(self, text: WeightedTokens, video: WeightedTokens, pair_mask: Tensor | None = None) -> Tensor:
         """Return scores (N, M) in the range of a cosine, or 0 for pairs with a side without tokens."""
         if pair_mask is None:
             video = compacted(video)

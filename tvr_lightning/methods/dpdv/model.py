@@ -20,7 +20,7 @@ from tvr_lightning.layers.patch_selector import first_largest
 from tvr_lightning.methods.dpdv.captions import Captions
 from tvr_lightning.methods.dpdv.interactions import Interaction, MeanPooling, SimilarityAggregation, WeightedMax
 from tvr_lightning.methods.dpdv.options import Divergence, DPDVOptions
-from tvr_lightning.methods.dpdv.weighted_max import Tokens, by_length
+from tvr_lightning.methods.dpdv.weighted_max import WeightedTokens, by_length
 from tvr_lightning.methods.pair_head import PairHead
 
 Part = Literal["all", "spot", "recover"]
@@ -86,7 +86,7 @@ class TextSide(Record):
         query: Unit sentences (N, D), which divide frames.
     """
 
-    tokens: dict[str, Tokens]
+    tokens: dict[str, WeightedTokens]
     query: Tensor
 
 
@@ -100,7 +100,7 @@ class VideoSide(Record):
         frame_mask: Mask (M, F) bool of the frames.
     """
 
-    tokens: dict[str, Tokens]
+    tokens: dict[str, WeightedTokens]
     frames: Tensor
     frame_mask: Tensor
 

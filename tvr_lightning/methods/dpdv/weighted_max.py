@@ -18,7 +18,7 @@ PIECES = 4
 
 
 @dataclass
-class Tokens(Record):
+class WeightedTokens(Record):
     """Prepared tokens of N texts or videos.
 
     Attributes:
@@ -48,9 +48,9 @@ class TokenWeights(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(dimension, 2 * dimension), nn.ReLU(), nn.Linear(2 * dimension, 1))
 
-    def forward(self, tokens: Tensor, mask: Tensor) -> Tokens:
+    def forward(self, tokens: Tensor, mask: Tensor) -> WeightedTokens:
         """Return unit tokens with logits for unnormalized tokens (N, T, D) and their mask (N, T)."""
-        return Tokens(unit(tokens), self.layers(tokens).squeeze(-1), mask.bool())
+        return WeightedTokens(unit(tokens), self.layers(tokens).squeeze(-1), mask.bool())
 
 
 def masked_softmax(logits: Tensor, mask: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def masked_softmax(logits: Tensor, mask: Tensor) -> Tensor:
     return logits.masked_fill(~mask, least).softmax(-1).masked_fill(~mask, 0.0)
 
 
-def compacted(tokens: Tokens, most: int | None = None) -> Tokens:
+def compacted(tokens: WeightedTokens, most: int | None = None) -> WeightedTokens:
     """Return the valid tokens in order, padded to the largest number of any item: (N, T', ...).
 
     Each of DPDV's paths has half of the frames, and captions are shorter than the maximum, so this saves computation.
@@ -73,15 +73,15 @@ def compacted(tokens: Tokens, most: int | None = None) -> Tokens:
         return tokens
     first = (~tokens.mask).to(torch.uint8).sort(dim=1, stable=True).indices[:, :most]
     vectors = tokens.vectors.gather(1, first.unsqueeze(-1).expand(-1, -1, tokens.vectors.shape[-1]))
-    return Tokens(vectors, tokens.logits.gather(1, first), tokens.mask.gather(1, first))
+    return WeightedTokens(vectors, tokens.logits.gather(1, first), tokens.mask.gather(1, first))
 
 
-def by_length(text: Tokens) -> Tensor:
+def by_length(text: WeightedTokens) -> Tensor:
     """Return the order (N,) int64 of texts from the longest to the shortest. Ties keep their order."""
     return text.mask.sum(1).sort(descending=True, stable=True).indices
 
 
-def weighted_max(text: Tokens, video: Tokens, pair_mask: Tensor | None = None) -> Tensor:
+def weighted_max(text: WeightedTokens, video: WeightedTokens, pair_mask: Tensor | None = None) -> Tensor:
     """Return 1/2 (sum_w theta_w max_t a_wt + sum_t theta_t max_w a_wt) of all pairs, for cosines a (Eqs. 5 and 9).
 
     Args:
@@ -109,7 +109,9 @@ def weighted_max(text: Tokens, video: Tokens, pair_mask: Tensor | None = None) -
     return torch.cat(rows)
 
 
-def _weighted_max(text: Tokens, video: Tokens, pair_mask: Tensor | None, padded: tuple[bool, bool]) -> Tensor:
+def _weighted_max(
+    text: WeightedTokens, video: WeightedTokens, pair_mask: Tensor | None, padded: tuple[bool, bool]
+) -> Tensor:
     """Return scores (N, M). `padded`: whether any token of a text, and of a video, is absent."""
     texts, words, dimension = text.vectors.shape
     videos, tokens, _ = video.vectors.shape
@@ -135,7 +137,7 @@ def _without(absent: Tensor, cosine: Tensor) -> Tensor:
     return cosine.masked_fill(absent, -2.0) if torch.is_grad_enabled() else cosine.masked_fill_(absent, -2.0)
 
 
-def weighted_sum(text: Tensor, video: Tokens, pair_mask: Tensor | None = None) -> Tensor:
+def weighted_sum(text: Tensor, video: WeightedTokens, pair_mask: Tensor | None = None) -> Tensor:
     """Return sum_f theta_f a_f of all pairs, one sentence against the frames (Eq. 6).
 
     The sum over frames is computed once per video, which leaves one inner product per pair. Only frames that are

@@ -1,30 +1,30 @@
-"""Cost of a method: parameters, FLOPs, time, and memory, on random inputs of the recipe's sizes or on given batches."""
+"""Cost of a method: parameters, FLOPs, time, and memory of the batches that it is given, and the card of a profile."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tvr_lightning.data.batch import AudioInput, Media, PairBatch, TextBatch, VideoBatch
+from tvr_lightning.data.batch import PairBatch
 from tvr_lightning.evaluation.loop import PAIR_BYTES
 from tvr_lightning.evaluation.pair_scores import PairScores
-from tvr_lightning.features import Record, TextFeatures, VideoFeatures
+from tvr_lightning.features import Record
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.reproduce.runs.card import read_record
 from tvr_lightning.reproduce.runs.memory import peak_memory_mib
 from tvr_lightning.training.gradient_cache import encode_in_chunks
 from tvr_lightning.training.optim import build_optimizer
 
-WORDS = "a person walks along the street while a small dog runs beside a red car"
-AUDIO_STEPS, AUDIO_SAMPLES = 1500, 480_000  # of 30 s: vectors of 20 ms, and samples at 16 kHz
 STAGES = {
     "encode_video": "encoder, videos",
     "encode_text": "encoder, texts",
@@ -43,21 +43,18 @@ class Costs:
     """Measured costs; FLOPs are those of products, convolutions, and attention, two per multiplication and addition.
 
     Attributes:
-        parameters, trainable: Number of all parameters and of trained ones.
         parameters_by_module: Parameters of the method's direct children.
-        flops_by_stage: FLOPs of one batch by stage; `encode_video` includes audio, `score` all pairs of the batch.
         training_step_ms: Time of one optimizer step.
         encode_video_ms, encode_text_ms: Time of one item as its share of a batch, media in memory.
         score_ms_per_video: Time to score all queries against one video.
-        ms_per_video: Sum of encode_video_ms and score_ms_per_video.
         peak_inference_mib, peak_training_mib: Maximum memory allocated on a GPU; on a CPU, maximum resident memory of
             the process so far; None if unknown.
+        flops_by_stage: FLOPs of one batch by stage; `encode_video` includes audio, `score` all pairs of the batch.
     """
 
     parameters: int
     trainable: int
     parameters_by_module: dict[str, int]
-    flops_by_stage: dict[str, int]
     training_step_ms: float
     encode_video_ms: float
     encode_text_ms: float
@@ -65,29 +62,122 @@ class Costs:
     ms_per_video: float
     peak_inference_mib: float | None
     peak_training_mib: float | None
+    flops_by_stage: dict[str, int] = field(default_factory=dict)
 
 
-class Times(NamedTuple):
-    """Measured times in seconds, and peak memory in MiB if it is known."""
+@dataclass
+class ProfileCard:
+    """Record of one profile, a JSON file in `profiles/` next to the run cards."""
 
-    step: float
-    text: float
-    video: float
-    pair: float
-    inference_mib: float | None
-    training_mib: float | None
+    name: str  # <method>-<encoder>; name of the file
+    method: str
+    encoder: str  # class and architecture
+    options: dict[str, Any]
+    batch: int
+    queries: int
+    frames: int
+    words: int
+    image_size: int
+    repeats: int  # measurements of each time
+    precision: str
+    costs: Costs
+    environment: dict[str, Any]  # versions, git state, machine, device, and date
+    schema: int = 3
 
 
-def seconds_of(device: torch.device, run: Callable[[], object], repeats: int = 2) -> float:
-    """Return the median wall-clock time of some calls after a first one."""
-    times = []
-    for _ in range(repeats + 1):
-        began = time.perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - began)
-    return median(times[1:])
+def read_profiles(folder: Path) -> list[ProfileCard]:
+    """Read all profiles of a folder, sorted by name; raise UserError if one is unusable."""
+    fix = "delete it and rerun `tvr profile`"
+    found = [read_record(path, ProfileCard, fix) for path in sorted(folder.glob("*.json"))]
+    return [ProfileCard(**{**raw, "costs": Costs(**raw["costs"])}) for raw in found]
+
+
+def measure_costs(
+    module: RetrievalModule,
+    batch: PairBatch,
+    queries: int,
+    videos: int,
+    repeats: int = 3,
+    precision: Precision = nullcontext,
+) -> Costs:
+    """Measure a training step on a batch, encoding an item of it, and scoring a pair.
+
+    Args:
+        module: Method on its device.
+        batch: Matching pairs on the same device.
+        queries, videos: N and M of an evaluation, in whose blocks pairs are scored.
+        repeats: Number of measurements of each time, of which the median counts.
+        precision: Context of forward passes, such as autocast.
+    """
+    device, pairs = module.device, len(batch)
+
+    def milliseconds(run: Callable[[], object]) -> float:
+        times = []
+        for _ in range(repeats + 1):
+            began = time.perf_counter()
+            run()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            times.append(time.perf_counter() - began)
+        return 1000 * median(times[1:])
+
+    def encode(features: Callable[[Any], Any], items: Record) -> Any:
+        with precision():
+            return features(items)
+
+    _peak_mib_since_last(device)
+    module.eval()
+    with torch.no_grad():
+        text = encode(module.text_features, batch.text).float()
+        video = encode(module.video_features, batch.video).float()
+        text_ms = milliseconds(lambda: encode(module.text_features, batch.text)) / pairs
+        video_ms = milliseconds(lambda: encode(module.video_features, batch.video)) / pairs
+        # Views of one item, since only their sizes count.
+        every_text = text[:1].apply(lambda tensor: tensor.expand(queries, *tensor.shape[1:]))
+        every_video = video[:1].apply(lambda tensor: tensor.expand(videos, *tensor.shape[1:]))
+        budget = module.evaluation_config.memory_bytes
+        blocks = PairScores(
+            module.score, every_text, every_video, memory_budget_bytes=budget, pair_bytes=PAIR_BYTES, device=device
+        )
+        some = repeated(text, min(blocks.block_texts, queries))
+        few = repeated(video, min(blocks.block_videos, videos))
+        score_ms = milliseconds(lambda: module.score(some, few)) * queries / (len(some) * len(few))
+    inference_mib = _peak_mib_since_last(device)
+    module.train()
+    optimizer, _ = build_optimizer(module, module.optimizer_config, total_steps=100, epochs=1)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        batch_loss(module, batch, precision).backward()
+        optimizer.step()
+
+    children = {name: sum(p.numel() for p in child.parameters()) for name, child in module.named_children()}
+    return Costs(
+        parameters=sum(p.numel() for p in module.parameters()),
+        trainable=sum(p.numel() for p in module.parameters() if p.requires_grad),
+        parameters_by_module={name: count for name, count in children.items() if count},
+        training_step_ms=milliseconds(step),
+        encode_video_ms=video_ms,
+        encode_text_ms=text_ms,
+        score_ms_per_video=score_ms,
+        ms_per_video=video_ms + score_ms,
+        peak_inference_mib=inference_mib,
+        peak_training_mib=_peak_mib_since_last(device),
+    )
+
+
+def _peak_mib_since_last(device: torch.device) -> float | None:
+    """Return the memory that was allocated on a GPU since the last call, or the memory of the process."""
+    if device.type != "cuda":
+        return peak_memory_mib()
+    peak = torch.cuda.max_memory_allocated(device) / 2**20
+    torch.cuda.reset_peak_memory_stats(device)
+    return peak
+
+
+def repeated(record: R, count: int) -> R:
+    """Return that many items, the given ones over and over."""
+    return record[torch.arange(count) % len(record)]
 
 
 def batch_loss(module: RetrievalModule, batch: PairBatch, precision: Precision) -> Tensor:
@@ -100,132 +190,8 @@ def batch_loss(module: RetrievalModule, batch: PairBatch, precision: Precision) 
     return torch.stack([term.reshape(()) for term in terms.values()]).sum()
 
 
-def repeated(record: R, count: int) -> R:
-    """Return that many items, the given ones over and over."""
-    return record[torch.arange(count) % len(record)]
-
-
-def measure_times(
-    module: RetrievalModule, batch: PairBatch, texts: int, videos: int, repeats: int, precision: Precision
-) -> Times:
-    """Measure a training step on a batch, encoding an item of it, and scoring a pair.
-
-    Args:
-        module: Method on its device.
-        batch: Matching pairs on the same device.
-        texts, videos: N and M of an evaluation, in whose blocks pairs are scored.
-        repeats: Number of measurements of each time.
-        precision: Context of forward passes, such as autocast.
-    """
-    device, on_gpu = module.device, module.device.type == "cuda"
-
-    def peak_mib() -> float | None:
-        return torch.cuda.max_memory_allocated(device) / 2**20 if on_gpu else peak_memory_mib()
-
-    def encode_text() -> TextFeatures:
-        with precision():
-            return module.text_features(batch.text)
-
-    def encode_video() -> VideoFeatures:
-        with precision():
-            return module.video_features(batch.video)
-
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats(device)
-    module.eval()
-    with torch.no_grad():
-        text, video = encode_text().float(), encode_video().float()
-        text_seconds, video_seconds = (
-            seconds_of(device, encode_text, repeats),
-            seconds_of(device, encode_video, repeats),
-        )
-        # Views of one item, since only their sizes count.
-        every_text = text[:1].apply(lambda tensor: tensor.expand(texts, *tensor.shape[1:]))
-        every_video = video[:1].apply(lambda tensor: tensor.expand(videos, *tensor.shape[1:]))
-        budget = module.evaluation_config.memory_bytes
-        blocks = PairScores(
-            module.score, every_text, every_video, memory_budget_bytes=budget, pair_bytes=PAIR_BYTES, device=device
-        )
-        rows, columns = min(blocks.block_texts, texts), min(blocks.block_videos, videos)
-        some, few = repeated(text, rows), repeated(video, columns)
-        block_seconds = seconds_of(device, lambda: module.score(some, few), repeats)
-    inference = peak_mib()
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats(device)
-    module.train()
-    optimizer, _ = build_optimizer(module, module.optimizer_config, total_steps=100, epochs=1)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        batch_loss(module, batch, precision).backward()
-        optimizer.step()
-
-    step_seconds, pairs = seconds_of(device, step, repeats), len(batch)
-    return Times(
-        step_seconds, text_seconds / pairs, video_seconds / pairs, block_seconds / (rows * columns), inference,
-        peak_mib(),
-    )  # fmt: skip
-
-
-def random_batch(module: RetrievalModule, count: int) -> PairBatch:
-    """Return matching pairs of a fixed caption and random media with audio, in the method's sizes."""
-    generator = torch.Generator().manual_seed(0)
-    frames, size = module.frames, module.image_size
-    pixels = torch.randint(0, 256, (count, frames, 3, size, size), dtype=torch.uint8, generator=generator)
-    audio, encoder = None, getattr(module, "audio_encoder", None)
-    if encoder is not None:
-        shape = (count, AUDIO_SAMPLES) if "Wav2Vec2" in type(encoder).__name__ else (count, 1, 80, 3000)
-        borders = torch.linspace(0, AUDIO_STEPS, frames + 1).long()
-        windows = torch.stack([borders[:-1], borders[1:]], dim=1).expand(count, -1, -1).contiguous()
-        samples, steps = torch.full((count,), AUDIO_SAMPLES), torch.full((count,), AUDIO_STEPS)
-        audio = AudioInput(torch.randn(shape, generator=generator), samples, steps, windows)
-    index = torch.arange(count)
-    mask = torch.ones(count, frames, dtype=torch.bool)
-    media = Media(pixels, mask, audio, None if audio is None else audio.mask)
-    extras = {"recover_captions": [[WORDS] * 6 for _ in range(count)]}  # of methods that train on them
-    videos = VideoBatch(media, index, [f"video{place}" for place in range(count)])
-    return PairBatch(TextBatch([WORDS] * count, index), videos, extras).to(module.device)
-
-
-def measure_costs(
-    module: RetrievalModule,
-    batch_size: int = 16,
-    queries: int = 1000,
-    repeats: int = 3,
-    precision: Precision = nullcontext,
-) -> Costs:
-    """Measure a method on random inputs.
-
-    Args:
-        module: Method on its device.
-        batch_size: Number of matching pairs per batch.
-        queries: Number of texts that a video is scored against.
-        repeats: Number of measurements of each time.
-        precision: Context of forward passes, such as autocast.
-    """
-    batch = random_batch(module, batch_size)
-    times = measure_times(module, batch, queries, batch_size, repeats, precision)
-    # Last, since the attention that can be counted takes more memory than the one that runs.
-    flops = _flops(module, batch)
-    children = {name: sum(p.numel() for p in child.parameters()) for name, child in module.named_children()}
-    video_ms, score_ms = 1000 * times.video, 1000 * times.pair * queries
-    return Costs(
-        parameters=sum(p.numel() for p in module.parameters()),
-        trainable=sum(p.numel() for p in module.parameters() if p.requires_grad),
-        parameters_by_module={name: count for name, count in children.items() if count},
-        flops_by_stage=flops,
-        training_step_ms=1000 * times.step,
-        encode_video_ms=video_ms,
-        encode_text_ms=1000 * times.text,
-        score_ms_per_video=score_ms,
-        ms_per_video=video_ms + score_ms,
-        peak_inference_mib=times.inference_mib,
-        peak_training_mib=times.training_mib,
-    )
-
-
-def _flops(module: RetrievalModule, batch: PairBatch) -> dict[str, int]:
-    """Return the FLOPs of one batch by stage."""
+def count_flops(module: RetrievalModule, batch: PairBatch) -> dict[str, int]:
+    """Return the FLOPs of one batch by stage; attention that can be counted takes more memory than the one used."""
     encoder, audio_encoder = module.encoder, getattr(module, "audio_encoder", None)
 
     def count(run: Callable[[], object]) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import matplotlib
@@ -26,7 +28,6 @@ Arrays = dict[str, np.ndarray]
 """Input of the drawing of figures, by name."""
 FAILURES = (UserError, ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 """Errors of one figure after which the report continues."""
-ERROR_LENGTH = 300
 
 STYLE: Any = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), TEXT),
@@ -48,6 +49,8 @@ STYLE: Any = {
     "axes.prop_cycle": cycler(color=COLORS),
     "text.parse_math": False,
 }
+in_style = partial(matplotlib.rc_context, STYLE)
+"""A context, or a decorator of a function, in which matplotlib draws in the report's style."""
 _DARK = (
     "<style>@media (prefers-color-scheme: dark) {"
     f'[style*="fill: {TEXT}"] {{fill: {DARK_TEXT} !important}} '
@@ -64,6 +67,7 @@ class Image:
     alt: str
     caption: str = ""
     own: bool = False
+    name: str = ""  # of the file, once it is written
 
 
 @dataclass
@@ -81,10 +85,9 @@ def not_drawn(title: str, error: object) -> Chart:
     return Chart(title, note=f"Not drawn: {shortened(error)}")
 
 
-def shortened(error: object) -> str:
-    """Return the message of an error, at most ERROR_LENGTH characters of it."""
-    text = str(error) or type(error).__name__
-    return text if len(text) <= ERROR_LENGTH else text[:ERROR_LENGTH] + " ..."
+def shortened(error: object, length: int = 300) -> str:
+    """Return the message of an error in one line of limited length."""
+    return textwrap.shorten(str(error) or type(error).__name__, length, placeholder=" ...")
 
 
 def new_panels(count: int, height: float = 2.4, layout: Literal["constrained"] | None = None) -> list[Axes]:
@@ -113,6 +116,12 @@ def frames(strip: np.ndarray, alt: str, caption: str = "", own: bool = False) ->
     return Image(file.getvalue(), ".jpg", alt, caption, own)
 
 
-def in_style() -> Any:
-    """Return a context, or a decorator of a function, in which matplotlib draws in the report's style."""
-    return matplotlib.rc_context(STYLE)
+def histograms(values: Mapping[str, np.ndarray], bins: int = 40) -> Arrays:
+    """Return the share of each group of values in common bins, `edges` (bins + 1,), and each `<group>_mean`."""
+    everything = np.concatenate(list(values.values()))
+    edges = np.linspace(everything.min(), everything.max() + 1e-6, bins + 1)
+    arrays = {"edges": edges}
+    for name, own in values.items():
+        arrays[name] = np.histogram(own, edges)[0] / max(len(own), 1)
+        arrays[f"{name}_mean"] = np.array(own.mean() if len(own) else np.nan)
+    return arrays

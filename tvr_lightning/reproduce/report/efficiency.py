@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from tvr_lightning.reproduce.profile.costs import STAGES, ProfileCard
 from tvr_lightning.reproduce.published import PublishedRow, published_rows
-from tvr_lightning.reproduce.report.sources import STAGES, ProfileCard, ReportedRun
+from tvr_lightning.reproduce.report.sources import ReportedRun
 
 TABLES = (
     ("TC-MGC", "14"), ("TC-MGC", "1a"), ("TC-MGC", "1b"), ("TC-MGC", "2"), ("TC-MGC", "3"),
@@ -48,18 +49,14 @@ def profile_table(profiles: Sequence[ProfileCard]) -> pd.DataFrame:
 def efficiency_table(profiles: pd.DataFrame, runs: Sequence[ReportedRun]) -> pd.DataFrame:
     """Return every published row on efficiency whose method was profiled or trained, with what was measured."""
     rows = []
+    trained = [run for run in runs if run.finished and run.log is not None]
     for row in published_rows():
         method, words = CLASSES.get(row.method), _printed(row)
         if (row.paper, row.table) not in TABLES or method is None or not words:
             continue
-        own = profiles[profiles["method"] == method]
-        start = f"{row.paper.lower()}-{row.table.lower()}/"
-        seconds = [
-            f"{run.card.seconds:.1f}"
-            for run in runs
-            if run.finished and run.log is not None and run.results.get("method") == method
-            and any(claim.startswith(start) for claim in run.claims)
-        ]  # fmt: skip
+        own, start = profiles[profiles["method"] == method], f"{row.paper.lower()}-{row.table.lower()}/"
+        claimed = [run for run in trained if any(claim.startswith(start) for claim in run.claims)]
+        seconds = [f"{run.card.seconds:.1f}" for run in claimed if run.results.get("method") == method]
         if len(own) or seconds:
             found = {"method": row.method if row.paper == "GARE" else row.full_method}
             found |= {"table": f"{row.paper} {row.table}", "published": words}

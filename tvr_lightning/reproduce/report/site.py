@@ -13,17 +13,16 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from tvr_lightning.files import write_whole
+from tvr_lightning.reproduce.profile.costs import ProfileCard
 from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, Chart, not_drawn
 from tvr_lightning.reproduce.report.efficiency import efficiency_table, profile_table
 from tvr_lightning.reproduce.report.figures.curves import draw_curves
 from tvr_lightning.reproduce.report.figures.figure_types import draw
+from tvr_lightning.reproduce.report.figures.retrieval_examples import comparisons
 from tvr_lightning.reproduce.report.leaderboard import leaderboards
-from tvr_lightning.reproduce.report.run_comparisons import comparisons
-from tvr_lightning.reproduce.report.sources import ProfileCard, ReportedRun
+from tvr_lightning.reproduce.report.sources import ReportedRun
 from tvr_lightning.reproduce.report.table_charts import draw_table
 from tvr_lightning.reproduce.report.table_view import (
-    DIFFERENCE,
-    MEASURED,
     TableView,
     comma_separated,
     is_synthetic,
@@ -34,8 +33,6 @@ from tvr_lightning.reproduce.report.table_view import (
 
 PACKAGE = "tvr_lightning.reproduce.report"
 BLOCKS = {"t2v": "Text to video", "v2t": "Video to text", "t2v+v2t": "Both directions"}
-
-
 PAGES = Environment(
     loader=PackageLoader(PACKAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
 )
@@ -56,47 +53,34 @@ class Site:
         """Write all pages and files; return the entry page and the files of all tables."""
         for name in ("style.css", "page.js"):
             self._file(name, files(PACKAGE).joinpath("templates", name).read_bytes())
-        compared = comparisons(self.runs, self.arrays)
         for view in self.views:
             self._table(view)
         for run in self.runs:
             self._run(run)
-        for place, (data, videos) in enumerate(compared):
-            data["videos"] = {
-                name: f"queries/{self._file(f'queries/{place}-{number}{image.suffix}', image.content)}"
-                for number, (name, image) in enumerate(videos.items())
-            }
+        compared = list(comparisons(self.runs, self.arrays, self._file))
         if compared:
-            title = "Queries: where one run is better than another"
-            self._page("queries.html", title, contests=[data for data, _ in compared])
+            self._page("queries.html", "Queries: where one run is better than another", contests=compared)
         if self.profiles:
             costs = profile_table(self.profiles)
             self._page("costs.html", "Cost of the methods", profiles=costs, lines=efficiency_table(costs, self.runs))
         self._overview(bool(compared))
         return [self.folder / "index.html", *(write_tables(self.views, self.folder / "report") if self.views else [])]
 
-    def _file(self, name: str, content: bytes) -> str:
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, content)
-        return path.name
+    def _file(self, name: str, content: bytes) -> None:
+        (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self.folder / name, content)
 
-    def _page(self, name: str, title: str, template: str = "", **values: Any) -> None:
-        root = "../" * name.count("/")
-        text = PAGES.get_template(template or name).render(title=title, root=root, **values)
-        self._file(name, text.encode())
-
-    def _charts(self, page: str, charts: Sequence[Chart]) -> list[tuple[Chart, list[str]]]:
-        """Write the images of a page's charts; return each chart with their names."""
-        names = []
+    def _page(self, name: str, title: str, template: str = "", charts: Sequence[Chart] = (), **values: Any) -> None:
+        """Write a page and the images of its charts."""
         for place, chart in enumerate(charts):
-            own = [f"{page}-{place}-{part}{image.suffix}" for part, image in enumerate(chart.images)]
-            names.append([self._file(name, image.content) for name, image in zip(own, chart.images, strict=True)])
-        return list(zip(charts, names, strict=True))
+            for part, image in enumerate(chart.images):
+                path = f"{name.removesuffix('.html')}-{place}-{part}{image.suffix}"
+                image.name = Path(path).name
+                self._file(path, image.content)
+        values |= {"title": title, "root": "../" * name.count("/"), "charts": charts}
+        self._file(name, PAGES.get_template(template or name).render(values).encode())
 
     def _overview(self, compared: bool) -> None:
-        boards = leaderboards(self.views, self.runs)
-        linked = [(dataset, table, [f"runs/{run.key}.html" for run in own]) for dataset, (table, own) in boards.items()]
         made = [found for run in self.runs if (found := run.results.get("environment"))]
         newest = pd.Timestamp(max((found["date"] for found in made), default="2000-01-01T00:00+00:00"))
         origins = {
@@ -106,7 +90,8 @@ class Site:
         }
         synthetic = {is_synthetic(run) for run in self.runs}
         self._page(
-            "index.html", "Text-video retrieval: published and measured", boards=linked, origins=origins,
+            "index.html", "Text-video retrieval: published and measured", origins=origins,
+            boards=leaderboards(self.views, self.runs),
             legend=legend_of([run for run in self.runs if "text_to_video" in run.results]),
             synthetic="Some" if len(synthetic) > 1 else "All" if True in synthetic else "",
             views=self.views, runs=self.runs, compared=compared, profiles=self.profiles,
@@ -120,12 +105,8 @@ class Site:
             charts = draw_table(view, self.arrays)
         except FAILURES as error:
             charts = [not_drawn("Comparisons", error)]
-        links = [f"../runs/{run.key}.html" for own in view.runs.values() for run in own]
-        self._page(
-            f"{folder}.html", view.title, "table.html", view=view, blocks=_blocks(view),
-            explained=MEASURED + ("" if view.caution else DIFFERENCE), run_table=view.run_table(), run_links=links,
-            charts=self._charts(folder, charts),
-        )  # fmt: skip
+        blocks, run_table = _blocks(view), view.run_table()
+        self._page(f"{folder}.html", view.title, "table.html", charts, view=view, blocks=blocks, run_table=run_table)
 
     def _run(self, run: ReportedRun) -> None:
         folder = f"runs/{run.key}"
@@ -136,20 +117,18 @@ class Site:
         recipe, text = (yaml.safe_dump(value, sort_keys=False, allow_unicode=True) for value in (config, card))
         self._file(f"{folder}.yaml", recipe.encode())
         self._page(
-            f"{folder}.html", f"Run {run.title}", "run.html", run=run, card=text, recipe=recipe,
-            missing=self.missing.get(run.key), charts=self._charts(folder, charts),
+            f"{folder}.html", f"Run {run.title}", "run.html", charts, run=run, card=text, recipe=recipe,
+            missing=self.missing.get(run.key),
             tables=[view for view in self.views if any(run in own for own in view.runs.values())],
         )  # fmt: skip
 
 
-def _blocks(view: TableView) -> Iterator[tuple[str, pd.DataFrame, list[str | None]]]:
-    """Return a table by direction, without columns that are empty or the same in every row, and the links of rows."""
-    wide = view.wide()
+def _blocks(view: TableView) -> Iterator[tuple[str, pd.DataFrame, list[ReportedRun | None]]]:
+    """Return a table by direction, without columns that are empty or the same in every row, and the runs of rows."""
     run_of = view.results.drop_duplicates("line").set_index("line")["run"]
-    for direction, block in wide.groupby(("direction", ""), sort=False):
+    for direction, block in view.wide().groupby(("direction", ""), sort=False):
         same = [name for name in ("data", "backbone") if block[name, ""].nunique() == 1]
         shared = [value for name in same if (value := block[name, ""].iloc[0]) != "-"]
         shown = block.drop(columns=[("direction", ""), *((name, "") for name in same)])
-        runs = [view.finished.get(run_of[line]) for line in block.index]
-        links = [f"../runs/{own[0].key}.html" if own else None for own in runs]
-        yield ", ".join([BLOCKS.get(str(direction), "Results"), *shared]), shown.loc[:, (shown != "-").any()], links
+        runs = [next(iter(view.finished.get(run_of[line], [])), None) for line in block.index]
+        yield ", ".join([BLOCKS.get(str(direction), "Results"), *shared]), shown.loc[:, (shown != "-").any()], runs

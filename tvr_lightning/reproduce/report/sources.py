@@ -1,13 +1,11 @@
-"""Input of a report: runs as cards of `tvr reproduce` or folders of `tvr fit`, profiles, and recipes of tables.
-
-The report imports from `runs`, `profile`, and `tables` only here.
-"""
+"""Runs that a report shows: cards of `tvr reproduce`, or folders of `tvr fit`."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+import shlex
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,44 +18,29 @@ from torch import Tensor
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.ranks import Ranks
-from tvr_lightning.reproduce.profile.card import ProfileCard, read_profiles
-from tvr_lightning.reproduce.profile.costs import STAGES
 from tvr_lightning.reproduce.runs.card import Card, CardDirection, QueryKind, card_path, ranks_path, read_cards
 from tvr_lightning.reproduce.runs.card import read_ranks as read_ranks_of_card
-from tvr_lightning.reproduce.runs.commands import command_of
 from tvr_lightning.reproduce.runs.fingerprint import digest
-from tvr_lightning.reproduce.tables import TableRecipe, known_tables, load_table
-from tvr_lightning.runs.curves import FILE as METRICS
+from tvr_lightning.runs.metrics_file import FILE as METRICS
 from tvr_lightning.runs.page import RANKS
-
-__all__ = [
-    "STAGES", "Card", "CardDirection", "ProfileCard", "QueryKind", "ReportedRun", "TableRecipe", "known_tables",
-    "load_table", "read_profiles", "read_ranks", "read_runs", "run_of_card",
-]  # fmt: skip
 
 
 @dataclass(eq=False)
 class ReportedRun:
-    """One run.
-
-    Attributes:
-        card: Its card. For a folder of `tvr fit`, a card made from results.json.
-        file: Parquet file with the ranks of its queries.
-        log: Table of the metrics logged in training, or None if the run did not train.
-        command: Command that repeats the run.
-    """
+    """One run: its card, made from results.json for a folder of `tvr fit`, and its files."""
 
     card: Card
-    file: Path
-    log: Path | None
-    command: str
+    ranks: Path  # parquet file
+    log: Path | None  # metrics that were logged in training
+    command: str  # that repeats the run
 
     def __post_init__(self) -> None:
-        self.key, self.title, self.planned = self.card.key, self.card.words, self.card.run
+        self.key, self.planned = self.card.key, self.card.run
         self.results: dict[str, Any] = self.card.results or {}
         self.finished = self.card.status == "finished"
         self.claims: list[str] = self.planned["claims"]
         self.seed: int | None = self.planned["seed"]
+        self.title = self.card.name if self.seed is None else f"{self.card.name}, seed {self.seed}"
         self.dataset = str(self.results.get("dataset", self.planned["dataset"]))
         self.data = str(self.planned["fingerprints"]["data"])
         self.fingerprint = digest(self.card.results, self.card.checkpoint)
@@ -74,9 +57,9 @@ class ReportedRun:
 @lru_cache(maxsize=256)
 def read_ranks(run: ReportedRun, kind: QueryKind) -> tuple[Ranks, Tensor]:
     """Return the ranks of one kind of query by increasing index, and the (Q,) int64 video of each query."""
-    if run.file.name != RANKS:
-        return read_ranks_of_card(run.key, run.file.parent, kind)
-    frame = pd.read_parquet(run.file)
+    if run.ranks.name != RANKS:
+        return read_ranks_of_card(run.ranks, kind)
+    frame = pd.read_parquet(run.ranks)
     frame = frame[frame["direction"] == kind.replace("_", "-")]
     rank = frame["rank"].to_numpy() - 1
     # The file of `tvr fit` has only expected ranks: a half rank is read as a tie of two items.
@@ -86,10 +69,21 @@ def read_ranks(run: ReportedRun, kind: QueryKind) -> tuple[Ranks, Tensor]:
 
 
 def run_of_card(card: Card, folder: Path) -> ReportedRun:
-    """Return the run of a card in a folder of cards."""
-    trained = card.checkpoint is not None and card.run["verb"] == "fit"
+    """Return the run of a card in a folder of cards, with the `tvr reproduce` command that makes it."""
+    run = card.run
+    table, _, name = (run["claims"] or [card.name])[0].partition("/")
+    words = ["tvr", "reproduce", table, "--only", name]
+    if run["seed"] is not None:
+        words += ["--seeds", str(run["seed"])]
+    if run["fixture_videos"] is not None:
+        words += ["--fixture", "--fixture_videos", str(run["fixture_videos"])]
+    if run["share"] != "nothing":
+        words += ["--share", run["share"]]
+    if run["overlay"] is not None:
+        words += ["--overlay", run["overlay"]["path"]]
+    trained = card.checkpoint is not None and run["verb"] == "fit"
     log = Path(str(card.checkpoint)).parent.parent / METRICS if trained else None
-    return ReportedRun(card, ranks_path(card_path(folder, card.key)), log, command_of(card))
+    return ReportedRun(card, ranks_path(card_path(folder, card.key)), log, shlex.join(words))
 
 
 def read_runs(directory: Path) -> list[ReportedRun]:
@@ -129,7 +123,6 @@ def _fitted(file: Path, directory: Path) -> ReportedRun | None:
         "claims": [], "seed": None, "dataset": results["dataset"], "fixture_videos": None, "overlay": None,
         "fingerprints": {"data": digest(queries)}, "configs": [],
     }  # fmt: skip
-    card = Card(
-        re.sub(r"[^\w.-]", "-", name), name, "finished", planned, results=results, checkpoint=results["checkpoint"]
-    )
-    return ReportedRun(card, ranks, log if log.is_file() else None, results["environment"]["command"])
+    key, command = re.sub(r"[^\w.-]", "-", name), results["environment"]["command"]
+    card = Card(key, name, "finished", planned, results=results, checkpoint=results["checkpoint"])
+    return ReportedRun(card, ranks, log if log.is_file() else None, command)

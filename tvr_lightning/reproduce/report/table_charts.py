@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, in_style, new_panels
+from tvr_lightning.reproduce.report.figures.any_method import DIRECTIONS
 from tvr_lightning.reproduce.report.figures.curves import draw_curves
-from tvr_lightning.reproduce.report.figures.ncl import DIRECTIONS
 from tvr_lightning.reproduce.report.figures.tcmgc import boxes
 from tvr_lightning.reproduce.report.sources import ReportedRun
 from tvr_lightning.reproduce.report.table_view import TableView
@@ -24,8 +24,6 @@ OVERLAID = {
 """Papers that compare the scores of their method with a baseline's, and where."""
 Pair = tuple[ReportedRun, ReportedRun]
 """Runs of a baseline and of a method on the same data with the same seed."""
-# Options that state where a run was made, not what it was.
-_PLACES = ("encoder.init_args.trained_in", "data.init_args.root", "data.init_args.features")
 
 
 @in_style()
@@ -45,12 +43,12 @@ def draw_table(view: TableView, arrays: Mapping[str, Arrays]) -> list[Chart]:
 
 def pairs_of(view: TableView) -> list[Pair]:
     """Return a table's runs that are named after its paper, such as `gaid-didemo`, each with its baseline."""
-    start = view.title.partition(",")[0].lower()
+    paper = view.title.partition(",")[0].lower()
     compared = view.results.dropna(subset=["baseline"]).drop_duplicates("run")
     return [
         (base, method)
         for name, baseline in zip(compared["run"], compared["baseline"], strict=True)
-        if name == start or name.startswith(f"{start}-")
+        if f"{name}-".startswith(f"{paper}-")
         for method in view.finished[name]
         for base in view.finished[baseline]
         if base.seed == method.seed
@@ -68,9 +66,8 @@ def _recalls(view: TableView) -> Chart | None:
         axis.scatter(own["measured"], places, color=COLORS[0], s=22, label="measured")
         axis.hlines(places, own["low"].astype(float), own["high"].astype(float), color=COLORS[0], linewidth=2)
         if not view.caution:
-            axis.scatter(
-                own["published"], places, marker="D", facecolors="none", edgecolors=COLORS[1], label="published"
-            )
+            hollow: Any = {"facecolors": "none", "edgecolors": COLORS[1]}
+            axis.scatter(own["published"], places, marker="D", label="published", **hollow)
         axis.set_yticks(places, own["run"])
         axis.invert_yaxis()
         axis.set(xlabel="R@1, %", title=title)
@@ -114,17 +111,16 @@ def _errors(pairs: list[Pair], arrays: Mapping[str, Arrays]) -> Chart:
 
 
 def _with_and_without(runs: list[ReportedRun], arrays: Mapping[str, Arrays]) -> Iterator[Chart]:
-    own = {run.key: found for run in runs if "contrasts.softmax" in (found := arrays.get(run.key, {}))}
-    for pair in permutations([run for run in runs if run.key in own], 2):
-        without, regularized = (float(own[run.key]["contrasts.regularization"]) for run in pair)
+    """Yield a chart for each two runs that differ in their decorrelation alone."""
+    for pair in permutations([run for run in runs if "contrasts.softmax" in arrays.get(run.key, {})], 2):
+        without, regularized = (float(arrays[run.key]["contrasts.regularization"]) for run in pair)
         if without > 0 or regularized == 0 or _settings(pair[0]) != _settings(pair[1]):
             continue
         axes = new_panels(2)
         for axis, run, words in zip(axes, pair, ("without", "with"), strict=True):
-            boxes(axis, own[run.key]["contrasts.softmax"], own[run.key]["contrasts.names"])
-            axis.set(
-                title=f"{run.card.name.partition('/')[2]}, {words} SDR", ylabel="share of the similarity", ylim=(0, 1)
-            )
+            boxes(axis, arrays[run.key]["contrasts.softmax"], arrays[run.key]["contrasts.names"])
+            title = f"{run.card.name.partition('/')[2]}, {words} SDR"
+            axis.set(title=title, ylabel="share of the similarity", ylim=(0, 1))
         alt = "Box plots over matching pairs of similarities normalized over the contrasts."
         note = (
             "TC-MGC, Fig. 12, over all matching pairs; normalized by a softmax over the contrasts, since the paper "
@@ -134,12 +130,10 @@ def _with_and_without(runs: list[ReportedRun], arrays: Mapping[str, Arrays]) -> 
         yield Chart(title, drawings(axes, alt), note=note)
 
 
-def _settings(run: ReportedRun) -> dict[str, Any]:
+def _settings(run: ReportedRun) -> dict[str, str]:
     """Return the settings that determined a run, except its decorrelation and its folders."""
-    config, trainer = run.results["config"], run.results["config"].get("trainer") or {}
-    options = ("max_epochs", "max_steps", "precision", "gradient_clip_val", "accumulate_grad_batches")
-    kept = {name: config.get(name) for name in ("seed_everything", "model", "data")}
-    kept |= {name: trainer.get(name) for name in options}
-    flat = {str(name): str(value) for name, value in pd.json_normalize(kept).iloc[0].items()}
-    apart = {name: value for name, value in flat.items() if ".decorrelation" not in name and not name.endswith(_PLACES)}
-    return apart | {"fingerprint of the data": run.data}
+    config = {name: run.results["config"].get(name) for name in ("seed_everything", "model", "data", "trainer")}
+    places = ("encoder.init_args.trained_in", "data.init_args.root", "data.init_args.features")
+    flat = {str(name): str(value) for name, value in pd.json_normalize(config).iloc[0].items()}
+    own = {name: value for name, value in flat.items() if ".decorrelation" not in name and not name.endswith(places)}
+    return own | {"fingerprint of the data": run.data}

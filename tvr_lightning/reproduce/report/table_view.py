@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,20 @@ from typing import Any
 import pandas as pd
 
 from tvr_lightning.data.records import SYNTHETIC
+from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.evaluation.evaluator import LEAKS
 from tvr_lightning.evaluation.statistics import effective_queries, recall_values
-from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.files import write_whole
 from tvr_lightning.reproduce.published import PRINTED, Printed, PublishedRow, printed_figure
-from tvr_lightning.reproduce.report.sources import CardDirection, ReportedRun, TableRecipe, read_ranks
+from tvr_lightning.reproduce.report.drawing import shortened
+from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
 from tvr_lightning.reproduce.report.uncertainty import compare_runs, measure, smallest_difference
+from tvr_lightning.reproduce.runs.card import CardDirection
+from tvr_lightning.reproduce.tables import TableRecipe
 
 NOT_COMPARABLE = "SYNTHETIC FIXTURE: the measured numbers are not comparable with the published ones"
 MEASURED = "Here: measured, with the 95 % bootstrap interval over queries in brackets, and ± the deviation over seeds."
 DIFFERENCE = " Difference: measured minus published, with the measured interval; the papers publish none."
-NOTE_LENGTH = 400
 WARNINGS = {
     "leaks": "ground truth leaks into the scores",
     "not audited": "no leakage audit was completed",
@@ -32,15 +34,14 @@ WARNINGS = {
 DIRECTIONS: dict[str, CardDirection] = {"t2v": "text_to_video", "v2t": "video_to_text"}
 UNPRINTED: tuple[Printed, ...] = ("R@1", "R@5", "R@10", "MnR")
 """Metrics of figures, for which the papers print no numbers."""
-NAMES = ["method", "data", "backbone", "direction"]
 COLUMNS = [
     "title", "method", "variant", "dataset", "backbone", "direction", "metric", "published", "measured", "low", "high",
     "deviation", "seeds", "difference", "against_baseline", "against_baseline_low", "against_baseline_high",
     "against_baseline_p", "baseline", "run", "cards", "warnings", "remarks",
 ]  # fmt: skip
 """Columns of the CSV file."""
-TEXTS = ["line", "name", "published_text", "text", "difference_text"]
-"""Further columns of the results, from which the other formats are made."""
+TEXTS = {"published_text": "published", "text": "here", "difference_text": "difference"}
+"""Columns of the results for reading, and their headings."""
 RUN_FIELDS = [
     "name", "results.seed", "status", "results.protocol", "results.select_on", "results.post_processing",
     "results.precision", "steps", "epochs", "seconds", "peak_memory_mib", "run.fingerprints.data",
@@ -54,10 +55,8 @@ class TableView:
     """A table that can be written in any format.
 
     Attributes:
-        name: Name of the table's recipe.
-        title: Paper and number.
         caution: Why measured results must not be compared with the published ones; empty if they can be.
-        results: One row per published row and metric, with the columns COLUMNS and TEXTS.
+        results: One row per published row and metric, with the columns COLUMNS, TEXTS, `line`, and `name`.
         runs: Runs of the table by name, one per seed.
         statistics: Sentences about differences and resolution.
         notes: Sentences about the published rows, failed runs, warnings, and skipped files.
@@ -76,18 +75,23 @@ class TableView:
         """Finished runs by name, without the names that have none."""
         return {name: own for name, runs in self.runs.items() if (own := [run for run in runs if run.finished])}
 
+    @property
+    def explanation(self) -> str:
+        """Meaning of the measured values."""
+        return MEASURED if self.caution else MEASURED + DIFFERENCE
+
     def wide(self) -> pd.DataFrame:
         """Return the results as text: one row per published row, columns by metric, without empty columns."""
-        columns = ["published_text", "text", "difference_text"]
-        cells = self.results.pivot(index="line", columns="metric", values=columns).fillna("")
-        names = self.results.drop_duplicates("line").set_index("line")
-        table = {(name, ""): names["dataset" if name == "data" else name].fillna("-") for name in NAMES}
+        cells = self.results.pivot(index="line", columns="metric", values=list(TEXTS)).fillna("")
+        rows = self.results.drop_duplicates("line").set_index("line")
         # The title states once that a table is synthetic.
-        marks = names["warnings"].str.removesuffix("synthetic").str.removesuffix(", ")
-        table["method", ""] = names["name"] + marks.map(lambda shown: shown and f" [{shown}]")
-        for metric in dict.fromkeys(self.results["metric"]):
-            for column, heading in zip(columns, ("published", "here", "difference"), strict=True):
-                if cells[column, metric].any() and (column != "difference_text" or metric == "R@1"):
+        marks = rows["warnings"].str.removesuffix("synthetic").str.removesuffix(", ")
+        table = {("method", ""): rows["name"] + marks.map(lambda shown: shown and f" [{shown}]")}
+        for name, column in (("data", "dataset"), ("backbone", "backbone"), ("direction", "direction")):
+            table[name, ""] = rows[column].fillna("-")
+        for metric in self.results["metric"].unique():
+            for column, heading in TEXTS.items():
+                if cells[column, metric].any() and (heading != "difference" or metric == "R@1"):
                     table[metric, heading] = cells[column, metric].replace("", "-")
         return pd.DataFrame(table)
 
@@ -100,53 +104,46 @@ class TableView:
 
 
 def view_table(table: TableRecipe, runs: Sequence[ReportedRun]) -> TableView:
-    """Compare a table's runs with its published rows.
-
-    Args:
-        table: Table with its published rows.
-        runs: Runs of any table; those that stand for rows of this one are used.
-    """
+    """Compare the published rows of a table with those of the runs that stand for them."""
     runs = sorted(runs, key=lambda run: run.seed or 0)
     made = {row.name: [run for run in runs if f"{table.name}/{row.name}" in run.claims] for row in table.runs}
-    finished = {name: [run for run in own if run.finished] for name, own in made.items()}
-    rows = table.published()
-    shown = UNPRINTED if any(run.shows is not None for run in table.runs) else ()
-    metrics = [name for name in PRINTED if name in shown or any(row.printed(name) is not None for row in rows)]
-    number = table.table.replace("Fig", "Figure ") if table.table.startswith("Fig") else f"Table {table.table}"
     own_runs = [run for own in made.values() for run in own]
-    overlays = [run.planned["overlay"]["path"] for run in own_runs if run.planned["overlay"] is not None]
+    rows = table.published()
+    number = table.table.replace("Fig", "Figure ") if table.table.startswith("Fig") else f"Table {table.table}"
     cautions = [NOT_COMPARABLE] if any(is_synthetic(run) for run in own_runs) else []
+    overlays = [run.planned["overlay"]["path"] for run in own_runs if run.planned["overlay"] is not None]
     cautions += [f"every run with the overlay {path}, not with the published settings" for path in overlays[:1]]
-    run_of = {run.entry: run.name for run in table.runs}
-    backbone_of = {run_of.get(row.entry): row.backbone for row in rows}
-    records: list[dict[str, Any]] = []
-    for line, row in enumerate(rows):
-        name = run_of.get(row.entry)
-        own = finished[name] if name is not None else []
-        # Not every row states its backbone.
-        baselines = {
-            base: finished[base]
-            for base in table.baselines
-            if own and name not in table.baselines and len({backbone_of[base], row.backbone} - {None}) < 2
-        }
-        common = {
-            "line": line, "title": f"{rows[0].paper}, {number}", "name": row.full_method, "method": row.method,
-            "variant": row.variant, "dataset": row.dataset, "backbone": row.backbone, "direction": row.direction,
-            "run": name, "cards": " ".join(f"{run.key}.json" for run in own), "warnings": ", ".join(warnings_of(own)),
-            "remarks": "; ".join(row.remarks()),
-        }  # fmt: skip
-        records += [{**common, **_cell(row, own, metric, baselines, bool(cautions))} for metric in metrics]
-    results = pd.DataFrame(records, columns=[*COLUMNS, *TEXTS])
-    view = TableView(table.name, records[0]["title"], "; ".join(cautions), results, made, [], [])
-    notes = (table.note, *_notes(rows, made), *_shared(own_runs), legend_of(own_runs))
-    view.notes = [note for note in notes if note]
-    view.statistics = [*_resolution(results, finished), *_differences(results)]
+    view = TableView(table.name, f"{rows[0].paper}, {number}", "; ".join(cautions), pd.DataFrame(), made, [], [])
+    view.results = pd.DataFrame(_records(table, rows, view), columns=["line", "name", *COLUMNS, *TEXTS])
+    view.notes = list(dict.fromkeys(filter(None, [table.note, *_notes(rows, made), legend_of(own_runs)])))
+    view.statistics = [*_resolution(view.results, view.finished), *_differences(view.results)]
     return view
 
 
-def is_synthetic(run: ReportedRun) -> bool:
-    """Return whether a run used synthetic data."""
-    return run.planned["fixture_videos"] is not None or SYNTHETIC in run.results.get("warnings", [])
+def _records(table: TableRecipe, rows: Sequence[PublishedRow], view: TableView) -> Iterator[dict[str, Any]]:
+    """Return the results of every row and metric."""
+    shown = UNPRINTED if any(run.shows is not None for run in table.runs) else ()
+    metrics = [name for name in PRINTED if name in shown or any(row.printed(name) is not None for row in rows)]
+    run_of = {run.entry: run.name for run in table.runs}
+    backbone_of = {run_of.get(row.entry): row.backbone for row in rows}
+    for line, row in enumerate(rows):
+        name = run_of.get(row.entry)
+        own = view.finished.get(name or "", [])
+        # Not every row states its backbone.
+        baselines = {
+            base: view.finished[base]
+            for base in table.baselines
+            if own and base in view.finished and name not in table.baselines
+            and len({backbone_of[base], row.backbone} - {None}) < 2
+        }  # fmt: skip
+        common = {
+            "line": line, "title": view.title, "name": row.full_method, "method": row.method, "variant": row.variant,
+            "dataset": row.dataset, "backbone": row.backbone, "direction": row.direction, "run": name,
+            "cards": " ".join(f"{run.key}.json" for run in own), "warnings": ", ".join(warnings_of(own)),
+            "remarks": "; ".join(row.remarks()),
+        }  # fmt: skip
+        for metric in metrics:
+            yield {**common, "metric": metric, **_cell(row, own, metric, baselines, not view.caution)}
 
 
 def _cell(
@@ -154,31 +151,37 @@ def _cell(
     own: Sequence[ReportedRun],
     metric: Printed,
     baselines: Mapping[str, Sequence[ReportedRun]],
-    apart: bool,
+    comparable: bool,
 ) -> dict[str, Any]:
     """Return the columns of one metric of a row. Its baseline is the one that ranked the same queries."""
     published, direction = row.printed(metric), DIRECTIONS.get(row.direction or "", "text_to_video")
-    cell: dict[str, Any] = {"metric": metric, "published": published}
+    cell: dict[str, Any] = {"published": published}
     cell["published_text"] = "" if published is None else printed_figure(published)
-    belongs = (
-        metric != "accuracy" if row.direction in DIRECTIONS else metric == ("SumR" if row.direction else "accuracy")
-    )
+    if row.direction in DIRECTIONS:
+        belongs = metric != "accuracy"
+    else:
+        belongs = metric == ("SumR" if row.direction else "accuracy")
     found = measure(own, direction, metric) if belongs else None
     if found is None:
         return cell
-    interval = asdict(found.interval) if found.interval else {"low": math.nan, "high": math.nan}
-    cell |= {"measured": found.mean, "low": interval["low"], "high": interval["high"], "text": str(found),
-             "deviation": found.deviation, "seeds": found.seeds}  # fmt: skip
+    low, high = (found.interval.low, found.interval.high) if found.interval else (math.nan, math.nan)
+    cell |= {"measured": found.mean, "low": low, "high": high, "deviation": found.deviation, "seeds": found.seeds}
+    cell["text"] = str(found)
     for name, base in baselines.items():
-        if base and (compared := compare_runs(base, own, direction, metric)) is not None:
+        if (compared := compare_runs(base, own, direction, metric)) is not None:
             d = compared.difference
             cell |= {"baseline": name, "against_baseline": d.estimate, "against_baseline_low": d.low,
                      "against_baseline_high": d.high, "against_baseline_p": compared.p_value}  # fmt: skip
-    if published is not None and not apart:
+    if published is not None and comparable:
         cell["difference"] = found.mean - published
-        ends = f" [{interval['low'] - published:+.1f}, {interval['high'] - published:+.1f}]" if found.interval else ""
+        ends = f" [{low - published:+.1f}, {high - published:+.1f}]" if found.interval else ""
         cell["difference_text"] = f"{found.mean - published:+.1f}{ends}"
     return cell
+
+
+def is_synthetic(run: ReportedRun) -> bool:
+    """Return whether a run used synthetic data."""
+    return run.planned["fixture_videos"] is not None or SYNTHETIC in run.results.get("warnings", [])
 
 
 def warnings_of(runs: Sequence[ReportedRun]) -> list[str]:
@@ -192,7 +195,7 @@ def warnings_of(runs: Sequence[ReportedRun]) -> list[str]:
             "overridden": bool(run.results.get("weights", {}).get("overridden")),
             "synthetic": SYNTHETIC in warnings,
         }
-        found |= {mark for mark, applies in holds.items() if applies}
+        found |= {mark for mark in WARNINGS if holds[mark]}
     return [mark for mark in WARNINGS if mark in found]
 
 
@@ -202,23 +205,20 @@ def legend_of(runs: Sequence[ReportedRun]) -> str:
     return f"Warnings: {'; '.join(meanings)}." if meanings else ""
 
 
-def _resolution(results: pd.DataFrame, finished: Mapping[str, Sequence[ReportedRun]]) -> list[str]:
+def _resolution(results: pd.DataFrame, finished: Mapping[str, Sequence[ReportedRun]]) -> Iterator[str]:
     """Return the smallest resolved difference at the best R@1 of each test set."""
     best: dict[tuple[str, str, int, int], tuple[float, float]] = {}
     measured = results[(results["metric"] == "R@1") & results["measured"].notna()]
-    for row in measured.to_dict("records"):
+    for row in measured.sort_values("measured", kind="stable").to_dict("records"):
         ranks, video = read_ranks(finished[row["run"]][0], DIRECTIONS[row["direction"]])
         key = row["direction"], row["dataset"] or "the test set", len(ranks), len(video.unique())
-        worth = effective_queries(recall_values(1)(ranks), video)
-        best[key] = max(best.get(key, (-1.0, worth)), (row["measured"], worth), key=lambda pair: pair[0])
-    sentences = []
+        best[key] = row["measured"], effective_queries(recall_values(1)(ranks), video)
     for (direction, dataset, queries, videos), (recall, worth) in sorted(best.items()):
         of_videos = f" on {videos} videos (effectively {worth:.0f} unrelated ones)" if videos < queries else ""
-        sentences.append(
+        yield (
             f"{dataset}, {direction}: {queries} queries{of_videos} resolve a difference of "
             f"{smallest_difference(recall, worth):.1f} points at R@1 {recall:.1f} (95 %, unrelated errors)"
         )
-    return sentences
 
 
 def _differences(results: pd.DataFrame) -> list[str]:
@@ -239,81 +239,75 @@ def one_line(text: str) -> str:
     return " / ".join(part.strip() for part in text.splitlines() if part.strip())
 
 
-def _notes(rows: Sequence[PublishedRow], made: Mapping[str, Sequence[ReportedRun]]) -> list[str]:
-    notes = [
-        f"Published, {', '.join(filter(None, (row.full_method, row.dataset, row.backbone, row.direction)))}: {remark}"
-        for row in rows
-        for remark in row.remarks()
-    ]
+def _notes(rows: Sequence[PublishedRow], made: Mapping[str, Sequence[ReportedRun]]) -> Iterator[str]:
+    """Yield sentences about the published rows, about every run, and about what the runs share."""
+    for row in rows:
+        whose = ", ".join(filter(None, (row.full_method, row.dataset, row.backbone, row.direction)))
+        yield from (f"Published, {whose}: {remark}" for remark in row.remarks())
     sets: dict[str, dict[str, list[str]]] = {}
     for name, runs in made.items():
         for run in runs:
-            notes += [f"Run {name}{sentence}" for sentence in _notes_of_run(run)]
+            yield from (f"Run {name}{sentence}" for sentence in _notes_of_run(run))
             if run.finished:
                 sets.setdefault(run.dataset, {}).setdefault(run.results["protocol"], []).append(name)
     for dataset, found in sets.items():
         if len(found) > 1:
-            notes += [f"Test set of {', '.join(dict.fromkeys(of))} on {dataset}: {name}" for name, of in found.items()]
-    return list(dict.fromkeys(notes))
-
-
-def _notes_of_run(run: ReportedRun) -> list[str]:
-    results, notes = run.results, []
-    if not run.finished:
-        error = one_line(run.card.error or "")
-        notes.append(f" FAILED (see {run.key}.json): {error[:NOTE_LENGTH]}{' ...' if len(error) > NOTE_LENGTH else ''}")
-    notes += [f": {mark}" for mark in results.get("warnings", []) if mark != SYNTHETIC]
-    if (audit := results.get("audit")) is not None and not audit["passed"]:
-        notes.append(f": {Verdict(**audit)}")
-    overridden = results.get("weights", {}).get("overridden", [])
-    notes += [f": scored with another option than in training: {option}" for option in overridden]
-    if results.get("partial"):
-        notes.append(": PARTIAL, not all texts and videos of the split were ranked")
-    if results.get("transductive"):
-        notes.append(f": {results['post_processing']} uses the whole test set")
-    if results.get("skipped"):
-        notes.append(f": skipped {len(results['skipped'])} files")
-    return notes
-
-
-def _shared(runs: Sequence[ReportedRun]) -> list[str]:
-    """Return sentences about the encoders that runs on synthetic data share and how long they train."""
+            for protocol, of in found.items():
+                yield f"Test set of {', '.join(dict.fromkeys(of))} on {dataset}: {protocol}"
+    runs = [run for own in made.values() for run in own]
     shared = {run.planned["share"] for run in runs}
     encoders = ", ".join(sorted({f"{key}.json" for run in runs if (key := run.planned["encoder_from"])}))
     epochs = ", ".join(map(str, sorted({run.card.epochs for run in runs if run.card.epochs}))) or "no"
-    notes = []
     if "features" in shared:
-        notes = [
+        yield (
             f"Heads are trained for {epochs} epochs on the stored features of one frozen encoder: {encoders}; the "
-            "effect of a method on its encoder is not included in these results",
-            "Runs with other backbones are omitted, since the fixture has only one encoder",
-        ]
+            "effect of a method on its encoder is not included in these results"
+        )
+        yield "Runs with other backbones are omitted, since the fixture has only one encoder"
     elif "encoder" in shared:
-        notes = [f"Every run trains for {epochs} epochs, starting from the same trained encoder: {encoders}"]
+        yield f"Every run trains for {epochs} epochs, starting from the same trained encoder: {encoders}"
     if any(is_synthetic(run) for run in runs):
-        notes.append("The fixture's tiny encoder replaces every backbone, so rows with other backbones share one run")
-    return notes
+        yield "The fixture's tiny encoder replaces every backbone, so rows with other backbones share one run"
+
+
+def _notes_of_run(run: ReportedRun) -> Iterator[str]:
+    """Yield ends of sentences that begin with the name of a run."""
+    results = run.results
+    if not run.finished:
+        yield f" FAILED (see {run.key}.json): {shortened(one_line(run.card.error or ''), 400)}"
+    yield from (f": {mark}" for mark in results.get("warnings", []) if mark != SYNTHETIC)
+    if (audit := results.get("audit")) is not None and not audit["passed"]:
+        yield f": {AuditResult(**audit)}"
+    for option in results.get("weights", {}).get("overridden", []):
+        yield f": scored with another option than in training: {option}"
+    if results.get("partial"):
+        yield ": PARTIAL, not all texts and videos of the split were ranked"
+    if results.get("transductive"):
+        yield f": {results['post_processing']} uses the whole test set"
+    if results.get("skipped"):
+        yield f": skipped {len(results['skipped'])} files"
 
 
 def write_tables(views: Sequence[TableView], path: Path) -> list[Path]:
     """Write tables as Markdown, CSV, and LaTeX; return the files, whose suffixes are added to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     formats = {".md": markdown, ".csv": comma_separated, ".tex": latex}
-    for suffix, written in formats.items():
-        write_whole(path.with_name(path.name + suffix), written(*views).encode())
-    return [path.with_name(path.name + suffix) for suffix in formats]
+    texts = {path.with_name(path.name + suffix): written(*views) for suffix, written in formats.items()}
+    for file, text in texts.items():
+        write_whole(file, text.encode())
+    return list(texts)
 
 
 def markdown(*views: TableView) -> str:
     """Return tables with their statistics, notes, and runs as Markdown."""
     parts = []
     for view in views:
-        parts += [f"## {_titled(view)}", _markdown_table(view.wide()), MEASURED + ("" if view.caution else DIFFERENCE)]
+        parts += [f"## {_titled(view)}", markdown_table(view.wide()), view.explanation]
         for title, sentences in (("Statistics", view.statistics), ("Notes", view.notes)):
             if sentences:
                 parts.append(f"### {title}\n\n" + "\n".join(f"- {one_line(sentence)}" for sentence in sentences))
         if len(runs := view.run_table()):
-            parts.append(f"### Runs\n\n{_markdown_table(runs)}")
+            parts.append(f"### Runs\n\n{markdown_table(runs)}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -321,7 +315,8 @@ def _titled(view: TableView) -> str:
     return f"{view.title} - {view.caution}" if view.caution else view.title
 
 
-def _markdown_table(frame: pd.DataFrame) -> str:
+def markdown_table(frame: pd.DataFrame) -> str:
+    """Return a table of texts as Markdown."""
     # DataFrame.to_markdown needs another package and does not escape.
     head = [column if isinstance(column, str) else " ".join(filter(None, column)) for column in frame.columns]
     rows = [head, ["---"] * len(head), *frame.to_numpy().tolist()]

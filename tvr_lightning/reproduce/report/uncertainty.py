@@ -11,18 +11,17 @@ from statistics import NormalDist, mean, stdev
 import torch
 from torch import Tensor
 
-from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.evaluation.statistics import (
     Comparison,
     Interval,
-    PerQuery,
     exchange_p_value,
     percentile_interval,
     recall_values,
     resample,
 )
-from tvr_lightning.reproduce.report.sources import CardDirection, QueryKind, ReportedRun, read_ranks
+from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
+from tvr_lightning.reproduce.runs.card import CardDirection, QueryKind
 
 RESAMPLES = 10_000
 RECALLS = (1, 5, 10)
@@ -68,23 +67,24 @@ def compare_runs(
     drawn = [found for run in runs if (found := _drawn(run, direction, metric)) is not None]
     if len(drawn) < len(runs) or len({run.data for run in runs}) > 1:
         return None
+
+    def difference(values: Sequence[Tensor] | Tensor) -> Tensor:
+        """Return the mean of the second run's values, minus that of the first run's."""
+        own = torch.stack([*values]).double()
+        return own[len(first) :].mean(0) - own[: len(first)].mean(0)
+
     shares, groups = [], []
     for kind, part in _parts(direction, metric):
         stored = [read_ranks(run, kind) for run in runs]
         if any(not torch.equal(ranks.index, stored[0][0].index) for ranks, _ in stored):
             return None
-        shares.append(_difference([_per_query(part)(ranks) for ranks, _ in stored], len(first)) / len(stored[0][1]))
+        shares.append(difference([_per_query(ranks, part) for ranks, _ in stored]) / len(stored[0][1]))
         groups.append(stored[0][1])
     values = torch.tensor([run.value(direction, metric) for run in runs], dtype=torch.float64)
-    interval = percentile_interval(float(_difference(values, len(first))), _difference(drawn, len(first)))
+    interval = percentile_interval(float(difference(values)), difference(drawn))
     if metric == "MdR":
         return Comparison(interval, math.nan)
     return Comparison(interval, exchange_p_value(torch.cat(shares), torch.cat(groups), resamples=RESAMPLES))
-
-
-def _difference(values: Sequence[Tensor] | Tensor, first: int) -> Tensor:
-    """Return the mean of all but the `first` first values, minus the mean of those."""
-    return torch.stack([*values[first:]]).double().mean(0) - torch.stack([*values[:first]]).double().mean(0)
 
 
 def _parts(direction: CardDirection, metric: str) -> tuple[tuple[QueryKind, str], ...]:
@@ -94,17 +94,16 @@ def _parts(direction: CardDirection, metric: str) -> tuple[tuple[QueryKind, str]
     return (("question" if metric == "accuracy" else direction, metric),)
 
 
-def _per_query(metric: str) -> PerQuery:
-    if metric == "RSum":
-        return lambda ranks: torch.stack([recall_values(k)(ranks) for k in RECALLS]).sum(0)
+def _per_query(ranks: Ranks, metric: str) -> Tensor:
     if metric in ("MnR", "MdR"):
-        return Ranks.expected
-    return recall_values(1 if metric == "accuracy" else int(metric[2:]))
+        return ranks.expected()
+    recalls = RECALLS if metric == "RSum" else (1,) if metric == "accuracy" else (int(metric[2:]),)
+    return torch.stack([recall_values(k)(ranks) for k in recalls]).sum(0)
 
 
 def _drawn(run: ReportedRun, direction: CardDirection, metric: str) -> Tensor | None:
     """Return a metric over draws of queries, or None without ranks. Both directions of SumR draw the same videos."""
-    if math.isnan(run.value(direction, metric)) or not run.file.is_file():
+    if math.isnan(run.value(direction, metric)) or not run.ranks.is_file():
         return None
     parts = _parts(direction, metric)
     videos = [read_ranks(run, kind)[1].unique() for kind, _ in parts]
@@ -117,19 +116,15 @@ def _drawn(run: ReportedRun, direction: CardDirection, metric: str) -> Tensor | 
 @lru_cache(maxsize=1024)
 def _resampled(run: ReportedRun, kind: QueryKind, metric: str) -> Tensor:
     ranks, video = read_ranks(run, kind)
-    return resample(_per_query(metric)(ranks), video, "median" if metric == "MdR" else "mean", resamples=RESAMPLES)
+    return resample(_per_query(ranks, metric), video, "median" if metric == "MdR" else "mean", resamples=RESAMPLES)
 
 
-def smallest_difference(recall: float, queries: float, confidence: float = 0.95) -> float:
+def smallest_difference(recall: float, queries: float) -> float:
     """Return the smallest difference, in points, of two recalls that a test set resolves if both fail independently.
 
     Half the width of the interval of the difference of two shares, z sqrt(2 p (1 - p) / (Q + 2)), where p counts one
     additional success and failure so that it is valid near 0 and 100 % (Agresti and Caffo, 2000). Systems that fail on
     the same queries resolve smaller ones: see `compare_runs`.
     """
-    if queries < 1 or not 0 <= recall <= 100:
-        raise UserError(
-            f"smallest_difference needs at least one query and a recall in percent, not {queries}, {recall}"
-        )
     share = (recall / 100 * queries + 1) / (queries + 2)
-    return 100 * NormalDist().inv_cdf(0.5 + confidence / 2) * math.sqrt(2 * share * (1 - share) / (queries + 2))
+    return 100 * NormalDist().inv_cdf(0.975) * math.sqrt(2 * share * (1 - share) / (queries + 2))

@@ -23,10 +23,7 @@ from tvr_lightning.files import write_whole
 
 CardDirection = Literal["text_to_video", "video_to_text"]
 QueryKind = Literal["text_to_video", "video_to_text", "question"]
-
-
-class CardError(UserError):
-    """An unusable card; the message names the file and the fix."""
+FIX = "delete it and rerun `tvr reproduce`"
 
 
 @dataclass
@@ -48,11 +45,6 @@ class Card:
     peak_device_memory_mib: float | None = None  # None without a GPU
     schema: int = 4
 
-    @property
-    def words(self) -> str:
-        """The name of the run, with its seed if one was chosen."""
-        return self.name if self.run["seed"] is None else f"{self.name}, seed {self.run['seed']}"
-
     def metrics(self, direction: CardDirection) -> dict[str, float]:
         """Return the metrics of one direction, R@K in percent; empty without retrieval results."""
         return dict(self.results.get(direction, {})) if self.results else {}
@@ -70,25 +62,19 @@ def write_record(record: Any, path: Path) -> Path:
 
 
 def read_record(path: Path, kind: Any, fix: str) -> dict[str, Any]:
-    """Return the fields of a dataclass that `write_record` wrote.
+    """Return the fields of a dataclass that `write_record` wrote, if it has the version in the field `schema`.
 
-    Args:
-        path: JSON file.
-        kind: The dataclass, whose field `schema` has its version as default.
-        fix: Advice at the end of error messages.
-
-    Raises:
-        CardError: The file is incomplete or has another version or other fields.
+    `fix` ends the messages about a file that is incomplete or has another version or other fields.
     """
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise CardError(f"{path} is incomplete ({error}); {fix}") from error
+        raise UserError(f"{path} is incomplete ({error}); {fix}") from error
     found = raw.get("schema") if isinstance(raw, dict) else None
     if found != kind.schema:
-        raise CardError(f"{path} has schema {found}, but this version reads schema {kind.schema}; {fix}")
+        raise UserError(f"{path} has schema {found}, but this version reads schema {kind.schema}; {fix}")
     if wrong := {item.name for item in fields(kind)} ^ set(raw):
-        raise CardError(f"{path}: missing or unknown fields {', '.join(sorted(wrong))}; {fix}")
+        raise UserError(f"{path}: missing or unknown fields {', '.join(sorted(wrong))}; {fix}")
     return dict(raw)
 
 
@@ -108,18 +94,17 @@ def write_card(card: Card, folder: Path) -> Path:
 
 
 def read_card(path: Path) -> Card:
-    """Read one card; raises `CardError` if it is incomplete, of another version, or a renamed copy."""
-    fix = "delete it and rerun `tvr reproduce`"
-    card = Card(**read_record(path, Card, fix))
+    """Read one card; raise UserError if it is incomplete, of another version, or a renamed copy."""
+    card = Card(**read_record(path, Card, FIX))
     if card.key != path.stem:
-        raise CardError(
+        raise UserError(
             f"{path} is the card of run {card.key}, which belongs in {card.key}.json, so {card.name} would have "
             "two cards. Delete one of them."
         )
     ranked = card.run["verb"] == "extract" or ranks_path(path).is_file()
     if card.status == "finished" and (card.results is None or not ranked):
-        raise CardError(
-            f"{path} is incomplete: its status is finished, but results or {ranks_path(path).name} are missing; {fix}"
+        raise UserError(
+            f"{path} is incomplete: its status is finished, but results or {ranks_path(path).name} are missing; {FIX}"
         )
     return card
 
@@ -130,12 +115,7 @@ def read_cards(folder: Path) -> dict[str, Card]:
 
 
 def write_ranks(path: Path, ranked: Mapping[QueryKind, tuple[Ranks, Tensor]]) -> None:
-    """Write the ranks of all queries as parquet.
-
-    Args:
-        path: File to write.
-        ranked: By direction, the ranks of Q queries and the (Q,) int64 index of each query's video.
-    """
+    """Write the ranks of Q queries per direction, and the (Q,) int64 index of each query's video, as parquet."""
     parts = []
     for direction, (ranks, video) in ranked.items():
         columns = {"index": ranks.index, "video": video, "better": ranks.better, "tied": ranks.tied}
@@ -145,9 +125,10 @@ def write_ranks(path: Path, ranked: Mapping[QueryKind, tuple[Ranks, Tensor]]) ->
     write_whole(path, pd.concat(parts, ignore_index=True).to_parquet(index=False))
 
 
-def read_ranks(key: str, folder: Path, direction: QueryKind) -> tuple[Ranks, Tensor]:
+def read_ranks(path: Path, direction: QueryKind) -> tuple[Ranks, Tensor]:
     """Return the ranks of a run's queries in ascending order of index, and the (Q,) int64 video of each query."""
-    frame = pd.read_parquet(ranks_path(card_path(folder, key)))
+    frame = pd.read_parquet(path)
     frame = frame[frame["direction"] == direction].sort_values("index")
-    better, tied, index, video = (torch.tensor(frame[name].to_numpy()) for name in ("better", "tied", "index", "video"))
-    return Ranks(better=better, tied=tied, index=index), video
+    columns = {name: torch.tensor(frame[name].to_numpy()) for name in ("better", "tied", "index", "video")}
+    video = columns.pop("video")
+    return Ranks(**columns), video

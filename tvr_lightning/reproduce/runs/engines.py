@@ -37,14 +37,8 @@ def _exit_with_status(task: Path) -> None:
 class SlurmEngine:
     """SLURM jobs, which outlive this process; a later `tvr reproduce` waits for those that still run.
 
-    Args:
-        folder: Folder for submitit's files, visible to all nodes.
-        partition: Partition; the cluster's default if None.
-        minutes: Time limit of a run.
-        gpus: Number of GPUs and of processes of a run, equal to the recipe's devices.
-        memory_gib: Memory of a run in GiB.
-        max_parallel_jobs: Maximum number of jobs in the queue.
-        cluster: submitit's name of the cluster; `local` starts processes on this machine, for tests.
+    All nodes must see `folder`, which is for submitit's files. A run has a process per GPU. The cluster `local` starts
+    processes on this machine, for tests.
     """
 
     poll_seconds = 5.0

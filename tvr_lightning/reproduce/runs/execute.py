@@ -15,20 +15,19 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-from tvr_lightning.audit.run import AuditedCLI
-from tvr_lightning.config.recipe import from_recipe
+from tvr_lightning.config.recipe import Recipe, from_recipe
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import AnswerEvaluation
 from tvr_lightning.evaluation.evaluator import Evaluation
 from tvr_lightning.extract.plan import ExtractOptions
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import source_of_data
-from tvr_lightning.progress import FileBar
+from tvr_lightning.progress import progress_file
 from tvr_lightning.reproduce.runs.card import Card, card_path, ranks_path, write_card, write_ranks
 from tvr_lightning.reproduce.runs.memory import peak_memory_mib
 from tvr_lightning.reproduce.runs.plan import PlannedRun, deciding
-from tvr_lightning.runs.bar import ProgressFile
-from tvr_lightning.runs.folder import RunTrainer
+from tvr_lightning.runs.progress_bar import ProgressFile
+from tvr_lightning.runs.run import Run
 
 TASK, LOG, PROGRESS = "run.json", "log.txt", "progress.json"
 """Files in the folder of a run: what it does, its output, and its progress."""
@@ -38,7 +37,7 @@ def run_task(task: Path) -> int:
     """Make a run with all output in `log.txt`, and return the exit status.
 
     Args:
-        task: JSON file with `run`, `arguments` of the command line, and the folder of `cards`.
+        task: JSON file with `run`, `arguments` of the command line, `ckpt_path`, and the folder of `cards`.
     """
     with task.with_name(LOG).open("a", encoding="utf-8") as log:  # of all processes of a distributed run
         os.dup2(log.fileno(), 1)
@@ -72,7 +71,8 @@ def execute(task: Path) -> None:
     if changed := [name for name, value in now.items() if value != run.fingerprints[name]]:  # a queue may be days long
         raise UserError(f"{run.name}: {' and '.join(changed)} changed after the run was planned. Rerun tvr reproduce.")
     earlier = _earlier_seconds(folder, began)
-    made = _extract(arguments, folder) if run.verb == "extract" else _evaluate(run, arguments, folder, cards)
+    weights = content["ckpt_path"]
+    made = _extract(arguments, folder) if run.verb == "extract" else _evaluate(run, arguments, weights, folder, cards)
     if made is None:
         return
     peak = peak_memory_mib()
@@ -95,44 +95,36 @@ def _extract(arguments: list[str], folder: Path) -> dict[str, Any]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     store = str(folder / "features")
     options = ExtractOptions(store, num_workers=0, progress=False, device=device, command="tvr reproduce")
-    bar = FileBar(folder / PROGRESS, tasks=2)  # texts, then videos
+    bar = progress_file(folder / PROGRESS, tasks=2)  # texts, then videos
     report = extract(source_of_data(data), method.encoder, getattr(method, "audio_encoder", None), options, bar)
     print("\n".join(report.lines()))
     return {"features": store, "results": asdict(report)}
 
 
-class _ReportingCLI(AuditedCLI):
-    """A run that writes its progress to a file."""
-
-    def __init__(self, arguments: list[str], progress: Path) -> None:
-        self._progress = progress
-        super().__init__(args=arguments)
-
-    def instantiate_trainer(self, **kwargs: Any) -> RunTrainer:
-        """Build the trainer with the callback that writes."""
-        trainer = super().instantiate_trainer(**kwargs)
-        trainer.callbacks.append(ProgressFile(self._progress))  # type: ignore[attr-defined]
-        return trainer
-
-
-def _evaluate(run: PlannedRun, arguments: list[str], folder: Path, cards: Path) -> dict[str, Any] | None:
+def _evaluate(
+    run: PlannedRun, arguments: list[str], weights: str | None, folder: Path, cards: Path
+) -> dict[str, Any] | None:
     """Train if the command does, evaluate, and write the ranks; return the card's fields in the first process."""
-    cli = _ReportingCLI(arguments, folder / PROGRESS)
-    logs = cli.trainer.log_dir  # synchronizes all processes
-    if not cli.trainer.is_global_zero:
+    # The options of a row may differ from those in the training of its weights.
+    recipe = Recipe.parse([], arguments, None if weights is None else Path(weights), override=True)
+    words = [run.verb, *arguments, *([] if weights is None else [f"--ckpt_path={weights}"])]
+    made = Run(run.verb, recipe, weights, words, [ProgressFile(folder / PROGRESS)])  # type: ignore[arg-type]
+    made.start()
+    logs = made.trainer.log_dir  # synchronizes all processes
+    if not made.trainer.is_global_zero:
         return None
-    evaluation = cli.model.evaluation
+    evaluation = made.model.evaluation
     if not isinstance(evaluation, Evaluation | AnswerEvaluation) or logs is None:
         raise UserError(f"{run.name} evaluated nothing, but a run of a table must end with an evaluation")
     results = json.loads((Path(logs) / "results.json").read_text(encoding="utf-8"))
     if isinstance(evaluation, Evaluation):
         texts, videos = evaluation.text_to_video_ranks, evaluation.video_to_text_ranks
-        own = cli.datamodule.ground_truth("test").video_of_text[texts.index.cpu()]
+        own = made.datamodule.ground_truth("test").video_of_text[texts.index.cpu()]
         ranked = {"text_to_video": (texts, own), "video_to_text": (videos, videos.index)}
     else:
-        ranked = {"question": cli.model.hits}
+        ranked = {"question": made.model.hits}
     write_ranks(ranks_path(card_path(cards, run.key)), ranked)  # type: ignore[arg-type]
-    steps, epochs, checkpoint = cli.trainer.global_step, cli.trainer.current_epoch, results["checkpoint"]
+    steps, epochs, checkpoint = made.trainer.global_step, made.trainer.current_epoch, results["checkpoint"]
     if checkpoint is not None:  # whose weights may be earlier than the last ones
         saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
         steps, epochs = int(saved["global_step"]), int(saved["epoch"]) + 1

@@ -58,12 +58,9 @@ def lookup(recipe: Any, option: str) -> Any:
 
 
 def file_fingerprint(name: str, every_file: bool) -> str | None:
-    """Return the digest of a file or folder, or None if the name is neither.
+    """Return the digest of a file or folder, or None if the name, perhaps with the prefix `local-dir:`, is neither.
 
-    Args:
-        name: Path, with or without the prefix `local-dir:`.
-        every_file: Whether all files of a folder are read. Otherwise only annotations are, and other files, such as
-            videos, count by name and size.
+    Unless `every_file`, only annotations are read, and other files, such as videos, count by name and size.
     """
     path = Path(name.removeprefix(LOCAL_DIR)).expanduser()
     if path.is_file():

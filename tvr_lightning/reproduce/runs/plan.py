@@ -91,12 +91,7 @@ class Plan:
 
 
 def make_plan(tables: Sequence[TableRecipe], setting: Setting, only: Sequence[str] = ()) -> Plan:
-    """Plan the runs of tables.
-
-    Args:
-        tables: Tables to reproduce.
-        setting: Settings for all runs.
-        only: `<run>` or `<table>/<run>` to restrict the plan to, and to the runs that these need; all if empty.
+    """Plan the runs of tables: those named in `only` as `<run>` or `<table>/<run>`, and the runs that these need.
 
     Raises:
         OptionError: `only` or `share` leaves no run.

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import yaml
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.files import held
+from tvr_lightning.files import file_lock
 from tvr_lightning.progress import clock, shown
 from tvr_lightning.reproduce.runs.card import Card, card_path, read_card, read_cards, write_card
 from tvr_lightning.reproduce.runs.engines import Engine, Job, LocalEngine
@@ -39,19 +40,12 @@ def run_plan(plan: Plan, folders: Folders, log: Log = print, engine: Engine | No
 
     A failed run leaves a card with its error, as do the runs that need it. The next call makes them again.
 
-    Args:
-        plan: The runs.
-        folders: Folders of cards, checkpoints, and logs.
-        log: Function that shows a line of progress.
-        engine: Starts the processes; by default on this machine.
-
     Raises:
-        CardError: A card in the folder is unusable.
-        UserError: Another process makes runs in the same folder.
+        UserError: A card in the folder is unusable, or another process makes runs in the same folder.
     """
     folders.out.mkdir(parents=True, exist_ok=True)
     busy = UserError(f"Another tvr reproduce is running in {folders.out}. Wait for it, or pass another --out.")
-    with held(folders.out / ".lock", busy, "do not start a second tvr reproduce in it", log):
+    with file_lock(folders.out / ".lock", busy, "do not start a second tvr reproduce in it", log):
         cards = read_cards(folders.cards)
         for key in cards.keys() & plan.runs.keys():
             claims = list(dict.fromkeys([*cards[key].run["claims"], *plan.runs[key].claims]))
@@ -75,16 +69,15 @@ def open_runs(plan: Plan, cards: Mapping[str, Card]) -> list[PlannedRun]:
 
 def expected_seconds(run: PlannedRun, cards: Mapping[str, Card]) -> float | None:
     """Return the median duration of finished runs of the same kind, on the same dataset if possible."""
-    alike = [
-        card
-        for card in cards.values()
-        if card.status == "finished"
-        and card.seconds
-        and (card.run["verb"], card.run["fixture_videos"]) == (run.verb, run.fixture_videos)
-        and (card.run["encoder_from"] is None) == (run.encoder_from is None)
-    ]
+    finished = [card for card in cards.values() if card.status == "finished" and card.seconds]
+    alike = [card for card in finished if _kind(card.run) == _kind(run.plain())]
     same = [card for card in alike if card.run["dataset"] == run.dataset] or alike
     return median(card.seconds or 0.0 for card in same) if same else None
+
+
+def _kind(run: Mapping[str, Any]) -> tuple[str, int | None, bool]:
+    """Return the properties that runs of similar duration share."""
+    return run["verb"], run["fixture_videos"], run["encoder_from"] is None
 
 
 def time_left(todo: list[PlannedRun], cards: Mapping[str, Card], parallel: int = 1) -> str:
@@ -173,7 +166,7 @@ class _Progress:
         """Return the current activity of the runs, and the time until the last one ends."""
         doing: list[str] = []
         left: list[float | None] = []
-        durations: dict[tuple[str, bool], float | None] = {}
+        durations: dict[Any, float | None] = {}
         for run, _, began in list(self.running.values()):
             elapsed, expected = time.time() - began, expected_seconds(run, self.cards)
             try:
@@ -181,20 +174,15 @@ class _Progress:
             except (OSError, ValueError):  # not written yet
                 progress = {"doing": "starting", "left": None}
             duration = expected if progress["left"] is None else elapsed + progress["left"]
-            durations[_kind(run)] = duration
+            durations[_kind(run.plain())] = duration
             left.append(None if duration is None else max(duration - elapsed, 0.0))
             remaining = "" if left[-1] is None else f", {clock(left[-1])} left"
             doing.append(f"{run.name}: {progress['doing']}{remaining}")
-        left += [expected_seconds(run, self.cards) or durations.get(_kind(run)) for run in self.waiting]
+        left += [expected_seconds(run, self.cards) or durations.get(_kind(run.plain())) for run in self.waiting]
         known = [seconds for seconds in left if seconds is not None]
         total = sum(known) / min(self.engine.max_parallel, max(len(left), 1))
         about = [f"about {clock(total)} left in total"] if known and len(known) == len(left) else []
         return "; ".join([*(doing or ["starting"]), *about])
-
-
-def _kind(run: PlannedRun) -> tuple[str, bool]:
-    """Return what runs of similar duration have in common."""
-    return run.verb, run.encoder_from is None
 
 
 def write_fixture(dataset: str, root: Path, videos: int, log: Log = print) -> None:
@@ -205,13 +193,7 @@ def write_fixture(dataset: str, root: Path, videos: int, log: Log = print) -> No
 
 
 def write_task(run: PlannedRun, folders: Folders, inputs: Mapping[str, str]) -> Path:
-    """Write what a run does to its folder, and return the file.
-
-    Args:
-        run: The run.
-        folders: Folders of runs and cards.
-        inputs: Checkpoint or folder of features for each of the run's `needs`.
-    """
+    """Write what a run does to its folder, and return the file; `inputs` are the paths of what the run `needs`."""
     folder = (folders.runs / run.key).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "settings.yaml"
@@ -222,20 +204,14 @@ def write_task(run: PlannedRun, folders: Folders, inputs: Mapping[str, str]) -> 
     if "features" in inputs:
         arguments.append(f"--data.init_args.features={inputs['features']}")
     if run.verb != "extract":
-        arguments = [
-            run.verb,
-            *arguments,
-            f"--results.directory={folder}",
-            "--trainer.enable_progress_bar=false",
-            "--trainer.enable_model_summary=false",
-        ]
+        arguments.append(f"--results.directory={folder}")
+        arguments += ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
     if run.verb == "fit":
         arguments.append("--checkpoints.resume=true")
     if run.fixture_videos is not None and run.verb != "extract":
         arguments.append("--trainer.devices=1")
-    if "weights" in inputs:  # tested with the options of their row, which may differ from those in training
-        arguments += [f"--ckpt_path={inputs['weights']}", "--override"]
-    task = {"run": run.plain(), "arguments": arguments, "cards": str(folders.cards.absolute())}
+    cards, weights = str(folders.cards.absolute()), inputs.get("weights")
+    task = {"run": run.plain(), "arguments": arguments, "ckpt_path": weights, "cards": cards}
     (folder / TASK).write_text(json.dumps(task, indent=2) + "\n", encoding="utf-8")
     return folder / TASK
 
@@ -251,3 +227,16 @@ def _outcome(card: Card) -> str:
     else:
         result = f"text-to-video R@1 {card.metrics('text_to_video')['R@1']:.1f}"
     return f"{card.name}: {result} in {clock(card.seconds or 0.0)}"
+
+
+def plan_lines(plan: Plan, cards: dict[str, Card]) -> list[str]:
+    """Return a line for every run with its state and expected duration, and one for all of them."""
+    lines = []
+    for run in plan.runs.values():
+        state, seconds = cards[run.key].status if run.key in cards else "open", expected_seconds(run, cards)
+        about = f", about {clock(seconds)}" if state != "finished" and seconds is not None else ""
+        seed = "" if run.seed is None else f", seed {run.seed}"
+        name, *others = run.claims or [run.name]
+        also = f" (also {', '.join(others)})" if others else ""
+        lines.append(f"{state:8s} {run.verb:7s} {name}{also} on {run.dataset}{seed}{about}")
+    return [*lines, time_left(open_runs(plan, cards), cards)]

@@ -27,29 +27,26 @@ def read_curves(run: ReportedRun) -> dict[str, pd.Series]:
     """Return each logged metric of a run over the optimizer steps; empty if it did not train or its log is missing."""
     if run.log is None or not run.log.is_file():
         return {}
-    rows = pd.read_csv(run.log).dropna().drop_duplicates(["name", "step"], keep="last")
-    return {str(name): own.set_index("step")["value"].sort_index() for name, own in rows.groupby("name")}
+    steps = pd.read_csv(run.log).groupby("step").last()  # of each metric
+    return {str(name): values.dropna() for name, values in steps.items() if name != "epoch"}
 
 
 @in_style()
 def draw_curves(runs: Sequence[ReportedRun]) -> Chart | None:
     """Draw what one run logged, or compare loss and validation recall of several; None if no run trained."""
-    curves = {run.title: found for run in runs if (found := read_curves(run))}
-    if not curves:
-        return not_drawn(TITLE, "the training log of the run is missing") if any(run.log for run in runs) else None
-    panels = {
-        title: {
-            (name if len(runs) == 1 else run): curve
-            for run, found in curves.items()
-            for name, curve in found.items()
+    if not any(run.log for run in runs):
+        return None
+    panels: dict[str, dict[str, pd.Series]] = {}
+    for start in PANELS if len(runs) == 1 else COMPARED:
+        panels[start] = {
+            (name if len(runs) == 1 else run.title): curve
+            for run in runs
+            for name, curve in read_curves(run).items()
             if name == start or name.startswith((f"{start}-", f"{start}_"))
         }
-        for start, title in PANELS.items()
-        if len(runs) == 1 or start in COMPARED
-    }
-    drawn = {title: found for title, found in panels.items() if found}
+    drawn = {PANELS[start]: found for start, found in panels.items() if found}
     if not drawn:
-        return not_drawn(TITLE, "the run logged no loss, validation recall, temperature, or learning rates")
+        return not_drawn(TITLE, "no metrics.csv has a training loss, validation recall, temperature, or learning rates")
     most = max(map(len, drawn.values()))
     axes = new_panels(len(drawn), height=2.4 + (0.17 * most if most > 1 else 0), layout="constrained")
     for axis, (title, found) in zip(axes, drawn.items(), strict=True):
@@ -60,9 +57,9 @@ def draw_curves(runs: Sequence[ReportedRun]) -> Chart | None:
         axis.set(title=title, xlabel="optimizer step")
         if len(found) > 1:
             axis.figure.legend(loc="outside lower left")
-    missing = [title for title, found in panels.items() if not found]
-    alt = f"Line charts over optimizer steps of {', '.join(drawn)}."
-    chart = Chart(TITLE, drawings(axes, alt), note=f"Not logged: {', '.join(missing)}." if missing else "")
+    chart = Chart(TITLE, drawings(axes, f"Line charts over optimizer steps of {', '.join(drawn)}."))
+    if missing := [PANELS[start] for start, found in panels.items() if not found]:
+        chart.note = f"Not logged: {', '.join(missing)}."
     if len(runs) == 1 and (loss := drawn.get(PANELS["train/loss"])):
         values = next(iter(loss.values()))
         chart.facts = [f"first training loss: {values.iloc[0]:.3g}", f"last: {values.iloc[-1]:.3g}"]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods import DPDV
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.dpdv.clustering import dpc_knn
-from tvr_lightning.methods.dpdv.patch_merging import PatchFeatureMerging, PatchMergingStage
-from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, frames, new_panels
+from tvr_lightning.methods.dpdv.patch_merging import PatchFeatureMerging
+from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, frames, histograms, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
 SHOWN_VIDEOS = 2
@@ -23,61 +23,38 @@ CELL = 14
 """Pixels of a patch in the drawing of a stage."""
 
 
-def merging_of(module: RetrievalModule) -> PatchFeatureMerging | None:
-    """Return the patch merging of DPDV, if the method has one."""
-    merging = module.reduction if isinstance(module, DPDV) else None
-    return merging if isinstance(merging, PatchFeatureMerging) else None
-
-
-def _stage_members(merging: PatchFeatureMerging, patches: Tensor) -> Iterator[Tensor]:
-    """Return for each stage which merged patch every patch (B, P, D) of B frames is part of, (B, P) int64."""
-    tokens, member = patches, torch.arange(patches.shape[1], device=patches.device).expand(len(patches), -1)
-    for stage, clusters in zip(merging.stages, merging.options.schedule(patches.shape[1]), strict=True):
-        assert isinstance(stage, PatchMergingStage)
-        seen = tokens if stage.scored is None else stage.scored(tokens)[0]
-        member = dpc_knn(seen, clusters, stage.options.neighbours, stage.options.density).assignment.gather(1, member)
-        yield member
-        tokens = stage(tokens, clusters)
+def merges(module: RetrievalModule) -> bool:
+    """Return whether a method is DPDV with patch merging."""
+    return isinstance(module, DPDV) and isinstance(module.reduction, PatchFeatureMerging)
 
 
 @torch.no_grad()
-def measure_merging(encoded: EncodedSplit) -> Arrays:
+def measure_merging(encoded: EncodedSplit) -> dict[str, Any]:
     """Return the stages of patch merging in the frames of some test videos.
 
     Returns:
         `names` (K,) of the videos, `members` (K, S, F, P) int64, the merged patch of each patch after each of S stages,
-        `left` (S,), patches per frame after each, `strips` (K, F, G CELL, G CELL, 3) uint8 if P is a square G x G,
-        else (K, 0).
+        `left` (S,), patches per frame after each, `strips` (K, F, G CELL, G CELL, 3) uint8 for P = G x G.
     """
-    module, merging = encoded.module, merging_of(encoded.module)
-    assert merging is not None
+    module, merging = encoded.module, encoded.module.reduction
     batch = next(iter(encoded.data.evaluation_dataloaders("test")[1]))[:SHOWN_VIDEOS].to(module.device)
     patches = module.encoder.encode_video(batch.video, patches=True).patches
-    assert patches is not None
     videos, count, total = patches.shape[:3]
-    stages = _stage_members(merging, patches.float().flatten(0, 1))
-    members = torch.stack([stage.unflatten(0, (videos, count)) for stage in stages], dim=1)
-    grid = math.isqrt(total)
-    strips = np.zeros((videos, 0), dtype=np.uint8)
-    if grid * grid == total:
-        rows = [int(torch.nonzero(encoded.video_index == index)) for index in batch.index.cpu()]
-        strips = np.stack([encoded.strip(row, frames=count, size=grid * CELL) for row in rows])
-    return {
-        "names": np.array(batch.video_id),
-        "members": members.cpu().numpy(),
-        "left": np.array(merging.options.schedule(total)),
-        "strips": strips,
-    }
+    schedule = merging.options.schedule(total)
+    tokens = patches.float().flatten(0, 1)
+    member, members = torch.arange(total, device=tokens.device).expand(len(tokens), -1), []
+    for stage, clusters in zip(merging.stages, schedule, strict=True):
+        seen = tokens if stage.scored is None else stage.scored(tokens)[0]
+        member = dpc_knn(seen, clusters, stage.options.neighbours, stage.options.density).assignment.gather(1, member)
+        members.append(member.unflatten(0, (videos, count)))
+        tokens = stage(tokens, clusters)
+    rows = [int(torch.nonzero(encoded.video_index == index)) for index in batch.index.cpu()]
+    strips = [encoded.strip(row, frames=count, size=math.isqrt(total) * CELL) for row in rows]
+    return {"names": batch.video_id, "members": torch.stack(members, 1), "left": schedule, "strips": np.stack(strips)}
 
 
 def draw_merging(arrays: Arrays) -> Iterator[Chart]:
-    """Draw every frame after each stage, with each merged patch in the mean color of its pixels.
-
-    Raises:
-        UserError: The patches of a frame do not form a square grid.
-    """
-    if arrays["strips"].ndim < 3:
-        raise UserError(f"{arrays['members'].shape[-1]} patches per frame do not form a square grid")
+    """Draw every frame after each stage, with each merged patch in the mean color of its pixels."""
     for name, strip, stages in zip(arrays["names"], arrays["strips"], arrays["members"], strict=True):
         images = [frames(strip, f"Frames of {name}")]
         for stage, (members, left) in enumerate(zip(stages, arrays["left"], strict=True), start=1):
@@ -108,11 +85,8 @@ def measure_unmatched(encoded: EncodedSplit) -> Arrays:
     unmatched if that is below the mean of its matches with the other captions. The paper does not define its count.
 
     Returns:
-        `edges` (41,) and `histogram` (40,) of the frames' margin, own match minus mean of the others, and `share` of
-        unmatched frames in percent.
-
-    Raises:
-        UserError: Fewer than two captions have words.
+        `edges` and `histogram` of the frames' margin, own match minus mean of the others, and `share` of unmatched
+        frames in percent.
     """
     text, video = encoded.paired()
     position = torch.arange(text.words.shape[1], device=text.words.device)
@@ -127,12 +101,7 @@ def measure_unmatched(encoded: EncodedSplit) -> Arrays:
         best = products.masked_fill(~inner, -torch.inf).amax(-1)  # (F, captions)
         margins.append(best[:, row] - (best.sum(1) - best[:, row]) / (len(words) - 1))
     margin = torch.cat(margins).double().cpu().numpy()
-    edges = np.linspace(margin.min(), margin.max() + 1e-6, 41)
-    return {
-        "edges": edges,
-        "histogram": np.histogram(margin, edges)[0] / len(margin),
-        "share": 100 * (margin < 0).mean(),
-    }
+    return histograms({"histogram": margin}) | {"share": 100 * (margin < 0).mean()}
 
 
 def draw_unmatched(arrays: Arrays) -> Iterator[Chart]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,12 +25,8 @@ from tvr_lightning.media.video import DecodedClip, read_clip
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
 
-MOST_PAIRS = 256
-"""Matching pairs that pairwise figures use; more would not change what a figure shows."""
-
-FEW_VIDEOS = 200
-"""Number of videos up to which decoding them takes less time than starting a process for it."""
-
+MOST_PAIRS = 256  # in pairwise figures; more would not change what they show
+FEW_VIDEOS = 200  # up to which decoding takes less time than starting a process for it
 STRIP_FRAMES, STRIP_SIZE = 4, 72
 
 
@@ -38,6 +35,7 @@ class EncodedSplit:
     """A run's test split as its weights encode it.
 
     Attributes:
+        module: RetrievalModule; figures of one method use its parts.
         texts, videos: Features of N texts and M videos, in the order of `text_index` and `video_index`.
         text_index, video_index: (N,), (M,) int64 positions in the split, increasing.
         similarity: (N, M) scores before post-processing, on the scale of a cosine.
@@ -47,7 +45,7 @@ class EncodedSplit:
         post_processing: Post-processing of those ranks, or None.
     """
 
-    module: RetrievalModule
+    module: Any
     data: TextVideoDataModule
     split: Split
     truth: GroundTruth
@@ -65,11 +63,11 @@ class EncodedSplit:
         """Return the features of the B matching pairs."""
         return self.texts[self.pairs[:, 0]], self.videos[self.pairs[:, 1]]
 
-    def caption(self, text: int) -> str:
+    def caption(self, text: int | Tensor) -> str:
         """Return a text by its row."""
         return self.split.texts[int(self.text_index[text])].text
 
-    def name(self, video: int) -> str:
+    def name(self, video: int | Tensor) -> str:
         """Return the ID of a video by its row."""
         return self.split.videos[int(self.video_index[video])].video_id
 
@@ -99,8 +97,7 @@ def encode_run(run: ReportedRun) -> EncodedSplit:
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
     module.on_load_checkpoint(saved)
     module.load_state_dict(saved["state_dict"])
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    encoded = encode_test_split(module.to(device).eval(), data)
+    encoded = encode_test_split(module.to("cuda" if torch.cuda.is_available() else "cpu").eval(), data)
     encoded.post_processing = results["post_processing"]
     ranks, _ = read_ranks(run, "text_to_video")
     if torch.equal(ranks.index, encoded.text_index):  # else the run omitted texts
@@ -130,14 +127,7 @@ def encode_test_split(module: RetrievalModule, data: TextVideoDataModule) -> Enc
     source = PairScores(module.score, *features, memory_budget_bytes=2**30, pair_bytes=PAIR_BYTES, device=module.device)
     for block in source.blocks():
         similarity[block.rows, block.columns] = block.values.float().cpu()
-    pairs = _matching_pairs(matching)
+    matched, first = np.unique(matching.numpy(), return_index=True)  # the first text of every video
+    spread = np.linspace(0, len(matched) - 1, min(len(matched), MOST_PAIRS)).astype(int)
+    pairs = torch.tensor(np.stack([first, matched], axis=1)[spread])
     return EncodedSplit(module, data, split, truth, *features, texts.index, videos.index, similarity, matching, pairs)
-
-
-def _matching_pairs(matching: Tensor) -> Tensor:
-    """Return the first text of every video, of evenly spread videos if there are many."""
-    texts = range(len(matching) - 1, -1, -1)
-    first = dict(zip(matching.flip(0).tolist(), texts, strict=True))  # the first text is the last of its video here
-    videos = sorted(first)
-    chosen = [videos[int(place)] for place in np.linspace(0, len(videos) - 1, min(len(videos), MOST_PAIRS))]
-    return torch.tensor([[first[video], video] for video in chosen])

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import write_whole
-from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, Chart, in_style, not_drawn, shortened
-from tvr_lightning.reproduce.report.figures import dpdv, gaid, gare, ncl, retrieval_examples, similarity, tcmgc
+from tvr_lightning.reproduce.report.figures import any_method, dpdv, gaid, gare, retrieval_examples, tcmgc
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit, encode_run
 from tvr_lightning.reproduce.report.sources import ReportedRun
 
@@ -30,33 +30,32 @@ VERSION = 5
 
 @dataclass(frozen=True)
 class FigureType:
-    """One type of figure; `applies` returns None for methods without it."""
+    """One type of figure, of the methods that `applies` accepts."""
 
     title: str
-    measure: Callable[[EncodedSplit], Arrays]
+    measure: Callable[[EncodedSplit], dict[str, Any]]
     draw: Callable[[Arrays], Iterable[Chart]]
-    applies: Callable[[RetrievalModule], object | None] = lambda module: module
+    applies: Callable[[Any], bool] = lambda module: True
 
 
 FIGURES = {
     "sheet": FigureType("Retrieval sheet", retrieval_examples.measure_sheet, retrieval_examples.draw_sheet),
     "similarity": FigureType(
-        "Scores of matching and of other pairs", similarity.measure_similarity, similarity.draw_similarity
+        "Scores of matching and of other pairs", any_method.measure_similarity, any_method.draw_similarity
     ),
-    "balance": FigureType("Retrieval mass and errors", ncl.measure_balance, ncl.draw_balance),
-    "modalities": FigureType("The two modalities", ncl.measure_modalities, ncl.draw_modalities),
-    "geometry": FigureType("Geometry of the increments", gare.measure_geometry, gare.draw_geometry, gare.gare_of),
-    "gradients": FigureType("Gradients by dimension", gare.measure_gradients, gare.draw_gradients, gare.gare_of),
-    "steps": FigureType("Step error of the increments", gare.measure_steps, gare.draw_steps, gare.gare_of),
-    "contrasts": FigureType("Balance of the contrasts", tcmgc.measure_contrasts, tcmgc.draw_contrasts, tcmgc.tcmgc_of),
-    "attention": FigureType("Attention over frames", tcmgc.measure_attention, tcmgc.draw_attention, tcmgc.attention_of),
-    "gate": FigureType("Weight of the audio per frame", gaid.measure_gate, gaid.draw_gate, gaid.gate_of),
-    "merging": FigureType("Stages of patch merging", dpdv.measure_merging, dpdv.draw_merging, dpdv.merging_of),
+    "balance": FigureType("Retrieval mass and errors", any_method.measure_balance, any_method.draw_balance),
+    "modalities": FigureType("The two modalities", any_method.measure_modalities, any_method.draw_modalities),
+    "geometry": FigureType("Geometry of the increments", gare.measure_geometry, gare.draw_geometry, gare.applies),
+    "gradients": FigureType("Gradients by dimension", gare.measure_gradients, gare.draw_gradients, gare.applies),
+    "steps": FigureType("Step error of the increments", gare.measure_steps, gare.draw_steps, gare.applies),
+    "contrasts": FigureType("Balance of the contrasts", tcmgc.measure_contrasts, tcmgc.draw_contrasts, tcmgc.applies),
+    "attention": FigureType("Attention over frames", tcmgc.measure_attention, tcmgc.draw_attention, tcmgc.attends),
+    "gate": FigureType("Weight of the audio per frame", gaid.measure_gate, gaid.draw_gate, gaid.applies),
+    "merging": FigureType("Stages of patch merging", dpdv.measure_merging, dpdv.draw_merging, dpdv.merges),
     "unmatched": FigureType("Frames that match no word", dpdv.measure_unmatched, dpdv.draw_unmatched),
     # Only the comparison of two runs shows failures.
     "failures": FigureType("Failures", retrieval_examples.measure_failures, lambda arrays: ()),
 }
-Figures = dict[str, FigureType]
 
 
 def figures_of(run: ReportedRun, folder: Path) -> Arrays:
@@ -69,7 +68,7 @@ def figures_of(run: ReportedRun, folder: Path) -> Arrays:
     if path.is_file():
         try:
             with np.load(path, allow_pickle=False) as file:
-                found = {name: file[name] for name in file.files}
+                found = dict(file)
         except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
             raise UserError(f"{path} is damaged ({error}). Delete it and rerun `tvr report`.") from error
         if int(found.get("version", -1)) == VERSION and str(found.get("results")) == run.fingerprint:
@@ -82,22 +81,25 @@ def figures_of(run: ReportedRun, folder: Path) -> Arrays:
     return arrays
 
 
-def measure(encoded: EncodedSplit, figures: Figures = FIGURES) -> Arrays:
+@torch.no_grad()
+def measure(encoded: EncodedSplit, figures: dict[str, FigureType] = FIGURES) -> Arrays:
     """Measure every figure that a method has. One that fails leaves its reason as `<figure>.missing`."""
     arrays: Arrays = {}
     for name, figure in figures.items():
-        if figure.applies(encoded.module) is not None:
+        if figure.applies(encoded.module):
             try:
                 own = figure.measure(encoded)
             except FAILURES as error:
                 again = "after fixing it, delete this run's file in figures/ to measure it again"
-                own = {"missing": np.array(f"{shortened(error)}; {again}")}
-            arrays.update({f"{name}.{array}": np.asarray(value) for array, value in own.items()})
+                own = {"missing": f"{shortened(error)}; {again}"}
+            for array, value in own.items():
+                value = value.cpu() if isinstance(value, torch.Tensor) else value
+                arrays[f"{name}.{array}"] = np.asarray(value)
     return arrays
 
 
 @in_style()
-def draw(arrays: Arrays, figures: Figures = FIGURES) -> list[Chart]:
+def draw(arrays: Arrays, figures: dict[str, FigureType] = FIGURES) -> list[Chart]:
     """Draw every figure that there are arrays for; a note states why one cannot be drawn."""
     charts = []
     for name, figure in figures.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +11,6 @@ import torch
 from tvr_lightning.media.audio import read_audio
 from tvr_lightning.methods import GAID
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.gaid.model import Gate
 from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, frames, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
@@ -18,13 +18,13 @@ COLUMNS = 240
 """Columns of a drawn waveform."""
 
 
-def gate_of(module: RetrievalModule) -> Gate | None:
-    """Return the gate of GAID, if the method has one."""
-    return module.head.gate if isinstance(module, GAID) else None
+def applies(module: RetrievalModule) -> bool:
+    """Return whether a method is GAID with a gate."""
+    return isinstance(module, GAID) and module.head.gate is not None
 
 
 @torch.no_grad()
-def measure_gate(encoded: EncodedSplit) -> Arrays:
+def measure_gate(encoded: EncodedSplit) -> dict[str, Any]:
     """Return the gate of matching pairs, and the audio of the two with the largest and the smallest weight.
 
     Returns:
@@ -32,42 +32,38 @@ def measure_gate(encoded: EncodedSplit) -> Arrays:
         `silent_mean` (NaN if there are none); for the two pairs `captions`, `weights` (2, F), `times` (2, F) seconds,
         `durations` (2,), `low`, `high` (2, COLUMNS) of the waveform, `strips` (2, F, S, S, 3).
     """
-    gate = gate_of(encoded.module)
-    assert gate is not None
-    text, video = encoded.paired()
+    gate, (text, video) = encoded.module.head.gate, encoded.paired()
     assert video.audio_mask is not None
     logits = gate.of_video(video) + gate.of_text(text.sentence).unsqueeze(1)
     weights = logits.sigmoid().mean(-1).expand(-1, video.frames.shape[1]).cpu()  # (B, F); mean over dimensions
     audible = (video.audio_mask & video.frame_mask).cpu()
     silent = (~video.audio_mask & video.frame_mask).cpu()
-    edges = np.linspace(0, 1, 41)
-    arrays: Arrays = {
+    histogram, edges = np.histogram(weights[audible].numpy(), np.linspace(0, 1, 41))
+    arrays: dict[str, Any] = {
         "edges": edges,
-        "histogram": np.histogram(weights[audible].numpy(), edges)[0] / max(int(audible.sum()), 1),
-        "mean": weights[audible].mean().numpy(),
-        "silent_mean": weights[silent].mean().numpy(),
+        "histogram": histogram / max(int(audible.sum()), 1),
+        "mean": weights[audible].mean(),
+        "silent_mean": weights[silent].mean(),
     }
     mean = (weights * audible).sum(1) / audible.sum(1)  # NaN without audio
     rows = [row for row in mean.argsort(descending=True).tolist() if not mean[row].isnan()]
-    examples = [_example(encoded, row, weights[row].numpy()) for row in (rows[0], rows[-1])] if rows else []
-    return arrays | {name: np.array([example[name] for example in examples]) for name in (examples or [{}])[0]}
-
-
-def _example(encoded: EncodedSplit, row: int, weights: np.ndarray) -> Arrays:
-    text, video = encoded.pairs[row].tolist()
-    record = encoded.split.videos[int(encoded.video_index[video])]
-    clip = encoded.clip(video, frames=len(weights))
-    track = read_audio(record.path, span=record.span)
-    columns = np.array_split(track.waveform, COLUMNS)
-    return {
-        "captions": np.array(encoded.caption(text)),
-        "weights": weights,
-        "times": clip.timestamps.numpy() - (record.span[0] if record.span else 0.0),
-        "durations": np.array(len(track.waveform) / track.rate),
-        "low": np.array([column.min(initial=0.0) for column in columns]),
-        "high": np.array([column.max(initial=0.0) for column in columns]),
-        "strips": clip.pixels.permute(0, 2, 3, 1).numpy(),
-    }
+    examples = []
+    for row in (rows[0], rows[-1]) if rows else ():
+        text, video = encoded.pairs[row].tolist()
+        record = encoded.split.videos[int(encoded.video_index[video])]
+        clip = encoded.clip(video, frames=weights.shape[1])
+        track = read_audio(record.path, span=record.span)
+        columns = np.array_split(track.waveform, COLUMNS)
+        examples.append({
+            "captions": encoded.caption(text),
+            "weights": weights[row].numpy(),
+            "times": clip.timestamps.numpy() - (record.span[0] if record.span else 0.0),
+            "durations": len(track.waveform) / track.rate,
+            "low": [column.min(initial=0.0) for column in columns],
+            "high": [column.max(initial=0.0) for column in columns],
+            "strips": clip.pixels.permute(0, 2, 3, 1).numpy(),
+        })  # fmt: skip
+    return arrays | {name: [example[name] for example in examples] for name in (examples or [{}])[0]}
 
 
 def draw_gate(arrays: Arrays) -> Iterator[Chart]:

@@ -16,10 +16,9 @@ from tvr_lightning.methods import GARE
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.gare.model import trust_region_step
 from tvr_lightning.pairwise import DensePairVectors
-from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, new_panels
+from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, histograms, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
-BINS = 40
 MOST_GRADIENTS = 64
 STEPS = 12
 GEOMETRY = {
@@ -38,35 +37,24 @@ GRADIENTS = {
 }
 
 
-def gare_of(module: RetrievalModule) -> GARE | None:
-    """Return the method if it is GARE with increments of texts."""
-    if isinstance(module, GARE) and module.head.psi is not None and module.options.increment.corrected == "text":
-        return module
-    return None
+def applies(module: RetrievalModule) -> bool:
+    """Return whether a method is GARE with increments of texts."""
+    return isinstance(module, GARE) and module.head.psi is not None and module.options.increment.corrected == "text"
 
 
-@torch.no_grad()
 def measure_geometry(encoded: EncodedSplit) -> Arrays:
-    """Return histograms of the quantities in GEOMETRY over matching pairs and over all others.
-
-    Returns:
-        For each quantity `<name>.edges` (BINS + 1,), shared by those of a panel, `<name>.positive` and
-        `<name>.negative` (BINS,) shares, and `<name>.positive_mean` and `<name>.negative_mean`.
-    """
-    method = gare_of(encoded.module)
-    assert method is not None
-    text, video = encoded.paired()
-    own = np.eye(len(text), dtype=bool)
-    found = {name: value.double().cpu().numpy() for name, value in method.head.geometry(text, video).items()}
+    """Return histograms of each quantity in GEOMETRY over `positive` and `negative` pairs, with bins by panel."""
+    own = torch.eye(len(encoded.pairs), dtype=torch.bool)
+    found = encoded.module.head.geometry(*encoded.paired())
     arrays: Arrays = {}
     for names in GEOMETRY.values():
-        together = np.stack([found[name] for name in names])
-        edges = np.linspace(together.min(), together.max() + 1e-6, BINS + 1)
+        values: Arrays = {}
         for name in names:
-            arrays[f"{name}.edges"] = edges
-            for kind, chosen in (("positive", found[name][own]), ("negative", found[name][~own])):
-                arrays[f"{name}.{kind}"] = np.histogram(chosen, edges)[0] / max(len(chosen), 1)
-                arrays[f"{name}.{kind}_mean"] = np.array(chosen.mean() if len(chosen) else np.nan)
+            quantity = found[name].detach().double().cpu()
+            values |= {f"{name}.positive": quantity[own].numpy(), f"{name}.negative": quantity[~own].numpy()}
+        panel = histograms(values)
+        edges = panel.pop("edges")
+        arrays |= panel | {f"{name}.edges": edges for name in names}
     return arrays
 
 
@@ -98,6 +86,7 @@ def draw_geometry(arrays: Arrays) -> Iterator[Chart]:
     yield Chart("", drawings(axes, alt), facts, note)
 
 
+@torch.enable_grad()
 def measure_gradients(encoded: EncodedSplit) -> Arrays:
     """Return the gradients of text-to-video InfoNCE on the anchors and on their corrected texts, by dimension.
 
@@ -109,9 +98,7 @@ def measure_gradients(encoded: EncodedSplit) -> Arrays:
         For each of them `<name>.mean` and `<name>.deviation` (D,) over texts, and `<name>.size`, the mean length of the
         gradient.
     """
-    method = gare_of(encoded.module)
-    assert method is not None
-    text, video = _batch(encoded)
+    method, (text, video) = encoded.module, _batch(encoded)
     scale = method.temperature().detach()
     sentence = text.sentence.detach().clone().requires_grad_(True)
     text.sentence = sentence
@@ -119,8 +106,7 @@ def measure_gradients(encoded: EncodedSplit) -> Arrays:
     delta = method.head.increments(texts, means, text, video).materialize().squeeze(2)  # (N, M, D)
     arrays: Arrays = {}
     for start, change in (("", delta), ("plain_", torch.zeros_like(delta))):
-        corrected = (sentence.unsqueeze(1) + change).detach().requires_grad_(True)
-        (gradient,) = torch.autograd.grad(_loss(corrected, pooled, scale), corrected)  # (B, B, D)
+        gradient = _gradient((sentence.unsqueeze(1) + change).detach(), pooled, scale)
         own = gradient.diagonal().T
         found = {"anchor": gradient.sum(1), "positive": own, "negative": gradient.sum(1) - own}
         if not start:
@@ -142,14 +128,19 @@ def _pairs(method: GARE, text: TextFeatures, video: VideoFeatures) -> tuple[Dens
     """Return sentences, mean frames, and (N, M, D) pooled videos of all pairs; the last without gradient."""
     sentences = DensePairVectors.from_texts(text.sentence.unsqueeze(1), videos=len(video))
     means = DensePairVectors.from_videos(method.head.mean_frames(video).unsqueeze(1), texts=len(text))
-    with torch.no_grad():
-        return sentences, means, method.head.pooled(sentences, means, video).materialize().squeeze(2)
+    return sentences, means, method.head.pooled(sentences, means, video).materialize().squeeze(2).detach()
 
 
 def _loss(corrected: Tensor, pooled: Tensor, scale: Tensor) -> Tensor:
     """Return text-to-video InfoNCE, summed over texts, of corrected texts (B, B, D) and pooled videos (B, B, D)."""
     logits = scale * F.cosine_similarity(corrected, pooled, dim=-1)
     return F.cross_entropy(logits, torch.arange(len(logits), device=logits.device), reduction="sum")
+
+
+def _gradient(corrected: Tensor, pooled: Tensor, scale: Tensor) -> Tensor:
+    """Return the gradient (B, B, D) of the loss on every corrected text."""
+    leaf = corrected.clone().requires_grad_(True)
+    return torch.autograd.grad(_loss(leaf, pooled, scale), leaf)[0]
 
 
 def draw_gradients(arrays: Arrays) -> Iterator[Chart]:
@@ -177,6 +168,7 @@ def draw_gradients(arrays: Arrays) -> Iterator[Chart]:
     yield Chart("", drawings(axes, alt), facts, note)
 
 
+@torch.enable_grad()
 def measure_steps(encoded: EncodedSplit) -> Arrays:
     """Return the distance of AdamW's steps of the increments from the analytic step, |eta - alpha| (Eq. 43).
 
@@ -187,49 +179,33 @@ def measure_steps(encoded: EncodedSplit) -> Arrays:
         `positive` and `negative` (STEPS,), means over matching and other pairs; NaN if there are none. Pairs whose
         gradient has vanished in floating point have no analytic step and are omitted.
     """
-    method = gare_of(encoded.module)
-    assert method is not None
-    text, video = _batch(encoded)
-    rows = torch.arange(len(text), device=text.sentence.device)
-    pairs = PairedFeatures(text.detach(), video.detach(), rows, rows)
-    trained = copy.deepcopy(method.head)
-    original, method.head = method.head, trained
-    optimizer = torch.optim.AdamW(trained.parameters(), lr=method.optimizer_config.lr)
+    method, (text, video) = copy.copy(encoded.module), _batch(encoded)
+    method._modules = {**method._modules, "head": copy.deepcopy(method.head)}  # the copy that is trained
+    pairs = PairedFeatures(text.detach(), video.detach(), rows := torch.arange(len(text), device=method.device), rows)
+    optimizer = torch.optim.AdamW(method.head.parameters(), lr=method.optimizer_config.lr)
     own = torch.eye(len(text), dtype=torch.bool, device=rows.device)
     found: dict[str, list[float]] = {"positive": [], "negative": []}
-    try:
-        before = _increments(method, pairs)
-        for _ in range(STEPS):
-            gradient = _increment_gradient(method, pairs, before)
-            radius = before.norm(dim=-1).amax(1, keepdim=True).clamp(min=1e-12)
-            pulled = (gradient / gradient.norm(dim=-1, keepdim=True)).isfinite().all(-1)
-            # In units of each text's radius, so that one radius fits all.
-            _, alpha = trust_region_step((before / radius.unsqueeze(-1))[pulled], gradient[pulled], 1.0)
-            optimizer.zero_grad()
-            torch.stack([term.reshape(()) for term in method.losses(pairs).values()]).sum().backward()
-            optimizer.step()
-            after = _increments(method, pairs)
-            error = ((after - before).norm(dim=-1)[pulled] - alpha * radius.expand_as(pulled)[pulled]).abs()
-            found["positive"].append(float(error[own[pulled]].mean()))
-            found["negative"].append(float(error[~own[pulled]].mean()))
-            before = after
-    finally:
-        method.head = original
-    return {name: np.array(values) for name, values in found.items()}
 
+    def increments() -> Tensor:
+        return method.head(pairs.text, pairs.video, True).parts["increment"].detach()
 
-@torch.no_grad()
-def _increments(method: GARE, pairs: PairedFeatures) -> Tensor:
-    return method.head(pairs.text, pairs.video, True).parts["increment"]
-
-
-def _increment_gradient(method: GARE, pairs: PairedFeatures, increment: Tensor) -> Tensor:
-    with torch.no_grad():
+    before = increments()
+    for _ in range(STEPS):
         *_, pooled = _pairs(method, pairs.text, pairs.video)
-    leaf = increment.clone().requires_grad_(True)
-    loss = _loss(pairs.text.sentence.unsqueeze(1) + leaf, pooled, method.temperature().detach())
-    (gradient,) = torch.autograd.grad(loss, leaf)
-    return gradient
+        gradient = _gradient(pairs.text.sentence.unsqueeze(1) + before, pooled, method.temperature().detach())
+        radius = before.norm(dim=-1).amax(1, keepdim=True).clamp(min=1e-12)
+        pulled = (gradient / gradient.norm(dim=-1, keepdim=True)).isfinite().all(-1)
+        # In units of each text's radius, so that one radius fits all.
+        _, alpha = trust_region_step((before / radius.unsqueeze(-1))[pulled], gradient[pulled], 1.0)
+        optimizer.zero_grad()
+        torch.stack([term.reshape(()) for term in method.losses(pairs).values()]).sum().backward()
+        optimizer.step()
+        after = increments()
+        error = ((after - before).norm(dim=-1)[pulled] - alpha * radius.expand_as(pulled)[pulled]).abs()
+        found["positive"].append(float(error[own[pulled]].mean()))
+        found["negative"].append(float(error[~own[pulled]].mean()))
+        before = after
+    return {name: np.array(values) for name, values in found.items()}
 
 
 def draw_steps(arrays: Arrays) -> Iterator[Chart]:

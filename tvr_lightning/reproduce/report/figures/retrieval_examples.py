@@ -1,8 +1,9 @@
-"""Frames of retrieved videos: the best for some queries (TC-MGC, Figs. 9 and 14), and those found in failures."""
+"""Frames of retrieved videos: the best for some queries (TC-MGC, Figs. 9 and 14), and failures of runs compared."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,35 +11,35 @@ import torch
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.reproduce.report.drawing import Arrays, Chart, Image, frames
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
+from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
 
 SHEET_QUERIES, SHEET_VIDEOS = 4, 3
 MOST_FAILURES, FAILURE_FRAMES = 24, 2
 
 
-def measure_sheet(encoded: EncodedSplit) -> Arrays:
-    """Return frames of the best videos for some queries and of each query's own video.
+def measure_sheet(encoded: EncodedSplit) -> dict[str, Any]:
+    """Return frames of the best videos for some queries, which are spread evenly over the ranks of the run.
 
-    Queries are spread evenly over the ranks of the run. The best videos are those of the scores before post-processing.
+    The best videos are those of the scores before post-processing.
 
     Returns:
-        `captions` (Q,) and `names` (Q, 1 + K) as text, `score` and `correct` (Q, 1 + K), `rank` (Q,) of the own video,
-        `strips` (Q, 1 + K, F, S, S, 3) uint8: the own video first, then the K best; `post_processing` of the ranks.
+        `captions` (Q,), `names`, `score`, and `correct` (Q, 1 + K), `rank` (Q,) of the own video, `strips`
+        (Q, 1 + K, F, S, S, 3) uint8: the own video first, then the K best; `post_processing` of the ranks.
     """
     scores, matching, rank = encoded.similarity, encoded.matching, _ranks(encoded)
-    order = torch.argsort(rank, stable=True)
-    places = np.linspace(0, len(order) - 1, min(SHEET_QUERIES, len(order))).round().astype(int)
-    queries = order[torch.as_tensor(places)]
+    places = np.linspace(0, len(rank) - 1, min(SHEET_QUERIES, len(rank))).round()
+    queries = torch.argsort(rank, stable=True)[places.astype(int)]
     best = scores[queries].topk(min(SHEET_VIDEOS, scores.shape[1])).indices
     shown = torch.cat([matching[queries].unsqueeze(1), best], dim=1)
-    strips = {video: encoded.strip(video) for video in sorted(set(shown.flatten().tolist()))}
+    strips = {video: encoded.strip(video) for video in shown.unique().tolist()}
     return {
-        "captions": np.array([encoded.caption(int(query)) for query in queries]),
-        "names": np.array([[encoded.name(int(video)) for video in row] for row in shown]),
-        "score": np.take_along_axis(scores[queries].numpy(), shown.numpy(), axis=1),
-        "correct": (shown == matching[queries].unsqueeze(1)).numpy(),
-        "rank": rank[queries].double().numpy(),
-        "post_processing": np.array(encoded.post_processing or ""),
-        "strips": np.stack([np.stack([strips[int(video)] for video in row]) for row in shown]),
+        "captions": [encoded.caption(query) for query in queries],
+        "names": np.array([[encoded.name(video) for video in row] for row in shown], dtype=str),
+        "score": scores[queries].gather(1, shown),
+        "correct": shown == matching[queries].unsqueeze(1),
+        "rank": rank[queries],
+        "post_processing": encoded.post_processing or "",
+        "strips": np.stack([[strips[video] for video in row] for row in shown.tolist()]),
     }
 
 
@@ -72,7 +73,7 @@ def draw_sheet(arrays: Arrays) -> Iterator[Chart]:
         yield Chart(f"Retrieval sheet: “{caption}”", clips, [rank], note if query == 0 else "")
 
 
-def measure_failures(encoded: EncodedSplit) -> Arrays:
+def measure_failures(encoded: EncodedSplit) -> dict[str, Any]:
     """Return frames of what is found instead of the right video, for queries whose video is not ranked first.
 
     Queries are drawn in one order, the same for every run on a dataset, so that runs share them if both fail. The wrong
@@ -85,16 +86,52 @@ def measure_failures(encoded: EncodedSplit) -> Arrays:
     matching, rank = encoded.matching, _ranks(encoded)
     others = encoded.similarity.clone()
     others[torch.arange(len(matching)), matching] = -torch.inf
-    best = others.argmax(dim=1)
     drawn = np.random.default_rng(0).permutation(len(rank))
     failed = [int(query) for query in drawn if rank[query] > 1 and others.shape[1] > 1][:MOST_FAILURES]
-    rows = sorted({int(row) for query in failed for row in (matching[query], best[query])})
+    right, wrong = matching[failed], others.argmax(dim=1)[failed]
+    rows = torch.cat([right, wrong]).unique().tolist()
     strips = [encoded.strip(row, frames=FAILURE_FRAMES) for row in rows]
     return {
-        "query": encoded.text_index[failed].numpy(),
+        "query": encoded.text_index[failed],
         "captions": np.array([encoded.caption(query) for query in failed], dtype=str),
-        "right": np.array([encoded.name(int(matching[query])) for query in failed], dtype=str),
-        "wrong": np.array([encoded.name(int(best[query])) for query in failed], dtype=str),
+        "right": np.array([encoded.name(row) for row in right], dtype=str),
+        "wrong": np.array([encoded.name(row) for row in wrong], dtype=str),
         "names": np.array([encoded.name(row) for row in rows], dtype=str),
         "strips": np.stack(strips) if strips else np.zeros((0, FAILURE_FRAMES, 1, 1, 3), np.uint8),
     }
+
+
+def comparisons(
+    all_runs: Sequence[ReportedRun], arrays: Mapping[str, Arrays], save: Callable[[str, bytes], None]
+) -> Iterator[dict[str, Any]]:
+    """Yield the data for each group of at least two runs that ranked the same queries; frames are saved by name.
+
+    `better[i][j]` counts the queries for which run i ranks the right video higher than run j; `failures` has for each
+    run and drawn query the video that it found instead of the right one.
+    """
+    groups: dict[tuple[str, tuple[int, ...]], list[ReportedRun]] = {}
+    for run in all_runs:
+        if "failures.query" in arrays.get(run.key, {}):
+            ranks, _ = read_ranks(run, "text_to_video")
+            groups.setdefault((run.data, tuple(ranks.index.tolist())), []).append(run)
+    compared = [(index, runs) for (_, index), runs in groups.items() if len(runs) > 1]
+    for number, (index, runs) in enumerate(compared):
+        ranks_of = [read_ranks(run, "text_to_video")[0].expected() for run in runs]
+        shown: dict[int, dict[str, Any]] = {}
+        failures: list[dict[int, str]] = []
+        videos: dict[str, str] = {}
+        for run in runs:
+            names = ("query", "captions", "right", "wrong", "names")
+            query, captions, right, wrong, found = (arrays[run.key][f"failures.{name}"].tolist() for name in names)
+            failures.append(dict(zip(query, wrong, strict=True)))
+            for one, caption, video in zip(query, captions, right, strict=True):
+                expected = [float(own[index.index(one)]) for own in ranks_of]
+                shown[one] = {"caption": caption, "right": video, "ranks": expected}
+            for name, strip in zip(found, arrays[run.key]["failures.strips"], strict=True):
+                path = videos.setdefault(name, f"queries/{number}-{len(videos)}.jpg")
+                save(path, frames(strip, "").content)
+        better = [[int((own < other).sum()) for other in ranks_of] for own in ranks_of]
+        yield {
+            "title": runs[0].dataset, "runs": [run.title for run in runs], "better": better, "queries": len(index),
+            "shown": shown, "failures": failures, "videos": videos,
+        }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from matplotlib.axes import Axes
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.methods import TCMGC
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.pairwise import DensePairVectors, TextConditionedAttention
+from tvr_lightning.pairwise import DensePairVectors
 from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, frames, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
@@ -20,18 +21,18 @@ ATTENDED = 2
 _MARKS = {"<start_of_text>": "(start)", "<end_of_text>": "(end)"}
 
 
-def tcmgc_of(module: RetrievalModule) -> TCMGC | None:
-    """Return the method if it is TC-MGC."""
-    return module if isinstance(module, TCMGC) else None
+def applies(module: RetrievalModule) -> bool:
+    """Return whether a method is TC-MGC."""
+    return isinstance(module, TCMGC)
 
 
-def attention_of(module: RetrievalModule) -> TextConditionedAttention | None:
-    """Return the attention of TC-MGC if it conditions videos on texts."""
-    return module.head.attention if isinstance(module, TCMGC) else None
+def attends(module: RetrievalModule) -> bool:
+    """Return whether a method is TC-MGC and conditions videos on texts."""
+    return isinstance(module, TCMGC) and module.head.attention is not None
 
 
 @torch.no_grad()
-def measure_contrasts(encoded: EncodedSplit) -> Arrays:
+def measure_contrasts(encoded: EncodedSplit) -> dict[str, Any]:
     """Return the contrasts' scores of matching pairs, and the weights of their aggregation.
 
     Returns:
@@ -39,21 +40,19 @@ def measure_contrasts(encoded: EncodedSplit) -> Arrays:
         uses; `lsa` (G, B) if the run has LSA; `spread`, the mean deviation of a pair's scores over the contrasts, and
         `regularization`, the weight of SDR in training.
     """
-    method = tcmgc_of(encoded.module)
-    assert method is not None
-    text, video = encoded.paired()
-    found = method.score(text, video).parts
+    method = encoded.module
+    found = method.score(*encoded.paired()).parts
     scores = torch.stack([part.diagonal() for part in found.values()])
     logits = scores * (method.temperature() if method.options.aggregation_on == "logits" else 1.0)
-    arrays: Arrays = {
-        "names": np.array(list(found)),
-        "scores": scores.double().cpu().numpy(),
-        "softmax": logits.softmax(0).double().cpu().numpy(),
-        "spread": scores.std(0, correction=0).mean().cpu().numpy(),
-        "regularization": np.array(float(method.options.decorrelation.weight)),
+    arrays = {
+        "names": list(found),
+        "scores": scores,
+        "softmax": logits.softmax(0),
+        "spread": scores.std(0, correction=0).mean(),
+        "regularization": float(method.options.decorrelation.weight),
     }
     if method.head.lsa is not None:
-        arrays["lsa"] = method.head.lsa(logits.unsqueeze(-1))[..., 0].double().cpu().numpy()
+        arrays["lsa"] = method.head.lsa(logits.unsqueeze(-1))[..., 0]
     return arrays
 
 
@@ -90,16 +89,15 @@ def boxes(axis: Axes, values: np.ndarray, names: Iterable[str]) -> None:
 
 
 @torch.no_grad()
-def measure_attention(encoded: EncodedSplit) -> Arrays:
+def measure_attention(encoded: EncodedSplit) -> dict[str, Any]:
     """Return the attention of sentence and words to the frames of their own videos.
 
     Returns:
         `captions` (K,), `words` (K, 1 + W) as text, the sentence first, empty if padded; `weights` (K, 1 + W, F),
         averaged over heads; `strips` (K, F, S, S, 3) uint8.
     """
-    method, attention = tcmgc_of(encoded.module), attention_of(encoded.module)
-    assert method is not None
-    assert attention is not None
+    method, encoder = encoded.module, encoded.module.encoder
+    attention = method.head.attention
     pairs = encoded.pairs[torch.linspace(0, len(encoded.pairs) - 1, min(ATTENDED, len(encoded.pairs))).long()].tolist()
     words, weights = [], []
     for text_row, video_row in pairs:
@@ -107,23 +105,19 @@ def measure_attention(encoded: EncodedSplit) -> Arrays:
         queries = attention.queries(torch.cat([text.sentence.unsqueeze(1), text.words], dim=1))
         mask = video.frame_mask if method.options.mask_frames else None
         found = attention.frame_weights(DensePairVectors.from_texts(queries, videos=1), video.frames, mask)
-        found = found[0, :, 0].unflatten(0, (attention.heads, -1)).mean(0).T  # (1 + W, F)
-        pieces = _pieces(encoded, text_row, text.words.shape[1])
-        words.append([*pieces, *[""] * (len(found) - len(pieces))])
-        weights.append(found.cpu().numpy())
+        weights.append(found[0, :, 0].unflatten(0, (attention.heads, -1)).mean(0).T)  # (1 + W, F)
+        count = text.words.shape[1]
+        if isinstance(encoder, OpenClipEncoder):
+            pieces = encoder.tokenizer.pieces(encoded.caption(text_row), count)
+        else:
+            pieces = [f"word {place}" for place in range(1, count + 1)]
+        words.append(["sentence", *pieces, *[""] * (count - len(pieces))])
     return {
-        "captions": np.array([encoded.caption(text) for text, _ in pairs]),
-        "words": np.array(words),
-        "weights": np.stack(weights),
+        "captions": [encoded.caption(text) for text, _ in pairs],
+        "words": words,
+        "weights": torch.stack(weights),
         "strips": np.stack([encoded.strip(video, frames=encoded.videos.frames.shape[1]) for _, video in pairs]),
     }
-
-
-def _pieces(encoded: EncodedSplit, text: int, words: int) -> list[str]:
-    encoder = encoded.module.encoder
-    if isinstance(encoder, OpenClipEncoder):
-        return ["sentence", *encoder.tokenizer.pieces(encoded.caption(text), words)]
-    return ["sentence", *[f"word {place}" for place in range(1, words + 1)]]
 
 
 def draw_attention(arrays: Arrays) -> Iterator[Chart]:

@@ -1,0 +1,217 @@
+"""Scores from outside: read whatever the file, ranked as the authors' code ranks, refused in a sentence."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tvr_lightning.cli import main
+from tvr_lightning.synthetic import synthesize
+
+NAMES = {"R1": "R@1", "R5": "R@5", "R10": "R@10", "MedianR": "MdR", "MeanR": "MnR"}
+
+
+@pytest.fixture(scope="module")
+def case(parity_cases) -> dict[str, torch.Tensor]:
+    """Tensors of the released metrics' case by the end of their names."""
+    return {name.split("/")[-1]: tensor for name, tensor in load_file(parity_cases / "metrics.safetensors").items()}
+
+
+@pytest.fixture(scope="module")
+def expected(parity_cases) -> dict[str, dict[str, float]]:
+    return json.loads((parity_cases / "metrics.json").read_text())
+
+
+@pytest.fixture
+def folder(tmp_path, case, monkeypatch) -> Path:
+    """A working folder with the case's matrices and tables of ids, one video per text and several texts per video."""
+    monkeypatch.chdir(tmp_path)
+    np.save("single.npy", case["single.similarity"].numpy())
+    np.save("bank.npy", case["qbnorm.bank_similarity"].numpy())
+    np.save("multi.npy", case["multi.similarity"].numpy())
+    pd.DataFrame({"video_id": [f"v{i}" for i in range(60)]}).to_csv("single.csv", index=False)
+    # Columns are numbered as videos first come, so that the table must name them in the matrix's order.
+    order = {int(video): None for video in case["multi.caption_video"]}
+    assert list(order) == sorted(order)
+    pd.DataFrame({"video_id": [f"v{int(i)}" for i in case["multi.caption_video"]]}).to_parquet("multi.parquet")
+    return tmp_path
+
+
+def evaluated(*words: str) -> dict:
+    before = set(Path().glob("runs/*/*/results.json"))
+    assert main(["evaluate", *words]) == 0
+    (written,) = set(Path().glob("runs/*/*/results.json")) - before
+    return json.loads(written.read_text())
+
+
+@pytest.mark.filterwarnings("ignore:.*some scores are below zero")
+@pytest.mark.parametrize(
+    ("words", "row", "direction"),
+    [
+        (["single.npy", "--ids=single.csv"], "single.t2v", "text_to_video"),
+        (["single.npy", "--ids=single.csv"], "single.v2t", "video_to_text"),
+        (["single.npy", "--ids=single.csv", "--normalization=DualSoftmax"], "dsl.t2v", "text_to_video"),
+        (["single.npy", "--ids=single.csv", "--normalization=DualSoftmax"], "dsl.v2t", "video_to_text"),
+        (
+            ["single.npy", "--ids=single.csv", "--normalization=QueryBankNorm", "--bank_texts=bank.npy"],
+            "qbnorm.t2v(k=1,beta=20)",
+            "text_to_video",
+        ),
+        (["multi.npy", "--ids=multi.parquet"], "multi.t2v", "text_to_video"),
+        (["multi.npy", "--ids=multi.parquet"], "multi.v2t_clip4clip", "video_to_text"),
+    ],
+)
+def test_the_released_metrics_are_found_on_the_kept_case(folder, expected, words, row, direction):
+    found = evaluated(*words)
+    for theirs, ours in NAMES.items():
+        assert found[direction][ours] == pytest.approx(expected[row][theirs], abs=1e-5)
+        if ours != "MdR":
+            ends = found["intervals"][direction.replace("_", "-")][ours]
+            assert ends["low"] <= found[direction][ours] <= ends["high"]
+            assert ends["low"] < ends["high"] or ends["low"] == 100
+    assert found["weights"]["kind"] == "outside"
+    assert found["audit"] is None
+
+
+def test_every_file_of_one_matrix_gives_one_table(folder, case, capsys):
+    matrix = case["single.similarity"]
+    generator = torch.Generator().manual_seed(0)
+    rows, columns = torch.randperm(60, generator=generator), torch.randperm(60, generator=generator)
+    names = [f"v{int(i)}" for i in columns]
+    np.savez("named.npz", similarity=matrix[rows][:, columns].numpy(), video_ids=names, text_index=rows.numpy())
+    torch.save({"similarity": matrix[:, columns], "video_ids": names}, "named.pt")
+    torch.save(matrix, "bare.pt")
+    table = pd.DataFrame({"text_index": np.repeat(np.arange(60), 60), "video_id": [f"v{i}" for i in range(60)] * 60})
+    table.assign(score=matrix.flatten().numpy()).sample(frac=1, random_state=0).to_parquet("pairs.parquet")
+    plain = evaluated("single.npy", "--ids=single.csv")
+    assert "EXTERNAL SCORES: single.npy" in capsys.readouterr().out
+    for file in ("named.npz", "named.pt", "bare.pt", "pairs.parquet"):
+        found = evaluated(file, "--ids=single.csv")
+        for part in ("text_to_video", "video_to_text", "intervals", "texts", "videos", "warnings", "partial"):
+            assert found[part] == plain[part], (file, part)
+
+
+def test_a_bank_follows_its_ids(folder, case):
+    bank, generator = case["qbnorm.bank_similarity"].numpy(), torch.Generator().manual_seed(0)
+    columns, rows = (torch.randperm(60, generator=generator).numpy() for _ in range(2))
+    np.savez("bank_texts.npz", similarity=bank[:, columns], video_ids=[f"v{i}" for i in columns])
+    np.save("bank_videos.npy", bank.T)
+    np.savez("bank_videos.npz", similarity=bank.T[rows], text_index=rows)
+    options = ("single.npy", "--ids=single.csv", "--normalization=QueryBankNorm")
+    plain = evaluated(*options, "--bank_texts=bank.npy", "--bank_videos=bank_videos.npy")
+    found = evaluated(*options, "--bank_texts=bank_texts.npz", "--bank_videos=bank_videos.npz")
+    for part in ("text_to_video", "video_to_text", "intervals", "warnings"):
+        assert found[part] == plain[part], part
+
+
+def test_a_bank_that_does_not_fit_is_refused_in_one_sentence(folder, case, capsys):
+    bank, videos = case["qbnorm.bank_similarity"].numpy(), [f"v{i}" for i in range(60)]
+    options = ("single.npy", "--ids=single.csv", "--normalization=QueryBankNorm")
+    np.savez("bank.npz", similarity=bank, video_ids=[*videos[:-1], "w"])
+    assert "bank.npz: video 'w' is not in single test" in refused(capsys, *options, "--bank_texts=bank.npz")
+    np.savez("bank.npz", similarity=bank[:, :-1], video_ids=videos[:-1])
+    assert "bank.npz: video 'v59' of single test is missing" in refused(capsys, *options, "--bank_texts=bank.npz")
+    np.savez("bank.npz", similarity=bank, video_ids=videos[:-1])
+    assert "bank.npz: 59 video IDs for 60 columns" in refused(capsys, *options, "--bank_texts=bank.npz")
+    np.save("bank.npy", bank[:, :-1])
+    assert "bank.npy: 59 columns for the 60 videos of single test" in refused(capsys, *options, "--bank_texts=bank.npy")
+    np.savez("bank.npz", similarity=bank.T[:-1], text_index=np.arange(59))
+    assert "bank.npz: text 59 of single test is missing" in refused(capsys, *options, "--bank_videos=bank.npz")
+    np.savez("bank.npz", similarity=bank.T, text_index=np.arange(1, 61))
+    assert "bank.npz: text 60 is not in single test" in refused(capsys, *options, "--bank_videos=bank.npz")
+
+
+def test_pairs_that_are_not_listed_come_last_and_the_table_says_so(folder):
+    table = pd.DataFrame({"text_index": [0, 1, 1], "video_id": ["v0", "v0", "v1"], "score": [0.5, 0.9, 0.1]})
+    table.to_parquet("few.parquet")
+    (folder / "ids.csv").write_text("video_id\nv0\nv1\nv2\n")
+    found = evaluated("few.parquet", "--ids=ids.csv")
+    assert found["partial"]
+    assert "6 of 9 pairs have no score" in found["warnings"][0]
+    assert found["text_to_video"]["MnR"] == pytest.approx((1 + 2 + 2) / 3)  # the third text is at chance among three
+
+
+def test_two_matrices_are_compared_on_the_same_queries(folder, case, capsys):
+    better = case["single.similarity"] + 0.5 * torch.eye(60, dtype=torch.float64) * case["single.similarity"].std()
+    np.save("better.npy", better.numpy())
+    assert main(["evaluate", "single.npy", "better.npy", "--ids=single.csv"]) == 0
+    assert "better.npy minus single.npy" in capsys.readouterr().out
+    (file,) = folder.glob("runs/better-single/version_0/comparison.json")
+    tables = [
+        json.loads((folder / f"runs/{name}-single/version_0/results.json").read_text()) for name in ("single", "better")
+    ]
+    row = json.loads(file.read_text())["second_minus_first"]["text-to-video"]
+    gain = tables[1]["text_to_video"]["R@1"] - tables[0]["text_to_video"]["R@1"]
+    assert row["R@1"]["difference"]["estimate"] == pytest.approx(gain)
+    assert gain > 0
+    assert row["MnR"]["p_value"] < 0.05
+
+
+@pytest.mark.filterwarnings("ignore:UNTRAINED weights")
+def test_what_a_method_predicts_gives_the_table_of_its_test(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    synthesize("msvd", tmp_path, 24, 0, workers=1, progress=False)
+    recipes = Path(__file__).parents[2] / "recipes"
+    options = [
+        f"--config={recipes / 'clip4clip.yaml'}", f"--config={recipes / 'data' / 'msvd.yaml'}",
+        f"--config={recipes / 'fixture.yaml'}", f"--data.init_args.root={tmp_path}", "--data.init_args.num_workers=0",
+        "--data.init_args.frames=2", "--model.init_args.encoder.init_args.width=64", "--trainer.accelerator=cpu",
+        "--model.init_args.evaluation.audit=0", "--model.init_args.evaluation.top_k=1000",
+    ]  # fmt: skip
+    assert main(["test", *options]) == 0
+    (written,) = tmp_path.glob("runs/*/*/results.json")
+    tested = json.loads(written.read_text())
+    assert main(["predict", *options]) == 0
+    (predictions,) = tmp_path.glob("runs/*/*/predictions.parquet")
+    found = evaluated(str(predictions), "--data=MSVD", f"--root={tmp_path}")
+    for part in ("text_to_video", "video_to_text", "sum_of_recalls", "dataset", "split", "protocol", "texts", "videos"):
+        assert found[part] == tested[part], part
+    assert found["texts"] > found["videos"]
+
+
+def refused(capsys, *words: str, status: int = 2) -> str:
+    assert main(["evaluate", *words]) == status
+    said = capsys.readouterr().err
+    assert said.startswith("tvr: ")
+    assert len(said.strip().splitlines()) == 1
+    assert not list(Path().glob("runs/**/results.json"))
+    return said
+
+
+def test_what_cannot_be_ranked_is_refused_in_one_sentence(folder, case, capsys):
+    matrix = case["single.similarity"].numpy()
+    np.save("small.npy", matrix[:59])
+    assert "small.npy: 59 rows for the 60 texts of single test" in refused(capsys, "small.npy", "--ids=single.csv")
+    broken = matrix.copy()
+    broken[3, 7] = np.nan
+    np.save("nan.npy", broken)
+    assert "nan.npy: 1 of 3600 scores are NaN or infinite, the first in row 3, column 7" in refused(
+        capsys, "nan.npy", "--ids=single.csv"
+    )
+    np.savez("strange.npz", similarity=matrix, video_ids=[f"w{i}" for i in range(60)])
+    assert "strange.npz: video 'w0' is not in single test" in refused(capsys, "strange.npz", "--ids=single.csv")
+    np.savez("twice.npz", similarity=matrix, video_ids=["v0"] * 60)
+    assert "twice.npz: video 'v0' occurs twice" in refused(capsys, "twice.npz", "--ids=single.csv")
+    np.savez("short.npz", similarity=matrix[:, :59], video_ids=[f"v{i}" for i in range(59)])
+    assert "short.npz: video 'v59' of single test is missing" in refused(capsys, "short.npz", "--ids=single.csv")
+    (folder / "cut.npy").write_bytes((folder / "single.npy").read_bytes()[:1000])
+    assert "cut.npy: cannot be read" in refused(capsys, "cut.npy", "--ids=single.csv")
+    np.save("objects.npy", np.array([[print]]), allow_pickle=True)
+    assert "objects.npy: cannot be read (Object arrays cannot be loaded" in refused(
+        capsys, "objects.npy", "--ids=single.csv"
+    )
+    torch.save(torch.nn.Linear(2, 2), "code.pt")
+    assert "code.pt: cannot be read (Weights only load failed" in refused(capsys, "code.pt", "--ids=single.csv")
+    assert "needs scores of training queries" in refused(
+        capsys, "single.npy", "--ids=single.csv", "--normalization=QueryBankNorm"
+    )
+    assert "gone.npy: no such file" in refused(capsys, "gone.npy", "--ids=single.csv")
+    assert "Give either a dataset" in refused(capsys, "single.npy")
+    pd.DataFrame({"text_index": [0], "video_id": ["w"], "score": [1.0]}).to_parquet("alien.parquet")
+    assert "video 'w' is not in single test" in refused(capsys, "alien.parquet", "--ids=single.csv")
+    pd.DataFrame({"text_index": [60], "video_id": ["v0"], "score": [1.0]}).to_parquet("late.parquet")
+    assert "text 60 is not in single test" in refused(capsys, "late.parquet", "--ids=single.csv")

@@ -1,0 +1,67 @@
+"""The bar of a run says how long the whole run still takes, and counts epochs as people do."""
+
+import re
+import time
+from pathlib import Path
+
+from lightning.pytorch import Callback, Trainer
+
+import tvr_lightning.progress
+from tvr_lightning.runs.progress_bar import RunProgressBar
+from tvr_lightning.testing.small import small
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "clip4clip.yaml"
+
+
+class Seen(Callback):
+    """What the bar would show after every step."""
+
+    def __init__(self, bar):
+        self.bar, self.metrics, self.descriptions, self.seconds = bar, [], [], []
+
+    def on_train_batch_end(self, trainer, module, *arguments):
+        self.metrics.append(self.bar.get_metrics(trainer, module))
+        self.descriptions.append(self.bar._get_train_description(trainer.current_epoch).strip())
+        self.seconds.append(self.bar._left.seconds(trainer))
+
+
+def test_the_time_left_is_that_of_the_whole_run_and_ends_at_nothing(tmp_path):
+    method, data = small(RECIPE)
+    bar = RunProgressBar()
+    seen = Seen(bar)
+    trainer = Trainer(
+        accelerator="cpu", max_epochs=2, limit_train_batches=3, limit_val_batches=0, callbacks=[bar, seen],
+        logger=False, enable_checkpointing=False, enable_model_summary=False, use_distributed_sampler=False,
+    )  # fmt: skip
+    trainer.fit(method, datamodule=data)
+    assert seen.descriptions == ["Epoch 1/2"] * 3 + ["Epoch 2/2"] * 3
+    assert seen.seconds[0] is None, "one step says nothing of how long one takes"
+    assert "run left" not in seen.metrics[0]
+    assert all(left > 0 for left in seen.seconds[1:-1])
+    assert seen.seconds[-1] == 0
+    assert seen.metrics[-1]["run left"] == "0:00:00"
+    assert "v_num" not in seen.metrics[-1]
+
+
+class Slow(Callback):
+    """Gives every batch time to be reported."""
+
+    def on_train_batch_end(self, *arguments):
+        time.sleep(0.2)
+
+    on_validation_batch_end = on_train_batch_end
+
+
+def test_without_a_terminal_lines_say_what_is_done(monkeypatch, capsys):
+    monkeypatch.setattr(tvr_lightning.progress, "SECONDS", 0.02)
+    method, data = small(RECIPE)
+    trainer = Trainer(
+        accelerator="cpu", max_epochs=1, limit_train_batches=3, limit_val_batches=1, logger=False,
+        callbacks=[RunProgressBar(), Slow()], enable_checkpointing=False, enable_model_summary=False,
+        use_distributed_sampler=False, num_sanity_val_steps=0, check_val_every_n_epoch=1,
+    )  # fmt: skip
+    trainer.fit(method, datamodule=data)
+    lines = capsys.readouterr().out.splitlines()
+    assert "Epoch 1/1, step 1 of 3" in lines
+    assert any(re.fullmatch(r"Epoch 1/1, step 2 of 3, 0:00:\d\d left of the run", line) for line in lines)
+    assert "Validation, batch 1 of 1" in lines

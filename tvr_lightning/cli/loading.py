@@ -1,0 +1,17 @@
+"""Imports of a command, which take seconds once torch is among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tvr_lightning.progress import shown
+from tvr_lightning.quiet import quieten
+
+
+@contextmanager
+def loading(command: str) -> Iterator[None]:
+    """Show that a command is loading if it takes long, then hide the tips and device messages of Lightning."""
+    with shown(f"{command}: loading"):
+        yield
+    quieten()

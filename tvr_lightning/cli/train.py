@@ -1,0 +1,246 @@
+"""Commands that run a recipe or use a trained method; their signatures and docstrings are the command line."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from tvr_lightning.cli.loading import loading
+from tvr_lightning.cli.types import AtLeast4, File, NewFile, PositiveInt
+from tvr_lightning.config.recipe_files import RECIPES, OptionError
+from tvr_lightning.progress import shown
+
+FOUND_BY_LIGHTNING = ("best", "last", "hpc", "registry")
+"""Values of --ckpt_path that are not files."""
+OPTIONS = {
+    "--data.init_args.root FOLDER": "parent folder of the datasets; $TVR_DATA by default",
+    "--data.init_args.batch_size N": "text-video pairs per optimizer step, over all devices",
+    "--data.init_args.num_workers N": "worker processes that decode videos",
+    "--trainer.devices N": "number of GPUs; hardware/* also sets precision and strategy",
+    "--results.directory FOLDER": "parent folder of the results; by default runs, or the checkpoint's run",
+    "--eval_memory SIZE": "memory budget for scoring, such as 4GiB",
+}
+OF_FIT = {
+    "--trainer.max_epochs N": "number of training epochs",
+    "--seed_everything N": "seed of the run; 0 by default",
+    "--checkpoints.resume true": "resume the newest run of this method and dataset, or start one",
+}
+ReleasedMethod = Literal["clip4clip", "drl", "gaid", "gare", "tcmgc", "tmass", "ucofia", "xclip", "xpool"]
+OVERLAYS = ("fixture", "demo", "features", "heads")
+
+
+def fit(
+    config: list[str] = [],  # noqa: B006
+    ckpt_path: str | None = None,
+    estimate: bool = False,
+    help_all: bool = False,
+    overrides: Sequence[str] = (),
+) -> int:
+    """Train a method, test it, and print and save the results.
+
+    Args:
+        config: name or path of a recipe, can be repeated; later ones override earlier ones.
+        ckpt_path: checkpoint of an interrupted run to resume.
+        estimate: print the memory, disk space, and time that the run needs, without training.
+        help_all: print all options of recipes.
+    """
+    if estimate:
+        with loading("fit"):
+            from tvr_lightning.config.recipe import Recipe
+            from tvr_lightning.reproduce.profile.estimate import estimate as measure
+        print(measure(Recipe.parse(config, overrides)))
+        return 0
+    return _run("fit", config, overrides, ckpt_path)
+
+
+def validate(
+    config: list[str] = [],  # noqa: B006
+    ckpt_path: str | None = None,
+    override: bool = False,
+    trust: list[str] = [],  # noqa: B006
+    help_all: bool = False,
+    overrides: Sequence[str] = (),
+) -> int:
+    """Evaluate a checkpoint on the validation split.
+
+    Args:
+        config: name or path of a recipe, can be repeated, whose options override those of the checkpoint.
+        ckpt_path: checkpoint to evaluate, which determines method, data, and options.
+        override: score with the given options even if the checkpoint was trained with others.
+        trust: module whose classes the checkpoint may use, in addition to this package's; can be repeated.
+        help_all: print all options of recipes.
+    """
+    return _run("validate", config, overrides, ckpt_path, override, trust)
+
+
+def run_test(
+    config: list[str] = [],  # noqa: B006
+    ckpt_path: str | None = None,
+    override: bool = False,
+    trust: list[str] = [],  # noqa: B006
+    help_all: bool = False,
+    overrides: Sequence[str] = (),
+) -> int:
+    """Evaluate a checkpoint on the test split, and print and save the results."""
+    return _run("test", config, overrides, ckpt_path, override, trust)
+
+
+def predict(
+    config: list[str] = [],  # noqa: B006
+    ckpt_path: str | None = None,
+    override: bool = False,
+    trust: list[str] = [],  # noqa: B006
+    help_all: bool = False,
+    overrides: Sequence[str] = (),
+) -> int:
+    """Write the top-ranked videos of every test text to a parquet file."""
+    return _run("predict", config, overrides, ckpt_path, override, trust)
+
+
+for _evaluation in (run_test, predict):
+    _evaluation.__doc__ = f"{_evaluation.__doc__}\n\n    Args:{(validate.__doc__ or '').partition('Args:')[2]}"
+
+
+def _run(
+    command: str,
+    config: list[str],
+    overrides: Sequence[str],
+    ckpt_path: str | None,
+    override: bool = False,
+    trust: Sequence[str] = (),
+) -> int:
+    """Check what needs no torch, build the run, and start it."""
+    path = None if ckpt_path in (None, "null") else ckpt_path
+    local = None if path is None or path in FOUND_BY_LIGHTNING or "://" in path else Path(path)
+    if local is not None and not local.exists():
+        raise OptionError(f"{path}: no such checkpoint; looked for it at {local.absolute()}")
+    with loading(command):
+        from tvr_lightning.config.recipe import Recipe
+        from tvr_lightning.runs.run import Run
+    evaluated = None if command == "fit" else local
+    recipe = Recipe.parse(config, overrides, evaluated, trust, override)
+    words = [command, *(f"--config={name}" for name in config), *overrides]
+    Run(command, recipe, path, words + ([f"--ckpt_path={path}"] if path else [])).start()  # type: ignore[arg-type]
+    return 0
+
+
+def recipes_and_examples(command: str) -> str:
+    """Return the end of the help of fit, validate, test, and predict: recipes, common options, and examples."""
+    names = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+    groups = {
+        "methods": [name for name in names if "-" not in name and name not in OVERLAYS],
+        "overlays": [name for name in OVERLAYS if name in names],
+    }
+    for folder in ("data", "backbone", "hardware", "variants"):
+        groups[folder] = [f"{folder}/{path.stem}" for path in sorted((RECIPES / folder).glob("*.yaml"))]
+    lines = ["recipes:"]
+    for title, found in groups.items():
+        listed = textwrap.shorten(" ".join(found), 3 * 100, placeholder=" ...")
+        first, later = f"  {title:<10}", " " * 12
+        lines += textwrap.wrap(listed, 118, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)
+    options = {**(OF_FIT if command == "fit" else {}), **OPTIONS}
+    lines += ["", "common options of recipes:", *(f"  {name:<32} {said}" for name, said in options.items())]
+    checkpoint = "runs/gare-msrvtt/version_0/checkpoints/last.ckpt"
+    example = "--config gare --config fixture" if command == "fit" else f"--ckpt_path {checkpoint}"
+    lines += ["", "example:", f"  tvr {command} {example}"]
+    return "\n".join(lines)
+
+
+def audit(
+    config: list[str],
+    ckpt_path: File | None = None,
+    videos: AtLeast4 = 64,
+    seed: int = 0,
+    overrides: Sequence[str] = (),
+) -> int:
+    """Check empirically that scores depend only on the text and the video; the exit status is 1 if they do not.
+
+    Args:
+        config: recipe files, can be repeated; later ones override earlier ones.
+        ckpt_path: checkpoint of the recipe; by default the recipe's starting weights are audited.
+        videos: number of test videos to audit, with their texts.
+        seed: seed for selecting and ordering the audited videos and texts.
+    """
+    with loading("audit"):
+        from tvr_lightning.audit.run import audit_method, report_audit
+        from tvr_lightning.config.recipe import from_recipe
+        from tvr_lightning.training.checkpoints import read_checkpoint
+
+        method, data = from_recipe(config, overrides)
+    if ckpt_path is not None:
+        checkpoint = read_checkpoint(ckpt_path)
+        method.on_load_checkpoint(checkpoint)
+        method.load_state_dict(checkpoint["state_dict"])
+    with shown(f"audit: scoring the same pairs of up to {videos} videos repeatedly"):
+        found = audit_method(method, data, videos, seed)
+    return report_audit(method, found)
+
+
+def convert(
+    source: File,
+    out: NewFile,
+    /,
+    words: PositiveInt | None = None,
+    frames: PositiveInt | None = None,
+    method: ReleasedMethod | None = None,
+    openai_clip: File | None = None,
+) -> int:
+    """Convert an authors' checkpoint into one that `tvr test --ckpt_path` loads.
+
+    Args:
+        source: authors' file (pytorch_model.bin.*, .pth, .pt or .safetensors).
+        out: output file.
+        words: number of text positions, including SOT and EOT; by default that of the released evaluation.
+        frames: number of frames per video; by default that of the released evaluation.
+        method: method that the checkpoint must belong to; detected by default.
+        openai_clip: file with OpenAI's CLIP weights for UCoFiA, whose released evaluation uses them in the attention of
+            vision blocks 10 and 11.
+    """
+    with shown(f"convert: reading {source.name}"):
+        from tvr_lightning.authors.convert import convert as convert_checkpoint
+        from tvr_lightning.authors.convert import describe
+
+        converted = convert_checkpoint(source, out, words, frames, method, openai_clip)
+    print("\n".join(describe(converted)))
+    return 0
+
+
+def push(
+    checkpoint: File,
+    name: str,
+    /,
+    results: File | None = None,
+    private: bool = False,
+    license: str | None = None,
+) -> int:
+    """Publish a trained method on the Hugging Face Hub; log in with `hf auth login` or set HF_TOKEN.
+
+    Args:
+        checkpoint: checkpoint of `tvr fit`.
+        name: user/name of the repository; a method that was pushed before gets a new revision.
+        results: results.json of these weights; by default the one in the run's folder.
+        private: hide a new repository from others.
+        license: identifier of the license for the model card, such as mit.
+    """
+    with loading("push"):
+        from tvr_lightning.api.hub import push_to_hub
+    print(push_to_hub(checkpoint, name, results=results, private=private, license=license))
+    return 0
+
+
+def schema() -> int:
+    """Print the JSON schema of recipes, with which editors complete and check them."""
+    import json
+
+    from tvr_lightning.config.schema import cached_schema, generate
+
+    found = cached_schema()
+    if found is None:
+        with loading("schema"):
+            from tvr_lightning.config.recipe import recipe_parser
+
+            found = generate(recipe_parser())
+    print(json.dumps(found, indent=2))
+    return 0

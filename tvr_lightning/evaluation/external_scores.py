@@ -1,0 +1,129 @@
+"""Evaluation of external scores: ranks, normalization and comparison of similarity matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tvr_lightning.data.ground_truth import GroundTruth
+from tvr_lightning.evaluation.evaluator import Evaluation
+from tvr_lightning.evaluation.metrics import RetrievalMetrics
+from tvr_lightning.evaluation.normalization import Normalizer, normalize_scores
+from tvr_lightning.evaluation.ranks import Ranks, text_to_video_ranks, video_to_text_ranks
+from tvr_lightning.evaluation.scores_file import NOT_FOUND, ScoresError
+from tvr_lightning.evaluation.statistics import (
+    Comparison,
+    Interval,
+    PerQuery,
+    exchange_p_value,
+    percentile_interval,
+    recall_values,
+    resample,
+)
+
+
+@dataclass
+class Banks:
+    """Scores of training queries against the split, for normalizers that need them.
+
+    Attributes:
+        texts: (K, M) scores of training texts against the split's videos, for text-to-video, or None.
+        videos: (N, K) scores of the split's texts against training videos, for video-to-text, or None.
+    """
+
+    texts: Tensor | None = None
+    videos: Tensor | None = None
+
+
+def evaluate_scores(
+    scores: Tensor,
+    truth: GroundTruth,
+    normalizer: Normalizer | None = None,
+    banks: Banks | None = None,
+    recall: Sequence[int] = (1, 5, 10),
+) -> Evaluation:
+    """Rank a similarity matrix in both directions.
+
+    Args:
+        scores: Similarity matrix (N, M) in the split's order.
+        truth: Ground truth of the split.
+        normalizer: Post-processing, applied to each direction separately.
+        banks: Scores of training queries. A direction without a bank is not normalized, which adds a warning.
+        recall: Values of K for R@K.
+
+    Raises:
+        UserError: The normalizer needs scores that are not given, or cannot be applied to a matrix.
+    """
+    banks = banks or Banks()
+    warnings: list[str] = []
+    counts = torch.bincount(truth.video_of_text, minlength=truth.videos).double()
+    ones = torch.ones(truth.texts, dtype=torch.float64)
+    texts = videos = scores
+    left_out = int((scores == NOT_FOUND).sum())
+    if left_out:
+        warnings.append(f"{left_out} of {scores.numel()} pairs have no score and are ranked last")
+    if normalizer is not None:
+        if left_out:
+            raise ScoresError(f"{normalizer.name} needs the scores of all pairs, but {left_out} have none")
+        if normalizer.needs_bank and banks.texts is None and banks.videos is None:
+            raise ScoresError(f"{normalizer.name} needs scores of training queries. Pass --bank_texts or --bank_videos")
+        if not normalizer.needs_bank or banks.texts is not None:
+            texts = normalize_scores(normalizer, scores, banks.texts, "text-to-video", ones, counts)
+        else:
+            warnings.append("text-to-video is not normalized: no scores of training texts were given")
+        if not normalizer.needs_bank or banks.videos is not None:
+            bank = None if banks.videos is None else banks.videos.T
+            videos = normalize_scores(normalizer, scores.T, bank, "video-to-text", counts, ones).T
+        else:
+            warnings.append("video-to-text is not normalized: no scores of training videos were given")
+    ranks = text_to_video_ranks(texts, truth.video_of_text), video_to_text_ranks(videos, truth.video_of_text)
+    metrics = RetrievalMetrics(recall)
+    metrics.update(*ranks)
+    return Evaluation.of(
+        metrics, ranks, truth, normalizer, warnings, texts=truth.texts, videos=truth.videos, partial=bool(left_out)
+    )
+
+
+def intervals(evaluation: Evaluation, truth: GroundTruth, recall: Sequence[int]) -> dict[str, dict[str, Interval]]:
+    """Return 95 % bootstrap intervals over queries by direction and name, for every metric with a value per query."""
+    found: dict[str, dict[str, Interval]] = {}
+    for direction, (ranks, group) in _directions(evaluation, truth).items():
+        row: dict[str, Interval] = {}
+        for name, per_query in _per_query(recall).items():
+            values = per_query(ranks).double()
+            row[name] = percentile_interval(float(values.mean()), resample(values, group))
+        expected = ranks.expected()
+        row["MdR"] = percentile_interval(float(expected.quantile(0.5)), resample(expected, group, "median"))
+        found[direction] = row
+    return found
+
+
+def compare(
+    first: Evaluation, second: Evaluation, truth: GroundTruth, recall: Sequence[int]
+) -> dict[str, dict[str, Comparison]]:
+    """Return the difference, second minus first, of two evaluations of the same queries, by direction and metric."""
+    found: dict[str, dict[str, Comparison]] = {}
+    others = _directions(second, truth)
+    for direction, (ranks, group) in _directions(first, truth).items():
+        found[direction] = {}
+        for name, per_query in _per_query(recall).items():
+            values = per_query(others[direction][0]).double() - per_query(ranks).double()
+            interval = percentile_interval(float(values.mean()), resample(values, group))
+            found[direction][name] = Comparison(interval, exchange_p_value(values, group))
+    return found
+
+
+def _directions(evaluation: Evaluation, truth: GroundTruth) -> dict[str, tuple[Ranks, Tensor]]:
+    """Return the ranks and the video of each query in both directions; queries of one video are resampled together."""
+    texts, videos = evaluation.text_to_video_ranks, evaluation.video_to_text_ranks
+    return {
+        "text-to-video": (texts, truth.video_of_text[texts.index]),
+        "video-to-text": (videos, videos.index),
+    }
+
+
+def _per_query(recall: Sequence[int]) -> dict[str, PerQuery]:
+    return {**{f"R@{k}": recall_values(k) for k in recall}, "MnR": Ranks.expected}

@@ -1,0 +1,196 @@
+"""Figures of any method: scores, retrieval mass and errors (NCL, Figs. 2 and 3), the modalities (Figs. 7 and 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tvr_lightning.evaluation.balance import balance
+from tvr_lightning.evaluation.evaluator import Evaluator
+from tvr_lightning.evaluation.sources import MatrixSource, TransposedSource
+from tvr_lightning.layers.cosine import unit
+from tvr_lightning.layers.pooling import masked_mean
+from tvr_lightning.methods.contrast import EmptyQueueError
+from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, histograms, new_panels
+from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
+
+MOST_MASS = 5
+DIRECTIONS = {"t2v": "text to video", "v2t": "video to text"}
+
+
+def measure_similarity(encoded: EncodedSplit) -> Arrays:
+    """Return histograms of the scores of `positive` and `negative` pairs (DPDV, Fig. S1; GAID, Fig. 6).
+
+    `overlap` is the probability in percent that another pair outscores a matching one, with ties counted half.
+    """
+    own = torch.zeros_like(encoded.similarity, dtype=torch.bool)
+    own[torch.arange(len(own)), encoded.matching] = True
+    positive, negative = (encoded.similarity[chosen].double().numpy() for chosen in (own, ~own))
+    below = [np.searchsorted(np.sort(negative), positive, side) for side in ("left", "right")]
+    overlap = 100 * (1 - np.mean(below) / max(len(negative), 1))
+    return histograms({"positive": positive, "negative": negative}, bins=60) | {"overlap": np.array(overlap)}
+
+
+def draw_similarity(arrays: Arrays) -> Iterator[Chart]:
+    """Draw both histograms over one axis."""
+    (axis,) = new_panels(1)
+    for name, color, label in (("positive", COLORS[0], "matching pairs"), ("negative", COLORS[1], "all other pairs")):
+        axis.stairs(arrays[name], arrays["edges"], fill=True, alpha=0.5, color=color, label=label)
+    axis.set(xlabel="score before post-processing", ylabel="share of the pairs")
+    axis.legend()
+    alt = "Two histograms of scores: of texts with their own videos, and of texts with other videos."
+    facts = [
+        f"mean of matching pairs: {arrays['positive_mean']:.3g}",
+        f"mean of other pairs: {arrays['negative_mean']:.3g}",
+        f"chance that another pair outscores a matching one: {arrays['overlap']:.3g} %",
+    ]
+    note = "DPDV, Fig. S1, and GAID, Fig. 6, also show those of a baseline: see the pages of the tables."
+    yield Chart("", drawings([axis], alt), facts, note)
+
+
+@torch.no_grad()
+def measure_balance(encoded: EncodedSplit) -> dict[str, Any]:
+    """Return retrieval mass and error rates of both directions, before post-processing.
+
+    Returns:
+        For t2v and v2t: `<direction>.mass` (G,) relative to its share, `<direction>.edges`, `.items`,
+        `.false_negative`, `.false_positive` (K,) by bins of it, and `<direction>.error`; if the run normalizes scores
+        by its queues or the test set, also `normalized.<direction>.mass` and `.error`, and if it does so by anything
+        else `normalized.missing`, the reason why they are not measured.
+    """
+    source = MatrixSource(encoded.similarity.double())
+    videos = torch.arange(source.gallery)
+    temperature = encoded.module.score_temperature()
+    arrays: dict[str, Any] = {}
+    for name, scores, queries, gallery in (
+        ("t2v", source, encoded.matching, videos),
+        ("v2t", TransposedSource(source), videos, encoded.matching),
+    ):
+        found = balance(scores, temperature, queries, gallery)
+        arrays |= {f"{name}.mass": found.mass / found.share, f"{name}.error": found.error}
+        for field in ("edges", "items", "false_negative", "false_positive"):
+            arrays[f"{name}.{field}"] = getattr(found.rates, field)
+    module, normalizer, bank = encoded.module, encoded.module.evaluation_config.normalization, None
+    if normalizer is None:
+        return arrays
+    if normalizer.needs_bank:
+        try:
+            bank = module.contrast.bank()
+        except EmptyQueueError:
+            return arrays | {"normalized.missing": "the queues of training queries are empty"}
+        if bank is None:
+            reason = "it needs a bank of the training split, which is not encoded for figures"
+            return arrays | {"normalized.missing": reason}
+    evaluator = Evaluator(module.score, temperature=module.score_temperature(), measure_balance=True)
+    evaluation = evaluator.evaluate(
+        encoded.texts, encoded.text_index, encoded.videos, encoded.video_index, encoded.truth, normalizer, bank
+    )
+    for name, words in DIRECTIONS.items():
+        found = evaluation.balance[words.replace(" ", "-")]  # type: ignore[index]
+        arrays |= {f"normalized.{name}.mass": found.mass / found.share, f"normalized.{name}.error": found.error}
+    return arrays
+
+
+def draw_balance(arrays: Arrays) -> Iterator[Chart]:
+    """Draw the distribution of retrieval mass and the errors by it."""
+    axes = new_panels(4)
+    bins = np.linspace(0, MOST_MASS, 26)
+    ticks = [*map(str, range(MOST_MASS)), f"{MOST_MASS} and\nmore"]
+    facts = []
+    for spread, rates, (name, words) in zip(axes[::2], axes[1::2], DIRECTIONS.items(), strict=True):
+        for start, color, label in (("", COLORS[3], "scores"), ("normalized.", COLORS[0], "normalized")):
+            if f"{start}{name}.mass" in arrays:
+                # Items beyond the last bin are counted in it.
+                counts = np.histogram(np.minimum(arrays[f"{start}{name}.mass"], MOST_MASS), bins)[0]
+                spread.stairs(counts, bins, fill=not start, color=color, alpha=0.7, label=label)
+                facts.append(
+                    f"{start.replace('.', ' ')}normalization error, {words}: {arrays[f'{start}{name}.error']:.3g}"
+                )
+        spread.legend()
+        spread.axvline(1.0, color=COLORS[2], linewidth=1)
+        spread.set(title=f"{words}: spread of the mass")
+        spread.set_xticks(range(MOST_MASS + 1), ticks)
+        spread.set(xlabel="mass over share", ylabel="items")
+        where = np.flatnonzero(arrays[f"{name}.items"] > 0)
+        for field, color in (("false_negative", COLORS[0]), ("false_positive", COLORS[1])):
+            values = 100 * arrays[f"{name}.{field}"][where]
+            rates.plot(where, values, marker="o", markersize=3, color=color, label=field.replace("_", " "))
+        edges = arrays[f"{name}.edges"]
+        rates.set_xticks(range(len(edges)), [f"{edge:g}" for edge in edges], rotation=60)
+        rates.set(title=f"{words}: errors at rank 1", xlabel="mass over share, from", ylabel="errors, %")
+        rates.legend()
+    alt = (
+        "For each direction a histogram of the items' retrieval mass relative to their share, and lines of the false "
+        "negative and false positive rates by that mass."
+    )
+    note = "NCL, Eq. 5 and Figs. 2 and 3, with the run's temperature; before post-processing unless stated otherwise."
+    if "normalized.missing" in arrays:
+        note += f" Normalized scores are not drawn: {arrays['normalized.missing']}."
+    yield Chart("", drawings(axes, alt), facts, note)
+
+
+def measure_modalities(encoded: EncodedSplit) -> dict[str, Any]:
+    """Return mean similarities within and between the modalities, modal means, and a map by principal components.
+
+    Returns:
+        `text_text`, `video_video` (different items), `text_video` (pairs that do not match), `matching`,
+        `mean_distance` between the modal means and their lengths `text_mean`, `video_mean`; and `map` (2, B, 2): texts
+        and videos in the plane.
+    """
+    text, video = encoded.paired()
+    texts = unit(text.sentence).cpu()
+    videos = unit(masked_mean(unit(video.frames), video.frame_mask)).cpu()
+    count = len(texts)
+    others = ~torch.eye(count, dtype=torch.bool)
+
+    def mean(a: Tensor, b: Tensor) -> Tensor:
+        return (a @ b.T)[others].mean()
+
+    arrays: dict[str, Any] = {
+        "text_text": mean(texts, texts),
+        "video_video": mean(videos, videos),
+        "text_video": mean(texts, videos),
+        "matching": (texts * videos).sum(-1).mean(),
+        "text_mean": texts.mean(0).norm(),
+        "video_mean": videos.mean(0).norm(),
+        "mean_distance": (texts.mean(0) - videos.mean(0)).norm(),
+    }
+    points = torch.cat([texts, videos]).numpy()
+    points -= points.mean(axis=0)
+    axes = np.linalg.svd(points, full_matrices=False)[2][:2]
+    return arrays | {"map": (points @ axes.T).reshape(2, count, 2)}
+
+
+def draw_modalities(arrays: Arrays) -> Iterator[Chart]:
+    """Draw mean similarities as bars, and the map with a line between each text and its video."""
+    bars = {
+        "text_text": "text-\ntext",
+        "video_video": "video-\nvideo",
+        "text_video": "text-\nvideo",
+        "matching": "matching",
+    }
+    axes = new_panels(2)
+    axes[0].bar([*bars.values()], [float(arrays[name]) for name in bars], color=COLORS[: len(bars)])
+    axes[0].axhline(0, color=COLORS[4], linewidth=0.6)
+    axes[0].set(title="means over pairs", ylabel="cosine")
+    note = (
+        "NCL, Figs. 7 and 8, after training: sentences and means of the unit frames, before any conditioning on each "
+        "other."
+    )
+    texts, videos = arrays["map"]
+    axes[1].plot(*np.stack([texts, videos]).transpose(2, 0, 1), color=COLORS[5], linewidth=0.4, alpha=0.5)
+    axes[1].scatter(texts[:, 0], texts[:, 1], s=9, color=COLORS[0], label="texts")
+    axes[1].scatter(videos[:, 0], videos[:, 1], s=9, color=COLORS[1], marker="s", label="videos")
+    axes[1].set(title="principal components; lines join pairs", xticks=[], yticks=[])
+    axes[1].legend()
+    alt = "Bars of the mean cosines within and between texts and videos, and a two-dimensional map of texts and videos."
+    facts = [
+        f"distance of the modal means: {arrays['mean_distance']:.3g}",
+        f"length of the texts' mean: {arrays['text_mean']:.3g}",
+        f"length of the videos' mean: {arrays['video_mean']:.3g}",
+    ]
+    yield Chart("", drawings(axes, alt), facts, note)
