@@ -7,7 +7,8 @@ import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningModule
 
-from tvr_lightning.config.recipe import recipe_parser
+from tvr_lightning.config.recipe import Recipe, recipe_parser
+from tvr_lightning.config.recipe_files import OptionError
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 DATASETS = [path.stem for path in sorted((RECIPES / "data").glob("*.yaml"))]
@@ -56,6 +57,13 @@ def test_recipes_build_their_method_on_the_fixture(stack):
 def test_every_method_has_a_recipe():
     named = {yaml.safe_load((RECIPES / f"{stack[0]}.yaml").read_text())["model"]["class_path"] for stack in stacks()}
     assert named >= {"CLIP4Clip", "TCMGC"}
+
+
+def test_an_option_that_the_data_would_replace_is_refused():
+    with pytest.raises(OptionError, match=r"words is 9, but it follows data\.init_args\.words, which is 32"):
+        Recipe.parse(["tcmgc"], ["--model.init_args.words=9"])
+    same = Recipe.parse(["tcmgc"], ["--model.init_args.words=9", "--data.init_args.words=9"])
+    assert same.config.model.init_args.words == 9
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.yaml")), ids=lambda path: path.stem)

@@ -25,7 +25,7 @@ import tvr_lightning.methods
 import tvr_lightning.training.tf32  # noqa: F401  recipes name classes by their bare names once these are imported
 from tvr_lightning import data as datasets
 from tvr_lightning.config.check import check_classes_given, check_options, refusals, sources_of
-from tvr_lightning.config.checkpoint_options import Difference, TrainedOptions
+from tvr_lightning.config.checkpoint_options import LINKED, Difference, TrainedOptions
 from tvr_lightning.config.recipe_files import (
     OptionError,
     RecipeError,
@@ -93,7 +93,7 @@ def recipe_parser() -> ArgumentParser:
     parser.add_argument("--checkpoints", type=CheckpointConfig, default=CheckpointConfig())
     memory = "memory budget for scoring, such as 4GiB; overrides model.init_args.evaluation.memory_gib"
     parser.add_argument("--eval_memory", type=str | None, default=None, help=memory)
-    for name in ("words", "frames"):
+    for name in sorted(LINKED):
         parser.link_arguments(f"data.init_args.{name}", f"model.init_args.{name}")
         # For question answering, the options are those of a nested method; links to missing arguments are skipped.
         parser.link_arguments(f"data.init_args.{name}", f"model.init_args.method.init_args.{name}")
@@ -165,6 +165,7 @@ class Recipe:
             raise OptionError(refusals(str(error))) from error
         if cached_schema() is None:
             keep(generate(parser))
+        recipe._check_linked([content for _, content in sources])
         recipe._set_memory()
         return recipe
 
@@ -258,6 +259,19 @@ class Recipe:
     def _checkpoint_follows(self) -> Any:
         """Return the context for building encoders: if a checkpoint is evaluated, it replaces their weights."""
         return nullcontext() if self.trained is None else weights_follow()
+
+    def _check_linked(self, contents: Sequence[dict[str, Any]]) -> None:
+        """Refuse values of the method that those of the data would replace."""
+        for content in contents:
+            model = content.get("model")
+            given = (model.get("init_args") or {}) if isinstance(model, dict) else {}
+            for name in LINKED & {*given}:
+                value = self.config.data.init_args[name] if self.config.data is not None else given[name]
+                if given[name] != value:
+                    raise OptionError(
+                        f"model.init_args.{name} is {given[name]}, but it follows data.init_args.{name}, which is "
+                        f"{value}. Set that option instead."
+                    )
 
     def _set_memory(self) -> None:
         size = self.config.eval_memory

@@ -9,7 +9,7 @@ runs:                                # {} if the table is only published
   clip4clip:
     config: [clip4clip.yaml]         # recipes, later ones over earlier ones, in the folder of recipes
     backbone: vit-b-16               # optional: recipes/backbone/<name>.yaml
-    set: {model.init_args.words: 24} # optional: values over the recipes
+    set: {data.init_args.words: 24}  # optional: values over the recipes
     on_fixture: fixture-vqa          # optional: recipes/<name>.yaml over fixture.yaml
     trained_by: other-run            # optional: evaluates that run's weights instead of training
     trains: false                    # optional: evaluates the encoder's pretrained weights
