@@ -22,7 +22,7 @@ from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.pair_head import PairHead
-from tvr_lightning.ranges import Options, Positive
+from tvr_lightning.option_types import Options, Positive
 
 
 @dataclass

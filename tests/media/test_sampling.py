@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tvr_lightning.media.sampling import Declared, pads_short_clips, sample_frames
-from tvr_lightning.ranges import FrameSampling
+from tvr_lightning.option_types import FrameSampling
 
 ALL = ("one-fps-uniform", "segment-centres", "segment-random", "head", "tail")
 

@@ -13,7 +13,7 @@ import pytest
 
 from tvr_lightning.data import MSRVTT
 from tvr_lightning.data.records import SYNTHETIC, SYNTHETIC_FILE
-from tvr_lightning.ranges import DatasetName
+from tvr_lightning.option_types import DatasetName
 from tvr_lightning.synthetic import synthesize
 
 VIDEOS, TEST, VAL = 10, 4, 2

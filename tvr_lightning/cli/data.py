@@ -11,7 +11,7 @@ from tvr_lightning.cli.loading import loading
 from tvr_lightning.cli.types import AtLeast8, AtLeast16, File, Folder, NewFile, NewFolder, PositiveInt
 from tvr_lightning.config.recipe_files import OptionError
 from tvr_lightning.errors import UserError
-from tvr_lightning.ranges import CopiedFrames, CopiesLike, DatasetName, FrameSampling
+from tvr_lightning.option_types import CopiedFrames, CopiesLike, DatasetName, FrameSampling
 
 Downloadable = Literal["msrvtt", "msvd", "didemo", "activitynet"]
 IMAGES = (".png", ".pdf", ".svg")

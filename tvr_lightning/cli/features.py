@@ -14,8 +14,15 @@ from tvr_lightning.cli.types import AtLeast28, FileOrFolder, NewFile, NewFolder,
 from tvr_lightning.config.recipe_files import OptionError, refuse_options
 from tvr_lightning.data.records import SplitName
 from tvr_lightning.errors import check_present
+from tvr_lightning.option_types import (
+    CAPTION_MODEL,
+    CAPTION_PROMPT,
+    ExtractEngine,
+    FeaturePart,
+    FrameSampling,
+    StoreDtype,
+)
 from tvr_lightning.progress import shown
-from tvr_lightning.ranges import CAPTION_MODEL, CAPTION_PROMPT, ExtractEngine, FeaturePart, FrameSampling, StoreDtype
 
 if TYPE_CHECKING:
     from tvr_lightning.encoders import Encoder

@@ -10,8 +10,8 @@ from typing import Any
 
 from tvr_lightning.cli.loading import loading
 from tvr_lightning.cli.types import File, FileOrFolder, Folder, Index, NewFolder, Port, PositiveInt, UnitInterval
+from tvr_lightning.option_types import FrameSampling
 from tvr_lightning.progress import shown
-from tvr_lightning.ranges import FrameSampling
 from tvr_lightning.search.errors import RefusedError, SearchError
 from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock, printable
 

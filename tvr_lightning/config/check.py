@@ -12,7 +12,7 @@ import yaml
 
 from tvr_lightning.config.recipe_files import OptionError, is_written_out, read_recipe
 from tvr_lightning.config.schema import BOUNDS, cached_schema, types_of
-from tvr_lightning.ranges import COMPARISONS
+from tvr_lightning.option_types import COMPARISONS
 
 LISTED = 12
 """Number of names that a message lists before it counts the others."""

@@ -42,7 +42,7 @@ from tvr_lightning.evaluation.config import EvaluationConfig, gibibytes
 from tvr_lightning.evaluation.results import SelectOn
 from tvr_lightning.media.preparation import PREPARATION
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.ranges import Count, Options
+from tvr_lightning.option_types import Count, Options
 from tvr_lightning.training.module import check_precision
 
 datasets.import_all()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 from tvr_lightning.files import write_whole
-from tvr_lightning.ranges import Range
+from tvr_lightning.option_types import Range
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser

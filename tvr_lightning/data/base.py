@@ -41,7 +41,7 @@ from tvr_lightning.features import Record
 from tvr_lightning.media.augment import Augmentation
 from tvr_lightning.media.preparation import Interpolation, Preparation, ResizeMode
 from tvr_lightning.media.workers import worker_context
-from tvr_lightning.ranges import FrameSampling
+from tvr_lightning.option_types import FrameSampling
 from tvr_lightning.store import FeatureStore, Part, StoreError
 
 STAGES: dict[str | None, tuple[SplitName, ...]] = {

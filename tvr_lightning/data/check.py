@@ -18,8 +18,8 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import Problem, ProblemKind, Split, VideoRecord, shared_videos
 from tvr_lightning.media.read_many import Unread, read_all
 from tvr_lightning.media.video import probe, read_clip
+from tvr_lightning.option_types import FrameSampling
 from tvr_lightning.progress import shown
-from tvr_lightning.ranges import FrameSampling
 
 TOO_SHORT_SECONDS = 1.0  # most methods use one frame per second
 HARMLESS: tuple[ProblemKind, ...] = ("silent",)

@@ -19,7 +19,7 @@ from tvr_lightning.media.audio import AudioError
 from tvr_lightning.media.augment import Augmentation, draw_augmentation
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import VideoError, read_clip
-from tvr_lightning.ranges import FrameSampling
+from tvr_lightning.option_types import FrameSampling
 
 
 class VideoReader(Protocol):

@@ -12,7 +12,7 @@ import torch
 from tvr_lightning.data.audio_alignment import SHORTEST_WAVEFORM, frame_cells, log_mel
 from tvr_lightning.media.audio import SAMPLE_RATE, STEPS_PER_SECOND, AudioTrack, read_audio
 from tvr_lightning.media.video import DecodedClip, read_clip
-from tvr_lightning.ranges import FrameSampling
+from tvr_lightning.option_types import FrameSampling
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

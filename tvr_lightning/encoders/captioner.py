@@ -24,8 +24,8 @@ from tvr_lightning.encoders.hub import WEIGHTS, MissingWeightsError, is_reposito
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.read_many import Unread, read_many
 from tvr_lightning.media.video import read_parts
+from tvr_lightning.option_types import CAPTION_MODEL, CAPTION_PROMPT, Count, Options, Range, Workers
 from tvr_lightning.progress import progress_bar
-from tvr_lightning.ranges import CAPTION_MODEL, CAPTION_PROMPT, Count, Options, Range, Workers
 
 ImageSize = Annotated[int, Range(at_least=28)]
 WITHOUT_A_MODEL = (

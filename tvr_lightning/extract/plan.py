@@ -13,7 +13,7 @@ from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
-from tvr_lightning.ranges import Count, ExtractEngine, FeaturePart, Options, StoreDtype, Workers
+from tvr_lightning.option_types import Count, ExtractEngine, FeaturePart, Options, StoreDtype, Workers
 from tvr_lightning.store import PARTS, Part, StoreItem
 
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from tvr_lightning.ranges import Kind, Positive
+from tvr_lightning.option_types import Kind, Positive
 
 
 class InteractiveSimilarityAggregation(nn.Module):

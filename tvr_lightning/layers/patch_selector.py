@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.layers.one_hot import one_hot
-from tvr_lightning.ranges import Count, Options, Positive
+from tvr_lightning.option_types import Count, Options, Positive
 
 Predictor = Literal["train", "eval-t2v"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tvr_lightning.layers.cosine import COSINE_EPS, unit
-from tvr_lightning.ranges import Count, Kind, Positive
+from tvr_lightning.option_types import Count, Kind, Positive
 
 RadiusKind = Literal["linear", "scalar"]
 Trials = Count | Literal["mean"]

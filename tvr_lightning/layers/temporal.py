@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
-from tvr_lightning.ranges import Count, Kind
+from tvr_lightning.option_types import Count, Kind
 
 MASKED_LOGIT = -1e6
 """Added to the attention logit of a padded frame (CLIP4Clip, modules/modeling.py); finite, so that a video without

@@ -29,7 +29,7 @@ from tvr_lightning.media.decoder import decoded_frames, open_video
 from tvr_lightning.media.opening import Allowance, VideoError, open_media, packets_of, words_of
 from tvr_lightning.media.preparation import Interpolation, Pixels, resized
 from tvr_lightning.media.video import probe, read_steadily
-from tvr_lightning.ranges import CopiedFrames, CopiesLike
+from tvr_lightning.option_types import CopiedFrames, CopiesLike
 
 Sound = Literal["none", "copied", "anew"]
 

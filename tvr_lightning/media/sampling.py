@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.ranges import FrameSampling
+from tvr_lightning.option_types import FrameSampling
 
 Times = NDArray[np.float64]
 Positions = NDArray[np.int64]

@@ -24,7 +24,7 @@ from tvr_lightning.media.packets import PacketIndex, index_packets, plan_runs
 from tvr_lightning.media.preparation import Pixels, Preparation
 from tvr_lightning.media.sampling import Declared, Positions, sample_frames, steady_frames
 from tvr_lightning.media.timeline import Timeline, cut_short, even_timeline, packet_timeline, timeline_of
-from tvr_lightning.ranges import FrameSampling
+from tvr_lightning.option_types import FrameSampling
 
 __all__ = ["DecodedClip", "VideoError", "VideoInfo", "probe", "read_clip", "read_parts", "read_steadily"]
 

@@ -36,7 +36,7 @@ from tvr_lightning.layers.temporal import (
     TemporalHeader,
 )
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.ranges import Count, Options, kind
+from tvr_lightning.option_types import Count, Options, kind
 
 
 class TightTransf(SimilarityHeader):

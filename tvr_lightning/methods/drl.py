@@ -33,8 +33,8 @@ from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.temporal import SeqTransf, TemporalHeader
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.pair_head import PairHead
+from tvr_lightning.option_types import Kind, NotNegative, Options, Range, kind
 from tvr_lightning.pairwise import token_similarities
-from tvr_lightning.ranges import Kind, NotNegative, Options, Range, kind
 from tvr_lightning.training.losses import info_nce
 
 MaskFill = Literal["zero", "exclude"]

@@ -40,7 +40,7 @@ from tvr_lightning.layers.stochastic import (
 from tvr_lightning.methods import released
 from tvr_lightning.methods.base import Protocol, RetrievalModule
 from tvr_lightning.methods.xpool import PoolingHead, Query, XPoolOptions
-from tvr_lightning.ranges import NotNegative, Options, kind
+from tvr_lightning.option_types import NotNegative, Options, kind
 from tvr_lightning.training.losses import info_nce
 
 

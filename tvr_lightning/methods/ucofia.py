@@ -46,8 +46,8 @@ from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.temporal import temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.pair_head import PairHead
+from tvr_lightning.option_types import Layers, Options, kind
 from tvr_lightning.pairwise import mapped_between, mapped_by, token_similarities
-from tvr_lightning.ranges import Layers, Options, kind
 
 UCoFiAScore = Literal["video_sentence", "sentence_frame", "word_patch"]
 

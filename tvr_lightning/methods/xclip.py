@@ -32,8 +32,8 @@ from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.temporal import MeanP, SeqTransf, TemporalHeader
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.pair_head import PairHead
+from tvr_lightning.option_types import Options, Positive, kind
 from tvr_lightning.pairwise import mapped_between, token_similarities
-from tvr_lightning.ranges import Options, Positive, kind
 
 XCLIPContrast = Literal["video_sentence", "video_word", "sentence_frame", "frame_word"]
 

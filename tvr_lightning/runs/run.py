@@ -27,8 +27,8 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.weights import record_of
 from tvr_lightning.files import write_whole
+from tvr_lightning.log_filters import is_verbose
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
-from tvr_lightning.quiet import is_verbose
 from tvr_lightning.runs.closing import (
     check_selection,
     check_written,

@@ -29,7 +29,7 @@ from tvr_lightning.media.augment import FrameTransform
 from tvr_lightning.media.video import read_clip
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.ranges import FrameSampling
+from tvr_lightning.option_types import FrameSampling
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.store import Fingerprint, differences
 from tvr_lightning.training.checkpoints import (

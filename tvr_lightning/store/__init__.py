@@ -1,6 +1,6 @@
 """Feature stores on disk: shards, reader, and writer. Independent of datasets and encoders."""
 
-from tvr_lightning.ranges import StoreDtype
+from tvr_lightning.option_types import StoreDtype
 from tvr_lightning.store.reader import FeatureStore
 from tvr_lightning.store.shard import (
     PARTS,

@@ -23,7 +23,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.ranges import StoreDtype
+from tvr_lightning.option_types import StoreDtype
 
 Part = Literal["text", "frames", "patches", "audio"]
 Span = tuple[float, float] | None

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from tvr_lightning.files import TEMPORARY, explain_write_errors, file_lock, write_whole
-from tvr_lightning.ranges import StoreDtype
+from tvr_lightning.option_types import StoreDtype
 from tvr_lightning.store.shard import (
     Fingerprint,
     Part,

@@ -18,7 +18,7 @@ from tvr_lightning.data.recover_captions import Description, write_captions
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import lock_open
 from tvr_lightning.media.read_many import read_all
-from tvr_lightning.ranges import DatasetName
+from tvr_lightning.option_types import DatasetName
 from tvr_lightning.synthetic import activitynet, charades, didemo, lsmdc, msrvtt, msvd, vatex
 from tvr_lightning.synthetic.grammar import describe, describe_event, describe_segment
 from tvr_lightning.synthetic.layouts import Item, Layout, Part, span_of, write_json

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.ranges import Count, NotNegative, Options, Positive, Range
+from tvr_lightning.option_types import Count, NotNegative, Options, Positive, Range
 from tvr_lightning.training.released_optimizers import BertAdam, HuggingFaceAdamW
 
 OptimizerName = Literal["bert-adam", "adamw", "adamw-hf"]

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from tvr_lightning.errors import UserError
 from tvr_lightning.layers.patch_selector import PatchSelection
 from tvr_lightning.methods.dpdv.clustering import DensityRule
-from tvr_lightning.ranges import Count, Kind, Layers, NotNegative, Options, Range, kind
+from tvr_lightning.option_types import Count, Kind, Layers, NotNegative, Options, Range, kind
 
 View = Literal["macro", "micro"]
 Pathway = Literal["spot", "recover"]

@@ -10,7 +10,7 @@ from typing import Literal
 
 from tvr_lightning.layers.stochastic import Prior, Trials, Uniform
 from tvr_lightning.methods.xpool import XPoolOptions
-from tvr_lightning.ranges import Kind, NotNegative, Options, kind
+from tvr_lightning.option_types import Kind, NotNegative, Options, kind
 
 LossWeighting = Literal["positive", "released", "uniform"]
 

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods.pair_head import check_dropout_per
+from tvr_lightning.option_types import Dropout, Kind, Layers, NotNegative, Options, Positive, Range, kind
 from tvr_lightning.pairwise import DropoutPer
-from tvr_lightning.ranges import Dropout, Kind, Layers, NotNegative, Options, Positive, Range, kind
 
 Side = Literal["text", "video"]
 

@@ -43,7 +43,7 @@ from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.methods.contrast import ContrastiveLearning, EmptyQueueError, Losses
 from tvr_lightning.methods.ncl.model import normalized_logits
 from tvr_lightning.methods.ncl.queue import FeatureQueue
-from tvr_lightning.ranges import Count, Range, check
+from tvr_lightning.option_types import Count, Range, check
 
 
 class NCL(ContrastiveLearning):

@@ -12,8 +12,8 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.layers.aggregation import ISA, Aggregation
 from tvr_lightning.methods.pair_head import check_dropout_per
 from tvr_lightning.methods.tcmgc.reorganization import Reorganization
+from tvr_lightning.option_types import Count, Dropout, Layers, NotNegative, Options, Range, kind
 from tvr_lightning.pairwise import DropoutPer
-from tvr_lightning.ranges import Count, Dropout, Layers, NotNegative, Options, Range, kind
 from tvr_lightning.training.losses import Reduction
 
 Contrast = Literal["video_sentence", "video_word", "sentence_frame", "frame_word"]

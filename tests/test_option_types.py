@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from tvr_lightning.ranges import Count, Dropout, Kind, NotNegative, Options, Positive, kind
+from tvr_lightning.option_types import Count, Dropout, Kind, NotNegative, Options, Positive, kind
 
 
 class Shape(Kind):
