@@ -13,7 +13,7 @@ from tvr_lightning.media import video
 from tvr_lightning.media.audio import read_audio
 from tvr_lightning.media.augment import CropFlip
 from tvr_lightning.media.compression import Compression, Copy, compress, verify_copy
-from tvr_lightning.media.opening import VideoError
+from tvr_lightning.media.container import VideoError
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.sampling import steady_frames
 from tvr_lightning.media.video import probe, read_clip

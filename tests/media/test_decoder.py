@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from broken_videos import write_video
 
-from tvr_lightning.media.decoder import Pictures
+from tvr_lightning.media.decoder import FrameConverter
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import read_clip
 
@@ -28,7 +28,7 @@ def test_images_equal_to_image_at_every_width(pixel_format):
         for plane in frame.planes:
             plane.update(random.integers(0, 256, plane.buffer_size, dtype=np.uint8).tobytes())
         poison_memory(4 * width * HEIGHT)
-        if not np.array_equal(np.asarray(Pictures()(frame)), np.asarray(frame.to_image())):
+        if not np.array_equal(np.asarray(FrameConverter()(frame)), np.asarray(frame.to_image())):
             wrong.append(width)
     assert not wrong
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from search_parts import find, find_file, write_clip
 
-from tvr_lightning.media.opening import VideoError
+from tvr_lightning.media.container import VideoError
 from tvr_lightning.media.steady import SteadyFrame, steady_frames
 from tvr_lightning.media.video import read_clip
 from tvr_lightning.search import Searcher, SearchError, index

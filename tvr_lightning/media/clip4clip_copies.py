@@ -19,8 +19,8 @@ from av.container import Flags, OutputContainer
 from av.video.frame import PictureType, VideoFrame
 from av.video.reformatter import VideoReformatter
 
-from tvr_lightning.media.decoder import Pictures, frames_in_order, open_video
-from tvr_lightning.media.opening import MAX_ELONGATION, MAX_SECONDS, Allowance, VideoError, packets_of
+from tvr_lightning.media.container import MAX_ELONGATION, MAX_SECONDS, TimeBudget, VideoError, packets_of
+from tvr_lightning.media.decoder import FrameConverter, frames_in_order, open_video
 from tvr_lightning.media.orientation import Orientation, orientation_of, upright
 
 FPS, SIZE = 3, 224
@@ -40,7 +40,7 @@ def write_clip4clip_frames(path: Path, out: OutputContainer) -> int:
         for frame in frames:
             orientation = orientation_of(frame)
             if orientation != Orientation():
-                frame = VideoFrame.from_image(upright(Pictures()(frame), orientation))
+                frame = VideoFrame.from_image(upright(FrameConverter()(frame), orientation))
             if not count:
                 stream.width, stream.height = clip4clip_size(frame.width, frame.height)
             size = (stream.width, stream.height)
@@ -78,7 +78,7 @@ def constant_rate_frames(path: Path, rate: int) -> Generator[VideoFrame, None, N
         container.flags &= ~cast(int, Flags.gen_pts.value)  # PyAV's default; the FFmpeg command has no such timestamps
         origin = Fraction(container.start_time or 0, 10**6)
         guessed = stream.guessed_rate or Fraction(25)
-        for frame, time in _timed(frames_in_order(stream, packets_of(container, stream), Allowance(path))):
+        for frame, time in _timed(frames_in_order(stream, packets_of(container, stream), TimeBudget(path))):
             if max(frame.width, frame.height) > MAX_ELONGATION * min(frame.width, frame.height):
                 raise VideoError(path, f"has frames of {frame.width:,} x {frame.height:,} pixels, which is too long")
             if time - origin > MAX_SECONDS:

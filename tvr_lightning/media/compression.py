@@ -25,8 +25,8 @@ from PIL import Image
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.audio import SAMPLE_RATE, AudioError, read_audio
 from tvr_lightning.media.clip4clip_copies import FPS, SIZE, write_clip4clip_frames
+from tvr_lightning.media.container import TimeBudget, VideoError, open_media, packets_of, words_of
 from tvr_lightning.media.decoder import decoded_frames, open_video
-from tvr_lightning.media.opening import Allowance, VideoError, open_media, packets_of, words_of
 from tvr_lightning.media.preparation import Interpolation, Pixels, resized
 from tvr_lightning.media.video import probe, read_steadily
 from tvr_lightning.ranges import CopiedFrames, CopiesLike
@@ -176,21 +176,21 @@ def _fill(path: Path, how: Compression, sound: Sound, buffer: io.BytesIO, copy: 
 
 
 def _copy_with_sound(path: Path, how: Compression, out: OutputContainer, copy: Copy) -> None:
-    allowance = Allowance(path)
-    with open_video(path, 1) as (container, picture):
+    budget = TimeBudget(path)
+    with open_video(path, 1) as (container, video):
         source = container.streams.best("audio")
         assert isinstance(source, av.AudioStream)
         assert source.time_base is not None
         origin = Fraction(0)
-        if picture.start_time is not None and picture.time_base is not None:
-            origin = picture.start_time * picture.time_base
+        if video.start_time is not None and video.time_base is not None:
+            origin = video.start_time * video.time_base
         if how.like:  # such a copy starts with the first stream
             origin = Fraction(container.start_time or 0, av.time_base)
         track = out.add_stream_from_template(source)
         packets = []
         try:
             for packet in packets_of(container, source):
-                allowance.check()
+                budget.check()
                 if packet.size == 0 or packet.pts is None:
                     continue
                 if packet.is_corrupt:
@@ -315,11 +315,11 @@ def verify_copy(path: Path, copy: Copy) -> None:
     Raises:
         VideoError: The content differs from what was written.
     """
-    allowance = Allowance(path)
+    budget = TimeBudget(path)
     found = probe(path)
     if found.broken:
         raise VideoError(path, found.broken)
-    frames = sum(1 for _ in decoded_frames(path, 1, allowance))
+    frames = sum(1 for _ in decoded_frames(path, 1, budget))
     sound = 0
     if copy.sound:
         with open_media(path) as container:

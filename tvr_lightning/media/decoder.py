@@ -14,9 +14,9 @@ from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 from PIL import Image
 
-from tvr_lightning.media.opening import (
+from tvr_lightning.media.container import (
     MAX_PIXELS,
-    Allowance,
+    TimeBudget,
     VideoError,
     declared_size,
     open_media,
@@ -62,7 +62,7 @@ def open_video(path: Path, threads: int) -> Iterator[tuple[InputContainer, Video
         yield container, stream
 
 
-class Pictures:
+class FrameConverter:
     """Converter of decoded frames to images, shared by a whole clip, since its conversion tables are expensive."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Pictures:
 
 
 def frames_of_runs(
-    stream: VideoStream, index: PacketIndex, runs: list[Run], allowance: Allowance
+    stream: VideoStream, index: PacketIndex, runs: list[Run], budget: TimeBudget
 ) -> Generator[tuple[int, VideoFrame], None, None]:
     """Decode runs of packets one after another, with a fresh decoder state for each.
 
@@ -90,7 +90,7 @@ def frames_of_runs(
         stream: Opened stream.
         index: Packets of the stream. If it does not keep them, the file is read again.
         runs: Runs returned by `plan_runs`.
-        allowance: Time budget for the file.
+        budget: Time budget for the file.
 
     Yields:
         The index of the run and a frame, for every decoded frame.
@@ -100,70 +100,70 @@ def frames_of_runs(
         VideoError: The time budget is used up, or the file changes while it is read.
     """
     decoder = stream.codec_context
-    with closing(_chosen_packets(index, runs, allowance)) as packets:
+    with closing(_chosen_packets(index, runs, budget)) as packets:
         for number, run in enumerate(runs):
             for place in run.numbers:
                 packet = next(packets, None)
                 if packet is None:
-                    raise VideoError(allowance.path, "became shorter while it was read")
+                    raise VideoError(budget.path, "became shorter while it was read")
                 decoder.skip_frame = "DEFAULT" if place in run.wanted else "NONREF"
                 for frame in decoder.decode(packet):
-                    with allowance.paused():
+                    with budget.paused():
                         yield number, frame
             for frame in decoder.decode(None):
-                with allowance.paused():
+                with budget.paused():
                     yield number, frame
             decoder.flush_buffers()
 
 
-def _chosen_packets(index: PacketIndex, runs: list[Run], allowance: Allowance) -> Generator[av.Packet, None, None]:
+def _chosen_packets(index: PacketIndex, runs: list[Run], budget: TimeBudget) -> Generator[av.Packet, None, None]:
     """Yield the packets of the runs in order, from memory or by reading the file again."""
     if index.packets is not None:
         for number in (number for run in runs for number in run.numbers):
-            allowance.check()
+            budget.check()
             yield index.packets[number]
         return
     chosen = {number for run in runs for number in run.numbers}
-    with open_video(allowance.path, threads=1) as (container, stream):
+    with open_video(budget.path, threads=1) as (container, stream):
         listed = (packet for packet in packets_of(container, stream) if packet.size)
         for number, packet in enumerate(listed):
-            allowance.check()
+            budget.check()
             if number in chosen:
                 yield packet
 
 
-def decoded_frames(path: Path, threads: int, allowance: Allowance) -> Generator[VideoFrame, None, None]:
+def decoded_frames(path: Path, threads: int, budget: TimeBudget) -> Generator[VideoFrame, None, None]:
     """Yield every frame of a file in display order.
 
     Raises:
         VideoError: A frame cannot be decoded, or the time budget is used up.
     """
     with open_video(path, threads) as (container, stream):
-        yield from frames_in_order(stream, packets_of(container, stream), allowance)
+        yield from frames_in_order(stream, packets_of(container, stream), budget)
 
 
 def frames_in_order(
-    stream: VideoStream, packets: Iterable[av.Packet | None], allowance: Allowance
+    stream: VideoStream, packets: Iterable[av.Packet | None], budget: TimeBudget
 ) -> Generator[VideoFrame, None, None]:
     """Yield every frame decoded from the packets of an opened stream, in display order.
 
     Args:
         stream: Stream from which nothing has been decoded.
         packets: All packets of the stream, followed by an empty packet or None.
-        allowance: Time budget for the file.
+        budget: Time budget for the file.
 
     Raises:
         VideoError: A frame cannot be decoded, or the time budget is used up.
     """
-    path, time = allowance.path, None
+    path, time = budget.path, None
     try:
         for packet in packets:
-            allowance.check()
+            budget.check()
             for frame in stream.codec_context.decode(packet):
                 if frame.is_corrupt:
                     raise VideoError(path, f"the frame at {frame.time} s is damaged")
                 time = frame.time
-                with allowance.paused():
+                with budget.paused():
                     yield frame
     except av.FFmpegError as error:
         where = "" if time is None else f" past {time:.2f} s"

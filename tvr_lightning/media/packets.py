@@ -22,7 +22,7 @@ from av.container import InputContainer
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from tvr_lightning.media.opening import MAX_PACKETS, Allowance, VideoError, packets_of
+from tvr_lightning.media.container import MAX_PACKETS, TimeBudget, VideoError, packets_of
 
 # Above these limits, the packets are not kept after indexing but read again.
 KEPT_BYTES = 64 * 2**20
@@ -88,7 +88,7 @@ class _Columns:
     length: array[int] = field(default_factory=lambda: array("q"))
 
 
-def index_packets(container: InputContainer, stream: VideoStream, allowance: Allowance) -> PacketIndex:
+def index_packets(container: InputContainer, stream: VideoStream, budget: TimeBudget) -> PacketIndex:
     """List the packets of a stream without decoding them.
 
     If the container breaks off, the list ends there and `broken` contains the reason.
@@ -96,7 +96,7 @@ def index_packets(container: InputContainer, stream: VideoStream, allowance: All
     Args:
         container: Opened file.
         stream: One of its streams.
-        allowance: Time budget for the file.
+        budget: Time budget for the file.
 
     Raises:
         VideoError: There are too many packets, or the time budget is used up.
@@ -104,13 +104,13 @@ def index_packets(container: InputContainer, stream: VideoStream, allowance: All
     columns, kept, broken = _Columns(), 0, None
     packets: list[av.Packet] = []
     if "mp4" in container.format.name:  # its header lists every packet
-        check_packets(stream.frames, allowance.path)
+        check_packets(stream.frames, budget.path)
     try:
         for packet in packets_of(container, stream):
-            allowance.check()
+            budget.check()
             if packet.size == 0:  # marks the end of the stream
                 continue
-            check_packets(len(columns.pts) + 1, allowance.path)
+            check_packets(len(columns.pts) + 1, budget.path)
             if packet.is_corrupt:
                 broken = "a packet is truncated"
                 break

@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 from av.video.frame import VideoFrame
 from PIL import Image
 
-from tvr_lightning.media.decoder import Pictures, decoded_frames
-from tvr_lightning.media.opening import MAX_ELONGATION, MAX_SECONDS, Allowance, VideoError
+from tvr_lightning.media.container import MAX_ELONGATION, MAX_SECONDS, TimeBudget, VideoError
+from tvr_lightning.media.decoder import FrameConverter, decoded_frames
 from tvr_lightning.media.orientation import orientation_of, upright
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ def steady_frames(
         VideoError: The file is not a video, breaks off, is too long, or has frames of an extreme shape.
     """
     path = Path(path)
-    convert, number = Pictures(), 0
+    convert, number = FrameConverter(), 0
     shown: VideoFrame | None = None
     start, time, gap = 0.0, 0.0, 0.0
 
@@ -61,7 +61,7 @@ def steady_frames(
             raise VideoError(path, f"{found}; one side may be at most {MAX_ELONGATION} times the other")
         return SteadyFrame(number / rate, make(upright(convert(frame), orientation_of(frame))))
 
-    with closing(decoded_frames(path, 1, Allowance(path))) as frames:
+    with closing(decoded_frames(path, 1, TimeBudget(path))) as frames:
         for count, frame in enumerate(frames):
             seconds = count / 25 if frame.time is None else frame.time
             if shown is None:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tvr_lightning.media.augment import FrameTransform
-from tvr_lightning.media.decoder import Pictures, decoded_frames, frames_in_order, frames_of_runs, open_video
-from tvr_lightning.media.opening import MAX_ELONGATION, MAX_SECONDS, Allowance, VideoError
+from tvr_lightning.media.container import MAX_ELONGATION, MAX_SECONDS, TimeBudget, VideoError
+from tvr_lightning.media.decoder import FrameConverter, decoded_frames, frames_in_order, frames_of_runs, open_video
 from tvr_lightning.media.orientation import orientation_of, upright
 from tvr_lightning.media.packets import PacketIndex, index_packets, plan_runs
 from tvr_lightning.media.preparation import Pixels, Preparation
@@ -112,8 +112,8 @@ def read_clip(
     """
     # A single draw, so that decoding the same clip a second time selects the same random frames.
     seed = None if generator is None else int(generator.integers(2**63))
-    wish = _Wish(Path(path), frames, image_size, sampling, seed, augment, threads)
-    return _read(wish, lambda duration: [span])[1][0]
+    request = ClipRequest(Path(path), frames, image_size, sampling, seed, augment, threads)
+    return _read(request, lambda duration: [span])[1][0]
 
 
 def read_parts(
@@ -140,7 +140,7 @@ def read_parts(
         VideoError: A part cannot be read (see `read_clip`).
         UserError: Options contradict each other (see `sample_frames`).
     """
-    parts, clips = _read(_Wish(Path(path), frames, image_size, sampling), divide)
+    parts, clips = _read(ClipRequest(Path(path), frames, image_size, sampling), divide)
     return [part for part in parts if part is not None], clips
 
 
@@ -164,15 +164,15 @@ def read_steadily(path: str | Path, rate: int, transform: FrameTransform) -> Ite
         def stretch(lasts: float, start: int = start) -> list[Span | None]:
             return [(start, min(float(start + STRETCH_SECONDS), lasts))] if lasts > 0 else [None]
 
-        wish = _Wish(Path(path), 1, 0, "one-fps-uniform", augment=transform, rate=rate)
-        timeline, _, (positions,), images = _find(wish, stretch)
+        request = ClipRequest(Path(path), 1, 0, "one-fps-uniform", augment=transform, rate=rate)
+        timeline, _, (positions,), images = _find(request, stretch)
         duration = timeline.duration
         yield duration, [images[position] for position in positions.tolist()]
         start += STRETCH_SECONDS
 
 
 @dataclass
-class _Wish:
+class ClipRequest:
     """Request for frames of a file, with the options of `read_clip`. `seed` is the seed for its random generator.
 
     With a `rate`, all frames at that rate are selected instead of `frames` by `sampling`.
@@ -188,8 +188,8 @@ class _Wish:
     rate: int | None = None
 
     def __post_init__(self) -> None:
-        self.allowance = Allowance(self.path, self.threads)
-        self._picture = Pictures()
+        self.budget = TimeBudget(self.path, self.threads)
+        self._converter = FrameConverter()
 
     def choose(self, span: Span | None, timeline: Timeline, declared: Declared) -> Positions:
         """Return the positions of the selected frames. A span after the end of the clip is an error of the file."""
@@ -207,54 +207,54 @@ class _Wish:
         if max(frame.width, frame.height) > MAX_ELONGATION * min(frame.width, frame.height):
             found = f"its frames have {frame.width:,} x {frame.height:,} pixels"
             raise VideoError(self.path, f"{found}; one side may be at most {MAX_ELONGATION} times the other")
-        image = upright(self._picture(frame), orientation_of(frame))
+        image = upright(self._converter(frame), orientation_of(frame))
         transform = self.augment or Preparation(self.image_size)
         return transform(image)
 
 
 def _read(
-    wish: _Wish, divide: Callable[[float], Sequence[Span | None]]
+    request: ClipRequest, divide: Callable[[float], Sequence[Span | None]]
 ) -> tuple[Sequence[Span | None], list[DecodedClip]]:
     """Return the clip of every span that `divide` returns for the file's duration. None means the whole file."""
-    timeline, spans, chosen, images = _find(wish, divide)
-    return spans, [_assemble(wish, timeline, positions, images) for positions in chosen]
+    timeline, spans, chosen, images = _find(request, divide)
+    return spans, [_assemble(request, timeline, positions, images) for positions in chosen]
 
 
 def _find(
-    wish: _Wish, divide: Callable[[float], Sequence[Span | None]]
+    request: ClipRequest, divide: Callable[[float], Sequence[Span | None]]
 ) -> tuple[Timeline, Sequence[Span | None], list[Positions], dict[int, Pixels]]:
     """Decode the selected frames of every span. Return the timeline, the spans, their positions, and the frames."""
-    with open_video(wish.path, wish.threads) as (container, stream):
-        index = _index(container, stream, wish.allowance)
+    with open_video(request.path, request.threads) as (container, stream):
+        index = _index(container, stream, request.budget)
         declared = Declared(float(index.rate), index.stated)
         timeline = packet_timeline(index)
         spans = divide(timeline.duration)
-        _check_reach(container, stream, index, spans, wish.allowance)
-        chosen = [wish.choose(span, timeline, declared) for span in spans]
-        images = _decode_planned(wish, stream, index, timeline, _all(chosen))
-        looks = _looks(wish, stream, index, fresh=timeline.stamps is None)
+        _check_reach(container, stream, index, spans, request.budget)
+        chosen = [request.choose(span, timeline, declared) for span in spans]
+        images = _decode_planned(request, stream, index, timeline, _all(chosen))
+        looks = _looks(request, stream, index, fresh=timeline.stamps is None)
         if images is None and index.timed and not index.ordered and not index.packed:
-            images = _decode_straight(wish, next(looks), _all(chosen))
+            images = _decode_straight(request, next(looks), _all(chosen))
         if images is None:
             # The frames at the positions from the packet times are usually right, which saves decoding the file again.
-            timeline, images = _decode_through(wish, next(looks), index, _all(chosen))
+            timeline, images = _decode_through(request, next(looks), index, _all(chosen))
             spans = divide(timeline.duration)
-            chosen = [wish.choose(span, timeline, declared) for span in spans]
+            chosen = [request.choose(span, timeline, declared) for span in spans]
         if not _all(chosen) <= images.keys():
-            images = _decode_straight(wish, next(looks), _all(chosen))
+            images = _decode_straight(request, next(looks), _all(chosen))
     if images is None:
-        raise VideoError(wish.path, "does not decode to the same frames twice")
+        raise VideoError(request.path, "does not decode to the same frames twice")
     return timeline, spans, chosen, images
 
 
 def _looks(
-    wish: _Wish, stream: VideoStream, index: PacketIndex, fresh: bool
+    request: ClipRequest, stream: VideoStream, index: PacketIndex, fresh: bool
 ) -> Iterator[Generator[VideoFrame, None, None]]:
     """Yield repeated decodings of the whole file, the first one from packets in memory if the decoder is `fresh`."""
     if fresh and index.packets is not None and index.broken is None:
-        yield frames_in_order(stream, [*index.packets, None], wish.allowance)
+        yield frames_in_order(stream, [*index.packets, None], request.budget)
     while True:
-        yield decoded_frames(wish.path, wish.threads, wish.allowance)
+        yield decoded_frames(request.path, request.threads, request.budget)
 
 
 def _all(chosen: Sequence[Positions]) -> set[int]:
@@ -274,11 +274,11 @@ def probe(path: str | Path) -> VideoInfo:
         VideoError: The file is missing or contains no video that can be decoded.
     """
     path = Path(path)
-    allowance = Allowance(path)
+    budget = TimeBudget(path)
     with open_video(path, threads=1) as (container, stream):
-        index = _index(container, stream, allowance)
+        index = _index(container, stream, budget)
         timeline = packet_timeline(index)
-        first = _first_frame(stream, index, timeline, allowance)
+        first = _first_frame(stream, index, timeline, budget)
         turned = orientation_of(first).quarter_turns % 2 == 1
         count = len(timeline.times)
         return VideoInfo(
@@ -289,17 +289,17 @@ def probe(path: str | Path) -> VideoInfo:
             frames=count,
             timed=not index.stopped,
             has_audio=bool(container.streams.audio),
-            broken=cut_short(container, stream, index, allowance),
+            broken=cut_short(container, stream, index, budget),
         )
 
 
-def _index(container: InputContainer, stream: VideoStream, allowance: Allowance) -> PacketIndex:
-    index = index_packets(container, stream, allowance)
+def _index(container: InputContainer, stream: VideoStream, budget: TimeBudget) -> PacketIndex:
+    index = index_packets(container, stream, budget)
     if not index.shown.any():
         reason = f"its video stream has no frames{f' ({index.broken})' if index.broken else ''}"
-        raise VideoError(allowance.path, reason)
+        raise VideoError(budget.path, reason)
     if index.timed:
-        _check_stamps(index, index.presented(), allowance.path)
+        _check_stamps(index, index.presented(), budget.path)
     return index
 
 
@@ -318,17 +318,17 @@ def _check_reach(
     stream: VideoStream,
     index: PacketIndex,
     spans: Sequence[Span | None],
-    allowance: Allowance,
+    budget: TimeBudget,
 ) -> None:
     """Raise VideoError if a requested span extends past the end of a stream that breaks off."""
-    reason = cut_short(container, stream, index, allowance)
+    reason = cut_short(container, stream, index, budget)
     end = packet_timeline(index).duration
     if reason and any(span is None or span[1] > end for span in spans):
-        raise VideoError(allowance.path, reason)
+        raise VideoError(budget.path, reason)
 
 
 def _decode_planned(
-    wish: _Wish, stream: VideoStream, index: PacketIndex, timeline: Timeline, positions: set[int]
+    request: ClipRequest, stream: VideoStream, index: PacketIndex, timeline: Timeline, positions: set[int]
 ) -> dict[int, Pixels] | None:
     """Decode the segments that lead to the selected positions.
 
@@ -342,21 +342,21 @@ def _decode_planned(
     images: dict[int, Pixels] = {}
     try:
         latest: tuple[int, int] | None = None
-        with closing(frames_of_runs(stream, index, plan_runs(index, wanted), wish.allowance)) as frames:
+        with closing(frames_of_runs(stream, index, plan_runs(index, wanted), request.budget)) as frames:
             for run, frame in frames:
                 # MPEG-4 with two frames in a packet: the frames are in the right order, but their timestamps are wrong.
                 if frame.pts is None or (latest is not None and latest >= (run, frame.pts)):
                     return None
                 latest = (run, frame.pts)
                 if frame.pts in wanted and not frame.is_corrupt:
-                    images[wanted[frame.pts]] = wish.convert(frame)
+                    images[wanted[frame.pts]] = request.convert(frame)
     except av.FFmpegError:
         return None
     return images if len(images) == len(wanted) else None
 
 
 def _decode_through(
-    wish: _Wish, decoded: Generator[VideoFrame, None, None], index: PacketIndex, guess: set[int]
+    request: ClipRequest, decoded: Generator[VideoFrame, None, None], index: PacketIndex, guess: set[int]
 ) -> tuple[Timeline, dict[int, Pixels]]:
     """Decode the whole file.
 
@@ -368,55 +368,57 @@ def _decode_through(
     images: dict[int, Pixels] = {}
     for frame in decoded:
         if len(stamps) in guess:
-            images[len(stamps)] = wish.convert(frame)
+            images[len(stamps)] = request.convert(frame)
         following = stamps[-1] + max(index.last_length, 1) if stamps else 0
         stamps.append(following if frame.pts is None else frame.pts)
     if not stamps:
-        raise VideoError(wish.path, "none of its frames can be decoded")
+        raise VideoError(request.path, "none of its frames can be decoded")
     rising = np.sort(np.array(stamps, dtype=np.int64))
-    _check_stamps(index, rising, wish.path)
+    _check_stamps(index, rising, request.path)
     if len(rising) > 1 and rising[0] == rising[-1]:  # players then also use the order
         return even_timeline(len(rising), index), images
     return timeline_of(rising, index, None), images
 
 
 def _decode_straight(
-    wish: _Wish, decoded: Generator[VideoFrame, None, None], positions: set[int]
+    request: ClipRequest, decoded: Generator[VideoFrame, None, None], positions: set[int]
 ) -> dict[int, Pixels] | None:
     """Decode from the start and return the frames at the selected positions, or None if there are fewer frames."""
     last, images = max(positions), {}
     with closing(decoded) as frames:
         for position, frame in enumerate(frames):
             if position in positions:
-                images[position] = wish.convert(frame)
+                images[position] = request.convert(frame)
             if position == last:
                 return images
     return None
 
 
-def _first_frame(stream: VideoStream, index: PacketIndex, timeline: Timeline, allowance: Allowance) -> VideoFrame:
+def _first_frame(stream: VideoStream, index: PacketIndex, timeline: Timeline, budget: TimeBudget) -> VideoFrame:
     """Decode only the first frame, or decode from the start if its packet cannot be identified."""
     if timeline.stamps is not None:
         stamp = int(timeline.stamps[0])
-        planned = frames_of_runs(stream, index, plan_runs(index, [stamp]), allowance)
+        planned = frames_of_runs(stream, index, plan_runs(index, [stamp]), budget)
         with suppress(av.FFmpegError), closing(planned) as frames:  # decoding from the start shows the error
             for _, frame in frames:
                 if frame.pts == stamp:
                     return frame
-    with closing(decoded_frames(allowance.path, 1, allowance)) as frames:
+    with closing(decoded_frames(budget.path, 1, budget)) as frames:
         for frame in frames:
             return frame
-    raise VideoError(allowance.path, "none of its frames can be decoded")
+    raise VideoError(budget.path, "none of its frames can be decoded")
 
 
-def _assemble(wish: _Wish, timeline: Timeline, chosen: Positions, images: dict[int, Pixels]) -> DecodedClip:
+def _assemble(request: ClipRequest, timeline: Timeline, chosen: Positions, images: dict[int, Pixels]) -> DecodedClip:
     """Stack the selected frames, padded with zeros up to F if the sampling rule selects fewer."""
-    pixels = np.zeros((wish.frames, 3, wish.image_size, wish.image_size), dtype=next(iter(images.values())).dtype)
-    times = np.zeros(wish.frames, dtype=np.float32)
+    pixels = np.zeros(
+        (request.frames, 3, request.image_size, request.image_size), dtype=next(iter(images.values())).dtype
+    )
+    times = np.zeros(request.frames, dtype=np.float32)
     for row, position in enumerate(chosen.tolist()):
         pixels[row] = images[position].transpose(2, 0, 1)
         times[row] = timeline.times[position]
-    mask = torch.arange(wish.frames) < len(chosen)
+    mask = torch.arange(request.frames) < len(chosen)
     return DecodedClip(
         pixels=torch.from_numpy(pixels),
         frame_mask=mask,

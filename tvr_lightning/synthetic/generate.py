@@ -20,22 +20,22 @@ from tvr_lightning.files import lock_open
 from tvr_lightning.media.read_many import read_all
 from tvr_lightning.ranges import DatasetName
 from tvr_lightning.synthetic import activitynet, charades, didemo, lsmdc, msrvtt, msvd, vatex
+from tvr_lightning.synthetic.dataset_format import DatasetFormat, Item, Part, span_of, write_json
 from tvr_lightning.synthetic.grammar import describe, describe_event, describe_segment
-from tvr_lightning.synthetic.layouts import Item, Layout, Part, span_of, write_json
 from tvr_lightning.synthetic.questions import write_questions
 from tvr_lightning.synthetic.scene import Scene, draw_scenes
 from tvr_lightning.synthetic.write import write_video
 
-LAYOUTS: dict[DatasetName, Layout] = {
-    "msrvtt": msrvtt.LAYOUT,
-    "didemo": didemo.LAYOUT,
-    "lsmdc": lsmdc.LAYOUT,
-    "activitynet": activitynet.LAYOUT,
-    "vatex": vatex.LAYOUT,
-    "msvd": msvd.LAYOUT,
-    "charades": charades.LAYOUT,
+FORMATS: dict[DatasetName, DatasetFormat] = {
+    "msrvtt": msrvtt.FORMAT,
+    "didemo": didemo.FORMAT,
+    "lsmdc": lsmdc.FORMAT,
+    "activitynet": activitynet.FORMAT,
+    "vatex": vatex.FORMAT,
+    "msvd": msvd.FORMAT,
+    "charades": charades.FORMAT,
 }
-FORMAT = 2  # version of scenes.json and of the generator; increases when equal arguments yield another dataset
+FORMAT_VERSION = 2  # version of scenes.json and of the generator; increases when equal arguments yield another dataset
 LEAST_VIDEOS = 8
 CAPTIONS_FILE = "captions.parquet"
 SEGMENTS = 6  # number of descriptions per video, as in DPDV
@@ -100,8 +100,8 @@ def synthesize(
             f"{folder} already exists and is not this dataset ({videos} videos, seed {seed}). "
             "Remove it or choose another root."
         )
-    layout = LAYOUTS[dataset]
-    items = _items(dataset, layout, videos, seed)
+    dataset_format = FORMATS[dataset]
+    items = _items(dataset, dataset_format, videos, seed)
     Path(root).mkdir(parents=True, exist_ok=True)
     prefix = f".{dataset}-unfinished-"
     _sweep(Path(root).glob(f"{prefix}*"))
@@ -110,10 +110,10 @@ def synthesize(
     if descriptor is not None:
         lock_open(descriptor)
     try:
-        _write_videos(items, unfinished, layout.fps, workers or os.cpu_count() or 1, progress)
-        layout.annotate(items, unfinished)
+        _write_videos(items, unfinished, dataset_format.fps, workers or os.cpu_count() or 1, progress)
+        dataset_format.annotate(items, unfinished)
         write_captions(unfinished / CAPTIONS_FILE, _descriptions(items))
-        write_json(unfinished / "scenes.json", _ground_truth(dataset, layout, items, seed), indent=1)
+        write_json(unfinished / "scenes.json", _ground_truth(dataset, dataset_format, items, seed), indent=1)
         if dataset == "msrvtt":
             write_questions(unfinished)
         _mark(unfinished)
@@ -147,7 +147,7 @@ def _sweep(folders: Iterable[Path]) -> None:
 
 
 def _check_arguments(dataset: str, videos: int, workers: int | None) -> None:
-    if dataset not in LAYOUTS:
+    if dataset not in FORMATS:
         raise UserError(f"no layout for dataset {dataset!r}; choose one of {', '.join(get_args(DatasetName))}")
     if videos < LEAST_VIDEOS:
         raise UserError(f"videos={videos} leaves no training videos; it must be at least {LEAST_VIDEOS}")
@@ -159,22 +159,22 @@ def _same(scenes: Path, dataset: str, videos: int, seed: int) -> bool:
     if not scenes.is_file():
         return False
     there = json.loads(scenes.read_text(encoding="utf-8"))
-    wanted = {"dataset": dataset, "format": FORMAT, "seed": seed}
+    wanted = {"dataset": dataset, "format": FORMAT_VERSION, "seed": seed}
     return {key: there.get(key) for key in wanted} == wanted and len(there["videos"]) == videos
 
 
-def _items(dataset: str, layout: Layout, videos: int, seed: int) -> list[Item]:
+def _items(dataset: str, dataset_format: DatasetFormat, videos: int, seed: int) -> list[Item]:
     test = max(4, round(videos / 5))
-    val = max(2, round(videos / 20)) if layout.validation else 0
+    val = max(2, round(videos / 20)) if dataset_format.validation else 0
     counts: dict[Part, int] = {"train": videos - test - val, "val": val, "test": test}
     seen: set[tuple[object, ...]] = set()
     parts: list[tuple[Part, Scene]] = []
     for part, count in counts.items():
         name = f"{dataset}/{seed}/{part}"
-        drawn = draw_scenes(name, count, layout.timing, held_out=part == "test", seen=seen, offset=len(parts))
+        drawn = draw_scenes(name, count, dataset_format.timing, held_out=part == "test", seen=seen, offset=len(parts))
         parts += [(part, scene) for scene in drawn]
     return [
-        layout.describe(scene, part, index, random.Random(f"{dataset}/{seed}/{index}"))
+        dataset_format.describe(scene, part, index, random.Random(f"{dataset}/{seed}/{index}"))
         for index, (part, scene) in enumerate(parts)
     ]
 
@@ -190,12 +190,12 @@ def _write_video(item: Item, folder: Path, fps: int) -> None:
     write_video(item.scene, folder / item.file, fps)
 
 
-def _ground_truth(dataset: str, layout: Layout, items: list[Item], seed: int) -> dict[str, Any]:
+def _ground_truth(dataset: str, dataset_format: DatasetFormat, items: list[Item], seed: int) -> dict[str, Any]:
     return {
         "dataset": dataset,
-        "format": FORMAT,
+        "format": FORMAT_VERSION,
         "seed": seed,
-        "videos": {item.video_id: _truth_of(item, items, layout.fps) for item in items},
+        "videos": {item.video_id: _truth_of(item, items, dataset_format.fps) for item in items},
     }
 
 

@@ -74,7 +74,7 @@ class VideoError(MediaError):
     """A file that contains no usable video or breaks off before the requested frames."""
 
 
-class Allowance:
+class TimeBudget:
     """CPU time budget for decoding one file: two minutes plus four seconds per MiB, or TVR_READ_SECONDS.
 
     Regular files need only a small part of it. CPU time does not depend on the load of the machine. Time spent on
