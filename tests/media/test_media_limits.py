@@ -20,8 +20,7 @@ from tvr_lightning.media import container, packets
 from tvr_lightning.media.audio import AudioError, read_audio
 from tvr_lightning.media.container import MAX_PIXELS, VideoError
 from tvr_lightning.media.preparation import Preparation
-from tvr_lightning.media.steady import steady_frames
-from tvr_lightning.media.video import probe, read_clip
+from tvr_lightning.media.video import frames_at_rate, probe, read_clip
 
 
 def png(width: int, height: int) -> bytes:
@@ -126,7 +125,7 @@ def test_the_time_of_one_file_is_bounded_and_can_be_set(tmp_path, function, monk
         function(path)
 
 
-@pytest.mark.parametrize("frames_of", ["read_clip", "steady_frames"])
+@pytest.mark.parametrize("frames_of", ["read_clip", "frames_at_rate"])
 def test_time_spent_on_decoded_frames_does_not_count(tmp_path, frames_of, monkeypatch):
     path = write_video(tmp_path / "short.mp4", 30)
     monkeypatch.setenv(container.READ_SECONDS, "0.5")
@@ -140,7 +139,7 @@ def test_time_spent_on_decoded_frames_does_not_count(tmp_path, frames_of, monkey
     if frames_of == "read_clip":
         read_clip(path, frames=10, image_size=64, sampling="segment-centres", augment=transform)
     else:
-        assert len(list(steady_frames(path, 5, transform))) == 15
+        assert len(list(frames_at_rate(path, 5, transform))) == 15
 
 
 def test_time_stamps_that_lie_far_apart_are_refused(tmp_path):

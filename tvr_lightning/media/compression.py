@@ -28,7 +28,7 @@ from tvr_lightning.media.clip4clip_copies import FPS, SIZE, write_clip4clip_fram
 from tvr_lightning.media.container import TimeBudget, VideoError, open_media, packets_of, words_of
 from tvr_lightning.media.decoder import decoded_frames, open_video
 from tvr_lightning.media.preparation import Interpolation, Pixels, resized
-from tvr_lightning.media.video import probe, read_steadily
+from tvr_lightning.media.video import TimedFrame, frames_at_rate, probe
 from tvr_lightning.ranges import CopiedFrames, CopiesLike
 
 Sound = Literal["none", "copied", "anew"]
@@ -258,19 +258,21 @@ def _write_frames(path: Path, how: Compression, out: OutputContainer, copy: Copy
         out.mux(packet)
 
 
+def _images(path: Path, how: Compression, copy: Copy) -> Iterator[TimedFrame[Pixels]]:
+    copy.duration = yield from frames_at_rate(path, how.fps, how)
+
+
 def _packets(path: Path, how: Compression, out: OutputContainer, copy: Copy, clock: Fraction) -> Iterator[av.Packet]:
-    """Yield a packet for each frame, the last one after `copy` has the total number of frames."""
+    """Yield a packet for each frame, the last one after `copy` has the number of frames and the duration."""
     stream, held, size = None, None, (0, 0)
-    for duration, images in read_steadily(path, how.fps, how):
-        copy.duration = duration
-        for image in images:
-            if stream is None:
-                size = (image.shape[1], image.shape[0])
-                stream = _stream(out, how, size, clock)
-            if held is not None:
-                yield held
-            held = _encode(stream, _of_size(image, size), copy.frames * _TICKS, how, clock)
-            copy.frames += 1
+    for image in (frame.content for frame in _images(path, how, copy)):
+        if stream is None:
+            size = (image.shape[1], image.shape[0])
+            stream = _stream(out, how, size, clock)
+        if held is not None:
+            yield held
+        held = _encode(stream, _of_size(image, size), copy.frames * _TICKS, how, clock)
+        copy.frames += 1
     assert held is not None, "a video that can be read has a frame"
     yield held
 

@@ -15,6 +15,7 @@ from av.video.stream import VideoStream
 from PIL import Image
 
 from tvr_lightning.media.container import (
+    MAX_ELONGATION,
     MAX_PIXELS,
     TimeBudget,
     VideoError,
@@ -23,6 +24,7 @@ from tvr_lightning.media.container import (
     packets_of,
     words_of,
 )
+from tvr_lightning.media.orientation import orientation_of, upright
 from tvr_lightning.media.packets import PacketIndex, Run
 
 _LARGEST = f"the maximum is {MAX_PIXELS:,} pixels, 8192 x 4352"
@@ -63,22 +65,35 @@ def open_video(path: Path, threads: int) -> Iterator[tuple[InputContainer, Video
 
 
 class FrameConverter:
-    """Converter of decoded frames to images, shared by a whole clip, since its conversion tables are expensive."""
+    """Converter of the decoded frames of a file to upright images, which reuses its expensive conversion tables."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._reformatter = VideoReformatter()
 
     def __call__(self, frame: VideoFrame) -> Image.Image:
-        """Return a frame as an image in mode RGB.
+        """Return a frame as an upright image in mode RGB.
 
         The pixels are the same as from PyAV's `to_image`, which is several times slower, with the file's color matrix
         and range. Conversion runs in this thread, since thread pools of many workers slow each other down. The format
         has three bytes per pixel, since FFmpeg's conversion to four does not write the last columns for some widths.
+
+        Raises:
+            VideoError: The shape of the frame is extreme.
         """
+        check_shape(self._path, frame)
         converted = self._reformatter.reformat(frame, format="rgb24", threads=1)
         plane = converted.planes[0]
         size = (converted.width, converted.height)
-        return Image.frombytes("RGB", size, plane, "raw", "RGB", plane.line_size, 1)  # type: ignore[arg-type]
+        image = Image.frombytes("RGB", size, plane, "raw", "RGB", plane.line_size, 1)  # type: ignore[arg-type]
+        return upright(image, orientation_of(frame))
+
+
+def check_shape(path: Path, frame: VideoFrame) -> None:
+    """Raise VideoError if one side of a frame is much longer than the other."""
+    if max(frame.width, frame.height) > MAX_ELONGATION * min(frame.width, frame.height):
+        found = f"its frames have {frame.width:,} x {frame.height:,} pixels"
+        raise VideoError(path, f"{found}; one side may be at most {MAX_ELONGATION} times the other")
 
 
 def frames_of_runs(

@@ -220,8 +220,10 @@ def _start_of(index: PacketIndex, keyframes: NDArray[np.int64], number: int) -> 
     Frames that follow a keyframe in decoding order but are displayed before it depend on the previous segment (open
     GOP).
     """
-    usable = keyframes[(keyframes <= number) & (index.pts[keyframes] <= index.pts[number])]
-    return int(usable[-1]) if len(usable) else 0
+    for keyframe in keyframes[: np.searchsorted(keyframes, number, side="right")][::-1].tolist():
+        if index.pts[keyframe] <= index.pts[number]:
+            return int(keyframe)
+    return 0
 
 
 def _needed(index: PacketIndex, start: int, end: int, chosen: set[int]) -> list[int]:
@@ -229,8 +231,8 @@ def _needed(index: PacketIndex, start: int, end: int, chosen: set[int]) -> list[
 
     They cannot be decoded here, and no later packet depends on them.
     """
-    leading = index.pts < index.pts[start] if index.keyframe[start] else np.zeros(len(index.pts), dtype=bool)
-    return [n for n in range(start, end + 1) if n in chosen or not leading[n]]
+    leading = index.keyframe[start] & (index.pts[start : end + 1] < index.pts[start])
+    return [n for n in range(start, end + 1) if n in chosen or not leading[n - start]]
 
 
 def _hidden(stream: VideoStream, packet: av.Packet) -> bool:

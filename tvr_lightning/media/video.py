@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Generic, TypeVar, cast
 
 import av
 import numpy as np
@@ -14,24 +16,27 @@ from av.container import InputContainer
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from tvr_lightning.media.augment import FrameTransform
-from tvr_lightning.media.container import MAX_ELONGATION, MAX_SECONDS, TimeBudget, VideoError
+from tvr_lightning.media.container import MAX_SECONDS, TimeBudget, VideoError
 from tvr_lightning.media.decoder import FrameConverter, decoded_frames, frames_in_order, frames_of_runs, open_video
-from tvr_lightning.media.orientation import orientation_of, upright
+from tvr_lightning.media.orientation import orientation_of
 from tvr_lightning.media.packets import PacketIndex, index_packets, plan_runs
 from tvr_lightning.media.preparation import Pixels, Preparation
-from tvr_lightning.media.sampling import Declared, Positions, sample_frames, steady_frames
+from tvr_lightning.media.sampling import Declared, Positions, positions_at_rate, sample_frames
 from tvr_lightning.media.timeline import Timeline, cut_short, even_timeline, packet_timeline, timeline_of
 from tvr_lightning.ranges import FrameSampling
 
-__all__ = ["DecodedClip", "VideoError", "VideoInfo", "probe", "read_clip", "read_parts", "read_steadily"]
+__all__ = ["DecodedClip", "TimedFrame", "VideoError", "VideoInfo", "frames_at_rate", "probe", "read_clip", "read_parts"]
 
 Span = tuple[float, float]
 
-STRETCH_SECONDS = 240
-"""Duration of the segments that `read_steadily` decodes, one in memory at a time."""
+T = TypeVar("T")
+
+_KEPT_FRAMES = 720  # maximum number of frames that `frames_at_rate` keeps in memory to save a second decoding
+_UNSTABLE = "does not decode to the same frames twice"
 
 
 @dataclass
@@ -144,39 +149,93 @@ def read_parts(
     return [part for part in parts if part is not None], clips
 
 
-def read_steadily(path: str | Path, rate: int, transform: FrameTransform) -> Iterator[tuple[float, list[Pixels]]]:
-    """Decode the frames on screen at 0, 1 / rate, 2 / rate, ... seconds, in segments of a few minutes.
+@dataclass
+class TimedFrame(Generic[T]):
+    """Content on screen at one moment.
+
+    Attributes:
+        time: Seconds from the first frame of the file.
+        content: Result of `make` for the frame.
+    """
+
+    time: float
+    content: T
+
+
+def frames_at_rate(
+    path: str | Path, rate: float, make: Callable[[Image.Image], T]
+) -> Generator[TimedFrame[T], None, float]:
+    """Yield the content on screen at 0, 1 / rate, 2 / rate, ... seconds.
+
+    Frames are converted one by one, so that memory use does not grow with their number.
 
     Args:
         path: Video file, as for `read_clip`.
         rate: Frames per second. If the file has fewer, frames are repeated.
-        transform: Transform from an RGB frame to pixels of any size.
+        make: Function from an upright image in mode RGB to the content.
 
-    Yields:
-        The duration of the file's video in seconds, and the next frames (h, w, 3).
+    Returns:
+        Duration of the file's video in seconds, as the generator's return value.
 
     Raises:
-        VideoError: The file cannot be read (see `read_clip`).
+        VideoError: The file cannot be read or breaks off.
     """
-    start, duration = 0, float("inf")
-    while start < duration:
+    path = Path(path)
+    budget, to_image = TimeBudget(path), FrameConverter(path)
 
-        def stretch(lasts: float, start: int = start) -> list[Span | None]:
-            return [(start, min(float(start + STRETCH_SECONDS), lasts))] if lasts > 0 else [None]
+    def convert(frame: VideoFrame) -> T:
+        return make(to_image(frame))
 
-        request = ClipRequest(Path(path), 1, 0, "one-fps-uniform", augment=transform, rate=rate)
-        timeline, _, (positions,), images = _find(request, stretch)
-        duration = timeline.duration
-        yield duration, [images[position] for position in positions.tolist()]
-        start += STRETCH_SECONDS
+    with open_video(path, 1) as (container, stream):
+        index = _index(container, stream, budget)
+        timeline = packet_timeline(index)
+        _check_length(path, timeline.duration)
+        _check_reach(container, stream, index, [None], budget)
+        positions = positions_at_rate(timeline.times, timeline.duration, rate).tolist()
+        passes = _passes(path, 1, stream, index, budget)
+        number = 0
+        with suppress(_PlanError):
+            for content in _repeated(
+                _by_packets(stream, index, timeline, positions, passes, budget), positions, convert
+            ):
+                yield TimedFrame(number / rate, content)
+                number += 1
+        if number < len(positions):
+            guess = set(positions) if len(positions) <= _KEPT_FRAMES else set()
+            timeline, images = _decode_through(path, next(passes), index, guess, convert)
+            positions = positions_at_rate(timeline.times, timeline.duration, rate).tolist()
+            contents: Iterator[T] = (images[position] for position in positions[number:])
+            if not images.keys() >= set(positions):
+                contents = _repeated(enumerate(next(passes)), positions[number:], convert)
+            for content in contents:
+                yield TimedFrame(number / rate, content)
+                number += 1
+    if number < len(positions):
+        raise VideoError(path, _UNSTABLE)
+    return timeline.duration
+
+
+def _repeated(
+    frames: Iterable[tuple[int, VideoFrame]], positions: Sequence[int], convert: Callable[[VideoFrame], T]
+) -> Iterator[T]:
+    """Yield the content at each of the ascending positions, which can repeat, as soon as it is decoded."""
+    contents: dict[int, T] = {}
+    wanted, number = set(positions), 0
+    for position, frame in frames:
+        if position in wanted:
+            contents[position] = convert(frame)
+        while number < len(positions) and positions[number] in contents:
+            yield contents[positions[number]]
+            number += 1
+            if positions[number - 1] not in positions[number : number + 1]:
+                del contents[positions[number - 1]]
+        if number == len(positions):
+            return
 
 
 @dataclass
 class ClipRequest:
-    """Request for frames of a file, with the options of `read_clip`. `seed` is the seed for its random generator.
-
-    With a `rate`, all frames at that rate are selected instead of `frames` by `sampling`.
-    """
+    """Request for frames of a file, with the options of `read_clip`. `seed` is the seed for its random generator."""
 
     path: Path
     frames: int
@@ -185,11 +244,11 @@ class ClipRequest:
     seed: int | None = None
     augment: FrameTransform | None = None
     threads: int = 1
-    rate: int | None = None
 
     def __post_init__(self) -> None:
         self.budget = TimeBudget(self.path, self.threads)
-        self._converter = FrameConverter()
+        self._to_image = FrameConverter(self.path)
+        self._transform = self.augment or Preparation(self.image_size)
 
     def choose(self, span: Span | None, timeline: Timeline, declared: Declared) -> Positions:
         """Return the positions of the selected frames. A span after the end of the clip is an error of the file."""
@@ -197,33 +256,18 @@ class ClipRequest:
         if span is not None and span[0] >= timeline.duration > 0:
             end = f"its last frame, at {timeline.duration:.3f} s"
             raise VideoError(self.path, f"the span {span} begins after {end}")
-        if self.rate is not None:
-            return steady_frames(timeline.times, timeline.duration, self.rate, span)
         generator = None if self.seed is None else np.random.default_rng(self.seed)
         return sample_frames(timeline.times, timeline.duration, self.frames, self.sampling, span, generator, declared)
 
     def convert(self, frame: VideoFrame) -> Pixels:
         """Return a frame upright and transformed, (S, S, 3)."""
-        if max(frame.width, frame.height) > MAX_ELONGATION * min(frame.width, frame.height):
-            found = f"its frames have {frame.width:,} x {frame.height:,} pixels"
-            raise VideoError(self.path, f"{found}; one side may be at most {MAX_ELONGATION} times the other")
-        image = upright(self._converter(frame), orientation_of(frame))
-        transform = self.augment or Preparation(self.image_size)
-        return transform(image)
+        return self._transform(self._to_image(frame))
 
 
 def _read(
     request: ClipRequest, divide: Callable[[float], Sequence[Span | None]]
 ) -> tuple[Sequence[Span | None], list[DecodedClip]]:
     """Return the clip of every span that `divide` returns for the file's duration. None means the whole file."""
-    timeline, spans, chosen, images = _find(request, divide)
-    return spans, [_assemble(request, timeline, positions, images) for positions in chosen]
-
-
-def _find(
-    request: ClipRequest, divide: Callable[[float], Sequence[Span | None]]
-) -> tuple[Timeline, Sequence[Span | None], list[Positions], dict[int, Pixels]]:
-    """Decode the selected frames of every span. Return the timeline, the spans, their positions, and the frames."""
     with open_video(request.path, request.threads) as (container, stream):
         index = _index(container, stream, request.budget)
         declared = Declared(float(index.rate), index.stated)
@@ -231,30 +275,34 @@ def _find(
         spans = divide(timeline.duration)
         _check_reach(container, stream, index, spans, request.budget)
         chosen = [request.choose(span, timeline, declared) for span in spans]
-        images = _decode_planned(request, stream, index, timeline, _all(chosen))
-        looks = _looks(request, stream, index, fresh=timeline.stamps is None)
-        if images is None and index.timed and not index.ordered and not index.packed:
-            images = _decode_straight(request, next(looks), _all(chosen))
-        if images is None:
+        wanted = _all(chosen)
+        passes = _passes(request.path, request.threads, stream, index, request.budget)
+        images: dict[int, Pixels] = {}
+        with suppress(_PlanError):
+            frames = _by_packets(stream, index, timeline, wanted, passes, request.budget)
+            images = {position: request.convert(frame) for position, frame in frames if position in wanted}
+        if not wanted <= images.keys():
             # The frames at the positions from the packet times are usually right, which saves decoding the file again.
-            timeline, images = _decode_through(request, next(looks), index, _all(chosen))
+            timeline, images = _decode_through(request.path, next(passes), index, wanted, request.convert)
             spans = divide(timeline.duration)
             chosen = [request.choose(span, timeline, declared) for span in spans]
-        if not _all(chosen) <= images.keys():
-            images = _decode_straight(request, next(looks), _all(chosen))
-    if images is None:
-        raise VideoError(request.path, "does not decode to the same frames twice")
-    return timeline, spans, chosen, images
+            wanted = _all(chosen)
+        if not wanted <= images.keys():
+            frames = islice(enumerate(next(passes)), max(wanted) + 1)
+            images = {position: request.convert(frame) for position, frame in frames if position in wanted}
+    if not wanted <= images.keys():
+        raise VideoError(request.path, _UNSTABLE)
+    return spans, [_assemble(request, timeline, positions, images) for positions in chosen]
 
 
-def _looks(
-    request: ClipRequest, stream: VideoStream, index: PacketIndex, fresh: bool
+def _passes(
+    path: Path, threads: int, stream: VideoStream, index: PacketIndex, budget: TimeBudget
 ) -> Iterator[Generator[VideoFrame, None, None]]:
-    """Yield repeated decodings of the whole file, the first one from packets in memory if the decoder is `fresh`."""
-    if fresh and index.packets is not None and index.broken is None:
-        yield frames_in_order(stream, [*index.packets, None], request.budget)
+    """Yield repeated decodings of the whole file, the first one from packets in memory if nothing was decoded yet."""
+    if packet_timeline(index).stamps is None and index.packets is not None and index.broken is None:
+        yield frames_in_order(stream, [*index.packets, None], budget)
     while True:
-        yield decoded_frames(request.path, request.threads, request.budget)
+        yield decoded_frames(path, threads, budget)
 
 
 def _all(chosen: Sequence[Positions]) -> set[int]:
@@ -327,37 +375,53 @@ def _check_reach(
         raise VideoError(budget.path, reason)
 
 
-def _decode_planned(
-    request: ClipRequest, stream: VideoStream, index: PacketIndex, timeline: Timeline, positions: set[int]
-) -> dict[int, Pixels] | None:
-    """Decode the segments that lead to the selected positions.
+class _PlanError(Exception):
+    """The frames of the selected packets are not the expected ones, and only decoding the file shows the reason."""
 
-    Returns:
-        The frames by position. None if one is missing and the file must be decoded from the start to find the reason (a
-        damaged stream, or one whose packets are not complete frames).
+
+def _by_packets(
+    stream: VideoStream,
+    index: PacketIndex,
+    timeline: Timeline,
+    positions: Collection[int],
+    passes: Iterator[Generator[VideoFrame, None, None]],
+    budget: TimeBudget,
+) -> Iterator[tuple[int, VideoFrame]]:
+    """Yield frames with their positions according to the packets, at least the selected ones if the packets are right.
+
+    Raises:
+        _PlanError: The stream is damaged, or its packets are not complete frames.
     """
     if timeline.stamps is None:
-        return None
+        if index.timed and not index.packed:
+            yield from islice(enumerate(next(passes)), max(positions) + 1)
+        return
     wanted = {int(timeline.stamps[position]): position for position in positions}
-    images: dict[int, Pixels] = {}
+    latest: tuple[int, int] | None = None
+    held: VideoFrame | None = None
     try:
-        latest: tuple[int, int] | None = None
-        with closing(frames_of_runs(stream, index, plan_runs(index, wanted), request.budget)) as frames:
+        with closing(frames_of_runs(stream, index, plan_runs(index, wanted), budget)) as frames:
             for run, frame in frames:
-                # MPEG-4 with two frames in a packet: the frames are in the right order, but their timestamps are wrong.
+                # MPEG-4 with two frames in a packet: the frames are in the right order, but their timestamps are wrong,
+                # which only the next frame shows.
                 if frame.pts is None or (latest is not None and latest >= (run, frame.pts)):
-                    return None
-                latest = (run, frame.pts)
-                if frame.pts in wanted and not frame.is_corrupt:
-                    images[wanted[frame.pts]] = request.convert(frame)
-    except av.FFmpegError:
-        return None
-    return images if len(images) == len(wanted) else None
+                    raise _PlanError
+                if held is not None:
+                    yield wanted[cast(int, held.pts)], held
+                latest, held = (run, frame.pts), frame if frame.pts in wanted and not frame.is_corrupt else None
+    except av.FFmpegError as error:
+        raise _PlanError from error
+    if held is not None:
+        yield wanted[cast(int, held.pts)], held
 
 
 def _decode_through(
-    request: ClipRequest, decoded: Generator[VideoFrame, None, None], index: PacketIndex, guess: set[int]
-) -> tuple[Timeline, dict[int, Pixels]]:
+    path: Path,
+    decoded: Generator[VideoFrame, None, None],
+    index: PacketIndex,
+    guess: set[int],
+    convert: Callable[[VideoFrame], T],
+) -> tuple[Timeline, dict[int, T]]:
     """Decode the whole file.
 
     Returns:
@@ -365,33 +429,19 @@ def _decode_through(
         among the positions in `guess`.
     """
     stamps: list[int] = []
-    images: dict[int, Pixels] = {}
+    images: dict[int, T] = {}
     for frame in decoded:
         if len(stamps) in guess:
-            images[len(stamps)] = request.convert(frame)
+            images[len(stamps)] = convert(frame)
         following = stamps[-1] + max(index.last_length, 1) if stamps else 0
         stamps.append(following if frame.pts is None else frame.pts)
     if not stamps:
-        raise VideoError(request.path, "none of its frames can be decoded")
+        raise VideoError(path, "none of its frames can be decoded")
     rising = np.sort(np.array(stamps, dtype=np.int64))
-    _check_stamps(index, rising, request.path)
+    _check_stamps(index, rising, path)
     if len(rising) > 1 and rising[0] == rising[-1]:  # players then also use the order
         return even_timeline(len(rising), index), images
     return timeline_of(rising, index, None), images
-
-
-def _decode_straight(
-    request: ClipRequest, decoded: Generator[VideoFrame, None, None], positions: set[int]
-) -> dict[int, Pixels] | None:
-    """Decode from the start and return the frames at the selected positions, or None if there are fewer frames."""
-    last, images = max(positions), {}
-    with closing(decoded) as frames:
-        for position, frame in enumerate(frames):
-            if position in positions:
-                images[position] = request.convert(frame)
-            if position == last:
-                return images
-    return None
 
 
 def _first_frame(stream: VideoStream, index: PacketIndex, timeline: Timeline, budget: TimeBudget) -> VideoFrame:
