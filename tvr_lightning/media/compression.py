@@ -31,7 +31,7 @@ from tvr_lightning.media.preparation import Interpolation, Pixels, resized
 from tvr_lightning.media.video import TimedFrame, frames_at_rate, probe
 from tvr_lightning.ranges import CopiedFrames, CopiesLike
 
-Sound = Literal["none", "copied", "anew"]
+Sound = Literal["none", "copied", "encoded"]
 
 LEAST_SIZE = 16
 CRF = 18
@@ -143,7 +143,7 @@ def compress(path: Path, how: Compression) -> Copy:
         # Packets whose timestamps mp4 cannot represent are re-encoded with other timestamps.
         with suppress(_SoundRefused):
             return _write(path, how, "copied")
-    return _write(path, how, "anew")
+    return _write(path, how, "encoded")
 
 
 class _SoundRefused(Exception):  # noqa: N818  named after the event
@@ -153,26 +153,27 @@ class _SoundRefused(Exception):  # noqa: N818  named after the event
 def _write(path: Path, how: Compression, sound: Sound) -> Copy:
     buffer, copy = io.BytesIO(), Copy(b"", 0, 0.0, 0)
     try:
-        _fill(path, how, sound, buffer, copy)
+        with av.open(buffer, "w", format="mp4") as out:
+            if sound == "copied":
+                _copy_with_sound(path, how, out, copy)
+            else:
+                _encode_with_sound(path, how, _waveform(path, copy) if sound == "encoded" else None, out, copy)
     except av.FFmpegError as error:
         raise VideoError(path, f"cannot be copied ({words_of(error)})") from error
     copy.content = buffer.getvalue()
     return copy
 
 
-def _fill(path: Path, how: Compression, sound: Sound, buffer: io.BytesIO, copy: Copy) -> None:
-    with av.open(buffer, "w", format="mp4") as out:
-        if sound == "copied":
-            _copy_with_sound(path, how, out, copy)
-        else:
-            waveform = _waveform(path, copy) if sound == "anew" else None
-            track = None
-            if waveform is not None:
-                track = out.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
-                track.bit_rate = 64_000
-            _write_frames(path, how, out, copy)
-            if track is not None and waveform is not None:
-                _encode_sound(waveform, track, out, copy)
+def _encode_with_sound(
+    path: Path, how: Compression, waveform: NDArray[np.float32] | None, out: OutputContainer, copy: Copy
+) -> None:
+    if waveform is None:
+        _write_frames(path, how, out, copy)
+        return
+    track = out.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
+    track.bit_rate = 64_000
+    _write_frames(path, how, out, copy)
+    _encode_sound(waveform, track, out, copy)
 
 
 def _copy_with_sound(path: Path, how: Compression, out: OutputContainer, copy: Copy) -> None:

@@ -33,13 +33,15 @@ def read_image(path: str | Path) -> Image.Image:
             `MAX_IMAGE_PIXELS`.
     """
     path = Path(path)
+    limit = f"the maximum is {MAX_IMAGE_PIXELS:,}, 8192 x 8192"
+    Image.init()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=[name for name in IMAGE_FORMATS if name in _known()]) as opened:
+            with Image.open(path, formats=[name for name in IMAGE_FORMATS if name in Image.OPEN]) as opened:
                 width, height = opened.size
                 if width * height > MAX_IMAGE_PIXELS:
-                    raise ImageError(path, _too_large(f"has {width:,} x {height:,} pixels"))
+                    raise ImageError(path, f"has {width:,} x {height:,} pixels; {limit}")
                 opened.load()
                 upright = ImageOps.exif_transpose(opened)
                 if upright.has_transparency_data:
@@ -47,19 +49,10 @@ def read_image(path: str | Path) -> Image.Image:
                     upright = Image.alpha_composite(ground, upright.convert("RGBA"))
                 return upright.convert("RGB")
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ImageError(path, _too_large("has more pixels than that")) from error
+        raise ImageError(path, f"has more pixels than that; {limit}") from error
     except UnidentifiedImageError as error:
         raise ImageError(path, f"is not in a supported image format: {', '.join(IMAGE_FORMATS)}") from error
     except MediaError:
         raise
     except (OSError, SyntaxError, ValueError, EOFError) as error:  # Pillow's errors for damaged files
         raise ImageError(path, f"cannot be read as an image ({str(error) or type(error).__name__})") from error
-
-
-def _known() -> set[str]:
-    Image.init()
-    return set(Image.OPEN)
-
-
-def _too_large(found: str) -> str:
-    return f"{found}; the maximum is {MAX_IMAGE_PIXELS:,}, 8192 x 8192"

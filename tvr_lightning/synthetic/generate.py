@@ -88,7 +88,12 @@ def synthesize(
         UserError: The dataset is unknown, `videos` is below 8, or `workers` is below 1.
         UserError: The folder contains something else, which is never overwritten.
     """
-    _check_arguments(dataset, videos, workers)
+    if dataset not in FORMATS:
+        raise UserError(f"no layout for dataset {dataset!r}; choose one of {', '.join(get_args(DatasetName))}")
+    if videos < LEAST_VIDEOS:
+        raise UserError(f"videos={videos} leaves no training videos; it must be at least {LEAST_VIDEOS}")
+    if workers is not None and workers < 1:
+        raise UserError(f"workers={workers}; it must be at least 1, or None for one per core")
     folder = Path(root) / dataset
     if folder.exists() and any(folder.iterdir()):
         if _same(folder / "scenes.json", dataset, videos, seed):
@@ -113,7 +118,9 @@ def synthesize(
         _write_videos(items, unfinished, dataset_format.fps, workers or os.cpu_count() or 1, progress)
         dataset_format.annotate(items, unfinished)
         write_captions(unfinished / CAPTIONS_FILE, _descriptions(items))
-        write_json(unfinished / "scenes.json", _ground_truth(dataset, dataset_format, items, seed), indent=1)
+        truth = {item.video_id: _truth_of(item, items, dataset_format.fps) for item in items}
+        scenes = {"dataset": dataset, "format": FORMAT_VERSION, "seed": seed, "videos": truth}
+        write_json(unfinished / "scenes.json", scenes, indent=1)
         if dataset == "msrvtt":
             write_questions(unfinished)
         _mark(unfinished)
@@ -144,15 +151,6 @@ def _sweep(folders: Iterable[Path]) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(descriptor)
-
-
-def _check_arguments(dataset: str, videos: int, workers: int | None) -> None:
-    if dataset not in FORMATS:
-        raise UserError(f"no layout for dataset {dataset!r}; choose one of {', '.join(get_args(DatasetName))}")
-    if videos < LEAST_VIDEOS:
-        raise UserError(f"videos={videos} leaves no training videos; it must be at least {LEAST_VIDEOS}")
-    if workers is not None and workers < 1:
-        raise UserError(f"workers={workers}; it must be at least 1, or None for one per core")
 
 
 def _same(scenes: Path, dataset: str, videos: int, seed: int) -> bool:
@@ -188,15 +186,6 @@ def _write_videos(items: list[Item], folder: Path, fps: int, workers: int, progr
 
 def _write_video(item: Item, folder: Path, fps: int) -> None:
     write_video(item.scene, folder / item.file, fps)
-
-
-def _ground_truth(dataset: str, dataset_format: DatasetFormat, items: list[Item], seed: int) -> dict[str, Any]:
-    return {
-        "dataset": dataset,
-        "format": FORMAT_VERSION,
-        "seed": seed,
-        "videos": {item.video_id: _truth_of(item, items, dataset_format.fps) for item in items},
-    }
 
 
 def _descriptions(items: list[Item]) -> list[Description]:
