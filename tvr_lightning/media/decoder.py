@@ -32,14 +32,7 @@ _LARGEST = f"the maximum is {MAX_PIXELS:,} pixels, 8192 x 4352"
 
 @contextmanager
 def open_video(path: Path, threads: int) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """Open a file and its video stream, and raise decoding errors instead of concealing them.
-
-    Args:
-        path: The file.
-        threads: Number of decoding threads.
-
-    Returns:
-        A context manager for the container and its first video stream that is not a cover image.
+    """Open a file and its first video stream that is not a cover image, and do not conceal decoding errors.
 
     Raises:
         VideoError: The file is missing or empty, cannot be opened, has no video stream of a known codec, or has frames
@@ -101,14 +94,8 @@ def frames_of_runs(
 ) -> Generator[tuple[int, VideoFrame], None, None]:
     """Decode runs of packets one after another, with a fresh decoder state for each.
 
-    Args:
-        stream: Opened stream.
-        index: Packets of the stream. If it does not keep them, the file is read again.
-        runs: Runs returned by `plan_runs`.
-        budget: Time budget for the file.
-
     Yields:
-        The index of the run and a frame, for every decoded frame.
+        The index of the run and a frame, for every decoded frame. If `index` keeps no packets, the file is read again.
 
     Raises:
         av.FFmpegError: A packet cannot be decoded.
@@ -165,7 +152,7 @@ def frames_in_order(
     Args:
         stream: Stream from which nothing has been decoded.
         packets: All packets of the stream, followed by an empty packet or None.
-        budget: Time budget for the file.
+        budget: Time budget.
 
     Raises:
         VideoError: A frame cannot be decoded, or the time budget is used up.

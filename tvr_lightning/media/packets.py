@@ -83,11 +83,6 @@ def index_packets(container: InputContainer, stream: VideoStream, budget: TimeBu
 
     If the container breaks off, the list ends there and `broken` contains the reason.
 
-    Args:
-        container: Opened file.
-        stream: One of its streams.
-        budget: Time budget for the file.
-
     Raises:
         VideoError: There are too many packets, or the time budget is used up.
     """
@@ -180,12 +175,7 @@ class Run:
 
 
 def plan_runs(index: PacketIndex, wanted: Collection[int]) -> list[Run]:
-    """Select the packets to decode in order to get the frames with the selected timestamps.
-
-    Args:
-        index: Index with valid and ordered timestamps.
-        wanted: Selected presentation timestamps, which are all in the index.
-    """
+    """Select the packets to decode for frames by their timestamps, which are valid, ordered, and in the index."""
     numbers = np.flatnonzero(np.isin(index.pts, np.fromiter(wanted, dtype=np.int64)) & index.shown)
     keyframes = np.flatnonzero(index.keyframe)
     segments: list[list[int]] = []

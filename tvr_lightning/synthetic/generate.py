@@ -115,7 +115,10 @@ def synthesize(
     if descriptor is not None:
         lock_open(descriptor)
     try:
-        _write_videos(items, unfinished, dataset_format.fps, workers or os.cpu_count() or 1, progress)
+        for parent in {(unfinished / item.file).parent for item in items}:
+            parent.mkdir(parents=True, exist_ok=True)
+        write = partial(_write_video, folder=unfinished, fps=dataset_format.fps)
+        read_all(items, write, workers=workers or os.cpu_count() or 1, title="writing videos", progress=progress)
         dataset_format.annotate(items, unfinished)
         write_captions(unfinished / CAPTIONS_FILE, _descriptions(items))
         truth = {item.video_id: _truth_of(item, items, dataset_format.fps) for item in items}
@@ -175,13 +178,6 @@ def _items(dataset: str, dataset_format: DatasetFormat, videos: int, seed: int) 
         dataset_format.describe(scene, part, index, random.Random(f"{dataset}/{seed}/{index}"))
         for index, (part, scene) in enumerate(parts)
     ]
-
-
-def _write_videos(items: list[Item], folder: Path, fps: int, workers: int, progress: bool) -> None:
-    for parent in {(folder / item.file).parent for item in items}:
-        parent.mkdir(parents=True, exist_ok=True)
-    write = partial(_write_video, folder=folder, fps=fps)
-    read_all(items, write, workers=workers, title="writing videos", progress=progress)
 
 
 def _write_video(item: Item, folder: Path, fps: int) -> None:
