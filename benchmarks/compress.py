@@ -24,7 +24,7 @@ from scipy import stats
 import tvr_lightning  # noqa: F401  first, see tvr_lightning._torchvision
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.compression import Compression, compress, verify_copy
-from tvr_lightning.media.opening import VIDEO_SUFFIXES
+from tvr_lightning.media.container import VIDEO_SUFFIXES
 from tvr_lightning.media.video import DecodedClip, read_clip
 
 

@@ -29,7 +29,7 @@ from typing import TypeVar
 
 import av
 
-from tvr_lightning.media.opening import VIDEO_SUFFIXES
+from tvr_lightning.media.container import VIDEO_SUFFIXES
 
 Span = tuple[float, float]
 T = TypeVar("T")

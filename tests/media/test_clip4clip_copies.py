@@ -13,7 +13,7 @@ from broken_videos import numbers_of, write_sound, write_video
 from tvr_lightning.media.audio import read_audio
 from tvr_lightning.media.clip4clip_copies import clip4clip_size, constant_rate_frames
 from tvr_lightning.media.compression import Compression, compress, verify_copy
-from tvr_lightning.media.opening import VideoError
+from tvr_lightning.media.container import VideoError
 
 LIKE = Compression(like="clip4clip")
 NTSC_FILM, NTSC = Fraction(24000, 1001), Fraction(30000, 1001)

@@ -9,14 +9,13 @@ import torch
 from broken_videos import cut_off, write_video
 from PIL import Image
 
-from tvr_lightning.media import video
 from tvr_lightning.media.audio import read_audio
 from tvr_lightning.media.augment import CropFlip
 from tvr_lightning.media.compression import Compression, Copy, compress, verify_copy
-from tvr_lightning.media.opening import VideoError
+from tvr_lightning.media.container import VideoError
 from tvr_lightning.media.preparation import Preparation
-from tvr_lightning.media.sampling import steady_frames
-from tvr_lightning.media.video import probe, read_clip
+from tvr_lightning.media.sampling import positions_at_rate
+from tvr_lightning.media.video import frames_at_rate, probe, read_clip
 
 KINDS = ("h264", "jpeg")
 
@@ -66,12 +65,9 @@ def copied(request, original, tmp_path_factory):
 
 def test_moments_are_those_of_the_frames_on_screen():
     times = np.array([0.0, 0.4, 0.8, 1.2, 1.6])
-    assert steady_frames(times, 2.0, 2).tolist() == [0, 1, 2, 3]
-    assert steady_frames(times, 2.1, 2).tolist() == [0, 1, 2, 3, 4]
-    assert steady_frames(times, 2.0, 2, (1.0, 2.0)).tolist() == [2, 3]
-    assert steady_frames(times, 0.0, 2).tolist() == [0]
-    with pytest.raises(ValueError, match="no frames"):
-        steady_frames(times[:0], 1.0, 2)
+    assert positions_at_rate(times, 2.0, 2).tolist() == [0, 1, 2, 3]
+    assert positions_at_rate(times, 2.1, 2).tolist() == [0, 1, 2, 3, 4]
+    assert positions_at_rate(times, 0.0, 2).tolist() == [0]
 
 
 @pytest.mark.parametrize("sampling", ["one-fps-uniform", "head", "segment-centres"])
@@ -126,12 +122,17 @@ def test_frames_smaller_than_asked_for_keep_their_size(tmp_path):
     assert (info.width, info.height) == (before.width, before.height)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_long_file_is_copied_stretch_by_stretch_as_in_one_piece(original, monkeypatch, kind):
-    how = Compression(fps=3, size=112, frames=kind)
-    whole = compress(original, how)
-    monkeypatch.setattr(video, "STRETCH_SECONDS", 2)
-    assert compress(original, how) == whole
+def test_a_file_is_opened_and_read_once_for_the_frames_of_any_duration(original, monkeypatch):
+    opened = []
+
+    def watched(*arguments, **options):
+        opened.append(arguments)
+        return open_av(*arguments, **options)
+
+    open_av = av.open
+    monkeypatch.setattr(av, "open", watched)
+    assert len(list(frames_at_rate(original, 3, np.asarray))) > 20
+    assert len(opened) == 1
 
 
 def test_sound_that_mp4_cannot_hold_is_written_anew_and_said(tmp_path):

@@ -16,12 +16,11 @@ from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.datasets import MediaReader, VideoDataset
 from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.errors import UserError
-from tvr_lightning.media import opening, packets
+from tvr_lightning.media import container, packets
 from tvr_lightning.media.audio import AudioError, read_audio
-from tvr_lightning.media.opening import MAX_PIXELS, VideoError
+from tvr_lightning.media.container import MAX_PIXELS, VideoError
 from tvr_lightning.media.preparation import Preparation
-from tvr_lightning.media.steady import steady_frames
-from tvr_lightning.media.video import probe, read_clip
+from tvr_lightning.media.video import frames_at_rate, probe, read_clip
 
 
 def png(width: int, height: int) -> bytes:
@@ -117,19 +116,19 @@ def test_the_time_of_one_file_is_bounded_and_can_be_set(tmp_path, function, monk
     if function is read_audio:
         path = write_clip(tmp_path / "slow.mkv", tone(60.0), seconds=60.0, codec="flac")
     function(path)
-    monkeypatch.setenv(opening.READ_SECONDS, "0.001")
+    monkeypatch.setenv(container.READ_SECONDS, "0.001")
     said = r"slow\.m\w+: .*took more than 0\.001 s of .*time; .*TVR_READ_SECONDS"
     with pytest.raises((VideoError, AudioError), match=said):
         function(path)
-    monkeypatch.setenv(opening.READ_SECONDS, "soon")
+    monkeypatch.setenv(container.READ_SECONDS, "soon")
     with pytest.raises(UserError, match="TVR_READ_SECONDS is 'soon'"):
         function(path)
 
 
-@pytest.mark.parametrize("frames_of", ["read_clip", "steady_frames"])
+@pytest.mark.parametrize("frames_of", ["read_clip", "frames_at_rate"])
 def test_time_spent_on_decoded_frames_does_not_count(tmp_path, frames_of, monkeypatch):
     path = write_video(tmp_path / "short.mp4", 30)
-    monkeypatch.setenv(opening.READ_SECONDS, "0.5")
+    monkeypatch.setenv(container.READ_SECONDS, "0.5")
 
     def transform(image):
         end = time.thread_time() + 0.1
@@ -140,7 +139,7 @@ def test_time_spent_on_decoded_frames_does_not_count(tmp_path, frames_of, monkey
     if frames_of == "read_clip":
         read_clip(path, frames=10, image_size=64, sampling="segment-centres", augment=transform)
     else:
-        assert len(list(steady_frames(path, 5, transform))) == 15
+        assert len(list(frames_at_rate(path, 5, transform))) == 15
 
 
 def test_time_stamps_that_lie_far_apart_are_refused(tmp_path):

@@ -10,7 +10,7 @@ from broken_videos import cut_off, numbers_of, write_sound, write_video
 
 from tvr_lightning.media import packets
 from tvr_lightning.media.audio import AudioError, read_audio
-from tvr_lightning.media.opening import VideoError
+from tvr_lightning.media.container import VideoError
 from tvr_lightning.media.video import DecodedClip, probe, read_clip, read_parts
 
 SECONDS = 10  # of processor time for all readers of one file, which take a few hundredths

@@ -20,8 +20,8 @@ from broken_videos import (
 )
 
 from tvr_lightning.media import packets
+from tvr_lightning.media.container import TimeBudget
 from tvr_lightning.media.decoder import frames_of_runs, open_video
-from tvr_lightning.media.opening import Allowance
 from tvr_lightning.media.preparation import Preparation, ResizeMode
 from tvr_lightning.media.video import DecodedClip, VideoError, probe, read_clip, read_parts
 
@@ -71,12 +71,12 @@ def test_containers_and_codecs(tmp_path: Path, name: str, codec: str) -> None:
 def test_unneeded_pictures_are_not_decoded(tmp_path: Path) -> None:
     path = write_video(tmp_path / "clip.mp4", 100, options=SHORT_GROUPS)
     with open_video(path, threads=1) as (container, stream):
-        index = packets.index_packets(container, stream, Allowance(path))
+        index = packets.index_packets(container, stream, TimeBudget(path))
         wanted = int(index.presented()[47])
         (run,) = packets.plan_runs(index, [wanted])
         assert index.keyframe[run.numbers[0]], "the stretch that leads to the frame begins at a keyframe"
         assert len(run.numbers) <= 10, "it ends at the frame"
-        stamps = [frame.pts for _, frame in frames_of_runs(stream, index, [run], Allowance(path))]
+        stamps = [frame.pts for _, frame in frames_of_runs(stream, index, [run], TimeBudget(path))]
     assert wanted in stamps
     assert len(stamps) <= len(run.numbers) - 2, "pictures that no other refers to are passed over"
 

@@ -10,9 +10,8 @@ import torch
 from PIL import Image
 from search_parts import find, find_file, write_clip
 
-from tvr_lightning.media.opening import VideoError
-from tvr_lightning.media.steady import SteadyFrame, steady_frames
-from tvr_lightning.media.video import read_clip
+from tvr_lightning.media.container import VideoError
+from tvr_lightning.media.video import TimedFrame, frames_at_rate, read_clip
 from tvr_lightning.search import Searcher, SearchError, index
 from tvr_lightning.search.catalog import Catalog
 from tvr_lightning.search.indexing import read_ahead
@@ -45,7 +44,7 @@ def seen(*colours):
     """Frames at a constant rate, one color each."""
     for number, colour in enumerate(colours):
         compared = hue_saturation_brightness(Image.new("RGB", (64, 64), COLOURS[colour]))
-        yield SteadyFrame(number / RATE, Frame(compared, {}, b""))
+        yield TimedFrame(number / RATE, Frame(compared, {}, b""))
 
 
 def bounds(segments):
@@ -80,18 +79,18 @@ def test_options_that_do_not_fit(options, said):
         Segments(**options)
 
 
-def test_steady_frames_show_what_is_on_screen(scenes):
-    frames = steady_frames(scenes, 2.0, lambda picture: picture.getpixel((2, 60)))
+def test_frames_at_a_rate_show_what_is_on_screen(scenes):
+    frames = frames_at_rate(scenes, 2.0, lambda picture: picture.getpixel((2, 60)))
     found = list(frames)
     assert [frame.time for frame in found] == [number / 2 for number in range(72)]
     for frame in found:
         assert np.abs(np.array(frame.content) - COLOURS[int(frame.time // SECONDS)]).max() < 12
 
 
-def test_steady_frames_of_no_video(tmp_path):
+def test_frames_at_a_rate_of_no_video(tmp_path):
     (tmp_path / "a.mp4").write_text("none")
     with pytest.raises(VideoError):
-        list(steady_frames(tmp_path / "a.mp4", 2.0, lambda picture: None))
+        list(frames_at_rate(tmp_path / "a.mp4", 2.0, lambda picture: None))
 
 
 def test_a_window_is_read_as_the_method_reads_such_a_clip(scenes, sources):

@@ -20,7 +20,7 @@ from tvr_lightning.data.recover_captions import find_captions
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import file_lock, remedy, write_whole
 from tvr_lightning.media.compression import Compression, compress, verify_copy
-from tvr_lightning.media.opening import VideoError
+from tvr_lightning.media.container import VideoError
 from tvr_lightning.media.read_many import Unread, read_many
 from tvr_lightning.progress import progress_bar
 

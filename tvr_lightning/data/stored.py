@@ -9,7 +9,7 @@ import numpy as np
 
 from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.media.opening import VideoError
+from tvr_lightning.media.container import VideoError
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.option_types import FrameSampling
 from tvr_lightning.store import FeatureStore, Fingerprint, VideoKey, text_id

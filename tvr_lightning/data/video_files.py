@@ -6,7 +6,7 @@ import os.path
 from pathlib import Path
 
 from tvr_lightning.data.records import malformed
-from tvr_lightning.media.opening import VIDEO_SUFFIXES
+from tvr_lightning.media.container import VIDEO_SUFFIXES
 
 
 def stem(name: str) -> str:

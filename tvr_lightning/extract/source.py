@@ -12,7 +12,7 @@ from tvr_lightning.data.datasets import MediaReader
 from tvr_lightning.data.records import SplitName, VideoRecord
 from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.extract.plan import ExtractSource
-from tvr_lightning.media.opening import VIDEO_SUFFIXES
+from tvr_lightning.media.container import VIDEO_SUFFIXES
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.option_types import FrameSampling
 from tvr_lightning.store import StoreItem

@@ -16,7 +16,7 @@ from typing import Literal
 import av
 import numpy as np
 
-from tvr_lightning.media.opening import Allowance, MediaError, VideoError, open_media, packets_of, words_of
+from tvr_lightning.media.container import MediaError, TimeBudget, VideoError, open_media, packets_of, words_of
 from tvr_lightning.media.packets import check_packets
 
 SAMPLE_RATE = 16_000
@@ -85,7 +85,7 @@ def read_audio(
     path = Path(path)
     try:
         with open_media(path) as container:
-            pieces, length, rate, problem = _decode(container, duration, span, Allowance(path))
+            pieces, length, rate, problem = _decode(container, duration, span, TimeBudget(path))
     except VideoError as error:
         raise AudioError(path, error.reason) from error
     except av.FFmpegError as error:
@@ -108,27 +108,27 @@ def _decode(
     container: av.container.InputContainer,
     duration: float | None,
     span: tuple[float, float] | None,
-    allowance: Allowance,
+    budget: TimeBudget,
 ) -> tuple[Pieces, float, int, str | None]:
     """Decode the best audio stream: pieces (first sample in the clip, samples), clip duration, rate, problem."""
-    origin = _picture_start(container) + (span[0] if span else 0.0)
-    known = duration if duration is not None else (span[1] - span[0] if span else _picture_length(container))
+    origin = _video_start(container) + (span[0] if span else 0.0)
+    known = duration if duration is not None else (span[1] - span[0] if span else _video_duration(container))
     stream = container.streams.best("audio")
     known = None if known is None else max(known, 0.0)  # the header of a damaged file can declare a negative duration
-    _check_samples((known or 0.0) * SAMPLE_RATE, allowance.path)
+    _check_samples((known or 0.0) * SAMPLE_RATE, budget.path)
     if not isinstance(stream, av.AudioStream):
         return [], known or 0.0, SAMPLE_RATE, None
     rate = stream.rate
     if not rate:
         return [], known or 0.0, SAMPLE_RATE, "has no sample rate"
-    _check_samples((known or 0.0) * rate, allowance.path)
+    _check_samples((known or 0.0) * rate, budget.path)
     if span and origin > 1.0 and stream.time_base:
         container.seek(int((origin - 1.0) / stream.time_base), stream=stream)
     pieces: Pieces = []
     failures: list[str] = []
     cursor: int | None = None
     count = 0
-    for frame in _frames(container, stream, None if known is None else origin + known, failures, allowance):
+    for frame in _frames(container, stream, None if known is None else origin + known, failures, budget):
         if frame.sample_rate != rate:
             failures.append(f"the sample rate changes from {rate} to {frame.sample_rate}")
             break
@@ -141,9 +141,9 @@ def _decode(
         pieces.append((cursor, samples))
         cursor += len(samples)
         count += len(samples)
-        _check_samples(count, allowance.path)
+        _check_samples(count, budget.path)
     length = known if known is not None else max((cursor or 0) / rate, 0.0)
-    _check_samples(length * max(rate, SAMPLE_RATE), allowance.path)
+    _check_samples(length * max(rate, SAMPLE_RATE), budget.path)
     problem = f"{len(failures)} failures, first: {failures[0]}" if failures else None
     if not pieces and not failures and not span:
         problem = "has no samples"
@@ -161,13 +161,13 @@ def _frames(
     stream: av.AudioStream,
     end: float | None,
     failures: list[str],
-    allowance: Allowance,
+    budget: TimeBudget,
 ) -> Iterator[av.AudioFrame]:
     """Decode packet by packet, so that a damaged packet affects no other samples. Errors are appended to `failures`."""
     packets = packets_of(container, stream)
     for number in itertools.count(1):
-        allowance.check()
-        check_packets(number, allowance.path)
+        budget.check()
+        check_packets(number, budget.path)
         try:
             packet = next(packets, None)
         except av.error.FFmpegError as error:
@@ -189,7 +189,7 @@ def _frames(
                 yield frame
 
 
-def _picture_start(container: av.container.InputContainer) -> float:
+def _video_start(container: av.container.InputContainer) -> float:
     """Return the start time of the video in the file, in seconds, which is time 0 of the clip."""
     if container.streams.video:
         stream = container.streams.video[0]
@@ -198,7 +198,7 @@ def _picture_start(container: av.container.InputContainer) -> float:
     return 0.0
 
 
-def _picture_length(container: av.container.InputContainer) -> float | None:
+def _video_duration(container: av.container.InputContainer) -> float | None:
     if not container.streams.video:
         return None
     stream = container.streams.video[0]

@@ -74,23 +74,6 @@ class CropFlip:
         return left, top, left + w, top + h
 
 
-@dataclass(frozen=True)
-class Chain:
-    """A change of a whole frame, followed by its preparation.
-
-    Attributes:
-        change: Function from image to image.
-        preparation: Preparation of the changed frame.
-    """
-
-    change: Callable[[Image.Image], Image.Image]
-    preparation: Preparation
-
-    def __call__(self, frame: Image.Image) -> Pixels:
-        """Return the frame after both steps."""
-        return self.preparation(self.change(frame))
-
-
 def draw_augmentation(
     augmentation: Augmentation, preparation: Preparation, generator: np.random.Generator | None = None
 ) -> FrameTransform:
@@ -116,4 +99,5 @@ def draw_augmentation(
     if augmentation == "crop-flip":
         draws = tuple(tuple(row) for row in generator.random((_ATTEMPTS, 4)).tolist())
         return CropFlip(preparation.image_size, draws, bool(generator.random() < 0.5), preparation.antialias)
-    return Chain(draw_rand_augment(generator), preparation)
+    change = draw_rand_augment(generator)
+    return lambda frame: preparation(change(frame))

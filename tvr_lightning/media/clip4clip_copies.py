@@ -19,9 +19,9 @@ from av.container import Flags, OutputContainer
 from av.video.frame import PictureType, VideoFrame
 from av.video.reformatter import VideoReformatter
 
-from tvr_lightning.media.decoder import Pictures, frames_in_order, open_video
-from tvr_lightning.media.opening import MAX_ELONGATION, MAX_SECONDS, Allowance, VideoError, packets_of
-from tvr_lightning.media.orientation import Orientation, orientation_of, upright
+from tvr_lightning.media.container import MAX_SECONDS, TimeBudget, VideoError, packets_of
+from tvr_lightning.media.decoder import FrameConverter, check_shape, frames_in_order, open_video
+from tvr_lightning.media.orientation import Orientation, orientation_of
 
 FPS, SIZE = 3, 224
 _STEPS = 2**16  # subdivisions of an output frame's duration to which FFmpeg rounds timestamps
@@ -38,9 +38,8 @@ def write_clip4clip_frames(path: Path, out: OutputContainer) -> int:
     reformatter, count = VideoReformatter(), 0
     with closing(constant_rate_frames(path, FPS)) as frames:
         for frame in frames:
-            orientation = orientation_of(frame)
-            if orientation != Orientation():
-                frame = VideoFrame.from_image(upright(Pictures()(frame), orientation))
+            if orientation_of(frame) != Orientation():
+                frame = VideoFrame.from_image(FrameConverter(path)(frame))
             if not count:
                 stream.width, stream.height = clip4clip_size(frame.width, frame.height)
             size = (stream.width, stream.height)
@@ -78,9 +77,8 @@ def constant_rate_frames(path: Path, rate: int) -> Generator[VideoFrame, None, N
         container.flags &= ~cast(int, Flags.gen_pts.value)  # PyAV's default; the FFmpeg command has no such timestamps
         origin = Fraction(container.start_time or 0, 10**6)
         guessed = stream.guessed_rate or Fraction(25)
-        for frame, time in _timed(frames_in_order(stream, packets_of(container, stream), Allowance(path))):
-            if max(frame.width, frame.height) > MAX_ELONGATION * min(frame.width, frame.height):
-                raise VideoError(path, f"has frames of {frame.width:,} x {frame.height:,} pixels, which is too long")
+        for frame, time in _timed(frames_in_order(stream, packets_of(container, stream), TimeBudget(path))):
+            check_shape(path, frame)
             if time - origin > MAX_SECONDS:
                 raise VideoError(path, f"lasts longer than {MAX_SECONDS:,} s by its time stamps")
             position = floor((time - origin) * rate * _STEPS + Fraction(1, 2)) / _STEPS

@@ -25,13 +25,13 @@ from PIL import Image
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.audio import SAMPLE_RATE, AudioError, read_audio
 from tvr_lightning.media.clip4clip_copies import FPS, SIZE, write_clip4clip_frames
+from tvr_lightning.media.container import TimeBudget, VideoError, open_media, packets_of, words_of
 from tvr_lightning.media.decoder import decoded_frames, open_video
-from tvr_lightning.media.opening import Allowance, VideoError, open_media, packets_of, words_of
 from tvr_lightning.media.preparation import Interpolation, Pixels, resized
-from tvr_lightning.media.video import probe, read_steadily
+from tvr_lightning.media.video import TimedFrame, frames_at_rate, probe
 from tvr_lightning.option_types import CopiedFrames, CopiesLike
 
-Sound = Literal["none", "copied", "anew"]
+Sound = Literal["none", "copied", "encoded"]
 
 LEAST_SIZE = 16
 CRF = 18
@@ -143,7 +143,7 @@ def compress(path: Path, how: Compression) -> Copy:
         # Packets whose timestamps mp4 cannot represent are re-encoded with other timestamps.
         with suppress(_SoundRefused):
             return _write(path, how, "copied")
-    return _write(path, how, "anew")
+    return _write(path, how, "encoded")
 
 
 class _SoundRefused(Exception):  # noqa: N818  named after the event
@@ -153,44 +153,45 @@ class _SoundRefused(Exception):  # noqa: N818  named after the event
 def _write(path: Path, how: Compression, sound: Sound) -> Copy:
     buffer, copy = io.BytesIO(), Copy(b"", 0, 0.0, 0)
     try:
-        _fill(path, how, sound, buffer, copy)
+        with av.open(buffer, "w", format="mp4") as out:
+            if sound == "copied":
+                _copy_with_sound(path, how, out, copy)
+            else:
+                _encode_with_sound(path, how, _waveform(path, copy) if sound == "encoded" else None, out, copy)
     except av.FFmpegError as error:
         raise VideoError(path, f"cannot be copied ({words_of(error)})") from error
     copy.content = buffer.getvalue()
     return copy
 
 
-def _fill(path: Path, how: Compression, sound: Sound, buffer: io.BytesIO, copy: Copy) -> None:
-    with av.open(buffer, "w", format="mp4") as out:
-        if sound == "copied":
-            _copy_with_sound(path, how, out, copy)
-        else:
-            waveform = _waveform(path, copy) if sound == "anew" else None
-            track = None
-            if waveform is not None:
-                track = out.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
-                track.bit_rate = 64_000
-            _write_frames(path, how, out, copy)
-            if track is not None and waveform is not None:
-                _encode_sound(waveform, track, out, copy)
+def _encode_with_sound(
+    path: Path, how: Compression, waveform: NDArray[np.float32] | None, out: OutputContainer, copy: Copy
+) -> None:
+    if waveform is None:
+        _write_frames(path, how, out, copy)
+        return
+    track = out.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
+    track.bit_rate = 64_000
+    _write_frames(path, how, out, copy)
+    _encode_sound(waveform, track, out, copy)
 
 
 def _copy_with_sound(path: Path, how: Compression, out: OutputContainer, copy: Copy) -> None:
-    allowance = Allowance(path)
-    with open_video(path, 1) as (container, picture):
+    budget = TimeBudget(path)
+    with open_video(path, 1) as (container, video):
         source = container.streams.best("audio")
         assert isinstance(source, av.AudioStream)
         assert source.time_base is not None
         origin = Fraction(0)
-        if picture.start_time is not None and picture.time_base is not None:
-            origin = picture.start_time * picture.time_base
+        if video.start_time is not None and video.time_base is not None:
+            origin = video.start_time * video.time_base
         if how.like:  # such a copy starts with the first stream
             origin = Fraction(container.start_time or 0, av.time_base)
         track = out.add_stream_from_template(source)
         packets = []
         try:
             for packet in packets_of(container, source):
-                allowance.check()
+                budget.check()
                 if packet.size == 0 or packet.pts is None:
                     continue
                 if packet.is_corrupt:
@@ -258,19 +259,21 @@ def _write_frames(path: Path, how: Compression, out: OutputContainer, copy: Copy
         out.mux(packet)
 
 
+def _images(path: Path, how: Compression, copy: Copy) -> Iterator[TimedFrame[Pixels]]:
+    copy.duration = yield from frames_at_rate(path, how.fps, how)
+
+
 def _packets(path: Path, how: Compression, out: OutputContainer, copy: Copy, clock: Fraction) -> Iterator[av.Packet]:
-    """Yield a packet for each frame, the last one after `copy` has the total number of frames."""
+    """Yield a packet for each frame, the last one after `copy` has the number of frames and the duration."""
     stream, held, size = None, None, (0, 0)
-    for duration, images in read_steadily(path, how.fps, how):
-        copy.duration = duration
-        for image in images:
-            if stream is None:
-                size = (image.shape[1], image.shape[0])
-                stream = _stream(out, how, size, clock)
-            if held is not None:
-                yield held
-            held = _encode(stream, _of_size(image, size), copy.frames * _TICKS, how, clock)
-            copy.frames += 1
+    for image in (frame.content for frame in _images(path, how, copy)):
+        if stream is None:
+            size = (image.shape[1], image.shape[0])
+            stream = _stream(out, how, size, clock)
+        if held is not None:
+            yield held
+        held = _encode(stream, _of_size(image, size), copy.frames * _TICKS, how, clock)
+        copy.frames += 1
     assert held is not None, "a video that can be read has a frame"
     yield held
 
@@ -315,11 +318,11 @@ def verify_copy(path: Path, copy: Copy) -> None:
     Raises:
         VideoError: The content differs from what was written.
     """
-    allowance = Allowance(path)
+    budget = TimeBudget(path)
     found = probe(path)
     if found.broken:
         raise VideoError(path, found.broken)
-    frames = sum(1 for _ in decoded_frames(path, 1, allowance))
+    frames = sum(1 for _ in decoded_frames(path, 1, budget))
     sound = 0
     if copy.sound:
         with open_media(path) as container:

@@ -14,15 +14,17 @@ from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 from PIL import Image
 
-from tvr_lightning.media.opening import (
+from tvr_lightning.media.container import (
+    MAX_ELONGATION,
     MAX_PIXELS,
-    Allowance,
+    TimeBudget,
     VideoError,
     declared_size,
     open_media,
     packets_of,
     words_of,
 )
+from tvr_lightning.media.orientation import orientation_of, upright
 from tvr_lightning.media.packets import PacketIndex, Run
 
 _LARGEST = f"the maximum is {MAX_PIXELS:,} pixels, 8192 x 4352"
@@ -30,14 +32,7 @@ _LARGEST = f"the maximum is {MAX_PIXELS:,} pixels, 8192 x 4352"
 
 @contextmanager
 def open_video(path: Path, threads: int) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """Open a file and its video stream, and raise decoding errors instead of concealing them.
-
-    Args:
-        path: The file.
-        threads: Number of decoding threads.
-
-    Returns:
-        A context manager for the container and its first video stream that is not a cover image.
+    """Open a file and its first video stream that is not a cover image, and do not conceal decoding errors.
 
     Raises:
         VideoError: The file is missing or empty, cannot be opened, has no video stream of a known codec, or has frames
@@ -62,108 +57,115 @@ def open_video(path: Path, threads: int) -> Iterator[tuple[InputContainer, Video
         yield container, stream
 
 
-class Pictures:
-    """Converter of decoded frames to images, shared by a whole clip, since its conversion tables are expensive."""
+class FrameConverter:
+    """Converter of the decoded frames of a file to upright images, which reuses its expensive conversion tables."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._reformatter = VideoReformatter()
 
     def __call__(self, frame: VideoFrame) -> Image.Image:
-        """Return a frame as an image in mode RGB.
+        """Return a frame as an upright image in mode RGB.
 
         The pixels are the same as from PyAV's `to_image`, which is several times slower, with the file's color matrix
         and range. Conversion runs in this thread, since thread pools of many workers slow each other down. The format
         has three bytes per pixel, since FFmpeg's conversion to four does not write the last columns for some widths.
+
+        Raises:
+            VideoError: The shape of the frame is extreme.
         """
+        check_shape(self._path, frame)
         converted = self._reformatter.reformat(frame, format="rgb24", threads=1)
         plane = converted.planes[0]
         size = (converted.width, converted.height)
-        return Image.frombytes("RGB", size, plane, "raw", "RGB", plane.line_size, 1)  # type: ignore[arg-type]
+        image = Image.frombytes("RGB", size, plane, "raw", "RGB", plane.line_size, 1)  # type: ignore[arg-type]
+        return upright(image, orientation_of(frame))
+
+
+def check_shape(path: Path, frame: VideoFrame) -> None:
+    """Raise VideoError if one side of a frame is much longer than the other."""
+    if max(frame.width, frame.height) > MAX_ELONGATION * min(frame.width, frame.height):
+        found = f"its frames have {frame.width:,} x {frame.height:,} pixels"
+        raise VideoError(path, f"{found}; one side may be at most {MAX_ELONGATION} times the other")
 
 
 def frames_of_runs(
-    stream: VideoStream, index: PacketIndex, runs: list[Run], allowance: Allowance
+    stream: VideoStream, index: PacketIndex, runs: list[Run], budget: TimeBudget
 ) -> Generator[tuple[int, VideoFrame], None, None]:
     """Decode runs of packets one after another, with a fresh decoder state for each.
 
-    Args:
-        stream: Opened stream.
-        index: Packets of the stream. If it does not keep them, the file is read again.
-        runs: Runs returned by `plan_runs`.
-        allowance: Time budget for the file.
-
     Yields:
-        The index of the run and a frame, for every decoded frame.
+        The index of the run and a frame, for every decoded frame. If `index` keeps no packets, the file is read again.
 
     Raises:
         av.FFmpegError: A packet cannot be decoded.
         VideoError: The time budget is used up, or the file changes while it is read.
     """
     decoder = stream.codec_context
-    with closing(_chosen_packets(index, runs, allowance)) as packets:
+    with closing(_chosen_packets(index, runs, budget)) as packets:
         for number, run in enumerate(runs):
             for place in run.numbers:
                 packet = next(packets, None)
                 if packet is None:
-                    raise VideoError(allowance.path, "became shorter while it was read")
+                    raise VideoError(budget.path, "became shorter while it was read")
                 decoder.skip_frame = "DEFAULT" if place in run.wanted else "NONREF"
                 for frame in decoder.decode(packet):
-                    with allowance.paused():
+                    with budget.paused():
                         yield number, frame
             for frame in decoder.decode(None):
-                with allowance.paused():
+                with budget.paused():
                     yield number, frame
             decoder.flush_buffers()
 
 
-def _chosen_packets(index: PacketIndex, runs: list[Run], allowance: Allowance) -> Generator[av.Packet, None, None]:
+def _chosen_packets(index: PacketIndex, runs: list[Run], budget: TimeBudget) -> Generator[av.Packet, None, None]:
     """Yield the packets of the runs in order, from memory or by reading the file again."""
     if index.packets is not None:
         for number in (number for run in runs for number in run.numbers):
-            allowance.check()
+            budget.check()
             yield index.packets[number]
         return
     chosen = {number for run in runs for number in run.numbers}
-    with open_video(allowance.path, threads=1) as (container, stream):
+    with open_video(budget.path, threads=1) as (container, stream):
         listed = (packet for packet in packets_of(container, stream) if packet.size)
         for number, packet in enumerate(listed):
-            allowance.check()
+            budget.check()
             if number in chosen:
                 yield packet
 
 
-def decoded_frames(path: Path, threads: int, allowance: Allowance) -> Generator[VideoFrame, None, None]:
+def decoded_frames(path: Path, threads: int, budget: TimeBudget) -> Generator[VideoFrame, None, None]:
     """Yield every frame of a file in display order.
 
     Raises:
         VideoError: A frame cannot be decoded, or the time budget is used up.
     """
     with open_video(path, threads) as (container, stream):
-        yield from frames_in_order(stream, packets_of(container, stream), allowance)
+        yield from frames_in_order(stream, packets_of(container, stream), budget)
 
 
 def frames_in_order(
-    stream: VideoStream, packets: Iterable[av.Packet | None], allowance: Allowance
+    stream: VideoStream, packets: Iterable[av.Packet | None], budget: TimeBudget
 ) -> Generator[VideoFrame, None, None]:
     """Yield every frame decoded from the packets of an opened stream, in display order.
 
     Args:
         stream: Stream from which nothing has been decoded.
         packets: All packets of the stream, followed by an empty packet or None.
-        allowance: Time budget for the file.
+        budget: Time budget.
 
     Raises:
         VideoError: A frame cannot be decoded, or the time budget is used up.
     """
-    path, time = allowance.path, None
+    path, time = budget.path, None
     try:
         for packet in packets:
-            allowance.check()
+            budget.check()
             for frame in stream.codec_context.decode(packet):
                 if frame.is_corrupt:
                     raise VideoError(path, f"the frame at {frame.time} s is damaged")
                 time = frame.time
-                with allowance.paused():
+                with budget.paused():
                     yield frame
     except av.FFmpegError as error:
         where = "" if time is None else f" past {time:.2f} s"

@@ -29,13 +29,7 @@ def orientation_of(frame: VideoFrame) -> Orientation:
     """Return the orientation from the display matrix of a decoded frame (ISO/IEC 14496-12, `tkhd`).
 
     The matrix maps a stored pixel (x, y) to (a x + c y, b x + d y), with y pointing down. Other angles, which no camera
-    writes, are rounded to quarter turns.
-
-    Args:
-        frame: Decoded frame.
-
-    Returns:
-        The orientation, which is upright if the file declares none or the matrix is singular.
+    writes, are rounded to quarter turns. A frame is upright if the file declares no matrix or a singular one.
     """
     # Loop over the names, since older PyAV cannot find entries by name, and the stubs list only some of the types.
     matrices = [bytes(data) for data in cast(Any, frame.side_data) if data.type.name == "DISPLAYMATRIX"]
@@ -51,12 +45,7 @@ def orientation_of(frame: VideoFrame) -> Orientation:
 
 
 def upright(image: Image.Image, orientation: Orientation) -> Image.Image:
-    """Return the image as displayed, or the same object if there is nothing to do.
-
-    Args:
-        image: Stored frame.
-        orientation: Rotation and mirroring to apply.
-    """
+    """Return the stored image as displayed, or the same object if there is nothing to do."""
     if orientation.mirrored:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     turn = _TURNS.get(orientation.quarter_turns)

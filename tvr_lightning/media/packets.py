@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from av.container import InputContainer
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from tvr_lightning.media.opening import MAX_PACKETS, Allowance, VideoError, packets_of
+from tvr_lightning.media.container import MAX_PACKETS, TimeBudget, VideoError, packets_of
 
 # Above these limits, the packets are not kept after indexing but read again.
 KEPT_BYTES = 64 * 2**20
@@ -78,55 +78,41 @@ class PacketIndex:
         return np.sort(self.pts[self.shown])
 
 
-@dataclass
-class _Columns:
-    # Lists would take ten times the memory of arrays.
-    pts: array[int] = field(default_factory=lambda: array("q"))
-    dts: array[int] = field(default_factory=lambda: array("q"))
-    keyframe: bytearray = field(default_factory=bytearray)
-    shown: bytearray = field(default_factory=bytearray)
-    length: array[int] = field(default_factory=lambda: array("q"))
-
-
-def index_packets(container: InputContainer, stream: VideoStream, allowance: Allowance) -> PacketIndex:
+def index_packets(container: InputContainer, stream: VideoStream, budget: TimeBudget) -> PacketIndex:
     """List the packets of a stream without decoding them.
 
     If the container breaks off, the list ends there and `broken` contains the reason.
 
-    Args:
-        container: Opened file.
-        stream: One of its streams.
-        allowance: Time budget for the file.
-
     Raises:
         VideoError: There are too many packets, or the time budget is used up.
     """
-    columns, kept, broken = _Columns(), 0, None
+    columns = array("q")  # five values per packet; lists would take ten times the memory
     packets: list[av.Packet] = []
+    count, kept, broken = 0, 0, None
     if "mp4" in container.format.name:  # its header lists every packet
-        check_packets(stream.frames, allowance.path)
+        check_packets(stream.frames, budget.path)
     try:
         for packet in packets_of(container, stream):
-            allowance.check()
+            budget.check()
             if packet.size == 0:  # marks the end of the stream
                 continue
-            check_packets(len(columns.pts) + 1, allowance.path)
+            count += 1
+            check_packets(count, budget.path)
             if packet.is_corrupt:
                 broken = "a packet is truncated"
                 break
-            columns.pts.append(_NO_STAMP if packet.pts is None else packet.pts)
-            columns.dts.append(_NO_STAMP if packet.dts is None else packet.dts)
-            columns.keyframe.append(packet.is_keyframe)
-            columns.shown.append(not packet.is_discard and not _hidden(stream, packet))
-            columns.length.append(int(packet.duration or 0))
+            stamps = (_NO_STAMP if stamp is None else stamp for stamp in (packet.pts, packet.dts))
+            shown = not packet.is_discard and not _hidden(stream, packet)
+            columns.extend((*stamps, packet.is_keyframe, shown, int(packet.duration or 0)))
             kept += packet.size
-            if kept <= KEPT_BYTES and len(columns.pts) <= KEPT_PACKETS:
+            if kept <= KEPT_BYTES and count <= KEPT_PACKETS:
                 packets.append(packet)
             else:
                 packets.clear()
     except av.FFmpegError as error:
         broken = str(error)
-    return _close(columns, packets if len(packets) == len(columns.pts) else None, broken, container, stream)
+    table = np.array(columns, dtype=np.int64).reshape(-1, 5)
+    return _close(table, packets if len(packets) == len(table) else None, broken, container, stream)
 
 
 def check_packets(count: int, path: Path) -> None:
@@ -137,48 +123,41 @@ def check_packets(count: int, path: Path) -> None:
 
 
 def _close(
-    columns: _Columns,
+    table: NDArray[np.int64],
     packets: list[av.Packet] | None,
     broken: str | None,
     container: InputContainer,
     stream: VideoStream,
 ) -> PacketIndex:
-    pts = np.array(columns.pts, dtype=np.int64)
-    complete = not (pts == _NO_STAMP).any()
-    shown = np.array(columns.shown, dtype=bool)
-    pts = pts if complete else pts[:0]
-    last = int(np.argmax(np.where(shown, pts, pts.min()))) if complete and shown.any() else -1
+    pts, dts, keyframe, shown, lengths = table.T
+    shown = shown.astype(bool)
+    known = (pts != _NO_STAMP) & (dts != _NO_STAMP)
+    # True if the timestamps show that a frame is displayed in another order than it is decoded.
+    reordered = len(np.unique(np.where(known, pts - dts, _NO_STAMP))) > 1
+    if (pts == _NO_STAMP).any():
+        pts = pts[:0]
+    last = int(np.argmax(np.where(shown, pts, pts.min()))) if len(pts) and shown.any() else -1
     assert stream.time_base is not None, "FFmpeg gives every demuxed stream a time base"
     rate = stream.average_rate or stream.guessed_rate or Fraction(25)
     # As in OpenCV if the container lists no frames: computed from the duration of the file, including the audio.
     seconds = (
         container.duration / av.time_base if container.duration else float(stream.duration or 0) * stream.time_base
     )
+    decoder = stream.codec_context
     return PacketIndex(
         pts=pts,
-        keyframe=np.array(columns.keyframe, dtype=bool),
+        keyframe=keyframe.astype(bool),
         shown=shown,
-        ordered=_reordered(columns) or not stream.codec_context.has_b_frames,
-        packed=_packed(stream),
+        ordered=reordered or not decoder.has_b_frames,
+        # The encoder declares that it packs two frames into a packet, as DivX and Xvid do.
+        packed=decoder.name == "mpeg4" and bool(_PACKED.search(decoder.extradata or b"")),
         time_base=stream.time_base,
         rate=rate,
         stated=stream.frames or int(seconds * rate + 0.5) or int(shown.sum()),
-        last_length=columns.length[last] if columns.length else 0,
+        last_length=int(lengths[last]) if len(lengths) else 0,
         broken=broken,
         packets=packets,
     )
-
-
-def _reordered(columns: _Columns) -> bool:
-    """Return whether the timestamps show that a frame is displayed in another order than it is decoded."""
-    pts, dts = np.array(columns.pts, dtype=np.int64), np.array(columns.dts, dtype=np.int64)
-    known = (pts != _NO_STAMP) & (dts != _NO_STAMP)
-    return len(np.unique(np.where(known, pts - dts, _NO_STAMP))) > 1
-
-
-def _packed(stream: VideoStream) -> bool:
-    """Return whether the encoder declares that it packs two frames into a packet, as DivX and Xvid do."""
-    return stream.codec_context.name == "mpeg4" and bool(_PACKED.search(stream.codec_context.extradata or b""))
 
 
 @dataclass
@@ -196,22 +175,17 @@ class Run:
 
 
 def plan_runs(index: PacketIndex, wanted: Collection[int]) -> list[Run]:
-    """Select the packets to decode in order to get the frames with the selected timestamps.
-
-    Args:
-        index: Index with valid and ordered timestamps.
-        wanted: Selected presentation timestamps, which are all in the index.
-    """
+    """Select the packets to decode for frames by their timestamps, which are valid, ordered, and in the index."""
     numbers = np.flatnonzero(np.isin(index.pts, np.fromiter(wanted, dtype=np.int64)) & index.shown)
     keyframes = np.flatnonzero(index.keyframe)
-    stretches: list[list[int]] = []
+    segments: list[list[int]] = []
     for number in numbers.tolist():
         start = _start_of(index, keyframes, number)
-        while stretches and start <= stretches[-1][1]:
-            start = min(start, stretches.pop()[0])
-        stretches.append([start, number])
+        while segments and start <= segments[-1][1]:
+            start = min(start, segments.pop()[0])
+        segments.append([start, number])
     chosen = set(numbers.tolist())
-    return [Run(_needed(index, start, end, chosen), chosen) for start, end in stretches]
+    return [Run(_needed(index, start, end, chosen), chosen) for start, end in segments]
 
 
 def _start_of(index: PacketIndex, keyframes: NDArray[np.int64], number: int) -> int:
@@ -220,8 +194,10 @@ def _start_of(index: PacketIndex, keyframes: NDArray[np.int64], number: int) -> 
     Frames that follow a keyframe in decoding order but are displayed before it depend on the previous segment (open
     GOP).
     """
-    usable = keyframes[(keyframes <= number) & (index.pts[keyframes] <= index.pts[number])]
-    return int(usable[-1]) if len(usable) else 0
+    for keyframe in keyframes[: np.searchsorted(keyframes, number, side="right")][::-1].tolist():
+        if index.pts[keyframe] <= index.pts[number]:
+            return int(keyframe)
+    return 0
 
 
 def _needed(index: PacketIndex, start: int, end: int, chosen: set[int]) -> list[int]:
@@ -229,8 +205,8 @@ def _needed(index: PacketIndex, start: int, end: int, chosen: set[int]) -> list[
 
     They cannot be decoded here, and no later packet depends on them.
     """
-    leading = index.pts < index.pts[start] if index.keyframe[start] else np.zeros(len(index.pts), dtype=bool)
-    return [n for n in range(start, end + 1) if n in chosen or not leading[n]]
+    leading = index.keyframe[start] & (index.pts[start : end + 1] < index.pts[start])
+    return [n for n in range(start, end + 1) if n in chosen or not leading[n - start]]
 
 
 def _hidden(stream: VideoStream, packet: av.Packet) -> bool:

@@ -62,9 +62,6 @@ def draw_rand_augment(generator: np.random.Generator) -> RandAugment:
     from the normal distribution N(7, 0.5) clipped to 0 to 10. The strength of every operation increases with the
     magnitude (`inc1`). This is the meaning of the configuration string in timm's RandAugment (after Cubuk et al.,
     arXiv:1909.13719). The released code contains its video version, with bicubic resampling and a gray border.
-
-    Args:
-        generator: Random generator.
     """
     steps = []
     for operation in generator.choice(np.array(get_args(Operation)), _OPERATIONS):
@@ -81,10 +78,6 @@ def apply_step(frame: Image.Image, step: Step) -> Image.Image:
 
     Ranges: rotation up to 30 degrees, shear up to 0.3, translation up to 0.45 of the side, enhancement by
     factors from 0.1 to 1.9, posterization from 4 down to 0 bits, solarization from 256 down to 0, addition up to 110.
-
-    Args:
-        frame: RGB frame of any size.
-        step: Operation to apply.
     """
     signed = step.strength * step.sign
     if step.operation in _ENHANCERS:

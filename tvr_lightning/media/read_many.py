@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from torch.utils.data import DataLoader, Dataset
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.media.opening import MediaError
+from tvr_lightning.media.container import MediaError
 from tvr_lightning.media.workers import Failure, undisturbed, worker_context, worker_died
 from tvr_lightning.progress import progress_bar
 

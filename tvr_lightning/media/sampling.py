@@ -128,26 +128,18 @@ def _released(
     return _shorten(positions, frames, sampling) if len(positions) else np.array([count - 1])
 
 
-def steady_frames(times: Times, duration: float, rate: int, span: tuple[float, float] | None = None) -> Positions:
+def positions_at_rate(times: Times, duration: float, rate: float) -> Positions:
     """Select the frames on screen at 0, 1 / rate, 2 / rate, ... seconds from the first frame to the end of the clip.
 
     Args:
-        times: Times of the frames in seconds, (n,), ascending. The first need not be 0.
+        times: Times of the frames in seconds, (n,), n > 0, ascending. The first need not be 0.
         duration: Seconds from the first frame to the end of the last.
         rate: Number of frames per second.
-        span: Start and end in seconds from the first frame, which limit the selection. The end is excluded.
 
     Returns:
         Ascending positions (K,) in `times`. A frame that is on screen at several of these times is repeated.
-
-    Raises:
-        UserError: There are no frames, or the span is empty or starts after the clip.
     """
-    if len(times) == 0:
-        raise UserError("the clip has no frames")
-    start, end = _check_span(span, duration)
-    moments = np.arange(np.ceil(start * rate - _EPSILON), max(np.ceil(end * rate - _EPSILON), 1)) / rate
-    return _on_screen(times - times[0], moments)
+    return _on_screen(times - times[0], np.arange(max(np.ceil(duration * rate - _EPSILON), 1)) / rate)
 
 
 def _check_span(span: tuple[float, float] | None, duration: float) -> tuple[float, float]:

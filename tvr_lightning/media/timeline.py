@@ -10,7 +10,7 @@ from av.container import InputContainer
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from tvr_lightning.media.opening import Allowance, open_media, packets_of
+from tvr_lightning.media.container import TimeBudget, open_media, packets_of
 from tvr_lightning.media.packets import PacketIndex
 
 # A container may declare slightly more than its last frame: audio that ends later, or a rounded frame duration.
@@ -63,7 +63,7 @@ def timeline_of(stamps: NDArray[np.int64], index: PacketIndex, known: NDArray[np
     return Timeline(times, float(times[-1]) + last, known)
 
 
-def cut_short(container: InputContainer, stream: VideoStream, index: PacketIndex, allowance: Allowance) -> str | None:
+def cut_short(container: InputContainer, stream: VideoStream, index: PacketIndex, budget: TimeBudget) -> str | None:
     """Return the reason why the stream is shorter than its container declares, or None.
 
     A header that only declares too much is not an error, since every packet that it lists exists. Errors are a
@@ -78,18 +78,18 @@ def cut_short(container: InputContainer, stream: VideoStream, index: PacketIndex
     if promised - end <= _TOLERATED_SECONDS:
         return None
     missing = stream.frames > len(index.shown)
-    if missing or (stream.frames == 0 and _last_seen(allowance) < promised - _TOLERATED_SECONDS):
+    if missing or (stream.frames == 0 and _last_seen(budget) < promised - _TOLERATED_SECONDS):
         return f"ends early at {end:.2f} s of {promised:.2f} s (packets are missing)"
     return None
 
 
-def _last_seen(allowance: Allowance) -> float:
+def _last_seen(budget: TimeBudget) -> float:
     """Return the end of the last packet of any stream, in seconds from the start of the container."""
     last = 0.0
-    with open_media(allowance.path) as container:
+    with open_media(budget.path) as container:
         began = (container.start_time or 0) / av.time_base
         for packet in packets_of(container):
-            allowance.check()
+            budget.check()
             if packet.pts is not None and packet.time_base is not None:
                 last = max(last, float((packet.pts + (packet.duration or 0)) * packet.time_base) - began)
     return last

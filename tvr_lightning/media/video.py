@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Generic, TypeVar, cast
 
 import av
 import numpy as np
@@ -14,24 +16,27 @@ from av.container import InputContainer
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from tvr_lightning.media.augment import FrameTransform
-from tvr_lightning.media.decoder import Pictures, decoded_frames, frames_in_order, frames_of_runs, open_video
-from tvr_lightning.media.opening import MAX_ELONGATION, MAX_SECONDS, Allowance, VideoError
-from tvr_lightning.media.orientation import orientation_of, upright
+from tvr_lightning.media.container import MAX_SECONDS, TimeBudget, VideoError
+from tvr_lightning.media.decoder import FrameConverter, decoded_frames, frames_in_order, frames_of_runs, open_video
+from tvr_lightning.media.orientation import orientation_of
 from tvr_lightning.media.packets import PacketIndex, index_packets, plan_runs
 from tvr_lightning.media.preparation import Pixels, Preparation
-from tvr_lightning.media.sampling import Declared, Positions, sample_frames, steady_frames
+from tvr_lightning.media.sampling import Declared, Positions, positions_at_rate, sample_frames
 from tvr_lightning.media.timeline import Timeline, cut_short, even_timeline, packet_timeline, timeline_of
 from tvr_lightning.option_types import FrameSampling
 
-__all__ = ["DecodedClip", "VideoError", "VideoInfo", "probe", "read_clip", "read_parts", "read_steadily"]
+__all__ = ["DecodedClip", "TimedFrame", "VideoError", "VideoInfo", "frames_at_rate", "probe", "read_clip", "read_parts"]
 
 Span = tuple[float, float]
 
-STRETCH_SECONDS = 240
-"""Duration of the segments that `read_steadily` decodes, one in memory at a time."""
+T = TypeVar("T")
+
+_KEPT_FRAMES = 720  # maximum number of frames that `frames_at_rate` keeps in memory to save a second decoding
+_UNSTABLE = "does not decode to the same frames twice"
 
 
 @dataclass
@@ -112,8 +117,8 @@ def read_clip(
     """
     # A single draw, so that decoding the same clip a second time selects the same random frames.
     seed = None if generator is None else int(generator.integers(2**63))
-    wish = _Wish(Path(path), frames, image_size, sampling, seed, augment, threads)
-    return _read(wish, lambda duration: [span])[1][0]
+    request = ClipRequest(Path(path), frames, image_size, sampling, seed, augment, threads)
+    return _read(request, lambda duration: [span])[1][0]
 
 
 def read_parts(
@@ -140,43 +145,97 @@ def read_parts(
         VideoError: A part cannot be read (see `read_clip`).
         UserError: Options contradict each other (see `sample_frames`).
     """
-    parts, clips = _read(_Wish(Path(path), frames, image_size, sampling), divide)
+    parts, clips = _read(ClipRequest(Path(path), frames, image_size, sampling), divide)
     return [part for part in parts if part is not None], clips
 
 
-def read_steadily(path: str | Path, rate: int, transform: FrameTransform) -> Iterator[tuple[float, list[Pixels]]]:
-    """Decode the frames on screen at 0, 1 / rate, 2 / rate, ... seconds, in segments of a few minutes.
+@dataclass
+class TimedFrame(Generic[T]):
+    """Content on screen at one moment.
+
+    Attributes:
+        time: Seconds from the first frame of the file.
+        content: Result of `make` for the frame.
+    """
+
+    time: float
+    content: T
+
+
+def frames_at_rate(
+    path: str | Path, rate: float, make: Callable[[Image.Image], T]
+) -> Generator[TimedFrame[T], None, float]:
+    """Yield the content on screen at 0, 1 / rate, 2 / rate, ... seconds.
+
+    Frames are converted one by one, so that memory use does not grow with their number.
 
     Args:
         path: Video file, as for `read_clip`.
         rate: Frames per second. If the file has fewer, frames are repeated.
-        transform: Transform from an RGB frame to pixels of any size.
+        make: Function from an upright image in mode RGB to the content.
 
-    Yields:
-        The duration of the file's video in seconds, and the next frames (h, w, 3).
+    Returns:
+        Duration of the file's video in seconds, as the generator's return value.
 
     Raises:
-        VideoError: The file cannot be read (see `read_clip`).
+        VideoError: The file cannot be read or breaks off.
     """
-    start, duration = 0, float("inf")
-    while start < duration:
+    path = Path(path)
+    budget, to_image = TimeBudget(path), FrameConverter(path)
 
-        def stretch(lasts: float, start: int = start) -> list[Span | None]:
-            return [(start, min(float(start + STRETCH_SECONDS), lasts))] if lasts > 0 else [None]
+    def convert(frame: VideoFrame) -> T:
+        return make(to_image(frame))
 
-        wish = _Wish(Path(path), 1, 0, "one-fps-uniform", augment=transform, rate=rate)
-        timeline, _, (positions,), images = _find(wish, stretch)
-        duration = timeline.duration
-        yield duration, [images[position] for position in positions.tolist()]
-        start += STRETCH_SECONDS
+    with open_video(path, 1) as (container, stream):
+        index = _index(container, stream, budget)
+        timeline = packet_timeline(index)
+        _check_length(path, timeline.duration)
+        _check_reach(container, stream, index, [None], budget)
+        positions = positions_at_rate(timeline.times, timeline.duration, rate).tolist()
+        passes = _passes(path, 1, stream, index, budget)
+        number = 0
+        with suppress(_PlanError):
+            for content in _repeated(
+                _by_packets(stream, index, timeline, positions, passes, budget), positions, convert
+            ):
+                yield TimedFrame(number / rate, content)
+                number += 1
+        if number < len(positions):
+            guess = set(positions) if len(positions) <= _KEPT_FRAMES else set()
+            timeline, images = _decode_through(path, next(passes), index, guess, convert)
+            positions = positions_at_rate(timeline.times, timeline.duration, rate).tolist()
+            contents: Iterator[T] = (images[position] for position in positions[number:])
+            if not images.keys() >= set(positions):
+                contents = _repeated(enumerate(next(passes)), positions[number:], convert)
+            for content in contents:
+                yield TimedFrame(number / rate, content)
+                number += 1
+    if number < len(positions):
+        raise VideoError(path, _UNSTABLE)
+    return timeline.duration
+
+
+def _repeated(
+    frames: Iterable[tuple[int, VideoFrame]], positions: Sequence[int], convert: Callable[[VideoFrame], T]
+) -> Iterator[T]:
+    """Yield the content at each of the ascending positions, which can repeat, as soon as it is decoded."""
+    contents: dict[int, T] = {}
+    wanted, number = set(positions), 0
+    for position, frame in frames:
+        if position in wanted:
+            contents[position] = convert(frame)
+        while number < len(positions) and positions[number] in contents:
+            yield contents[positions[number]]
+            number += 1
+            if positions[number - 1] not in positions[number : number + 1]:
+                del contents[positions[number - 1]]
+        if number == len(positions):
+            return
 
 
 @dataclass
-class _Wish:
-    """Request for frames of a file, with the options of `read_clip`. `seed` is the seed for its random generator.
-
-    With a `rate`, all frames at that rate are selected instead of `frames` by `sampling`.
-    """
+class ClipRequest:
+    """Request for frames of a file, with the options of `read_clip`. `seed` is the seed for its random generator."""
 
     path: Path
     frames: int
@@ -185,11 +244,11 @@ class _Wish:
     seed: int | None = None
     augment: FrameTransform | None = None
     threads: int = 1
-    rate: int | None = None
 
     def __post_init__(self) -> None:
-        self.allowance = Allowance(self.path, self.threads)
-        self._picture = Pictures()
+        self.budget = TimeBudget(self.path, self.threads)
+        self._to_image = FrameConverter(self.path)
+        self._transform = self.augment or Preparation(self.image_size)
 
     def choose(self, span: Span | None, timeline: Timeline, declared: Declared) -> Positions:
         """Return the positions of the selected frames. A span after the end of the clip is an error of the file."""
@@ -197,64 +256,53 @@ class _Wish:
         if span is not None and span[0] >= timeline.duration > 0:
             end = f"its last frame, at {timeline.duration:.3f} s"
             raise VideoError(self.path, f"the span {span} begins after {end}")
-        if self.rate is not None:
-            return steady_frames(timeline.times, timeline.duration, self.rate, span)
         generator = None if self.seed is None else np.random.default_rng(self.seed)
         return sample_frames(timeline.times, timeline.duration, self.frames, self.sampling, span, generator, declared)
 
     def convert(self, frame: VideoFrame) -> Pixels:
         """Return a frame upright and transformed, (S, S, 3)."""
-        if max(frame.width, frame.height) > MAX_ELONGATION * min(frame.width, frame.height):
-            found = f"its frames have {frame.width:,} x {frame.height:,} pixels"
-            raise VideoError(self.path, f"{found}; one side may be at most {MAX_ELONGATION} times the other")
-        image = upright(self._picture(frame), orientation_of(frame))
-        transform = self.augment or Preparation(self.image_size)
-        return transform(image)
+        return self._transform(self._to_image(frame))
 
 
 def _read(
-    wish: _Wish, divide: Callable[[float], Sequence[Span | None]]
+    request: ClipRequest, divide: Callable[[float], Sequence[Span | None]]
 ) -> tuple[Sequence[Span | None], list[DecodedClip]]:
     """Return the clip of every span that `divide` returns for the file's duration. None means the whole file."""
-    timeline, spans, chosen, images = _find(wish, divide)
-    return spans, [_assemble(wish, timeline, positions, images) for positions in chosen]
-
-
-def _find(
-    wish: _Wish, divide: Callable[[float], Sequence[Span | None]]
-) -> tuple[Timeline, Sequence[Span | None], list[Positions], dict[int, Pixels]]:
-    """Decode the selected frames of every span. Return the timeline, the spans, their positions, and the frames."""
-    with open_video(wish.path, wish.threads) as (container, stream):
-        index = _index(container, stream, wish.allowance)
+    with open_video(request.path, request.threads) as (container, stream):
+        index = _index(container, stream, request.budget)
         declared = Declared(float(index.rate), index.stated)
         timeline = packet_timeline(index)
         spans = divide(timeline.duration)
-        _check_reach(container, stream, index, spans, wish.allowance)
-        chosen = [wish.choose(span, timeline, declared) for span in spans]
-        images = _decode_planned(wish, stream, index, timeline, _all(chosen))
-        looks = _looks(wish, stream, index, fresh=timeline.stamps is None)
-        if images is None and index.timed and not index.ordered and not index.packed:
-            images = _decode_straight(wish, next(looks), _all(chosen))
-        if images is None:
+        _check_reach(container, stream, index, spans, request.budget)
+        chosen = [request.choose(span, timeline, declared) for span in spans]
+        wanted = _all(chosen)
+        passes = _passes(request.path, request.threads, stream, index, request.budget)
+        images: dict[int, Pixels] = {}
+        with suppress(_PlanError):
+            frames = _by_packets(stream, index, timeline, wanted, passes, request.budget)
+            images = {position: request.convert(frame) for position, frame in frames if position in wanted}
+        if not wanted <= images.keys():
             # The frames at the positions from the packet times are usually right, which saves decoding the file again.
-            timeline, images = _decode_through(wish, next(looks), index, _all(chosen))
+            timeline, images = _decode_through(request.path, next(passes), index, wanted, request.convert)
             spans = divide(timeline.duration)
-            chosen = [wish.choose(span, timeline, declared) for span in spans]
-        if not _all(chosen) <= images.keys():
-            images = _decode_straight(wish, next(looks), _all(chosen))
-    if images is None:
-        raise VideoError(wish.path, "does not decode to the same frames twice")
-    return timeline, spans, chosen, images
+            chosen = [request.choose(span, timeline, declared) for span in spans]
+            wanted = _all(chosen)
+        if not wanted <= images.keys():
+            frames = islice(enumerate(next(passes)), max(wanted) + 1)
+            images = {position: request.convert(frame) for position, frame in frames if position in wanted}
+    if not wanted <= images.keys():
+        raise VideoError(request.path, _UNSTABLE)
+    return spans, [_assemble(request, timeline, positions, images) for positions in chosen]
 
 
-def _looks(
-    wish: _Wish, stream: VideoStream, index: PacketIndex, fresh: bool
+def _passes(
+    path: Path, threads: int, stream: VideoStream, index: PacketIndex, budget: TimeBudget
 ) -> Iterator[Generator[VideoFrame, None, None]]:
-    """Yield repeated decodings of the whole file, the first one from packets in memory if the decoder is `fresh`."""
-    if fresh and index.packets is not None and index.broken is None:
-        yield frames_in_order(stream, [*index.packets, None], wish.allowance)
+    """Yield repeated decodings of the whole file, the first one from packets in memory if nothing was decoded yet."""
+    if packet_timeline(index).stamps is None and index.packets is not None and index.broken is None:
+        yield frames_in_order(stream, [*index.packets, None], budget)
     while True:
-        yield decoded_frames(wish.path, wish.threads, wish.allowance)
+        yield decoded_frames(path, threads, budget)
 
 
 def _all(chosen: Sequence[Positions]) -> set[int]:
@@ -274,11 +322,11 @@ def probe(path: str | Path) -> VideoInfo:
         VideoError: The file is missing or contains no video that can be decoded.
     """
     path = Path(path)
-    allowance = Allowance(path)
+    budget = TimeBudget(path)
     with open_video(path, threads=1) as (container, stream):
-        index = _index(container, stream, allowance)
+        index = _index(container, stream, budget)
         timeline = packet_timeline(index)
-        first = _first_frame(stream, index, timeline, allowance)
+        first = _first_frame(stream, index, timeline, budget)
         turned = orientation_of(first).quarter_turns % 2 == 1
         count = len(timeline.times)
         return VideoInfo(
@@ -289,17 +337,17 @@ def probe(path: str | Path) -> VideoInfo:
             frames=count,
             timed=not index.stopped,
             has_audio=bool(container.streams.audio),
-            broken=cut_short(container, stream, index, allowance),
+            broken=cut_short(container, stream, index, budget),
         )
 
 
-def _index(container: InputContainer, stream: VideoStream, allowance: Allowance) -> PacketIndex:
-    index = index_packets(container, stream, allowance)
+def _index(container: InputContainer, stream: VideoStream, budget: TimeBudget) -> PacketIndex:
+    index = index_packets(container, stream, budget)
     if not index.shown.any():
         reason = f"its video stream has no frames{f' ({index.broken})' if index.broken else ''}"
-        raise VideoError(allowance.path, reason)
+        raise VideoError(budget.path, reason)
     if index.timed:
-        _check_stamps(index, index.presented(), allowance.path)
+        _check_stamps(index, index.presented(), budget.path)
     return index
 
 
@@ -318,46 +366,62 @@ def _check_reach(
     stream: VideoStream,
     index: PacketIndex,
     spans: Sequence[Span | None],
-    allowance: Allowance,
+    budget: TimeBudget,
 ) -> None:
     """Raise VideoError if a requested span extends past the end of a stream that breaks off."""
-    reason = cut_short(container, stream, index, allowance)
+    reason = cut_short(container, stream, index, budget)
     end = packet_timeline(index).duration
     if reason and any(span is None or span[1] > end for span in spans):
-        raise VideoError(allowance.path, reason)
+        raise VideoError(budget.path, reason)
 
 
-def _decode_planned(
-    wish: _Wish, stream: VideoStream, index: PacketIndex, timeline: Timeline, positions: set[int]
-) -> dict[int, Pixels] | None:
-    """Decode the segments that lead to the selected positions.
+class _PlanError(Exception):
+    """The frames of the selected packets are not the expected ones, and only decoding the file shows the reason."""
 
-    Returns:
-        The frames by position. None if one is missing and the file must be decoded from the start to find the reason (a
-        damaged stream, or one whose packets are not complete frames).
+
+def _by_packets(
+    stream: VideoStream,
+    index: PacketIndex,
+    timeline: Timeline,
+    positions: Collection[int],
+    passes: Iterator[Generator[VideoFrame, None, None]],
+    budget: TimeBudget,
+) -> Iterator[tuple[int, VideoFrame]]:
+    """Yield frames with their positions according to the packets, at least the selected ones if the packets are right.
+
+    Raises:
+        _PlanError: The stream is damaged, or its packets are not complete frames.
     """
     if timeline.stamps is None:
-        return None
+        if index.timed and not index.packed:
+            yield from islice(enumerate(next(passes)), max(positions) + 1)
+        return
     wanted = {int(timeline.stamps[position]): position for position in positions}
-    images: dict[int, Pixels] = {}
+    latest: tuple[int, int] | None = None
+    held: VideoFrame | None = None
     try:
-        latest: tuple[int, int] | None = None
-        with closing(frames_of_runs(stream, index, plan_runs(index, wanted), wish.allowance)) as frames:
+        with closing(frames_of_runs(stream, index, plan_runs(index, wanted), budget)) as frames:
             for run, frame in frames:
-                # MPEG-4 with two frames in a packet: the frames are in the right order, but their timestamps are wrong.
+                # MPEG-4 with two frames in a packet: the frames are in the right order, but their timestamps are wrong,
+                # which only the next frame shows.
                 if frame.pts is None or (latest is not None and latest >= (run, frame.pts)):
-                    return None
-                latest = (run, frame.pts)
-                if frame.pts in wanted and not frame.is_corrupt:
-                    images[wanted[frame.pts]] = wish.convert(frame)
-    except av.FFmpegError:
-        return None
-    return images if len(images) == len(wanted) else None
+                    raise _PlanError
+                if held is not None:
+                    yield wanted[cast(int, held.pts)], held
+                latest, held = (run, frame.pts), frame if frame.pts in wanted and not frame.is_corrupt else None
+    except av.FFmpegError as error:
+        raise _PlanError from error
+    if held is not None:
+        yield wanted[cast(int, held.pts)], held
 
 
 def _decode_through(
-    wish: _Wish, decoded: Generator[VideoFrame, None, None], index: PacketIndex, guess: set[int]
-) -> tuple[Timeline, dict[int, Pixels]]:
+    path: Path,
+    decoded: Generator[VideoFrame, None, None],
+    index: PacketIndex,
+    guess: set[int],
+    convert: Callable[[VideoFrame], T],
+) -> tuple[Timeline, dict[int, T]]:
     """Decode the whole file.
 
     Returns:
@@ -365,58 +429,46 @@ def _decode_through(
         among the positions in `guess`.
     """
     stamps: list[int] = []
-    images: dict[int, Pixels] = {}
+    images: dict[int, T] = {}
     for frame in decoded:
         if len(stamps) in guess:
-            images[len(stamps)] = wish.convert(frame)
+            images[len(stamps)] = convert(frame)
         following = stamps[-1] + max(index.last_length, 1) if stamps else 0
         stamps.append(following if frame.pts is None else frame.pts)
     if not stamps:
-        raise VideoError(wish.path, "none of its frames can be decoded")
+        raise VideoError(path, "none of its frames can be decoded")
     rising = np.sort(np.array(stamps, dtype=np.int64))
-    _check_stamps(index, rising, wish.path)
+    _check_stamps(index, rising, path)
     if len(rising) > 1 and rising[0] == rising[-1]:  # players then also use the order
         return even_timeline(len(rising), index), images
     return timeline_of(rising, index, None), images
 
 
-def _decode_straight(
-    wish: _Wish, decoded: Generator[VideoFrame, None, None], positions: set[int]
-) -> dict[int, Pixels] | None:
-    """Decode from the start and return the frames at the selected positions, or None if there are fewer frames."""
-    last, images = max(positions), {}
-    with closing(decoded) as frames:
-        for position, frame in enumerate(frames):
-            if position in positions:
-                images[position] = wish.convert(frame)
-            if position == last:
-                return images
-    return None
-
-
-def _first_frame(stream: VideoStream, index: PacketIndex, timeline: Timeline, allowance: Allowance) -> VideoFrame:
+def _first_frame(stream: VideoStream, index: PacketIndex, timeline: Timeline, budget: TimeBudget) -> VideoFrame:
     """Decode only the first frame, or decode from the start if its packet cannot be identified."""
     if timeline.stamps is not None:
         stamp = int(timeline.stamps[0])
-        planned = frames_of_runs(stream, index, plan_runs(index, [stamp]), allowance)
+        planned = frames_of_runs(stream, index, plan_runs(index, [stamp]), budget)
         with suppress(av.FFmpegError), closing(planned) as frames:  # decoding from the start shows the error
             for _, frame in frames:
                 if frame.pts == stamp:
                     return frame
-    with closing(decoded_frames(allowance.path, 1, allowance)) as frames:
+    with closing(decoded_frames(budget.path, 1, budget)) as frames:
         for frame in frames:
             return frame
-    raise VideoError(allowance.path, "none of its frames can be decoded")
+    raise VideoError(budget.path, "none of its frames can be decoded")
 
 
-def _assemble(wish: _Wish, timeline: Timeline, chosen: Positions, images: dict[int, Pixels]) -> DecodedClip:
+def _assemble(request: ClipRequest, timeline: Timeline, chosen: Positions, images: dict[int, Pixels]) -> DecodedClip:
     """Stack the selected frames, padded with zeros up to F if the sampling rule selects fewer."""
-    pixels = np.zeros((wish.frames, 3, wish.image_size, wish.image_size), dtype=next(iter(images.values())).dtype)
-    times = np.zeros(wish.frames, dtype=np.float32)
+    pixels = np.zeros(
+        (request.frames, 3, request.image_size, request.image_size), dtype=next(iter(images.values())).dtype
+    )
+    times = np.zeros(request.frames, dtype=np.float32)
     for row, position in enumerate(chosen.tolist()):
         pixels[row] = images[position].transpose(2, 0, 1)
         times[row] = timeline.times[position]
-    mask = torch.arange(wish.frames) < len(chosen)
+    mask = torch.arange(request.frames) < len(chosen)
     return DecodedClip(
         pixels=torch.from_numpy(pixels),
         frame_mask=mask,

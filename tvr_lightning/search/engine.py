@@ -21,7 +21,7 @@ from tvr_lightning.evaluation.normalization import Context, SinkhornBias
 from tvr_lightning.evaluation.sources import MatrixSource
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.layers.cosine import unit
-from tvr_lightning.media.picture import read_picture
+from tvr_lightning.media.image import read_image
 from tvr_lightning.media.video import probe
 from tvr_lightning.search.catalog import Catalog, SpanRow
 from tvr_lightning.search.errors import SearchError, UnknownVideoError
@@ -158,7 +158,7 @@ class Searcher:
         scorer, path = self.scorers[self.first], Path(path)
         rule = Segments(**self.catalog.fact("segments"))
         if kind == "image":
-            features = scorer.encode_videos(scorer.still(read_picture(path)).media)
+            features = scorer.encode_videos(scorer.still(read_image(path)).media)
         elif rule.kind == "none" or probe(path).duration <= rule.length:
             features = scorer.encode_videos(scorer.read(path).media)
         else:

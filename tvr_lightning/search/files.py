@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tvr_lightning.files import user_state, write_whole
-from tvr_lightning.media.opening import VIDEO_SUFFIXES
+from tvr_lightning.media.container import VIDEO_SUFFIXES
 from tvr_lightning.search.errors import SearchError, UnreadableError
 from tvr_lightning.search.results import printable
 

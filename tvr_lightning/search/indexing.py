@@ -22,7 +22,7 @@ from tvr_lightning.data.batch import Media
 from tvr_lightning.data.recover_captions import RecoverCaptions, read_captions
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.files import explain_write_errors, file_lock
-from tvr_lightning.media.opening import MediaError
+from tvr_lightning.media.container import MediaError
 from tvr_lightning.media.read_many import Unread, read_many
 from tvr_lightning.media.video import probe
 from tvr_lightning.progress import progress_bar

@@ -18,8 +18,7 @@ from tvr_lightning.data.audio_alignment import add_sound
 from tvr_lightning.data.batch import Media
 from tvr_lightning.media.preparation import Pixels, Preparation
 from tvr_lightning.media.sampling import Declared, sample_frames
-from tvr_lightning.media.steady import SteadyFrame, steady_frames
-from tvr_lightning.media.video import DecodedClip
+from tvr_lightning.media.video import DecodedClip, TimedFrame, frames_at_rate
 from tvr_lightning.search.errors import RefusedError
 from tvr_lightning.search.results import SegmentKind
 from tvr_lightning.search.scorer import Clip, Scorer
@@ -93,12 +92,12 @@ class Segment:
 
     start: float
     end: float
-    frames: list[SteadyFrame[Frame]]
+    frames: list[TimedFrame[Frame]]
 
 
-def cut(frames: Iterable[SteadyFrame[Frame]], rule: Segments) -> Iterator[Segment]:
+def cut(frames: Iterable[TimedFrame[Frame]], rule: Segments) -> Iterator[Segment]:
     """Cut a video into segments while its frames are read."""
-    kept: list[SteadyFrame[Frame]] = []
+    kept: list[TimedFrame[Frame]] = []
     start, shot = 0.0, 0.0
     for frame in frames:
         is_cut = (
@@ -181,8 +180,8 @@ class LongVideo:
             thumbnails = {frame.time: frame.content.jpeg for frame in segment.frames if frame.time in used}
             yield SegmentClips(segment.start, segment.end, clips, thumbnails)
 
-    def _frames(self) -> Generator[SteadyFrame[Frame], None, None]:
-        self.end = yield from steady_frames(self.path, RATE, self._frame)
+    def _frames(self) -> Generator[TimedFrame[Frame], None, None]:
+        self.end = yield from frames_at_rate(self.path, RATE, self._frame)
 
     def _frame(self, image: Image.Image) -> Frame:
         self.size = image.size

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tvr_lightning._version import __version__
-from tvr_lightning.media.opening import VIDEO_SUFFIXES, MediaError
-from tvr_lightning.media.picture import PictureError
+from tvr_lightning.media.container import VIDEO_SUFFIXES, MediaError
+from tvr_lightning.media.image import ImageError
 from tvr_lightning.search.catalog import VideoRow
 from tvr_lightning.search.engine import ExampleKind, Searcher
 from tvr_lightning.search.errors import BusyError, SearchError, UnknownVideoError, UnreadableError, optional
@@ -326,7 +326,7 @@ def _explain(app: FastAPI) -> None:
     handle(BusyError, 503, lambda _: "The index is in use by another process. Try again in a moment.")
     handle(UnreadableError, 500, lambda _: "The index cannot be read. The server's log gives the reason.")
     handle(ClientDisconnect, 400, lambda _: "the upload was interrupted")
-    handle(MediaError, 422, lambda e: f"the {'image' if isinstance(e, PictureError) else 'clip'} {e.reason}")
+    handle(MediaError, 422, lambda e: f"the {'image' if isinstance(e, ImageError) else 'clip'} {e.reason}")
     handle(RequestValidationError, 422, lambda error: sentence(error.errors(), 1))
 
 

@@ -6,10 +6,9 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from tvr_lightning.synthetic.grammar import paragraph
-from tvr_lightning.synthetic.layouts import (
+from tvr_lightning.synthetic.dataset_format import (
+    DatasetFormat,
     Item,
-    Layout,
     Part,
     of_part,
     sentence,
@@ -17,6 +16,7 @@ from tvr_lightning.synthetic.layouts import (
     write_json,
     youtube_id,
 )
+from tvr_lightning.synthetic.grammar import paragraph
 from tvr_lightning.synthetic.scene import Scene, Timing
 
 
@@ -48,7 +48,7 @@ def _annotate(items: list[Item], folder: Path) -> None:
         write_json(folder / f"{ids}.json", [*annotations, f"v_{youtube_id(stranger)}"])
 
 
-LAYOUT = Layout(
+FORMAT = DatasetFormat(
     timing=Timing(events=(3, 4), least=5, most=8, step=1.0),
     fps=5,
     validation=False,

@@ -8,8 +8,8 @@ import string
 from dataclasses import replace
 from pathlib import Path
 
+from tvr_lightning.synthetic.dataset_format import DatasetFormat, Item, Part, of_part, sentence, span_of, write_lines
 from tvr_lightning.synthetic.grammar import describe, event_caption, full_caption
-from tvr_lightning.synthetic.layouts import Item, Layout, Part, of_part, sentence, span_of, write_lines
 from tvr_lightning.synthetic.scene import MOTIONS, Scene, Timing
 
 _FIELDS = (
@@ -61,7 +61,7 @@ def _row(item: Item) -> dict[str, str]:
     }
 
 
-LAYOUT = Layout(
+FORMAT = DatasetFormat(
     timing=Timing(events=(2, 3), least=5, most=8, step=1.0),
     fps=6,
     validation=False,

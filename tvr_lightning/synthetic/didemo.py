@@ -7,8 +7,17 @@ import random
 from pathlib import Path
 from typing import Any
 
+from tvr_lightning.synthetic.dataset_format import (
+    PARTS,
+    DatasetFormat,
+    Item,
+    Part,
+    of_part,
+    span_of,
+    write_json,
+    write_lines,
+)
 from tvr_lightning.synthetic.grammar import Caption, event_caption, paragraph
-from tvr_lightning.synthetic.layouts import PARTS, Item, Layout, Part, of_part, span_of, write_json, write_lines
 from tvr_lightning.synthetic.scene import Scene, Timing
 
 _SEGMENT = 5.0  # seconds
@@ -57,7 +66,7 @@ def _record(item: Item, caption: Caption, identity: int) -> dict[str, Any]:
     }
 
 
-LAYOUT = Layout(
+FORMAT = DatasetFormat(
     timing=Timing(events=(3, 3), least=1, most=2, step=_SEGMENT),
     fps=6,
     validation=True,

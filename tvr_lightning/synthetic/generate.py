@@ -20,22 +20,22 @@ from tvr_lightning.files import lock_open
 from tvr_lightning.media.read_many import read_all
 from tvr_lightning.option_types import DatasetName
 from tvr_lightning.synthetic import activitynet, charades, didemo, lsmdc, msrvtt, msvd, vatex
+from tvr_lightning.synthetic.dataset_format import DatasetFormat, Item, Part, span_of, write_json
 from tvr_lightning.synthetic.grammar import describe, describe_event, describe_segment
-from tvr_lightning.synthetic.layouts import Item, Layout, Part, span_of, write_json
 from tvr_lightning.synthetic.questions import write_questions
 from tvr_lightning.synthetic.scene import Scene, draw_scenes
 from tvr_lightning.synthetic.write import write_video
 
-LAYOUTS: dict[DatasetName, Layout] = {
-    "msrvtt": msrvtt.LAYOUT,
-    "didemo": didemo.LAYOUT,
-    "lsmdc": lsmdc.LAYOUT,
-    "activitynet": activitynet.LAYOUT,
-    "vatex": vatex.LAYOUT,
-    "msvd": msvd.LAYOUT,
-    "charades": charades.LAYOUT,
+FORMATS: dict[DatasetName, DatasetFormat] = {
+    "msrvtt": msrvtt.FORMAT,
+    "didemo": didemo.FORMAT,
+    "lsmdc": lsmdc.FORMAT,
+    "activitynet": activitynet.FORMAT,
+    "vatex": vatex.FORMAT,
+    "msvd": msvd.FORMAT,
+    "charades": charades.FORMAT,
 }
-FORMAT = 2  # version of scenes.json and of the generator; increases when equal arguments yield another dataset
+FORMAT_VERSION = 2  # version of scenes.json and of the generator; increases when equal arguments yield another dataset
 LEAST_VIDEOS = 8
 CAPTIONS_FILE = "captions.parquet"
 SEGMENTS = 6  # number of descriptions per video, as in DPDV
@@ -88,7 +88,12 @@ def synthesize(
         UserError: The dataset is unknown, `videos` is below 8, or `workers` is below 1.
         UserError: The folder contains something else, which is never overwritten.
     """
-    _check_arguments(dataset, videos, workers)
+    if dataset not in FORMATS:
+        raise UserError(f"no layout for dataset {dataset!r}; choose one of {', '.join(get_args(DatasetName))}")
+    if videos < LEAST_VIDEOS:
+        raise UserError(f"videos={videos} leaves no training videos; it must be at least {LEAST_VIDEOS}")
+    if workers is not None and workers < 1:
+        raise UserError(f"workers={workers}; it must be at least 1, or None for one per core")
     folder = Path(root) / dataset
     if folder.exists() and any(folder.iterdir()):
         if _same(folder / "scenes.json", dataset, videos, seed):
@@ -100,8 +105,8 @@ def synthesize(
             f"{folder} already exists and is not this dataset ({videos} videos, seed {seed}). "
             "Remove it or choose another root."
         )
-    layout = LAYOUTS[dataset]
-    items = _items(dataset, layout, videos, seed)
+    dataset_format = FORMATS[dataset]
+    items = _items(dataset, dataset_format, videos, seed)
     Path(root).mkdir(parents=True, exist_ok=True)
     prefix = f".{dataset}-unfinished-"
     _sweep(Path(root).glob(f"{prefix}*"))
@@ -110,10 +115,15 @@ def synthesize(
     if descriptor is not None:
         lock_open(descriptor)
     try:
-        _write_videos(items, unfinished, layout.fps, workers or os.cpu_count() or 1, progress)
-        layout.annotate(items, unfinished)
+        for parent in {(unfinished / item.file).parent for item in items}:
+            parent.mkdir(parents=True, exist_ok=True)
+        write = partial(_write_video, folder=unfinished, fps=dataset_format.fps)
+        read_all(items, write, workers=workers or os.cpu_count() or 1, title="writing videos", progress=progress)
+        dataset_format.annotate(items, unfinished)
         write_captions(unfinished / CAPTIONS_FILE, _descriptions(items))
-        write_json(unfinished / "scenes.json", _ground_truth(dataset, layout, items, seed), indent=1)
+        truth = {item.video_id: _truth_of(item, items, dataset_format.fps) for item in items}
+        scenes = {"dataset": dataset, "format": FORMAT_VERSION, "seed": seed, "videos": truth}
+        write_json(unfinished / "scenes.json", scenes, indent=1)
         if dataset == "msrvtt":
             write_questions(unfinished)
         _mark(unfinished)
@@ -146,57 +156,32 @@ def _sweep(folders: Iterable[Path]) -> None:
             os.close(descriptor)
 
 
-def _check_arguments(dataset: str, videos: int, workers: int | None) -> None:
-    if dataset not in LAYOUTS:
-        raise UserError(f"no layout for dataset {dataset!r}; choose one of {', '.join(get_args(DatasetName))}")
-    if videos < LEAST_VIDEOS:
-        raise UserError(f"videos={videos} leaves no training videos; it must be at least {LEAST_VIDEOS}")
-    if workers is not None and workers < 1:
-        raise UserError(f"workers={workers}; it must be at least 1, or None for one per core")
-
-
 def _same(scenes: Path, dataset: str, videos: int, seed: int) -> bool:
     if not scenes.is_file():
         return False
     there = json.loads(scenes.read_text(encoding="utf-8"))
-    wanted = {"dataset": dataset, "format": FORMAT, "seed": seed}
+    wanted = {"dataset": dataset, "format": FORMAT_VERSION, "seed": seed}
     return {key: there.get(key) for key in wanted} == wanted and len(there["videos"]) == videos
 
 
-def _items(dataset: str, layout: Layout, videos: int, seed: int) -> list[Item]:
+def _items(dataset: str, dataset_format: DatasetFormat, videos: int, seed: int) -> list[Item]:
     test = max(4, round(videos / 5))
-    val = max(2, round(videos / 20)) if layout.validation else 0
+    val = max(2, round(videos / 20)) if dataset_format.validation else 0
     counts: dict[Part, int] = {"train": videos - test - val, "val": val, "test": test}
     seen: set[tuple[object, ...]] = set()
     parts: list[tuple[Part, Scene]] = []
     for part, count in counts.items():
         name = f"{dataset}/{seed}/{part}"
-        drawn = draw_scenes(name, count, layout.timing, held_out=part == "test", seen=seen, offset=len(parts))
+        drawn = draw_scenes(name, count, dataset_format.timing, held_out=part == "test", seen=seen, offset=len(parts))
         parts += [(part, scene) for scene in drawn]
     return [
-        layout.describe(scene, part, index, random.Random(f"{dataset}/{seed}/{index}"))
+        dataset_format.describe(scene, part, index, random.Random(f"{dataset}/{seed}/{index}"))
         for index, (part, scene) in enumerate(parts)
     ]
 
 
-def _write_videos(items: list[Item], folder: Path, fps: int, workers: int, progress: bool) -> None:
-    for parent in {(folder / item.file).parent for item in items}:
-        parent.mkdir(parents=True, exist_ok=True)
-    write = partial(_write_video, folder=folder, fps=fps)
-    read_all(items, write, workers=workers, title="writing videos", progress=progress)
-
-
 def _write_video(item: Item, folder: Path, fps: int) -> None:
     write_video(item.scene, folder / item.file, fps)
-
-
-def _ground_truth(dataset: str, layout: Layout, items: list[Item], seed: int) -> dict[str, Any]:
-    return {
-        "dataset": dataset,
-        "format": FORMAT,
-        "seed": seed,
-        "videos": {item.video_id: _truth_of(item, items, layout.fps) for item in items},
-    }
 
 
 def _descriptions(items: list[Item]) -> list[Description]:

@@ -6,8 +6,8 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+from tvr_lightning.synthetic.dataset_format import PARTS, DatasetFormat, Item, Part, of_part, sentence, write_lines
 from tvr_lightning.synthetic.grammar import Caption, full_caption, query
-from tvr_lightning.synthetic.layouts import PARTS, Item, Layout, Part, of_part, sentence, write_lines
 from tvr_lightning.synthetic.scene import Scene, Timing
 
 _CLIPS_PER_MOVIE = 20
@@ -53,7 +53,7 @@ def _clock(seconds: float) -> str:
     return f"{whole // 3600:02d}.{whole // 60 % 60:02d}.{whole % 60:02d}.{thousandths:03d}"
 
 
-LAYOUT = Layout(
+FORMAT = DatasetFormat(
     timing=Timing(events=(2, 2), least=5, most=8, step=0.5),
     fps=10,
     validation=True,

@@ -6,8 +6,8 @@ import csv
 import random
 from pathlib import Path
 
+from tvr_lightning.synthetic.dataset_format import DatasetFormat, Item, Part, of_part, write_json, write_lines
 from tvr_lightning.synthetic.grammar import captions, query
-from tvr_lightning.synthetic.layouts import Item, Layout, Part, of_part, write_json, write_lines
 from tvr_lightning.synthetic.scene import BACKDROP_COLOURS, Scene, Timing
 
 _CAPTIONS = 20  # per video, as in the real dataset
@@ -84,7 +84,7 @@ def _full_split(items: list[Item]) -> dict[str, str]:
     return {item.video_id: name for item, name in zip(ordered, names, strict=True)}
 
 
-LAYOUT = Layout(
+FORMAT = DatasetFormat(
     timing=Timing(events=(2, 2), least=6, most=10, step=0.5),
     fps=10,
     validation=True,

@@ -6,8 +6,8 @@ import pickle
 import random
 from pathlib import Path
 
+from tvr_lightning.synthetic.dataset_format import PARTS, DatasetFormat, Item, Part, of_part, write_lines, youtube_id
 from tvr_lightning.synthetic.grammar import captions, query
-from tvr_lightning.synthetic.layouts import PARTS, Item, Layout, Part, of_part, write_lines, youtube_id
 from tvr_lightning.synthetic.scene import Scene, Timing
 
 
@@ -28,7 +28,7 @@ def _annotate(items: list[Item], folder: Path) -> None:
     (folder / "raw-captions.pkl").write_bytes(pickle.dumps(tokens, protocol=4))
 
 
-LAYOUT = Layout(
+FORMAT = DatasetFormat(
     timing=Timing(events=(2, 2), least=5, most=8, step=0.5),
     fps=10,
     validation=True,

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tvr_lightning.synthetic.layouts import PARTS, write_json
+from tvr_lightning.synthetic.dataset_format import PARTS, write_json
 from tvr_lightning.synthetic.scene import BACKDROP_COLOURS
 
 FIGURE_QUESTIONS = 3  # per video, in addition to the two about its backdrop

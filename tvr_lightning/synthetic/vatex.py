@@ -6,11 +6,10 @@ import random
 from pathlib import Path
 
 from tvr_lightning.synthetic.chinese import chinese_caption
-from tvr_lightning.synthetic.grammar import captions, query
-from tvr_lightning.synthetic.layouts import (
+from tvr_lightning.synthetic.dataset_format import (
     PARTS,
+    DatasetFormat,
     Item,
-    Layout,
     Part,
     of_part,
     sentence,
@@ -18,6 +17,7 @@ from tvr_lightning.synthetic.layouts import (
     write_lines,
     youtube_id,
 )
+from tvr_lightning.synthetic.grammar import captions, query
 from tvr_lightning.synthetic.scene import Scene, Timing
 
 _CAPTIONS = 10  # per video and language, as in the real dataset
@@ -50,7 +50,7 @@ def _annotate(items: list[Item], folder: Path) -> None:
         write_json(folder / f"vatex_{name}_v1.0.json", records, indent=1)
 
 
-LAYOUT = Layout(
+FORMAT = DatasetFormat(
     timing=Timing(events=(2, 2), least=6, most=10, step=0.5),
     fps=10,
     validation=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 
 import av
@@ -24,6 +25,7 @@ _H264 = ("libx264", _X264)
 _AAC = ("aac", {"aac_coder": "fast"})  # the default coder takes longer than all other steps together
 _MPEG4, _MP3 = ("mpeg4", {"qmin": "2", "qmax": "5", "g": "20"}), ("libmp3lame", {"compression_level": "7"})
 _CODECS = {".mp4": (_H264, _AAC), ".mov": (_H264, _AAC), ".avi": (_MPEG4, _MP3)}
+_AUDIO_FRAMES = 10  # per second
 
 
 def write_video(scene: Scene, path: Path, fps: int) -> None:
@@ -61,7 +63,7 @@ def write_video(scene: Scene, path: Path, fps: int) -> None:
             frame.pts, frame.time_base = index, Fraction(1, fps)
             container.mux(video.encode(frame))
             if audio is not None and index % fps == 0:  # alternating every second keeps the muxer's buffer small
-                container.mux([packet for part in _next_second(sound) for packet in audio.encode(part)])
+                container.mux([packet for part in islice(sound, _AUDIO_FRAMES) for packet in audio.encode(part)])
         container.mux(video.encode(None))
         if audio is not None:
             container.mux([packet for part in sound for packet in audio.encode(part)])
@@ -70,12 +72,8 @@ def write_video(scene: Scene, path: Path, fps: int) -> None:
 
 def _audio_frames(scene: Scene) -> Iterator[av.AudioFrame]:
     samples = waveform(scene.sound, scene.duration)
-    block = RATE // 10
+    block = RATE // _AUDIO_FRAMES
     for start in range(0, len(samples), block):
         frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(samples[None, start : start + block]), "fltp", "mono")
         frame.sample_rate, frame.pts, frame.time_base = RATE, start, Fraction(1, RATE)
         yield frame
-
-
-def _next_second(frames: Iterator[av.AudioFrame]) -> list[av.AudioFrame]:
-    return [frame for _, frame in zip(range(10), frames, strict=False)]

@@ -14,7 +14,7 @@ from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.data.video_files import VideoFiles
 from tvr_lightning.extract.source import source_of_files
 from tvr_lightning.media.audio import AudioError, read_audio
-from tvr_lightning.media.opening import VIDEO_SUFFIXES, VideoError
+from tvr_lightning.media.container import VIDEO_SUFFIXES, VideoError
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import probe, read_clip
 

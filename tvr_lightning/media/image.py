@@ -7,19 +7,19 @@ from pathlib import Path
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from tvr_lightning.media.opening import MediaError
+from tvr_lightning.media.container import MediaError
 
-PICTURE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "AVIF")
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "AVIF")
 """Pillow's names of the supported formats. None of them references other files."""
-MAX_PICTURE_PIXELS = 2**26
+MAX_IMAGE_PIXELS = 2**26
 """Maximum size, 8192 x 8192, which is larger than the images of a 50-megapixel camera."""
 
 
-class PictureError(MediaError):
+class ImageError(MediaError):
     """A file that contains no readable image."""
 
 
-def read_picture(path: str | Path) -> Image.Image:
+def read_image(path: str | Path) -> Image.Image:
     """Read an image file, or the first image of an animation.
 
     Args:
@@ -29,17 +29,19 @@ def read_picture(path: str | Path) -> Image.Image:
         The image in mode RGB, rotated according to its EXIF entry, with transparent parts in white.
 
     Raises:
-        PictureError: The format is not in `PICTURE_FORMATS`, or the file is damaged or larger than
-            `MAX_PICTURE_PIXELS`.
+        ImageError: The format is not in `IMAGE_FORMATS`, or the file is damaged or larger than
+            `MAX_IMAGE_PIXELS`.
     """
     path = Path(path)
+    limit = f"the maximum is {MAX_IMAGE_PIXELS:,}, 8192 x 8192"
+    Image.init()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=[name for name in PICTURE_FORMATS if name in _known()]) as opened:
+            with Image.open(path, formats=[name for name in IMAGE_FORMATS if name in Image.OPEN]) as opened:
                 width, height = opened.size
-                if width * height > MAX_PICTURE_PIXELS:
-                    raise PictureError(path, _too_large(f"has {width:,} x {height:,} pixels"))
+                if width * height > MAX_IMAGE_PIXELS:
+                    raise ImageError(path, f"has {width:,} x {height:,} pixels; {limit}")
                 opened.load()
                 upright = ImageOps.exif_transpose(opened)
                 if upright.has_transparency_data:
@@ -47,19 +49,10 @@ def read_picture(path: str | Path) -> Image.Image:
                     upright = Image.alpha_composite(ground, upright.convert("RGBA"))
                 return upright.convert("RGB")
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise PictureError(path, _too_large("has more pixels than that")) from error
+        raise ImageError(path, f"has more pixels than that; {limit}") from error
     except UnidentifiedImageError as error:
-        raise PictureError(path, f"is not in a supported image format: {', '.join(PICTURE_FORMATS)}") from error
+        raise ImageError(path, f"is not in a supported image format: {', '.join(IMAGE_FORMATS)}") from error
     except MediaError:
         raise
     except (OSError, SyntaxError, ValueError, EOFError) as error:  # Pillow's errors for damaged files
-        raise PictureError(path, f"cannot be read as an image ({str(error) or type(error).__name__})") from error
-
-
-def _known() -> set[str]:
-    Image.init()
-    return set(Image.OPEN)
-
-
-def _too_large(found: str) -> str:
-    return f"{found}; the maximum is {MAX_PICTURE_PIXELS:,}, 8192 x 8192"
+        raise ImageError(path, f"cannot be read as an image ({str(error) or type(error).__name__})") from error

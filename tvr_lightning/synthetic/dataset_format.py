@@ -1,4 +1,4 @@
-"""Base of dataset layouts: the folders and annotation files of a real dataset, written from scenes."""
+"""Formats of datasets: the folders and annotation files of a real dataset, written from scenes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Layout:
+class DatasetFormat:
     """Format of the videos and annotations of a dataset.
 
     Attributes:

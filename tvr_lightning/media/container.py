@@ -74,15 +74,11 @@ class VideoError(MediaError):
     """A file that contains no usable video or breaks off before the requested frames."""
 
 
-class Allowance:
+class TimeBudget:
     """CPU time budget for decoding one file: two minutes plus four seconds per MiB, or TVR_READ_SECONDS.
 
     Regular files need only a small part of it. CPU time does not depend on the load of the machine. Time spent on
     decoded frames does not count (`paused`).
-
-    Attributes:
-        path: The file.
-        seconds: Time budget in seconds.
 
     Args:
         path: The file.
@@ -176,12 +172,7 @@ def _open(path: Path, options: dict[str, str], seconds: float) -> InputContainer
 
 
 def declared_size(path: Path, stream: int) -> tuple[int, int]:
-    """Return the width and height that a container declares for a stream, without decoding; zeros if it declares none.
-
-    Args:
-        path: File that `open_media` can open.
-        stream: Index of the stream.
-    """
+    """Return the width and height that a container declares for a stream, without decoding; zeros if unknown."""
     with _open(path, {"codec_whitelist": "none"}, _allowed_seconds(path)) as container:
         context = container.streams[stream].codec_context
         return (context.width, context.height) if isinstance(context, av.VideoCodecContext) else (0, 0)
