@@ -7,13 +7,13 @@ a file without a line is not a valid copy.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tvr_lightning.errors import UserError
+from tvr_lightning.files import read_journal
 from tvr_lightning.media.compression import Compression
 
 MANIFEST = "compressed.jsonl"
@@ -47,6 +47,14 @@ class CopiedFile:
     frames: int = 0
     notes: list[str] = field(default_factory=list)
 
+    def has_changed(self, source: Path) -> bool:
+        """Return whether the size or modification time of an existing original differs from the manifest."""
+        try:
+            status = source.stat()
+        except OSError:  # the originals may be on another machine
+            return False
+        return (status.st_size, status.st_mtime_ns) != (self.size, self.modified)
+
 
 @dataclass
 class Copies:
@@ -57,14 +65,12 @@ class Copies:
         source: Folder of the original dataset.
         how: Settings of the compression.
         files: Copied files by path relative to `folder`.
-        length: Number of bytes of the complete lines of the manifest.
     """
 
     folder: Path
     source: Path
     how: Compression
     files: dict[str, CopiedFile] = field(default_factory=dict)
-    length: int = 0
 
     def header(self) -> dict[str, Any]:
         """Return the first line of the manifest."""
@@ -76,60 +82,37 @@ class Copies:
         Raises:
             UserError: A copy differs from the verified one, or its original has changed since.
         """
-        wrong = []
-        for path in paths:
-            name = path.relative_to(self.folder).as_posix()
-            reason = self._stale(path, self.files.get(name))
-            if reason is not None:
-                wrong.append(f"{path}: {reason}")
+        wrong = [f"{path}: {reason}" for path in paths if (reason := self._problem(path)) is not None]
         if wrong:
             more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
             fix = "To copy these again, rerun `tvr data compress` with the same --out."
             raise UserError(f"{'; '.join(wrong[:_SHOWN])}{more}. {fix}")
 
-    def _stale(self, path: Path, file: CopiedFile | None) -> str | None:
+    def _problem(self, path: Path) -> str | None:
+        file = self.files.get(path.relative_to(self.folder).as_posix())
         if file is None:
             return f"it is not in {MANIFEST}: it was not finished, or was added by hand"
         size = path.stat().st_size
         if size != file.copy_size:
             return f"it has {size:,} bytes, but {file.copy_size:,} were written"
         source = self.source / file.source
-        if changed(source, file):
+        if file.has_changed(source):
             return f"its original {source} has changed since it was copied"
         return None
 
 
-def changed(source: Path, file: CopiedFile) -> bool:
-    """Return whether size or modification time of an existing original differ from those in the manifest."""
-    try:
-        found = source.stat()
-    except OSError:  # the originals may be on another machine
-        return False
-    return (found.st_size, found.st_mtime_ns) != (file.size, file.modified)
-
-
 def read_copies(folder: Path) -> Copies | None:
-    """Read the manifest of a dataset folder; return None for a folder of originals, which has no manifest.
-
-    Raises:
-        UserError: The manifest is damaged or has another version.
-    """
+    """Read the manifest of a dataset folder; return None for a folder of originals, which has no manifest."""
     path = folder / MANIFEST
-    if not path.is_file():
+    lines, _ = read_journal(path)
+    if not lines:
         return None
-    content = path.read_bytes()
-    length = content.rfind(b"\n") + 1  # an interrupted run may leave an incomplete last line
-    lines = content[:length].splitlines()
     try:
-        header = json.loads(lines[0])
-        if header["schema"] != SCHEMA:
-            raise UserError(f"{path} has schema {header['schema']}, but this version reads {SCHEMA}. Compress again.")
-        copies = Copies(folder, Path(header["source"]), Compression(**header["how"]), length=length)
-        for line in lines[1:]:
-            file = CopiedFile(**json.loads(line))
-            copies.files[file.copy] = file
-    except (IndexError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
+        header = lines[0]
+        if header["schema"] == SCHEMA:
+            files = [CopiedFile(**line) for line in lines[1:]]
+            how = Compression(**header["how"])
+            return Copies(folder, Path(header["source"]), how, {file.copy: file for file in files})
+    except (KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}). Delete the folder and compress again.") from error
-    return copies
+    raise UserError(f"{path} has schema {header['schema']}, but this version reads {SCHEMA}. Compress again.")
