@@ -143,8 +143,8 @@ def page(folder: Path, options: argparse.Namespace) -> None:
     print(
         f"`python benchmarks/startup.py{f' --before {options.before}' if options.before else ''}"
         f" --repeats {options.repeats}`, {datetime.date.today()}, {platform.machine()}, "
-        f"{os.cpu_count()} cores, Python {platform.python_version()}. Processor seconds, medians of "
-        f"{options.repeats} (below {SHORT} s of {5 * options.repeats}), taken in turn beside other work; "
+        f"{os.cpu_count()} cores, Python {platform.python_version()}. CPU seconds, medians of "
+        f"{options.repeats} (below {SHORT} s of {5 * options.repeats}), taken in turn while other work ran; "
         f"{compared}now: {measured}.\n"
     )
     columns = ["start", *(["before"] if options.before else []), "now"]
