@@ -23,7 +23,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import frequent_answers
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import QueryBankNorm
-from tvr_lightning.features import Placed, TextFeatures
+from tvr_lightning.features import IndexedFeatures, TextFeatures
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.synthetic import synthesize
@@ -134,7 +134,7 @@ def uneven(rank: int) -> list:
     for item in [[0, 2, 5], []][rank]:
         words = torch.full((1, 2, 3), float(item))
         text = TextFeatures(words[:, 0].double(), words, torch.tensor([[True, item > 1]]))
-        batches.append(Placed(torch.tensor([item]), text))
+        batches.append(IndexedFeatures(torch.tensor([item]), text))
     found = gather_batches(batches, torch.device("cpu"))
     index, text = found.index, found.features
     kinds = [str(tensor.dtype) for tensor in (index, text.sentence, text.words, text.word_mask)]

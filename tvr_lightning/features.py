@@ -1,6 +1,6 @@
 """Data that the modules of the package exchange: features of texts, of videos, and of matching pairs.
 
-All are plain dataclasses based on `Record`, which provides `.to`, `.pin_memory`, indexing and `cat`. They are not
+All are plain dataclasses based on `FeatureBatch`, which provides `.to`, `.pin_memory`, indexing and `cat`. They are not
 frozen: Lightning's precision plugins rebuild dataclasses field by field, and `pin_memory` skips objects without such a
 method.
 """
@@ -17,12 +17,12 @@ from torch import Tensor
 
 from tvr_lightning.errors import UserError
 
-R = TypeVar("R", bound="Record")
+R = TypeVar("R", bound="FeatureBatch")
 WHOLE = {"whole": True}
 
 
 @dataclass
-class Record:
+class FeatureBatch:
     """Base of dataclasses whose fields share their first dimension: tensors, lists, dicts, other records, or None.
 
     A field declared with `metadata=WHOLE` belongs to the record as a whole: indexing keeps it, `cat` joins it. The
@@ -98,7 +98,7 @@ class Record:
 def _apply(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return function(value)
-    if isinstance(value, Record):
+    if isinstance(value, FeatureBatch):
         return value.apply(function)
     if isinstance(value, dict):
         return {key: _apply(item, function) for key, item in value.items()}
@@ -128,7 +128,7 @@ def _cat(name: str, values: list[Any]) -> Any:
     first = values[0]
     if isinstance(first, Tensor):
         return torch.cat(values)
-    if isinstance(first, Record):
+    if isinstance(first, FeatureBatch):
         return type(first).cat(values)
     if isinstance(first, dict):
         return {key: _cat(f"{name}[{key!r}]", [value[key] for value in values]) for key in first}
@@ -136,7 +136,7 @@ def _cat(name: str, values: list[Any]) -> Any:
 
 
 @dataclass
-class Placed(Record, Generic[R]):
+class IndexedFeatures(FeatureBatch, Generic[R]):
     """Features of N items with their positions in the split.
 
     Attributes:
@@ -147,7 +147,7 @@ class Placed(Record, Generic[R]):
     index: Tensor
     features: R
 
-    def distinct(self) -> Placed[R]:
+    def distinct(self) -> IndexedFeatures[R]:
         """Return every item once, in ascending order of positions."""
         return self[first_of_each(self.index)[1]]
 
@@ -162,7 +162,7 @@ def first_of_each(index: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass
-class TextFeatures(Record):
+class TextFeatures(FeatureBatch):
     """Features of N texts.
 
     Attributes:
@@ -181,7 +181,7 @@ class TextFeatures(Record):
 
 
 @dataclass
-class VideoFeatures(Record):
+class VideoFeatures(FeatureBatch):
     """Features of M videos.
 
     Attributes:
@@ -202,7 +202,7 @@ class VideoFeatures(Record):
 
 
 @dataclass
-class PairedFeatures(Record):
+class PairedFeatures(FeatureBatch):
     """Features of B matching pairs: row i of `text` matches row i of `video`.
 
     Attributes:

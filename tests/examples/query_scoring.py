@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.features import FeatureBatch, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.pair_head import PairHead
@@ -39,14 +39,14 @@ class QueryScoringOptions(Options):
 
 
 @dataclass
-class Queries(Record):
+class Queries(FeatureBatch):
     """Unit vectors `directions` (N, D) of N texts."""
 
     directions: Tensor
 
 
 @dataclass
-class Frames(Record):
+class Frames(FeatureBatch):
     """Unit vectors `directions` (M, F, D) of the frames of M videos; `mask` (M, F) is True for real frames."""
 
     directions: Tensor

@@ -5,12 +5,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tvr_lightning.features import Record, Scores
+from tvr_lightning.features import FeatureBatch, Scores
 from tvr_lightning.pairwise import score_in_blocks
 
 
 @dataclass
-class Vectors(Record):
+class Vectors(FeatureBatch):
     vectors: Tensor
 
 

@@ -7,13 +7,13 @@ import torch
 from scale_models import build, pairs
 from torch import Tensor
 
-from tvr_lightning.features import Record
+from tvr_lightning.features import FeatureBatch
 from tvr_lightning.training.gradient_cache import encode_in_chunks
 from tvr_lightning.training.optim import OptimizerConfig
 
 
 @dataclass
-class Items(Record):
+class Items(FeatureBatch):
     values: Tensor
 
 

@@ -37,7 +37,7 @@ from tvr_lightning.data.samplers import EvaluationSampler, TrainingSampler, chec
 from tvr_lightning.data.stored import FeatureReader, frame_fingerprint, text_fingerprint
 from tvr_lightning.data.subsets import draw_videos, hold_out
 from tvr_lightning.errors import MissingAssetError, UserError
-from tvr_lightning.features import Record
+from tvr_lightning.features import FeatureBatch
 from tvr_lightning.media.augment import Augmentation
 from tvr_lightning.media.preparation import Interpolation, Preparation, ResizeMode
 from tvr_lightning.media.workers import worker_context
@@ -562,7 +562,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Move a batch asynchronously; Lightning would wait for every tensor of a record."""
-        if isinstance(batch, Record):
+        if isinstance(batch, FeatureBatch):
             return batch.to(device, non_blocking=device.type == "cuda")
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
 

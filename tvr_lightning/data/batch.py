@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tvr_lightning.features import WHOLE, Record, TextFeatures, VideoFeatures
+from tvr_lightning.features import WHOLE, FeatureBatch, TextFeatures, VideoFeatures
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=FeatureBatch)
 
 
 @dataclass
-class AudioInput(Record):
+class AudioInput(FeatureBatch):
     """Input of an audio encoder for M clips, in steps of 20 ms (one vector of Whisper or wav2vec2).
 
     Attributes:
@@ -39,7 +39,7 @@ class AudioInput(Record):
 
 
 @dataclass
-class Media(Record):
+class Media(FeatureBatch):
     """Decoded media of M videos, in the input format of the encoders.
 
     Attributes:
@@ -61,7 +61,7 @@ class Media(Record):
 
 
 @dataclass
-class Tokens(Record):
+class Tokens(FeatureBatch):
     """Token IDs of N captions, computed in the worker processes. Iteration yields the strings.
 
     Attributes:
@@ -83,7 +83,7 @@ class Tokens(Record):
 
 
 @dataclass
-class TextBatch(Record):
+class TextBatch(FeatureBatch):
     """N texts.
 
     Attributes:
@@ -100,7 +100,7 @@ class TextBatch(Record):
 
 
 @dataclass
-class VideoBatch(Record):
+class VideoBatch(FeatureBatch):
     """M videos. `video` is decoded media, pixels (M, F, 3, S, S), or features from a store, frames (M, F, D).
 
     `index` (M,) int64 is the index of each video in the dataset. `video_id` identifies the videos in errors and
@@ -119,7 +119,7 @@ class VideoBatch(Record):
 
 
 @dataclass
-class PairBatch(Record):
+class PairBatch(FeatureBatch):
     """B matching pairs for training: row i of `text` describes row i of `video`.
 
     `extras` (first dimension B, keyed by name) becomes `PairedFeatures.extras` after encoding.

@@ -22,7 +22,7 @@ from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.evaluation.sources import AdjustedSource, Adjustment, ScoreSource, Shard, TransposedSource
 from tvr_lightning.evaluation.streaming import streamed_ranks
 from tvr_lightning.evaluation.two_stage import TwoStage
-from tvr_lightning.features import Placed, TextFeatures, VideoFeatures, first_of_each
+from tvr_lightning.features import IndexedFeatures, TextFeatures, VideoFeatures, first_of_each
 
 LEAKS = "leaks ground truth"
 SHORT: dict[Direction, str] = {"text-to-video": "t2v", "video-to-text": "v2t"}
@@ -202,7 +202,7 @@ class Evaluator:
         read = len(_checked(text_index, len(texts), truth.texts, "text", truth).unique())
         _checked(video_index, len(videos), truth.videos, "video", truth)
         placed_texts, placed_videos, video_of_text = self._in_scoring_order(
-            Placed(text_index.cpu(), texts), Placed(video_index.cpu(), videos), truth
+            IndexedFeatures(text_index.cpu(), texts), IndexedFeatures(video_index.cpu(), videos), truth
         )
         warnings = [LEAKS] if self.leaks else []
         measured: dict[str, float] = {}
@@ -245,8 +245,8 @@ class Evaluator:
         return evaluation
 
     def _in_scoring_order(
-        self, texts: Placed[TextFeatures], videos: Placed[VideoFeatures], truth: GroundTruth
-    ) -> tuple[Placed[TextFeatures], Placed[VideoFeatures], Tensor]:
+        self, texts: IndexedFeatures[TextFeatures], videos: IndexedFeatures[VideoFeatures], truth: GroundTruth
+    ) -> tuple[IndexedFeatures[TextFeatures], IndexedFeatures[VideoFeatures], Tensor]:
         """Return the N distinct texts whose video was read, the M distinct videos, and the column of each text's video.
 
         If videos are scored under their own captions, the first M texts describe different videos, as do the next M.
@@ -266,7 +266,9 @@ class Evaluator:
             order = order[torch.argsort(slot[order], stable=True)]
         return texts[text_rows[order]], videos[video_rows], video_of_text[order]
 
-    def _source(self, texts: Placed[TextFeatures], videos: Placed[VideoFeatures], video_of_text: Tensor) -> PairScores:
+    def _source(
+        self, texts: IndexedFeatures[TextFeatures], videos: IndexedFeatures[VideoFeatures], video_of_text: Tensor
+    ) -> PairScores:
         starts = range(0, len(texts), len(videos)) if self.leaks else ()
         orders = [start + torch.argsort(video_of_text[start : start + len(videos)]) for start in starts]
         return self.pair_scores(

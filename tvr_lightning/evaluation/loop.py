@@ -31,14 +31,14 @@ from tvr_lightning.evaluation.normalization import Bank, Context
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.predictions import best_videos
 from tvr_lightning.evaluation.sources import Shard
-from tvr_lightning.features import Placed, Record, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.features import FeatureBatch, IndexedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.training.distributed import gather_batches, gather_objects, gather_tensor, rank, world_size
 from tvr_lightning.training.sharding import gathered, is_sharded
 
 PAIR_BYTES = 256
 """Memory that prediction needs for each text-video pair of a block, in bytes."""
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=FeatureBatch)
 
 
 class _Method(Protocol):
@@ -67,8 +67,8 @@ class _Method(Protocol):
 class SplitFeatures:
     """Features of the encoded texts and videos of a split, gathered from all devices; indices may repeat."""
 
-    texts: Placed[TextFeatures]
-    videos: Placed[VideoFeatures]
+    texts: IndexedFeatures[TextFeatures]
+    videos: IndexedFeatures[VideoFeatures]
 
 
 @dataclass
@@ -80,8 +80,8 @@ class Collection:
         skipped: files that could not be read so far, each with its reason; kept by `clear`.
     """
 
-    texts: list[Placed[TextFeatures]] = field(default_factory=list)
-    videos: list[Placed[VideoFeatures]] = field(default_factory=list)
+    texts: list[IndexedFeatures[TextFeatures]] = field(default_factory=list)
+    videos: list[IndexedFeatures[VideoFeatures]] = field(default_factory=list)
     skipped: set[str] = field(default_factory=set)
 
     def add(self, method: _Method, batch: TextBatch | VideoBatch, compact: bool = False) -> None:
@@ -93,12 +93,12 @@ class Collection:
         with method.restricted():
             if isinstance(batch, TextBatch):
                 text = method.text_features(batch.anonymous())
-                self.texts.append(Placed(batch.index, method.compact_text(text) if compact else text))
+                self.texts.append(IndexedFeatures(batch.index, method.compact_text(text) if compact else text))
                 return
             self.skipped.update(batch.skipped)
             if len(batch):
                 video = method.video_features(batch.anonymous())
-                self.videos.append(Placed(batch.index, method.compact_video(video) if compact else video))
+                self.videos.append(IndexedFeatures(batch.index, method.compact_video(video) if compact else video))
             elif is_sharded(method):
                 method.video_features(_blank(batch))
 
@@ -115,11 +115,11 @@ class Collection:
         """
         return SplitFeatures(self._joined("texts", self.texts, device), self.join_videos(device))
 
-    def join_videos(self, device: torch.device) -> Placed[VideoFeatures]:
+    def join_videos(self, device: torch.device) -> IndexedFeatures[VideoFeatures]:
         """Return the video features of all devices, as `join` does."""
         return self._joined("videos", self.videos, device)
 
-    def _joined(self, kind: str, batches: list[Placed[R]], device: torch.device) -> Placed[R]:
+    def _joined(self, kind: str, batches: list[IndexedFeatures[R]], device: torch.device) -> IndexedFeatures[R]:
         joined = gather_batches(batches, device)
         if joined is None:
             raise self.nothing(kind)
@@ -171,7 +171,7 @@ def encode_split(
                 here[0].append(joined.float().to("cpu"))
     if not whole.texts or not whole.videos:
         raise whole.nothing("videos" if whole.texts else "texts")
-    return SplitFeatures(Placed.cat(whole.texts).distinct(), Placed.cat(whole.videos).distinct())
+    return SplitFeatures(IndexedFeatures.cat(whole.texts).distinct(), IndexedFeatures.cat(whole.videos).distinct())
 
 
 def encode_bank(method: _Method, trainer: Trainer, skipped: set[str]) -> Bank:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.features import Record
+from tvr_lightning.features import FeatureBatch
 
 
 @dataclass
-class Ranks(Record):
+class Ranks(FeatureBatch):
     """Ranks of the matches of Q queries.
 
     Attributes:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
-from tvr_lightning.features import PairedFeatures, Record, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.features import FeatureBatch, PairedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import COSINE_EPS, unit
 from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.temporal import SeqTransf, TemporalHeader
@@ -137,7 +137,7 @@ class DRLOptions(Options):
 
 
 @dataclass
-class PreparedTokens(Record):
+class PreparedTokens(FeatureBatch):
     """Prepared tokens of texts or videos.
 
     Attributes:
@@ -218,7 +218,7 @@ class DRLHead(PairHead):
         """Return unit frames (M, F, D) with mask and weights (M, F)."""
         return _prepared(video.frames, video.frame_mask.bool(), self.frame_weights)
 
-    def pair_numbers(self, text: Record, video: Record) -> int:
+    def pair_numbers(self, text: FeatureBatch, video: FeatureBatch) -> int:
         """Return the number of elements per pair: similarities, and masked copies in both directions."""
         assert isinstance(text, PreparedTokens)
         assert isinstance(video, PreparedTokens)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.features import FeatureBatch, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.pairwise import DensePairVectors, DropoutPer, PairVectors, Pairwise, score_in_blocks
 
 H = TypeVar("H", bound="PairHead")
@@ -95,7 +95,7 @@ class PairHead(nn.Module, ABC):
     def score(self, text: Any, video: Any, *given: Any) -> Scores:
         """Score n prepared texts against m prepared videos: `similarity` (n, m), and parts (n, m, ...)."""
 
-    def pair_numbers(self, text: Record, video: Record) -> int:
+    def pair_numbers(self, text: FeatureBatch, video: FeatureBatch) -> int:
         """Return the number of elements per pair during scoring: several copies of its vectors, and `extra`.
 
         Args:
@@ -126,7 +126,9 @@ class PairHead(nn.Module, ABC):
         with torch.autocast(text.sentence.device.type, enabled=False):
             return self.in_blocks(lambda some, few: self.score(some, few, *given), *self.prepare(text, video))
 
-    def in_blocks(self, score: Callable[[Any, Any], Scores], text: Record, video: Record, extra: int = 0) -> Scores:
+    def in_blocks(
+        self, score: Callable[[Any, Any], Scores], text: FeatureBatch, video: FeatureBatch, extra: int = 0
+    ) -> Scores:
         """Score N prepared texts against M prepared videos, block by block.
 
         Args:
@@ -151,7 +153,7 @@ class PairHead(nn.Module, ABC):
         back = order.argsort()
         return Scores(scores.similarity[back], {name: part[back] for name, part in scores.parts.items()})
 
-    def order(self, text: Record) -> Tensor | None:
+    def order(self, text: FeatureBatch) -> Tensor | None:
         """Return the order (N,) int64 in which prepared texts are scored; None keeps their order."""
         return None
 

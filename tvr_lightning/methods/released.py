@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.features import FeatureBatch, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.stochastic import drawn_text, trial_cosines
 from tvr_lightning.pairwise import DensePairVectors, PairFrames
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Described(Record):
+class Described(FeatureBatch):
     """M videos with the queries of their own captions.
 
     Attributes:

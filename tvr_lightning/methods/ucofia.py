@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.normalization import SinkhornBias
-from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.features import FeatureBatch, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.aggregation import ISA, Aggregation, BidirectionalAggregation
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.patch_selector import PatchSelection, PatchSelector
@@ -95,7 +95,7 @@ class UCoFiAOptions(Options):
 
 
 @dataclass
-class PreparedText(Record):
+class PreparedText(FeatureBatch):
     """Prepared features of N texts.
 
     Attributes:
@@ -110,7 +110,7 @@ class PreparedText(Record):
 
 
 @dataclass
-class PreparedVideo(Record):
+class PreparedVideo(FeatureBatch):
     """Prepared features of M videos.
 
     Attributes:

@@ -35,7 +35,7 @@ from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.loop import Collection
 from tvr_lightning.evaluation.metrics import RecallAtK
 from tvr_lightning.evaluation.ranks import Ranks
-from tvr_lightning.features import Placed, Record, TextFeatures, VideoFeatures
+from tvr_lightning.features import FeatureBatch, IndexedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.video_qa_head import AnswerHead, FramePooling, Inputs
 from tvr_lightning.training.checkpoints import CheckpointError
@@ -45,7 +45,7 @@ from tvr_lightning.training.optim import OptimizerConfig
 
 
 @dataclass
-class _Given(Record):
+class _Given(FeatureBatch):
     """Answers to N questions: answer numbers (N,) int64 and probabilities (N,)."""
 
     answer: Tensor
@@ -111,7 +111,7 @@ class VideoQuestionAnswering(RecipeModule):
         self._asked_right = torch.zeros(0, dtype=torch.int64)
         self.encoded = Collection()
         self._bank: tuple[VideoFeatures, Tensor] | None = None
-        self._given: list[Placed[_Given]] = []
+        self._given: list[IndexedFeatures[_Given]] = []
 
     def _check_options(self) -> None:
         """Reject options that have no effect, because the method only computes features here."""
@@ -278,7 +278,7 @@ class VideoQuestionAnswering(RecipeModule):
         probability, given = (found[there] for found in logits.softmax(-1).max(-1))
         index = batch.index[there]
         self.accuracy.update(answer_ranks(index, given, self._asked_right.to(index.device)[index]))
-        self._given.append(Placed(index, _Given(given, probability)))
+        self._given.append(IndexedFeatures(index, _Given(given, probability)))
 
     test_step = validation_step
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
-from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.features import FeatureBatch, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.aggregation import Aggregation, BidirectionalAggregation, mapped_slots, summed
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
@@ -140,7 +140,7 @@ class XCLIPOptions(Options):
 
 
 @dataclass
-class PreparedText(Record):
+class PreparedText(FeatureBatch):
     """Prepared features of N texts.
 
     Attributes:
@@ -159,7 +159,7 @@ class PreparedText(Record):
 
 
 @dataclass
-class PreparedVideo(Record):
+class PreparedVideo(FeatureBatch):
     """Prepared features of M videos.
 
     Attributes:

@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor
 
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.features import FeatureBatch, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.pair_head import PairHead, check_dropout_per
@@ -55,7 +55,7 @@ class XPoolOptions(Options):
 
 
 @dataclass
-class Query(Record):
+class Query(FeatureBatch):
     """Prepared features of N texts.
 
     Attributes:

@@ -10,11 +10,11 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.features import Record, Scores
+from tvr_lightning.features import FeatureBatch, Scores
 from tvr_lightning.pairwise.once import persisting
 
-T = TypeVar("T", bound=Record)
-V = TypeVar("V", bound=Record)
+T = TypeVar("T", bound=FeatureBatch)
+V = TypeVar("V", bound=FeatureBatch)
 FEWEST = 8
 """Minimum number of items in a block on the side with few items, if a few texts fit for each of them."""
 VECTOR = 16

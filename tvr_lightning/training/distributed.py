@@ -24,10 +24,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import _functional_collectives as collectives
 
-from tvr_lightning.features import Placed, Record
+from tvr_lightning.features import FeatureBatch, IndexedFeatures
 
 Gather = Literal["global", "local", "own-slice", "none"]
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=FeatureBatch)
 
 
 def world_size() -> int:
@@ -86,7 +86,7 @@ def gather_record(record: R, mode: Gather = "global") -> R:
     """Gather every tensor of a record with the same length on every device; lists are gathered as Python objects.
 
     Args:
-        record: Record of tensors (B, ...).
+        record: Batch of tensors (B, ...).
         mode: Gradient of the gather, as described in the module's docstring.
     """
     if mode == "none" or world_size() == 1:
@@ -99,7 +99,7 @@ def gather_record(record: R, mode: Gather = "global") -> R:
 def _gather_value(value: Any, mode: Gather) -> Any:
     if isinstance(value, Tensor):
         return gather_tensor(value, mode)
-    if isinstance(value, Record):
+    if isinstance(value, FeatureBatch):
         return gather_record(value, mode)
     if isinstance(value, dict):
         return {key: _gather_value(item, mode) for key, item in value.items()}
@@ -109,7 +109,7 @@ def _gather_value(value: Any, mode: Gather) -> Any:
 
 
 @torch.no_grad()
-def gather_batches(batches: Sequence[Placed[R]], device: torch.device) -> Placed[R] | None:
+def gather_batches(batches: Sequence[IndexedFeatures[R]], device: torch.device) -> IndexedFeatures[R] | None:
     """Join the encoded batches of all devices in rank order; devices may have different numbers of items.
 
     Every device must call it, even without a batch, because all unreadable videos may be on the same device.
@@ -121,7 +121,7 @@ def gather_batches(batches: Sequence[Placed[R]], device: torch.device) -> Placed
     Returns:
         All N items, the same on every device and without gradient; None if no device has any.
     """
-    record = Placed.cat(batches) if batches else None
+    record = IndexedFeatures.cat(batches) if batches else None
     own = 0 if record is None else len(record)
     counts = gather_tensor(torch.tensor([own], device=device)).tolist()
     most = max(counts)

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from torch.utils.checkpoint import checkpoint
 
-from tvr_lightning.features import Record
+from tvr_lightning.features import FeatureBatch
 
-B = TypeVar("B", bound=Record)
-R = TypeVar("R", bound=Record)
+B = TypeVar("B", bound=FeatureBatch)
+R = TypeVar("R", bound=FeatureBatch)
 
 
 def encode_in_chunks(encode: Callable[[B], R], batch: B, chunk: int) -> R:

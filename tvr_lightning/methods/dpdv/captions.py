@@ -10,11 +10,11 @@ from torch import Tensor
 from tvr_lightning.data.batch import Tokens
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
-from tvr_lightning.features import Record
+from tvr_lightning.features import FeatureBatch
 
 
 @dataclass
-class Captions(Record):
+class Captions(FeatureBatch):
     """Features of up to S descriptions of each of B videos.
 
     Attributes:

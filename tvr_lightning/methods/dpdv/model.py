@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.features import FeatureBatch, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.patch_selector import first_largest
 from tvr_lightning.methods.dpdv.captions import Captions
@@ -78,7 +78,7 @@ def caption_order(captions: Tensor, mask: Tensor, frames: Tensor, recover: Tenso
 
 
 @dataclass
-class TextSide(Record):
+class TextSide(FeatureBatch):
     """Text features of N texts for a path.
 
     Attributes:
@@ -91,7 +91,7 @@ class TextSide(Record):
 
 
 @dataclass
-class VideoSide(Record):
+class VideoSide(FeatureBatch):
     """Video features of M videos for a path.
 
     Attributes:
@@ -220,7 +220,7 @@ class DPDVHead(PairHead):
         spot = spot_frames(similarity, mask, self.options.spot_ratio)
         return spot if part == "spot" else recover_frames(spot, mask)
 
-    def pair_numbers(self, text: Record, video: Record) -> int:
+    def pair_numbers(self, text: FeatureBatch, video: FeatureBatch) -> int:
         """Return the number of elements per pair during scoring: those of the views, and the frame masks."""
         assert isinstance(text, TextSide)
         assert isinstance(video, VideoSide)
@@ -230,7 +230,7 @@ class DPDVHead(PairHead):
         ]
         return 2 * video.frames.shape[1] + sum(tokens)
 
-    def order(self, text: Record) -> Tensor | None:
+    def order(self, text: FeatureBatch) -> Tensor | None:
         """Return the order (N,) of texts from long to short, so that each block has texts of similar length."""
         assert isinstance(text, TextSide)
         return by_length(text.tokens["micro"]) if "micro" in text.tokens else None

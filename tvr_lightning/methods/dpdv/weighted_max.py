@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tvr_lightning.features import Record
+from tvr_lightning.features import FeatureBatch
 from tvr_lightning.layers.cosine import unit
 
 PIECES = 4
@@ -18,7 +18,7 @@ PIECES = 4
 
 
 @dataclass
-class WeightedTokens(Record):
+class WeightedTokens(FeatureBatch):
     """Prepared tokens of N texts or videos.
 
     Attributes:

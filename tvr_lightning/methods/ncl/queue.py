@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.features import Record
+from tvr_lightning.features import FeatureBatch
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=FeatureBatch)
 PREFIX = "stored_"
 
 
@@ -44,7 +44,7 @@ class FeatureQueue(nn.Module):
         return int(self.filled)
 
     @torch.no_grad()
-    def push(self, records: Record) -> None:
+    def push(self, records: FeatureBatch) -> None:
         """Append B records and drop the oldest ones that exceed the capacity.
 
         Args:
@@ -112,6 +112,6 @@ class FeatureQueue(nn.Module):
         return {name.removeprefix(PREFIX): t for name, t in self.named_buffers() if name.startswith(PREFIX)}
 
 
-def _tensors(records: Record) -> dict[str, Tensor]:
+def _tensors(records: FeatureBatch) -> dict[str, Tensor]:
     values = {field.name: getattr(records, field.name) for field in dataclasses.fields(records)}
     return {name: value for name, value in values.items() if isinstance(value, Tensor)}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.features import FeatureBatch, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.aggregation import BidirectionalAggregation
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
@@ -24,7 +24,7 @@ from tvr_lightning.pairwise import Pairwise, TextConditionedAttention
 
 
 @dataclass
-class PreparedText(Record):
+class PreparedText(FeatureBatch):
     """Prepared features of N texts.
 
     Attributes:

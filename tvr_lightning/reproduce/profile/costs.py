@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tvr_lightning.data.batch import PairBatch
 from tvr_lightning.evaluation.loop import PAIR_BYTES
 from tvr_lightning.evaluation.pair_scores import PairScores
-from tvr_lightning.features import Record
+from tvr_lightning.features import FeatureBatch
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.reproduce.runs.card import read_record
 from tvr_lightning.reproduce.runs.memory import peak_memory_mib
@@ -35,7 +35,7 @@ STAGES = {
 }
 """Stages that FLOPs are counted in, and their descriptions."""
 Precision = Callable[[], AbstractContextManager[Any]]
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=FeatureBatch)
 
 
 @dataclass
@@ -121,7 +121,7 @@ def measure_costs(
             times.append(time.perf_counter() - began)
         return 1000 * median(times[1:])
 
-    def encode(features: Callable[[Any], Any], items: Record) -> Any:
+    def encode(features: Callable[[Any], Any], items: FeatureBatch) -> Any:
         with precision():
             return features(items)
 
