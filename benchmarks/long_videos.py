@@ -1,10 +1,10 @@
-"""One sentence about one moment of a video of two hours: how often it is found there, and what indexing it takes.
+"""Search for single moments in two-hour videos: how often they are found, and the cost of indexing.
 
-The long videos are made of clips one after another: of real ones, encoded alike and repeated until the length is
-reached, and of a synthetic dataset's (`tvr data synth msrvtt --videos 960 --seed 3`). Every caption is asked of the
-synthetic one; a hit is a first moment within ten seconds of its clip. Peak memory is that of a process that indexes the
-video, beside one that indexes its first ten minutes. Whatever is done, the videos, the indexes' figures, the captions
-that were asked, stays in the work folder, and a run that was broken off goes on from there.
+The long videos are concatenated clips: real ones, re-encoded with the same settings and repeated to the full length,
+and those of a synthetic dataset (`tvr data synth msrvtt --videos 960 --seed 3`). Every caption of the synthetic video
+is a query; a hit is a first moment within ten seconds of its clip. Peak memory is that of a process that indexes the
+video, compared with one that indexes its first ten minutes. Videos, measurements, and query results stay in the work
+folder, so that an interrupted run resumes.
 
 Command: python benchmarks/long_videos.py --ckpt_path CHECKPOINT --synthetic FOLDER --clips FOLDER --work FOLDER
 """
@@ -55,7 +55,7 @@ def pictures(path: Path, size: tuple[int, int], rate: int) -> Iterator[av.VideoF
     with av.open(str(path)) as container:
         following = 0.0
         for frame in container.decode(video=0):
-            # Read once: a frame that has the size already is given as it is, and whoever encodes it changes its time.
+            # Read before encoding, which changes the time of a frame that needs no resizing and is not copied.
             time = frame.time
             while time is not None and time >= following:
                 yield frame.reformat(*size, "yuv420p")
@@ -109,7 +109,7 @@ def concatenate(clips: list[Path], path: Path, size: tuple[int, int], rate: int,
 
 
 def joined(clips: list[Path], path: Path, rate: int) -> list[Span]:
-    """Write clips that one encoder made alike one after another, their packets copied; return start and end of each."""
+    """Concatenate clips with equal encoder settings by copying packets; return the start and end of each."""
     spans: list[Span] = []
     start = 0
     with av.open(str(path), "w") as container:
@@ -147,7 +147,7 @@ def first_minutes(path: Path, seconds: float) -> Path:
 
 
 def kept(path: Path, make: Callable[[], T]) -> T:
-    """Return what was made before, or make it and keep it as JSON."""
+    """Return a stored result, or compute it and store it as JSON."""
     if not path.is_file():
         made = make()
         draft = path.with_suffix(".draft")
@@ -157,8 +157,8 @@ def kept(path: Path, make: Callable[[], T]) -> T:
 
 
 def indexed(video: Path, out: Path, arguments: argparse.Namespace) -> tuple[float, float]:
-    """Index a video in a process of its own; return peak memory in MiB and processor seconds."""
-    shutil.rmtree(out, ignore_errors=True)  # of a run that was broken off: what it had done is not to be saved here
+    """Index a video in a separate process; return peak memory in MiB and CPU seconds."""
+    shutil.rmtree(out, ignore_errors=True)  # remove the results of an interrupted run
     words = [str(video), str(out), str(arguments.ckpt), arguments.segments, str(arguments.length)]
     printed = subprocess.run([sys.executable, "-c", INDEX, *words], capture_output=True, text=True, check=True).stdout
     peak, took = map(float, printed.split()[-2:])
@@ -166,7 +166,7 @@ def indexed(video: Path, out: Path, arguments: argparse.Namespace) -> tuple[floa
 
 
 def hits(out: Path, asked: list[tuple[str, Span]], seconds: float, rerank: str | None) -> tuple[int, float]:
-    """How many captions' first moment lies at the right clip, and how many a random moment would be right for."""
+    """Return the number of captions whose first moment is in the right clip, and that expected for random moments."""
     from tvr_lightning.search import Searcher, SearchQuery
 
     right, chance = 0, 0.0

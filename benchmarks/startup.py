@@ -1,9 +1,9 @@
-"""What the command line costs before it works: help, typos, import and search, now and at an earlier commit.
+"""Startup cost of the command line: help, typos, import, and search, now and at an earlier commit.
 
     python benchmarks/startup.py [--before COMMIT] > benchmarks/results/startup.md
 
-Everything is processor time, the median of several starts, taken in turn within one run, so that whatever else the
-machine does meets all of them. `search` finds one of a few synthetic videos by a tiny model.
+All values are CPU times, medians of several starts. The starts alternate within one run, so that other load affects all
+of them equally. `search` finds one of a few synthetic videos with a tiny model.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SHORT = 0.5
 """Seconds of a start below which it is taken five times as often."""
-# tvr_lightning, a twentieth of a second, declares what a CPU torch beside a CUDA-built torchvision lacks: without it a
-# LightningCLI of such an installation ends with an error before it says anything.
+# Importing tvr_lightning takes a twentieth of a second and declares an operator that is missing if a CPU build of torch
+# is installed with a CUDA build of torchvision. Without it, a LightningCLI fails there before it prints anything.
 LIGHTNING = (
     "import tvr_lightning\n"
     "from lightning.pytorch.cli import LightningCLI\n"
@@ -50,7 +50,7 @@ BOTH = {
 
 
 def seconds(arguments: list[str], checkout: Path) -> float:
-    """Return the processor seconds of one start of Python, its children included."""
+    """Return the CPU seconds of one start of Python, including its child processes."""
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run = subprocess.run([sys.executable, *arguments], env=environment, cwd=checkout, capture_output=True, text=True)
@@ -72,9 +72,9 @@ def imported(arguments: list[str], checkout: Path) -> str:
     parts = ", ".join(f"{name} {100 * time_ / whole:.0f} %" for name, time_ in own.most_common(12))
     return (
         f"A search opens the index with its method, a LightningModule on an open_clip encoder. Its "
-        f"imports (`python -X importtime`): {parts}. Lightning brings torchmetrics, and this scipy, matplotlib, "
-        "transformers and torchvision; LanceDB its client of namespaces; open_clip timm: none of them can be left out "
-        "from here. `tvr serve` loads it once."
+        f"imports (`python -X importtime`): {parts}. Lightning imports torchmetrics, which imports scipy, "
+        "matplotlib, transformers, and torchvision; LanceDB imports its namespace client, and open_clip imports timm. "
+        "This project cannot avoid them. `tvr serve` loads them once."
     )
 
 
@@ -109,7 +109,7 @@ def main() -> None:
         folder = Path(name)
         states = {folder / "now": "HEAD"} | ({folder / "before": options.before} if options.before else {})
         try:
-            for state, commit in states.items():  # which nobody edits meanwhile
+            for state, commit in states.items():  # checkouts of their own, so that edits do not matter
                 subprocess.run(["git", "worktree", "add", "--detach", state, commit], cwd=ROOT, check=True, stdout=2)
             page(folder, options)
         finally:
@@ -139,7 +139,7 @@ def page(folder: Path, options: argparse.Namespace) -> None:
     median = {start: statistics.median(values) for start, values in taken.items()}
     nothing, torch, lightning = (median[name, "now"] for name in ALONE)
     compared = f"before: {described(options.before)}, " if options.before else ""
-    print("# What the command line costs before it works\n")
+    print("# Startup cost of the command line\n")
     print(
         f"`python benchmarks/startup.py{f' --before {options.before}' if options.before else ''}"
         f" --repeats {options.repeats}`, {datetime.date.today()}, {platform.machine()}, "

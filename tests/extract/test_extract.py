@@ -179,7 +179,7 @@ def test_a_damaged_shard_is_computed_again_and_no_other(dataset, extracted, tmp_
     shard.write_bytes(data)
     report = extract(source_of_data(data_of(dataset)), *encoders(), options(out))
     assert {part: n for part, n in report.written.items() if n} == {"audio": 4}
-    assert len(report.mended) == 1
+    assert len(report.rewritten) == 1
     assert contents(out) == contents(extracted[0])
 
 

@@ -214,7 +214,7 @@ def damage(path, how):
 
 
 @pytest.mark.parametrize("how", ["cut", "emptied", "first byte", "header", "middle byte", "last byte"])
-def test_a_damaged_shard_is_refused_with_the_command_and_mended_by_it(store, how):
+def test_a_damaged_shard_is_refused_with_the_command_and_rewritten_by_it(store, how):
     before = {file.name: file.read_bytes() for file in store.iterdir()}
     damaged = shard_of(store, 1)
     damage(damaged, how)
@@ -226,7 +226,7 @@ def test_a_damaged_shard_is_refused_with_the_command_and_mended_by_it(store, how
     with pytest.raises(StoreError, match=rf"{damaged.name}|no features of video3"):
         opened.video([key(3)])
     with StoreWriter(store, {"frames": MADE["frames"]}, COMMAND) as writer:
-        assert len(writer.mended) == 1
+        assert len(writer.rewritten) == 1
         assert set(writer.parts["frames"].places) == {key(i) for i in (0, 1, 4, 5)}
         append_frames(writer, 2, 2)
     aside = store / f"{damaged.name}.damaged"
@@ -262,7 +262,7 @@ def test_half_a_shard_is_no_shard_and_swept_up(store):
     half.write_bytes(shard_of(store, 2).read_bytes()[:100])
     assert len(FeatureStore(store)) == 6
     with StoreWriter(store, {"frames": MADE["frames"]}, COMMAND) as writer:
-        assert writer.mended == []
+        assert writer.rewritten == []
     assert not half.exists()
 
 
@@ -451,7 +451,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_valid_store(tmp_path, ended):
         writer.join()
         with StoreWriter(path, {"frames": MADE["frames"]}, COMMAND) as again:
             done = len(again.parts["frames"].places)
-            assert again.mended == []
+            assert again.rewritten == []
             append_frames(again, done, 2)
         store = FeatureStore(path)
         store.verify()

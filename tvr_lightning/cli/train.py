@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 from tvr_lightning.cli.loading import loading
 from tvr_lightning.cli.types import AtLeast4, File, NewFile, PositiveInt
-from tvr_lightning.config.recipe_files import RECIPES, OptionError
+from tvr_lightning.config.recipe_files import RECIPES, OptionError, refuse_options
 from tvr_lightning.progress import shown
 
 FOUND_BY_LIGHTNING = ("best", "last", "hpc", "registry")
@@ -47,6 +47,7 @@ def fit(
         help_all: print all options of recipes.
     """
     if estimate:
+        refuse_options({"ckpt_path": ckpt_path}, "cannot be used with --estimate, which estimates a whole run.")
         with loading("fit"):
             from tvr_lightning.config.recipe import Recipe
             from tvr_lightning.reproduce.profile.estimate import estimate as measure
@@ -55,15 +56,20 @@ def fit(
     return _run("fit", config, overrides, ckpt_path)
 
 
-def validate(
-    config: list[str] = [],  # noqa: B006
-    ckpt_path: str | None = None,
-    override: bool = False,
-    trust: list[str] = [],  # noqa: B006
-    help_all: bool = False,
-    overrides: Sequence[str] = (),
-) -> int:
-    """Evaluate a checkpoint on the validation split.
+def _evaluating(command: str, summary: str) -> Callable[..., int]:
+    """Return the function of a command that evaluates a checkpoint or a recipe."""
+
+    def run(
+        config: list[str] = [],  # noqa: B006
+        ckpt_path: str | None = None,
+        override: bool = False,
+        trust: list[str] = [],  # noqa: B006
+        help_all: bool = False,
+        overrides: Sequence[str] = (),
+    ) -> int:
+        return _run(command, config, overrides, ckpt_path, override, trust)
+
+    run.__doc__ = f"""{summary}
 
     Args:
         config: name or path of a recipe, can be repeated, whose options override those of the checkpoint.
@@ -72,35 +78,12 @@ def validate(
         trust: module whose classes the checkpoint may use, in addition to this package's; can be repeated.
         help_all: print all options of recipes.
     """
-    return _run("validate", config, overrides, ckpt_path, override, trust)
+    return run
 
 
-def run_test(
-    config: list[str] = [],  # noqa: B006
-    ckpt_path: str | None = None,
-    override: bool = False,
-    trust: list[str] = [],  # noqa: B006
-    help_all: bool = False,
-    overrides: Sequence[str] = (),
-) -> int:
-    """Evaluate a checkpoint on the test split, and print and save the results."""
-    return _run("test", config, overrides, ckpt_path, override, trust)
-
-
-def predict(
-    config: list[str] = [],  # noqa: B006
-    ckpt_path: str | None = None,
-    override: bool = False,
-    trust: list[str] = [],  # noqa: B006
-    help_all: bool = False,
-    overrides: Sequence[str] = (),
-) -> int:
-    """Write the top-ranked videos of every test text to a parquet file."""
-    return _run("predict", config, overrides, ckpt_path, override, trust)
-
-
-for _evaluation in (run_test, predict):
-    _evaluation.__doc__ = f"{_evaluation.__doc__}\n\n    Args:{(validate.__doc__ or '').partition('Args:')[2]}"
+validate = _evaluating("validate", "Evaluate a checkpoint on the validation split.")
+run_test = _evaluating("test", "Evaluate a checkpoint on the test split, and print and save the results.")
+predict = _evaluating("predict", "Write the top-ranked videos of every test text to a parquet file.")
 
 
 def _run(

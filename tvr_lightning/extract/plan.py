@@ -92,7 +92,7 @@ class ExtractReport:
         retried: Number of videos that an earlier run skipped and this run tried again, since their files have changed.
         still_skipped: Number of videos that an earlier run skipped and whose files have not changed.
         problems: "path: reason" for each damaged audio track, which was read as far as possible.
-        mended: Problems of the damaged shards, which were written again.
+        rewritten: Problems of the damaged shards that were rewritten.
         seconds: Total time in seconds.
         waiting, encoding, writing: Seconds spent waiting for decoded videos, in the encoders, and writing to the disk.
     """
@@ -103,7 +103,7 @@ class ExtractReport:
     retried: int = 0
     still_skipped: int = 0
     problems: list[str] = field(default_factory=list)
-    mended: list[str] = field(default_factory=list)
+    rewritten: list[str] = field(default_factory=list)
     seconds: float = 0.0
     waiting: float = 0.0
     encoding: float = 0.0
@@ -135,7 +135,7 @@ class ExtractReport:
                 f"of the previously skipped videos, {self.retried} were tried again and {self.still_skipped} were not, "
                 "since their files have not changed"
             )
-        lines += [f"rewritten: {problem}" for problem in self.mended]
+        lines += [f"rewritten: {problem}" for problem in self.rewritten]
         lines += [f"skipped: {reason}" for reason in self.skipped]
         return lines + [f"damaged audio: {problem}" for problem in self.problems]
 

@@ -75,7 +75,7 @@ def extract(
         frozen(options.device, encoder, audio_encoder),
         StoreWriter(options.out, made, options.command, options.dtype) as writer,
     ):
-        report = ExtractReport(mended=writer.mended)
+        report = ExtractReport(rewritten=writer.rewritten)
         run = _Extraction(source, encoder, audio_encoder, options, writer, report)
         with bar or progress_bar(options.progress) as progress:
             if "text" in parts:

@@ -36,7 +36,7 @@ class StoreWriter:
 
     Attributes:
         parts: Items of each part that the store contains or that this run writes.
-        mended: Problems of the damaged shards.
+        rewritten: Problems of the damaged shards.
 
     Args:
         path: Folder of the store, created if it is missing.
@@ -54,7 +54,7 @@ class StoreWriter:
         self.path, self.command = Path(path), command
         self.dtype: StoreDtype = dtype
         self.parts = {part: PartIndex(dict(made), command) for part, made in fingerprints.items()}
-        self.mended: list[str] = []
+        self.rewritten: list[str] = []
         self._lock = ExitStack()
 
     def __enter__(self) -> StoreWriter:
@@ -114,7 +114,7 @@ class StoreWriter:
         if problem:
             aside = shard.path.with_name(shard.path.name + DAMAGED)
             shard.path.replace(aside)
-            self.mended.append(f"{problem}; kept as {aside.name}")
+            self.rewritten.append(f"{problem}; kept as {aside.name}")
             return
         header = shard.read_header()
         if header.dtype != self.dtype:
