@@ -15,7 +15,7 @@ from tvr_lightning.evaluation.metrics import RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Bank, DualSoftmax, QueryBankNorm, SinkhornBias, normalize_scores
 from tvr_lightning.evaluation.ranks import text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.evaluation.results import git_state
-from tvr_lightning.evaluation.sources import Shard
+from tvr_lightning.evaluation.sources import ProcessShare
 from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.testing import run_processes
@@ -312,7 +312,7 @@ SHARDED = {
 
 def evaluate_in_a_process(rank: int, world: int) -> dict:
     texts, videos, truth, bank = banked()
-    evaluator = Evaluator(cosine, block_texts=5, block_videos=3, shard=Shard(rank, world, gather))
+    evaluator = Evaluator(cosine, block_texts=5, block_videos=3, shard=ProcessShare(rank, world, gather))
     result: dict = {}
     for name, normalizer in SHARDED.items():
         evaluation = evaluate(evaluator, texts, videos, truth, normalizer=normalizer, bank=bank)

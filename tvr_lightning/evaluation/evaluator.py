@@ -19,7 +19,7 @@ from tvr_lightning.evaluation.metrics import RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Bank, Context, Direction, Normalizer
 from tvr_lightning.evaluation.pair_scores import LeakingScore, PairScores, Score
 from tvr_lightning.evaluation.ranks import Ranks
-from tvr_lightning.evaluation.sources import AdjustedSource, Adjustment, ScoreSource, Shard, TransposedSource
+from tvr_lightning.evaluation.sources import AdjustedSource, Adjustment, ProcessShare, ScoreSource, TransposedSource
 from tvr_lightning.evaluation.streaming import streamed_ranks
 from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.features import IndexedFeatures, TextFeatures, VideoFeatures, first_of_each
@@ -146,7 +146,7 @@ class Evaluator:
         temperature: float | None = None,
         parts: Sequence[str] = (),
         measure_balance: bool = False,
-        shard: Shard | None = None,
+        shard: ProcessShare | None = None,
         memory_budget_bytes: int = 2 * 2**30,
         pair_bytes: int = 256,
         block_texts: int | None = None,
@@ -162,7 +162,7 @@ class Evaluator:
         self.temperature = temperature
         self.parts = parts
         self.measure_balance = measure_balance
-        self.shard = shard or Shard()
+        self.shard = shard or ProcessShare()
         self.pair_scores = partial(
             PairScores,
             score or score_as_released,  # type: ignore[arg-type]  # one of them is given

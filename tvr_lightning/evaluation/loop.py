@@ -30,7 +30,7 @@ from tvr_lightning.evaluation.metrics import RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Bank, Context
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.predictions import best_videos
-from tvr_lightning.evaluation.sources import Shard
+from tvr_lightning.evaluation.sources import ProcessShare
 from tvr_lightning.features import FeatureBatch, IndexedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.training.distributed import gather_batches, gather_objects, gather_tensor, rank, world_size
 from tvr_lightning.training.sharding import gathered, is_sharded
@@ -206,7 +206,7 @@ def evaluate(
         seed=config.seed,
         memory_budget_bytes=config.memory_bytes,
         device=method.device,
-        shard=Shard(rank(), world_size(), lambda tensor: gather_tensor(tensor.unsqueeze(0))),
+        shard=ProcessShare(rank(), world_size(), lambda tensor: gather_tensor(tensor.unsqueeze(0))),
         temperature=method.score_temperature(),
         parts=method.averaged_parts,
         measure_balance=config.balance,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.sources import Block, ScoreSource, Shard
+from tvr_lightning.evaluation.sources import Block, ProcessShare, ScoreSource
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 
 Score = Callable[[TextFeatures, VideoFeatures], Scores]
@@ -52,7 +52,7 @@ class PairScores(ScoreSource):
         block_texts: int | None = None,
         block_videos: int | None = None,
         device: torch.device | None = None,
-        shard: Shard | None = None,
+        shard: ProcessShare | None = None,
         own_texts: Sequence[TextFeatures] = (),
         part: str | None = None,
         text_index: Tensor | None = None,

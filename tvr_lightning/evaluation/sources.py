@@ -13,7 +13,7 @@ Adjustment = Callable[[Tensor, slice, slice], Tensor]
 
 
 @dataclass
-class Shard:
+class ProcessShare:
     """Share of one process in an evaluation: every `world`-th block of videos, starting at `rank`.
 
     Attributes:
@@ -52,11 +52,11 @@ class ScoreSource(ABC):
         shard: share of this process in the blocks; all blocks by default.
     """
 
-    def __init__(self, queries: int, gallery: int, device: torch.device, shard: Shard | None = None) -> None:
+    def __init__(self, queries: int, gallery: int, device: torch.device, shard: ProcessShare | None = None) -> None:
         self.queries = queries
         self.gallery = gallery
         self.device = device
-        self.shard = shard or Shard()
+        self.shard = shard or ProcessShare()
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:

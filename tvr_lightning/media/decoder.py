@@ -25,7 +25,7 @@ from tvr_lightning.media.container import (
     words_of,
 )
 from tvr_lightning.media.orientation import orientation_of, upright
-from tvr_lightning.media.packets import PacketIndex, Run
+from tvr_lightning.media.packets import DecodingRun, PacketIndex
 
 _LARGEST = f"the maximum is {MAX_PIXELS:,} pixels, 8192 x 4352"
 
@@ -90,7 +90,7 @@ def check_shape(path: Path, frame: VideoFrame) -> None:
 
 
 def frames_of_runs(
-    stream: VideoStream, index: PacketIndex, runs: list[Run], budget: TimeBudget
+    stream: VideoStream, index: PacketIndex, runs: list[DecodingRun], budget: TimeBudget
 ) -> Generator[tuple[int, VideoFrame], None, None]:
     """Decode runs of packets one after another, with a fresh decoder state for each.
 
@@ -118,7 +118,9 @@ def frames_of_runs(
             decoder.flush_buffers()
 
 
-def _chosen_packets(index: PacketIndex, runs: list[Run], budget: TimeBudget) -> Generator[av.Packet, None, None]:
+def _chosen_packets(
+    index: PacketIndex, runs: list[DecodingRun], budget: TimeBudget
+) -> Generator[av.Packet, None, None]:
     """Yield the packets of the runs in order, from memory or by reading the file again."""
     if index.packets is not None:
         for number in (number for run in runs for number in run.numbers):

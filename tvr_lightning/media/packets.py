@@ -161,7 +161,7 @@ def _close(
 
 
 @dataclass
-class Run:
+class DecodingRun:
     """Packets that are decoded consecutively, starting with a keyframe. The decoder is flushed between runs.
 
     Attributes:
@@ -174,7 +174,7 @@ class Run:
     wanted: set[int]
 
 
-def plan_runs(index: PacketIndex, wanted: Collection[int]) -> list[Run]:
+def plan_runs(index: PacketIndex, wanted: Collection[int]) -> list[DecodingRun]:
     """Select the packets to decode for frames by their timestamps, which are valid, ordered, and in the index."""
     numbers = np.flatnonzero(np.isin(index.pts, np.fromiter(wanted, dtype=np.int64)) & index.shown)
     keyframes = np.flatnonzero(index.keyframe)
@@ -185,7 +185,7 @@ def plan_runs(index: PacketIndex, wanted: Collection[int]) -> list[Run]:
             start = min(start, segments.pop()[0])
         segments.append([start, number])
     chosen = set(numbers.tolist())
-    return [Run(_needed(index, start, end, chosen), chosen) for start, end in segments]
+    return [DecodingRun(_needed(index, start, end, chosen), chosen) for start, end in segments]
 
 
 def _start_of(index: PacketIndex, keyframes: NDArray[np.int64], number: int) -> int:
