@@ -9,11 +9,9 @@ from typing import Literal
 
 from tvr_lightning.cli.loading import loading
 from tvr_lightning.cli.types import AtLeast4, File, NewFile, PositiveInt
-from tvr_lightning.config.recipe_files import RECIPES, OptionError, refuse_options
+from tvr_lightning.config.recipe_files import FOUND_BY_LIGHTNING, RECIPES, OptionError, refuse_options
 from tvr_lightning.progress import shown
 
-FOUND_BY_LIGHTNING = ("best", "last", "hpc", "registry")
-"""Values of --ckpt_path that are not files."""
 OPTIONS = {
     "--data.init_args.root FOLDER": "parent folder of the datasets; $TVR_DATA by default",
     "--data.init_args.batch_size N": "text-video pairs per optimizer step, over all devices",

@@ -22,7 +22,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from tvr_lightning.audit.callback import LeakageAudit
 from tvr_lightning.config.check import refusals
 from tvr_lightning.config.recipe import Recipe, ResultsConfig, recipe_parser
-from tvr_lightning.config.recipe_files import RecipeError
+from tvr_lightning.config.recipe_files import FOUND_BY_LIGHTNING, RecipeError
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.weights import record_of
@@ -56,8 +56,6 @@ from tvr_lightning.runs.resume import (
 from tvr_lightning.training.checkpoints import RECORD, read_checkpoint
 
 Command = Literal["fit", "validate", "test", "predict"]
-FOUND_BY_LIGHTNING = ("best", "last", "hpc", "registry")
-"""Values of --ckpt_path that are not files."""
 MONITOR = "val/t2v_R@1"
 # Parts of gloo and NCCL errors if another process has ended.
 LOST = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited", "Connection was likely closed")
