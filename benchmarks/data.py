@@ -134,8 +134,8 @@ def table(rows: list[list[str]], header: list[str]) -> str:
 def share(report: ExtractReport) -> list[str]:
     """Pace and where the time went."""
     count = max(report.written.values())
-    spent = [f"{getattr(report, name) / report.seconds:.0%}" for name in ("waiting", "encoding", "writing")]
-    return [f"{count / report.seconds:.2f}", *spent, report.bottleneck]
+    spent = [f"{report.spent[step] / report.seconds:.0%}" for step in ("waiting", "encoding", "writing")]
+    return [f"{count / report.seconds:.2f}", *spent, max(report.spent, key=lambda step: report.spent[step])]
 
 
 def main() -> None:

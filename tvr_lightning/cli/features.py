@@ -102,7 +102,7 @@ def extract(
 
     options = ExtractOptions(
         str(out),
-        what=parts or ["all"],
+        what=parts,
         batch_size=batch_size,
         num_workers=num_workers,
         dtype=dtype,

@@ -1,4 +1,4 @@
-"""Fingerprints of features: encoder or method, weights, sampling, and preprocessing."""
+"""Fingerprints of features: encoder or method, weights, sampling, and preprocessing; check of a store against them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.encoders.fingerprint import fingerprint
 from tvr_lightning.extract.plan import ExtractSource
-from tvr_lightning.store import Fingerprint, Part
+from tvr_lightning.store import FeatureStore, Fingerprint, Part, StoreError
 
 
 def encoder_fingerprint(encoder: Encoder | AudioEncoder) -> Fingerprint:
@@ -28,10 +28,11 @@ def encoder_fingerprints(
     encoder: Encoder, audio_encoder: AudioEncoder | None, parts: Sequence[Part]
 ) -> dict[Part, Fingerprint]:
     """Return the encoder of each part, reading each encoder's weights once. Audio without an encoder is omitted."""
-    seen = encoder_fingerprint(encoder) if set(parts) - {"audio"} else {}
-    heard = encoder_fingerprint(audio_encoder) if audio_encoder is not None and "audio" in parts else None
-    made = {part: heard if part == "audio" else seen for part in parts}
-    return {part: values for part, values in made.items() if values is not None}
+    others: list[Part] = [part for part in parts if part != "audio"]
+    made: dict[Part, Fingerprint] = dict.fromkeys(others, encoder_fingerprint(encoder) if others else {})
+    if audio_encoder is not None and "audio" in parts:
+        made["audio"] = encoder_fingerprint(audio_encoder)
+    return made
 
 
 def fingerprints(
@@ -40,18 +41,12 @@ def fingerprints(
     """Return the encoder, weights, sampling, and preprocessing of each part."""
     read = source.read
     frames = frame_fingerprint(read.frames, read.preparation, read.sampling, source.copies)
+    inputs: dict[Part, Fingerprint] = {"frames": frames, "patches": frames}
+    inputs["text"] = {**text_fingerprint(source.words), "preprocessing": encoder.text_preparation}
+    if read.audio is not None:
+        inputs["audio"] = {**frames, "preprocessing": read.audio.describe()}
     encoders = encoder_fingerprints(encoder, audio_encoder, parts)
-    made: dict[Part, Fingerprint] = {}
-    for part in parts:
-        if part == "text":
-            tokens = {"preprocessing": encoder.text_preparation}
-            made[part] = {**encoders[part], **text_fingerprint(source.words), **tokens}
-        elif part == "audio":
-            assert read.audio is not None
-            made[part] = {**encoders[part], **frames, "preprocessing": read.audio.describe()}
-        else:
-            made[part] = {**encoders[part], **frames}
-    return made
+    return {part: {**encoders[part], **inputs[part]} for part in parts}
 
 
 def method_fingerprint(module: nn.Module, encoder: Encoder, options: Mapping[str, Any]) -> Fingerprint:
@@ -59,3 +54,24 @@ def method_fingerprint(module: nn.Module, encoder: Encoder, options: Mapping[str
     decided = repr((sorted(options.items()), sorted(encoder.configuration().items())))
     name = f"{type(module).__name__} {hashlib.sha256(decided.encode()).hexdigest()[:12]}"
     return {"method": name, "weights": fingerprint({}, module)[:16]}
+
+
+def check_store(store: FeatureStore, encoder: Encoder, audio_encoder: AudioEncoder | None = None) -> str:
+    """Check a store against the encoders of a run, and return a line for the user that lists its parts.
+
+    Raises:
+        StoreError: The encoder is trained, or a part was created with another encoder or other weights. The message
+            contains both fingerprints.
+    """
+    trained = [name for name, parameter in encoder.named_parameters() if parameter.requires_grad]
+    if trained:
+        raise StoreError(
+            f"The feature store {store.path} contains features of a frozen encoder, but {len(trained)} tensors of this "
+            "run's encoder are trained. Set model.init_args.encoder.init_args.freeze to all (as recipes/features.yaml "
+            "does), or unset data.init_args.features."
+        )
+    for part, made in encoder_fingerprints(encoder, audio_encoder, store.parts).items():
+        store.require(part, made)
+    if audio_encoder is not None and "audio" not in store.parts:
+        store.require("audio", {})
+    return f"features from the store {store.path}: {', '.join(store.parts)}; only heads are trained, without decoding"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ class ExtractOptions(Options):
 
     Attributes:
         out: Folder of the store.
-        what: Parts to extract; "all" means every part that the source and the encoders provide.
+        what: Parts to extract; none or "all" means every part that the source and the encoders provide.
         batch_size: Number of items per pass through an encoder.
         shard_size: Number of items per shard, best a multiple of `batch_size`; if the process is killed, at most one
             shard is lost.
@@ -32,17 +33,13 @@ class ExtractOptions(Options):
         device: Device of the encoders, such as "cpu" or "cuda".
         command: Command line that repeats the extraction, for the messages of the store.
         progress: Whether to show a progress bar.
-        engine: `local` decodes in worker processes and encodes in this one; `ray` does both on actors of a Ray cluster,
-            while this process writes the store.
-        actors: Number of actors of the engine `ray`, each with its own copy of the encoders.
+        engine: `local`, or `ray` for actors of a Ray cluster that decode and encode while this process writes.
+        actors: Number of Ray actors, each with its own copy of the encoders.
         address: Address of a running Ray cluster; None starts one on this machine.
-
-    Raises:
-        UserError: A number is below its minimum, or there is nothing to extract.
     """
 
     out: str
-    what: Sequence[FeaturePart] = ("all",)
+    what: Sequence[FeaturePart] = ()
     batch_size: Count = 32
     shard_size: Count = 256
     num_workers: Workers = 2
@@ -53,13 +50,6 @@ class ExtractOptions(Options):
     engine: ExtractEngine = "local"
     actors: Count = 1
     address: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.what:
-            raise UserError(
-                f"There is nothing to extract. Set --parts to all, one of {', '.join(PARTS)}, or [text, frames]."
-            )
 
 
 @dataclass
@@ -94,10 +84,10 @@ class ExtractReport:
         problems: "path: reason" for each damaged audio track, which was read as far as possible.
         rewritten: Problems of the damaged shards that were rewritten.
         seconds: Total time in seconds.
-        waiting, encoding, writing: Seconds spent waiting for decoded videos, in the encoders, and writing to the disk.
+        spent: Seconds spent waiting for decoded videos, in the encoders, and writing to the disk.
     """
 
-    written: dict[str, int] = field(default_factory=dict)
+    written: Counter[str] = field(default_factory=Counter)
     kept: dict[str, int] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     retried: int = 0
@@ -105,31 +95,23 @@ class ExtractReport:
     problems: list[str] = field(default_factory=list)
     rewritten: list[str] = field(default_factory=list)
     seconds: float = 0.0
-    waiting: float = 0.0
-    encoding: float = 0.0
-    writing: float = 0.0
+    spent: dict[str, float] = field(default_factory=lambda: {"waiting": 0.0, "encoding": 0.0, "writing": 0.0})
 
     @contextmanager
-    def timing(self, name: Literal["waiting", "encoding", "writing"]) -> Iterator[None]:
+    def timing(self, step: Literal["waiting", "encoding", "writing"]) -> Iterator[None]:
         """Add the time spent inside the context."""
         began = time.perf_counter()
         yield
-        setattr(self, name, getattr(self, name) + time.perf_counter() - began)
-
-    @property
-    def bottleneck(self) -> str:
-        """Step that took most of the time."""
-        shares = {"decoding": self.waiting, "encoding": self.encoding, "writing": self.writing}
-        return max(shares, key=lambda name: shares[name])
+        self.spent[step] += time.perf_counter() - began
 
     def lines(self) -> list[str]:
         """Return the lines of the report."""
-        lines = [f"{part}: {self.written.get(part, 0)} written, {n} already present" for part, n in self.kept.items()]
-        if any(self.written.values()):
+        lines = [f"{part}: {self.written[part]} written, {count} already present" for part, count in self.kept.items()]
+        if self.written.total():
             rate = max(self.written.values()) / self.seconds
-            shares = [(n, getattr(self, n) / self.seconds) for n in ("waiting", "encoding", "writing")]
-            spent = ", ".join(f"{name} {share:.0%}" for name, share in shares)
-            lines.append(f"{rate:.1f} items/s; {spent}; bottleneck: {self.bottleneck}")
+            shares = ", ".join(f"{step} {seconds / self.seconds:.0%}" for step, seconds in self.spent.items())
+            slowest = max(self.spent, key=lambda step: self.spent[step])
+            lines.append(f"{rate:.1f} items/s; {shares}; bottleneck: {slowest}")
         if self.retried or self.still_skipped:
             lines.append(
                 f"of the previously skipped videos, {self.retried} were tried again and {self.still_skipped} were not, "
@@ -148,15 +130,18 @@ def parts_of(
     Raises:
         UserError: The source or the encoders cannot provide a part that was requested by name.
     """
-    lacking = {
-        "text": None if source.texts else "there are no texts. Pass the --config of a dataset.",
-        "patches": None if encoder.gives_patches else f"{type(encoder).__name__} provides none",
-        "audio": None
-        if audio_encoder is not None and source.read.audio is not None
-        else "there is no audio encoder, or the data has no audio. Set model.init_args.audio_encoder and "
-        "data.init_args.audio.",
-    }
+    all_parts = not what or "all" in what
+    missing: dict[str, str] = {}
+    if not source.texts:
+        missing["text"] = "there are no texts. Pass the --config of a dataset."
+    if not encoder.gives_patches:
+        missing["patches"] = f"{type(encoder).__name__} provides none"
+    if audio_encoder is None or source.read.audio is None:
+        missing["audio"] = (
+            "there is no audio encoder, or the data has no audio. Set model.init_args.audio_encoder and "
+            "data.init_args.audio."
+        )
     for part in what:
-        if lacking.get(part):
-            raise UserError(f"--parts {part}: {lacking[part]}")
-    return [part for part in PARTS if part in what or ("all" in what and not lacking.get(part))]
+        if part in missing:
+            raise UserError(f"--parts {part}: {missing[part]}")
+    return [part for part in PARTS if part in what or (all_parts and part not in missing)]

@@ -21,7 +21,7 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import PairBatch
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
-from tvr_lightning.extract.check import check_store
+from tvr_lightning.extract.fingerprint import check_store
 from tvr_lightning.media.preparation import Interpolation, ResizeMode
 from tvr_lightning.training.checkpoints import CheckpointError
 from tvr_lightning.training.loss_check import LossCheck
