@@ -33,7 +33,8 @@ def newest(runs: Path) -> Path:
 def ask(run: Path, videos: Path, out: Path) -> bool:
     """Index the held-out videos, print answers, and return whether the first one is correct."""
     from tvr_lightning.cli.search import show
-    from tvr_lightning.search import Searcher, SearchQuery  # with torch: a folder without a run is named before
+    from tvr_lightning.search.engine import Searcher
+    from tvr_lightning.search.query import SearchQuery  # with torch: a folder without a run is named before
 
     ranks = pd.read_parquet(run / "ranks.parquet")
     texts = ranks[ranks["direction"] == "text-to-video"]

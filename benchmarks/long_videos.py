@@ -41,7 +41,8 @@ INDEX = """
 import resource, sys, time
 import torch
 torch.set_num_threads(1)
-from tvr_lightning.search import ScorerSource, index
+from tvr_lightning.search.indexing import index
+from tvr_lightning.search.scorer import ScorerSource
 from tvr_lightning.search.segments import Segments
 video, out, checkpoint, kind, length = sys.argv[1:]
 began = time.process_time()
@@ -167,7 +168,8 @@ def indexed(video: Path, out: Path, arguments: argparse.Namespace) -> tuple[floa
 
 def hits(out: Path, asked: list[tuple[str, Span]], seconds: float, rerank: str | None) -> tuple[int, float]:
     """Return the number of captions whose first moment is in the right clip, and that expected for random moments."""
-    from tvr_lightning.search import Searcher, SearchQuery
+    from tvr_lightning.search.engine import Searcher
+    from tvr_lightning.search.query import SearchQuery
 
     right, chance = 0, 0.0
     with Searcher(out) as searcher:

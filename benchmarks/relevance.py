@@ -18,8 +18,11 @@ import platform
 import time
 from pathlib import Path
 
-from tvr_lightning.search import ScorerSource, Searcher, SearchQuery, index
+from tvr_lightning.search.engine import Searcher
+from tvr_lightning.search.indexing import index
+from tvr_lightning.search.query import SearchQuery
 from tvr_lightning.search.relevance import BACKGROUND, GOOD
+from tvr_lightning.search.scorer import ScorerSource
 
 ABSENT_SHAPES = {"star", "stars", "ring", "rings", "hoop", "hoops"}
 EVERYDAY = (

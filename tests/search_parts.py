@@ -8,7 +8,9 @@ import numpy as np
 import torch
 
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.search import Answer, Searcher, SearchQuery
+from tvr_lightning.search.engine import Searcher
+from tvr_lightning.search.query import SearchQuery
+from tvr_lightning.search.results import Answer
 
 
 def write_clip(path: Path, number: int, frames: int = 12) -> Path:

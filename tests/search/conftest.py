@@ -10,7 +10,8 @@ from search_parts import save_checkpoint, write_clip
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.methods import GARE, CLIP4Clip
 from tvr_lightning.methods.gare import GAREOptions
-from tvr_lightning.search import ScorerSource, index
+from tvr_lightning.search.indexing import index
+from tvr_lightning.search.scorer import ScorerSource
 
 
 @pytest.fixture(scope="session")

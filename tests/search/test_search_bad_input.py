@@ -22,8 +22,10 @@ import torch
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.methods import CLIP4Clip
-from tvr_lightning.search import ScorerSource, Searcher, index
 from tvr_lightning.search.catalog import FILE
+from tvr_lightning.search.engine import Searcher
+from tvr_lightning.search.indexing import index
+from tvr_lightning.search.scorer import ScorerSource
 from tvr_lightning.search.server import ServerOptions, create_app
 
 

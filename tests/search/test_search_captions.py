@@ -13,7 +13,9 @@ from search_parts import find, write_clip
 from tvr_lightning.cli import main
 from tvr_lightning.data.recover_captions import Description, read_captions, write_captions
 from tvr_lightning.errors import MissingAssetError, UserError
-from tvr_lightning.search import Searcher, SearchError, index
+from tvr_lightning.search.engine import Searcher
+from tvr_lightning.search.errors import SearchError
+from tvr_lightning.search.indexing import index
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ from tvr_lightning.encoders import ClipEncoder, TinyClipEncoder
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.pretrained import find_weights, weights_follow
 from tvr_lightning.methods import CLIP4Clip
-from tvr_lightning.search import ScorerSource, Searcher, index
-from tvr_lightning.search.scorer import Scorer
+from tvr_lightning.search.engine import Searcher
+from tvr_lightning.search.indexing import index
+from tvr_lightning.search.scorer import Scorer, ScorerSource
 from tvr_lightning.training.checkpoints import CheckpointError
 
 TINY = {"width": 64, "image_size": 32, "text_layers": 1, "vision_layers": 1}

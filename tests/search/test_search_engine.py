@@ -6,16 +6,17 @@ import pytest
 import torch
 from search_parts import find, find_file
 
-import tvr_lightning.search
 from tvr_lightning.cli import main
 from tvr_lightning.features import VideoFeatures
-from tvr_lightning.search import Searcher, SearchError, index
+from tvr_lightning.search.engine import Searcher
+from tvr_lightning.search.errors import SearchError
+from tvr_lightning.search.indexing import index
 from tvr_lightning.search.results import clock
 
 
 @pytest.fixture(scope="module")
 def searcher(indexed):
-    with tvr_lightning.search.Searcher(indexed) as made:
+    with Searcher(indexed) as made:
         yield made
 
 

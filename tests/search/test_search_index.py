@@ -19,11 +19,13 @@ import pytest
 import torch
 from search_parts import find, foreign_files_are_intact, write_clip, write_foreign_files
 
-import tvr_lightning.search
 from tvr_lightning.cli import main
-from tvr_lightning.search import BusyError, ScorerSource, Searcher, SearchError, index
 from tvr_lightning.search.catalog import Catalog
+from tvr_lightning.search.engine import Searcher
+from tvr_lightning.search.errors import BusyError, SearchError
 from tvr_lightning.search.files import find_videos
+from tvr_lightning.search.indexing import index
+from tvr_lightning.search.scorer import ScorerSource
 from tvr_lightning.search.vectors import open_vectors, update_vectors
 
 NOBODY = 65534
@@ -166,7 +168,7 @@ def test_what_is_no_index(tmp_path, change, said):
     folder.mkdir()
     change(folder)
     with pytest.raises(SearchError, match=said):
-        tvr_lightning.search.Searcher(folder)
+        Searcher(folder)
 
 
 def test_nothing_to_index(tmp_path, sources, gallery):
@@ -223,7 +225,8 @@ def written(folder):
 KILLED = """
 import sys, tvr_lightning, torch
 torch.set_num_threads(1)
-from tvr_lightning.search import ScorerSource, index
+from tvr_lightning.search.indexing import index
+from tvr_lightning.search.scorer import ScorerSource
 print("ready", flush=True)
 index([sys.argv[1]], sys.argv[2], [ScorerSource(sys.argv[3])], batch_size=2, progress=False)
 """

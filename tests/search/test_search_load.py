@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 from search_parts import find, write_clip
 
-from tvr_lightning.search import Searcher, index
+from tvr_lightning.search.engine import Searcher
+from tvr_lightning.search.indexing import index
 
 pytest.importorskip("uvicorn", reason="the extra `search` is not installed")
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "serving.py"
 WRITER = """
 import sys, tvr_lightning, torch
 torch.set_num_threads(1)
-from tvr_lightning.search import index
+from tvr_lightning.search.indexing import index
 print("ready", flush=True)
 index([sys.argv[1]], sys.argv[2], batch_size=2, progress=False)
 """

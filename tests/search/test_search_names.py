@@ -9,7 +9,8 @@ import pytest
 from search_parts import find, write_clip
 
 from tvr_lightning.cli import main
-from tvr_lightning.search import Searcher, index
+from tvr_lightning.search.engine import Searcher
+from tvr_lightning.search.indexing import index
 from tvr_lightning.search.results import printable
 from tvr_lightning.search.segments import Segments
 

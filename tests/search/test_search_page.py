@@ -13,7 +13,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from tvr_lightning.search import Searcher
+from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.results import clock
 from tvr_lightning.search.server import ServerOptions, create_app
 

@@ -16,9 +16,13 @@ from child_processes import end
 from search_parts import find, write_clip
 
 from tvr_lightning.cli import main
-from tvr_lightning.search import BusyError, ScorerSource, Searcher, SearchError, catalog, index
+from tvr_lightning.search import catalog
 from tvr_lightning.search.catalog import VERSION, Catalog
+from tvr_lightning.search.engine import Searcher
+from tvr_lightning.search.errors import BusyError, SearchError
 from tvr_lightning.search.files import VideoFile
+from tvr_lightning.search.indexing import index
+from tvr_lightning.search.scorer import ScorerSource
 
 NOBODY = 65534
 HOLDER = """

@@ -21,8 +21,10 @@ from search_parts import find, write_clip
 
 from tvr_lightning.cli import main
 from tvr_lightning.data.recover_captions import Description, write_captions
-from tvr_lightning.search import Searcher, SearchError, index
 from tvr_lightning.search.catalog import Catalog
+from tvr_lightning.search.engine import Searcher
+from tvr_lightning.search.errors import SearchError
+from tvr_lightning.search.indexing import index
 
 
 @contextmanager

@@ -7,8 +7,9 @@ from PIL import Image
 from search_parts import find
 
 from tvr_lightning.cli import main
-from tvr_lightning.search import Searcher, SearchQuery, engine
-from tvr_lightning.search.engine import best_moments
+from tvr_lightning.search import engine
+from tvr_lightning.search.engine import Searcher, best_moments
+from tvr_lightning.search.query import SearchQuery
 from tvr_lightning.search.results import Moment
 
 

@@ -7,9 +7,8 @@ import pytest
 from browser import serving, wait
 from search_parts import find, find_file
 
-import tvr_lightning.search
 from tvr_lightning.cli import main
-from tvr_lightning.search import Searcher
+from tvr_lightning.search.engine import Searcher
 
 CLIPS = 60
 
@@ -40,7 +39,7 @@ def real_index(folder, captions, checkpoints, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def searcher(real_index):
-    with tvr_lightning.search.Searcher(real_index) as made:
+    with Searcher(real_index) as made:
         yield made
 
 

@@ -7,7 +7,8 @@ import torch
 from search_parts import find, write_clip
 
 from tvr_lightning.cli import main
-from tvr_lightning.search import Searcher, index
+from tvr_lightning.search.engine import Searcher
+from tvr_lightning.search.indexing import index
 from tvr_lightning.search.relevance import BACKGROUND, Scale
 
 

@@ -8,7 +8,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
 
-from tvr_lightning.search import Searcher
+from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.server import ServerOptions, create_app
 
 

@@ -12,9 +12,10 @@ from search_parts import find, find_file, write_clip
 
 from tvr_lightning.media.container import VideoError
 from tvr_lightning.media.video import TimedFrame, frames_at_rate, read_clip
-from tvr_lightning.search import Searcher, SearchError, index
 from tvr_lightning.search.catalog import Catalog
-from tvr_lightning.search.indexing import read_ahead
+from tvr_lightning.search.engine import Searcher
+from tvr_lightning.search.errors import SearchError
+from tvr_lightning.search.indexing import index, read_ahead
 from tvr_lightning.search.scorer import Scorer
 from tvr_lightning.search.segments import RATE, Frame, LongVideo, Segments, cut, hue_saturation_brightness
 

@@ -15,8 +15,9 @@ pytest.importorskip("uvicorn", reason="the extra `search` is not installed")
 pytest.importorskip("httpx", reason="httpx drives the application in tests")
 from starlette.testclient import TestClient
 
-from tvr_lightning.search import BusyError, Searcher, SearchError, index
-from tvr_lightning.search.errors import UnreadableError
+from tvr_lightning.search.engine import Searcher
+from tvr_lightning.search.errors import BusyError, SearchError, UnreadableError
+from tvr_lightning.search.indexing import index
 from tvr_lightning.search.server import ServerOptions, create_app, is_local, serve
 
 LOCAL = "http://127.0.0.1"

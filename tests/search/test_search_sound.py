@@ -9,7 +9,9 @@ from sound_files import tone, write_clip
 
 from tvr_lightning.encoders import TinyClipEncoder, TinyWav2Vec2Encoder
 from tvr_lightning.methods import GAID
-from tvr_lightning.search import ScorerSource, Searcher, index
+from tvr_lightning.search.engine import Searcher
+from tvr_lightning.search.indexing import index
+from tvr_lightning.search.scorer import ScorerSource
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ pytest.importorskip("uvicorn", reason="the extra `search` is not installed")
 pytest.importorskip("httpx", reason="httpx drives the application in tests")
 from starlette.testclient import TestClient
 
-from tvr_lightning.search import Searcher
+from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.server import UPLOADS, ServerOptions, create_app
 
 

@@ -12,9 +12,9 @@ import torch
 from torch.nn.functional import normalize
 
 pytest.importorskip("lancedb", reason="the extra `search` is not installed")
-from tvr_lightning.search import index
 from tvr_lightning.search import vectors as stores
 from tvr_lightning.search.catalog import Catalog
+from tvr_lightning.search.indexing import index
 from tvr_lightning.search.vectors import LanceStore, open_vectors, update_vectors
 
 ROWS, WIDTH, PARTITION = 2000, 32, 100
