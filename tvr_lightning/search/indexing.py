@@ -293,16 +293,6 @@ def _join_captions(catalog: Catalog, given: RecoverCaptions | None, named: Named
 
 
 @dataclass
-class _ReadVideo:
-    """A video that is indexed as one segment, with the size of its frames; a longer one has only its duration."""
-
-    file: VideoFile
-    seconds: float
-    segment: SegmentClips | None = None
-    size: tuple[int, int] = (0, 0)
-
-
-@dataclass
 class _Run:
     """One run over some roots."""
 
@@ -333,12 +323,13 @@ class _Run:
             task = progress.add_task("videos", total=len(found.files), completed=len(unchanged))
             since = 0
             for batch in read_many(groups, self._read, list, workers=self.workers, threads=True):
-                report.added += self._write([video for video in batch if not isinstance(video, Unread)])
-                for video in batch:
-                    if isinstance(video, Unread):
-                        self.catalog.skip(video.item, video.reason)
-                    elif video.segment is None:
-                        report.added += self._write_long(video.file, video.seconds, progress)
+                read = [each for each in batch if not isinstance(each, Unread)]
+                report.added += self._write([(file, segment) for file, segment in read if segment is not None])
+                for each in batch:
+                    if isinstance(each, Unread):
+                        self.catalog.skip(each.item, each.reason)
+                    elif each[1] is None:
+                        report.added += self._write_long(each[0], progress)
                     progress.advance(task)
                 since += len(batch)
                 if since >= max(VIDEOS_PER_UPDATE, (kept + report.added) // 16):
@@ -390,32 +381,34 @@ class _Run:
             )
         return gone
 
-    def _read(self, file: VideoFile) -> _ReadVideo:
+    def _read(self, file: VideoFile) -> tuple[VideoFile, SegmentClips | None]:
+        """Read a video as one segment; None stands for a longer video, which is read while it is written."""
         try:
-            if self.rule.kind != "none" and (seconds := probe(file.path).duration) > self.rule.length:
-                return _ReadVideo(file, seconds)
-            segment, size = read_whole(file.path, self.models)
+            if self.rule.kind != "none" and probe(file.path).duration > self.rule.length:
+                return file, None
+            segment = read_whole(file.path, self.models)
             _require_unchanged(file)
         except OSError as error:
             raise MediaError(file.path, error.strerror or str(error)) from error
-        return _ReadVideo(file, segment.end, segment, size)
+        return file, segment
 
-    def _write(self, videos: Sequence[_ReadVideo]) -> int:
+    def _write(self, videos: Sequence[tuple[VideoFile, SegmentClips]]) -> int:
         """Write the videos of a batch that are one segment; return their number."""
-        whole = [(video, video.segment) for video in videos if video.segment is not None]
-        spans = self._encode([segment for _, segment in whole]) if whole else []
+        spans = self._encode([segment for _, segment in videos]) if videos else []
         with self.catalog.change():
-            for (video, segment), span in zip(whole, spans, strict=True):
-                self.catalog.remove([video.file.id])
-                self.catalog.add_spans(video.file, 0, [span], segment.thumbnails)
-                self.catalog.add_video(video.file, span.end, video.size)
-        return len(whole)
+            for (file, segment), span in zip(videos, spans, strict=True):
+                self.catalog.remove([file.id])
+                self.catalog.add_spans(file, 0, [span], segment.thumbnails)
+                self.catalog.add_video(file, span.end, segment.size)
+        return len(videos)
 
-    def _write_long(self, file: VideoFile, seconds: float, progress: Progress) -> int:
+    def _write_long(self, file: VideoFile, progress: Progress) -> int:
         """Write a video segment by segment, visible once it is complete; return the number of videos, 1 or 0."""
         video = LongVideo(file.path, self.models, self.rule)
-        bar = progress.add_task(escape(printable(file.path.name)), total=round(seconds))
+        bar = progress.add_task(escape(printable(file.path.name)), total=None)
         try:
+            seconds = round(probe(file.path).duration)
+            progress.update(bar, total=seconds)
             with self.catalog.change():
                 self.catalog.remove([file.id])
                 first = 0
@@ -423,7 +416,7 @@ class _Run:
                     thumbnails = {time: jpeg for segment in block for time, jpeg in segment.thumbnails.items()}
                     self.catalog.add_spans(file, first, self._encode(block), thumbnails)
                     first += len(block)
-                    progress.update(bar, completed=min(round(block[-1].end), round(seconds)))
+                    progress.update(bar, completed=min(round(block[-1].end), seconds))
                 _require_unchanged(file)
                 self.catalog.add_video(file, video.end, video.size)
         except (MediaError, OSError) as error:

@@ -127,12 +127,13 @@ def thumbnail(image: Image.Image) -> bytes:
 
 @dataclass
 class SegmentClips:
-    """One segment as read: clips by scorer, and JPEGs by time. Times count from the video's first frame."""
+    """One segment as read: seconds from the video's first frame, clips by scorer, JPEGs by time, and frame size."""
 
     start: float
     end: float
     clips: dict[str, Clip]
     thumbnails: dict[float, bytes]
+    size: tuple[int, int]
 
 
 def _read_clips(models: dict[str, Scorer], read: Callable[[Scorer], Clip]) -> dict[str, Clip]:
@@ -144,8 +145,8 @@ def _read_clips(models: dict[str, Scorer], read: Callable[[Scorer], Clip]) -> di
     return {name: clips[model.reading] for name, model in models.items()}
 
 
-def read_whole(path: Path, models: dict[str, Scorer]) -> tuple[SegmentClips, tuple[int, int]]:
-    """Read a video as one segment, with the width and height of the displayed frames."""
+def read_whole(path: Path, models: dict[str, Scorer]) -> SegmentClips:
+    """Read a video as one segment."""
     name, first = next(iter(models.items()))
     jpegs: dict[bytes, bytes] = {}
     size = (0, 0)
@@ -162,7 +163,7 @@ def read_whole(path: Path, models: dict[str, Scorer]) -> tuple[SegmentClips, tup
     pixels = media.pixels[0][mask].permute(0, 2, 3, 1).numpy()
     thumbnails = {time: jpegs[frame.tobytes()] for time, frame in zip(times[mask].tolist(), pixels, strict=True)}
     assert media.duration is not None
-    return SegmentClips(0.0, float(media.duration[0]), clips, thumbnails), size
+    return SegmentClips(0.0, float(media.duration[0]), clips, thumbnails, size)
 
 
 class LongVideo:
@@ -178,7 +179,7 @@ class LongVideo:
             clips = _read_clips(self.models, partial(self._clip, segment))
             used = {time for clip in clips.values() for time in clip.times.tolist()}
             thumbnails = {frame.time: frame.content.jpeg for frame in segment.frames if frame.time in used}
-            yield SegmentClips(segment.start, segment.end, clips, thumbnails)
+            yield SegmentClips(segment.start, segment.end, clips, thumbnails, self.size)
 
     def _frames(self) -> Generator[TimedFrame[Frame], None, None]:
         self.end = yield from frames_at_rate(self.path, RATE, self._frame)
