@@ -243,13 +243,13 @@ class Searcher:
     def _rank(self, found: Candidates, text: str, like: Example | None, rerank: str, top: int) -> list[Result]:
         """Score the candidates and return the best videos."""
         rows, name = found.rows, rerank if text and rerank != NONE else self.first
-        scorer, by_method = self.scorers[name], bool(text) and rerank != NONE
+        scorer = self.scorers[name]
         encoded = scorer.encode_texts([text]) if text else None
         scores = []
-        if encoded is not None and by_method:
+        if encoded is not None and rerank != NONE:
             videos = VideoFeatures.cat([self._features(row.key, name)[0] for row in rows])
-            scores.append(scorer.score(encoded, videos).similarity[0])
-        elif text:
+            scores.append(scorer.score(encoded, videos)[0])
+        elif encoded is not None:
             scores.append(found.cosines)
         if like is not None:
             spans = [_frames(self._features(row.key, self.first)[0])[0] for row in rows]
@@ -269,9 +269,6 @@ class Searcher:
             best = strongest[0]  # of the segment that determines the rank
             moments = segments[0] if len(segments) == 1 else sorted(strongest, key=lambda moment: moment.time)
             place, video = of_video[0], rows[of_video[0]].video
-            share = None
-            if encoded is not None and by_method:
-                share = scorer.sound_share(encoded, self._features(rows[place].key, name)[0])
             results.append(
                 Result(
                     rank=rank,
@@ -282,7 +279,6 @@ class Searcher:
                     score=float(total[place]),
                     cosine=float(found.cosines[place]),
                     bias=None if found.bias is None else float(found.bias[place]),
-                    sound=None if share is None else float(share[0, 0]),
                     best=[best, *(each for each in best_moments(moments) if each != best)][:BEST_MOMENTS],
                     moments=moments,
                     captions=self.catalog.captions_of(video_id),

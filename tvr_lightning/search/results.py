@@ -36,7 +36,6 @@ class Result:
         score: Score that determines the rank, including the bias.
         cosine: Cosine of the first stage.
         bias: Bias added by the normalization. None without normalization.
-        sound: Contribution of audio to the score. None if the method does not use audio.
         best: Frames with the largest similarity, best first.
         moments: Frames in the order of time: all frames of a video with one segment, otherwise the most similar frame
             of each candidate segment.
@@ -54,7 +53,6 @@ class Result:
     score: float
     cosine: float
     bias: float | None
-    sound: float | None
     best: list[Moment]
     moments: list[Moment]
     captions: list[str]

@@ -22,7 +22,7 @@ from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.pretrained import weights_follow
 from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.extract.fingerprint import method_fingerprint
-from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
+from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.media.audio import SAMPLE_RATE, STEPS_PER_SECOND, AudioTrack
 from tvr_lightning.media.augment import FrameTransform
@@ -149,18 +149,9 @@ class Scorer:
         return self.module.text_features(batch).float().to("cpu")
 
     @torch.no_grad()
-    def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score N texts against M videos: the second stage."""
-        scores = self.module.score(text.to(self.device), video.to(self.device))
-        return Scores(scores.similarity.float().cpu())
-
-    def sound_share(self, text: TextFeatures, video: VideoFeatures) -> Tensor | None:
-        """Return the scores (N, M) minus those with visual instead of audio features; None without audio."""
-        if video.audio is None or self.audio is None:
-            return None
-        # GAID blends frames and audio; audio equal to the frames changes nothing, regardless of the gate.
-        silent = dataclasses.replace(video, audio=video.frames)
-        return self.score(text, video).similarity - self.score(text, silent).similarity
+    def score(self, text: TextFeatures, video: VideoFeatures) -> Tensor:
+        """Return the scores (N, M) of texts and videos: the second stage."""
+        return self.module.score(text.to(self.device), video.to(self.device)).similarity.float().cpu()
 
     def text_vectors(self, text: TextFeatures) -> Tensor:
         """Return the (N, D) vectors of length 1 that the first stage compares."""
