@@ -57,7 +57,7 @@ class Model:
         """
         text = texts if isinstance(texts, TextFeatures) else self.encode_text(texts)
         video = videos if isinstance(videos, VideoFeatures) else self.encode_video(videos)
-        return self.scorer.score(text, video).similarity
+        return self.scorer.score(text, video)
 
 
 def load(source: str | Path, device: str = "cpu", trust: Sequence[str] = ()) -> Model:

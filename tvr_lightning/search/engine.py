@@ -58,15 +58,6 @@ class Example:
     video: str | None = None
 
 
-@dataclass(frozen=True)
-class Candidates:
-    """Segments of the first stage, their cosines (S,) with the text or the example, and their biases (S,), if any."""
-
-    rows: list[SpanRow]
-    cosines: Tensor
-    bias: Tensor | None
-
-
 class Searcher:
     """An index that is open for searching. Several threads can search while another process updates the index.
 
@@ -127,23 +118,24 @@ class Searcher:
                 "--ckpt_path of that method."
             )
         text, like = query.query.strip(), self._example(query.like) if query.like else None
-        biases = None
+        biases: dict[int, float] = {}
         if query.normalize == "sinkhorn":  # takes long, so before the lock of the search
             with self._bias_lock:
                 biases = self._biases(self.catalog.generation())
         with self._lock:
-            found = self._candidates(query, text, like, biases)
+            rows, cosines = self._candidates(query, text, like, biases)
             shown = ", ".join(filter(None, [text, like.name if like else ""]))
             method = rerank if text else "frames"
-            answer = Answer(shown, method, query.normalize, len(found.rows), self.catalog.count())
+            answer = Answer(shown, method, query.normalize, len(rows), self.catalog.count())
             if any(self.scorers[name].truncated(text) for name in {self.first, rerank} - {NONE}):
                 words = self.scorers[self.first].module.words
                 answer.notes.append(f"the query is too long; only the first {words} tokens are used")
-            if not found.rows:
+            if not rows:
                 answer.notes.append("no videos in this folder" if answer.videos else "the index contains no videos yet")
                 return answer
-            answer.nearest = float(found.cosines.max())
-            answer.results = self._rank(found, text, like, rerank, query.top)
+            answer.nearest = float(cosines.max())
+            bias = torch.tensor([biases.get(row.key, 0.0) for row in rows]) if biases else None
+            answer.results = self._rank(rows, cosines, bias, text, like, rerank, query.top)
         known = self.catalog.fact("relevance")
         if text and known:
             judge(answer, Scale(known["middle"], known["spread"]), query.min_relevance)
@@ -188,12 +180,10 @@ class Searcher:
         return [{"folder": name, "count": count} for name, count in sorted(counts.items())]
 
     def _candidates(
-        self, query: SearchQuery, text: str, like: Example | None, biases: dict[int, float] | None
-    ) -> Candidates:
-        """Return the segments nearest to the text or the example, best first with the bias."""
-        scorer, vectors = self.scorers[self.first], []
-        if text:
-            vectors.append(scorer.text_vectors(scorer.encode_texts([text]))[0])
+        self, query: SearchQuery, text: str, like: Example | None, biases: dict[int, float]
+    ) -> tuple[list[SpanRow], Tensor]:
+        """Return the S nearest segments, best first with the bias, and their cosines (S,)."""
+        vectors = [self._text_vectors([text])[0]] if text else []
         if like is not None:
             vectors += [unit(frames.mean(0, keepdim=True))[0] for frames in like.segments]
         keys = None if query.folder is None else self.catalog.in_folder(query.folder, MOST_KEYS + 1)
@@ -201,14 +191,17 @@ class Searcher:
         for vector in vectors:
             count = max(query.candidates // len(vectors), query.top)
             rows |= {row.key: row for row in self._nearest(vector, count, query, keys, like)}
-        read, known = self.catalog.vectors(list(rows))
-        if not read:
-            return Candidates([], torch.zeros(0), None)
+        keys, known = self.catalog.vectors(list(rows))
+        if not keys:
+            return [], torch.zeros(0)
         cosines = known @ vectors[0]
-        bias = None if biases is None else torch.tensor([biases.get(key, 0.0) for key in read])
-        order = (cosines if bias is None else cosines + bias).sort(descending=True, stable=True).indices
-        in_order = [rows[read[place]] for place in order.tolist()]
-        return Candidates(in_order, cosines[order], None if bias is None else bias[order])
+        biased = cosines + torch.tensor([biases.get(key, 0.0) for key in keys])
+        order = biased.sort(descending=True, stable=True).indices
+        return [rows[keys[place]] for place in order.tolist()], cosines[order]
+
+    def _text_vectors(self, texts: list[str]) -> Tensor:
+        scorer = self.scorers[self.first]
+        return scorer.text_vectors(scorer.encode_texts(texts))
 
     def _nearest(
         self, vector: Tensor, count: int, query: SearchQuery, keys: list[int] | None, like: Example | None
@@ -232,17 +225,26 @@ class Searcher:
         bank = self.catalog.fact("bank")
         if not bank:
             raise SearchError("normalize: sinkhorn needs a bank of sample queries. Index with --bank FILE.")
-        scorer, (keys, vectors) = self.scorers[self.first], self.catalog.vectors()
-        blocks = [bank[start : start + TEXT_BLOCK] for start in range(0, len(bank), TEXT_BLOCK)]
-        texts = torch.cat([scorer.text_vectors(scorer.encode_texts(block)) for block in blocks])
-        scores = MatrixSource(texts @ vectors.T) if keys else None
-        context = Context(bank=scores, temperature=scorer.module.score_temperature())
-        bias = SinkhornBias().gallery_bias(scores, context) if scores else torch.zeros(0)
-        return dict(zip(keys, bias.tolist(), strict=True))
+        keys, vectors = self.catalog.vectors()
+        if not keys:
+            return {}
+        texts = torch.cat([self._text_vectors(bank[i : i + TEXT_BLOCK]) for i in range(0, len(bank), TEXT_BLOCK)])
+        scores = MatrixSource(texts @ vectors.T)
+        context = Context(bank=scores, temperature=self.scorers[self.first].module.score_temperature())
+        return dict(zip(keys, SinkhornBias().gallery_bias(scores, context).tolist(), strict=True))
 
-    def _rank(self, found: Candidates, text: str, like: Example | None, rerank: str, top: int) -> list[Result]:
-        """Score the candidates and return the best videos."""
-        rows, name = found.rows, rerank if text and rerank != NONE else self.first
+    def _rank(
+        self,
+        rows: list[SpanRow],
+        cosines: Tensor,
+        bias: Tensor | None,
+        text: str,
+        like: Example | None,
+        rerank: str,
+        top: int,
+    ) -> list[Result]:
+        """Score the candidates (S,) and return the best videos."""
+        name = rerank if text and rerank != NONE else self.first
         scorer = self.scorers[name]
         encoded = scorer.encode_texts([text]) if text else None
         scores = []
@@ -250,14 +252,14 @@ class Searcher:
             videos = VideoFeatures.cat([self._features(row.key, name)[0] for row in rows])
             scores.append(scorer.score(encoded, videos)[0])
         elif encoded is not None:
-            scores.append(found.cosines)
+            scores.append(cosines)
         if like is not None:
             spans = [_frames(self._features(row.key, self.first)[0])[0] for row in rows]
             alike = [[(mine @ frames.T).amax(1).mean() for mine in like.segments] for frames in spans]
             scores.append(torch.tensor(alike).amax(1))
         total = torch.stack(scores).mean(0)
-        if found.bias is not None:
-            total = total + found.bias
+        if bias is not None:
+            total = total + bias
         places: dict[str, list[int]] = {}
         for place in total.sort(descending=True, stable=True).indices.tolist():
             places.setdefault(rows[place].video.id, []).append(place)
@@ -277,8 +279,8 @@ class Searcher:
                     path=str(video.path),
                     duration=video.duration,
                     score=float(total[place]),
-                    cosine=float(found.cosines[place]),
-                    bias=None if found.bias is None else float(found.bias[place]),
+                    cosine=float(cosines[place]),
+                    bias=None if bias is None else float(bias[place]),
                     best=[best, *(each for each in best_moments(moments) if each != best)][:BEST_MOMENTS],
                     moments=moments,
                     captions=self.catalog.captions_of(video_id),
