@@ -12,9 +12,9 @@ def increments(texts=5, videos=4, size=6):
     return torch.randn(videos, texts, size, generator=generator, dtype=torch.double).transpose(0, 1).requires_grad_()
 
 
-@pytest.fixture(params=[pieces.PIECE, 50], ids=["at once", "in pieces"], autouse=True)
+@pytest.fixture(params=[pieces.TILE, 50], ids=["at once", "in pieces"], autouse=True)
 def piece(request, monkeypatch):
-    monkeypatch.setattr(pieces, "PIECE", request.param)
+    monkeypatch.setattr(pieces, "TILE", request.param)
 
 
 @pytest.mark.parametrize("over", [0, 1, None])

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
-from tvr_lightning.pairwise.sides import Sides
+from tvr_lightning.pairwise.basis_terms import BasisTerms
 
 N, M, F, W = 4, 3, 5, 6
 FORMS = (PairVectors, DensePairVectors)
@@ -157,16 +157,16 @@ def test_gradients_agree_between_the_forms(parts):
 def test_addition_of_shared_coefficients_does_not_widen_the_basis(parts):
     hidden = attended(PairVectors, parts).layer_norm(parts["norm"])
     total = hidden + hidden.linear(parts["linear"])
-    assert total.sides.video.basis.shape == parts["frames"].shape
-    assert total.sides.shared is None
-    assert total.layer_norm(parts["norm"]).sides.shared.basis.shape == (1, parts["frames"].shape[-1])
+    assert total.terms.video.basis.shape == parts["frames"].shape
+    assert total.terms.shared is None
+    assert total.layer_norm(parts["norm"]).terms.shared.basis.shape == (1, parts["frames"].shape[-1])
 
 
 def test_no_tensor_of_a_pair_has_the_dimension(parts):
     wide = {"norm": nn.LayerNorm(512), "linear": nn.Linear(512, 512), "frames": torch.randn(M, F, 512)}
     p = parts | wide | {"weights": parts["weights"].float()}
     vectors = tail(PairVectors, p).unit()
-    assert max(side.coefficients.numel() for side in (vectors.sides.video, vectors.sides.shared)) <= M * N * W * F
+    assert max(side.coefficients.numel() for side in (vectors.terms.video, vectors.terms.shared)) <= M * N * W * F
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -215,4 +215,4 @@ def test_bad_shapes_are_refused(parts):
     with pytest.raises(ValueError, match="cannot be combined"):
         PairVectors.from_texts(parts["words"], videos=M) + PairVectors.from_texts(parts["words"], videos=M + 1)
     with pytest.raises(ValueError, match="need a basis"):
-        PairVectors((M, N, W), Sides())
+        PairVectors((M, N, W), BasisTerms())

@@ -153,8 +153,8 @@ class PreparedTokens(FeatureBatch):
 
 def standardized(tokens: Tensor) -> Tensor:
     """Return tokens (T, D) scaled per channel to mean 0 and unbiased variance 1 over the tokens."""
-    centred = tokens - tokens.mean(0)
-    return centred / tokens.std(0).clamp(min=COSINE_EPS)
+    centered = tokens - tokens.mean(0)
+    return centered / tokens.std(0).clamp(min=COSINE_EPS)
 
 
 def channel_correlation(first: Tensor, second: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -2,10 +2,10 @@
 
 from tvr_lightning.pairwise.attention import TextConditionedAttention
 from tvr_lightning.pairwise.base import DropoutPer, Pairwise
-from tvr_lightning.pairwise.blends import BlendedFrames, DenseFrames, PairFrames, PairGate, PlainFrames
+from tvr_lightning.pairwise.blended_frames import BlendedFrames, DenseFrames, PairFrames, PairGate, PlainFrames
 from tvr_lightning.pairwise.blocks import score_in_blocks
 from tvr_lightning.pairwise.dense import DensePairVectors
-from tvr_lightning.pairwise.factorised import PairVectors
+from tvr_lightning.pairwise.factorized import PairVectors
 from tvr_lightning.pairwise.tokens import mapped_between, mapped_by, token_similarities
 
 __all__ = [

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.pairwise.base import DropoutPer, Pairwise
-from tvr_lightning.pairwise.blends import PairFrames, PlainFrames
+from tvr_lightning.pairwise.blended_frames import PairFrames, PlainFrames
 
 
 class TextConditionedAttention(nn.Module):

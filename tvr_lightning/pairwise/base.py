@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tvr_lightning.layers.cosine import COSINE_EPS
-from tvr_lightning.pairwise.once import name_of, once
+from tvr_lightning.pairwise.block_cache import name_of, once
 
 if TYPE_CHECKING:
     from tvr_lightning.pairwise.dense import DensePairVectors

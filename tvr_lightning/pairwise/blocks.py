@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import FeatureBatch, Scores
-from tvr_lightning.pairwise.once import persisting
+from tvr_lightning.pairwise.block_cache import persisting
 
 T = TypeVar("T", bound=FeatureBatch)
 V = TypeVar("V", bound=FeatureBatch)

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from tvr_lightning.layers.cosine import COSINE_EPS
 from tvr_lightning.pairwise.base import DropoutPer, Pairwise, at_least_float32, parameters_of
-from tvr_lightning.pairwise.dropping import drop, left_over, staying
-from tvr_lightning.pairwise.pieces import pieces_of
+from tvr_lightning.pairwise.dropout_masks import drop, left_over, staying
+from tvr_lightning.pairwise.tiles import tiles_of
 
 
 class DensePairVectors(Pairwise):
@@ -222,7 +222,7 @@ class _WithFrames(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, texts: Tensor | None, frames: Tensor) -> tuple[Tensor, Tensor]:
         products, lengths = torch.bmm(frames, vectors.transpose(1, 2)), vectors.new_empty(vectors.shape[:2])
-        for some in pieces_of(vectors):
+        for some in tiles_of(vectors):
             piece = vectors[some] if texts is None else vectors[some] + texts
             torch.linalg.vector_norm(piece, dim=-1, out=lengths[some])
         if texts is not None:
@@ -238,7 +238,7 @@ class _WithFrames(torch.autograd.Function):
         stretch = (of_lengths / lengths * (lengths > COSINE_EPS)).unsqueeze(-1)
         of_vectors, of_frames = torch.empty_like(vectors), torch.empty_like(frames)
         of_texts = None if texts is None else torch.zeros_like(texts)
-        for some in pieces_of(vectors):
+        for some in tiles_of(vectors):
             piece = vectors[some] if texts is None else vectors[some] + texts
             torch.bmm(of_products[some], piece, out=of_frames[some])
             gradient = torch.bmm(of_products[some].transpose(1, 2), frames[some], out=of_vectors[some])

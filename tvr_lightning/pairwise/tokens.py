@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.pairwise.once import once, origin_of
+from tvr_lightning.pairwise.block_cache import once, origin_of
 
 
 def token_similarities(video: Tensor, text: Tensor) -> Tensor:

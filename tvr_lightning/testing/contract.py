@@ -248,7 +248,7 @@ class MethodTestSuite:
         scorer = Scorer(ScorerSource(str(path)), trust=[type(method).__module__.partition(".")[0]])
         video = next(Path(synthetic_data().name).rglob("*.mp4"))
         videos, texts = scorer.encode_videos(scorer.read(video).media), scorer.encode_texts(["a red ball", "a dog"])
-        scores = scorer.score(texts, videos).similarity
+        scores = scorer.score(texts, videos)
         assert scores.shape == (2, 1)
         assert bool(scores.isfinite().all())
         assert torch.equal(scores, method.score(texts, videos).similarity)

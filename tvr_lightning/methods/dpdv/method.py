@@ -24,7 +24,7 @@ Deviations:
   mean over the batch, literally KL(original || path) (`divergence`).
 - weights theta: paper not stated; here MLPs of HBI's sizes, one per kind of token, shared by all paths.
 - test: paper "aggregated"; here the mean of both views' scores, without generated captions.
-- optimiser: paper not stated; here AdamW with CLIP's decay, new modules at ten times the encoders' rate (`optimizer`).
+- optimizer: paper not stated; here AdamW with CLIP's decay, new modules at ten times the encoders' rate (`optimizer`).
 - captioner: paper uses VILA; here any captions file.
 """
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tvr_lightning.layers.cosine import COSINE_EPS
-from tvr_lightning.pairwise.pieces import pieces_of
+from tvr_lightning.pairwise.tiles import tiles_of
 
 
 class Increments:
@@ -55,7 +55,7 @@ class _Measured(torch.autograd.Function):
         if products:
             cosines = torch.bmm(vectors, vectors.transpose(1, 2))
             lengths = cosines.diagonal(dim1=1, dim2=2).clamp(min=COSINE_EPS**2).sqrt()
-            for some in pieces_of(cosines, 0):
+            for some in tiles_of(cosines, 0):
                 cosines[some].div_(lengths[some].unsqueeze(1)).div_(lengths[some].unsqueeze(2))
         mean = deviation = shift = None
         if over is not None:
@@ -63,7 +63,7 @@ class _Measured(torch.autograd.Function):
             # would then be its rounding error. Differences from the first increment are exact in float32.
             first, count = vectors.narrow(over, 0, 1), vectors.shape[over]
             shift, deviation = torch.empty_like(first), torch.empty_like(first)
-            for some in pieces_of(vectors, 1 - over):
+            for some in tiles_of(vectors, 1 - over):
                 away = vectors[_at(some, 1 - over)] - first[_at(some, 1 - over)]
                 shift[_at(some, 1 - over)] = mean_away = away.mean(over, keepdim=True)
                 squares = away.sub_(mean_away).square_().sum(over, keepdim=True)
@@ -90,7 +90,7 @@ class _Measured(torch.autograd.Function):
             stretch = of_deviation / (deviation * (vectors.shape[over] - 1))
             stretch = stretch.masked_fill(deviation == 0, 0.0).unsqueeze(over)
         gradient = torch.empty_like(vectors)
-        for some in pieces_of(vectors, 0):
+        for some in tiles_of(vectors, 0):
             own, piece = vectors[some], gradient[some]
             if lengths is None or (of_lengths is None and of_cosines is None):
                 piece.zero_()

@@ -16,7 +16,7 @@ Deviations:
   none, selected by `evaluation.normalization`, with the four iterations and the learned temperature of training.
 - gradient of the loss: paper Eq. 28 misses a factor; here, with the temperature,
   dL/db_j = -(1 - sum_i P_t2v(v_j | t_i)) / (2 B gamma).
-- optimiser: paper Adam (appendix B); released CLIP4Clip, which it builds on, BertAdam; here as CLIP4Clip (`optimizer`).
+- optimizer: paper Adam (appendix B); released CLIP4Clip, which it builds on, BertAdam; here as CLIP4Clip (`optimizer`).
 - precision of its base: released CLIP4Clip trains CLIP's matrices as float16 parameters with float16 moments, so that
   a rate of 1e-7 moves CLIP about 40 times as far as in float32 (benchmarks/results/precision.md); here as released
   (`encoder_precision: float16`), and `recipes/variants/float32.yaml` for bf16 and FSDP.

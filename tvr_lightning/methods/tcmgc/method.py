@@ -18,7 +18,7 @@ Deviations:
 - LSA matrix: paper G x G (Eq. 32); released undefined (`logit_weight`); here the paper's, initialized as the identity.
 - padding: released keeps padded words and frames; here as released (`mask_words`, `mask_frames`).
 - repeated work: released computes all text-conditioned vectors twice; here once.
-- optimiser: paper Adam (section 4.1); released BertAdam; here as released (`optimizer`).
+- optimizer: paper Adam (section 4.1); released BertAdam; here as released (`optimizer`).
 - precision: released trains CLIP's matrices as float16 parameters with float16 moments, so that a rate of 1e-7 moves
   CLIP about 40 times as far as in float32 (benchmarks/results/precision.md); here as released
   (`encoder_precision: float16`), and `recipes/variants/float32.yaml` for bf16 and FSDP.

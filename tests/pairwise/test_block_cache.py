@@ -9,7 +9,7 @@ from torch import nn
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.pairwise import PairVectors, mapped_between, mapped_by, score_in_blocks, token_similarities
 from tvr_lightning.pairwise.base import chained
-from tvr_lightning.pairwise.once import once, origin_of, persisting
+from tvr_lightning.pairwise.block_cache import once, origin_of, persisting
 
 N, M, F, D = 7, 6, 3, 8
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tvr_lightning.pairwise.once import once
+from tvr_lightning.pairwise.block_cache import once
 
 
-class Side:
+class BasisTerm:
     """Coefficients over the vectors of one side of a pair.
 
     Args:
@@ -27,7 +27,7 @@ class Side:
 
     Example:
         >>> frames = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])  # M 1, K 2, D 2
-        >>> Side(torch.ones(1, 2, 1, 1), frames, pending=torch.tensor([2.0, 3.0])).basis
+        >>> BasisTerm(torch.ones(1, 2, 1, 1), frames, pending=torch.tensor([2.0, 3.0])).basis
         tensor([[[2., 0.],
                  [0., 3.]]])
     """
@@ -64,19 +64,19 @@ class Side:
         """Return True if there are more vectors than rows of a matrix, and `once` does not cache them."""
         return self.origin is None and self.vectors.shape[:-1].numel() > self.vectors.shape[-1]
 
-    def centred(self) -> Side:
+    def centered(self) -> BasisTerm:
         """Return the side with the mean over D subtracted from every vector of the basis."""
         if self.many and self.pending is not None and self.pending.ndim == 2:
             return self._waiting(self.vectors, self.pending - self.pending.mean(0))
-        return self.mapped("centred", lambda basis: basis - basis.mean(-1, keepdim=True))
+        return self.mapped("centered", lambda basis: basis - basis.mean(-1, keepdim=True))
 
-    def times(self, key: Hashable, weight: Tensor) -> Side:
+    def times(self, key: Hashable, weight: Tensor) -> BasisTerm:
         """Return the side with every vector of the basis times `weight` (D,), element by element."""
         if self.many:
             return self._waiting(self.basis, weight)
         return self.mapped((key, "times"), lambda basis: basis * weight)
 
-    def linear(self, key: Hashable, weight: Tensor) -> Side:
+    def linear(self, key: Hashable, weight: Tensor) -> BasisTerm:
         """Return the side with the matrix `weight` (D, D) applied to the basis."""
         if not self.many:
             return self.mapped((key, "linear"), lambda basis: F.linear(basis, weight))
@@ -84,7 +84,7 @@ class Side:
             return self._waiting(self.vectors, weight * self.pending)
         return self._waiting(self.basis, weight)
 
-    def plus(self, other: Side) -> Side:
+    def plus(self, other: BasisTerm) -> BasisTerm:
         """Return the sum with a side that has the same coefficients and the same factor."""
         if self.vectors is other.vectors and self.many and self.pending is not None and other.pending is not None:
             ranks = self.pending.ndim, other.pending.ndim
@@ -95,23 +95,23 @@ class Side:
             assert maps[0] is not None
             assert maps[1] is not None
             return self._waiting(self.vectors, maps[0] + maps[1])
-        return Side(self.coefficients, self.basis + other.basis, self.factor)
+        return BasisTerm(self.coefficients, self.basis + other.basis, self.factor)
 
-    def mapped(self, key: Hashable, function: Callable[[Tensor], Tensor]) -> Side:
+    def mapped(self, key: Hashable, function: Callable[[Tensor], Tensor]) -> BasisTerm:
         """Return the side with `function` of its basis, computed once per call under this key if it has an origin."""
         origin = None if self.origin is None else (*self.origin, key)
-        return Side(self.coefficients, once(origin, lambda: function(self.basis)), self.factor, origin)
+        return BasisTerm(self.coefficients, once(origin, lambda: function(self.basis)), self.factor, origin)
 
-    def _waiting(self, vectors: Tensor, pending: Tensor) -> Side:
-        return Side(self.coefficients, vectors, self.factor, None, pending)
+    def _waiting(self, vectors: Tensor, pending: Tensor) -> BasisTerm:
+        return BasisTerm(self.coefficients, vectors, self.factor, None, pending)
 
-    def scaled(self, factor: Tensor) -> Side:
+    def scaled(self, factor: Tensor) -> BasisTerm:
         """Return the side with every vector scaled by `factor` (M, N, Q)."""
         return self.with_factor(factor if self.factor is None else self.factor * factor)
 
-    def with_factor(self, factor: Tensor | None) -> Side:
+    def with_factor(self, factor: Tensor | None) -> BasisTerm:
         """Return the side with another factor."""
-        side = Side(self.coefficients, self.vectors, factor, self.origin, self.pending)
+        side = BasisTerm(self.coefficients, self.vectors, factor, self.origin, self.pending)
         side._basis, side._met = self._basis, self._met
         return side
 
@@ -130,7 +130,7 @@ class Side:
         return products
 
 
-class Sides(NamedTuple):
+class BasisTerms(NamedTuple):
     """Terms of pair vectors, without the offset.
 
     Attributes:
@@ -139,10 +139,10 @@ class Sides(NamedTuple):
         shared: coefficients and basis (S, D) of vectors of neither side, such as a bias after a LayerNorm.
     """
 
-    video: Side | None = None
-    text: Side | None = None
-    shared: Side | None = None
+    video: BasisTerm | None = None
+    text: BasisTerm | None = None
+    shared: BasisTerm | None = None
 
-    def map(self, function: Callable[[Side], Side]) -> Sides:
+    def map(self, function: Callable[[BasisTerm], BasisTerm]) -> BasisTerms:
         """Return the result of `function` for every existing side."""
-        return Sides(*(None if side is None else function(side) for side in self))
+        return BasisTerms(*(None if side is None else function(side) for side in self))

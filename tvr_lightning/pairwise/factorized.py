@@ -16,11 +16,11 @@ from torch.nn import functional as F
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.pairwise.base import DropoutPer, Pairwise, at_least_float32, parameters_of
+from tvr_lightning.pairwise.basis_terms import BasisTerm, BasisTerms
+from tvr_lightning.pairwise.block_cache import name_of, origin_of, share_of_a_block
 from tvr_lightning.pairwise.dense import DensePairVectors
-from tvr_lightning.pairwise.dropped import DroppedPairVectors, Summed
-from tvr_lightning.pairwise.dropping import drop, left_over, staying
-from tvr_lightning.pairwise.once import name_of, origin_of, share_of_a_block
-from tvr_lightning.pairwise.sides import Side, Sides
+from tvr_lightning.pairwise.dropout_masks import drop, left_over, staying
+from tvr_lightning.pairwise.dropout_vectors import DroppedPairVectors, Summed
 
 
 class PairVectors(Pairwise):
@@ -31,7 +31,7 @@ class PairVectors(Pairwise):
 
     Args:
         shape: (M, N, Q).
-        sides: coefficients and bases.
+        terms: coefficients and bases.
         offset: (D,) vector added to all pairs.
 
     Raises:
@@ -44,12 +44,12 @@ class PairVectors(Pairwise):
         torch.Size([2, 1000, 1, 1])
     """
 
-    def __init__(self, shape: tuple[int, int, int], sides: Sides, offset: Tensor | None = None) -> None:
-        like = next((side.vectors for side in sides if side is not None), offset)
+    def __init__(self, shape: tuple[int, int, int], terms: BasisTerms, offset: Tensor | None = None) -> None:
+        like = next((side.vectors for side in terms if side is not None), offset)
         if like is None:
             raise UserError("PairVectors need a basis of the videos, of the texts, a shared one, or an offset")
         self.videos, self.texts, self.slots = shape
-        self.sides = sides
+        self.terms = terms
         self.offset = offset
         self._like = like
         self._thin: Summed | None = None
@@ -62,42 +62,42 @@ class PairVectors(Pairwise):
     @classmethod
     def from_texts(cls, vectors: Tensor, videos: int) -> PairVectors:
         """Return x[j, i, q] = vectors[i, q] for `vectors` (N, Q, D)."""
-        side = Side(None, at_least_float32(vectors), origin=origin_of(vectors))
-        return cls((videos, len(vectors), vectors.shape[1]), Sides(text=side))
+        side = BasisTerm(None, at_least_float32(vectors), origin=origin_of(vectors))
+        return cls((videos, len(vectors), vectors.shape[1]), BasisTerms(text=side))
 
     @classmethod
     def from_videos(cls, vectors: Tensor, texts: int) -> PairVectors:
         """Return x[j, i, q] = vectors[j, q] for `vectors` (M, Q, D)."""
-        side = Side(None, at_least_float32(vectors), origin=origin_of(vectors))
-        return cls((len(vectors), texts, vectors.shape[1]), Sides(video=side))
+        side = BasisTerm(None, at_least_float32(vectors), origin=origin_of(vectors))
+        return cls((len(vectors), texts, vectors.shape[1]), BasisTerms(video=side))
 
     @classmethod
     def mix(cls, weights: Tensor, basis: Tensor, side: Literal["video", "text"] = "video") -> PairVectors:
         """Return weighted sums of video or text vectors."""
-        part = Side(at_least_float32(weights), at_least_float32(basis))
+        part = BasisTerm(at_least_float32(weights), at_least_float32(basis))
         shape = (weights.shape[0], weights.shape[2], weights.shape[3])
-        return cls(shape, Sides(video=part) if side == "video" else Sides(text=part))
+        return cls(shape, BasisTerms(video=part) if side == "video" else BasisTerms(text=part))
 
     def linear(self, layer: nn.Linear | Tensor) -> PairVectors:
         """Return the vectors after a linear layer, which maps the basis, and the offset with the layer's bias."""
         weight, bias = parameters_of(layer, self._dtype)
-        sides = self.sides.map(lambda side: side.linear(name_of(layer), weight))
+        terms = self.terms.map(lambda side: side.linear(name_of(layer), weight))
         offset = None if self.offset is None else F.linear(self.offset, weight)
         if bias is not None:
             offset = bias if offset is None else offset + bias
-        return PairVectors(self.shape, sides, offset)
+        return PairVectors(self.shape, terms, offset)
 
     def layer_norm(self, layer: nn.LayerNorm) -> PairVectors:
         """Return the vectors after `layer`, from a centered basis and one scale per pair and slot."""
-        sides = self.sides.map(Side.centred)
+        terms = self.terms.map(BasisTerm.centered)
         offset = None if self.offset is None else self.offset - self.offset.mean()
-        middle = PairVectors(self.shape, sides, offset)
+        middle = PairVectors(self.shape, terms, offset)
         variance = middle.inner(middle).clamp(min=0) / self._like.shape[-1]
         weight, bias = layer.weight.to(variance.dtype), layer.bias.to(variance.dtype)
-        sides = sides.map(lambda side: side.times(name_of(layer), weight))
-        scaled = PairVectors(self.shape, sides, None if offset is None else offset * weight)
+        terms = terms.map(lambda side: side.times(name_of(layer), weight))
+        scaled = PairVectors(self.shape, terms, None if offset is None else offset * weight)
         scaled = scaled.scale((variance + layer.eps).rsqrt())
-        return PairVectors(self.shape, scaled.sides, bias)
+        return PairVectors(self.shape, scaled.terms, bias)
 
     def dropout(self, probability: float, per: DropoutPer = "pair") -> Pairwise:
         """Return the vectors after dropout; with a mask per pair, they are computed from K basis vectors."""
@@ -106,7 +106,7 @@ class PairVectors(Pairwise):
         scale = left_over(probability, self._like.device)
         if per == "video":
             return self._thinned(probability, scale)
-        if self.sides.text is not None:
+        if self.terms.text is not None:
             return DensePairVectors(drop(self.dense(times=scale).vectors, probability))
         summed = self._summed()
         left = staying((*self.shape, summed.basis.shape[-1]), probability, summed.basis.device)
@@ -114,12 +114,12 @@ class PairVectors(Pairwise):
 
     def _thinned(self, probability: float, scale: float) -> PairVectors:
         """Return the vectors with some elements of each video's basis zeroed, the same for all vectors of the video."""
-        if self.sides.text is not None:
+        if self.terms.text is not None:
             raise UserError("dropout per video does not apply to vectors with a text term")
         summed = self._summed()
         left = staying((self.videos, 1, summed.basis.shape[-1]), probability, summed.basis.device)
         thinned = summed._replace(basis=summed.basis * (left * scale).to(self._dtype))
-        result = PairVectors(self.shape, Sides(video=Side(thinned.coefficients, thinned.basis)))
+        result = PairVectors(self.shape, BasisTerms(video=BasisTerm(thinned.coefficients, thinned.basis)))
         result._thin = thinned
         return result
 
@@ -129,9 +129,9 @@ class PairVectors(Pairwise):
         Args:
             alike: Sums to reuse the coefficients of, if they are the same.
         """
-        of_videos = [side for side, _ in self._all_sides()]
+        of_videos = [term for term, _ in self._all_terms()]
         basis = torch.cat([side.basis.expand(self.videos, -1, -1) for side in of_videos], dim=1)
-        of = tuple(tensor for side in self.sides if side is not None for tensor in (side.coefficients, side.factor))
+        of = tuple(tensor for side in self.terms if side is not None for tensor in (side.coefficients, side.factor))
         if alike is not None and alike.basis.shape == basis.shape and len(of) == len(alike.of):
             same = all(mine is theirs for mine, theirs in zip(of, alike.of, strict=True))
             coefficients = alike.coefficients if same else None
@@ -148,7 +148,7 @@ class PairVectors(Pairwise):
             plus: Vectors (M, N, Q, D) to add.
             times: Factor of all vectors.
         """
-        of_videos = [(self._full(side), side.basis) for side, kind in self._all_sides() if kind != "text"]
+        of_videos = [(self._full(side), side.basis) for side, kind in self._all_terms() if kind != "text"]
         vectors = plus
         if of_videos:
             coefficients = torch.cat([each for each, _ in of_videos], dim=1).flatten(2).transpose(1, 2)
@@ -159,7 +159,7 @@ class PairVectors(Pairwise):
             else:
                 vectors = torch.baddbmm(vectors.flatten(1, 2), coefficients, basis)
             vectors = vectors.unflatten(1, (self.texts, self.slots))
-        text = self.sides.text
+        text = self.terms.text
         if text is not None:
             basis = text.basis if times == 1 else text.basis * times
             if text.coefficients is None and text.factor is None:
@@ -173,11 +173,11 @@ class PairVectors(Pairwise):
 
     def __add__(self, other: Pairwise) -> Pairwise:
         """Return the sum; terms that share their coefficients add their bases."""
-        of_videos = self.sides.text is None and self.shape == (other.videos, other.texts, other.slots)
+        of_videos = self.terms.text is None and self.shape == (other.videos, other.texts, other.slots)
         if isinstance(other, DroppedPairVectors) and other.open and of_videos:
             return other.plus(self._summed(other.dropped))
         if isinstance(other, DensePairVectors):
-            video, text, shared = self.sides
+            video, text, shared = self.terms
             alone = text is not None and text.single and text.factor is None and self.offset is None
             if text is not None and alone and video is None and shared is None:
                 return other.plus_texts(text.basis)
@@ -187,48 +187,50 @@ class PairVectors(Pairwise):
         if other._thin is not None and of_videos:
             mine = self._summed(other._thin)
             if mine.coefficients is other._thin.coefficients:
-                return PairVectors(self.shape, Sides(video=Side(mine.coefficients, mine.basis + other._thin.basis)))
+                return PairVectors(
+                    self.shape, BasisTerms(video=BasisTerm(mine.coefficients, mine.basis + other._thin.basis))
+                )
         return self._combined(other)
 
     def __sub__(self, other: Pairwise) -> Pairwise:
         """Return the difference; single slots are broadcast."""
         if not isinstance(other, PairVectors):
             return self.dense() - other
-        sides = other.sides.map(lambda side: side.mapped("negative", torch.neg))
-        return self._combined(PairVectors(other.shape, sides, None if other.offset is None else -other.offset))
+        terms = other.terms.map(lambda side: side.mapped("negative", torch.neg))
+        return self._combined(PairVectors(other.shape, terms, None if other.offset is None else -other.offset))
 
     def scale(self, factor: Tensor) -> PairVectors:
         """Return every vector times its factor in `factor` (M, N, Q); an offset becomes a shared vector."""
         factor, common = factor.to(self._dtype), self._with_offset()
         if common is not None:  # one or two vectors: coefficients of the factor's size
-            common = Side(self._full(common) * factor.unsqueeze(1), common.basis)
-        video, text = (None if side is None else side.scaled(factor) for side in self.sides[:2])
-        return PairVectors(self.shape, Sides(video, text, common))
+            common = BasisTerm(self._full(common) * factor.unsqueeze(1), common.basis)
+        video, text = (None if side is None else side.scaled(factor) for side in self.terms[:2])
+        return PairVectors(self.shape, BasisTerms(video, text, common))
 
     def pool(self, weights: Tensor) -> PairVectors:
         """Return the sum over the slots weighted by `weights` (M, N, Q)."""
         scaled = self.scale(weights)
-        sides = scaled.sides.map(lambda side: Side(self._full(side).sum(-1, keepdim=True), side.basis))
-        return PairVectors((self.videos, self.texts, 1), sides)
+        terms = scaled.terms.map(lambda side: BasisTerm(self._full(side).sum(-1, keepdim=True), side.basis))
+        return PairVectors((self.videos, self.texts, 1), terms)
 
     def select(self, start: int, stop: int) -> PairVectors:
         """Return the slots from `start` to before `stop`."""
 
-        def chosen(side: Side) -> Side:
+        def chosen(side: BasisTerm) -> BasisTerm:
             factor = None if side.factor is None else side.factor.expand(*self.shape)[..., start:stop]
             if side.coefficients is not None:
                 coefficients = side.coefficients.expand(-1, -1, -1, self.slots)[..., start:stop]
-                return Side(coefficients, side.basis, factor)
-            return side.with_factor(factor) if side.single else Side(None, side.basis[:, start:stop], factor)
+                return BasisTerm(coefficients, side.basis, factor)
+            return side.with_factor(factor) if side.single else BasisTerm(None, side.basis[:, start:stop], factor)
 
         slots = len(range(*slice(start, stop).indices(self.slots)))
-        return PairVectors((self.videos, self.texts, slots), self.sides.map(chosen), self.offset)
+        return PairVectors((self.videos, self.texts, slots), self.terms.map(chosen), self.offset)
 
     def dot(self, vectors: Tensor) -> Tensor:
         """Return inner products (M, N, T, Q) with vectors (N, T, D) of the same text."""
         vectors = vectors.to(self._dtype)
         terms: list[Tensor] = []
-        text, video, common = self.sides.text, self.sides.video, self._with_offset()
+        text, video, common = self.terms.text, self.terms.video, self._with_offset()
         if text is not None:
             products = vectors @ text.basis.transpose(1, 2)  # (N, T, L)
             if text.coefficients is not None:
@@ -246,7 +248,7 @@ class PairVectors(Pairwise):
             terms.append(torch.einsum("snt,msnq->mntq", shared, self._full(common)))
         return _total(terms).expand(self.videos, self.texts, vectors.shape[1], self.slots)
 
-    def _video_products(self, video: Side, vectors: Tensor, common: Side | None) -> Tensor:
+    def _video_products(self, video: BasisTerm, vectors: Tensor, common: BasisTerm | None) -> Tensor:
         """Return products (M, N, T, Q) of the video term and the shared term with `vectors` (N, T, D)."""
         coefficients = video.coefficients
         assert coefficients is not None  # checked by the caller
@@ -282,7 +284,7 @@ class PairVectors(Pairwise):
             return self._pulled_back(weight).dot_frames(vectors)
         if weight is not None:
             vectors = F.linear(vectors, weight.to(self._dtype))
-        video, text, shared = self.sides
+        video, text, shared = self.terms
         terms: list[tuple[Tensor, Tensor | None]] = []
         if text is not None:
             products = text.with_frames(vectors)  # (M, F, N, L)
@@ -321,7 +323,7 @@ class PairVectors(Pairwise):
         """Return inner products (M, S, N, Q) with shared vectors (S, D)."""
         vectors = vectors.to(self._dtype)
         values = []
-        for side, kind in self._all_sides():
+        for side, kind in self._all_terms():
             if kind == "text":
                 products = F.linear(vectors, side.basis.flatten(0, 1)).view(len(vectors), *side.basis.shape[:2])
                 if side.coefficients is None:
@@ -342,7 +344,7 @@ class PairVectors(Pairwise):
         """Return inner products (M, N, Q) with vectors (M, N, D) of the same pair."""
         vectors = vectors.to(self._dtype)
         values = []
-        for side, kind in self._all_sides():
+        for side, kind in self._all_terms():
             axes = {"video": "mkd", "text": "nkd", "shared": "kd"}[kind]
             products = torch.einsum(f"mnd,{axes}->mkn", vectors, side.basis).unsqueeze(-1)
             if side.coefficients is None:
@@ -354,11 +356,11 @@ class PairVectors(Pairwise):
 
     def _meeting(self) -> Callable[[int, slice, Tensor], Tensor]:
         """Return a function for the products (n, Q) of a video's vectors with vectors (n, D) of n texts."""
-        of_videos = [(side.basis, self._full(side)) for side, kind in self._all_sides() if kind != "text"]
+        of_videos = [(side.basis, self._full(side)) for side, kind in self._all_terms() if kind != "text"]
         bases = [basis.expand(self.videos, -1, -1) for basis, _ in of_videos]
         rows = torch.cat(bases, dim=1) if of_videos else self._like.new_zeros(self.videos, 0, self._like.shape[-1])
         coefficients = torch.cat([each for _, each in of_videos], dim=1) if of_videos else None
-        text = self.sides.text
+        text = self.terms.text
         of_texts = None if text is None else (text.basis, self._full(text))
 
         def meet(j: int, texts: slice, vectors: Tensor) -> Tensor:
@@ -376,7 +378,7 @@ class PairVectors(Pairwise):
         """Return inner products (M, N, Q), computed as quadratic forms in the Gram matrices of the bases."""
         if not isinstance(other, PairVectors):
             return self._inner_with_elements(other)
-        mine, theirs = self._all_sides(), other._all_sides()
+        mine, theirs = self._all_terms(), other._all_terms()
         terms = []
         for a, (first, first_kind) in enumerate(mine):
             for b, (second, second_kind) in enumerate(theirs):
@@ -389,18 +391,20 @@ class PairVectors(Pairwise):
     def _inner_with_elements(self, other: Pairwise) -> Tensor:
         """Return inner products (M, N, Q) with dense vectors, from their products with the basis."""
         values = []
-        of_videos = [(self._full(side), side.basis) for side, kind in self._all_sides() if kind != "text"]
+        of_videos = [(self._full(side), side.basis) for side, kind in self._all_terms() if kind != "text"]
         if of_videos:
             basis = torch.cat([basis.expand(self.videos, -1, -1) for _, basis in of_videos], dim=1)
             coefficients = torch.cat([each for each, _ in of_videos], dim=1)
             values.append((other.dot_frames(basis) * coefficients).sum(1))
-        text = self.sides.text
+        text = self.terms.text
         if text is not None:
             values.append((other.dot(text.basis).transpose(1, 2) * self._full(text)).sum(1))
         return _total(values)
 
-    def _form(self, first: Side, first_kind: str, other: PairVectors, second: Side, second_kind: str) -> Tensor:
-        """Return values (M, N, Q), or with axes of 1, of the bilinear form of two sides' coefficients."""
+    def _form(
+        self, first: BasisTerm, first_kind: str, other: PairVectors, second: BasisTerm, second_kind: str
+    ) -> Tensor:
+        """Return values (M, N, Q), or with axes of 1, of the bilinear form of two terms' coefficients."""
         if first_kind != "text" and (second_kind == "text" or (first.single and not second.single)):
             return other._form(second, second_kind, self, first, first_kind)
         if first_kind == "text" and first.single:
@@ -419,7 +423,7 @@ class PairVectors(Pairwise):
             value = value if side.factor is None else value * side.factor
         return value
 
-    def _form_of_texts(self, first: Side, other: PairVectors, second: Side, second_kind: str) -> Tensor:
+    def _form_of_texts(self, first: BasisTerm, other: PairVectors, second: BasisTerm, second_kind: str) -> Tensor:
         """Return `_form` without factors, for a first side with one vector per text."""
         if second_kind == "text":
             products = (second.basis * first.basis).sum(-1)  # (N, L)
@@ -437,7 +441,7 @@ class PairVectors(Pairwise):
     def materialize(self) -> Tensor:
         """Return the vectors (N, M, Q, D)."""
         result: Tensor | float = 0.0
-        for side, kind in self._all_sides():
+        for side, kind in self._all_terms():
             axis = {"video": "mkd", "text": "nkd", "shared": "kd"}[kind]
             result = result + torch.einsum(f"mknq,{axis}->nmqd", self._full(side), side.basis)
         assert isinstance(result, Tensor)  # the constructor requires at least one term
@@ -449,20 +453,20 @@ class PairVectors(Pairwise):
 
     def _basis_vectors(self) -> float:
         """Return the number of basis vectors that this block maps; those of a persisting side count by its share."""
-        sides = [side for side in self.sides if side is not None]
-        counts = [side.vectors.shape[:-1].numel() * share_of_a_block(side.origin) for side in sides]
+        terms = [side for side in self.terms if side is not None]
+        counts = [side.vectors.shape[:-1].numel() * share_of_a_block(side.origin) for side in terms]
         return sum(counts) + (self.offset is not None)
 
     def _pulled_back(self, weight: Tensor) -> PairVectors:
         """Return vectors whose products with any y equal the products of these vectors with `weight` y."""
         matrix = weight.to(self._dtype)
-        sides = self.sides.map(lambda side: side.mapped(("pulled", name_of(weight)), lambda basis: basis @ matrix))
-        return PairVectors(self.shape, sides, None if self.offset is None else self.offset @ matrix)
+        terms = self.terms.map(lambda side: side.mapped(("pulled", name_of(weight)), lambda basis: basis @ matrix))
+        return PairVectors(self.shape, terms, None if self.offset is None else self.offset @ matrix)
 
     def _ones(self) -> Tensor:
         return self._like.new_ones(1, 1, 1, 1).expand(self.videos, 1, self.texts, self.slots)
 
-    def _raw(self, side: Side) -> Tensor:
+    def _raw(self, side: BasisTerm) -> Tensor:
         """Return the coefficients (M, K, N, Q) of a side without its factor, with explicit identities."""
         if side.coefficients is not None:
             return side.coefficients.expand(-1, -1, -1, self.slots)
@@ -472,48 +476,50 @@ class PairVectors(Pairwise):
         identity = torch.eye(count, dtype=side.basis.dtype, device=side.basis.device).view(1, count, 1, count)
         return identity.expand(self.videos, -1, self.texts, -1)
 
-    def _full(self, side: Side) -> Tensor:
+    def _full(self, side: BasisTerm) -> Tensor:
         """Return the coefficients (M, K, N, Q) of a side times its factor."""
         return self._raw(side) if side.factor is None else self._raw(side) * side.factor.unsqueeze(1)
 
-    def _with_offset(self) -> Side | None:
+    def _with_offset(self) -> BasisTerm | None:
         """Return the shared side with the offset as one more vector with coefficient 1."""
         if self.offset is None:
-            return self.sides.shared
-        return _joined(self.sides.shared, Side(self._ones(), self.offset.unsqueeze(0)), self.slots)
+            return self.terms.shared
+        return _joined(self.terms.shared, BasisTerm(self._ones(), self.offset.unsqueeze(0)), self.slots)
 
-    def _all_sides(self) -> list[tuple[Side, str]]:
-        sides = zip((*self.sides[:2], self._with_offset()), ("video", "text", "shared"), strict=True)
-        return [(side, kind) for side, kind in sides if side is not None]
+    def _all_terms(self) -> list[tuple[BasisTerm, str]]:
+        terms = zip((*self.terms[:2], self._with_offset()), ("video", "text", "shared"), strict=True)
+        return [(side, kind) for side, kind in terms if side is not None]
 
     def _combined(self, other: PairVectors) -> PairVectors:
         slots = max(self.slots, other.slots)
         if {self.slots, other.slots} - {1, slots} or self.shape[:2] != other.shape[:2]:
             raise UserError(f"pair vectors of shapes (M, N, Q) {self.shape} and {other.shape} cannot be combined")
-        pairs = zip(self.sides, other.sides, strict=True)
-        sides = Sides(*(self._joined_with(mine, other, theirs, slots) for mine, theirs in pairs))
+        pairs = zip(self.terms, other.terms, strict=True)
+        terms = BasisTerms(*(self._joined_with(mine, other, theirs, slots) for mine, theirs in pairs))
         offset = other.offset
         if self.offset is not None:
             offset = self.offset if offset is None else self.offset + offset
-        return PairVectors((self.videos, self.texts, slots), sides, offset)
+        return PairVectors((self.videos, self.texts, slots), terms, offset)
 
-    def _joined_with(self, mine: Side | None, other: PairVectors, theirs: Side | None, slots: int) -> Side | None:
+    def _joined_with(
+        self, mine: BasisTerm | None, other: PairVectors, theirs: BasisTerm | None, slots: int
+    ) -> BasisTerm | None:
         if mine is None or theirs is None:
             return theirs if mine is None else mine
         alike = mine.coefficients is theirs.coefficients and mine.factor is theirs.factor
         if alike and mine.vectors.shape == theirs.vectors.shape:
             return mine.plus(theirs)
-        return _joined(Side(self._full(mine), mine.basis), Side(other._full(theirs), theirs.basis), slots)
+        return _joined(BasisTerm(self._full(mine), mine.basis), BasisTerm(other._full(theirs), theirs.basis), slots)
 
 
-def _joined(first: Side | None, second: Side, slots: int) -> Side:
+def _joined(first: BasisTerm | None, second: BasisTerm, slots: int) -> BasisTerm:
     """Return a side with the vectors of both, with coefficients for all slots."""
     if first is None:
         return second
     assert first.coefficients is not None  # callers pass explicit identities
     assert second.coefficients is not None
     coefficients = [part.expand(-1, -1, -1, slots) for part in (first.coefficients, second.coefficients)]
-    return Side(torch.cat(coefficients, dim=1), torch.cat([first.basis, second.basis], dim=-2))
+    return BasisTerm(torch.cat(coefficients, dim=1), torch.cat([first.basis, second.basis], dim=-2))
 
 
 def _total(terms: list[Tensor]) -> Tensor:
@@ -571,7 +577,9 @@ def _weighted(values: Tensor, coefficients: Tensor, fresh: bool = False) -> Tens
     return (values * coefficients).sum(1)
 
 
-def _general_form(a: Tensor, first: Side, first_kind: str, b: Tensor, second: Side, second_kind: str) -> Tensor:
+def _general_form(
+    a: Tensor, first: BasisTerm, first_kind: str, b: Tensor, second: BasisTerm, second_kind: str
+) -> Tensor:
     """Return values (M, N, Q) of the bilinear form of coefficients `a` and `b`, at least one of them of texts."""
     axes = {"video": "mkd", "text": "nkd", "shared": "kd"}
     rows, columns = axes[first_kind], axes[second_kind].replace("k", "l")

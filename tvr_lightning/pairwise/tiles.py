@@ -6,22 +6,22 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-PIECE = 2**18
+TILE = 2**18
 """Number of elements of a tile on a CPU: a megabyte of float32."""
-LARGE_PIECE = 2**24
+LARGE_TILE = 2**24
 """Number of elements of a tile on other devices."""
 
 
-def pieces_of(tensor: Tensor, axis: int = 0) -> Iterator[slice]:
+def tiles_of(tensor: Tensor, axis: int = 0) -> Iterator[slice]:
     """Yield slices of an axis with as many items as fit in a tile, at least one.
 
     Example:
         >>> import torch
-        >>> list(pieces_of(torch.empty(5, 2**17)))
+        >>> list(tiles_of(torch.empty(5, 2**17)))
         [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
     count = tensor.shape[axis]
-    elements = PIECE if tensor.device.type == "cpu" else LARGE_PIECE
+    elements = TILE if tensor.device.type == "cpu" else LARGE_TILE
     step = max(elements * count // max(tensor.numel(), 1), 1)
     for start in range(0, count, step):
         yield slice(start, min(start + step, count))

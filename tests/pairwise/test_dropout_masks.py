@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tvr_lightning.pairwise.dropping import drop, left_over
+from tvr_lightning.pairwise.dropout_masks import drop, left_over
 
 
 def dropped(values, probability):

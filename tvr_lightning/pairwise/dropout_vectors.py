@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from tvr_lightning.layers.cosine import COSINE_EPS
 from tvr_lightning.pairwise.base import parameters_of
 from tvr_lightning.pairwise.dense import DensePairVectors
-from tvr_lightning.pairwise.pieces import LARGE_PIECE, PIECE
+from tvr_lightning.pairwise.tiles import LARGE_TILE, TILE
 
 VIDEOS_AT_A_TIME = 16
 """Number of videos in a tile if a pair has a single vector; each text is then multiplied by several videos at once."""
@@ -75,8 +75,8 @@ class DroppedPairVectors(DensePairVectors):
     Example:
         >>> from tvr_lightning.pairwise import PairVectors
         >>> x = PairVectors.mix(torch.rand(2, 12, 5, 1), torch.randn(2, 12, 64))  # M 2, K 12, N 5, Q 1, D 64
-        >>> normalised = (x + x.dropout(0.3)).layer_norm(nn.LayerNorm(64)).unit()
-        >>> normalised.dot(torch.randn(5, 3, 64)).shape  # (M, N, T, Q)
+        >>> normalized = (x + x.dropout(0.3)).layer_norm(nn.LayerNorm(64)).unit()
+        >>> normalized.dot(torch.randn(5, 3, 64)).shape  # (M, N, T, Q)
         torch.Size([2, 5, 3, 1])
     """
 
@@ -183,7 +183,7 @@ class DroppedPairVectors(DensePairVectors):
     def _behind(self, layer: nn.LayerNorm, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         """Return the vectors (M, N, Q, E) after a LayerNorm and, if its weight (E, D) is given, a linear layer."""
         eps, *tensors = self._arguments(layer)
-        made: Tensor = _Normalised.apply(eps, weight, bias, *tensors)
+        made: Tensor = _Normalized.apply(eps, weight, bias, *tensors)
         return made
 
 
@@ -193,14 +193,14 @@ class _Piece(NamedTuple):
     Attributes:
         staying: dropout mask, 1 for elements that are kept, else 0.
         before: vectors before the LayerNorm.
-        normalised: vectors after the LayerNorm.
+        normalized: vectors after the LayerNorm.
         mean: (v, n, Q, 1) mean of the LayerNorm.
         scale: (v, n, Q, 1) scale of the LayerNorm.
     """
 
     staying: Tensor
     before: Tensor
-    normalised: Tensor
+    normalized: Tensor
     mean: Tensor
     scale: Tensor
 
@@ -229,10 +229,10 @@ class _Recipe:
         """Yield the videos and the texts of every tile."""
         videos, texts, slots, size = self.staying.shape
         if self.staying.device.type == "cpu":
-            pairs = max(PIECE // (slots * size), 1)
+            pairs = max(TILE // (slots * size), 1)
             few = min(videos, VIDEOS_AT_A_TIME if slots == 1 else 1, pairs)
         else:
-            pairs = max(LARGE_PIECE // (slots * size), 1)
+            pairs = max(LARGE_TILE // (slots * size), 1)
             few = min(videos, pairs)
         many = max(pairs // few, 1)
         for text in range(0, texts, many):
@@ -279,7 +279,7 @@ class _Gradients:
         return (self.weight, self.bias, *self.of_dropped[:2], *of_whole)
 
 
-class _Normalised(torch.autograd.Function):
+class _Normalized(torch.autograd.Function):
     """Vectors (M, N, Q, E) after the LayerNorm and a linear layer (E, D), or (M, N, Q, D) without one."""
 
     @staticmethod
@@ -288,8 +288,8 @@ class _Normalised(torch.autograd.Function):
         *pairs, size = recipe.staying.shape
         result = recipe.weight.new_empty(*pairs, size if weight is None else len(weight))
         for videos, texts in recipe.pieces():
-            normalised = recipe.made(videos, texts).normalised
-            result[videos, texts] = normalised if weight is None else F.linear(normalised, weight, bias)
+            normalized = recipe.made(videos, texts).normalized
+            result[videos, texts] = normalized if weight is None else F.linear(normalized, weight, bias)
         ctx.save_for_backward(weight, bias, *tensors)
         ctx.eps = eps
         return result
@@ -306,7 +306,7 @@ class _Normalised(torch.autograd.Function):
             piece, behind = recipe.made(videos, texts), gradient[videos, texts].contiguous()
             if of_weight is not None:
                 rows = behind.flatten(0, 2)
-                of_weight.addmm_(rows.T, piece.normalised.flatten(0, 2))
+                of_weight.addmm_(rows.T, piece.normalized.flatten(0, 2))
                 if of_bias is not None:
                     of_bias += rows.sum(0)
                 behind = behind @ weight
@@ -324,11 +324,11 @@ class _Products(torch.autograd.Function):
         products = vectors.new_empty(videos, texts, vectors.shape[1], slots)
         lengths = vectors.new_empty(videos, texts, 1, slots) if to_unit else None
         for few, some in recipe.pieces():
-            normalised = recipe.made(few, some).normalised
-            met = torch.bmm(vectors[some], _by_text(normalised).transpose(1, 2))  # (n, T, v Q)
+            normalized = recipe.made(few, some).normalized
+            met = torch.bmm(vectors[some], _by_text(normalized).transpose(1, 2))  # (n, T, v Q)
             products[few, some] = met.unflatten(2, (-1, slots)).permute(2, 0, 1, 3)
             if lengths is not None:
-                lengths[few, some, 0] = torch.linalg.vector_norm(normalised, dim=-1)
+                lengths[few, some, 0] = torch.linalg.vector_norm(normalized, dim=-1)
         if lengths is not None:
             products /= lengths.clamp_(min=COSINE_EPS)
         ctx.save_for_backward(vectors, products, lengths, *tensors)
@@ -349,11 +349,11 @@ class _Products(torch.autograd.Function):
         for few, some in recipe.pieces():
             piece = recipe.made(few, some)
             met = gradient[few, some].permute(1, 2, 0, 3).flatten(2)  # (n, T, v Q)
-            of_vectors[some].baddbmm_(met, _by_text(piece.normalised))
+            of_vectors[some].baddbmm_(met, _by_text(piece.normalized))
             behind = torch.bmm(met.transpose(1, 2), vectors[some])
-            behind = behind.unflatten(1, (-1, piece.normalised.shape[2])).transpose(0, 1).contiguous()
+            behind = behind.unflatten(1, (-1, piece.normalized.shape[2])).transpose(0, 1).contiguous()
             if shrinking is not None:
-                behind.addcmul_(piece.normalised, shrinking[few, some], value=-1)
+                behind.addcmul_(piece.normalized, shrinking[few, some], value=-1)
             gradients.add(few, some, behind, piece)
         return (None, None, of_vectors, None, *gradients.all())
 

@@ -107,7 +107,7 @@ def test_draws_per_video_leave_each_pair_s_vector_its_distribution():
 def test_draws_per_video_keep_the_factorised_form_and_its_basis():
     vectors, _ = behind_dropout(PairVectors, 3, "video")
     assert isinstance(vectors, PairVectors)
-    assert vectors.sides.video.basis.shape == (M, K + 1, D)
+    assert vectors.terms.video.basis.shape == (M, K + 1, D)
 
 
 def test_draws_per_video_are_refused_for_vectors_of_texts():
