@@ -34,14 +34,6 @@ class TextConditionedAttention(nn.Module):
 
     Raises:
         UserError: `dimension` is not a multiple of `heads`, or `dropout` is not in [0, 1).
-
-    Example:
-        >>> attention = TextConditionedAttention(64, heads=2)
-        >>> from tvr_lightning.pairwise import DensePairVectors
-        >>> text, frames = torch.randn(3, 1, 64), torch.randn(5, 12, 64)
-        >>> asked = DensePairVectors.from_texts(attention.queries(text), videos=5)
-        >>> attention(asked, frames).materialize().shape  # (N, M, Q, D)
-        torch.Size([3, 5, 1, 64])
     """
 
     def __init__(

@@ -25,12 +25,7 @@ TEXTS_AT_A_TIME = 256
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """Return half-precision tensors (any shape) as float32, and all others unchanged.
-
-    Example:
-        >>> at_least_float32(torch.ones(1, dtype=torch.bfloat16)).dtype, at_least_float32(torch.ones(1).double()).dtype
-        (torch.float32, torch.float64)
-    """
+    """Return half-precision tensors (any shape) as float32, and all others unchanged."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
@@ -43,12 +38,6 @@ def chained(vectors: Tensor, *layers: nn.Linear) -> Tensor:
 
     Returns:
         Vectors (..., D).
-
-    Example:
-        >>> first, second = nn.Linear(2, 2), nn.Linear(2, 2)
-        >>> vectors = torch.randn(5, 2)
-        >>> torch.allclose(chained(vectors, first, second), second(first(vectors)), atol=1e-6)
-        True
     """
     if not layers:
         return vectors
@@ -71,12 +60,7 @@ def _parameters(layer: nn.Linear, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def parameters_of(layer: nn.Linear | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Return weight (D, D) and bias (D,) of a layer, or a matrix and no bias, in a dtype.
-
-    Example:
-        >>> parameters_of(torch.eye(1), torch.float64)
-        (tensor([[1.]], dtype=torch.float64), None)
-    """
+    """Return weight (D, D) and bias (D,) of a layer, or a matrix and no bias, in a dtype."""
     weight, bias = (layer, None) if isinstance(layer, Tensor) else (layer.weight, layer.bias)
     return weight.to(dtype), None if bias is None else bias.to(dtype)
 
@@ -101,29 +85,12 @@ class Pairwise(ABC):
     @classmethod
     @abstractmethod
     def from_texts(cls: type[P], vectors: Tensor, videos: int) -> P:
-        """Return x[j, i, q] = vectors[i, q] for `vectors` (N, Q, D), the same for each of `videos` videos.
-
-        Example:
-            >>> from tvr_lightning.pairwise import PairVectors
-            >>> PairVectors.from_texts(torch.tensor([[[1.0, 2.0]]]), videos=2).materialize()  # (N, M, Q, D)
-            tensor([[[[1., 2.]],
-            <BLANKLINE>
-                     [[1., 2.]]]])
-        """
+        """Return x[j, i, q] = vectors[i, q] for `vectors` (N, Q, D), the same for each of `videos` videos."""
 
     @classmethod
     @abstractmethod
     def from_videos(cls: type[P], vectors: Tensor, texts: int) -> P:
-        """Return x[j, i, q] = vectors[j, q] for `vectors` (M, Q, D), the same for each of `texts` texts.
-
-        Example:
-            >>> from tvr_lightning.pairwise import PairVectors
-            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
-            >>> x.materialize()  # (N, M, Q, D)
-            tensor([[[[3., 4.]],
-            <BLANKLINE>
-                     [[0., 2.]]]])
-        """
+        """Return x[j, i, q] = vectors[j, q] for `vectors` (M, Q, D), the same for each of `texts` texts."""
 
     @classmethod
     @abstractmethod
@@ -137,42 +104,15 @@ class Pairwise(ABC):
 
         Returns:
             x[j, i, q] = sum_k weights[j, k, i, q] basis[j or i, k].
-
-        Example:
-            >>> from tvr_lightning.pairwise import PairVectors
-            >>> frames = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])  # (M, F, D)
-            >>> weights = torch.tensor([0.25, 0.75]).view(1, 2, 1, 1)  # (M, F, N, Q)
-            >>> PairVectors.mix(weights, frames).materialize()
-            tensor([[[[0.2500, 0.7500]]]])
         """
 
     @abstractmethod
     def linear(self: P, layer: nn.Linear | Tensor) -> P:
-        """Return the vectors after a linear layer, or after a matrix (D, D), used like a layer's `weight` without bias.
-
-        Example:
-            >>> from tvr_lightning.pairwise import PairVectors
-            >>> double = nn.Linear(2, 2, bias=False)
-            >>> _ = double.weight.data.copy_(2 * torch.eye(2))
-            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
-            >>> x.linear(double).norm().flatten().detach()
-            tensor([10.,  4.])
-            >>> x.linear(torch.tensor([[0.0, 1.0], [1.0, 0.0]])).materialize()[0, :, 0]
-            tensor([[4., 3.],
-                    [2., 0.]])
-        """
+        """Return the vectors after a linear layer, or after a matrix (D, D) like a layer's `weight`, without bias."""
 
     @abstractmethod
     def layer_norm(self: P, layer: nn.LayerNorm) -> P:
-        """Return the vectors after the LayerNorm `layer`, with the layer's own eps.
-
-        Example:
-            >>> from tvr_lightning.pairwise import PairVectors
-            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
-            >>> x.layer_norm(nn.LayerNorm(2)).materialize().detach().round()[0, :, 0]
-            tensor([[-1.,  1.],
-                    [-1.,  1.]])
-        """
+        """Return the vectors after the LayerNorm `layer`, with the layer's own eps."""
 
     @abstractmethod
     def dropout(self, probability: float, per: DropoutPer = "pair") -> Pairwise:
@@ -188,112 +128,42 @@ class Pairwise(ABC):
         Args:
             probability: Probability that an element becomes zero.
             per: Unit of independent masks.
-
-        Example:
-            >>> from tvr_lightning.pairwise import PairVectors
-            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
-            >>> [type(x.dropout(0.5, per)).__name__ for per in ("pair", "video")]
-            ['DroppedPairVectors', 'PairVectors']
         """
 
     @abstractmethod
     def dense(self) -> DensePairVectors:
-        """Return the vectors in element form, as `DensePairVectors`.
-
-        Example:
-            >>> from tvr_lightning.pairwise import PairVectors
-            >>> PairVectors.from_videos(torch.tensor([[[3.0, 4.0]]]), texts=2).dense().vectors.shape  # (M, N, Q, D)
-            torch.Size([1, 2, 1, 2])
-        """
+        """Return the vectors in element form, as `DensePairVectors`."""
 
     @abstractmethod
     def __add__(self, other: Pairwise) -> Pairwise:
-        """Return the sum; a single slot of one operand is broadcast to every slot of the other.
-
-        Example:
-            >>> from tvr_lightning.pairwise import PairVectors
-            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
-            >>> (x + x).norm().flatten()
-            tensor([10.,  4.])
-        """
+        """Return the sum; a single slot of one operand is broadcast to every slot of the other."""
 
     @abstractmethod
     def __sub__(self, other: Pairwise) -> Pairwise:
-        """Return the difference; single slots are broadcast as in a sum.
-
-        Example:
-            >>> from tvr_lightning.pairwise import PairVectors
-            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
-            >>> text = PairVectors.from_texts(torch.tensor([[[3.0, 0.0]]]), videos=2)
-            >>> (x - text).materialize()[0, :, 0]
-            tensor([[ 0.,  4.],
-                    [-3.,  2.]])
-        """
+        """Return the difference; single slots are broadcast as in a sum."""
 
     @abstractmethod
     def scale(self: P, factor: Tensor) -> P:
-        """Return every vector times its factor in `factor` (M, N, Q).
-
-        Example:
-            >>> from tvr_lightning.pairwise import PairVectors
-            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
-            >>> x.scale(torch.tensor([1.0, 10.0]).view(2, 1, 1)).norm().flatten()
-            tensor([ 5., 20.])
-        """
+        """Return every vector times its factor in `factor` (M, N, Q)."""
 
     @abstractmethod
     def pool(self: P, weights: Tensor) -> P:
-        """Return the sum over the slots weighted by `weights` (M, N, Q), as vectors with one slot.
-
-        Example:
-            >>> from tvr_lightning.pairwise import PairVectors
-            >>> x = PairVectors.from_texts(torch.tensor([[[1.0, 0.0], [0.0, 2.0]]]), videos=1)  # M 1, N 1, Q 2, D 2
-            >>> x.pool(torch.tensor([[[0.5, 0.5]]])).materialize()
-            tensor([[[[0.5000, 1.0000]]]])
-        """
+        """Return the sum over the slots weighted by `weights` (M, N, Q), as vectors with one slot."""
 
     @abstractmethod
     def select(self: P, start: int, stop: int) -> P:
-        """Return the slots from `start` to before `stop`.
-
-        Example:
-            >>> from tvr_lightning.pairwise import PairVectors
-            >>> x = PairVectors.from_texts(torch.tensor([[[1.0, 0.0], [0.0, 2.0]]]), videos=1)  # M 1, N 1, Q 2, D 2
-            >>> x.select(1, 2).materialize()
-            tensor([[[[0., 2.]]]])
-        """
+        """Return the slots from `start` to before `stop`."""
 
     def divided(self: P, start: int) -> tuple[P, P]:
-        """Return the slots before `start` and the slots from `start` on.
-
-        Example:
-            >>> from tvr_lightning.pairwise import PairVectors
-            >>> x = PairVectors.from_texts(torch.tensor([[[1.0, 0.0], [0.0, 2.0]]]), videos=1)  # M 1, N 1, Q 2, D 2
-            >>> [part.norm().flatten().tolist() for part in x.divided(1)]
-            [[1.0], [2.0]]
-        """
+        """Return the slots before `start` and the slots from `start` on."""
         return self.select(0, start), self.select(start, self.slots)
 
     @abstractmethod
     def dot(self, vectors: Tensor) -> Tensor:
-        """Return inner products with T vectors of the same text: `vectors` (N, T, D) to (M, N, T, Q).
-
-        Example:
-            >>> from tvr_lightning.pairwise import PairVectors
-            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
-            >>> x.dot(torch.tensor([[[1.0, 1.0]]])).flatten()
-            tensor([7., 2.])
-        """
+        """Return inner products with T vectors of the same text: `vectors` (N, T, D) to (M, N, T, Q)."""
 
     def dots(self, *vectors: Tensor) -> list[Tensor]:
-        """Return inner products with several sets of vectors of the same text, each as in `dot`.
-
-        Example:
-            >>> from tvr_lightning.pairwise import PairVectors
-            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
-            >>> [products.flatten().tolist() for products in x.dots(torch.ones(1, 1, 2), torch.zeros(1, 1, 2))]
-            [[7.0, 2.0], [0.0, 0.0]]
-        """
+        """Return inner products with several sets of vectors of the same text, each as in `dot`."""
         return [self.dot(each) for each in vectors]
 
     @abstractmethod
@@ -306,57 +176,23 @@ class Pairwise(ABC):
 
         Returns:
             Products x[j, i, q] . weight vectors[j, f], (M, F, N, Q).
-
-        Example:
-            >>> from tvr_lightning.pairwise import PairVectors
-            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
-            >>> x.dot_frames(torch.tensor([[[1.0, 1.0]], [[1.0, 1.0]]])).flatten()
-            tensor([7., 2.])
         """
 
     @abstractmethod
     def dot_shared(self, vectors: Tensor) -> Tensor:
-        """Return inner products with S vectors shared by all pairs: `vectors` (S, D) to (M, S, N, Q).
-
-        Example:
-            >>> from tvr_lightning.pairwise import PairVectors
-            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
-            >>> x.dot_shared(torch.tensor([[1.0, 1.0]])).flatten()
-            tensor([7., 2.])
-        """
+        """Return inner products with S vectors shared by all pairs: `vectors` (S, D) to (M, S, N, Q)."""
 
     @abstractmethod
     def dot_pairs(self, vectors: Tensor) -> Tensor:
-        """Return inner products with one vector of the same pair: `vectors` (M, N, D) to (M, N, Q).
-
-        Example:
-            >>> from tvr_lightning.pairwise import PairVectors
-            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
-            >>> x.dot_pairs(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])).flatten()
-            tensor([3., 2.])
-        """
+        """Return inner products with one vector of the same pair: `vectors` (M, N, D) to (M, N, Q)."""
 
     @abstractmethod
     def inner(self: P, other: P) -> Tensor:
-        """Return inner products (M, N, Q) with the vectors of the same pair in `other`.
-
-        Example:
-            >>> from tvr_lightning.pairwise import PairVectors
-            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
-            >>> x.inner(x).flatten()
-            tensor([25.,  4.])
-        """
+        """Return inner products (M, N, Q) with the vectors of the same pair in `other`."""
 
     @abstractmethod
     def materialize(self) -> Tensor:
-        """Return the vectors (N, M, Q, D).
-
-        Example:
-            >>> from tvr_lightning.pairwise import PairVectors
-            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
-            >>> x.materialize().shape
-            torch.Size([1, 2, 1, 2])
-        """
+        """Return the vectors (N, M, Q, D)."""
 
     def logits(
         self, vectors: Tensor, query: nn.Linear, key: nn.Linear, side: Literal["video", "text"] = "video"
@@ -371,14 +207,6 @@ class Pairwise(ABC):
 
         Returns:
             Products query(x[j, i, q]) . key(vectors[j or i, k]), (M, K, N, Q).
-
-        Example:
-            >>> from tvr_lightning.pairwise import PairVectors
-            >>> x = PairVectors.from_texts(torch.randn(1, 1, 2), videos=3)
-            >>> query, key = nn.Linear(2, 2), nn.Linear(2, 2)
-            >>> frames = torch.randn(3, 5, 2)
-            >>> torch.allclose(x.logits(frames, query, key), x.linear(query).dot_frames(key(frames)), atol=1e-5)
-            True
         """
         vectors = at_least_float32(vectors)
         keys = F.linear(vectors, *_parameters(key, vectors))
@@ -390,39 +218,16 @@ class Pairwise(ABC):
         return self.dot_frames(vectors) if side == "video" else self.dot(vectors).transpose(1, 2)
 
     def norm(self) -> Tensor:
-        """Return the Euclidean lengths (M, N, Q).
-
-        Example:
-            >>> from tvr_lightning.pairwise import PairVectors
-            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
-            >>> x.norm().flatten()
-            tensor([5., 2.])
-        """
+        """Return the Euclidean lengths (M, N, Q)."""
         # The square may round below zero; at zero itself the root has no gradient.
         return self.inner(self).clamp(min=COSINE_EPS**2).sqrt()
 
     def unit(self: P) -> P:
-        """Return the vectors scaled to unit length.
-
-        Example:
-            >>> from tvr_lightning.pairwise import PairVectors
-            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
-            >>> x.unit().materialize()[0, :, 0]
-            tensor([[0.6000, 0.8000],
-                    [0.0000, 1.0000]])
-        """
+        """Return the vectors scaled to unit length."""
         return self.scale(self.norm().reciprocal())
 
     def cosine(self: P, other: P) -> Tensor:
-        """Return cosines (M, N, Q) with the vectors of the same pair in `other`.
-
-        Example:
-            >>> from tvr_lightning.pairwise import PairVectors
-            >>> x = PairVectors.from_texts(torch.tensor([[[2.0, 0.0]]]), videos=2)  # M 2, N 1, Q 1, D 2
-            >>> y = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 1.0]]]), texts=1)
-            >>> x.cosine(y).flatten()
-            tensor([0.6000, 0.0000])
-        """
+        """Return cosines (M, N, Q) with the vectors of the same pair in `other`."""
         return self.inner(other) / (self.norm() * other.norm())
 
     def cosine_each(self, made: Callable[[int, slice], Tensor]) -> Tensor:
@@ -433,13 +238,6 @@ class Pairwise(ABC):
 
         Returns:
             Cosines (M, N, Q).
-
-        Example:
-            >>> from tvr_lightning.pairwise import PairVectors
-            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=3)  # M 2, N 3, Q 1, D 2
-            >>> x.cosine_each(lambda j, texts: torch.eye(2)[j].expand(len(range(3)[texts]), -1)).squeeze(-1)
-            tensor([[0.6000, 0.6000, 0.6000],
-                    [1.0000, 1.0000, 1.0000]])
         """
         meet, cosines = self._meeting(), []
         for j in range(self.videos):

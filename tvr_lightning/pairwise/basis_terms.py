@@ -24,12 +24,6 @@ class BasisTerm:
         origin: name of the basis for `once`; None if it need not be cached.
         pending: (D, D) matrix, or (D,) diagonal of one, that is still to be applied to `vectors`. If there are more
             than D vectors, scaling, centering and adding are applied to the matrix, which is smaller.
-
-    Example:
-        >>> frames = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])  # M 1, K 2, D 2
-        >>> BasisTerm(torch.ones(1, 2, 1, 1), frames, pending=torch.tensor([2.0, 3.0])).basis
-        tensor([[[2., 0.],
-                 [0., 3.]]])
     """
 
     def __init__(

@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from tvr_lightning.layers.cosine import COSINE_EPS, unit
 from tvr_lightning.pairwise.base import Pairwise, chained
@@ -52,41 +53,35 @@ class PairFrames(ABC):
 
 
 class PlainFrames(PairFrames):
-    """Frames (M, F, D) of each video, the same for every text; for maps, vectors of any shape (..., F, D).
-
-    Example:
-        >>> frames = PlainFrames(torch.tensor([[[1.0, 0.0], [3.0, 4.0]]]))  # M 1, F 2, D 2
-        >>> frames.cosine(torch.tensor([[2.0, 0.0]]))  # (M, N, F)
-        tensor([[[1.0000, 0.6000]]])
-    """
+    """Frames (M, F, D) of each video, the same for every text; for maps, vectors of any shape (..., F, D)."""
 
     def __init__(self, frames: Tensor) -> None:
         self.frames = frames
 
+    @override
     def layer_norm(self, layer: nn.LayerNorm) -> PlainFrames:
-        """Return the frames after the LayerNorm `layer`."""
         return PlainFrames(_layer_norm(layer, self.frames))
 
+    @override
     def linear(self, *layers: nn.Linear) -> PlainFrames:
-        """Return the frames after `layers` in sequence."""
         return PlainFrames(chained(self.frames, *layers))
 
+    @override
     def per_head(self, heads: int) -> PlainFrames:
-        """Return the frames once per head, with zeros outside the head's columns."""
         return PlainFrames(_once_per_head(self.frames, heads))
 
+    @override
     def dot(self, queries: Pairwise, layer: nn.Linear | None = None) -> Tensor:
-        """Return inner products (M, F, N, Q) with the queries of the same pair."""
         if layer is None:
             return queries.dot_frames(self.frames)
         return queries.dot_frames(self.frames, layer.weight) + queries.dot_shared(layer.bias[None])
 
+    @override
     def mix(self, weights: Tensor, form: type[Pairwise]) -> Pairwise:
-        """Return the weighted sums of frames, sum_f weights[j, f, i, q] x[j, i, f]."""
         return form.mix(weights, self.frames)
 
+    @override
     def cosine(self, texts: Tensor) -> Tensor:
-        """Return cosines (M, N, F) with the text of the same pair."""
         return (unit(self.frames) @ unit(texts).T).transpose(1, 2)
 
 
@@ -96,12 +91,6 @@ class BlendedFrames(PairFrames):
     Args:
         parts: coefficients (M, F, N), or None for 1, and basis (M, F, D) of each part.
         offset: vector (H, D) added to all frames of a head.
-
-    Example:
-        >>> halves = torch.full((1, 1, 1), 0.5)  # one number for M 1, F 1 and N 1
-        >>> frames = BlendedFrames([(None, torch.tensor([[[1.0, 1.0]]])), (halves, torch.tensor([[[2.0, -2.0]]]))])
-        >>> frames.cosine(torch.tensor([[1.0, 0.0]]))  # the frame is (2, 0)
-        tensor([[[1.]]])
     """
 
     def __init__(self, parts: list[tuple[Tensor | None, Tensor]], offset: Tensor | None = None) -> None:
@@ -111,16 +100,16 @@ class BlendedFrames(PairFrames):
         """Return the sum with frames (M, F, D) of the videos."""
         return BlendedFrames([(None, frames), *self.parts], self.offset)
 
+    @override
     def layer_norm(self, layer: nn.LayerNorm) -> BlendedFrames:
-        """Return the frames after `layer`, computed by centering the bases and scaling the coefficients."""
         centred = [(c, basis - basis.mean(-1, keepdim=True)) for c, basis in self.parts]
         variance = _square(centred) / centred[0][1].shape[-1]
         scale = (variance + layer.eps).rsqrt()
         weight, bias = _parameters(layer, scale)
         return BlendedFrames([(scale if c is None else scale * c, basis * weight) for c, basis in centred], bias[None])
 
+    @override
     def linear(self, *layers: nn.Linear) -> BlendedFrames:
-        """Return the frames after `layers` in sequence."""
         if not layers:
             return self
         # The zero vector gives the contribution of the layers' biases.
@@ -131,13 +120,13 @@ class BlendedFrames(PairFrames):
         bases = [(part - zero).view_as(basis) for part, (_, basis) in zip(mapped, self.parts, strict=True)]
         return BlendedFrames([(c, basis) for (c, _), basis in zip(self.parts, bases, strict=True)], common)
 
+    @override
     def per_head(self, heads: int) -> BlendedFrames:
-        """Return the frames once per head, with zeros outside the head's columns."""
         parts = [(c if c is None else c.repeat(1, heads, 1), _once_per_head(basis, heads)) for c, basis in self.parts]
         return BlendedFrames(parts, None if self.offset is None else _once_per_head(self.offset, heads))
 
+    @override
     def dot(self, queries: Pairwise, layer: nn.Linear | None = None) -> Tensor:
-        """Return inner products (M, F, N, Q) with the queries of the same pair."""
         weight = None if layer is None else layer.weight
         products = _total(_times(c, queries.dot_frames(basis, weight)) for c, basis in self.parts)
         offset = self.offset
@@ -149,8 +138,8 @@ class BlendedFrames(PairFrames):
         common = queries.dot_shared(offset)  # (M, H, N, Q)
         return products + common.repeat_interleave(products.shape[1] // common.shape[1], dim=1)
 
+    @override
     def mix(self, weights: Tensor, form: type[Pairwise]) -> Pairwise:
-        """Return the weighted sums of frames, sum_f weights[j, f, i, q] x[j, i, f]."""
         coefficients = torch.cat([_times(c, weights) for c, _ in self.parts], dim=1)
         mixed = form.mix(coefficients, torch.cat([basis for _, basis in self.parts], dim=1))
         if self.offset is None:
@@ -158,21 +147,14 @@ class BlendedFrames(PairFrames):
         common = self.offset.expand(len(weights), -1, -1)
         return mixed + form.mix(weights.unflatten(1, (len(self.offset), -1)).sum(2), common)
 
+    @override
     def cosine(self, texts: Tensor) -> Tensor:
-        """Return cosines (M, N, F) with the text of the same pair, for blends without an offset."""
         products = _total(_times(c, basis @ unit(texts).T) for c, basis in self.parts)
         return (products / _square(self.parts).sqrt().clamp(min=COSINE_EPS)).transpose(1, 2)
 
 
 class DenseFrames(PairFrames):
-    """Frames (M, N, F, D) of every pair in memory, for gates with a value per dimension and as a reference in tests.
-
-    Example:
-        >>> frames = DenseFrames(torch.tensor([[[[0.0, 2.0]], [[2.0, 0.0]]]]))  # M 1, N 2, F 1, D 2
-        >>> frames.cosine(torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
-        tensor([[[0.],
-                 [1.]]])
-    """
+    """Frames (M, N, F, D) of every pair in memory, for gates with a value per dimension and as a reference in tests."""
 
     def __init__(self, frames: Tensor) -> None:
         self.frames = frames
@@ -181,29 +163,29 @@ class DenseFrames(PairFrames):
         """Return the sum with frames (M, F, D) of the videos."""
         return DenseFrames(frames.unsqueeze(1) + self.frames)
 
+    @override
     def layer_norm(self, layer: nn.LayerNorm) -> DenseFrames:
-        """Return the frames after the LayerNorm `layer`."""
         return DenseFrames(_layer_norm(layer, self.frames))
 
+    @override
     def linear(self, *layers: nn.Linear) -> DenseFrames:
-        """Return the frames after `layers` in sequence."""
         return DenseFrames(chained(self.frames, *layers))
 
+    @override
     def per_head(self, heads: int) -> DenseFrames:
-        """Return the frames once per head, with zeros outside the head's columns."""
         return DenseFrames(_once_per_head(self.frames, heads))
 
+    @override
     def dot(self, queries: Pairwise, layer: nn.Linear | None = None) -> Tensor:
-        """Return inner products (M, F, N, Q) with the queries of the same pair."""
         frames = self.frames if layer is None else self.linear(layer).frames
         return torch.einsum("nmqd,mnfd->mfnq", queries.materialize(), frames)
 
+    @override
     def mix(self, weights: Tensor, form: type[Pairwise]) -> Pairwise:
-        """Return the weighted sums in dense form, because no basis is shared."""
         return DensePairVectors(torch.einsum("mfnq,mnfd->mnqd", weights, self.frames))
 
+    @override
     def cosine(self, texts: Tensor) -> Tensor:
-        """Return cosines (M, N, F) with the text of the same pair."""
         return torch.einsum("nd,mnfd->mnf", unit(texts), unit(self.frames))
 
 
@@ -213,13 +195,6 @@ class PairGate:
     Args:
         values: (M, F, N), one value for every pair and frame, for `BlendedFrames`; or (M, N, F, D), one for every
             dimension, or (M, N, F, 1), for `DenseFrames`.
-
-    Example:
-        >>> frames, others = torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[0.0, 1.0]]])  # M 1, F 1, D 2
-        >>> gate = PairGate(torch.tensor([[[0.0, 1.0]]]))  # closed for the first text, open for the second
-        >>> (frames + gate * (others - frames)).cosine(torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
-        tensor([[[1.],
-                 [0.]]])
     """
 
     def __init__(self, values: Tensor) -> None:

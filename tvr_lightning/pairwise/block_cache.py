@@ -37,15 +37,6 @@ def persisting(tensors: Iterable[Tensor], blocks: int) -> Iterator[None]:
     Args:
         tensors: Tensors (any shape) that several blocks use.
         blocks: Number of blocks; with a single block, nothing is cached.
-
-    Example:
-        >>> texts, made = torch.eye(2), []
-        >>> with torch.no_grad(), persisting([texts], blocks=2):
-        ...     for block in range(2):
-        ...         doubled = once((*origin_of(texts), "twice"), lambda: made.append(block) or 2 * texts)
-        >>> made, doubled
-        ([0], tensor([[2., 0.],
-                [0., 2.]]))
     """
     call = None if torch.is_grad_enabled() else _CALL.get() or _Call()
     places = set() if call is None or blocks < 2 else {_place(tensor) for tensor in tensors} - set(call.blocks)
@@ -62,24 +53,14 @@ def persisting(tensors: Iterable[Tensor], blocks: int) -> Iterator[None]:
 
 
 def origin_of(tensor: Tensor) -> Origin | None:
-    """Return a name of a persisting tensor, or of a view of all of it (any shape), or None if it does not persist.
-
-    Example:
-        >>> origin_of(torch.eye(2)) is None
-        True
-    """
+    """Return a name of a persisting tensor, or of a view of all of it (any shape), or None if it does not persist."""
     call = _CALL.get()
     place = _place(tensor)
     return (place, tuple(tensor.shape)) if call is not None and place in call.blocks else None
 
 
 def once(origin: Origin | None, function: Callable[[], Tensor]) -> Tensor:
-    """Return `function()` (any shape), cached under its origin, or computed every time if the origin is None.
-
-    Example:
-        >>> once(None, lambda: torch.ones(1))
-        tensor([1.])
-    """
+    """Return `function()` (any shape), cached under its origin, or computed every time if the origin is None."""
     call = _CALL.get()
     if call is None or origin is None:
         return function()
@@ -89,13 +70,7 @@ def once(origin: Origin | None, function: Callable[[], Tensor]) -> Tensor:
 
 
 def name_of(thing: object) -> Hashable:
-    """Return a name of a layer or matrix that is unique during the call.
-
-    Example:
-        >>> layer = torch.nn.Linear(2, 2)
-        >>> name_of(layer) == name_of(layer)
-        True
-    """
+    """Return a name of a layer or matrix that is unique during the call."""
     call = _CALL.get()
     if call is not None:
         call.named[id(thing)] = thing  # a reference, so that no later object reuses its id
@@ -103,12 +78,7 @@ def name_of(thing: object) -> Hashable:
 
 
 def share_of_a_block(origin: Origin | None) -> float:
-    """Return one block's share of the cost of a cached result.
-
-    Example:
-        >>> share_of_a_block(None)
-        1.0
-    """
+    """Return one block's share of the cost of a cached result."""
     call = _CALL.get()
     return 1.0 if call is None or origin is None else 1.0 / call.blocks[origin[0]]
 

@@ -54,15 +54,6 @@ def score_in_blocks(
 
     Raises:
         UserError: `pair_bytes` or `budget` is not positive, or there is no text or no video.
-
-    Example:
-        >>> from tvr_lightning.features import TextFeatures, VideoFeatures
-        >>> text = TextFeatures(torch.eye(3), torch.eye(3).unsqueeze(1), torch.ones(3, 1, dtype=torch.bool))
-        >>> video = VideoFeatures(torch.eye(3).unsqueeze(1), torch.ones(3, 1, dtype=torch.bool))
-        >>> score_in_blocks(lambda t, v: Scores(t.sentence @ v.frames[:, 0].T), text, video, 8, budget=16).similarity
-        tensor([[1., 0., 0.],
-                [0., 1., 0.],
-                [0., 0., 1.]])
     """
     if pair_bytes < 1 or budget < 1:
         raise UserError(f"score_in_blocks: pair_bytes ({pair_bytes}) and budget ({budget}) must be positive")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from typing_extensions import override
 
 from tvr_lightning.layers.cosine import COSINE_EPS
 from tvr_lightning.pairwise.base import DropoutPer, Pairwise, at_least_float32, parameters_of
@@ -22,11 +23,6 @@ class DensePairVectors(Pairwise):
     Args:
         vectors: (M, N, Q, D); axes that are expanded views are not copied until an operation needs it.
         factor: (M, N, Q) factor of the vectors, applied only by operations that need the elements; products do not.
-
-    Example:
-        >>> x = DensePairVectors.from_texts(torch.tensor([[[3.0, 4.0]]]), videos=2)
-        >>> x.norm().flatten()
-        tensor([5., 5.])
     """
 
     def __init__(self, vectors: Tensor, factor: Tensor | None = None) -> None:
@@ -41,35 +37,35 @@ class DensePairVectors(Pairwise):
         return self._vectors
 
     @classmethod
+    @override
     def from_texts(cls, vectors: Tensor, videos: int) -> DensePairVectors:
-        """Return x[j, i, q] = vectors[i, q] for `vectors` (N, Q, D)."""
         return cls(vectors.unsqueeze(0).expand(videos, -1, -1, -1))
 
     @classmethod
+    @override
     def from_videos(cls, vectors: Tensor, texts: int) -> DensePairVectors:
-        """Return x[j, i, q] = vectors[j, q] for `vectors` (M, Q, D)."""
         return cls(vectors.unsqueeze(1).expand(-1, texts, -1, -1))
 
     @classmethod
+    @override
     def mix(cls, weights: Tensor, basis: Tensor, side: Literal["video", "text"] = "video") -> DensePairVectors:
-        """Return weighted sums of video or text vectors."""
         weights, basis = at_least_float32(weights), at_least_float32(basis)
         if side == "video":
             mixed = weights.flatten(2).transpose(1, 2) @ basis
             return cls(mixed.unflatten(1, weights.shape[2:]))
         return cls(torch.einsum("mknq,nkd->mnqd", weights, basis))
 
+    @override
     def linear(self, layer: nn.Linear | Tensor) -> DensePairVectors:
-        """Return the vectors after a linear layer or a matrix (D, D)."""
         return DensePairVectors(F.linear(self.vectors, *parameters_of(layer, self.vectors.dtype)))
 
+    @override
     def layer_norm(self, layer: nn.LayerNorm) -> DensePairVectors:
-        """Return the vectors after the LayerNorm `layer`."""
         weight, bias = layer.weight.to(self.vectors.dtype), layer.bias.to(self.vectors.dtype)
         return DensePairVectors(F.layer_norm(self.vectors, layer.normalized_shape, weight, bias, layer.eps))
 
+    @override
     def dropout(self, probability: float, per: DropoutPer = "pair") -> DensePairVectors:
-        """Return the vectors with randomly zeroed elements, and the others scaled up."""
         if not probability:
             return self
         scale = left_over(probability, self._vectors.device)
@@ -78,55 +74,55 @@ class DensePairVectors(Pairwise):
             return DensePairVectors(self.vectors * (left * scale).unsqueeze(1).to(self._vectors.dtype))
         return DensePairVectors(drop(self.vectors * scale, probability))
 
+    @override
     def __add__(self, other: Pairwise) -> DensePairVectors:
-        """Return the sum; single slots are broadcast."""
         return DensePairVectors(self.vectors + other.dense().vectors)
 
     def plus_texts(self, vectors: Tensor) -> DensePairVectors:
         """Return the sum with text vectors (N, 1, D) or (N, Q, D), not materialized for a cosine in training."""
         return _Corrected(self.vectors, vectors.expand(-1, self.slots, -1))
 
+    @override
     def __sub__(self, other: Pairwise) -> DensePairVectors:
-        """Return the difference; single slots are broadcast."""
         return DensePairVectors(self.vectors - other.dense().vectors)
 
+    @override
     def dense(self) -> DensePairVectors:
-        """Return the vectors unchanged."""
         return self
 
+    @override
     def norm(self) -> Tensor:
-        """Return the Euclidean lengths (M, N, Q), computed in one pass."""
         return torch.linalg.vector_norm(self.vectors, dim=-1).clamp(min=COSINE_EPS)
 
+    @override
     def cosine(self, other: Pairwise) -> Tensor:
-        """Return cosines (M, N, Q), with one gradient pass over the vectors if the others are sums over a basis."""
         if isinstance(other, DensePairVectors) or not torch.is_grad_enabled():
             return self.inner(other) / (self.norm() * other.norm())
         measured = self._measured()
         return other.inner(measured) / (measured.norm() * other.norm())
 
+    @override
     def scale(self, factor: Tensor) -> DensePairVectors:
-        """Return every vector times its factor in `factor` (M, N, Q)."""
         return DensePairVectors(self._vectors, factor if self._factor is None else self._factor * factor)
 
+    @override
     def pool(self, weights: Tensor) -> DensePairVectors:
-        """Return the sum over the slots weighted by `weights` (M, N, Q)."""
         return DensePairVectors(weights.unsqueeze(-2) @ self.vectors)
 
+    @override
     def select(self, start: int, stop: int) -> DensePairVectors:
-        """Return the slots from `start` to before `stop`."""
         factor = None if self._factor is None else self._factor[:, :, start:stop]
         return DensePairVectors(self._vectors[:, :, start:stop], factor)
 
+    @override
     def divided(self, start: int) -> tuple[DensePairVectors, DensePairVectors]:
-        """Return the slots before `start` and from `start` on; the gradients of both parts are joined in one pass."""
         sizes = [start, self.slots - start]
         factors = [None, None] if self._factor is None else self._factor.split(sizes, dim=2)
         first, second = map(DensePairVectors, self._vectors.split(sizes, dim=2), factors)
         return first, second
 
+    @override
     def dot(self, vectors: Tensor) -> Tensor:
-        """Return inner products (M, N, T, Q) with vectors (N, T, D) of the same text."""
         vectors = vectors.to(self._vectors.dtype)
         if self._vectors.device.type == "cpu" and self.slots > 1:
             # One product per video: a single product would first copy the vectors of the pairs.
@@ -135,33 +131,33 @@ class DensePairVectors(Pairwise):
             products = torch.einsum("ntd,mnqd->mntq", vectors, self._vectors)
         return products if self._factor is None else products * self._factor.unsqueeze(2)
 
+    @override
     def dot_frames(self, vectors: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Return inner products (M, F, N, Q) with vectors (M, F, D), which `weight` maps because they are fewer."""
         flat = self.vectors.flatten(1, 2).transpose(1, 2)
         vectors = vectors.to(flat.dtype)
         vectors = vectors if weight is None else F.linear(vectors, weight.to(flat.dtype))
         return (vectors @ flat).unflatten(2, (self.texts, self.slots))
 
+    @override
     def dot_shared(self, vectors: Tensor) -> Tensor:
-        """Return inner products (M, S, N, Q) with shared vectors (S, D)."""
         return (self.vectors @ vectors.to(self.vectors.dtype).T).movedim(-1, 1)
 
+    @override
     def dot_pairs(self, vectors: Tensor) -> Tensor:
-        """Return inner products (M, N, Q) with vectors (M, N, D) of the same pair."""
         return (self.vectors @ vectors.to(self.vectors.dtype).unsqueeze(-1)).squeeze(-1)
 
     def _meeting(self) -> Callable[[int, slice, Tensor], Tensor]:
         """Return a function for the products (n, Q) of a video's vectors with vectors (n, D) of n texts."""
         return lambda j, texts, vectors: (self.vectors[j, texts] @ vectors.unsqueeze(-1)).squeeze(-1)
 
+    @override
     def inner(self, other: Pairwise) -> Tensor:
-        """Return inner products (M, N, Q) with the vectors of the same pair in `other`."""
         if isinstance(other, DensePairVectors):
             return (self.vectors * other.vectors).sum(-1)
         return other.inner(self)
 
+    @override
     def materialize(self) -> Tensor:
-        """Return the vectors (N, M, Q, D)."""
         return self.vectors.transpose(0, 1)
 
     def _measured(self) -> _MeasuredVectors:
@@ -200,6 +196,7 @@ class _MeasuredVectors(_Corrected):
         super().__init__(vectors, texts)
         self._lengths: Tensor | None = None
 
+    @override
     def dot_frames(self, vectors: Tensor, weight: Tensor | None = None) -> Tensor:
         if weight is not None or self._lengths is not None:
             return super().dot_frames(vectors, weight)
@@ -209,6 +206,7 @@ class _MeasuredVectors(_Corrected):
         self._lengths = lengths.view(self._of_pairs.shape[:3])
         return products.view(*vectors.shape[:2], *self._of_pairs.shape[1:3])
 
+    @override
     def norm(self) -> Tensor:
         return super().norm() if self._lengths is None else self._lengths
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from typing_extensions import override
 
 from tvr_lightning.layers.cosine import COSINE_EPS
 from tvr_lightning.pairwise.base import parameters_of
@@ -71,13 +72,6 @@ class DroppedPairVectors(DensePairVectors):
         whole: vectors that are added without dropout.
         layer: LayerNorm after the sum; products with vectors of texts then need no vectors in memory.
         to_unit: scaling to unit length after the LayerNorm.
-
-    Example:
-        >>> from tvr_lightning.pairwise import PairVectors
-        >>> x = PairVectors.mix(torch.rand(2, 12, 5, 1), torch.randn(2, 12, 64))  # M 2, K 12, N 5, Q 1, D 64
-        >>> normalized = (x + x.dropout(0.3)).layer_norm(nn.LayerNorm(64)).unit()
-        >>> normalized.dot(torch.randn(5, 3, 64)).shape  # (M, N, T, Q)
-        torch.Size([2, 5, 3, 1])
     """
 
     def __init__(
@@ -117,26 +111,26 @@ class DroppedPairVectors(DensePairVectors):
         """Return True if vectors can still be added: there is no LayerNorm yet, and nothing is in memory."""
         return self.layer is None and self.whole is None and self._made is None
 
+    @override
     def layer_norm(self, layer: nn.LayerNorm) -> DensePairVectors:  # type: ignore[override]
-        """Return the vectors after `layer`, applied when an operation needs the vectors."""
         if self.layer is not None or self._made is not None:
             return super().layer_norm(layer)
         return DroppedPairVectors(self.dropped, self.staying, self.whole, layer)
 
+    @override
     def linear(self, layer: nn.Linear | Tensor) -> DensePairVectors:  # type: ignore[override]
-        """Return the vectors after a linear layer, without keeping its input."""
         if self.layer is None or self.to_unit or self._made is not None:
             return super().linear(layer)
         return DensePairVectors(self._behind(self.layer, *parameters_of(layer, self.dropped.basis.dtype)))
 
+    @override
     def unit(self) -> DensePairVectors:  # type: ignore[override]
-        """Return the vectors scaled to unit length; lengths are computed together with the products."""
         if self.layer is None or self.to_unit or self._made is not None:
             return super().unit()
         return DroppedPairVectors(self.dropped, self.staying, self.whole, self.layer, to_unit=True)
 
+    @override
     def select(self, start: int, stop: int) -> DensePairVectors:  # type: ignore[override]
-        """Return the slots from `start` to before `stop`."""
         if self._made is not None:
             return super().select(start, stop)
         dropped, whole, staying = self.dropped.slots(start, stop), self.whole, self.staying[:, :, start:stop]
@@ -145,22 +139,22 @@ class DroppedPairVectors(DensePairVectors):
             whole = Summed(dropped.coefficients, whole.basis) if alike else whole.slots(start, stop)
         return DroppedPairVectors(dropped, staying, whole, self.layer, self.to_unit)
 
+    @override
     def divided(self, start: int) -> tuple[DensePairVectors, DensePairVectors]:  # type: ignore[override]
-        """Return the slots before `start` and the slots from `start` on."""
         if self._made is not None:
             return super().divided(start)
         return self.select(0, start), self.select(start, self.slots)
 
+    @override
     def dot(self, vectors: Tensor) -> Tensor:
-        """Return inner products (M, N, T, Q) with vectors (N, T, D) of the same text."""
         if self.layer is None or self._made is not None:
             return super().dot(vectors)
         eps, *tensors = self._arguments(self.layer)
         products: Tensor = _Products.apply(eps, self.to_unit, vectors.to(self.dropped.basis.dtype), *tensors)
         return products
 
+    @override
     def dots(self, *vectors: Tensor) -> list[Tensor]:
-        """Return inner products with several sets of vectors, computing every pair vector only once."""
         return list(self.dot(torch.cat(vectors, dim=1)).split([each.shape[1] for each in vectors], dim=2))
 
     def _arguments(self, layer: nn.LayerNorm) -> tuple[Any, ...]:

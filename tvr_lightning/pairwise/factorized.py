@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.pairwise.base import DropoutPer, Pairwise, at_least_float32, parameters_of
@@ -36,12 +37,6 @@ class PairVectors(Pairwise):
 
     Raises:
         UserError: There are no terms.
-
-    Example:
-        >>> frames, weights = torch.randn(2, 12, 512), torch.rand(2, 12, 1000, 1)
-        >>> x = PairVectors.mix(weights, frames)  # 2 x 1000 vectors, each stored as 12 coefficients
-        >>> x.dot(torch.randn(1000, 1, 512)).shape  # (M, N, T, Q)
-        torch.Size([2, 1000, 1, 1])
     """
 
     def __init__(self, shape: tuple[int, int, int], terms: BasisTerms, offset: Tensor | None = None) -> None:
@@ -60,26 +55,26 @@ class PairVectors(Pairwise):
         return self.videos, self.texts, self.slots
 
     @classmethod
+    @override
     def from_texts(cls, vectors: Tensor, videos: int) -> PairVectors:
-        """Return x[j, i, q] = vectors[i, q] for `vectors` (N, Q, D)."""
         side = BasisTerm(None, at_least_float32(vectors), origin=origin_of(vectors))
         return cls((videos, len(vectors), vectors.shape[1]), BasisTerms(text=side))
 
     @classmethod
+    @override
     def from_videos(cls, vectors: Tensor, texts: int) -> PairVectors:
-        """Return x[j, i, q] = vectors[j, q] for `vectors` (M, Q, D)."""
         side = BasisTerm(None, at_least_float32(vectors), origin=origin_of(vectors))
         return cls((len(vectors), texts, vectors.shape[1]), BasisTerms(video=side))
 
     @classmethod
+    @override
     def mix(cls, weights: Tensor, basis: Tensor, side: Literal["video", "text"] = "video") -> PairVectors:
-        """Return weighted sums of video or text vectors."""
         part = BasisTerm(at_least_float32(weights), at_least_float32(basis))
         shape = (weights.shape[0], weights.shape[2], weights.shape[3])
         return cls(shape, BasisTerms(video=part) if side == "video" else BasisTerms(text=part))
 
+    @override
     def linear(self, layer: nn.Linear | Tensor) -> PairVectors:
-        """Return the vectors after a linear layer, which maps the basis, and the offset with the layer's bias."""
         weight, bias = parameters_of(layer, self._dtype)
         terms = self.terms.map(lambda side: side.linear(name_of(layer), weight))
         offset = None if self.offset is None else F.linear(self.offset, weight)
@@ -87,8 +82,8 @@ class PairVectors(Pairwise):
             offset = bias if offset is None else offset + bias
         return PairVectors(self.shape, terms, offset)
 
+    @override
     def layer_norm(self, layer: nn.LayerNorm) -> PairVectors:
-        """Return the vectors after `layer`, from a centered basis and one scale per pair and slot."""
         terms = self.terms.map(BasisTerm.centered)
         offset = None if self.offset is None else self.offset - self.offset.mean()
         middle = PairVectors(self.shape, terms, offset)
@@ -99,8 +94,8 @@ class PairVectors(Pairwise):
         scaled = scaled.scale((variance + layer.eps).rsqrt())
         return PairVectors(self.shape, scaled.terms, bias)
 
+    @override
     def dropout(self, probability: float, per: DropoutPer = "pair") -> Pairwise:
-        """Return the vectors after dropout; with a mask per pair, they are computed from K basis vectors."""
         if not probability:
             return self
         scale = left_over(probability, self._like.device)
@@ -171,8 +166,8 @@ class PairVectors(Pairwise):
         assert vectors is not None  # the constructor requires at least one term
         return DensePairVectors(vectors)
 
+    @override
     def __add__(self, other: Pairwise) -> Pairwise:
-        """Return the sum; terms that share their coefficients add their bases."""
         of_videos = self.terms.text is None and self.shape == (other.videos, other.texts, other.slots)
         if isinstance(other, DroppedPairVectors) and other.open and of_videos:
             return other.plus(self._summed(other.dropped))
@@ -192,29 +187,29 @@ class PairVectors(Pairwise):
                 )
         return self._combined(other)
 
+    @override
     def __sub__(self, other: Pairwise) -> Pairwise:
-        """Return the difference; single slots are broadcast."""
         if not isinstance(other, PairVectors):
             return self.dense() - other
         terms = other.terms.map(lambda side: side.mapped("negative", torch.neg))
         return self._combined(PairVectors(other.shape, terms, None if other.offset is None else -other.offset))
 
+    @override
     def scale(self, factor: Tensor) -> PairVectors:
-        """Return every vector times its factor in `factor` (M, N, Q); an offset becomes a shared vector."""
         factor, common = factor.to(self._dtype), self._with_offset()
         if common is not None:  # one or two vectors: coefficients of the factor's size
             common = BasisTerm(self._full(common) * factor.unsqueeze(1), common.basis)
         video, text = (None if side is None else side.scaled(factor) for side in self.terms[:2])
         return PairVectors(self.shape, BasisTerms(video, text, common))
 
+    @override
     def pool(self, weights: Tensor) -> PairVectors:
-        """Return the sum over the slots weighted by `weights` (M, N, Q)."""
         scaled = self.scale(weights)
         terms = scaled.terms.map(lambda side: BasisTerm(self._full(side).sum(-1, keepdim=True), side.basis))
         return PairVectors((self.videos, self.texts, 1), terms)
 
+    @override
     def select(self, start: int, stop: int) -> PairVectors:
-        """Return the slots from `start` to before `stop`."""
 
         def chosen(side: BasisTerm) -> BasisTerm:
             factor = None if side.factor is None else side.factor.expand(*self.shape)[..., start:stop]
@@ -226,8 +221,8 @@ class PairVectors(Pairwise):
         slots = len(range(*slice(start, stop).indices(self.slots)))
         return PairVectors((self.videos, self.texts, slots), self.terms.map(chosen), self.offset)
 
+    @override
     def dot(self, vectors: Tensor) -> Tensor:
-        """Return inner products (M, N, T, Q) with vectors (N, T, D) of the same text."""
         vectors = vectors.to(self._dtype)
         terms: list[Tensor] = []
         text, video, common = self.terms.text, self.terms.video, self._with_offset()
@@ -277,8 +272,8 @@ class PairVectors(Pairwise):
         theirs = None if common is None or shared is None else (shared, self._full(common))
         return _products_by_video(products, self._raw(video), video.factor, theirs)
 
+    @override
     def dot_frames(self, vectors: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Return inner products (M, F, N, Q) with frames; `weight` maps the bases if they have fewer vectors."""
         vectors = vectors.to(self._dtype)
         if weight is not None and self._basis_vectors() < vectors.shape[0] * vectors.shape[1]:
             return self._pulled_back(weight).dot_frames(vectors)
@@ -307,10 +302,10 @@ class PairVectors(Pairwise):
             values.append((vectors @ self.offset)[..., None, None])
         return _total(values).expand(self.videos, vectors.shape[1], self.texts, self.slots)
 
+    @override
     def logits(
         self, vectors: Tensor, query: nn.Linear, key: nn.Linear, side: Literal["video", "text"] = "video"
     ) -> Tensor:
-        """Return inner products of query(x) and key(vectors); the bases are mapped if they have fewer vectors."""
         vectors = vectors.to(self._dtype)
         if self._basis_vectors() >= vectors.shape[0] * vectors.shape[1]:
             return super().logits(vectors, query, key, side)
@@ -319,8 +314,8 @@ class PairVectors(Pairwise):
             return asked._along(F.linear(vectors, key.weight.to(self._dtype), bias), side)
         return asked.dot_frames(vectors, key.weight) + asked.dot_shared(bias[None])
 
+    @override
     def dot_shared(self, vectors: Tensor) -> Tensor:
-        """Return inner products (M, S, N, Q) with shared vectors (S, D)."""
         vectors = vectors.to(self._dtype)
         values = []
         for side, kind in self._all_terms():
@@ -340,8 +335,8 @@ class PairVectors(Pairwise):
             values.append(value if side.factor is None else value * side.factor.unsqueeze(1))
         return _total(values).expand(self.videos, len(vectors), self.texts, self.slots)
 
+    @override
     def dot_pairs(self, vectors: Tensor) -> Tensor:
-        """Return inner products (M, N, Q) with vectors (M, N, D) of the same pair."""
         vectors = vectors.to(self._dtype)
         values = []
         for side, kind in self._all_terms():
@@ -374,8 +369,8 @@ class PairVectors(Pairwise):
 
         return meet
 
+    @override
     def inner(self, other: Pairwise) -> Tensor:
-        """Return inner products (M, N, Q), computed as quadratic forms in the Gram matrices of the bases."""
         if not isinstance(other, PairVectors):
             return self._inner_with_elements(other)
         mine, theirs = self._all_terms(), other._all_terms()
@@ -438,8 +433,8 @@ class PairVectors(Pairwise):
             return products[:, 0] if second.single else products[..., 0].permute(0, 2, 1)
         return _weighted(products, second.coefficients)
 
+    @override
     def materialize(self) -> Tensor:
-        """Return the vectors (N, M, Q, D)."""
         result: Tensor | float = 0.0
         for side, kind in self._all_terms():
             axis = {"video": "mkd", "text": "nkd", "shared": "kd"}[kind]

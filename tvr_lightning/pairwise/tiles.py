@@ -13,13 +13,7 @@ LARGE_TILE = 2**24
 
 
 def tiles_of(tensor: Tensor, axis: int = 0) -> Iterator[slice]:
-    """Yield slices of an axis with as many items as fit in a tile, at least one.
-
-    Example:
-        >>> import torch
-        >>> list(tiles_of(torch.empty(5, 2**17)))
-        [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
-    """
+    """Yield slices of an axis with as many items as fit in a tile, at least one."""
     count = tensor.shape[axis]
     elements = TILE if tensor.device.type == "cpu" else LARGE_TILE
     step = max(elements * count // max(tensor.numel(), 1), 1)

@@ -25,11 +25,6 @@ def token_similarities(video: Tensor, text: Tensor) -> Tensor:
 
     Raises:
         UserError: Tokens do not have 3 axes or have different D.
-
-    Example:
-        >>> video, text = torch.randn(2, 12, 64), torch.randn(5, 32, 64)
-        >>> token_similarities(video, text).shape
-        torch.Size([12, 2, 32, 5])
     """
     if video.ndim != 3 or text.ndim != 3 or video.shape[2] != text.shape[2]:
         raise UserError(
@@ -55,11 +50,6 @@ def mapped_by(vectors: Tensor, *matrices: Tensor) -> Tensor:
 
     Returns:
         Vectors (..., D).
-
-    Example:
-        >>> vectors, first, second = torch.randn(4, 3), torch.randn(3, 3), torch.randn(3, 3)
-        >>> torch.allclose(mapped_by(vectors, first, second), vectors @ first @ second, atol=1e-5)
-        True
     """
     if not matrices:
         return vectors
@@ -80,13 +70,6 @@ def mapped_between(video: Tensor, text: Tensor, *matrices: Tensor) -> tuple[Tens
 
     Returns:
         Tokens of the videos and of the texts, in the same shapes.
-
-    Example:
-        >>> video, text, matrix = torch.randn(2, 3, 4), torch.randn(5, 6, 4), torch.randn(4, 4)
-        >>> frames, words = mapped_between(video, text, matrix)
-        >>> moved, plain = token_similarities(frames, words), token_similarities(video, text @ matrix)
-        >>> words is text, torch.allclose(moved, plain, atol=1e-4)
-        (True, True)
     """
     if text.shape[:-1].numel() <= video.shape[:-1].numel():
         return video, mapped_by(text, *matrices)

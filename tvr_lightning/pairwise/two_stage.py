@@ -30,10 +30,6 @@ def nearest(queries: Tensor, gallery: Tensor, count: int, queries_per_block: int
 
     Raises:
         UserError: `count` is below 1.
-
-    Example:
-        >>> nearest(torch.tensor([[1.0, 0.1]]), torch.tensor([[0.0, 1.0], [2.0, 0.0], [1.0, 1.0]]), count=2)
-        tensor([[1, 2]])
     """
     if count < 1:
         raise UserError(f"two-stage retrieval needs at least 1 candidate, not {count}")
@@ -64,15 +60,6 @@ def score_candidates(
 
     Returns:
         Similarities (N, k), in the order of the candidates.
-
-    Example:
-        >>> text = TextFeatures(torch.eye(2), torch.eye(2).unsqueeze(1), torch.ones(2, 1, dtype=torch.bool))
-        >>> video = VideoFeatures(torch.eye(2).unsqueeze(1), torch.ones(2, 1, dtype=torch.bool))
-        >>> def score(text, video):
-        ...     return Scores(text.sentence @ video.frames[:, 0].T)
-        >>> score_candidates(score, text, video, torch.tensor([[0, 1], [0, 1]]))
-        tensor([[1., 0.],
-                [0., 1.]])
     """
     found = text.sentence.new_zeros(candidates.numel())
     video_of, order = candidates.flatten().sort(stable=True)
@@ -97,9 +84,5 @@ def candidate_recall(found: Tensor, own: Tensor) -> float:
 
     Returns:
         Percentage; NaN if there is no query.
-
-    Example:
-        >>> candidate_recall(torch.tensor([[3, 1], [0, 2]]), torch.tensor([1, 1]))
-        50.0
     """
     return 100.0 * float((found == own[:, None]).any(1).double().mean())
