@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from typing_extensions import override
 
 from tvr_lightning.layers.cosine import COSINE_EPS
 from tvr_lightning.pairwise.base import DropoutPer, Pairwise, at_least_float32, parameters_of
 from tvr_lightning.pairwise.dropout_masks import drop, left_over, staying
-from tvr_lightning.pairwise.tiles import tiles_of
 
 
 class DensePairVectors(Pairwise):
@@ -78,10 +76,6 @@ class DensePairVectors(Pairwise):
     def __add__(self, other: Pairwise) -> DensePairVectors:
         return DensePairVectors(self.vectors + other.dense().vectors)
 
-    def plus_texts(self, vectors: Tensor) -> DensePairVectors:
-        """Return the sum with text vectors (N, 1, D) or (N, Q, D), not materialized for a cosine in training."""
-        return _Corrected(self.vectors, vectors.expand(-1, self.slots, -1))
-
     @override
     def __sub__(self, other: Pairwise) -> DensePairVectors:
         return DensePairVectors(self.vectors - other.dense().vectors)
@@ -93,13 +87,6 @@ class DensePairVectors(Pairwise):
     @override
     def norm(self) -> Tensor:
         return torch.linalg.vector_norm(self.vectors, dim=-1).clamp(min=COSINE_EPS)
-
-    @override
-    def cosine(self, other: Pairwise) -> Tensor:
-        if isinstance(other, DensePairVectors) or not torch.is_grad_enabled():
-            return self.inner(other) / (self.norm() * other.norm())
-        measured = self._measured()
-        return other.inner(measured) / (measured.norm() * other.norm())
 
     @override
     def scale(self, factor: Tensor) -> DensePairVectors:
@@ -159,88 +146,3 @@ class DensePairVectors(Pairwise):
     @override
     def materialize(self) -> Tensor:
         return self.vectors.transpose(0, 1)
-
-    def _measured(self) -> _MeasuredVectors:
-        return _MeasuredVectors(self.vectors)
-
-
-class _Corrected(DensePairVectors):
-    """Sums of vectors (M, N, Q, D) and text vectors (N, Q, D), materialized when an operation needs them."""
-
-    def __init__(self, vectors: Tensor, texts: Tensor | None) -> None:
-        self._of_pairs = vectors = at_least_float32(vectors)
-        self._of_texts = None if texts is None else at_least_float32(texts)
-        self._made = vectors if texts is None else None
-        self._factor: Tensor | None = None
-        self.videos, self.texts, self.slots = vectors.shape[:3]
-
-    @property
-    def _vectors(self) -> Tensor:
-        if self._made is None:
-            assert self._of_texts is not None  # without texts, the vectors of the pairs are the sum
-            self._made = self._of_pairs + self._of_texts
-        return self._made
-
-    @_vectors.setter
-    def _vectors(self, vectors: Tensor) -> None:
-        self._made = vectors
-
-    def _measured(self) -> _MeasuredVectors:
-        return _MeasuredVectors(self._of_pairs, self._of_texts)
-
-
-class _MeasuredVectors(_Corrected):
-    """Vectors whose lengths are computed together with their first products with frames."""
-
-    def __init__(self, vectors: Tensor, texts: Tensor | None = None) -> None:
-        super().__init__(vectors, texts)
-        self._lengths: Tensor | None = None
-
-    @override
-    def dot_frames(self, vectors: Tensor, weight: Tensor | None = None) -> Tensor:
-        if weight is not None or self._lengths is not None:
-            return super().dot_frames(vectors, weight)
-        flat = self._of_pairs.flatten(1, 2)
-        texts = None if self._of_texts is None else self._of_texts.flatten(0, 1)
-        products, lengths = _WithFrames.apply(flat, texts, vectors.to(flat.dtype))
-        self._lengths = lengths.view(self._of_pairs.shape[:3])
-        return products.view(*vectors.shape[:2], *self._of_pairs.shape[1:3])
-
-    @override
-    def norm(self) -> Tensor:
-        return super().norm() if self._lengths is None else self._lengths
-
-
-class _WithFrames(torch.autograd.Function):
-    """Products (M, F, P) of vectors (M, P, D), plus texts (P, D), with frames (M, F, D), and lengths (M, P).
-
-    The sums with the texts are computed in tiles, and again in the backward pass, which writes one gradient.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, vectors: Tensor, texts: Tensor | None, frames: Tensor) -> tuple[Tensor, Tensor]:
-        products, lengths = torch.bmm(frames, vectors.transpose(1, 2)), vectors.new_empty(vectors.shape[:2])
-        for some in tiles_of(vectors):
-            piece = vectors[some] if texts is None else vectors[some] + texts
-            torch.linalg.vector_norm(piece, dim=-1, out=lengths[some])
-        if texts is not None:
-            products += F.linear(frames, texts)
-        lengths.clamp_(min=COSINE_EPS)
-        ctx.save_for_backward(vectors, texts, frames, lengths)
-        return products, lengths
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, of_products: Tensor, of_lengths: Tensor) -> tuple[Tensor | None, ...]:
-        vectors, texts, frames, lengths = ctx.saved_tensors
-        stretch = (of_lengths / lengths * (lengths > COSINE_EPS)).unsqueeze(-1)
-        of_vectors, of_frames = torch.empty_like(vectors), torch.empty_like(frames)
-        of_texts = None if texts is None else torch.zeros_like(texts)
-        for some in tiles_of(vectors):
-            piece = vectors[some] if texts is None else vectors[some] + texts
-            torch.bmm(of_products[some], piece, out=of_frames[some])
-            gradient = torch.bmm(of_products[some].transpose(1, 2), frames[some], out=of_vectors[some])
-            gradient.addcmul_(piece, stretch[some])
-            if of_texts is not None:
-                of_texts += gradient.sum(0)
-        return of_vectors, of_texts, of_frames

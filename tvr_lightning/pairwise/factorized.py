@@ -172,10 +172,6 @@ class PairVectors(Pairwise):
         if isinstance(other, DroppedPairVectors) and other.open and of_videos:
             return other.plus(self._summed(other.dropped))
         if isinstance(other, DensePairVectors):
-            video, text, shared = self.terms
-            alone = text is not None and text.single and text.factor is None and self.offset is None
-            if text is not None and alone and video is None and shared is None:
-                return other.plus_texts(text.basis)
             alike = self.shape == (other.videos, other.texts, other.slots)
             return self.dense(other.vectors) if alike else self.dense() + other
         assert isinstance(other, PairVectors)
