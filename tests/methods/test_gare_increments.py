@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tvr_lightning.methods.gare.increments import Increments
-from tvr_lightning.pairwise import DensePairVectors, PairVectors, pieces
+from tvr_lightning.pairwise import DensePairVectors, PairVectors, tiles
 
 
 def increments(texts=5, videos=4, size=6):
@@ -12,9 +12,9 @@ def increments(texts=5, videos=4, size=6):
     return torch.randn(videos, texts, size, generator=generator, dtype=torch.double).transpose(0, 1).requires_grad_()
 
 
-@pytest.fixture(params=[pieces.TILE, 50], ids=["at once", "in pieces"], autouse=True)
-def piece(request, monkeypatch):
-    monkeypatch.setattr(pieces, "TILE", request.param)
+@pytest.fixture(params=[tiles.TILE, 50], ids=["at once", "in tiles"], autouse=True)
+def tile(request, monkeypatch):
+    monkeypatch.setattr(tiles, "TILE", request.param)
 
 
 @pytest.mark.parametrize("over", [0, 1, None])
