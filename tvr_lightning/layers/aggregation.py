@@ -96,13 +96,9 @@ class BidirectionalAggregation(nn.Module):
     def directions(
         self, similarities: Tensor, words: int = 1, whole: bool = False, scaled: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Return word-then-frame and frame-then-word scores, each (...).
+        """Return word-then-frame and frame-then-word scores (...) of similarities (frames, words, ...).
 
-        Args:
-            similarities: Similarities (frames, words, ...), or with the words at another axis.
-            words: Axis of the words.
-            whole: Whether all slots are present.
-            scaled: Whether the similarities are multiplied by `temperature`. The scores are not.
+        `scaled` similarities are multiplied by `temperature`; the scores are not.
         """
         word_then_frame = self.frames_after_words(self.words(similarities, words, whole, scaled), 0, whole)
         frame_then_word = self.words_after_frames(self.frames(similarities, 0, whole, scaled), words - 1, whole)
@@ -161,16 +157,9 @@ class MeanAggregation(Aggregation):
 
 
 def weighted_sum(similarities: Tensor, logits: Tensor, dim: int = 0, whole: bool = False) -> Tensor:
-    """Return the sum over slots with the weights softmax(logits). Slots of minus infinity get no weight.
+    """Return the sum over the slots at `dim`, weighted by softmax(logits); minus infinity if all slots are absent.
 
-    Args:
-        similarities: Similarities (S, ...), or with the slots at `dim`.
-        logits: Logits of the weights, of the same shape.
-        dim: Axis of the slots.
-        whole: Whether all slots are known to be present, which saves a check.
-
-    Returns:
-        Sums (...), minus infinity if all slots are absent.
+    Slots of minus infinity get no weight. `whole` skips the check for them.
     """
     absent = None if whole else similarities == -torch.inf
     if absent is None or not (torch.is_grad_enabled() or bool(absent.any())):  # training avoids the device sync

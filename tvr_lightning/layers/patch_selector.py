@@ -111,17 +111,7 @@ def indicators(scores: Tensor, kept: int) -> Tensor:
 
 
 def perturbed_top_k(scores: Tensor, noise: Tensor, kept: int, sigma: float) -> Tensor:
-    """Return the average indicators of the k largest under noise (UCoFiA's and TS2-Net's `PerturbedTopK`).
-
-    Args:
-        scores: Scores (..., P).
-        noise: Standard normal noise (..., samples, P).
-        kept: Number k of selected patches.
-        sigma: Factor of the noise.
-
-    Returns:
-        Rows (..., k, P) that add up to 1, differentiable in the scores.
-    """
+    """Return rows (..., k, P): mean indicators of the k largest scores (..., P) under noise (..., samples, P)."""
     chosen: Tensor = _PerturbedTopK.apply(scores, noise, kept, sigma)
     return chosen
 

@@ -24,23 +24,10 @@ def sinkhorn_log_weights(
     log_row_marginal: Tensor | float = 0.0,
     log_column_marginal: Tensor | float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Run Sinkhorn's iterations on a matrix (N, M) given only by its sums (NCL, Fig. 4, in logarithms).
+    """Run Sinkhorn's iterations on a matrix (N, M) given only by its log sums (NCL, Fig. 4, in logarithms).
 
-    beta is initialized as c / column sums; then alpha = r / (M beta) and beta = c / (alpha M), `iterations` times;
-    finally both are divided by their sums. A constant factor in a marginal cancels there.
-
-    Args:
-        row_logsumexp: Function from log weights (M,) of the columns to the log sums (N,) of the weighted rows.
-        column_logsumexp: Function from log weights (N,) of the rows, or None for equal weights, to log sums (M,).
-        iterations: Number of iterations, at least 1 (the paper: 4).
-        log_row_marginal: log r (N,), or a constant for uniform rows.
-        log_column_marginal: log c (M,), or a constant for uniform columns.
-
-    Returns:
-        log alpha (N,) and log beta (M,), each normalized so that its exponentials add up to 1.
-
-    Raises:
-        UserError: `iterations` is below 1.
+    beta starts as c / column sums; then alpha = r / (M beta) and beta = c / (alpha M), `iterations` times (the paper:
+    4). Returns log alpha (N,) and log beta (M,), each normalized so that its exponentials add up to 1.
     """
     if iterations < 1:
         raise UserError(f"Sinkhorn needs at least one iteration, got {iterations}")
@@ -61,22 +48,10 @@ def sinkhorn_biases(
     row_mask: Tensor | None = None,
     column_mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return biases that balance the rows and columns of exp((s_ij + a_i + b_j) / gamma) (NCL, Eqs. 10 and 11).
+    """Return biases a (N,) and b (M,) that balance exp((s_ij + a_i + b_j) / gamma) (NCL, Eqs. 10 and 11).
 
-    Differentiable in the similarity and the temperature. Computed in at least float32, with autocast off.
-
-    Args:
-        similarity: Scores (N, M) of N texts against M videos, before the temperature.
-        temperature: Divisor gamma > 0 of the scores (1 / exp(logit_scale)).
-        iterations: Number of iterations, at least 1 (the paper: 4).
-        row_marginal: Positive shares (N,) of the rows, of which only ratios matter. Default: uniform.
-        column_marginal: Positive shares (M,) of the columns, of which only ratios matter. Default: uniform.
-        row_mask: Mask (N,) bool of the rows to balance. Default: all.
-        column_mask: Mask (M,) bool of the columns to balance. Default: all.
-
-    Returns:
-        a (N,) and b (M,), on the scale of the similarity, 0 for masked items. At convergence, rows and columns of the
-        balanced matrix are proportional to the marginals.
+    Differentiable in the similarity (N, M) and the temperature gamma. Marginals (N,) and (M,) are positive shares,
+    uniform by default. Masked rows and columns are not balanced, and their bias is 0.
 
     Raises:
         UserError: Shapes do not fit, everything is masked, a marginal is not positive, or `iterations` is below 1.

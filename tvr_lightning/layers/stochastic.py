@@ -54,14 +54,7 @@ class Normal(Prior):
 
 
 def trial_draws(prior: Prior, trials: Trials, dimension: int, seed: int) -> Tensor:
-    """Return the samples (K, D) that all pairs of an evaluation share, on the CPU.
-
-    Args:
-        prior: Prior of the samples.
-        trials: Number of samples K. `mean` uses the prior's mean once instead.
-        dimension: Dimension D.
-        seed: Seed for the samples.
-    """
+    """Return the samples (K, D) that all pairs of an evaluation share; for `mean`, the prior's mean (1, D)."""
     if trials == "mean":
         return torch.full((1, dimension), prior.mean)
     return prior.draw((trials, dimension), torch.Generator().manual_seed(seed))
@@ -112,13 +105,7 @@ class Radius(nn.Module):
 
 
 def support_text(text: Tensor, video: Tensor, log_radius: Tensor) -> Tensor:
-    """Return the point t + (v - t) / |v - t| R at the edge of a text's region (T-MASS, trainer_stochastic.py).
-
-    Args:
-        text: Texts (B, D).
-        video: Vectors (B, D) of the matching videos.
-        log_radius: Logarithm of the radius (B, D).
-    """
+    """Return the point t + (v - t) / |v - t| R (B, D) on the edge of a text region (T-MASS, trainer_stochastic.py)."""
     return text + unit(video - text) * log_radius.exp()
 
 
@@ -143,14 +130,7 @@ def trial_cosines(text: Tensor, radius: Tensor, video: Tensor, draws: Tensor) ->
 
 
 def drawn_text(text: Tensor, radius: Tensor, draws: Tensor, trial: Tensor) -> Tensor:
-    """Return the sampled text t + sigma_trial R (M, N, D) of the chosen trial of every pair.
-
-    Args:
-        text: Texts (N, D).
-        radius: Radius R (M, N, D).
-        draws: Samples (K, D) or (M, K, N, D), as for `trial_cosines`.
-        trial: Chosen trial (M, N) int64.
-    """
+    """Return the sampled texts t + sigma_trial R (M, N, D) for the chosen trial (M, N) of every pair."""
     if draws.ndim == 2:
         return text + radius * draws[trial]
     index = trial[:, None, :, None].expand(-1, 1, -1, draws.shape[-1])

@@ -12,12 +12,7 @@ class Temperature(nn.Module):
     """CLIP's learned inverse temperature exp(logit_scale), a scalar up to 100 (CLIP4Clip clamps after every step)."""
 
     def __init__(self, initial: float, maximum: float = math.log(100.0)) -> None:
-        """Initialize the log inverse temperature (ln 100 = 4.6052 in OpenAI's weights) and its bound.
-
-        Args:
-            initial: Log inverse temperature of the weights.
-            maximum: Upper bound of the log inverse temperature. SigLIP's weights exceed CLIP's bound.
-        """
+        """Initialize the log inverse temperature, at most CLIP's bound ln 100, which SigLIP's weights exceed."""
         super().__init__()
         self.maximum = maximum
         # One element instead of zero dimensions, because FSDP2 shards along the first dimension.

@@ -126,15 +126,9 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
         """
 
     def score_as_released(self, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures) -> Scores:
-        """Score N texts against M videos conditioned on their own captions, as two released evaluations do.
+        """Score N texts against M videos conditioned on their own captions (M), as two released evaluations do.
 
-        Ground truth leaks. Only `protocol: as-released` uses this function, and marks every result with "leaks ground
-        truth".
-
-        Args:
-            text: Features of N texts.
-            video: Features of M videos.
-            own_text: Features of the matching caption of each of the M videos.
+        Ground truth leaks: only `protocol: as-released` calls this, and marks every result with "leaks ground truth".
         """
         raise UserError(f"{type(self).__name__} has no released protocol. Use protocol: query")
 
@@ -160,10 +154,7 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
         return self.temperature() * similarity
 
     def contrastive_logits(self, logits: Tensor) -> Tensor:
-        """Apply the contrast to the logits (B, B) of B matching pairs. Only NCL changes them.
-
-        `losses` of every method passes its logits through this function, so that each can be combined with a contrast.
-        """
+        """Apply the contrast, such as NCL, to the logits (B, B) of B matching pairs; every `losses` calls this."""
         return self.contrast(logits, self.temperature)
 
     def compact_text(self, text: TextFeatures) -> TextFeatures:
@@ -221,12 +212,7 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
     # Training
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Resize the queues to those of a checkpoint, then check that the checkpoint fits.
-
-        Raises:
-            CheckpointError: The checkpoint is from another method, or tensors are missing, unexpected, or of
-                another shape.
-        """
+        """Resize the queues to those of a checkpoint, and raise CheckpointError unless it fits the method."""
         self.contrast.make_room(checkpoint, "contrast.", getattr(self._trainer, "ckpt_path", None))
         super().on_load_checkpoint(checkpoint)
 

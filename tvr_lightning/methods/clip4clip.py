@@ -181,12 +181,7 @@ class CrossEncoder(nn.Module):
 
     @torch.no_grad()
     def initialize(self, position: Tensor, blocks: list[Mapping[str, Tensor]]) -> None:
-        """Copy the positional embedding and first blocks of CLIP's text transformer, as CLIP4Clip does.
-
-        Args:
-            position: Positional embedding (L, D). Positions after L keep their values.
-            blocks: State of each block, with the names of an OpenAI CLIP text transformer. Remaining blocks keep their
-                values.
+        """Copy the positions (L, D) and the first blocks of CLIP's text transformer, as CLIP4Clip does.
 
         Raises:
             UserError: The width of the text transformer is not D.

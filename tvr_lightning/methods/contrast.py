@@ -34,24 +34,11 @@ class ContrastiveLearning(nn.Module):
     remembers = False
 
     def forward(self, logits: Tensor, temperature: Callable[[], Tensor]) -> Tensor:
-        """Return the logits (B, B) for InfoNCE.
-
-        Args:
-            logits: Logits of B texts against their B videos.
-            temperature: Function that returns exp(logit_scale), a scalar.
-        """
+        """Return the logits (B, B) for InfoNCE; `temperature` returns exp(logit_scale)."""
         return logits
 
     def terms(self, losses: Losses, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return the loss terms of a method, scalars by name.
-
-        Args:
-            losses: Loss function of the method, which passes its logits through `contrastive_logits`.
-            pairs: Features of B matching pairs.
-
-        Raises:
-            TypeError: The loss has no logits to modify.
-        """
+        """Return the loss terms of B matching pairs by name, from a method's loss that calls `contrastive_logits`."""
         return losses(pairs)
 
     def check(self, evaluation: EvaluationConfig) -> None:
@@ -65,11 +52,7 @@ class ContrastiveLearning(nn.Module):
         """Store the compact features of a step's B texts and B videos from all devices."""
 
     def bank(self) -> Bank | None:
-        """Return the stored training queries, or None if they must be encoded from the training split.
-
-        Raises:
-            EmptyQueueError: No training queries are stored yet.
-        """
+        """Return the stored training queries; None means to encode the training split."""
         return None
 
     def make_room(self, checkpoint: dict[str, Any], prefix: str, path: str | Path | None) -> None:

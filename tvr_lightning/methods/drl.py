@@ -158,12 +158,7 @@ def standardized(tokens: Tensor) -> Tensor:
 
 
 def channel_correlation(first: Tensor, second: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return the channel correlation (D, D) of tokens and their partners (DRL, CDCR).
-
-    Args:
-        first, second: Tokens (T, D) and their partners.
-        weights: Weight (T,) of each pair. Default: 1 / T.
-    """
+    """Return the correlation (D, D) of tokens (T, D) and their partners, with weights (T,) or 1 / T (DRL, CDCR)."""
     left = standardized(first)
     left = left / len(first) if weights is None else left * weights[:, None]
     return left.T @ standardized(second)

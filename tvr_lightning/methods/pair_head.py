@@ -79,10 +79,7 @@ class PairHead(nn.Module, ABC):
 
     @property
     def form(self) -> type[Pairwise]:
-        """Form of pair vectors: factorized, or dense if D is at most K.
-
-        After dropout per pair, vectors are computed element by element in both forms.
-        """
+        """Form of pair vectors: factorized, or dense if D is at most K."""
         if self.required_form is not None:
             return self.required_form
         return DensePairVectors if self.basis >= self.dimension else PairVectors
@@ -112,16 +109,7 @@ class PairHead(nn.Module, ABC):
         return numbers
 
     def forward(self, text: TextFeatures, video: VideoFeatures, *given: Any) -> Scores:
-        """Score N texts against M videos in at least float32, regardless of autocast.
-
-        Args:
-            text: Features of N texts.
-            video: Features of M videos.
-            given: Additional arguments of `score`.
-
-        Returns:
-            `similarity` (N, M) and the head's parts (N, M, ...).
-        """
+        """Score N texts against M videos in at least float32; `given` are additional arguments of `score`."""
         text, video = text.float(), video.float()
         with torch.autocast(text.sentence.device.type, enabled=False):
             return self.in_blocks(lambda some, few: self.score(some, few, *given), *self.prepare(text, video))

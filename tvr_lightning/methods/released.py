@@ -40,16 +40,9 @@ class Described(FeatureBatch):
 def score_tmass(
     head: TMASSHead, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures, draws: Tensor
 ) -> Scores:
-    """Score N texts. The query's pooled video selects the sample, which is scored against the caption's pooled video.
+    """Score with the sample that the query's pooled video selects, against the caption's pooled video.
 
     T-MASS, modules/metrics.py, `sim_matrix_inference_stochastic`.
-
-    Args:
-        head: Head of T-MASS.
-        text: Features of N texts.
-        video: Features of M videos.
-        own_text: Features of the caption of each video.
-        draws: Samples (K, D).
     """
 
     def score(query: Query, described: Described) -> Scores:

@@ -183,16 +183,9 @@ class UCoFiAHead(PairHead):
         return PreparedText(mapped, sentence.unsqueeze(1), words), PreparedVideo(pooled, unit(before), patches)
 
     def score(self, text: PreparedText, video: PreparedVideo, scale: Tensor) -> Scores:
-        """Score n texts against m videos.
+        """Score n texts against m videos: the mean of the alignments' scores, which are the `parts`.
 
-        Args:
-            text: Prepared features of n texts.
-            video: Prepared features of m videos.
-            scale: exp(logit_scale), a scalar.
-
-        Returns:
-            `similarity` (n, m), the mean of `parts`: the scores of the alignments. Only word_patch is divided by the
-            scale. Times the scale, they equal the released scores.
+        Only word_patch is divided by exp(logit_scale). Times the scale, they equal the released scores.
         """
         parts = {}
         if text.mapped is not None:

@@ -92,13 +92,7 @@ class PoolingHead(PairHead):
         return Query(text.sentence, self.attention.queries(text.sentence.unsqueeze(1))), video
 
     def pooled(self, query: Query, video: VideoFeatures, frames: Tensor | PairFrames | None = None) -> Pairwise:
-        """Return the pooled video z of every pair, in one slot.
-
-        Args:
-            query: Queries of N texts.
-            video: Features of M videos.
-            frames: Frames to pool. Default: the frames of the video.
-        """
+        """Return the pooled video z of every pair, in one slot; `frames` replace the video's own."""
         queries = self.of_texts(query.queries, len(video))
         return self.attention(queries, video.frames if frames is None else frames, video.frame_mask)
 

@@ -197,17 +197,7 @@ class Pairwise(ABC):
     def logits(
         self, vectors: Tensor, query: nn.Linear, key: nn.Linear, side: Literal["video", "text"] = "video"
     ) -> Tensor:
-        """Return inner products of query(x) and key(vectors), with the matrices applied to the side with fewer vectors.
-
-        Args:
-            vectors: Vectors of each video (M, K, D), or of each text (N, K, D).
-            query: Layer from D to D, for the pair vectors x.
-            key: Layer from D to D, for `vectors`.
-            side: Side that `vectors` belongs to.
-
-        Returns:
-            Products query(x[j, i, q]) . key(vectors[j or i, k]), (M, K, N, Q).
-        """
+        """Return query(x[j, i, q]) . key(vectors[j or i, k]) as (M, K, N, Q), for `vectors` (M, K, D) or (N, K, D)."""
         vectors = at_least_float32(vectors)
         keys = F.linear(vectors, *_parameters(key, vectors))
         weight, bias = _parameters(query, keys)
@@ -231,14 +221,7 @@ class Pairwise(ABC):
         return self.inner(other) / (self.norm() * other.norm())
 
     def cosine_each(self, made: Callable[[int, slice], Tensor]) -> Tensor:
-        """Return cosines with one vector of the same pair, computed when needed and not kept.
-
-        Args:
-            made: Function from (j, texts) to the vectors (n, D) of video j and the n texts of that slice.
-
-        Returns:
-            Cosines (M, N, Q).
-        """
+        """Return cosines (M, N, Q) with vectors made(j, texts) (n, D) of video j and a slice of n texts, not kept."""
         meet, cosines = self._meeting(), []
         for j in range(self.videos):
             for start in range(0, self.texts, TEXTS_AT_A_TIME):

@@ -30,27 +30,11 @@ def score_in_blocks(
     few: Literal["video", "text", "both"] = "video",
     kept: int = 0,
 ) -> Scores:
-    """Score N texts against M videos in blocks of few videos and, if they fit with at least eight videos, all texts.
+    """Score N texts against M videos in blocks within a memory budget in bytes; equal to `score` of all pairs at once.
 
-    With few videos and all texts in a block, tensors that depend only on a video (its mapped basis, its Gram matrix)
-    are computed once. If tensors depend only on a text, use few texts and all videos. If the similarities of tokens
-    take most of the time, use few of both, which fit in the CPU caches. With gradients, if the pairs need more memory
-    than `kept`, each of several blocks is recomputed in the backward pass with the same random numbers, so that only
-    one block's intermediate tensors exist at a time.
-
-    Args:
-        score: Scoring function of any n texts against any m videos; its results must not depend on the other items of a
-            block.
-        text: N texts, prepared for `score`.
-        video: M videos, prepared for `score`.
-        pair_bytes: Memory that scoring one pair needs, in bytes.
-        budget: Memory budget of one block, in bytes; a single pair is always scored.
-        few: Side with few items in a block, or both.
-        kept: Memory that all blocks together may keep for the backward pass, in bytes, before blocks are recomputed.
-            Blocks are then of this size, since few large blocks cost less.
-
-    Returns:
-        Scores of shape (N, M), equal to `score` of all pairs at once.
+    Blocks have few videos and, if they fit, all texts, so that what depends only on a video is computed once; `few`
+    names the side with few items instead. With gradients, if all pairs need more than `kept` bytes, blocks are
+    recomputed in the backward pass with the same random numbers.
 
     Raises:
         UserError: `pair_bytes` or `budget` is not positive, or there is no text or no video.

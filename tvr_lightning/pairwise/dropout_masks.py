@@ -11,26 +11,14 @@ _LEVELS = 2**16
 
 
 def left_over(probability: float, device: torch.device) -> float:
-    """Return the factor of the elements that are kept, which preserves the mean.
-
-    Args:
-        probability: Probability that an element becomes zero.
-        device: Device of the values.
-    """
+    """Return the factor of the elements that are kept, which preserves the mean."""
     return _LEVELS / (_LEVELS - _threshold(probability)) if device.type == "cpu" else 1 / (1 - probability)
 
 
 def staying(shape: Sequence[int], probability: float, device: torch.device) -> Tensor:
     """Return a dropout mask with independent elements: 1 for kept, 0 for dropped, uint8.
 
-    On a CPU, torch draws 53 bits for each element, which takes longer than a linear layer with 512 columns. Here it is
-    16 bits, so the probability is rounded to a multiple of 1 / 65,536. The mask consists of bytes, because
-    multiplication by bytes is several times faster than by booleans or than `torch.where`.
-
-    Args:
-        shape: Shape of the values.
-        probability: Probability that an element becomes zero, below 1.
-        device: Device of the values; the random numbers come from torch's generator of the device.
+    On a CPU, 16 instead of torch's 53 random bits round the probability to a multiple of 1 / 65,536.
     """
     if device.type != "cpu":
         return torch.empty(shape, dtype=torch.uint8, device=device).bernoulli_(1 - probability)

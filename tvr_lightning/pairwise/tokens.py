@@ -14,18 +14,7 @@ from tvr_lightning.pairwise.block_cache import once, origin_of
 
 
 def token_similarities(video: Tensor, text: Tensor) -> Tensor:
-    """Return inner products of every token of every video with every token of every text.
-
-    Args:
-        video: Frames or patches of each video, (M, F, D).
-        text: Words of each text, (N, W, D).
-
-    Returns:
-        Inner products (F, M, W, N), contiguous.
-
-    Raises:
-        UserError: Tokens do not have 3 axes or have different D.
-    """
+    """Return inner products (F, M, W, N) of all tokens of videos (M, F, D) and texts (N, W, D), contiguous."""
     if video.ndim != 3 or text.ndim != 3 or video.shape[2] != text.shape[2]:
         raise UserError(
             f"token_similarities needs (M, F, D) and (N, W, D) with the same D, not {tuple(video.shape)} and "
@@ -42,15 +31,7 @@ def _rows(tokens: Tensor) -> Tensor:
 
 
 def mapped_by(vectors: Tensor, *matrices: Tensor) -> Tensor:
-    """Return vectors times a sequence of matrices, which are multiplied first if there are more than D vectors.
-
-    Args:
-        vectors: Vectors (..., D).
-        matrices: Matrices (D, D).
-
-    Returns:
-        Vectors (..., D).
-    """
+    """Return vectors (..., D) times matrices (D, D), which are multiplied first if there are more than D vectors."""
     if not matrices:
         return vectors
     if vectors.shape[:-1].numel() <= vectors.shape[-1]:
@@ -61,16 +42,7 @@ def mapped_by(vectors: Tensor, *matrices: Tensor) -> Tensor:
 
 
 def mapped_between(video: Tensor, text: Tensor, *matrices: Tensor) -> tuple[Tensor, Tensor]:
-    """Return tokens whose inner products include matrices, applied to the side that has fewer tokens.
-
-    Args:
-        video: Tokens of the videos, (M, F, D).
-        text: Tokens of the texts, (N, W, D).
-        matrices: Matrices A, B, ... (D, D) in the product (w A B ...) . f of a word w and a frame f.
-
-    Returns:
-        Tokens of the videos and of the texts, in the same shapes.
-    """
+    """Return tokens for products (w A B ...) . f, with the matrices applied to the side with fewer tokens."""
     if text.shape[:-1].numel() <= video.shape[:-1].numel():
         return video, mapped_by(text, *matrices)
     return mapped_by(video, *[matrix.T for matrix in reversed(matrices)]), text

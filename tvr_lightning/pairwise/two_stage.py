@@ -17,20 +17,7 @@ VIDEOS_PER_BLOCK = 16
 
 
 def nearest(queries: Tensor, gallery: Tensor, count: int, queries_per_block: int = QUERIES_PER_BLOCK) -> Tensor:
-    """Find the gallery vectors with the largest cosines for each query: the first stage.
-
-    Args:
-        queries: Query vectors (Q, D).
-        gallery: Gallery vectors (G, D).
-        count: Number k of candidates; all if there are fewer.
-        queries_per_block: Number of queries compared at a time.
-
-    Returns:
-        Indices (Q, min(k, G)) int64, best first.
-
-    Raises:
-        UserError: `count` is below 1.
-    """
+    """Return the indices (Q, k) of the gallery vectors (G, D) nearest to each query (Q, D): the first stage."""
     if count < 1:
         raise UserError(f"two-stage retrieval needs at least 1 candidate, not {count}")
     directions = unit(gallery).T
@@ -45,21 +32,9 @@ def score_candidates(
     candidates: Tensor,
     videos_per_block: int = VIDEOS_PER_BLOCK,
 ) -> Tensor:
-    """Score each text against only its candidates: the second stage.
+    """Score each text against its candidates (N, k), in blocks of few videos: the second stage.
 
-    Few videos at a time are scored against the texts that have one of them as a candidate, so that computations that
-    depend only on a video are done once.
-
-    Args:
-        score: Scoring function of a method.
-        text: Features of N texts.
-        video: Features of M videos.
-        candidates: Candidate videos of each text without repetitions, (N, k) int64; those outside the rows of `video`
-            score 0.
-        videos_per_block: Number of videos scored at a time.
-
-    Returns:
-        Similarities (N, k), in the order of the candidates.
+    Candidates outside the rows of `video` score 0.
     """
     found = text.sentence.new_zeros(candidates.numel())
     video_of, order = candidates.flatten().sort(stable=True)
@@ -76,13 +51,5 @@ def score_candidates(
 
 
 def candidate_recall(found: Tensor, own: Tensor) -> float:
-    """Return the percentage of the queries that have a match among their candidates.
-
-    Args:
-        found: Video of each candidate of a query (the candidate itself or the video of a text), (Q, k) int64.
-        own: Video of each query, (Q,) int64.
-
-    Returns:
-        Percentage; NaN if there is no query.
-    """
+    """Return the percentage of queries whose own video (Q,) is among the videos of their candidates (Q, k)."""
     return 100.0 * float((found == own[:, None]).any(1).double().mean())

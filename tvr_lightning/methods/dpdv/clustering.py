@@ -14,6 +14,9 @@ from tvr_lightning.layers.one_hot import one_hot
 from tvr_lightning.layers.patch_selector import first_largest
 
 DensityRule = Literal["paper", "neighbours", "hbi"]
+"""`paper` is exp(-mean of the k smallest distances), including the token itself at distance 0; `neighbours` excludes it;
+`hbi` is HBI's and TCFormer's exp(-mean of squared distances), with distances divided by sqrt(D) and the
+token itself included, and the densest token has the largest distance of the whole set instead of its own."""
 
 
 @dataclass
@@ -35,29 +38,15 @@ class Clusters:
 
 @torch.no_grad()
 def dpc_knn(tokens: Tensor, clusters: int, neighbours: int = 3, density: DensityRule = "paper") -> Clusters:
-    """Cluster the T tokens of each set around density peaks (Eq. 7 and the text around it).
+    """Cluster the tokens (..., T, D) of each set around K density peaks (Eq. 7 and the text around it).
 
-    Centers are dense tokens that are far from all denser tokens. Every other token is assigned to its nearest center.
-    The result is deterministic: the released codes add noise of 1e-6 to break ties, while the first of several equal
-    tokens is used here. Densities are compared by their logarithms, so their order is defined even if they underflow.
-
-    Eq. 7 has its minimum and maximum over the wrong index. As in HBI and TCFormer (cluster.py), delta is the distance
-    to the nearest token of strictly larger density, or the largest distance if no token is denser.
-
-    Args:
-        tokens: Tokens (..., T, D).
-        clusters: Number of clusters K, from 1 to T.
-        neighbours: Number of neighbors k, limited to the number of tokens.
-        density: `paper` is exp(-mean of the k smallest distances), including the token itself at distance 0;
-            `neighbours` excludes the token itself; `hbi` is HBI's and TCFormer's exp(-mean of squared distances), with
-            distances divided by sqrt(D) and the token itself included, and uses the largest distance of the whole set
-            for the densest token instead of its own largest distance.
-
-    Returns:
-        Clusters, in at least float32.
+    Centers are dense tokens far from all denser ones; every other token joins its nearest center. The first of several
+    equal tokens counts, where the released codes add noise. Eq. 7 has its minimum and maximum over the wrong index: as
+    in HBI and TCFormer (cluster.py), delta is the distance to the nearest token of strictly larger density, or the
+    largest distance if there is none. `density` is explained at `DensityRule`.
 
     Raises:
-        UserError: There are no tokens or fewer tokens than clusters, or a number is below 1.
+        UserError: There are fewer tokens than clusters, or a number is below 1.
     """
     count = tokens.shape[-2]
     if count < 1 or neighbours < 1 or not 1 <= clusters <= count:
@@ -78,10 +67,7 @@ def dpc_knn(tokens: Tensor, clusters: int, neighbours: int = 3, density: Density
 
 
 def pairwise_distance(tokens: Tensor) -> Tensor:
-    """Return Euclidean distances (..., T, T) of tokens (..., T, D). Equal tokens have distance exactly 0.
-
-    Computed by inner products, equal tokens would have distances of about 1e-3, and ties would be random.
-    """
+    """Return Euclidean distances (..., T, T), exactly 0 for equal tokens, so that ties are not random."""
     return torch.cdist(tokens, tokens, compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -113,14 +99,7 @@ def _assignment(distance: Tensor, centre: Tensor) -> Tensor:
 
 
 def merge_tokens(tokens: Tensor, assignment: Tensor, clusters: int, weight: Tensor | None = None) -> Tensor:
-    """Return the mean token (..., K, D) of each cluster.
-
-    Args:
-        tokens: Tokens (..., T, D).
-        assignment: Cluster (..., T) int64 of each token. No cluster is empty.
-        clusters: Number of clusters K.
-        weight: Positive weight (..., T) of each token in the mean of its cluster. Default: equal weights.
-    """
+    """Return the mean token (..., K, D) of each cluster, with positive weights (..., T) or equal ones."""
     # A product with the memberships, because a scattered sum adds in random order on a GPU.
     with torch.autocast(tokens.device.type, enabled=False):
         member = one_hot(assignment, clusters, tokens.dtype)

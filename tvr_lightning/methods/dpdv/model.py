@@ -30,15 +30,9 @@ Part = Literal["all", "spot", "recover"]
 
 @torch.no_grad()
 def spot_frames(similarity: Tensor, frame_mask: Tensor, ratio: float) -> Tensor:
-    """Return a mask of the frames of the Spot-Path, V_f^+: the share `ratio` most similar to the sentence (Eq. 3).
+    """Return a mask (..., F) of the Spot-Path's frames V_f^+: the share `ratio` most similar to the sentence (Eq. 3).
 
-    Args:
-        similarity: Cosines (..., F) of a sentence with the frames.
-        frame_mask: Mask (..., F) bool, True for valid frames.
-        ratio: Share of a video's frames, rounded up. With two or more frames, at least one is left over.
-
-    Returns:
-        Mask (..., F) bool. Of equally similar frames, the earlier is selected.
+    The number is rounded up, but of two or more frames at least one is left. Of equal frames, the earlier is selected.
     """
     valid = frame_mask.sum(-1, keepdim=True)
     # 1e-6 corrects the binary rounding of thirds and tenths.
@@ -57,16 +51,9 @@ def recover_frames(spot: Tensor, frame_mask: Tensor) -> Tensor:
 
 @torch.no_grad()
 def caption_order(captions: Tensor, mask: Tensor, frames: Tensor, recover: Tensor) -> tuple[Tensor, Tensor]:
-    """Rank the captions of each video by their cosine with the mean of its Recover-Path frames (Eq. 4).
+    """Rank captions (B, S, D) by their cosine with the mean of the Recover-Path's unnormalized frames (Eq. 4).
 
-    Args:
-        captions: Sentences (B, S, D).
-        mask: Mask (B, S) bool, True for valid captions.
-        frames: Frames (B, F, D), not normalized, because the paper averages unnormalized frames.
-        recover: Mask (B, F) bool of the Recover-Path frames.
-
-    Returns:
-        Cosines (B, S), and the order (B, S) from the most similar. Missing captions come last.
+    Returns cosines (B, S) and the order (B, S) from the most similar; missing captions come last.
     """
     chosen = recover.unsqueeze(-1).to(frames.dtype)
     mean = (frames * chosen).sum(1) / chosen.sum(1).clamp(min=1)
@@ -139,11 +126,7 @@ class DPDVHead(PairHead):
                 yield name, module
 
     def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[TextSide, VideoSide]:
-        """Return the tokens of both sides, without masked frames of videos.
-
-        Raises:
-            UserError: The micro view needs patches, but there are none.
-        """
+        """Return the tokens of both sides; raise UserError if the micro view needs patches and there are none."""
         return self.of_text(text), self.of_video(video)
 
     def of_text(self, text: TextFeatures) -> TextSide:
@@ -153,15 +136,9 @@ class DPDVHead(PairHead):
         return self._side(text, {"macro": (sentence, one), "micro": (text.words, text.word_mask)})
 
     def of_captions(self, text: TextFeatures, captions: Captions, video: VideoFeatures, recover: Tensor) -> TextSide:
-        """Return the tokens of the N_s^- captions most similar to the Recover-Path's frames (Eq. 4).
+        """Return the tokens of the N_s^- captions most similar to the Recover-Path's frames (B, F) (Eq. 4).
 
         Several captions form one set of sentences and one set of words (Supplement, Eqs. 2 and 3).
-
-        Args:
-            text: Features of B texts, which divide the frames.
-            captions: Captions of their videos.
-            video: Features of B videos.
-            recover: Mask (B, F) bool of the Recover-Path frames.
         """
         _, order = caption_order(captions.sentence, captions.mask, video.frames, recover)
         rows = torch.arange(len(order), device=order.device).unsqueeze(1)
@@ -275,13 +252,7 @@ class DPDVHead(PairHead):
 
 
 def interaction(name: str, weighted: WeightedMax, slots: tuple[int, int]) -> Interaction:
-    """Return the interaction of a view by name (Table 5).
-
-    Args:
-        name: `mean`, `ucofia`, or a weighted interaction.
-        weighted: Weighted interaction of the view.
-        slots: Number of tokens of a text and of a video, which UCoFiA's aggregation fixes.
-    """
+    """Return the interaction of a view by name (Table 5); `slots` are the numbers of tokens for UCoFiA's."""
     if name == "mean":
         return MeanPooling()
     return SimilarityAggregation(*slots) if name == "ucofia" else weighted
@@ -291,17 +262,7 @@ def interaction(name: str, weighted: WeightedMax, slots: tuple[int, int]) -> Int
 
 
 def view_divergence(original: Tensor, path: Tensor, scale: Tensor, options: Divergence) -> tuple[Tensor, Tensor]:
-    """Return the KL divergences between the scores of the original pairs and of a path (Eq. 11).
-
-    Args:
-        original: Scores S_m (B, B).
-        path: Scores S_m+- (B, B).
-        scale: exp(logit_scale).
-        options: Direction, reduction, and whether the scale is applied.
-
-    Returns:
-        Two scalars, over rows (texts to videos) and over columns. The loss uses their mean.
-    """
+    """Return the KL divergences of a path's scores (B, B) from the original ones, over rows and columns (Eq. 11)."""
     scale = scale if options.scores == "logits" else torch.ones_like(scale)
     if options.direction == "path-to-original":
         original, path = path.detach(), original

@@ -60,14 +60,7 @@ def masked_softmax(logits: Tensor, mask: Tensor) -> Tensor:
 
 
 def compacted(tokens: WeightedTokens, most: int | None = None) -> WeightedTokens:
-    """Return the valid tokens in order, padded to the largest number of any item: (N, T', ...).
-
-    Each of DPDV's paths has half of the frames, and captions are shorter than the maximum, so this saves computation.
-
-    Args:
-        tokens: Tokens of N items.
-        most: Largest number of valid tokens, at least 1. None counts them, which synchronizes with the device.
-    """
+    """Return the valid tokens in order, padded to `most`; by default the largest number, with a device sync."""
     most = max(int(tokens.mask.sum(1).max()), 1) if most is None else most
     if most == tokens.mask.shape[1]:
         return tokens
@@ -138,18 +131,9 @@ def _without(absent: Tensor, cosine: Tensor) -> Tensor:
 
 
 def weighted_sum(text: Tensor, video: WeightedTokens, pair_mask: Tensor | None = None) -> Tensor:
-    """Return sum_f theta_f a_f of all pairs, one sentence against the frames (Eq. 6).
+    """Return sum_f theta_f a_f (N, M) of unit sentences (N, D) and frames (Eq. 6); 0 for pairs without frames.
 
-    The sum over frames is computed once per video, which leaves one inner product per pair. Only frames that are
-    selected per pair need their own cosines.
-
-    Args:
-        text: Unit sentences (N, D).
-        video: Frames of M videos.
-        pair_mask: Mask (N, M, F) bool of the frames of each pair, if pairs differ.
-
-    Returns:
-        Scores (N, M), or 0 for pairs without frames.
+    The sum over frames is computed once per video. Only frames selected by a mask (N, M, F) need their own cosines.
     """
     if pair_mask is None:
         return text @ (video.weights.unsqueeze(-1) * video.vectors).sum(1).T

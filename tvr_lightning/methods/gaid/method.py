@@ -113,12 +113,7 @@ class GAID(RetrievalModule):
         return WhisperEncoder.required_files(size="base", weights="openai")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Load the audio encoder's weights if the checkpoint does not contain them, as in the authors' checkpoints.
-
-        Raises:
-            MissingWeightsError: The weights of the audio encoder are missing.
-            CheckpointError: The checkpoint does not fit, see `RetrievalModule.on_load_checkpoint`.
-        """
+        """Load the audio encoder's weights if the checkpoint does not contain them, as in the authors' checkpoints."""
         state = checkpoint.get("state_dict")
         if self.audio_encoder is not None and state is not None and not any(n.startswith(AUDIO) for n in state):
             self.audio_encoder.load_weights()

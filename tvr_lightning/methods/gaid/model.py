@@ -174,15 +174,9 @@ class Gate(nn.Module):
 def branch_losses(
     cosines: Tensor, scale: Tensor, weighting: LossWeighting, contrast: LogitMap | None = None
 ) -> list[Tensor]:
-    """Return L_pert and, with support texts, L_sup, not multiplied by lambda (Eqs. 8-9).
+    """Return L_pert and, with support texts, L_sup, from cosines (1 or 2, B, B), without lambda (Eqs. 8-9).
 
     https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/trainer/trainer_stochastic.py#L62-L78
-
-    Args:
-        cosines: Cosines (1 or 2, B, B) of `train_cosines`. Those of the perturbed texts weight both terms.
-        scale: exp(logit_scale), a scalar.
-        weighting: Weighting of the pairs.
-        contrast: Function from logits (B, B) to those of InfoNCE. Default: the identity.
     """
     weight = pair_weights(cosines[0], weighting)
     logits = [scale * matrix for matrix in cosines]
@@ -190,16 +184,9 @@ def branch_losses(
 
 
 def pair_weights(similarity: Tensor, weighting: LossWeighting) -> Tensor | None:
-    """Return the weight of each matching pair in the loss, without gradient.
+    """Return the weights (B,) of the matching pairs in the loss, without gradient; None for equal weights.
 
-    Args:
-        similarity: Cosines (B, B) of B matching pairs.
-        weighting: `released` divides each pair's own similarity by their sum (trainer/trainer_stochastic.py);
-            `positive` counts negative ones as 0, and weights all equally if none is positive; `uniform` weights all
-            equally.
-
-    Returns:
-        Weights (B,) that add up to 1, or None for equal weights.
+    `released` divides each pair's own cosine by their sum; `positive` counts negative ones as 0.
     """
     if weighting == "uniform":
         return None

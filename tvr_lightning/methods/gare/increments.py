@@ -112,17 +112,7 @@ class _Measured(torch.autograd.Function):
 
 
 def _of_met(lengths: Tensor, cosines: Tensor, of_lengths: Tensor | None, of_cosines: Tensor | None) -> Tensor:
-    """Return the matrix that gives the gradient of the increments (n, M, D) of n texts by multiplication with them.
-
-    Args:
-        lengths: Lengths (n, M).
-        cosines: Cosines (n, M, M).
-        of_lengths: Gradient (n, M) of the lengths.
-        of_cosines: Gradient (n, M, M) of the cosines.
-
-    Returns:
-        Symmetric matrices (n, M, M).
-    """
+    """Return symmetric (n, M, M), whose product with the increments of n texts is their gradient."""
     if of_cosines is None:
         both, of_length = torch.zeros_like(cosines), torch.zeros_like(lengths)
     else:

@@ -225,15 +225,10 @@ class IncrementNetwork(nn.Module):
 
 
 def norm_variance(increment: Tensor | Increments, options: NormRegularization) -> Tensor:
-    """Return -E_i Var_j |Delta_ij| (Eq. 10), or its smooth form (appendix C.3), without its weight.
+    """Return -E_i Var_j |Delta_ij| (Eq. 10) of increments (N, M, D), or its smooth form (appendix C.3), without weight.
 
-    Args:
-        increment: Increments (N, M, D), M at least 2.
-        options: Kind and floor.
-
-    Returns:
-        Scalar. For `Variance`, 0 without gradient if the value is below minus the floor, as released:
-        https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/modeling.py#L208-L259
+    A `Variance` below minus its floor is 0 without gradient, as released:
+    https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/modeling.py#L208-L259
     """
     length = Increments.of(increment).lengths
     if isinstance(options, Variance):
@@ -246,12 +241,7 @@ def norm_variance(increment: Tensor | Increments, options: NormRegularization) -
 def directional_diversity(increment: Tensor | Increments, options: DirectionRegularization) -> Tensor:
     """Return E_i log E_jk exp(-alpha (1 - z_ij . z_ik)) (Eq. 11), or E_i E_jk (z_ij . z_ik)^2 (appendix C.2).
 
-    Args:
-        increment: Increments (N, M, D).
-        options: Kind and alpha. Its weight is not applied.
-
-    Returns:
-        Scalar. `LogMeanExp` also compares each direction with itself (as released), `Orthogonal` does not.
+    `LogMeanExp` also compares each direction with itself (as released), `Orthogonal` does not.
     """
     cosine = Increments.of(increment).cosines  # (N, M, M)
     if isinstance(options, LogMeanExp):
@@ -262,16 +252,10 @@ def directional_diversity(increment: Tensor | Increments, options: DirectionRegu
 
 
 def relaxed_bottleneck(increment: Tensor | Increments, options: Bottleneck) -> Tensor:
-    """Return E_j KL(N(mu_j, sigma_j^2) || N(0, prior^2)) (Eq. 15).
+    """Return E_j KL(N(mu_j, sigma_j^2) || N(0, prior^2)) of increments (N, M, D), without weight (Eq. 15).
 
+    Variances are unbiased, and 1e-6 is added to the deviations, as released:
     https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/modeling.py#L208-L259
-
-    Args:
-        increment: Increments (N, M, D), or their statistics over the side that is not the anchor, of at least 2 items.
-        options: Anchor, prior, and reduction over D. Its weight is not applied.
-
-    Returns:
-        Scalar. Variances are unbiased, and 1e-6 is added to the deviations, as released.
     """
     if options.normalize and isinstance(increment, Tensor):
         increment = unit(increment)
@@ -287,18 +271,10 @@ def anchored(options: Bottleneck) -> int:
 
 
 def trust_region_step(increment: Tensor, gradient: Tensor, radius: float) -> tuple[Tensor, Tensor]:
-    """Return the longest step of steepest descent that stays within the trust region (Eqs. 37 to 40).
+    """Return increments (..., D) after the longest step of steepest descent in the trust region, and its length.
 
-    The closed form of what psi learns to predict: alpha = d . g + sqrt((d . g)^2 - |d|^2 + radius^2) with the direction
-    g of the gradient. It is not used in training; appendix H.5 compares psi with it.
-
-    Args:
-        increment: Increments d (..., D), not longer than `radius`.
-        gradient: Nonzero gradients (..., D) of the loss with respect to them.
-        radius: Radius of the trust region.
-
-    Returns:
-        The increments (..., D) after the step, of length `radius`, and the lengths alpha (...) of the steps.
+    Eqs. 37 to 40, the closed form that psi learns to predict (appendix H.5): alpha = d . g + sqrt((d . g)^2 - |d|^2 +
+    radius^2) with the direction g of the gradient.
 
     Raises:
         UserError: An increment is outside the trust region, or a gradient is zero.

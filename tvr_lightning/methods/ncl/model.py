@@ -15,17 +15,7 @@ from tvr_lightning.layers.sinkhorn import sinkhorn_biases
 def normalized_logits(logits: Tensor, iterations: int = 4, detach: bool = True, scale: Tensor | float = 1.0) -> Tensor:
     """Add Sinkhorn biases to logits (B, B): (<t_i, v_j> + a_i + b_j) / gamma (Eqs. 10 to 12 and Fig. 4).
 
-    a_i cancels in the softmax over videos, and b_j in the softmax over texts, so one matrix serves both directions.
-
-    Args:
-        logits: Scores (B, B) of B texts against their B videos, divided by gamma.
-        iterations: Number of Sinkhorn iterations, at least 1.
-        detach: Whether a and b are constants. Otherwise the gradient passes through the iterations.
-        scale: Factor 1 / gamma of the logits. With `detach`, a and b are constants on the scale of a cosine, so that
-            they contribute to the gradient of the temperature.
-
-    Raises:
-        UserError: `iterations` is below 1, or the matrix is empty.
+    With `detach`, a and b are constants on the scale of a cosine, which still move the temperature.
     """
     text_bias, video_bias = sinkhorn_biases(logits.detach() if detach else logits, 1.0, iterations)  # Eqs. 8 to 11
     biases = text_bias[:, None] + video_bias

@@ -72,14 +72,7 @@ class FeatureQueue(nn.Module):
         self.filled.copy_((self.filled + count).clamp(max=self.capacity))
 
     def records(self, kind: type[R]) -> R:
-        """Return the stored records, oldest first.
-
-        Args:
-            kind: Class of the records.
-
-        Raises:
-            UserError: The queue is empty.
-        """
+        """Return the stored records, oldest first. Raise UserError if the queue is empty."""
         if not len(self):
             raise UserError("the queue is empty")
         start = int(self.position) - len(self)

@@ -242,16 +242,7 @@ class LinearSoftmaxAggregation(nn.Module):
 def similarity_decorrelation(
     scores: Tensor, pairs: Literal["positives", "negatives", "all"] = "positives", unbiased: bool = True
 ) -> Tensor:
-    """Return the variance of the scores of a pair over the granularities, averaged over pairs (Eq. 36, Table A.1).
-
-    Args:
-        scores: Scores (G, B, B) of B texts and B videos at G granularities. Row i matches column i.
-        pairs: Pairs that are averaged.
-        unbiased: Whether the variance divides by G - 1.
-
-    Returns:
-        Scalar, 0 if all granularities agree.
-    """
+    """Return the mean variance over G granularities of the scores (G, B, B) of some pairs (Eq. 36, Table A.1)."""
     variance = scores.var(0, correction=int(unbiased))
     if pairs == "all":
         return variance.mean()

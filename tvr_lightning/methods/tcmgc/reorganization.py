@@ -49,18 +49,10 @@ def kept_slots(slots: int, keep_rate: float, mode: Reorganization, name: str) ->
 
 
 def reorganize(similarities: Tensor, kept: int, mode: Reorganization, dim: int = 0, whole: bool = False) -> Tensor:
-    """Keep the largest similarities in decreasing order, and remove the others or append their softmax-weighted sum.
+    """Return the `kept` largest of S similarities along `dim`, slots first and in decreasing order.
 
-    Args:
-        similarities: Similarities (..., S, ...) with the S slots along `dim`; minus infinity for absent slots.
-        kept: Number of kept slots, TC-MGC's k = int(S r).
-        mode: `off` keeps all in order, `removal` keeps the `kept` largest, and `fusion` adds one fused slot, whose
-            softmax has no temperature (TC-MGC's released code; Appendix C).
-        dim: Axis of the slots.
-        whole: Whether all slots are known to be present.
-
-    Returns:
-        Similarities (S', ...), slots first, where S' is S, `kept`, or `kept` + 1.
+    `off` returns all in order, `removal` drops the others, and `fusion` appends their softmax-weighted sum, without a
+    temperature (TC-MGC's released code; Appendix C). Absent slots are minus infinity.
     """
     slots = similarities.movedim(dim, 0)
     if mode == "off":
