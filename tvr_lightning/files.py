@@ -82,14 +82,7 @@ def remedy(error: OSError) -> str:
 def explain_write_errors(
     file: Path, kept: str, rerun: str = "the command.", kind: type[UserError] = UserError
 ) -> Iterator[None]:
-    """Turn an error while a file is written into a `UserError` with a fix.
-
-    Args:
-        file: File or folder that is written.
-        kept: Sentence about the finished part of the work, such as "Earlier copies are kept."
-        rerun: Command to rerun.
-        kind: Class of the error.
-    """
+    """Turn an OSError into a `kind` of error that states what is `kept`, a fix, and the command to rerun."""
     try:
         yield
     except OSError as error:
@@ -167,21 +160,13 @@ class Journal:
             yield journal
 
     def append(self, entry: Any) -> None:
-        """Append an entry and flush it to disk.
-
-        Raises:
-            UserError: The disk is full or not writable.
-        """
+        """Append an entry and flush it to disk."""
         with explain_write_errors(self.file, self.kept):
             self._write(entry)
         self.entries.append(entry)
 
     def rewrite(self, entries: Iterable[Any]) -> None:
-        """Replace all entries atomically, at the end of the work.
-
-        Raises:
-            UserError: The disk is full or not writable.
-        """
+        """Replace all entries atomically, at the end of the work."""
         self.entries = list(entries)
         with explain_write_errors(self.file, self.kept):
             write_whole(self.file, b"".join(_line(entry) for entry in [self.header, *self.entries]))

@@ -114,10 +114,7 @@ class Kind:
 
 
 def kind(default: type[K]) -> K:
-    """Return the default of an option that takes a `Kind`: None in the parser, and `default()` in built `Options`.
-
-    The parser of recipes cannot serialize an instance.
-    """
+    """Return the default of an option that takes a `Kind`; the parser of recipes cannot serialize an instance."""
     return dataclasses.field(default=None, metadata={"kind": default})  # type: ignore[return-value]
 
 

@@ -27,11 +27,7 @@ class Model:
         self.scorer, self.module, self.name = scorer, scorer.module, scorer.name
 
     def encode_video(self, videos: str | Path | Sequence[str | Path]) -> VideoFeatures:
-        """Return the features of M video files on the CPU, frames (M, F, D).
-
-        Raises:
-            VideoError: A file is missing or cannot be decoded.
-        """
+        """Return the features of M video files on the CPU, frames (M, F, D). Unreadable ones raise VideoError."""
         paths = [videos] if isinstance(videos, str | Path) else videos
         return VideoFeatures.cat([self.scorer.encode_videos(self.scorer.read(Path(path)).media) for path in paths])
 
@@ -46,11 +42,7 @@ class Model:
         texts: str | Sequence[str] | TextFeatures,
         videos: str | Path | Sequence[str | Path] | VideoFeatures,
     ) -> Tensor:
-        """Return the scores (N, M) of N texts against M videos, on the scale of a cosine.
-
-        Args:
-            texts: Sentences, or their features from `encode_text`.
-            videos: Video files, or their features from `encode_video`.
+        """Return the scores (N, M) of texts and video files, or of their features, on the scale of a cosine.
 
         Raises:
             VideoError: A video is missing or cannot be decoded.
@@ -82,14 +74,6 @@ def load(source: str | Path, device: str = "cpu", trust: Sequence[str] = ()) -> 
 def zero_shot(architecture: str = "ViT-B-32", weights: str = "openai", frames: int = 12, device: str = "cpu") -> Model:
     """Return an untrained encoder with CLIP4Clip's mean pooling: the cosine of the sentence and the frames' mean.
 
-    Args:
-        architecture: open_clip's name.
-        weights: A file, an open_clip tag, or `none` for random weights.
-        frames: Number of frames F per video.
-        device: Device to run on.
-
-    Raises:
-        MissingAssetError: The weights are missing.
-        SearchError: The architecture has no such weights.
+    `weights` is a file, an open_clip tag, or `none` for random weights.
     """
     return Model(Scorer(ScorerSource(architecture=architecture, weights=weights, frames=frames), device))

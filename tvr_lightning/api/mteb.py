@@ -37,11 +37,7 @@ class PairwiseModel:
         self._ids: list[str] = []
 
     def index(self, corpus: Any, *, task_metadata: Any, **_: Any) -> None:
-        """Encode the M texts or videos of a dataset with the columns `id` and `text` or `video`; keep the features.
-
-        Raises:
-            UserError: The task's items are neither texts nor videos, or both; or a video cannot be decoded.
-        """
+        """Encode the M texts or videos of a dataset with the columns `id` and `text` or `video`; keep the features."""
         self._ids = [str(name) for name in corpus["id"]]
         self._corpus = _features(self.model, corpus, task_metadata, "document")
 
@@ -95,11 +91,7 @@ class EmbeddingModel:
         self.mteb_model_meta = _meta(model, self.name, "dense")
 
     def encode(self, inputs: Any, *, task_metadata: Any, prompt_type: Any = None, **_: Any) -> Tensor:
-        """Return the (N, D) vectors of length 1 of the texts or videos in the dataset of a loader.
-
-        Raises:
-            UserError: The inputs are neither texts nor videos, or both; or a video cannot be decoded.
-        """
+        """Return the (N, D) vectors of length 1 of the texts or videos in the dataset of a loader."""
         features = _features(self.model, inputs.dataset, task_metadata, prompt_type)
         if isinstance(features, TextFeatures):
             return self.model.scorer.text_vectors(features)

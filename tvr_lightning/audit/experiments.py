@@ -208,14 +208,7 @@ def _under_strangers_captions(bench: _Bench, own: Tensor) -> Tensor:
 def compare_scores(
     experiment: str, expected: Tensor, found: Tensor, scale: float | None = None, noise: float = NOISE
 ) -> Finding:
-    """Compare the scores (N, M) of the same pairs, computed twice.
-
-    Args:
-        experiment: Difference between the two scorings.
-        expected, found: Scores of the same pairs.
-        scale: Unit of the change. Default: the standard deviation of `expected`.
-        noise: Largest change that counts as noise.
-    """
+    """Compare two scorings (N, M) of the same pairs, in units of `scale` (the standard deviation of `expected`)."""
     scale = deviation(expected) if scale is None else scale
     change = float((expected.double() - found.double()).abs().max()) / scale
     return Finding(experiment, change, not change <= noise)

@@ -46,11 +46,7 @@ class NormalizerTrial:
         self.texts, self.videos, self.video_of_text, self.own_text = texts, videos, video_of_text, own_text
 
     def movement(self, generator: torch.Generator) -> dict[Direction, float]:
-        """Return the largest change of a score per direction when either half of the queries is removed.
-
-        Args:
-            generator: Random generator for the halves.
-        """
+        """Return the largest change of a score per direction when a random half of the queries is removed."""
         return {
             "text-to-video": self._movement("text-to-video", len(self.texts), generator),
             "video-to-text": self._movement("video-to-text", len(self.videos), generator),

@@ -104,14 +104,7 @@ class Subject:
         return torch.randperm(items, generator=self.generator)[:count]
 
     def encode(self, texts: Tensor, videos: Tensor, batch_size: int | None = None) -> Features:
-        """Encode items as an evaluation does: all texts and then all videos, in batches.
-
-        Args:
-            texts, videos: Rows (n,) and (m,) in the order of encoding.
-            batch_size: Batch size. Default: that of the data.
-
-        Returns:
-            Features of the n texts and m videos, in ascending order of rows.
+        """Encode texts (n,) and then videos (m,) as an evaluation does, in batches; return features in ascending order.
 
         Raises:
             UserError: The method collects other items than those it was given.
@@ -150,12 +143,7 @@ class Subject:
         return {"score_as_released" if released else "score": score}
 
     def score(self, features: Features, own: Tensor) -> Tensor:
-        """Return the scores (n, m) of encoded items, on the CPU.
-
-        Args:
-            features: Features of n texts and m videos.
-            own: Index (m,) of the text that a released protocol gives each video as its own caption.
-        """
+        """Return the scores (n, m) on the CPU; `own` (m,) are the released protocols' captions of the videos."""
         ((name, score),) = self.scoring.items()
         text, video = features
         return (score(text, video, text[own]) if name == "score_as_released" else score(text, video)).similarity

@@ -119,11 +119,7 @@ def ucofia(tensors: Tensors, header: SimilarityHeader, words: int) -> dict[str, 
 
 
 def rows(tensors: Tensors, name: str) -> int:
-    """Return the number of rows of a tensor.
-
-    Raises:
-        UserError: The tensor is missing.
-    """
+    """Return the number of rows of a tensor. Raise UserError if the tensor is missing."""
     if name not in tensors:
         raise UserError(f"the tensor {name} is missing, whose rows determine an option of the method")
     return len(tensors[name])

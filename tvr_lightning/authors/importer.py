@@ -47,11 +47,7 @@ def family_of(checkpoint: Iterable[str], source: str, method: str | None = None)
 
 
 def clip_sizes(checkpoint: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the sizes of the CLIP in a checkpoint, as arguments of `SizedClipEncoder`.
-
-    Raises:
-        UserError: The `clip.*` tensors do not belong to an OpenAI CLIP with a vision transformer.
-    """
+    """Return the sizes of the CLIP in a checkpoint, as arguments of `SizedClipEncoder`."""
     return openai_sizes({name.removeprefix("clip."): t for name, t in checkpoint.items() if name.startswith("clip.")})
 
 

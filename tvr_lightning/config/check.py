@@ -53,15 +53,8 @@ def check_options(sources: Iterable[Source], schema: dict[str, Any], import_modu
 def check_before_parsing(recipes: Sequence[str], overrides: Sequence[str], needed: Sequence[str]) -> None:
     """Check recipes and options of a command against the cached schema, before torch is imported.
 
-    Args:
-        recipes: Names, paths, or inline YAML.
-        overrides: Options of recipes on the command line.
-        needed: Sections whose class must be given, such as `data`.
-
-    Raises:
-        RecipeError: A recipe is invalid.
-        OptionError: A recipe does not exist, or a class, option or value is missing or invalid. Without a cached
-            schema, the parser refuses it later.
+    `needed` are the sections whose class must be given, such as `data`. Without a cached schema, the parser checks
+    later.
     """
     sources, schema = list(sources_of(recipes, overrides)), cached_schema()
     check_classes_given([content for _, content in sources], needed)
@@ -85,11 +78,7 @@ def check_classes_given(contents: Sequence[dict[str, Any]], sections: Sequence[s
 
 
 def refusals(message: str) -> str:
-    """Return the refusals of options classes without the types that the parser tried; otherwise the whole message.
-
-    Args:
-        message: Message of the parser about a value that fits none of the types of an option.
-    """
+    """Return what options classes refused, without the types that the parser tried; otherwise the whole message."""
     lines = [line.strip() for line in message.splitlines()]
     tried = ("Does not validate", "Expected a", "Given value", "Not a valid", "Problem with given class_path")
     said = [line[2:] for line in lines if line.startswith("- ") and not line[2:].startswith(tried)]

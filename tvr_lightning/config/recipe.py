@@ -175,14 +175,10 @@ class Recipe:
         return yaml.safe_load(recipe_parser().dump(self.config, skip_validation=True, skip_unset=False))
 
     def check(self, stage: str | None = None) -> None:
-        """Check the precision, then list all missing data and weights, before anything is loaded.
-
-        Args:
-            stage: Command, which decides what data must be present; None for all.
+        """Check the precision, then the data and weights that a stage (None: all) needs, before anything is loaded.
 
         Raises:
             MissingAssetError: Files are missing; the message lists all of them.
-            RecipeError: An option has an impossible value.
         """
         self.check_trainer()
         data = self.build_data()
@@ -216,11 +212,7 @@ class Recipe:
             raise OptionError(str(error)) from error
 
     def build_data(self) -> TextVideoDataModule:
-        """Build only the data, as it is before the method sets the size of its frames.
-
-        Raises:
-            RecipeError: Its options have impossible values.
-        """
+        """Build only the data, as it is before the method sets the size of its frames."""
         parser = ArgumentParser(exit_on_error=False)
         parser.add_subclass_arguments(TextVideoDataModule, "data")
         with _explained():
@@ -287,11 +279,7 @@ class Recipe:
 def from_recipe(
     paths: str | Path | Sequence[str | Path], overrides: Sequence[str] = ()
 ) -> tuple[RetrievalModule, TextVideoDataModule]:
-    """Build method and data from recipe files, for use in Python.
-
-    Args:
-        paths: One or several recipe files; later ones override earlier ones.
-        overrides: Options as on the command line, such as `--data.init_args.batch_size=32`.
+    """Build method and data from recipe files and options such as `--data.init_args.batch_size=32`.
 
     Raises:
         MissingAssetError: Data or weights are missing.

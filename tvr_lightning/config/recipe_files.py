@@ -30,11 +30,7 @@ class OptionError(RecipeError):
 
 
 def refuse_options(options: Mapping[str, object], reason: str) -> None:
-    """Refuse given options that do not apply; None and False mean that an option was not given.
-
-    Raises:
-        OptionError: An option was given; `reason` completes the sentence after the names.
-    """
+    """Raise OptionError if an option was given (not None or False); `reason` completes the sentence after the names."""
     given = [f"--{name}" for name, value in options.items() if value is not None and value is not False]
     if given:
         raise OptionError(f"{', '.join(given)} {reason}")

@@ -68,18 +68,10 @@ class AudioOptions:
 
 
 def frame_cells(timestamps: Tensor, frame_mask: Tensor, duration: float) -> Tensor:
-    """Divide the clip among its frames, assigning each moment to the nearest frame.
+    """Return the cell of each frame, start and end (F, 2) in seconds: each moment belongs to the nearest frame.
 
-    Frames in the middle of F equal segments get exactly these segments.
-
-    Args:
-        timestamps: (F,) seconds from the start of the clip; values of padded frames are ignored.
-        frame_mask: (F,) bool, True for frames that are not padding.
-        duration: Duration of the clip in seconds.
-
-    Returns:
-        (F, 2) float64, start and end of each frame's cell in seconds; (0, 0) for padded frames. Frames with the same
-        timestamp (a repeated last frame) share a cell.
+    Frames in the middle of F equal segments get these segments. Padded frames get (0, 0); frames with the same
+    timestamp (a repeated last frame) share a cell.
     """
     cells = torch.zeros(len(timestamps), 2, dtype=torch.float64)
     if not frame_mask.any():
@@ -141,16 +133,9 @@ def add_sound(
     options: AudioOptions,
     on_corrupt: Literal["error", "skip"],
 ) -> None:
-    """Read the audio of one decoded clip into the fields `audio`, `audio_mask` and `problems` of its media.
+    """Read the audio of one decoded clip into the fields `audio`, `audio_mask` and `problems` of its media (M = 1).
 
-    Args:
-        media: Media of one clip (M = 1).
-        path: Path of the video file.
-        span: Start and end of the clip in the file in seconds.
-        clip: Decoded frames, to whose timestamps the audio is aligned.
-        options: Encoder and alignment.
-        on_corrupt: Handling of a broken track: "error" raises AudioError; "skip" uses its readable part and adds it to
-            `media.problems`.
+    With `on_corrupt` skip, a broken track is read as far as possible and listed in `media.problems`.
     """
     start, end = span or (0.0, clip.duration)
     duration = min(end, clip.duration) - start
@@ -164,14 +149,7 @@ def add_sound(
 
 
 def log_mel(waveform: Tensor) -> Tensor:
-    """Compute the log-mel spectrogram of a waveform with openai-whisper.
-
-    Args:
-        waveform: (T,) float32 at 16 kHz.
-
-    Returns:
-        (80, T // 160) float32; one column per 10 ms.
-    """
+    """Return the log-mel spectrogram (80, T // 160) of a waveform (T,) at 16 kHz, a column per 10 ms."""
     from whisper.audio import log_mel_spectrogram  # imports numba, which takes a second that is saved without audio
 
     return log_mel_spectrogram(waveform, n_mels=MEL_BANDS)

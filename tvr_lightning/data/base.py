@@ -269,11 +269,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         return absent
 
     def check_present(self, stage: str | None = None) -> None:
-        """Check that the annotation files and the video folder of a stage (None: all stages) exist.
-
-        Raises:
-            MissingAssetError: Something is missing. The message lists it with its path and the expected layout.
-        """
+        """Raise MissingAssetError unless the annotation files and the video folder of a stage (None: all) exist."""
         absent = self.missing(stage)
         if absent:
             raise self.incomplete(absent)
@@ -423,12 +419,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
     # Loaders
 
     def setup(self, stage: str | None = None) -> None:
-        """Read the splits of a stage and check that no video is in two splits.
-
-        Raises:
-            MissingAssetError: Annotation or video files are missing.
-            AnnotationError: The files contradict themselves, or two splits share videos.
-        """
+        """Read the splits of a stage and check that no video is in two splits."""
         self.check_present(stage)
         for name in STAGES[stage]:
             self.load_split(name)
@@ -485,11 +476,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         return {} if self.training_loader is None else {"training": self.training_loader.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume training at the position in the checkpoint, before or after the loader is built.
-
-        Raises:
-            UserError: The interrupted run had another batch size that does not fit.
-        """
+        """Resume training at the position in the checkpoint, before or after the loader is built."""
         if self.trainer is None or self.trainer.state.fn == "fit":
             self._resume_at = state_dict.get("training")
             self._resume_training()

@@ -131,9 +131,5 @@ class PairBatch(FeatureBatch):
 
 
 def collate(items: Sequence[R]) -> R:
-    """Concatenate records with at most one item each: TextBatch, VideoBatch or PairBatch.
-
-    Videos are padded to the same number of frames when they are read. An empty record (a video that evaluation skipped)
-    adds only its entry in `skipped`.
-    """
+    """Concatenate records of one item each; an empty one (a skipped video) adds only its entry in `skipped`."""
     return type(items[0]).cat(items)

@@ -106,10 +106,6 @@ class TrainingLoader(ReportingLoader):
         return {"epoch": self._epoch, "consumed": self._batches * self.sampler.batch_size}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Resume from `state`.
-
-        Raises:
-            UserError: The interrupted run had another batch size that does not fit.
-        """
+        """Resume from `state`. Raise UserError if the interrupted run had a batch size that does not fit."""
         self.sampler.load_state_dict(state)
         self._epoch, self._batches = state["epoch"], state["consumed"] // self.sampler.batch_size

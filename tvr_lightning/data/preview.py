@@ -48,15 +48,8 @@ def preview(
 ) -> Preview:
     """Draw the frames of a clip with their times, its waveform and its log-mel spectrogram into one image.
 
-    Bands of two colors mark the audio of each frame; hatching marks intervals that were not decoded.
-
-    Args:
-        video: Path of a media file.
-        out: Path of the image; the suffix determines the format (.png, .pdf, .svg).
-        frames: Number of frames F.
-        image_size: Side length S of the square frames in pixels.
-        sampling: Rule for selecting the frames.
-        span: Start and end of the clip in the file in seconds; None uses the whole file.
+    Bands of two colors mark the audio of each frame; hatching marks intervals that were not decoded. The suffix of
+    `out` determines the format (.png, .pdf, .svg). `span` is in seconds; None uses the whole file.
     """
     clip = read_clip(video, frames=frames, image_size=image_size, sampling=sampling, span=span)
     start, end = span or (0.0, clip.duration)

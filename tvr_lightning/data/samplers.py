@@ -122,13 +122,7 @@ class EvaluationSampler(DistributedSampler[int]):
         self._order: tuple[list[int], int] | None = None
 
     def shuffle_items(self, seed: list[int], first: int | None = None) -> None:
-        """Use a new random order in every epoch, so that the order reveals nothing about the items.
-
-        Args:
-            seed: Seed that, with the epoch, determines the order; the same on every process.
-            first: Maximum number of items that will be read, if limited. The same items are then read as without
-                shuffling.
-        """
+        """Use a new order in every epoch, from a seed, among the first items if only these will be read."""
         self._order = seed, self.items if first is None else min(first, self.items)
 
     def __len__(self) -> int:

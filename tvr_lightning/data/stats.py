@@ -64,16 +64,9 @@ class SplitStats:
 def stats(
     data: TextVideoDataModule, tokens: Callable[[str], int], *, workers: int = 1, progress: bool = True
 ) -> list[SplitStats]:
-    """Compute statistics of the splits of a dataset as configured.
+    """Return the statistics of the splits of a dataset: train, val (unless it is the test split), test.
 
-    Args:
-        data: Dataset as configured.
-        tokens: Function that returns the number of tokens of a caption, including start and end.
-        workers: Number of processes that read video files.
-        progress: Whether to show a progress bar.
-
-    Returns:
-        One entry per split: train, val (unless it is the test split), test.
+    `tokens` returns the number of tokens of a caption, including start and end.
     """
     data.check_present()
     names: list[SplitName] = ["train", "test"] if data.validation == "test" else ["train", "val", "test"]

@@ -33,13 +33,7 @@ class AudioEncoder(FeatureEncoder):
         """Load the weights that the constructor skipped inside `weights_follow`. Most encoders have none."""
 
     def encode_audio(self, video: Media | VideoFeatures) -> tuple[Tensor, Tensor]:
-        """Encode the audio of M videos; features from a store are returned unchanged.
-
-        Args:
-            video: Media with an audio input, or features with audio.
-
-        Returns:
-            Audio vectors (M, F, D_a), zero for silent frames, and their mask (M, F) bool.
+        """Return audio vectors (M, F, D_a), zero for silent frames, and their mask (M, F), encoded or from a store.
 
         Raises:
             UserError: The media or the store contain no audio, or audio for another encoder.
@@ -70,17 +64,10 @@ class AudioEncoder(FeatureEncoder):
 
 
 def pool_steps(vectors: Tensor, windows: Tensor) -> Tensor:
-    """Average the vectors of the time steps of each frame.
+    """Return the means (M, F, D_a) of the steps (M, S, D_a) in each frame's window (M, F, 2); 0 for empty ones.
 
-    With the equal windows of "clip30" this is `adaptive_avg_pool1d` (GAID, model/clip_stochastic.py).
+    With the equal windows of "clip30" this is `adaptive_avg_pool1d`:
     https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/model/clip_stochastic.py#L50-L57
-
-    Args:
-        vectors: Vectors (M, S, D_a), one per step of 20 ms.
-        windows: First and one-past-last step of each frame, (M, F, 2) int64.
-
-    Returns:
-        Mean vectors (M, F, D_a), zero for empty windows.
     """
     steps = torch.arange(vectors.shape[1], device=vectors.device)
     inside = (steps >= windows[..., :1]) & (steps < windows[..., 1:])

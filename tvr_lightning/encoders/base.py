@@ -42,15 +42,7 @@ class FeatureEncoder(nn.Module, ABC):
 
     @classmethod
     def required_files(cls, **options: Any) -> list[Path]:
-        """Return the files that the constructor reads with these options, by default none. Nothing is built.
-
-        Args:
-            options: Options of the constructor, as in a recipe.
-
-        Raises:
-            MissingWeightsError: A file is missing and cannot be downloaded.
-            UserError: The options do not name a possible file.
-        """
+        """Return the files that the constructor reads with these options, by default none. Nothing is built."""
         return []
 
     @abstractmethod
@@ -58,10 +50,7 @@ class FeatureEncoder(nn.Module, ABC):
         """Return all settings that affect the features, without the weights: architecture, preprocessing, switches."""
 
     def fingerprint(self) -> str:
-        """Return the hexadecimal SHA-256 of `configuration()` and all weights.
-
-        Sharded weights are gathered, so every rank must call it.
-        """
+        """Return the SHA-256 of `configuration()` and all weights, gathered if sharded: call it on every rank."""
         return fingerprint(self.configuration(), self)
 
 
@@ -100,17 +89,10 @@ class Encoder(FeatureEncoder):
         return "the encoder's own tokens"
 
     def encode_text(self, text: list[str] | Tokens | TextFeatures, words: int) -> TextFeatures:
-        """Encode N captions to W positions each; features from a store are returned unchanged.
+        """Encode N captions, or their tokens, to sentence (N, D), words (N, W, D), word_mask (N, W).
 
-        Args:
-            text: N captions, their token ids from `caption_tokens`, or their features.
-            words: Requested token positions, including SOT and EOT; W is the smaller of `words` and `context_length`.
-
-        Returns:
-            Features with sentence (N, D), words (N, W, D) and word_mask (N, W).
-
-        Raises:
-            UserError: `words` is below 3.
+        W is the smaller of `words` (including SOT and EOT) and `context_length`. Features from a store are returned
+        unchanged.
         """
         if isinstance(text, TextFeatures):
             return text
@@ -132,14 +114,9 @@ class Encoder(FeatureEncoder):
         return min(words, self.context_length)
 
     def encode_video(self, video: Media | VideoFeatures, patches: bool = False) -> VideoFeatures:
-        """Encode the frames of M videos; features from a store are returned unchanged.
+        """Encode pixels (M, F, 3, S, S) to frames (M, F, D), frame_mask (M, F) and, on request, patches (M, F, P, D).
 
-        Args:
-            video: Media with pixels (M, F, 3, S, S) from 0 to 255, or features.
-            patches: Whether to return patch vectors (M, F, P, D) in addition to the frame vectors.
-
-        Returns:
-            Features with frames (M, F, D), frame_mask (M, F) and, on request, patches.
+        Features from a store are returned unchanged.
 
         Raises:
             UserError: The frames have another size than S, or the store or the architecture has no patches.

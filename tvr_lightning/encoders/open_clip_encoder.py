@@ -163,15 +163,9 @@ class OpenClipEncoder(Encoder):
         return self.encode_tokens(tokens.ids.to(device), tokens.mask.to(device))
 
     def encode_tokens(self, ids: Tensor, mask: Tensor | None = None) -> TextFeatures:
-        """Encode token ids: last norm and projection at every position, the sentence as pooled by the tower.
+        """Encode token ids (N, W): projected words (N, W, D), and the sentence (N, D) as pooled by the tower.
 
-        Args:
-            ids: Token ids (N, W) int64, padded as by the tokenizer.
-            mask: Mask (N, W) bool of the tokens; None for CLIP's ids, `[SOT] tokens [EOT]` with EOT the largest,
-                zero-padded.
-
-        Returns:
-            Features with sentence (N, D), words (N, W, D) of all positions, word_mask (N, W).
+        Without a mask (N, W), ids are CLIP's: `[SOT] tokens [EOT]` with EOT the largest, zero-padded.
         """
         mask = word_mask(ids) if mask is None else mask.bool()
         sentence, words = encode_text(self._text, ids, mask, self.text_mask, self.tokenizer.pad_id)
@@ -197,20 +191,9 @@ class OpenClipEncoder(Encoder):
         return torch.addcmul(-self.pixel_mean / self.pixel_std, pixels, scale, out=normalized)
 
     def encode_pixels(self, pixels: Tensor, frame_mask: Tensor, patches: bool = False) -> VideoFeatures:
-        """Encode normalized frames and, on request, their patches (`vision_towers`).
+        """Encode normalized frames (M, F, 3, S, S) and, on request, their patches (`vision_towers`).
 
         Padded frames are encoded like the others, as in CLIP4Clip: some released methods attend to them.
-
-        Args:
-            pixels: Frames (M, F, 3, S, S) float.
-            frame_mask: Mask (M, F) bool, True for frames, False for padding.
-            patches: Whether to return patch vectors.
-
-        Returns:
-            Features with frames (M, F, D), frame_mask (M, F) and patches (M, F, P, D) or None.
-
-        Raises:
-            UserError: The frames have another size.
         """
         if pixels.shape[2:] != (3, self.image_size, self.image_size):
             raise UserError(

@@ -50,17 +50,9 @@ class PatchShift:
 
 
 def shift_patches(tokens: Tensor, frames: int) -> Tensor:
-    """Replace some patches of every frame by those of its neighbors.
+    """Replace some patches of tokens (M F, L, width) by those of the neighboring frames.
 
-    With L tokens per frame and a step of L // 7, tokens 1, 1 + step, ... come from the previous frame and tokens 4,
-    4 + step, ... from the next. The class token, the other patches, and patches without a neighbor stay.
-
-    Args:
-        tokens: Tokens (M F, L, width), the class token first.
-        frames: Number of frames F.
-
-    Returns:
-        Shifted tokens (M F, L, width).
+    With a step of L // 7, tokens 1, 1 + step, ... come from the previous frame and 4, 4 + step, ... from the next.
     """
     clips = tokens.unflatten(0, (-1, frames))
     step = tokens.shape[1] // DIVISOR

@@ -102,19 +102,7 @@ def archive_root(path: Path) -> str | None:
 
 
 def read_torchscript(path: Path, root: str) -> dict[str, Tensor]:
-    """Return the tensors of a TorchScript archive with their state dict names, on the CPU, in the stored dtypes.
-
-    Args:
-        path: Archive.
-        root: Top folder in the archive, from `archive_root`.
-
-    Returns:
-        All parameters and buffers of the module tree, of any shape; CLIP's `logit_scale` is a scalar.
-
-    Raises:
-        pickle.UnpicklingError: The archive contains more than a tree of tensors.
-        KeyError: A storage is missing from the archive.
-    """
+    """Return the parameters and buffers in a TorchScript archive with the top folder `root`, in the stored dtypes."""
     with zipfile.ZipFile(path) as archive:
         module = _TensorUnpickler(archive, root).load()
     tensors: dict[str, Tensor] = {}

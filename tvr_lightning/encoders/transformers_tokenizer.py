@@ -40,16 +40,7 @@ def build_tokenizer(text: dict[str, Any], architecture: str) -> Tokenizer:
 
 
 def tokenizer_folder(source: str, architecture: str, repository: str) -> Path:
-    """Return the folder of a tokenizer.
-
-    Args:
-        source: Folder, or repository on the Hub.
-        architecture: Name of the architecture, for the error.
-        repository: Repository in open_clip's configuration, for the error.
-
-    Raises:
-        MissingWeightsError: The files are missing and cannot be downloaded; the message contains a fix.
-    """
+    """Return the folder of a tokenizer, named or in the Hub's cache; the other arguments are for the error."""
     try:
         return repository_folder(source, VOCABULARIES, FILES)
     except MissingWeightsError as error:

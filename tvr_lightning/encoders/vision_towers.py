@@ -20,17 +20,9 @@ Features = tuple[Tensor, Tensor | None]
 
 
 def encode_images(visual: Any, pixels: Tensor, patches: bool) -> Features:
-    """Encode normalized frames as the tower does, (M, F, D), and on request its positions (M, F, P, D).
+    """Return frames (M, F, D) as the tower encodes pixels (M, F, 3, S, S), and on request positions (M, F, P, D).
 
-    The results are not views of each other or of other tensors, because sharding warns about views.
-
-    Args:
-        visual: open_clip's `VisionTransformer`, `ModifiedResNet` or `TimmModel`.
-        pixels: Frames (M, F, 3, S, S).
-        patches: Whether to return the positions.
-
-    Raises:
-        UserError: The tower is of another class.
+    The results are not views, about which sharding would warn.
     """
     if isinstance(visual, VisionTransformer):
         return _vision_transformer(visual, pixels, patches)

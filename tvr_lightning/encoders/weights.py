@@ -137,13 +137,7 @@ def fitted(
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Load weights into an open_clip model; names must match exactly, after open_clip's own renaming.
-
-    open_clip's `load_checkpoint` would silently resize position embeddings of another image size.
-
-    Raises:
-        UserError: Names or shapes differ; the message lists them.
-    """
+    """Load weights into an open_clip model, strictly; open_clip itself would silently resize position embeddings."""
     tensors = dict(convert_state_dict(model, dict(tensors)))
     if isinstance(model, CustomTextCLIP):
         tensors = convert_to_custom_text_state_dict(tensors)

@@ -19,13 +19,7 @@ from tvr_lightning.files import write_whole
 
 
 def answer_ranks(index: Tensor, given: Tensor, right: Tensor) -> Ranks:
-    """Return the answers to B questions as ranks, whose R@1 is the accuracy.
-
-    Args:
-        index: Index of each question in its split, (B,) int64.
-        given: Index of the predicted answer, (B,) int64.
-        right: Index of the correct answer, (B,) int64; -1 if the correct answer is not in the vocabulary.
-    """
+    """Return answers (B,) as ranks, whose R@1 is the accuracy; `right` is -1 for answers outside the vocabulary."""
     wrong = (given != right) | (right < 0)
     return Ranks(better=wrong.long(), tied=torch.ones_like(index), index=index)
 

@@ -62,20 +62,13 @@ class Balance:
 
 
 def retrieval_mass(scores: ScoreSource, temperature: float) -> Tensor:
-    """Return the sum of the retrieval probabilities of every gallery item, sum_i P(j | i) (NCL, section 3.2).
-
-    Scores (Q, G) are divided by the temperature gamma; the masses (G,) float64 add up to Q.
-    """
+    """Return the masses (G,) of scores (Q, G) at a temperature: sum_i P(j | i), Q in total (NCL, section 3.2)."""
     scale = 1.0 / temperature
     return gallery_logsumexp(scores, scale, -query_logsumexp(scores, scale)).exp()
 
 
 def matching_share(query_group: Tensor, gallery_group: Tensor) -> Tensor:
-    """Return the mass of every gallery item if each query spread its probability evenly over its matches.
-
-    Groups are (Q,) and (G,) int64, shares (G,) float64: all ones for one-to-one matches, the number of captions for
-    videos as gallery items.
-    """
+    """Return the mass (G,) of every item if each query spread its probability evenly over the items of its group."""
     groups = 1 + int(torch.cat([query_group, gallery_group]).max())
     queries = torch.bincount(query_group, minlength=groups).double()
     items = torch.bincount(gallery_group, minlength=groups).double()
@@ -83,14 +76,7 @@ def matching_share(query_group: Tensor, gallery_group: Tensor) -> Tensor:
 
 
 def balance(scores: ScoreSource, temperature: float, query_group: Tensor, gallery_group: Tensor) -> Balance:
-    """Measure the balance of the retrieval in one direction.
-
-    Args:
-        scores: Scores of Q queries against G gallery items, (Q, G).
-        temperature: Divisor gamma of the scores.
-        query_group: Group of each query, (Q,) int64. The matches of a query are the items of the same group.
-        gallery_group: Group of each gallery item, (G,) int64.
-    """
+    """Measure the balance of scores (Q, G); the matches of a query are the items of its group (Q,), (G,)."""
     query_group, gallery_group = query_group.to(scores.device), gallery_group.to(scores.device)
     mass, share = retrieval_mass(scores, temperature), matching_share(query_group, gallery_group)
     error = float((share - mass).abs().mean())

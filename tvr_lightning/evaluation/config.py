@@ -65,11 +65,7 @@ class EvaluationConfig:
 
 
 def gibibytes(size: str) -> float:
-    """Return a size such as "4GiB" or "512MiB" in GiB.
-
-    Raises:
-        UserError: The size is zero, or not a number followed by KiB, MiB, GiB or TiB.
-    """
+    """Return a size such as "4GiB" or "512MiB" in GiB."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])iB\s*", size)
     if found is None or not float(found[1]):
         raise UserError(f"--eval_memory {size}: expected a size such as 4GiB or 512MiB")

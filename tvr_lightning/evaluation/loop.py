@@ -108,11 +108,7 @@ class Collection:
         self.videos.clear()
 
     def join(self, device: torch.device) -> SplitFeatures:
-        """Return the features of all devices, which may have read different numbers of videos, and remove them here.
-
-        Raises:
-            UserError: There are no texts or no videos.
-        """
+        """Return the features of all devices, which may have read different numbers of videos, and remove them here."""
         return SplitFeatures(self._joined("texts", self.texts, device), self.join_videos(device))
 
     def join_videos(self, device: torch.device) -> IndexedFeatures[VideoFeatures]:

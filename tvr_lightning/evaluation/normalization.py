@@ -93,10 +93,7 @@ class Normalizer(ABC):
         """
 
     def measured(self, video_of_text: Tensor) -> dict[str, float]:
-        """Return values of the fitted normalizer to report in tables, in percent by name; empty by default.
-
-        The video of each text, (N,) int64, is not available to `fit`.
-        """
+        """Return values for the tables, in percent by name; only here, the video of each text (N,) is available."""
         return {}
 
     def warnings(self) -> list[str]:

@@ -16,17 +16,7 @@ from tvr_lightning.files import write_whole
 def best_videos(
     scores: ScoreSource, k: int, normalizer: Normalizer | None = None, context: Context | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Find the k best videos of every text, or all if there are fewer.
-
-    Args:
-        scores: Scores of N texts against M videos, in one process.
-        k: Number of videos to keep.
-        normalizer: Post-processing of the scores.
-        context: Additional information for the normalizer.
-
-    Returns:
-        Descending scores (N, k), and the columns of the videos (N, k) int64.
-    """
+    """Return the k best scores of every text, descending (N, k), and the columns of their videos (N, k)."""
     if normalizer is not None:
         scores = AdjustedSource(scores, normalizer.fit(scores, context or Context()))
     columns = best_of_gallery(scores, k)

@@ -57,16 +57,7 @@ class Ranks(FeatureBatch):
 
 
 def count_ranks(scores: Tensor, match: Tensor, index: Tensor | None = None) -> Ranks:
-    """Rank the match of every query by counting.
-
-    Args:
-        scores: Scores of Q queries against G gallery items, (Q, G); larger is better.
-        match: Column of each query's match, (Q,) int64.
-        index: Identities of the queries, (Q,) int64; by default their row numbers.
-
-    Raises:
-        UserError: A score is NaN.
-    """
+    """Rank each query's match (Q,) in scores (Q, G). Raise UserError if a score is NaN."""
     raise_on_nan(scores, "query", "gallery item")
     own = scores.gather(1, match[:, None])
     index = torch.arange(len(scores), device=scores.device) if index is None else index
@@ -74,28 +65,15 @@ def count_ranks(scores: Tensor, match: Tensor, index: Tensor | None = None) -> R
 
 
 def text_to_video_ranks(similarity: Tensor, video_of_text: Tensor) -> Ranks:
-    """Rank each text's own video among all videos; each caption is a separate query.
-
-    Args:
-        similarity: Scores of N texts against M videos, (N, M).
-        video_of_text: Column of the video that each text describes, (N,) int64.
-    """
+    """Rank each text's video (N,) in scores (N, M); each caption is a separate query."""
     return count_ranks(similarity, video_of_text)
 
 
 def video_to_text_ranks(similarity: Tensor, video_of_text: Tensor) -> Ranks:
-    """Rank each video's own captions among the captions of all videos, with a video represented by its best caption.
+    """Rank each video's captions in scores (N, M), with a video represented by its best caption.
 
-    This is the multi-caption protocol of CLIP4Clip (`tensor_video_to_text_sim` in its metrics.py): the score of video j
-    against video k's captions is their maximum, so the rank counts videos, not captions. Videos without a caption are
-    neither queries nor competitors.
-
-    Args:
-        similarity: Scores of N texts against M videos, (N, M).
-        video_of_text: Column of the video that each text describes, (N,) int64.
-
-    Returns:
-        Ranks of the videos that have captions, identified by their columns.
+    The multi-caption protocol of CLIP4Clip (`tensor_video_to_text_sim` in its metrics.py): ranks count videos, not
+    captions. Videos without a caption are neither queries nor competitors.
     """
     raise_on_nan(similarity, "text", "video")
     videos, group = torch.unique(video_of_text, return_inverse=True)
@@ -105,15 +83,7 @@ def video_to_text_ranks(similarity: Tensor, video_of_text: Tensor) -> Ranks:
 
 
 def raise_on_nan(scores: Tensor, row: str, column: str) -> None:
-    """Raise an error if scores (Q, G) are NaN, which would rank as the best, since comparisons with NaN are false.
-
-    Args:
-        scores: Scores (Q, G).
-        row, column: Names of rows and columns for the message.
-
-    Raises:
-        UserError: A score is NaN. The message contains their number and the position of the first one.
-    """
+    """Raise UserError if scores (Q, G) are NaN, which would rank best, since comparisons with NaN are false."""
     nan = torch.isnan(scores)
     if nan.any():
         first = nan.nonzero()[0].tolist()

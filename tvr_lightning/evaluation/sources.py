@@ -117,10 +117,7 @@ def gallery_logsumexp(source: ScoreSource, scale: float, query_weights: Tensor |
 
 
 def query_logsumexp(source: ScoreSource, scale: float, gallery_weights: Tensor | None = None) -> Tensor:
-    """Return the log sums over the gallery of exp(scale * score + weight of the gallery item), (Q,) float64.
-
-    Scores are (Q, G), `gallery_weights` are logarithms (G,), zero by default.
-    """
+    """Return log sums (Q,) over the gallery of exp(scale * score + log weight of the item)."""
     return gallery_logsumexp(TransposedSource(source), scale, gallery_weights)
 
 

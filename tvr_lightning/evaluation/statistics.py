@@ -60,17 +60,10 @@ def resample(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Tensor:
-    """Return the statistic over queries that are sampled with replacement, group by group, (resamples,) float64.
+    """Return the statistic (resamples,) of values (Q,) sampled with replacement, group by group.
 
-    The draws depend only on the seed and the number of groups. For two systems, or both directions of one system, over
-    the same groups, the results are therefore paired draw by draw, and so are their differences and sums.
-
-    Args:
-        values: Per-query values, (Q,).
-        group: Group of each query, (Q,) int64. Queries of one group, such as captions of a video, are sampled together.
-        statistic: Statistic of the sampled values.
-        resamples: Number of resamples.
-        seed: Seed for the resamples.
+    Draws depend only on the seed and the number of groups, so that results of two systems on the same queries are
+    paired. Queries of one group, such as captions of a video, are sampled together.
     """
     values = values.double().cpu()
     inverse, sizes = _groups(values, group)

@@ -57,15 +57,7 @@ class TwoStage(Normalizer):
         return (video.frames * mask).sum(1) / mask.sum(1).clamp(min=1.0)
 
     def ranks(self, source: PairScores, video_of_text: Tensor) -> tuple[Ranks, Ranks]:
-        """Compute the same ranks as `fit` and a pass over all pairs (`streamed_ranks`), but score only the candidates.
-
-        Args:
-            source: Scores of N texts against M videos by the method.
-            video_of_text: Column of each text's video, (N,) int64.
-
-        Raises:
-            UserError: A score is NaN.
-        """
+        """Return the ranks of `fit` and a pass over all pairs (`streamed_ranks`), but score only the candidates."""
         adjust_texts = self._adjustment(source, "text-to-video", score_candidates_only=True)
         adjust_videos = self._adjustment(source, "video-to-text", score_candidates_only=True)
         return streamed_ranks(_Unscored(source), video_of_text, adjust_texts, adjust_videos)

@@ -51,19 +51,9 @@ def extract(
     options: ExtractOptions,
     bar: AbstractContextManager[Progress] | None = None,
 ) -> ExtractReport:
-    """Write the features of a source to a store. Stored features of unchanged files are kept.
+    """Write the features of a source to a store. Stored features of unchanged files are kept; rerun it after a kill.
 
-    Videos that an earlier run skipped are tried again if their files have changed.
-
-    If the process is killed, rerun it to get the same store as without the interruption: batches do not cross shards,
-    which follow the order of the source.
-
-    Args:
-        source: Videos and texts.
-        encoder: Encoder of frames and texts.
-        audio_encoder: Audio encoder, if audio is extracted.
-        options: Parts, batch sizes, workers, and folder.
-        bar: Progress that replaces the bar of the options, such as a `progress_file`.
+    Videos that an earlier run skipped are tried again if their files have changed. `bar` replaces the progress bar.
 
     Raises:
         StoreError: The store has other settings, another process is writing it, or the disk is full.

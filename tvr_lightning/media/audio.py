@@ -65,22 +65,12 @@ def read_audio(
     """Read a clip's audio as 16 kHz mono, synchronized with the video.
 
     PyAV decodes the best audio stream, its channels are averaged (as in the released GAID code), and librosa resamples
-    with soxr. Audio before or after the video of the clip is dropped, and missing audio is filled with zeros.
-
-    Args:
-        path: Media file.
-        duration: Duration of the clip in seconds. Default: the span, else the declared duration of the video or of the
-            container, else the duration of the audio.
-        span: Start and end of the clip in the file, in seconds.
-        on_corrupt: Action for a damaged track (undecodable packets, NaN samples): keep the decoded samples, fill the
-            rest with zeros, and describe the damage in `problem`; or raise.
-
-    Returns:
-        The track. `present` is False if the file has no audio in the clip.
+    with soxr. Audio outside the clip is dropped, and missing audio is filled with zeros; `present` is False if there is
+    none. The duration is by default that of the span, the video, the container, or the audio, in this order. In a
+    damaged track, `zeros` keeps the decoded samples and describes the damage in `problem`.
 
     Raises:
-        AudioError: The file cannot be opened, takes too long, or is too large; or a track is damaged and `on_corrupt`
-            is "error".
+        AudioError: The file cannot be opened, takes too long, or is too large; or a track is damaged (`error`).
     """
     path = Path(path)
     try:

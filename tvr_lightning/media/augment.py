@@ -77,15 +77,7 @@ class CropFlip:
 def draw_augmentation(
     augmentation: Augmentation, preparation: Preparation, generator: np.random.Generator | None = None
 ) -> FrameTransform:
-    """Sample the transform for the frames of one clip.
-
-    Args:
-        augmentation: Type of augmentation.
-        preparation: Preparation of the encoder.
-        generator: Random generator, not used by `none`. The same state results in the same transform.
-
-    Returns:
-        A deterministic transform from an RGB frame to (S, S, 3).
+    """Sample the transform from an RGB frame to (S, S, 3), the same for all frames of a clip.
 
     Raises:
         UserError: The augmentation is unknown, or it is random and there is no generator.

@@ -53,11 +53,7 @@ def write_clip4clip_frames(path: Path, out: OutputContainer) -> int:
 
 
 def clip4clip_size(width: int, height: int) -> tuple[int, int]:
-    """Return the width and height of a copy.
-
-    The command multiplies by `a` (width / height), although a portrait video requires the inverse. Such a video is
-    therefore squashed to a width of 224 and an even smaller height.
-    """
+    """Return the size of a copy. As in the command, portrait videos are squashed to less than a width of 224."""
     aspect = width / height
     length = int(SIZE * aspect / 2) * 2
     return (length, SIZE) if aspect > 1 else (SIZE, length)

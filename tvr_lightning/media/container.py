@@ -179,11 +179,7 @@ def declared_size(path: Path, stream: int) -> tuple[int, int]:
 
 
 def packets_of(container: InputContainer, *streams: av.VideoStream | av.AudioStream) -> Iterator[av.Packet]:
-    """Yield the packets of some streams (default: all), and an empty packet at the end of each stream.
-
-    Raises:
-        av.FFmpegError: The container breaks off.
-    """
+    """Yield the packets of some streams (default: all), and an empty packet at the end of each stream."""
     # Transport streams can add streams while they are read. After the end of all known streams, PyAV also looks for the
     # added ones.
     with suppress(IndexError):

@@ -65,14 +65,10 @@ class FrameConverter:
         self._reformatter = VideoReformatter()
 
     def __call__(self, frame: VideoFrame) -> Image.Image:
-        """Return a frame as an upright image in mode RGB.
+        """Return a frame as an upright image in mode RGB, equal to PyAV's `to_image`, but several times faster.
 
-        The pixels are the same as from PyAV's `to_image`, which is several times slower, with the file's color matrix
-        and range. Conversion runs in this thread, since thread pools of many workers slow each other down. The format
-        has three bytes per pixel, since FFmpeg's conversion to four does not write the last columns for some widths.
-
-        Raises:
-            VideoError: The shape of the frame is extreme.
+        One thread, since pools of many workers slow each other down; three bytes per pixel, since FFmpeg's conversion
+        to four does not write the last columns for some widths.
         """
         check_shape(self._path, frame)
         converted = self._reformatter.reformat(frame, format="rgb24", threads=1)
@@ -137,11 +133,7 @@ def _chosen_packets(
 
 
 def decoded_frames(path: Path, threads: int, budget: TimeBudget) -> Generator[VideoFrame, None, None]:
-    """Yield every frame of a file in display order.
-
-    Raises:
-        VideoError: A frame cannot be decoded, or the time budget is used up.
-    """
+    """Yield every frame of a file in display order."""
     with open_video(path, threads) as (container, stream):
         yield from frames_in_order(stream, packets_of(container, stream), budget)
 

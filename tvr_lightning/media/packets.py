@@ -189,11 +189,7 @@ def plan_runs(index: PacketIndex, wanted: Collection[int]) -> list[DecodingRun]:
 
 
 def _start_of(index: PacketIndex, keyframes: NDArray[np.int64], number: int) -> int:
-    """Return the keyframe from which a frame can be decoded.
-
-    Frames that follow a keyframe in decoding order but are displayed before it depend on the previous segment (open
-    GOP).
-    """
+    """Return the keyframe to decode a frame from, the previous one for frames displayed before theirs (open GOP)."""
     for keyframe in keyframes[: np.searchsorted(keyframes, number, side="right")][::-1].tolist():
         if index.pts[keyframe] <= index.pts[number]:
             return int(keyframe)
@@ -201,10 +197,7 @@ def _start_of(index: PacketIndex, keyframes: NDArray[np.int64], number: int) -> 
 
 
 def _needed(index: PacketIndex, start: int, end: int, chosen: set[int]) -> list[int]:
-    """Return the packets from `start` to `end` without those displayed before the run's own keyframe.
-
-    They cannot be decoded here, and no later packet depends on them.
-    """
+    """Return the packets from `start` to `end` without those displayed before the run's own keyframe."""
     leading = index.keyframe[start] & (index.pts[start : end + 1] < index.pts[start])
     return [n for n in range(start, end + 1) if n in chosen or not leading[n - start]]
 

@@ -95,16 +95,7 @@ def read_all(
 ) -> list[R | Unread[T]]:
     """Return, for every item in order, `read(item)` or the reason why its file cannot be read.
 
-    Args:
-        items: Items to read.
-        read: Function that worker processes can import.
-        workers: Number of processes. With 1, this process reads.
-        title: Title of the progress bar.
-        progress: Whether to show the progress bar.
-
-    Raises:
-        UserError: `workers` is less than 1.
-        UserError, RuntimeError: `read` failed (see `read_many`).
+    Worker processes import `read`; with 1 worker, this process reads.
     """
     if workers < 1:
         raise UserError(f"workers is {workers}; it must be at least 1")

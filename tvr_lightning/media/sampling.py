@@ -46,35 +46,17 @@ def sample_frames(
     generator: np.random.Generator | None = None,
     declared: Declared | None = None,
 ) -> Positions:
-    """Select up to F frames of a clip from the timestamps of all its frames.
+    """Return ascending positions (K,) of up to F frames of a clip, given the times (n,) of all its frames in seconds.
 
-    The one-per-second rules follow CLIP4Clip (`dataloaders/rawvideo_util.py` and the slicing in its dataset classes).
-    That code uses steps of `int(fps)` frames, so that a second of a 29.97 fps clip has 29 frames (`int-fps-uniform`).
-    `one-fps-uniform` uses the time, which gives the same frames for integer rates and also supports variable rates. Its
-    spans are half open, like the whole clip; those of `int-fps-uniform` include the frame at their end.
-
-    The segment rules follow X-Pool (`datasets/video_capture.py`, also used by T-MASS and GAID): n frames are split at
-    `np.linspace(0, n, F + 1).astype(int)`, and the middle of each segment is `(first + last) // 2`. If there are fewer
-    than F frames, each is used once and the last one is repeated. The rule is applied to a constant-rate clip with the
-    same number of frames, and each position is replaced by the frame on screen at that time: the same frame for
-    constant rates, and evenly spaced times for variable rates. Random positions include the last frame of a segment,
-    which X-Pool's `range` excludes.
-
-    Args:
-        times: Times of the frames in seconds, (n,), ascending. The first need not be 0.
-        duration: Seconds from the first frame to the end of the last.
-        frames: Number of frames F.
-        sampling: Sampling rule.
-        span: Start and end in seconds from the first frame. An end after that of the clip is clipped.
-        generator: Random generator for `segment-random`. The same state selects the same frames.
-        declared: Frame rate and number of frames of the container, required by the rules of released code.
-
-    Returns:
-        Ascending positions (K,) in `times`: K = F for the segment rules, at most F for the others.
+    The one-per-second rules follow CLIP4Clip (`dataloaders/rawvideo_util.py`), which steps by `int(fps)` frames
+    (`int-fps-uniform`, whose spans include the frame at their end); `one-fps-uniform` uses the time and half-open
+    spans. The segment rules follow X-Pool (`datasets/video_capture.py`): n frames are split at `np.linspace(0, n, F +
+    1)`, and the middle of a segment is `(first + last) // 2`, for variable rates at evenly spaced times. Random
+    positions include the last frame of a segment, which X-Pool's `range` excludes. The rules of released code need the
+    container's `declared` rate and number of frames.
 
     Raises:
-        UserError: The rule is unknown, there are no frames, the span is empty or starts after the clip, the generator
-            for random positions is missing, or `declared` is missing for a rule of released code.
+        UserError: There are no frames, the span is empty or after the clip, or an argument of the rule is missing.
     """
     if sampling not in get_args(FrameSampling):
         raise UserError(f"frame sampling {sampling!r} is unknown; choose one of {', '.join(get_args(FrameSampling))}")
@@ -129,16 +111,7 @@ def _released(
 
 
 def positions_at_rate(times: Times, duration: float, rate: float) -> Positions:
-    """Select the frames on screen at 0, 1 / rate, 2 / rate, ... seconds from the first frame to the end of the clip.
-
-    Args:
-        times: Times of the frames in seconds, (n,), n > 0, ascending. The first need not be 0.
-        duration: Seconds from the first frame to the end of the last.
-        rate: Number of frames per second.
-
-    Returns:
-        Ascending positions (K,) in `times`. A frame that is on screen at several of these times is repeated.
-    """
+    """Return the positions (K,) of the frames on screen at 0, 1 / rate, 2 / rate, ... seconds from the first frame."""
     return _on_screen(times - times[0], np.arange(max(np.ceil(duration * rate - _EPSILON), 1)) / rate)
 
 

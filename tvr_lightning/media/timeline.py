@@ -47,16 +47,7 @@ def even_timeline(count: int, index: PacketIndex) -> Timeline:
 
 
 def timeline_of(stamps: NDArray[np.int64], index: PacketIndex, known: NDArray[np.int64] | None) -> Timeline:
-    """Return the timeline of frames with the given timestamps.
-
-    Args:
-        stamps: Timestamps (n,) in units of the index's time base, ascending.
-        index: Index with the time base and the duration of the last frame.
-        known: `stamps` if decoded frames have these timestamps, else None.
-
-    Returns:
-        The timeline. If the file does not declare the duration of the last frame, the median is used.
-    """
+    """Return the timeline of frames with timestamps (n,); without a declared last duration, the median is used."""
     times = (stamps - stamps[0]) * float(index.time_base)
     gap = float(np.median(np.diff(times))) if len(times) > 1 else 0.0
     last = index.last_length * float(index.time_base) or gap

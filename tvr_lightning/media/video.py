@@ -91,28 +91,13 @@ def read_clip(
     augment: FrameTransform | None = None,
     threads: int = 1,
 ) -> DecodedClip:
-    """Decode F frames of a clip.
+    """Decode F frames of a clip: only the segments that lead to a selected frame, converting only selected frames.
 
-    Only the segments that lead to a selected frame are decoded, and only selected frames are converted to RGB. The
-    rotation stored in the file is applied; pixels are treated as square, as in OpenCV, which the published results use.
-
-    Args:
-        path: Video file in any container and codec that FFmpeg can read.
-        frames: Number of frames F.
-        image_size: Image size S in pixels.
-        sampling: Rule that selects the frames (`FrameSampling`).
-        span: Start and end in seconds from the first frame. None means the whole file.
-        generator: Random generator for `segment-random`.
-        augment: Transform from an RGB frame to (S, S, 3), the same for all frames: a `Preparation` or a result of
-            `draw_augmentation`. None means CLIP's preparation.
-        threads: Number of decoding threads. With many worker processes, 1 is best.
-
-    Returns:
-        The frames with their mask and times.
+    The rotation stored in the file is applied; pixels are treated as square, as in OpenCV, which the published results
+    use. `span` is in seconds from the first frame; `augment` replaces CLIP's preparation of each frame.
 
     Raises:
-        VideoError: The file is missing, is not a video, has no frames in the span, or ends before a selected frame. A
-            frame is never replaced by another.
+        VideoError: The file is missing, is not a video, or ends before a selected frame, which is never replaced.
         UserError: Options contradict each other (see `sample_frames`).
     """
     # A single draw, so that decoding the same clip a second time selects the same random frames.
@@ -129,22 +114,7 @@ def read_parts(
     image_size: int,
     sampling: FrameSampling = "segment-centres",
 ) -> tuple[list[Span], list[DecodedClip]]:
-    """Decode F frames of each of several parts of a file, which is opened and indexed once.
-
-    Args:
-        path: Video file, as for `read_clip`.
-        divide: Function from the duration of the file's video in seconds to the start and end of each part.
-        frames: Number of frames F per part.
-        image_size: Image size S in pixels.
-        sampling: Rule that selects the frames of a part.
-
-    Returns:
-        The parts, and the clip of each part as in `read_clip`.
-
-    Raises:
-        VideoError: A part cannot be read (see `read_clip`).
-        UserError: Options contradict each other (see `sample_frames`).
-    """
+    """Decode F frames of each of several parts of a file, opened once; `divide` maps its duration to the parts."""
     parts, clips = _read(ClipRequest(Path(path), frames, image_size, sampling), divide)
     return [part for part in parts if part is not None], clips
 

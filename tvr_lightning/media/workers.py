@@ -57,11 +57,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def worker_context() -> BaseContext:
-    """Return the context for worker processes: forked from a clean server process that has imported the package once.
-
-    Workers forked directly from this process occasionally hang if it has decoded videos. Workers end when this
-    process ends, even if it is killed.
-    """
+    """Return the context for workers: forked from a clean server, since workers forked here occasionally hang."""
     if start_method() == "spawn":
         return _SpawnContext()
     return _ForkServerContext()

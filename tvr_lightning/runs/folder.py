@@ -102,11 +102,7 @@ def new_run(runs: Path, trainer: Trainer) -> Iterator[Path]:
 
 
 def run_of(checkpoint: str | None) -> Path | None:
-    """Return the folder of the run that wrote a checkpoint, or None if it is not from a run or not writable.
-
-    Args:
-        checkpoint: Path of the checkpoint on the command line.
-    """
+    """Return the folder of the run that wrote a checkpoint, or None if it is not from a run or not writable."""
     place = Path(checkpoint or "")
     folder = place.parent.parent
     own = place.parent.name == "checkpoints" and (folder / "config.yaml").is_file()

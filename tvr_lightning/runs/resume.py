@@ -152,10 +152,7 @@ class RandomState(Callback):
         return {"processes": gather_objects(random_state())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Store the state to restore when training starts.
-
-        With another number of processes, the random numbers restart from the seed, because they cannot be continued.
-        """
+        """Store the state to restore when training starts; with another number of processes, random numbers restart."""
         states = state_dict["processes"]
         self._to_restore = states[rank()] if len(states) == world_size() else None
 
@@ -270,11 +267,7 @@ class SaveRunning(Checkpoint):
         self._validated_at = trainer.global_step
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop if a signal was received; the last checkpoint has just been written.
-
-        Raises:
-            RunInterruptedError: A process received a signal.
-        """
+        """Stop if a signal was received; the last checkpoint has just been written."""
         self._stop(trainer, self._received_by_any(trainer), checkpoint_folder(trainer) / LAST)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -325,17 +318,9 @@ class SaveRunning(Checkpoint):
 
 
 def newest_checkpoint(folder: Path, same: Callable[[Path], bool] = lambda run: True) -> Path | None:
-    """Return the best checkpoint in `folder` for resuming: the one with the most steps of the newest run.
+    """Return the checkpoint with the most steps of the newest run in `folder` for which `same` is true.
 
-    Versions and steps are compared instead of times, because clocks may be set back. Best checkpoints are ignored,
-    because they may be older than the end of their run.
-
-    Args:
-        folder: Folder of all runs of a method on a dataset.
-        same: Predicate on the folders of runs with such a checkpoint, called newest first until it returns True.
-
-    Raises:
-        CheckpointError: A checkpoint of the run is damaged.
+    Versions and steps are compared instead of times, because clocks may be set back.
     """
     runs = {path.parent.parent for name in (RUNNING, LAST) for path in folder.glob(f"*/checkpoints/{name}")}
     for run in sorted(runs, key=_version, reverse=True):

@@ -84,14 +84,9 @@ class StoreWriter:
         mask: Tensor,
         skipped: Sequence[tuple[StoreItem, str]] = (),
     ) -> None:
-        """Write one shard atomically.
+        """Write n items and their tensors (n, ...) as one shard, atomically; `mask` is (n, W) or (n, F).
 
-        Args:
-            part: Part of the shard.
-            items: The n items of the shard; empty if all were skipped.
-            tensors: "sentence" (n, D) and "words" (n, W, D), or a tensor named after the part, (n, F, ...).
-            mask: Mask (n, W) or (n, F), bool.
-            skipped: Items that could not be read, with the reason for each.
+        Tensors are "sentence" and "words", or one named after the part. `skipped` items have reasons.
 
         Raises:
             StoreError: The disk is full or not writable. The store stays unchanged.

@@ -24,15 +24,7 @@ _OUTLINE = 2.5  # pixels; separates a figure from a backdrop of similar brightne
 
 
 def render(scene: Scene, fps: int) -> Pixels:
-    """Render all frames of a scene.
-
-    Args:
-        scene: Scene to render.
-        fps: Frame rate in frames per second.
-
-    Returns:
-        (T, HEIGHT, WIDTH, 3) uint8 RGB, T = duration x fps rounded; frame t shows the time t / fps.
-    """
+    """Return all frames of a scene, (T, HEIGHT, WIDTH, 3) uint8 RGB; frame t shows the time t / fps."""
     times = np.arange(round(scene.duration * fps), dtype=np.float32) / np.float32(fps)
     behind = _backdrop(scene.backdrop) * np.float32(scene.shade)
     frames = np.broadcast_to(np.round(behind).astype(np.uint8), (len(times), HEIGHT, WIDTH, 3)).copy()

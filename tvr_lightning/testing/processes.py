@@ -111,19 +111,7 @@ def trained(
     strategy: Any = "auto",
     clip: float | None = 1.0,
 ) -> tuple[list[float], dict[str, Tensor]]:
-    """Train on this process's contiguous share of every batch.
-
-    Args:
-        module: Module with its initial weights.
-        data: Batches of all processes together.
-        rank: Rank of this process.
-        world: Number of processes.
-        strategy: Strategy of Lightning's trainer.
-        clip: Maximum norm of the gradient.
-
-    Returns:
-        Losses, and all weights unsharded.
-    """
+    """Train on this process's contiguous share of every batch; return losses and all weights unsharded."""
     shares = [len(batch) // world for batch in data.batches]
     data.batches = [batch[rank * n : (rank + 1) * n] for batch, n in zip(data.batches, shares, strict=True)]
     losses, options = Losses(), {**QUIET, "devices": world}
@@ -191,14 +179,9 @@ def _work(rank: int, function: Callable[..., Any], world_size: int, folder: str,
 
 
 def run_processes(function: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
-    """Run `function(rank, *arguments)` in processes that form a gloo group on the CPU, and return the results.
+    """Run `function(rank, *arguments)` in processes of a gloo group on the CPU, and return the results.
 
-    The processes are forked from the server of worker processes, which has already imported the package.
-
-    Args:
-        function: Importable function; its result must consist of tensors and plain values that `torch.save` accepts.
-        world_size: Number of processes.
-        arguments: Arguments of the function after its rank.
+    The function is importable, and its result is saved with `torch.save`.
 
     Raises:
         AssertionError: A process failed; the message contains its traceback.

@@ -129,14 +129,7 @@ def encoded(method: RetrievalModule, text: TextFeatures, video: VideoFeatures) -
 def behind_masks(
     text: TextFeatures, video: VideoFeatures, part: str, value: float
 ) -> tuple[TextFeatures, VideoFeatures]:
-    """Fill the padding of N texts or M videos with a value.
-
-    Args:
-        text: Stored features of the texts.
-        video: Stored features of the videos.
-        part: `words` or `frames`.
-        value: Value that replaces the features of padded positions.
-    """
+    """Fill the padded words or frames of stored features with a value."""
     if part == "words":
         return dataclasses.replace(text, words=_filled(text.words, text.word_mask, value)), video
     names = ("frames", "patches", "audio")
@@ -146,14 +139,7 @@ def behind_masks(
 
 
 def padded(text: TextFeatures, video: VideoFeatures, part: str, by: int = 2) -> tuple[TextFeatures, VideoFeatures]:
-    """Pad N texts or M videos to more words or frames.
-
-    Args:
-        text: Stored features of the texts.
-        video: Stored features of the videos.
-        part: `words` or `frames`.
-        by: Number of added positions.
-    """
+    """Pad N texts or M videos to more words or frames."""
 
     def longer(tensor: Tensor) -> Tensor:
         return torch.cat([tensor, tensor.new_zeros(len(tensor), by, *tensor.shape[2:])], 1)

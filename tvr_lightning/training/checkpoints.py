@@ -64,13 +64,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 def check_classes(path: Path, saved: dict[str, Any], trusted: Sequence[str] = ()) -> None:
     """Refuse a checkpoint that names a class of an untrusted module, without importing any module.
 
-    Args:
-        path: Path of the checkpoint, for the message.
-        saved: Result of `read_checkpoint`.
-        trusted: Modules or packages named by the user; their classes may be built, as well as this package's.
-
-    Raises:
-        CheckpointError: A class belongs to another module; the message contains its name.
+    `trusted` are modules or packages that the user named.
     """
     for section in ("hyper_parameters", "datamodule_hyper_parameters"):
         for class_path in named_classes(saved.get(section)):
@@ -120,17 +114,9 @@ def find_class(path: Path, class_path: str) -> type:
 
 
 def check_arguments(path: Path, kind: type, arguments: dict[str, Any]) -> None:
-    """Refuse text instead of an object, because building would import what the text names, also inside YAML.
+    """Refuse text instead of an object in arguments of a class, since building it would import what the text names.
 
     `tvr fit` writes objects as class_path and init_args, which `check_classes` has checked.
-
-    Args:
-        path: Path of the checkpoint, for the message.
-        kind: Class or dataclass to be built.
-        arguments: Arguments of its constructor, including those of nested objects.
-
-    Raises:
-        CheckpointError: An argument is such text; the message contains its name.
     """
     hints: dict[str, Any] = {}
     for each in reversed(inspect.getmro(kind)):  # a class passes **kwargs to its base classes

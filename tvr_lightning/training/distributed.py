@@ -83,12 +83,7 @@ def gather_tensor(tensor: Tensor, mode: Gather = "global") -> Tensor:
 
 
 def gather_record(record: R, mode: Gather = "global") -> R:
-    """Gather every tensor of a record with the same length on every device; lists are gathered as Python objects.
-
-    Args:
-        record: Batch of tensors (B, ...).
-        mode: Gradient of the gather, as described in the module's docstring.
-    """
+    """Gather every tensor of a record with the same length on every device; lists are gathered as Python objects."""
     if mode == "none" or world_size() == 1:
         return record
     return dataclasses.replace(

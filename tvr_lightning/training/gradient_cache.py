@@ -22,13 +22,8 @@ R = TypeVar("R", bound=FeatureBatch)
 def encode_in_chunks(encode: Callable[[B], R], batch: B, chunk: int) -> R:
     """Return `encode(batch)` with the memory of `chunk` items in the forward and backward pass.
 
-    The second encoding of a chunk uses the same random numbers as the first. The gradient flows through plain
-    autograd, so clipping, accumulation, mixed precision, DDP and FSDP2 work as usual.
-
-    Args:
-        encode: Encoder of a batch whose output for an item must not depend on other items.
-        batch: Batch of B items.
-        chunk: Maximum number of items encoded at a time, at least 1; the last chunk may be smaller.
+    A chunk is encoded again in the backward pass, with the same random numbers and plain autograd, so that clipping,
+    accumulation, mixed precision, DDP and FSDP2 work as usual.
     """
     parts: list[Any] = [
         checkpoint(encode, batch[start : start + chunk], use_reentrant=False) for start in range(0, len(batch), chunk)

@@ -34,11 +34,6 @@ class LossCheck:
     def start(self, terms: Mapping[str, Tensor], step: int, videos: Sequence[str]) -> None:
         """Start to copy the terms of a loss to the host, after checking the pending ones.
 
-        Args:
-            terms: Scalars by name, on one device.
-            step: Optimizer step, for the message.
-            videos: IDs of the batch's videos, for the message.
-
         Raises:
             UserError: The loss of an earlier batch was not finite.
         """

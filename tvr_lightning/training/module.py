@@ -166,15 +166,7 @@ class RecipeModule(LightningModule):
         )
 
     def total_loss(self, terms: Mapping[str, Tensor], batch: PairBatch) -> Tensor:
-        """Return the sum of the terms of a loss, a scalar, and queue the terms for a check before the optimizer step.
-
-        Args:
-            terms: Scalars by name.
-            batch: Batch of the loss.
-
-        Raises:
-            UserError: The loss of the previous batch was NaN or infinite.
-        """
+        """Return the sum of the terms of a loss, and queue them for a check before the optimizer step."""
         self.loss_check.start(terms, self.global_step, batch.video.video_id)
         return torch.stack([term.reshape(()) for term in terms.values()]).sum()
 

@@ -14,7 +14,7 @@ from tvr_lightning.layers.one_hot import one_hot
 from tvr_lightning.layers.patch_selector import first_largest
 
 DensityRule = Literal["paper", "neighbours", "hbi"]
-"""`paper` is exp(-mean of the k smallest distances), including the token itself at distance 0; `neighbours` excludes it;
+"""`paper` is exp(-mean of the k smallest distances), including the token itself at 0; `neighbours` excludes it;
 `hbi` is HBI's and TCFormer's exp(-mean of squared distances), with distances divided by sqrt(D) and the
 token itself included, and the densest token has the largest distance of the whole set instead of its own."""
 

@@ -120,11 +120,9 @@ def _resampled(run: ReportedRun, kind: QueryKind, metric: str) -> Tensor:
 
 
 def smallest_difference(recall: float, queries: float) -> float:
-    """Return the smallest difference, in points, of two recalls that a test set resolves if both fail independently.
+    """Return the smallest difference, in points, of two recalls that a test set resolves (Agresti and Caffo, 2000).
 
-    Half the width of the interval of the difference of two shares, z sqrt(2 p (1 - p) / (Q + 2)), where p counts one
-    additional success and failure so that it is valid near 0 and 100 % (Agresti and Caffo, 2000). Systems that fail on
-    the same queries resolve smaller ones: see `compare_runs`.
+    z sqrt(2 p (1 - p) / (Q + 2)) of independent failures, where p counts one more success and failure.
     """
     share = (recall / 100 * queries + 1) / (queries + 2)
     return 100 * NormalDist().inv_cdf(0.975) * math.sqrt(2 * share * (1 - share) / (queries + 2))
