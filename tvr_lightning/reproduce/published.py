@@ -117,11 +117,7 @@ def select_published(
     method: str | None = None,
     direction: str | None = None,
 ) -> list[PublishedRow]:
-    """Return the rows that match all given values, regardless of case; a part of the method's name is enough.
-
-    Raises:
-        UserError: No row matches; the message lists what is available.
-    """
+    """Return the rows that match all given values, regardless of case; a part of the method's name is enough."""
     wanted = {"paper": paper, "table": table, "dataset": dataset, "method": method, "direction": direction}
     rows = list(published_rows())
     for name, value in wanted.items():

@@ -91,11 +91,7 @@ def _verified(name: str, file: Path | None, workers: int) -> pd.DataFrame:
 
 
 def measure(name: str, file: Path, workers: int) -> RetrievalModule:
-    """Convert an authors' checkpoint, test it as `tvr test` does, and return the method with its evaluation.
-
-    Raises:
-        UserError: The checkpoint belongs to another method or is unreadable, or videos or weights are missing.
-    """
+    """Convert an authors' checkpoint, test it as `tvr test` does, and return the method with its evaluation."""
     with tempfile.TemporaryDirectory() as folder:
         converted = convert(file, Path(folder) / f"{name}.ckpt", method=name).path
         options = [f"--results.directory={folder}", "--trainer.devices=1", f"--data.init_args.num_workers={workers}"]

@@ -86,11 +86,7 @@ def known_tables(recipes: Path) -> list[str]:
 
 
 def load_table(name: str, recipes: Path) -> TableRecipe:
-    """Read recipes/tables/<name>.yaml, and check it against the recipes and the published rows.
-
-    Raises:
-        UserError: The table is unknown, or its file is wrong; names the file, the run, and the fix.
-    """
+    """Read recipes/tables/<name>.yaml, and check it against the recipes and the published rows."""
     path = recipes / "tables" / f"{name}.yaml"
     if not path.is_file():
         near = difflib.get_close_matches(name, known_tables(recipes), n=3, cutoff=0)

@@ -84,10 +84,6 @@ class Catalog:
 
     The rollback journal (SQLite's default) lets users without write permission read while another process writes.
 
-    Args:
-        folder: Folder of the index.
-        create: Whether to create the file if it is missing.
-
     Raises:
         SearchError: There is no index, it has another version, or it cannot be opened.
         BusyError: Another process locks the file for longer than `PATIENCE`.

@@ -66,9 +66,6 @@ class Searcher:
         device: Device for the methods.
         store: Address of the vectors, required if they are on another machine and another user made the index.
         trust: Modules whose classes the checkpoints may also name. Their code is run.
-
-    Raises:
-        SearchError: There is no index, its weights have changed, or `store` is missing.
     """
 
     def __init__(
@@ -106,10 +103,6 @@ class Searcher:
         """Find videos by text, by an example, or by the mean of both scores.
 
         The score by an example is the mean, over the example's frames, of the best cosine with a frame of the segment.
-
-        Raises:
-            SearchError: The index does not support an option.
-            UnknownVideoError: The example is unknown.
         """
         rerank = query.rerank or self.first
         if rerank not in (NONE, *self.scorers):
@@ -142,11 +135,7 @@ class Searcher:
         return answer
 
     def add_example(self, path: str | Path, kind: ExampleKind = "clip", name: str | None = None) -> str:
-        """Read a clip or an image, cut as the videos of the index are, and return an ID for `SearchQuery.like`.
-
-        Raises:
-            MediaError: The file cannot be decoded.
-        """
+        """Read a clip or an image, cut as the videos of the index are, and return an ID for `SearchQuery.like`."""
         scorer, path = self.scorers[self.first], Path(path)
         rule = Segments(**self.catalog.fact("segments"))
         if kind == "image":

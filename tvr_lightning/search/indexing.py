@@ -55,16 +55,7 @@ the cost of comparing the store with the catalog grows with the index."""
 
 @dataclass
 class IndexReport:
-    """Report of an indexing run.
-
-    Attributes:
-        added: Number of new and changed videos. kept: Number of unchanged videos.
-        removed: Number of videos removed from the index.
-        skipped: "path: reason" of all unreadable videos.
-        problems: "path: reason" of folders without permission and links that lead out.
-        total: Number of videos in the index.
-        captioned: Number of videos with captions.
-    """
+    """Numbers of videos added, kept, removed, in the index, and with captions; "path: reason" of the others."""
 
     added: int = 0
     kept: int = 0
@@ -97,32 +88,26 @@ def index(
     segments: Segments | None = None,
     prune: bool = False,
 ) -> IndexReport:
-    """Index videos, or bring an index up to date.
+    """Index videos, or bring an index up to date. None keeps what the index records.
 
     Args:
         videos: Files and folders; by default those of the index.
         out: Folder of the index.
-        scorers: Methods, by default those of the index. The vectors of the first one find the candidates.
-        store: Vector store, lancedb or qdrant://HOST:PORT; by default that of the index, for a new one lancedb.
-        bank: Sample queries for the normalization of scores. None keeps those of the index.
+        scorers: Methods; the vectors of the first one find the candidates.
+        store: Vector store, lancedb or qdrant://HOST:PORT.
+        bank: Sample queries for the normalization of scores.
         batch_size: Number of videos per pass through an encoder.
         workers: Number of threads that decode.
         device: Device for the encoders.
         progress: Whether to show a progress bar.
-        captions: File with captions (`data.recover_captions`). None keeps those of the index.
+        captions: File with captions (`data.recover_captions`).
         trust: Modules whose classes the checkpoints may also name. Their code is run.
-        segments: Rule for cutting long videos, by default that of the index.
+        segments: Rule for cutting long videos.
         prune: Permission to remove videos that are missing, even if they are more than 5 % of the index.
 
-    Returns:
-        Numbers of videos, and the unreadable videos with reasons.
-
     Raises:
-        SearchError: There is nothing to index, weights or options differ from those of the index, an option is out of
-            range, or the disk is full. Indexed videos are kept.
-        RefusedError: `out` contains files that are not part of an index, or many videos are missing without `prune`.
-        BusyError: Another process is writing the index.
-        MissingAssetError: The captions file is missing.
+        SearchError: There is nothing to index, options differ from those of the index, or the disk is full.
+        RefusedError: `out` contains other files, or many videos are missing without `prune`.
     """
     folder = Path(out)
     described = None if captions is None else read_captions(Path(captions))  # before hours of indexing
@@ -219,13 +204,7 @@ def _choose_rule(catalog: Catalog, given: Segments | None) -> Segments:
 
 @contextlib.contextmanager
 def _open_catalog(folder: Path) -> Iterator[Catalog]:
-    """Lock an index and open its catalog; remove what was created if a new index ends without a video.
-
-    Raises:
-        RefusedError: The folder contains other files.
-        BusyError: Another process is writing the index.
-        SearchError: The folder cannot be written.
-    """
+    """Lock an index and open its catalog; remove what was created if a new index ends without a video."""
     others = sorted({path.name for path in folder.iterdir()} - {LOCK}) if folder.is_dir() else []
     new, created_folder = FILE not in others, not folder.exists()
     if others and new:

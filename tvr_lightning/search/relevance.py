@@ -29,12 +29,7 @@ BACKGROUND: list[str] = json.loads((resources.files("tvr_lightning.search") / "b
 
 @dataclass(frozen=True)
 class Scale:
-    """Distribution of the best cosines that unrelated queries reach in an index.
-
-    Attributes:
-        middle: Median.
-        spread: Standard deviation of the normal distribution that fits the lower half.
-    """
+    """Median of the best cosines of unrelated queries, and the spread of the normal that fits the lower half."""
 
     middle: float
     spread: float

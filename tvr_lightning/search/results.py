@@ -12,12 +12,7 @@ SegmentKind = Literal["shots", "windows", "none"]
 
 @dataclass
 class Moment:
-    """One frame of a video.
-
-    Attributes:
-        time: Seconds from the first frame.
-        similarity: Cosine of the query with the frame, rounded to six places.
-    """
+    """One frame of a video: seconds from the first frame, and cosine with the query, rounded to six places."""
 
     time: float
     similarity: float
@@ -28,19 +23,12 @@ class Result:
     """One video that was found.
 
     Attributes:
-        rank: Rank in the answer, from 1.
         first_rank: Rank of the best segment among the candidates of the first stage, from 1.
-        id: ID of the video in the index.
-        path: Path of the file.
-        duration: Duration in seconds.
         score: Score that determines the rank, including the bias.
         cosine: Cosine of the first stage.
-        bias: Bias added by the normalization. None without normalization.
         best: Frames with the largest similarity, best first.
         moments: Frames in the order of time: all frames of a video with one segment, otherwise the most similar frame
             of each candidate segment.
-        captions: Captions in the order of time.
-        width, height: Size of the displayed video in pixels.
         start: Time of the best moment in seconds.
         relevance: Share of unrelated queries whose best match would be weaker, 0 to 1. None without text.
     """
@@ -67,15 +55,10 @@ class Answer:
     """Result of a search query.
 
     Attributes:
-        query: The text and the name of the example.
         rerank: Scorer of the second stage, "none", or "frames" for an example.
-        normalize: "sinkhorn" or "none".
         candidates: Number of segments that the second stage scored.
-        videos: Number of videos in the index.
-        results: Results, best first.
         notes: Sentences for the user, for example about a query that was cut.
-        weak: Whether no result reaches the threshold.
-        threshold: Minimum relevance of a good match. None without text.
+        weak: Whether no result reaches `threshold`, the minimum relevance of a good match.
         nearest: Largest cosine of the first stage. None without candidates.
     """
 

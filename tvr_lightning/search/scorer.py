@@ -43,16 +43,7 @@ from tvr_lightning.training.checkpoints import (
 
 @dataclass(frozen=True)
 class ScorerSource:
-    """Checkpoint or encoder of a method. An index contains it.
-
-    Attributes:
-        checkpoint: File written by `tvr fit`. None for CLIP4Clip's mean pooling, which has no weights of its own.
-        architecture: open_clip name of the encoder, without a checkpoint.
-        weights: Weights of that encoder: a file, an open_clip tag, or "none" for random ones.
-        seed: Seed for random weights.
-        frames: Number of frames F, without a checkpoint.
-        sampling: Rule for selecting frames, without a checkpoint.
-    """
+    """Checkpoint of a method, or encoder of CLIP4Clip's mean pooling: open_clip name, and a file, tag, or "none"."""
 
     checkpoint: str | None = None
     architecture: str = "ViT-B-32"
@@ -71,17 +62,11 @@ class Clip:
 
 
 class Scorer:
-    """A method in evaluation mode.
-
-    Args:
-        source: Checkpoint or encoder.
-        device: Device for the method.
-        trust: Modules whose classes the checkpoint may also name. Their code is run.
+    """A method in evaluation mode. Modules in `trust` may also be named by the checkpoint; their code is run.
 
     Raises:
         SearchError: The checkpoint does not contain a retrieval method.
         CheckpointError: It is missing or damaged, or it names classes of other modules.
-        MissingAssetError: The encoder's weights are missing.
     """
 
     def __init__(self, source: ScorerSource, device: str = "cpu", trust: Sequence[str] = ()) -> None:

@@ -40,13 +40,10 @@ _EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class Segments:
-    """Rule for cutting videos.
+    """Rule for cutting videos longer than `length` seconds.
 
-    Attributes:
-        kind: "shots" cuts at shot boundaries, and after `length` seconds at the latest; "windows" cuts every `length`
-            seconds; "none" does not cut.
-        length: Seconds; videos that are not longer stay whole.
-        overlap: Seconds that a window, or a part of a longer shot, shares with the previous one.
+    "shots" cuts at shot boundaries and after `length` at the latest, "windows" every `length`, and "none" not. A
+    window, or a part of a longer shot, shares `overlap` seconds with the previous one.
     """
 
     kind: SegmentKind = "shots"

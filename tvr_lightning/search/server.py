@@ -244,11 +244,7 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
 
 
 def serve(searcher: Searcher, options: ServerOptions) -> None:
-    """Serve until interrupted, and finish current requests.
-
-    Raises:
-        SearchError: The port cannot be used.
-    """
+    """Serve until interrupted, and finish current requests."""
     uvicorn = optional("uvicorn", "tvr serve")
     token = options.required_token()
     served = _served_folders(searcher, options)

@@ -122,10 +122,9 @@ class LanceStore(VectorStore):
 
     @override
     def finish(self) -> None:
-        """Join small files, and index a large table.
+        """Join small files, and index a large table by partitions (IVF_FLAT).
 
-        The index groups unchanged vectors into partitions (IVF_FLAT). A graph (HNSW) takes hundreds of times longer to
-        build, and quantized vectors lose results that the second stage would need.
+        A graph (HNSW) takes hundreds of times longer, and quantized vectors lose results that the second stage needs.
         """
         table = self._open()
         if table is None:

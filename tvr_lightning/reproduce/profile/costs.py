@@ -42,14 +42,9 @@ R = TypeVar("R", bound=FeatureBatch)
 class Costs:
     """Measured costs; FLOPs are those of products, convolutions, and attention, two per multiplication and addition.
 
-    Attributes:
-        parameters_by_module: Parameters of the method's direct children.
-        training_step_ms: Time of one optimizer step.
-        encode_video_ms, encode_text_ms: Time of one item as its share of a batch, media in memory.
-        score_ms_per_video: Time to score all queries against one video.
-        peak_inference_mib, peak_training_mib: Maximum memory allocated on a GPU; on a CPU, maximum resident memory of
-            the process so far; None if unknown.
-        flops_by_stage: FLOPs of one batch by stage; `encode_video` includes audio, `score` all pairs of the batch.
+    Times are in milliseconds: an optimizer step, one item as its share of a batch, and all queries against one video.
+    Memory is the maximum allocated on a GPU; on a CPU, the maximum of the process so far; None if unknown. In
+    `flops_by_stage`, `encode_video` includes audio and `score` all pairs of the batch.
     """
 
     parameters: int
@@ -100,14 +95,9 @@ def measure_costs(
     repeats: int = 3,
     precision: Precision = nullcontext,
 ) -> Costs:
-    """Measure a training step on a batch, encoding an item of it, and scoring a pair.
+    """Measure a training step, encoding an item, and scoring a pair in the blocks of an evaluation of N x M pairs.
 
-    Args:
-        module: Method on its device.
-        batch: Matching pairs on the same device.
-        queries, videos: N and M of an evaluation, in whose blocks pairs are scored.
-        repeats: Number of measurements of each time, of which the median counts.
-        precision: Context of forward passes, such as autocast.
+    Each time is the median of `repeats`; `precision` is the context of forward passes, such as autocast.
     """
     device, pairs = module.device, len(batch)
 

@@ -95,11 +95,7 @@ including {clock(self.evaluation_seconds)} for {self.validations:,} validations 
 
 
 def estimate(recipe: Recipe) -> Estimate:
-    """Measure a recipe's data and method, and count the work of its run.
-
-    Raises:
-        RecipeError: The recipe is not one of retrieval, or its run has no end.
-    """
+    """Measure a recipe's data and method, and count the work of its run."""
     method, data, trainer = prepare(recipe)
     batches, epochs, validations = count_training(trainer)
     replicas = _replicas(recipe.config.trainer)
@@ -154,11 +150,7 @@ def estimate(recipe: Recipe) -> Estimate:
 
 
 def prepare(recipe: Recipe) -> tuple[RetrievalModule, TextVideoDataModule, Trainer]:
-    """Build a recipe's method and data, and a trainer on one device that counts as the recipe's and writes nothing.
-
-    Raises:
-        RecipeError: The recipe is not one of retrieval.
-    """
+    """Build a recipe's method and data, and a trainer on one device that counts as the recipe's and writes nothing."""
     recipe.check()
     built = recipe.build()
     method, data = built.model, built.data
@@ -179,11 +171,7 @@ def prepare(recipe: Recipe) -> tuple[RetrievalModule, TextVideoDataModule, Train
 
 
 def count_training(trainer: Trainer) -> tuple[int, float, int]:
-    """Return the number of training batches, epochs, and validations of a run.
-
-    Raises:
-        RecipeError: The run has no end.
-    """
+    """Return the number of training batches, epochs, and validations of a run that has an end."""
     steps = trainer.estimated_stepping_batches
     if steps == math.inf:
         raise RecipeError("The run has no end. Set trainer.max_epochs.")
@@ -204,15 +192,7 @@ def count_training(trainer: Trainer) -> tuple[int, float, int]:
 def count_evaluation(
     method: RetrievalModule, data: TextVideoDataModule, name: SplitName, limit: float, replicas: int = 1
 ) -> EvaluationWork:
-    """Count the work of one evaluation on a split.
-
-    Args:
-        method: Method with its evaluation settings.
-        data: Data with the split.
-        name: Split.
-        limit: Lightning's limit of its batches, a number or a share.
-        replicas: Number of devices that share the batches.
-    """
+    """Count the work of one evaluation on a split, whose batches `replicas` devices share."""
     split, config = data.load_split(name), method.evaluation_config
 
     def seen(items: int) -> int:
@@ -268,7 +248,7 @@ def _together(reading: float, computing: float, workers: int, device: torch.devi
 
 
 def activation_bytes(method: RetrievalModule, batch: PairBatch, share: int, precision: Precision) -> float:
-    """Return the bytes that the backward pass of a device's share of a batch keeps, from two small batches.
+    """Return what the backward pass of a device's share of a batch keeps, from two small batches.
 
     One part grows with the number of pairs, another with its square. A gradient cache keeps one chunk at a time.
     """

@@ -34,18 +34,7 @@ def _remove_weights(section: Namespace) -> None:
 
 
 def profile(recipe: Recipe, batch_size: int, queries: int, repeats: int, device: str | None) -> ProfileCard:
-    """Measure a recipe's method with random weights on random inputs of its sizes, and print the costs.
-
-    Args:
-        recipe: Recipe, whose data only determine the sizes.
-        batch_size: Number of matching pairs per batch.
-        queries: Number of texts that each video is scored against.
-        repeats: Number of time measurements, of which the median is reported.
-        device: Device to measure on; a GPU by default if available.
-
-    Raises:
-        RecipeError: The recipe is not one of retrieval.
-    """
+    """Measure a recipe's method with random weights on random inputs of its sizes, and print the costs."""
     recipe.check_trainer()
     _remove_weights(recipe.config.model)
     with weights_follow():  # for encoders that a recipe leaves to its method

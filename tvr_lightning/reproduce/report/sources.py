@@ -87,11 +87,7 @@ def run_of_card(card: Card, folder: Path) -> ReportedRun:
 
 
 def read_runs(directory: Path) -> list[ReportedRun]:
-    """Read the cards of `tvr reproduce`, or else the results of all runs of `tvr fit` in a folder.
-
-    Raises:
-        UserError: The folder contains no runs, a card cannot be used, or two cards stand for the same row and seed.
-    """
+    """Read the cards of `tvr reproduce`, or else the results of all runs of `tvr fit` in a folder."""
     folder = directory / "cards"
     runs = [run_of_card(card, folder) for card in read_cards(folder).values()]
     runs = runs or [run for file in sorted(directory.rglob("results.json")) if (run := _fitted(file, directory))]

@@ -54,12 +54,8 @@ RUN_FIELDS = [
 class TableView:
     """A table that can be written in any format.
 
-    Attributes:
-        caution: Why measured results must not be compared with the published ones; empty if they can be.
-        results: One row per published row and metric, with the columns COLUMNS, TEXTS, `line`, and `name`.
-        runs: Runs of the table by name, one per seed.
-        statistics: Sentences about differences and resolution.
-        notes: Sentences about the published rows, failed runs, warnings, and skipped files.
+    `results` has one row per published row and metric, with the columns COLUMNS, TEXTS, `line`, and `name`; `runs` are
+    the runs by name, one per seed; `caution` states why they must not be compared with the published ones.
     """
 
     name: str

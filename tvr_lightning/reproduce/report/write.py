@@ -19,13 +19,7 @@ from tvr_lightning.reproduce.tables import known_tables, load_table
 
 
 def write_report(directory: Path, recipes: Path, tables_only: bool) -> list[Path]:
-    """Write the pages of all runs in a folder, and return their paths.
-
-    Args:
-        directory: Folder that `tvr reproduce --out` wrote, or a folder of runs of `tvr fit`.
-        recipes: Folder of the recipes, whose tables map runs to published rows.
-        tables_only: Omit the figures that need weights and videos.
-    """
+    """Write the pages of all runs in a folder of `tvr reproduce` or `tvr fit`, and return their paths."""
     console = Console(highlight=False, soft_wrap=True)
     runs = read_runs(directory)
     arrays: dict[str, Arrays] = {}

@@ -34,11 +34,7 @@ TASK, LOG, PROGRESS = "run.json", "log.txt", "progress.json"
 
 
 def run_task(task: Path) -> int:
-    """Make a run with all output in `log.txt`, and return the exit status.
-
-    Args:
-        task: JSON file with `run`, `arguments` of the command line, `ckpt_path`, and the folder of `cards`.
-    """
+    """Make the run of a task file with all output in `log.txt`, and return the exit status."""
     with task.with_name(LOG).open("a", encoding="utf-8") as log:  # of all processes of a distributed run
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -60,11 +56,7 @@ def run_task(task: Path) -> int:
 
 
 def execute(task: Path) -> None:
-    """Make a run and write its card and ranks; in a distributed run, the first process does.
-
-    Raises:
-        UserError: Recipes or code changed after the run was planned, or data or weights are missing.
-    """
+    """Make a run and write its card and ranks; in a distributed run, the first process does."""
     content, folder, began = json.loads(task.read_text(encoding="utf-8")), task.parent, time.time()
     run, arguments, cards = PlannedRun(**content["run"]), content["arguments"], Path(content["cards"])
     now = deciding([Path(path) for path in run.configs], run.settings)

@@ -91,11 +91,7 @@ class Plan:
 
 
 def make_plan(tables: Sequence[TableRecipe], setting: Setting, only: Sequence[str] = ()) -> Plan:
-    """Plan the runs of tables: those named in `only` as `<run>` or `<table>/<run>`, and the runs that these need.
-
-    Raises:
-        OptionError: `only` or `share` leaves no run.
-    """
+    """Plan the runs of tables: those named in `only` as `<run>` or `<table>/<run>`, and the runs that these need."""
     if setting.share != "nothing" and setting.fixture_videos is None:
         raise OptionError(
             f"--share {setting.share} is only for the synthetic datasets. With real data, runs share the encoder's "

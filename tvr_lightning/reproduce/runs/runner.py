@@ -39,9 +39,6 @@ def run_plan(plan: Plan, folders: Folders, log: Log = print, engine: Engine | No
     """Make every open run of a plan, and return all its cards.
 
     A failed run leaves a card with its error, as do the runs that need it. The next call makes them again.
-
-    Raises:
-        UserError: A card in the folder is unusable, or another process makes runs in the same folder.
     """
     folders.out.mkdir(parents=True, exist_ok=True)
     busy = UserError(f"Another tvr reproduce is running in {folders.out}. Wait for it, or pass another --out.")

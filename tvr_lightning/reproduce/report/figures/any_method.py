@@ -56,11 +56,9 @@ def draw_similarity(arrays: Arrays) -> Iterator[Chart]:
 def measure_balance(encoded: EncodedSplit) -> dict[str, Any]:
     """Return retrieval mass and error rates of both directions, before post-processing.
 
-    Returns:
-        For t2v and v2t: `<direction>.mass` (G,) relative to its share, `<direction>.edges`, `.items`,
-        `.false_negative`, `.false_positive` (K,) by bins of it, and `<direction>.error`; if the run normalizes scores
-        by its queues or the test set, also `normalized.<direction>.mass` and `.error`, and if it does so by anything
-        else `normalized.missing`, the reason why they are not measured.
+    For t2v and v2t: `<direction>.mass` (G,) relative to its share, `<direction>.edges`, `.items`, `.false_negative`,
+    `.false_positive` (K,) by bins of it, and `<direction>.error`; after normalization by queues or the test set, also
+    `normalized.<direction>.mass` and `.error`, otherwise `normalized.missing`, the reason.
     """
     source = MatrixSource(encoded.similarity.double())
     videos = torch.arange(source.gallery)
@@ -134,12 +132,9 @@ def draw_balance(arrays: Arrays) -> Iterator[Chart]:
 
 
 def measure_modalities(encoded: EncodedSplit) -> dict[str, Any]:
-    """Return mean similarities within and between the modalities, modal means, and a map by principal components.
+    """Return similarities within and between the modalities, modal means, and a `map` (2, B, 2) by PCA.
 
-    Returns:
-        `text_text`, `video_video` (different items), `text_video` (pairs that do not match), `matching`,
-        `mean_distance` between the modal means and their lengths `text_mean`, `video_mean`; and `map` (2, B, 2): texts
-        and videos in the plane.
+    `text_text` and `video_video` are of different items, `text_video` of pairs that do not match.
     """
     text, video = encoded.paired()
     texts = unit(text.sentence).cpu()

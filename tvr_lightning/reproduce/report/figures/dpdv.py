@@ -32,9 +32,8 @@ def merges(module: RetrievalModule) -> bool:
 def measure_merging(encoded: EncodedSplit) -> dict[str, Any]:
     """Return the stages of patch merging in the frames of some test videos.
 
-    Returns:
-        `names` (K,) of the videos, `members` (K, S, F, P) int64, the merged patch of each patch after each of S stages,
-        `left` (S,), patches per frame after each, `strips` (K, F, G CELL, G CELL, 3) uint8 for P = G x G.
+    `names` (K,), `members` (K, S, F, P): the merged patch of each patch after each of S stages, `left` (S,) patches per
+    frame, and `strips` (K, F, G CELL, G CELL, 3) for P = G x G.
     """
     module, merging = encoded.module, encoded.module.reduction
     batch = next(iter(encoded.data.evaluation_dataloaders("test")[1]))[:SHOWN_VIDEOS].to(module.device)
@@ -83,10 +82,6 @@ def measure_unmatched(encoded: EncodedSplit) -> Arrays:
 
     A frame's match with a caption is its largest cosine with one of the words (without SOT, EOT, and padding). It is
     unmatched if that is below the mean of its matches with the other captions. The paper does not define its count.
-
-    Returns:
-        `edges` and `histogram` of the frames' margin, own match minus mean of the others, and `share` of unmatched
-        frames in percent.
     """
     text, video = encoded.paired()
     position = torch.arange(text.words.shape[1], device=text.words.device)

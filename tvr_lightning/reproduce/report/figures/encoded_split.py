@@ -34,15 +34,10 @@ STRIP_FRAMES, STRIP_SIZE = 4, 72
 class EncodedSplit:
     """A run's test split as its weights encode it.
 
-    Attributes:
-        module: RetrievalModule; figures of one method use its parts.
-        texts, videos: Features of N texts and M videos, in the order of `text_index` and `video_index`.
-        text_index, video_index: (N,), (M,) int64 positions in the split, increasing.
-        similarity: (N, M) scores before post-processing, on the scale of a cosine.
-        matching: (N,) int64, row of the video of each text.
-        pairs: (B, 2) int64, rows of a text and of its video, no video twice, at most MOST_PAIRS.
-        ranks: (N,) float64, expected rank of each text's video from 1 as evaluated.
-        post_processing: Post-processing of those ranks, or None.
+    `texts` and `videos` are features of N texts and M videos at increasing positions `text_index` (N,) and
+    `video_index` (M,) of the split; `similarity` (N, M) is before post-processing, `matching` (N,) the row of each
+    text's video, `pairs` (B, 2) rows of texts and their videos, no video twice; `ranks` (N,) are expected ranks as
+    evaluated.
     """
 
     module: Any
@@ -82,11 +77,7 @@ class EncodedSplit:
 
 
 def encode_run(run: ReportedRun) -> EncodedSplit:
-    """Rebuild a run from its settings and weights, and encode its test split.
-
-    Raises:
-        UserError: Weights or data are missing, the run was not a retrieval run, or its weights do not fit its settings.
-    """
+    """Rebuild a run from its settings and weights, and encode its test split."""
     checkpoint, results = run.card.checkpoint, run.results
     if checkpoint is None or not Path(checkpoint).is_file():
         raise MissingAssetError(f"the weights of run {run.card.name} are missing: {checkpoint}")

@@ -59,11 +59,7 @@ FIGURES = {
 
 
 def figures_of(run: ReportedRun, folder: Path) -> Arrays:
-    """Return the arrays that a run's figures are drawn from, measured unless `folder` has a current file of them.
-
-    Raises:
-        UserError: Weights or data that the measurement needs are missing, or the file is damaged.
-    """
+    """Return the arrays that a run's figures are drawn from, measured unless `folder` has a current file of them."""
     path = folder / f"{run.key}.npz"
     if path.is_file():
         try:

@@ -27,10 +27,8 @@ def applies(module: RetrievalModule) -> bool:
 def measure_gate(encoded: EncodedSplit) -> dict[str, Any]:
     """Return the gate of matching pairs, and the audio of the two with the largest and the smallest weight.
 
-    Returns:
-        `edges`, `histogram` of the weights of all frames that have audio; `mean` and, over frames without audio,
-        `silent_mean` (NaN if there are none); for the two pairs `captions`, `weights` (2, F), `times` (2, F) seconds,
-        `durations` (2,), `low`, `high` (2, COLUMNS) of the waveform, `strips` (2, F, S, S, 3).
+    `edges`, `histogram`, and `mean` of the weights of frames that have audio, `silent_mean` of the others (NaN if there
+    are none); for the two pairs `captions`, `weights` and `times` (2, F), `durations`, the waveform, and the frames.
     """
     gate, (text, video) = encoded.module.head.gate, encoded.paired()
     assert video.audio_mask is not None

@@ -92,11 +92,8 @@ def measure_gradients(encoded: EncodedSplit) -> Arrays:
 
     The pooled videos are held constant. `anchor` is the gradient of t_i through the corrected texts of all its pairs
     with the increments held constant, `total` through psi too, `positive` and `negative` those of the increment and the
-    corrected text of the matching pair and, added up, of the others; `plain_*` are the same without increments.
-
-    Returns:
-        For each of them `<name>.mean` and `<name>.deviation` (D,) over texts, and `<name>.size`, the mean length of the
-        gradient.
+    corrected text of the matching pair and, added up, of the others; `plain_*` are the same without increments. Each
+    has `.mean` and `.deviation` (D,) over texts, and `.size`, the mean length.
     """
     method, (text, video) = encoded.module, _batch(encoded)
     scale = method.temperature().detach()
@@ -174,10 +171,7 @@ def measure_steps(encoded: EncodedSplit) -> Arrays:
 
     A copy of psi is trained for a few steps on one batch of matching pairs at the recipe's rate. eta is the length of
     an increment's change in a step; alpha comes from Eq. 41 with the longest increment of the text as radius.
-
-    Returns:
-        `positive` and `negative` (STEPS,), means over matching and other pairs; NaN if there are none. Pairs whose
-        gradient has vanished in floating point have no analytic step and are omitted.
+    `positive` and `negative` (STEPS,) are means over pairs whose gradient has not vanished in floating point.
     """
     method, (text, video) = copy.copy(encoded.module), _batch(encoded)
     method._modules = {**method._modules, "head": copy.deepcopy(method.head)}  # the copy that is trained

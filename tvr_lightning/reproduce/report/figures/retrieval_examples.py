@@ -20,11 +20,8 @@ MOST_FAILURES, FAILURE_FRAMES = 24, 2
 def measure_sheet(encoded: EncodedSplit) -> dict[str, Any]:
     """Return frames of the best videos for some queries, which are spread evenly over the ranks of the run.
 
-    The best videos are those of the scores before post-processing.
-
-    Returns:
-        `captions` (Q,), `names`, `score`, and `correct` (Q, 1 + K), `rank` (Q,) of the own video, `strips`
-        (Q, 1 + K, F, S, S, 3) uint8: the own video first, then the K best; `post_processing` of the ranks.
+    For Q queries, the own video first and then the K best before post-processing: `names`, `score`, `correct` (Q, 1 +
+    K) and `strips` (Q, 1 + K, F, S, S, 3); `rank` (Q,) is that of the own video.
     """
     scores, matching, rank = encoded.similarity, encoded.matching, _ranks(encoded)
     places = np.linspace(0, len(rank) - 1, min(SHEET_QUERIES, len(rank))).round()
@@ -77,11 +74,7 @@ def measure_failures(encoded: EncodedSplit) -> dict[str, Any]:
     """Return frames of what is found instead of the right video, for queries whose video is not ranked first.
 
     Queries are drawn in one order, the same for every run on a dataset, so that runs share them if both fail. The wrong
-    video is the best of the scores before post-processing. Pages that compare two runs show them.
-
-    Returns:
-        `query` (K,) int64 positions in the split, `captions`, `right` and `wrong` (K,) as text, `names` (V,) of the
-        videos among them, `strips` (V, F, S, S, 3) uint8.
+    video is the best before post-processing. Pages that compare two runs show them.
     """
     matching, rank = encoded.matching, _ranks(encoded)
     others = encoded.similarity.clone()

@@ -35,10 +35,8 @@ def attends(module: RetrievalModule) -> bool:
 def measure_contrasts(encoded: EncodedSplit) -> dict[str, Any]:
     """Return the contrasts' scores of matching pairs, and the weights of their aggregation.
 
-    Returns:
-        `names` (G,) of the contrasts, `scores` and `softmax` (G, B): cosines and their softmax at the scale that LSA
-        uses; `lsa` (G, B) if the run has LSA; `spread`, the mean deviation of a pair's scores over the contrasts, and
-        `regularization`, the weight of SDR in training.
+    `scores` and `softmax` (G, B) are cosines and their softmax at LSA's scale, `lsa` (G, B) LSA's weights; `spread` is
+    the mean deviation of a pair's scores, `regularization` the weight of SDR.
     """
     method = encoded.module
     found = method.score(*encoded.paired()).parts
@@ -90,12 +88,7 @@ def boxes(axis: Axes, values: np.ndarray, names: Iterable[str]) -> None:
 
 @torch.no_grad()
 def measure_attention(encoded: EncodedSplit) -> dict[str, Any]:
-    """Return the attention of sentence and words to the frames of their own videos.
-
-    Returns:
-        `captions` (K,), `words` (K, 1 + W) as text, the sentence first, empty if padded; `weights` (K, 1 + W, F),
-        averaged over heads; `strips` (K, F, S, S, 3) uint8.
-    """
+    """Return the attention (K, 1 + W, F) of sentence and words to the frames of their videos, averaged over heads."""
     method, encoder = encoded.module, encoded.module.encoder
     attention = method.head.attention
     pairs = encoded.pairs[torch.linspace(0, len(encoded.pairs) - 1, min(ATTENDED, len(encoded.pairs))).long()].tolist()
