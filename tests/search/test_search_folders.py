@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tvr_lightning.search.catalog import Catalog, SpanEntry
-from tvr_lightning.search.files import VideoFile
+from tvr_lightning.search.files import VideoFile, relative
 
 # Letters whose cases differ, digits, and characters with a meaning in SQL or in paths.
 NAMES = st.text(st.sampled_from("aAbB_-. %*\\'\"\u00e9\u0301\u4e2d"), min_size=1, max_size=3).filter(
@@ -75,3 +75,13 @@ def test_the_segments_of_a_video_are_told_apart_and_forgotten_with_it(catalog):
     catalog.remove([files[0].id])
     assert catalog.by_key([row.key for row in rows]) == {}
     assert len(catalog.vectors()[0]) == 2
+
+
+def test_a_file_that_was_indexed_by_itself_is_in_the_folder_that_the_page_lists(catalog):
+    catalog.set_fact("roots", ["/videos/single.mp4", "/more"])
+    for path in ("/videos/single.mp4", "/more/trips/other.mp4"):
+        add(catalog, VideoFile(Path(path), 1, 1), torch.zeros(2))
+    listed, count = catalog.listed(relative(Path("/videos/single.mp4"), catalog.roots).rpartition("/")[0] or ".", 10, 0)
+    assert count == 2, "the folder of both roots"
+    assert {row.path.name for row in listed} == {"single.mp4", "other.mp4"}
+    assert [row.path.name for row in catalog.listed("trips", 10, 0)[0]] == ["other.mp4"]

@@ -5,6 +5,7 @@ import re
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import quote
 
 import pytest
 from browser import serving
@@ -225,6 +226,13 @@ def test_the_token_opens_the_api_and_the_page(searcher):
     assert client.get("/api/index").status_code == 200, (
         "the cookie gives access to images, whose requests have no such header"
     )
+
+
+@pytest.mark.parametrize("token", ["a+b c", "50%25", "x&y=z", "é;ü"])
+def test_a_token_with_special_characters_opens_the_page(searcher, token):
+    client = TestClient(create_app(searcher, ServerOptions(), token), base_url=LOCAL, follow_redirects=False)
+    assert client.get(f"/?token={quote(token)}").status_code == 303
+    assert client.get("/api/index").status_code == 200
 
 
 def test_too_many_searches_get_429(searcher, monkeypatch):

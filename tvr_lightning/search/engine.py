@@ -25,7 +25,7 @@ from tvr_lightning.media.image import read_image
 from tvr_lightning.media.video import probe
 from tvr_lightning.search.catalog import Catalog, SpanRow
 from tvr_lightning.search.errors import SearchError, UnknownVideoError
-from tvr_lightning.search.files import relative
+from tvr_lightning.search.files import relative, within
 from tvr_lightning.search.query import SearchQuery
 from tvr_lightning.search.relevance import Scale, judge
 from tvr_lightning.search.results import Answer, Moment, Result, printable
@@ -197,14 +197,14 @@ class Searcher:
     ) -> list[SpanRow]:
         """Return `count` segments nearest to a vector, or more until they belong to `top` videos."""
         filtered = keys is not None and len(keys) > MOST_KEYS
-        folders = [root / query.folder for root in self.catalog.roots] if filtered and query.folder else []
+        folders = {root / query.folder for root in self.catalog.roots} if filtered and query.folder else set()
         while True:
             hits = self.vectors.nearest(vector, count, None if filtered else keys)
             known = self.catalog.by_key([key for key, _ in hits])  # without what changed since the store was written
             rows = [known[key] for key, _ in hits if key in known]
             rows = [row for row in rows if like is None or row.video.id != like.video]
             if filtered:
-                rows = [row for row in rows if not set(row.video.path.parents).isdisjoint(folders)]
+                rows = [row for row in rows if within(row.video.path, folders)]
             if len(hits) < count or len({row.video.id for row in rows}) >= min(query.top, len(rows) or query.top):
                 return rows
             count *= 4

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from mimetypes import add_type, guess_type
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from tvr_lightning._version import __version__
 from tvr_lightning.media.container import VIDEO_SUFFIXES, MediaError
@@ -265,7 +266,7 @@ def serve(searcher: Searcher, options: ServerOptions) -> None:
         raise SearchError(
             f"Cannot listen on {host}:{options.port} ({error.strerror or error}). Choose another --port."
         ) from error
-    shown = f"?token={token}" if token else ""
+    shown = f"?token={quote(token)}" if token else ""
     print(f"Open http://{host}:{listening.getsockname()[1]}/{shown}  (Ctrl-C to stop)", flush=True)
     with listening:
         uvicorn.Server(config).run(sockets=[listening])
