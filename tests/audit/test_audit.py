@@ -14,6 +14,7 @@ import tvr_lightning  # noqa: F401  before lightning, which imports torchvision
 # isort: split
 from lightning.pytorch import Trainer, seed_everything
 
+from tvr_lightning.audit.callback import LeakageAudit
 from tvr_lightning.audit.experiments import audit_scores
 from tvr_lightning.audit.normalizer import MOVED, NormalizerTrial
 from tvr_lightning.audit.run import audit_method
@@ -25,7 +26,8 @@ from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.evaluation.config import EvaluationConfig
-from tvr_lightning.evaluation.normalization import DualSoftmax, NormalizerChain, QueryBankNorm, SinkhornBias
+from tvr_lightning.evaluation.loop import encode_split
+from tvr_lightning.evaluation.normalization import Bank, DualSoftmax, NormalizerChain, QueryBankNorm, SinkhornBias
 from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.methods import CLIP4Clip
@@ -388,7 +390,7 @@ def test_every_attribute_that_scoring_changes_is_named_and_put_back(data, encode
 
 def test_a_method_that_keeps_the_data_module_is_caught(data, encoder):
     audit = audit_method(HoldsTheData(encoder, words=12, frames=2), data)
-    assert leaking(audit) == "contains the split's data: for_later"
+    assert leaking(audit) == "overrides setup; contains the split's data: for_later"
 
 
 @pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers")
@@ -543,3 +545,88 @@ def test_a_verdict_says_what_stopped_the_audit():
 def test_an_audit_of_too_few_videos_is_refused():
     with pytest.raises(ValueError, match=r"evaluation\.audit must be at least 4, or 0 for no audit, not 3"):
         EvaluationConfig(audit=3)
+
+
+# What an honest author can do by accident
+
+
+class FitsToTheFirstTexts(CLIP4Clip):
+    """Centers texts by the mean of those that it scores first, and keeps the mean."""
+
+    def score(self, text, video):
+        if not hasattr(self, "center"):
+            self.center = text.sentence.mean(0)
+        return super().score(dataclasses.replace(text, sentence=text.sentence - self.center), video)
+
+
+@pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
+@pytest.mark.parametrize(("kind", "found"), [(FitsToTheFirstTexts, ["the evaluation changed center"]), (CLIP4Clip, [])])
+def test_what_was_fitted_during_a_test_and_kept_is_found_after_it(kind, found, data, encoder, tmp_path):
+    method = kind(encoder, words=12, frames=2)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    Trainer(accelerator="cpu", callbacks=[LeakageAudit()], default_root_dir=tmp_path, **quiet).test(method, data)
+    assert [leak for leak in method.evaluation.audit.leaks if "evaluation" in leak] == found
+    assert method.evaluation.audit.passed is not found
+
+
+class SeesEveryBatch(CLIP4Clip):
+    def on_test_batch_start(self, batch, batch_idx, dataloader_idx=0):
+        self.seen = batch
+
+
+def test_hooks_that_see_more_than_features_are_listed(data, encoder):
+    audit = audit_method(SeesEveryBatch(encoder, words=12, frames=2), data)
+    assert "overrides on_test_batch_start" in leaking(audit)
+
+
+class LooksBehindTheTrainer(CLIP4Clip):
+    def score(self, text, video):
+        for name in ("_original", "_sealed"):
+            getattr(self.trainer, name, None)
+        return super().score(text, video)
+
+
+def test_no_attribute_of_the_trainer_leads_to_the_real_one(data, encoder):
+    audit = audit_method(LooksBehindTheTrainer(encoder, words=12, frames=2), data)
+    assert "accesses trainer._original; accesses trainer._sealed" in leaking(audit)
+
+
+class BanksTheTest(CLIP4Clip):
+    """Takes the bank of a normalization from the test split."""
+
+    def bank(self):
+        encoded = encode_split(self, self.trainer.datamodule.evaluation_dataloaders("test"))
+        return Bank(encoded.texts.features, encoded.videos.features)
+
+
+def test_a_bank_of_test_queries_is_found(data, encoder):
+    found = leaking(audit_method(BanksTheTest(encoder, words=12, frames=2), data))
+    assert "12 audited texts in the bank" in found
+    assert "12 audited videos in the bank" in found
+
+
+def offset_per_text(text: TextFeatures, video: VideoFeatures) -> Scores:
+    """A small leak by batch statistics under offsets of a hundred deviations."""
+    leak = 0.3 * cosines(text, video).mean(0, keepdim=True)
+    return Scores(cosines(text, video) + leak + 3e3 * text.sentence[:, :1])
+
+
+def honest_offset_per_text(text: TextFeatures, video: VideoFeatures) -> Scores:
+    return Scores(cosines(text, video) + 3e3 * text.sentence[:, :1])
+
+
+def test_offsets_of_texts_hide_no_leak():
+    assert audit_scores(*features(), VIDEO_OF_TEXT, score=offset_per_text).leaks
+    assert not audit_scores(*features(), VIDEO_OF_TEXT, score=honest_offset_per_text).leaks
+
+
+def in_place(text: TextFeatures, video: VideoFeatures) -> Scores:
+    text.sentence.div_(text.sentence.norm(dim=-1, keepdim=True))
+    return honest(text, video)
+
+
+def test_features_that_are_changed_in_place_are_reported_as_such():
+    audit = audit_scores(*features(), VIDEO_OF_TEXT, score=in_place)
+    assert [finding.experiment for finding in audit.findings if finding.leaks] == [
+        "scoring changes TextFeatures in place"
+    ]

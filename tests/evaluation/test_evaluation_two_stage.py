@@ -95,7 +95,8 @@ def test_scoring_candidates_alone_ranks_as_a_pass_over_all_pairs(count):
     source, again = (
         PairScores(s, text, video, memory_budget_bytes=2**14, pair_bytes=64) for s in (counting, second_stage)
     )
-    found = TwoStage(count).ranks(source, owner)
+    scores, adjustments = TwoStage(count).fit_candidates(source)
+    found = streamed_ranks(scores, owner, *adjustments)
     adjust = TwoStage(count).fit(again, Context("text-to-video"))
     expected = streamed_ranks(
         again, owner, adjust, TwoStage(count).fit(TransposedSource(again), Context("video-to-text"))

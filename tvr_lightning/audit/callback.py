@@ -2,34 +2,63 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
+from typing_extensions import override
 
 from tvr_lightning.audit.run import audit_method
+from tvr_lightning.audit.state import State
 from tvr_lightning.data.records import SplitName
 from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.methods.base import RetrievalModule
 
 
 class LeakageAudit(Callback):
-    """Callback that audits the method after a test or a separate validation and adds its result to the evaluation."""
+    """Callback that audits the method after a test or a separate validation and adds its result to the evaluation.
 
+    The state of the method before the evaluation is recorded, so that what it remembers from there is found.
+    """
+
+    def __init__(self) -> None:
+        self._before: tuple[State, Any] | None = None
+
+    @override
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if _is_audited(trainer, pl_module):
+            self._before = State(pl_module), pl_module.evaluation
+
+    @override
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.VALIDATING:
+            self.on_test_start(trainer, pl_module)
+
+    @override
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Audit on the test split."""
         self._audit(trainer, pl_module, "test")
 
+    @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Audit on the validation split, except during training."""
         if trainer.state.fn == TrainerFn.VALIDATING:
             self._audit(trainer, pl_module, "val")
 
     def _audit(self, trainer: Trainer, method: LightningModule, split: SplitName) -> None:
-        if not isinstance(method, RetrievalModule) or method.evaluation is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        before, self._before = self._before, None
+        evaluation: Any = method.evaluation
+        if before is None or evaluation is None:
             return
+        assert isinstance(method, RetrievalModule)
         config, data = method.evaluation_config, trainer.datamodule  # type: ignore[attr-defined]
-        if not config.audit:
-            return
+        state, method.evaluation = before  # the evaluation itself may change
         try:
-            method.evaluation.audit = audit_method(method, data, config.audit, config.seed, split).result
+            evaluation.audit = audit_method(method, data, config.audit, config.seed, split, state).result
         except Exception as error:  # noqa: BLE001  the evaluation is done; its table says that the audit stopped
-            method.evaluation.audit = AuditResult(passed=False, problem=f"{type(error).__name__}: {error}")
+            evaluation.audit = AuditResult(passed=False, problem=f"{type(error).__name__}: {error}")
+        finally:
+            method.evaluation = evaluation
+
+
+def _is_audited(trainer: Trainer, method: LightningModule) -> bool:
+    fast: bool = trainer.fast_dev_run  # type: ignore[attr-defined]
+    return isinstance(method, RetrievalModule) and method.evaluation_config.audit > 0 and not fast

@@ -41,7 +41,7 @@ class Finding:
 
     Attributes:
         experiment: Difference between two scorings of the same pairs, or another action of the method.
-        change: Largest change of a score, in standard deviations of all scores; None if nothing was compared.
+        change: Largest change of a score, in standard deviations within rows and columns; None if nothing was compared.
         leaks: True if the change exceeds the noise.
     """
 
@@ -151,13 +151,20 @@ def audit_scores(
     if int(first_text.max()) == n:
         raise UserError("An audit needs a text for every video. Omit the videos without one.")
 
+    in_place: set[str] = set()
+
     @torch.no_grad()
     def black_box(some: Tensor, few: Tensor, own: Tensor | None) -> Tensor:
-        if score_as_released is not None:
-            assert own is not None
-            return score_as_released(texts[some], videos[few], texts[own]).similarity
-        assert score is not None
-        return score(texts[some], videos[few]).similarity
+        given: list[TextFeatures | VideoFeatures] = [texts[some], videos[few]]
+        given += [] if own is None else [texts[own]]
+        before = [[tensor._version for tensor in _tensors(record)] for record in given]
+        function: Callable[..., Scores] | None = score_as_released or score
+        assert function is not None
+        similarity = function(*given).similarity
+        for record, versions in zip(given, before, strict=True):
+            if versions != [tensor._version for tensor in _tensors(record)]:
+                in_place.add(type(record).__name__)
+        return similarity
 
     own = first_text if score_as_released is not None else None
     bench = _Bench(black_box, n, m, own, torch.Generator().manual_seed(seed))
@@ -174,6 +181,7 @@ def audit_scores(
     if own is not None:
         helpless = _under_strangers_captions(bench, own)
         findings.append(compare_scores("captions of other videos", evaluated, helpless, scale))
+    findings += [Finding(f"scoring changes {name} in place", None, True) for name in sorted(in_place)]
     return Audit(findings, recall_at_1(evaluated, video_of_text), recall_at_1(helpless, video_of_text), n, m)
 
 
@@ -208,15 +216,22 @@ def _under_strangers_captions(bench: _Bench, own: Tensor) -> Tensor:
 def compare_scores(
     experiment: str, expected: Tensor, found: Tensor, scale: float | None = None, noise: float = NOISE
 ) -> Finding:
-    """Compare two scorings (N, M) of the same pairs, in units of `scale` (the standard deviation of `expected`)."""
+    """Compare two scorings (N, M) of the same pairs, in units of `scale` (by default the deviation of `expected`)."""
     scale = deviation(expected) if scale is None else scale
     change = float((expected.double() - found.double()).abs().max()) / scale
     return Finding(experiment, change, not change <= noise)
 
 
 def deviation(scores: Tensor) -> float:
-    """Return the standard deviation of scores (N, M), greater than zero even if all scores are equal."""
-    return float(scores.double().std().clamp(min=torch.finfo(torch.float32).tiny))
+    """Return the standard deviation of scores (N, M) within rows and columns, greater than zero.
+
+    Offsets of whole texts or videos do not count, so that they cannot hide a leak; a thousandth of the largest score
+    is the least, since larger scores are rounded more.
+    """
+    scores = scores.double()
+    within = scores - scores.mean(0) - scores.mean(1, keepdim=True) + scores.mean()
+    least = max(1e-3 * float(scores.abs().max()), torch.finfo(torch.float32).tiny)
+    return max(float(within.std()), least)
 
 
 def recall_at_1(similarity: Tensor, video_of_text: Tensor) -> float:

@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import Trainer
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from tvr_lightning.audit.experiments import (
     Audit,
@@ -22,15 +23,31 @@ from tvr_lightning.audit.state import State
 from tvr_lightning.audit.subject import Features, Subject
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import SplitName
+from tvr_lightning.features import VideoFeatures
+from tvr_lightning.layers.cosine import unit
+from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.methods.contrast import EmptyQueueError
 from tvr_lightning.training.sharding import gathered
 
 QUERIES = "half of the queries"
+EVALUATION_PARTS = (
+    "validation_step", "test_step", "predict_step", "_evaluate", "restricted", "bank", "setup", "on_test_start",
+    "on_test_epoch_start", "on_test_epoch_end", "on_test_batch_start", "on_test_batch_end", "on_before_batch_transfer",
+    "transfer_batch_to_device", "on_after_batch_transfer",
+)  # fmt: skip
+"""Methods of a module that see more than the features of one batch."""
 
 
+@torch.inference_mode(False)  # inference tensors do not count the changes made to them in place
 @torch.no_grad()
 def audit_method(
-    method: RetrievalModule, data: TextVideoDataModule, videos: int = 64, seed: int = 0, split: SplitName = "test"
+    method: RetrievalModule,
+    data: TextVideoDataModule,
+    videos: int = 64,
+    seed: int = 0,
+    split: SplitName = "test",
+    before: State | None = None,
 ) -> Audit:
     """Audit how a method encodes and scores texts and videos of a split.
 
@@ -40,6 +57,7 @@ def audit_method(
         videos: Maximum number of videos to draw, with up to three texts each.
         seed: Seed for the draw, orders, and partners.
         split: Split to audit.
+        before: State before an evaluation that has just ended; what the method kept from it is a finding.
 
     Raises:
         UserError: Fewer than four videos can be read.
@@ -50,8 +68,10 @@ def audit_method(
     noise = encoding_noise(method)
     subject = Subject(method, data, split, videos, torch.Generator().manual_seed(seed))
     n, m, own = len(subject.texts), len(subject.videos), subject.own_text
-    state = State(method)
     findings = [Finding(f"overrides {name}", None, True) for name in overridden(method)]
+    if before is not None:
+        findings += _changed(before, "the evaluation")
+    state = State(method)
     findings += [Finding(f"contains the split's data: {name}", None, True) for name in state.data]
     with subject.with_data(subject.decoy()):
         # This comes first, when the method cannot remember anything about the other items.
@@ -74,6 +94,8 @@ def audit_method(
         state.restore()
         of_normalizer, transductive = _of_normalizer(subject, features)
     state.restore()
+    of_bank = _of_bank(subject, features)
+    state.restore()
     with subject.with_data(data):
         # This comes last, so that the method cannot use anything that it remembers from here.
         told = subject.encode_told()
@@ -84,7 +106,7 @@ def audit_method(
     findings += [Finding(f"accesses {name}", None, True) for name in dict.fromkeys(subject.asked)]
     return dataclasses.replace(
         audit,
-        findings=findings + audit.findings + of_normalizer,
+        findings=findings + audit.findings + of_normalizer + of_bank,
         transductive=transductive,
         recall_with_help=max(recall_at_1(helped, subject.video_of_text), audit.recall_with_help),
     )
@@ -104,8 +126,7 @@ def attach(method: RetrievalModule, data: TextVideoDataModule) -> None:
 
 def overridden(method: RetrievalModule) -> list[str]:
     """Return the parts of an evaluation that a method overrides. The audit cannot detect what they use."""
-    parts = ("validation_step", "test_step", "predict_step", "_evaluate", "restricted")
-    return [name for name in parts if getattr(type(method), name) is not getattr(RetrievalModule, name)]
+    return [name for name in EVALUATION_PARTS if getattr(type(method), name) is not getattr(RetrievalModule, name)]
 
 
 def encoding_noise(method: RetrievalModule) -> float:
@@ -137,6 +158,38 @@ def _of_normalizer(subject: Subject, features: Features) -> tuple[list[Finding],
         for direction, change in movement.items()
     ]
     return findings, {str(direction): found for direction, found in moved.items()}
+
+
+def _of_bank(subject: Subject, features: Features) -> list[Finding]:
+    """Return findings for a method's own bank, such as queues: texts and videos of the split must not be in it.
+
+    Texts that are also captions of the training split do not count.
+    """
+    method, (text, video) = subject.method, features
+    try:
+        own = type(method).bank is not RetrievalModule.bank
+        bank = method.bank() if own else method.contrast.bank()
+    except EmptyQueueError:
+        return []
+    if bank is None:
+        return []
+    trained = {each.text for each in subject.data.load_split("train").texts}
+    new = torch.tensor([each not in trained for each in subject.texts.text])  # type: ignore[union-attr]
+    found = {
+        "texts": _shared(text.sentence[new], bank.texts.sentence),
+        "videos": _shared(_means(video), _means(bank.videos)),
+    }
+    return [Finding(f"{count} audited {name} in the bank", None, count > 0) for name, count in found.items()]
+
+
+def _means(video: VideoFeatures) -> Tensor:
+    return masked_mean(video.frames, video.frame_mask)
+
+
+def _shared(vectors: Tensor, others: Tensor) -> int:
+    """Return the number of vectors (N, D) that are equal to one of the others (K, D), up to rounding."""
+    cosines = unit(vectors.float().cpu()) @ unit(others.float().cpu()).T
+    return int((cosines > 1 - 1e-6).any(1).sum()) if cosines.numel() else 0
 
 
 def _changed(state: State, doing: str) -> list[Finding]:

@@ -26,6 +26,12 @@ LIBRARIES = {"torch", "torchvision", "lightning", "tvr_lightning", "open_clip", 
 DATA = (LightningDataModule, GroundTruth, Split, Dataset, DataLoader)
 """Types that an attribute of a method must not have, since they reveal the pairs of the test split."""
 
+METRICS = "metrics"
+"""Module of the evaluation's metrics, which collect ranks."""
+
+UNINSPECTED = ("_modules", "_trainer", "_current_fx_name", "_metric_attributes")
+"""Attributes that are inspected as modules, or that Lightning changes."""
+
 OPAQUE = ("object", "data", "run", "again")
 """First elements of the tuples that replace uninspected values."""
 
@@ -89,12 +95,14 @@ class State:
     def _places(self) -> Iterator[tuple[Place, Any]]:
         classes: dict[type, None] = {}
         for name, module in self.method.named_modules():
+            if name.split(".")[0] == METRICS:
+                continue
             classes.update(dict.fromkeys(cls for cls in type(module).__mro__ if not _of_library(cls)))
             for attribute, value in list(vars(module).items()):
                 if attribute in ("_parameters", "_buffers"):
                     for key, tensor in list(value.items()):
                         yield (name, module, key), tensor
-                elif attribute not in ("_modules", "_trainer"):
+                elif attribute not in UNINSPECTED:
                     yield (name, module, attribute), value
         for cls in classes:
             for attribute, value in list(vars(cls).items()):

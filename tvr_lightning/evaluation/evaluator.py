@@ -208,17 +208,18 @@ class Evaluator:
         measured: dict[str, float] = {}
         balances: dict[Direction, Balance] = {}
         if len(placed_texts):
-            source = self._source(placed_texts, placed_videos, video_of_text)
+            source: ScoreSource = (pairs := self._source(placed_texts, placed_videos, video_of_text))
+            adjust: tuple[Adjustment | None, Adjustment | None]
             # Two-stage retrieval scores only the candidates.
             if isinstance(normalizer, TwoStage) and not self.leaks and not self.measure_balance:
-                text_ranks, video_ranks = normalizer.ranks(source, video_of_text)
+                source, adjust = normalizer.fit_candidates(pairs)
             else:
-                adjust_texts, adjust_videos = self._fit(normalizer, bank, source, video_of_text)
-                text_ranks, video_ranks = streamed_ranks(source, video_of_text, adjust_texts, adjust_videos)
+                adjust = self._fit(normalizer, bank, pairs, video_of_text)
+            text_ranks, video_ranks = streamed_ranks(source, video_of_text, *adjust)
             if normalizer is not None:
                 measured = normalizer.measured(video_of_text)
             if self.measure_balance:
-                balances = self._balance(source, adjust_texts, adjust_videos, video_of_text)
+                balances = self._balance(pairs, *adjust, video_of_text)
         else:
             warnings.append("nothing was ranked: no text was read together with its video")
             text_ranks = video_ranks = Ranks(*(torch.empty(0, dtype=torch.int64) for _ in range(3)))

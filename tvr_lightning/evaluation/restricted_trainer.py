@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from lightning.pytorch import LightningModule
 
@@ -16,6 +17,9 @@ OPEN = {
     "testing", "predicting", "evaluating", "sanity_checking", "barebones", "logger", "loggers",
 }  # fmt: skip
 """Attributes of the trainer that give no access to data."""
+
+
+_TRAINERS: WeakKeyDictionary[RestrictedTrainer, Any] = WeakKeyDictionary()
 
 
 class RestrictedTrainer:
@@ -32,7 +36,7 @@ class RestrictedTrainer:
     """
 
     def __init__(self, trainer: Any, method: str, record: list[str] | None = None, datamodule: Any = None) -> None:
-        self._original = trainer
+        _TRAINERS[self] = trainer  # no attribute leads to it
         self._method = method
         self._record = record
         self._datamodule = datamodule
@@ -53,7 +57,7 @@ class RestrictedTrainer:
             self._record.append(f"trainer.{name}")
             if name == "datamodule":
                 return self._datamodule
-        return getattr(self._original, name)
+        return getattr(_TRAINERS[self], name)
 
 
 class RestrictedModule(LightningModule):
@@ -81,7 +85,7 @@ class RestrictedModule(LightningModule):
         if not isinstance(trainer, RestrictedTrainer):
             super().log(*args, **kwargs)
         elif not trainer.records:
-            self.trainer = trainer._original
+            self.trainer = _TRAINERS[trainer]
             try:
                 super().log(*args, **kwargs)
             finally:

@@ -10,9 +10,7 @@ from torch import Tensor
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.normalization import LEFT_OUT, Context, Direction, Normalizer
 from tvr_lightning.evaluation.pair_scores import PairScores
-from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.evaluation.sources import AdjustedSource, Adjustment, Block, ScoreSource, TransposedSource
-from tvr_lightning.evaluation.streaming import streamed_ranks
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.pairwise.two_stage import (
@@ -56,11 +54,11 @@ class TwoStage(Normalizer):
         mask = video.frame_mask.to(video.frames.dtype).unsqueeze(-1)
         return (video.frames * mask).sum(1) / mask.sum(1).clamp(min=1.0)
 
-    def ranks(self, source: PairScores, video_of_text: Tensor) -> tuple[Ranks, Ranks]:
-        """Return the ranks of `fit` and a pass over all pairs (`streamed_ranks`), but score only the candidates."""
+    def fit_candidates(self, source: PairScores) -> tuple[ScoreSource, tuple[Adjustment, Adjustment]]:
+        """Return scores and adjustments of both directions that rank as `fit`, but score only the candidates."""
         adjust_texts = self._adjustment(source, "text-to-video", score_candidates_only=True)
         adjust_videos = self._adjustment(source, "video-to-text", score_candidates_only=True)
-        return streamed_ranks(_Unscored(source), video_of_text, adjust_texts, adjust_videos)
+        return _Unscored(source), (adjust_texts, adjust_videos)
 
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
         """Find the candidates of every query.
