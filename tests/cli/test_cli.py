@@ -231,6 +231,21 @@ def test_predict_writes_the_best_videos_of_every_text(run, fixture_root, tmp_pat
     split = data.read_split("test")
     own = [split.videos[split.texts[i].video].video_id for i in first["text_index"]]
     assert 100 * (first["video_id"] == own).mean() == pytest.approx(results["text_to_video"]["R@1"], abs=1e-3)
+    assert first["correct_video_id"].tolist() == own
+    listed = table[table["video_id"] == table["correct_video_id"]]
+    assert listed["correct_place"].tolist() == listed["place"].tolist()
+    missing = ~table["text_index"].isin(listed["text_index"])
+    assert table["correct_place"].isna().tolist() == missing.tolist()
+
+
+def test_predict_balances_the_gallery_by_the_number_of_captions(run, fixture_root, tmp_path):
+    normalization = "--model.init_args.evaluation.normalization"
+    chosen = (f"{normalization}=SinkhornBias", f"{normalization}.init_args.queries=oracle",
+              f"{normalization}.init_args.marginals=count")  # fmt: skip
+    more = (f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}", "--override", *chosen)
+    assert main(["predict", *overlay(fixture_root, tmp_path, *more)]) == 0
+    (path,) = tmp_path.glob("**/predictions.parquet")
+    assert pd.read_parquet(path)["score"].notna().all()
 
 
 def test_checkpoints_load_without_executing_code(run):

@@ -216,8 +216,10 @@ def evaluate(
         )
 
 
-def predict(method: _Method, split: SplitFeatures) -> tuple[Tensor, Tensor, Tensor]:
+def predict(method: _Method, split: SplitFeatures, truth: GroundTruth) -> tuple[Tensor, Tensor, Tensor]:
     """Find the best videos of every text, after the normalization of the recipe.
+
+    Some normalizations use the number of captions of each video.
 
     Returns:
         Ascending indices of the N texts (N,), descending scores (N, k), and indices of the videos (N, k).
@@ -237,7 +239,10 @@ def predict(method: _Method, split: SplitFeatures) -> tuple[Tensor, Tensor, Tens
         pair_bytes=PAIR_BYTES,
         device=method.device,
     )
-    context = Context("text-to-video", temperature=method.score_temperature())
+    captions = torch.bincount(truth.video_of_text[texts.index.cpu()], minlength=truth.videos)[videos.index.cpu()]
+    ones = torch.ones(len(texts), dtype=torch.float64, device=method.device)
+    counts = captions.double().to(method.device)
+    context = Context("text-to-video", None, ones, counts, method.score_temperature())
     if normalizer is not None and normalizer.needs_bank:
         queries = method.bank().texts
         context.bank = pair_scores(texts=queries)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from tvr_lightning.data.records import Split
 from tvr_lightning.evaluation.normalization import Context, Normalizer
 from tvr_lightning.evaluation.sources import AdjustedSource, ScoreSource, best_of_gallery
 from tvr_lightning.files import write_whole
@@ -29,14 +29,12 @@ def best_videos(
     return values, columns
 
 
-def write_predictions(
-    path: Path, texts: Sequence[str], video_ids: Sequence[str], text_index: Tensor, scores: Tensor, video_index: Tensor
-) -> None:
-    """Write one row per text and rank: text_index, text, place (from 1), video_id, score.
+def write_predictions(path: Path, split: Split, text_index: Tensor, scores: Tensor, video_index: Tensor) -> None:
+    """Write one row per text and place, with the correct video and its place (empty if it is not among the best).
 
     Args:
         path: Path of the Parquet file.
-        texts, video_ids: Texts and video IDs of the split.
+        split: Split with the texts and videos.
         text_index: Index of the text of each row of scores, (N,).
         scores: Scores in descending order, (N, k).
         video_index: Index of the video of each score, (N, k).
@@ -44,14 +42,19 @@ def write_predictions(
     import pandas as pd
 
     n, k = scores.shape
+    video_ids = [video.video_id for video in split.videos]
+    texts = [split.texts[index] for index in text_index.repeat_interleave(k).tolist()]
     frame = pd.DataFrame(
         {
             "text_index": text_index.repeat_interleave(k).tolist(),
-            "text": [texts[i] for i in text_index.tolist() for _ in range(k)],
+            "text": [text.text for text in texts],
             "place": list(range(1, k + 1)) * n,
-            "video_id": [video_ids[j] for j in video_index.flatten().tolist()],
+            "video_id": [video_ids[index] for index in video_index.flatten().tolist()],
             "score": scores.flatten().tolist(),
+            "correct_video_id": [video_ids[text.video] for text in texts],
         }
     )
+    correct = frame[frame["video_id"] == frame["correct_video_id"]].set_index("text_index")["place"]
+    frame["correct_place"] = frame["text_index"].map(correct).astype("Int64")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, frame.to_parquet(index=False))

@@ -290,7 +290,8 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
 
     def on_predict_epoch_end(self) -> None:
         """Store the best videos of every text: text index (N,), scores (N, k), video index (N, k)."""
-        self.predictions = predict(self, self.encoded.join(self.device))
+        truth = self.trainer.datamodule.ground_truth("test")  # type: ignore[attr-defined]
+        self.predictions = predict(self, self.encoded.join(self.device), truth)
 
     def _evaluate(self, stage: Literal["val", "test"]) -> None:
         split = self.encoded.join(self.device)

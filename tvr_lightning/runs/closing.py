@@ -136,8 +136,7 @@ def write_best_videos(run: Run) -> None:
         write_answers(path, predictions)
     else:
         split = run.datamodule.read_split("test")
-        texts, video_ids = [text.text for text in split.texts], [video.video_id for video in split.videos]
-        write_predictions(path, texts, video_ids, *predictions)
+        write_predictions(path, split, *predictions)
     Console().print(f"Wrote {path}", highlight=False, soft_wrap=True)
 
 
