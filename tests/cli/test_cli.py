@@ -22,6 +22,9 @@ from tvr_lightning.cli.commands import COMMANDS
 from tvr_lightning.cli.parser import parser_of
 from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.data.records import SYNTHETIC
+from tvr_lightning.evaluation.results import Results
+from tvr_lightning.evaluation.weights import Weights
+from tvr_lightning.runs.page import write_run_page
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -187,8 +190,17 @@ def test_a_run_explains_itself(run):
     curves = pd.read_csv(run / "metrics.csv")
     assert set(curves) >= {"epoch", "step", "train/loss", "val/t2v_R@1"}
     assert curves.dropna(subset="train/loss")["step"].tolist() == [0, 1, 2, 3]
-    assert f"tvr test --ckpt_path {run}/checkpoints/last.ckpt" in page
+    assert f"tvr test --ckpt_path {run}/checkpoints/last.ckpt\n" in page, "without --trust"
     assert "--checkpoints.resume=true" in page
+    for name in ("last.ckpt", "best.ckpt"):
+        assert (f"- `checkpoints/{name}`" in page) == (run / "checkpoints" / name).is_file()
+
+
+def test_the_page_of_a_method_of_another_package_trusts_its_module(run, tmp_path):
+    saved = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    results = Results(**saved | {"weights": Weights(**saved["weights"])})
+    page = write_run_page(tmp_path, results, "tvr fit", "mine.method").read_text(encoding="utf-8")
+    assert "last.ckpt --trust mine.method\n" in page
 
 
 def test_the_rank_of_every_query_is_kept(run):

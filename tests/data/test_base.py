@@ -1,3 +1,4 @@
+import re
 import shutil
 from pathlib import Path
 
@@ -362,3 +363,12 @@ def test_lightning_trains_and_validates_on_it(synthetic_msrvtt, tmp_path):
         assert sorted(split.texts[text].video for text in epoch) == list(range(12))
     assert model.epochs[0] != model.epochs[1]
     assert [sorted(places) for places in model.validated] == [[0, 0, 1, 1, 2, 2, 3, 3]] * 2
+
+
+def test_a_root_that_does_not_exist_is_named_with_its_full_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MissingAssetError, match=re.escape(f"the folder {tmp_path / 'nowhere'} does not exist")):
+        MSRVTT(root="nowhere").check_present()
+    (tmp_path / "nowhere").mkdir()
+    with pytest.raises(MissingAssetError, match=re.escape(f"the folder {tmp_path / 'nowhere' / 'msrvtt'} does not")):
+        MSRVTT(root="nowhere").check_present()

@@ -57,6 +57,13 @@ def test_a_clip_without_sound_and_a_span_have_pages_too(tmp_path):
     assert 0.9 < loud.min() < loud.max() < 2.1
 
 
+def test_dollar_signs_in_a_name_are_no_formula(tmp_path):
+    clip = tmp_path / "costs $5 or $x_{2.mkv"
+    write_clip(clip, None)
+    preview(clip, tmp_path / "page.png", frames=2, image_size=32)
+    assert (tmp_path / "page.png").is_file()
+
+
 def test_another_suffix_is_refused(tmp_path, capsys):
     video = tmp_path / "a.mp4"
     video.touch()

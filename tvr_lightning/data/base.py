@@ -271,6 +271,9 @@ class TextVideoDataModule(LightningDataModule, ABC):
     def check_present(self, stage: str | None = None) -> None:
         """Raise MissingAssetError unless the annotation files and the video folder of a stage (None: all) exist."""
         absent = self.missing(stage)
+        if absent and not self.folder.is_dir():
+            folder = self.folder if self.folder.parent.is_dir() else self.folder.parent
+            absent.insert(0, f"the folder {folder.absolute()} does not exist; check data.init_args.root")
         if absent:
             raise self.incomplete(absent)
 

@@ -73,7 +73,7 @@ def _page(name: str, shown: Preview, sampling: FrameSampling, start: float) -> F
     halves = np.asarray(figure.subfigures(2, 1, height_ratios=[2.1 * rows, 5.2]))
     upper, lower = halves[0], halves[1]
     seconds, count = len(track.waveform) / SAMPLE_RATE, int(clip.frame_mask.sum())
-    figure.suptitle(f"{name}: {seconds:.2f} s, {count} frames, {sampling}")
+    figure.suptitle(f"{name}: {seconds:.2f} s, {count} frames, {sampling}", parse_math=False)
     images = np.atleast_1d(upper.subplots(rows, PER_ROW)).reshape(-1)
     for index, axes in enumerate(images):
         axes.axis("off")
@@ -105,9 +105,10 @@ def _draw_waveform(axes: Axes, shown: Preview, start: float) -> None:
     for first, last in edges.reshape(-1, 2).tolist():  # intervals in which no audio was decoded
         axes.axvspan(first, last, facecolor="white", edgecolor="grey", alpha=0.8, linewidth=0, hatch="//")
     if not track.present:
-        axes.text(0.5, 0.5, track.problem or "no audio track", ha="center", va="center", transform=axes.transAxes)
+        problem = track.problem or "no audio track"
+        axes.text(0.5, 0.5, problem, ha="center", va="center", transform=axes.transAxes, parse_math=False)
     elif track.problem:
-        axes.set_title(f"damaged: {track.problem}", fontsize=9, color="firebrick")
+        axes.set_title(f"damaged: {track.problem}", fontsize=9, color="firebrick", parse_math=False)
 
 
 def _draw_log_mel(axes: Axes, track: AudioTrack) -> None:

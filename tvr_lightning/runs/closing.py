@@ -174,7 +174,7 @@ def close(run: Run, checkpoint: str | None, weights: Weights) -> None:
             if run.command != "validate":  # the validation split of some datasets is the test split
                 truth = data.ground_truth("test").video_of_text
                 write_query_ranks(folder, model.evaluation, data.read_split("test"), truth)
-            write_run_page(folder, results, shlex.join(["tvr", *run.words]))
+            write_run_page(folder, results, shlex.join(["tvr", *run.words]), type(model).__module__)
     if paths:
         Console().print(f"Wrote {paths[0]} and {paths[1].name}", highlight=False, soft_wrap=True)
 

@@ -170,6 +170,12 @@ class RecipeModule(LightningModule):
         self.loss_check.start(terms, self.global_step, batch.video.video_id)
         return torch.stack([term.reshape(()) for term in terms.values()]).sum()
 
+    def on_train_start(self) -> None:
+        """Log at least once per epoch, so that short runs have curves too."""
+        steps = self.trainer.num_training_batches // self.trainer.accumulate_grad_batches
+        every = min(self.trainer.log_every_n_steps, max(steps, 1))  # type: ignore[attr-defined]
+        self.trainer.log_every_n_steps = int(every)  # type: ignore[attr-defined]
+
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Prevent a step from a loss that is NaN or infinite, which would break the weights."""
         self.loss_check.finish()
