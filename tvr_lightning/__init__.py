@@ -1,4 +1,11 @@
-"""Text-video retrieval papers, reproduced with PyTorch Lightning."""
+"""Text-video retrieval papers, reproduced with PyTorch Lightning.
+
+import tvr_lightning
+
+model = tvr_lightning.load("runs/gare-msrvtt/version_0/checkpoints/last.ckpt")
+videos = model.encode_video(["dog.mp4", "kitchen.mp4"])
+model.score(["a dog runs", "someone cooks"], videos)  # (2, 2), on the scale of a cosine
+"""
 
 from __future__ import annotations
 

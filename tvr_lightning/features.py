@@ -29,6 +29,11 @@ class FeatureBatch:
     tensors of N items are (N, ...), such as (N, D).
     """
 
+    def __repr__(self) -> str:
+        """Return the class and the shapes of its tensors."""
+        shapes = [f"{name} {tuple(x.shape)}" for name, x in self._fields() if isinstance(x, Tensor)]
+        return f"{type(self).__name__}({', '.join(shapes)})"
+
     def _fields(self) -> list[tuple[str, Any]]:
         return [(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)]
 
@@ -161,7 +166,7 @@ def first_of_each(index: Tensor) -> tuple[Tensor, Tensor]:
     return values, first
 
 
-@dataclass
+@dataclass(repr=False)
 class TextFeatures(FeatureBatch):
     """Features of N texts.
 
@@ -180,7 +185,7 @@ class TextFeatures(FeatureBatch):
         return TextFeatures(self.sentence, self.words[:, :0], self.word_mask[:, :0])
 
 
-@dataclass
+@dataclass(repr=False)
 class VideoFeatures(FeatureBatch):
     """Features of M videos.
 

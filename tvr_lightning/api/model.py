@@ -26,6 +26,14 @@ class Model:
     def __init__(self, scorer: Scorer) -> None:
         self.scorer, self.module, self.name = scorer, scorer.module, scorer.name
 
+    def __repr__(self) -> str:
+        """Return the method, its encoder and weights, and its sizes."""
+        encoder, source = self.module.encoder, self.scorer.source
+        backbone = " ".join(filter(None, [type(encoder).__name__, getattr(encoder, "name", "")]))
+        sizes = f"{encoder.dimension}-dimensional, {self.module.words} tokens, {self.module.frames} frames"
+        weights = source.checkpoint or f"weights {source.weights}"
+        return f"Model({type(self.module).__name__}, {backbone}, {weights}: {sizes})"
+
     def encode_video(self, videos: str | Path | Sequence[str | Path]) -> VideoFeatures:
         """Return the features of M video files on the CPU, frames (M, F, D). Unreadable ones raise VideoError."""
         paths = [videos] if isinstance(videos, str | Path) else videos
