@@ -9,7 +9,7 @@ from broken_videos import cut_off, scramble, stop_clock, write_video
 from rich.console import Console
 
 from tvr_lightning.cli import main
-from tvr_lightning.data import MSRVTT, Charades
+from tvr_lightning.data import MSRVTT, Charades, VideoFolder
 from tvr_lightning.data.check import check, print_report, write_report
 from tvr_lightning.data.stats import print_stats, stats
 from tvr_lightning.encoders.tokenizer import ClipTokenizer
@@ -64,9 +64,22 @@ def test_videos_without_sound_are_warned_of_and_the_exit_status_is_that_of_healt
     assert main(command) == 0
     said = capsys.readouterr().out
     assert "No problems found. 1 warning: 1 silent." in said
+    assert said.count("no audio track") == 1
     MSRVTT(root=str(healthy)).read_split("train").videos[1].path.unlink()
     assert main(command) == 1
     assert "1 problem: 1 missing-file. 1 warning: 1 silent." in capsys.readouterr().out
+
+
+def test_names_that_are_not_utf8_are_reported(healthy, tmp_path):
+    shutil.copytree(healthy / "msrvtt" / "videos", tmp_path / "own" / "videos")
+    rows = [{"video": path.name, "caption": "a dog"} for path in (tmp_path / "own" / "videos").glob("*.mp4")]
+    rows.append({"video": "caf\udce9.mp4", "caption": "a cat"})
+    table = "\n".join(json.dumps(row) for row in rows)
+    (tmp_path / "own" / "captions.jsonl").write_text(table, encoding="utf-8")
+    report = check(VideoFolder(root=str(tmp_path / "own")), **QUIET)
+    write_report(report, tmp_path / "report.json")
+    (found,) = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["problems"]
+    assert (found["kind"], found["entry"]) == ("missing-file", "caf\udce9.mp4")
 
 
 def test_every_illness_is_found_in_one_report(ill, tmp_path):

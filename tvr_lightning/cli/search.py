@@ -92,7 +92,7 @@ def index(
                 file=sys.stderr,
             )
     try:
-        queries = None if bank is None else bank.read_text(encoding="utf-8").splitlines()
+        queries = None if bank is None else bank.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SearchError(f"{bank}: cannot be read as text: {error}") from error
     cutting = None

@@ -137,7 +137,9 @@ def _problem(video: VideoRecord, kind: ProblemKind, message: str, fix: str) -> P
 def write_report(report: Report, path: Path) -> None:
     """Write the whole report as JSON: dataset, protocol, videos, texts, problems, warnings and notes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(asdict(report), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps(asdict(report), indent=2, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace"
+    )
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
@@ -145,8 +147,12 @@ def print_report(report: Report, console: Console | None = None) -> None:
     console = console or Console()
     seen = ", ".join(f"{name}: {report.videos[name]} videos, {report.texts[name]} texts" for name in report.videos)
     console.print(f"[bold]{report.dataset}[/bold] ({report.protocol}) {seen}", highlight=False)
-    _print_kinds(report.problems, "", console)
-    _print_kinds(report.warnings, "warning: ", console)
+    _print_problems(report.problems, console)
+    for kind, count in Counter(warning.kind for warning in report.warnings).most_common():
+        first = next(warning for warning in report.warnings if warning.kind == kind)
+        files = "1 file" if count == 1 else f"{count} files"
+        line = f"warning: {kind}, {files}, first {first.entry}: {first.message}; {first.fix}"
+        console.print(line, highlight=False, markup=False)
     for note in report.notes[:ROWS_PER_KIND]:
         console.print(f"note: {note}", highlight=False, markup=False)
     if len(report.notes) > ROWS_PER_KIND:
@@ -155,9 +161,9 @@ def print_report(report: Report, console: Console | None = None) -> None:
     console.print(f"{total} {_total(report.warnings, 'warning')}".strip(), highlight=False)
 
 
-def _print_kinds(found: list[Problem], prefix: str, console: Console) -> None:
+def _print_problems(found: list[Problem], console: Console) -> None:
     for kind, count in Counter(problem.kind for problem in found).most_common():
-        table = Table(title=f"{prefix}{kind}: {count}", title_justify="left", expand=True)
+        table = Table(title=f"{kind}: {count}", title_justify="left", expand=True)
         for title in ("file", "entry", "problem", "fix"):
             table.add_column(title, overflow="fold")
         for problem in [problem for problem in found if problem.kind == kind][:ROWS_PER_KIND]:

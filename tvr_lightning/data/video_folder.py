@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -123,7 +124,7 @@ FOLDER/                                              data.init_args.root, or $TV
             marked.setdefault(row.video, {}).setdefault(row.split, row.entry)
         if not any(split for named in marked.values() for split in named):
             # Sorted by digests of the names: independent of order and seed, and nearly unchanged by added videos.
-            ordered = sorted(marked, key=lambda video: hashlib.sha256(video.encode()).digest())
+            ordered = sorted(marked, key=lambda video: hashlib.sha256(os.fsencode(video)).digest())
             test = set(ordered[: max(1, round(self.test_share * len(ordered)))])
             drawn = f", {len(test)} of {len(marked)} videos sampled for the test by their names"
             return {video: "test" if video in test else "train" for video in marked}, drawn
