@@ -202,7 +202,7 @@ def between(size: Size) -> None:
         tokens = tokenise(captions[:count])
         rows[f"{count} {name}"] = (
             functools.partial(tokenise, captions[:count]),
-            functools.partial(encoder.tokenizer.count_truncated, tokens),
+            functools.partial(encoder.tokenizer.report_truncated, tokens),
         )
     clips = f"pixels of {len(pixels)} clips of {size.frames} frames, on the CPU"
     rows[f"{clips}, float32"] = (

@@ -22,6 +22,7 @@ from tvr_lightning.cli.commands import COMMANDS
 from tvr_lightning.cli.parser import parser_of
 from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.data.records import SYNTHETIC
+from tvr_lightning.encoders.tokenizer import ClipTokenizer
 from tvr_lightning.evaluation.results import Results
 from tvr_lightning.evaluation.weights import Weights
 from tvr_lightning.runs.page import write_run_page
@@ -201,6 +202,22 @@ def test_the_page_of_a_method_of_another_package_trusts_its_module(run, tmp_path
     results = Results(**saved | {"weights": Weights(**saved["weights"])})
     page = write_run_page(tmp_path, results, "tvr fit", "mine.method").read_text(encoding="utf-8")
     assert "last.ckpt --trust mine.method\n" in page
+
+
+@pytest.mark.filterwarnings("ignore:UNTRAINED weights")
+def test_the_table_notes_how_many_texts_were_truncated(fixture_root, tmp_path):
+    assert main(["test", *overlay(fixture_root, tmp_path, "--data.init_args.words=8")]) == 0
+    (path,) = tmp_path.glob("**/results.json")
+    results = json.loads(path.read_text(encoding="utf-8"))
+    tokenizer = ClipTokenizer(77)
+    _, data = from_recipe(
+        [RECIPES / "clip4clip.yaml", RECIPES / "fixture.yaml"], [f"--data.init_args.root={fixture_root}"]
+    )
+    cut = sum(tokenizer.needed(text.text) > 8 for text in data.read_split("test").texts)
+    note = f"{cut} of {results['texts']} texts have more than 8 tokens and were truncated"
+    assert cut > 0
+    assert note in results["warnings"]
+    assert note in (path.parent / "run.md").read_text(encoding="utf-8")
 
 
 def test_the_rank_of_every_query_is_kept(run):

@@ -158,7 +158,7 @@ class OpenClipEncoder(Encoder):
     def encode_tokenised(self, tokens: Tokens, words: int) -> TextFeatures:
         if tokens.ids.shape[1] != words:
             raise UserError(f"captions are tokenized to {tokens.ids.shape[1]} positions; expected {words}")
-        self.tokenizer.count_truncated(tokens)
+        self.tokenizer.report_truncated(tokens)
         device = self.pixel_mean.device
         return self.encode_tokens(tokens.ids.to(device), tokens.mask.to(device))
 

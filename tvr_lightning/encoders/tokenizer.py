@@ -29,7 +29,6 @@ class Tokenizer(ABC):
         pad_id: ID that fills the positions after a caption.
         blank_end: 1 if one position after the caption must contain padding (CLIPA), otherwise 0.
         vocabulary_size: Number of token ids.
-        truncated_captions: Number of captions truncated so far.
     """
 
     pad_id: int = 0
@@ -38,7 +37,7 @@ class Tokenizer(ABC):
 
     def __init__(self, context_length: int) -> None:
         self.context_length = context_length
-        self.truncated_captions = 0
+        self._reported = False
 
     @abstractmethod
     def tokens(self, caption: str, words: int | None = None) -> list[int]:
@@ -86,17 +85,14 @@ class Tokenizer(ABC):
         """Return only the ids (N, W) of `encode`."""
         return self.encode(captions, words).ids
 
-    def count_truncated(self, tokens: Tokens) -> None:
-        """Count the truncated captions among N, and report the first one."""
+    def report_truncated(self, tokens: Tokens) -> None:
+        """Log the first truncated caption; the results table states how many texts of a test are truncated."""
         words = tokens.ids.shape[1]
         for caption, needed in zip(tokens.captions, tokens.needed, strict=True):
-            if needed <= words:
-                continue
-            self.truncated_captions += 1
-            if self.truncated_captions == 1:
+            if needed > words and not self._reported:
+                self._reported = True
                 logger.warning(
-                    "A caption needs %d token positions and is truncated to %d before EOT: %r. Others are only counted "
-                    "(truncated_captions).",
+                    "A caption needs %d token positions and is truncated to %d before EOT: %r. Others are not reported.",
                     needed,
                     words,
                     caption,

@@ -167,6 +167,8 @@ def close(run: Run, checkpoint: str | None, weights: Weights) -> None:
     if isinstance(model, VideoQuestionAnswering):
         paths = _close_answers(run, details, folder)
     else:
+        stage = "val" if run.command == "validate" else "test"
+        model.evaluation.warnings += _truncated(run, [text.text for text in data.read_split(stage).texts])
         results = results_of(model.evaluation, method=model.title, **details)
         print_results(results)
         paths = write_results(results, folder) if folder else None
@@ -177,6 +179,13 @@ def close(run: Run, checkpoint: str | None, weights: Weights) -> None:
             write_run_page(folder, results, shlex.join(["tvr", *run.words]), type(model).__module__)
     if paths:
         Console().print(f"Wrote {paths[0]} and {paths[1].name}", highlight=False, soft_wrap=True)
+
+
+def _truncated(run: Run, texts: list[str]) -> list[str]:
+    """Return a warning if texts of the split have more tokens than the method uses."""
+    tokenizer, words = getattr(run.model.encoder, "tokenizer", None), run.model.encoder.positions(run.datamodule.words)
+    cut = 0 if tokenizer is None else sum(tokenizer.needed(text) > words for text in texts)
+    return [f"{cut} of {len(texts)} texts have more than {words} tokens and were truncated"] if cut else []
 
 
 def _close_answers(run: Run, details: dict[str, Any], folder: Path | None) -> tuple[Path, Path] | None:
