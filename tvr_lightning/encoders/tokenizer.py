@@ -92,7 +92,8 @@ class Tokenizer(ABC):
             if needed > words and not self._reported:
                 self._reported = True
                 logger.warning(
-                    "A caption needs %d token positions and is truncated to %d before EOT: %r. Others are not reported.",
+                    "A caption needs %d token positions and is truncated to %d before EOT: %r. Others are not "
+                    "reported.",
                     needed,
                     words,
                     caption,
