@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tvr_lightning.data.batch import TextBatch
 from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.temporal import MeanP, SeqLSTM, SeqTransf
@@ -116,3 +117,17 @@ def test_headers_differ_where_their_layers_say_so():
 def test_options_that_do_not_fit_are_refused(header, message):
     with pytest.raises(ValueError, match=message):
         CLIP4ClipOptions(similarity_header=header)
+
+
+class ScoresWords(CLIP4Clip):
+    def score(self, text, video):
+        assert text.words.shape[1] > 0, "a score of one's own sees the words"
+        return super().score(text, video)
+
+
+@pytest.mark.parametrize(("kind", "words"), [(CLIP4Clip, 0), (ScoresWords, 12)])
+def test_an_evaluation_keeps_the_words_only_for_scores_that_may_use_them(kind, words):
+    method = kind(TinyClipEncoder(64, 32, text_layers=1, vision_layers=1), words=12, frames=2).eval()
+    with torch.no_grad():
+        method.validation_step(TextBatch(["a dog", "a cat"], torch.arange(2)), 0)
+    assert method.encoded.texts[0].features.words.shape == (2, words, 64)

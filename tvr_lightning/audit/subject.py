@@ -123,8 +123,10 @@ class Subject:
 
     def encode_told(self) -> Features:
         """Encode all items in the order of the split, with all help: their positions in the split and their names."""
-        texts = [self.method.text_features(self.texts[rows]) for rows in self._in_order(self.texts)]
-        videos = [self.method.video_features(self.videos[rows]) for rows in self._in_order(self.videos)]
+        method = self.method
+        texts = [method.text_features(self.texts[rows]) for rows in self._in_order(self.texts)]
+        texts = [method.compact_text(text) for text in texts] if method.compacts_texts() else texts
+        videos = [method.video_features(self.videos[rows]) for rows in self._in_order(self.videos)]
         return TextFeatures.cat(texts).float(), VideoFeatures.cat(videos).float()
 
     def _in_order(self, batch: TextBatch | VideoBatch) -> tuple[Tensor, ...]:

@@ -264,7 +264,15 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
 
     def validation_step(self, batch: TextBatch | VideoBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Encode one batch of unique texts or unique videos. Scoring follows at the end of the epoch."""
-        self.encoded.add(self, batch)
+        # Words that no score uses would take most of the memory. Frames are kept whole for a first stage.
+        self.encoded.add(self, batch, compact=isinstance(batch, TextBatch) and self.compacts_texts())
+
+    def compacts_texts(self) -> bool:
+        """Return False if a subclass has another `score`, which may use what the inherited `compact_text` drops."""
+        score, compact = (
+            next(cls for cls in type(self).__mro__ if name in vars(cls)) for name in ("score", "compact_text")
+        )
+        return issubclass(compact, score)
 
     test_step = validation_step
 
