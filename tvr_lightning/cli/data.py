@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from tvr_lightning.cli.loading import loading
-from tvr_lightning.cli.types import AtLeast8, AtLeast16, File, Folder, NewFile, NewFolder, PositiveInt
+from tvr_lightning.cli.types import AtLeast8, AtLeast16, File, Folder, NewFile, NewFolder
 from tvr_lightning.config.recipe_files import OptionError
 from tvr_lightning.errors import UserError
-from tvr_lightning.option_types import CopiedFrames, CopiesLike, DatasetName, FrameSampling
+from tvr_lightning.option_types import CopiedFrames, CopiesLike, Count, DatasetName, FrameSampling
 
 Downloadable = Literal["msrvtt", "msvd", "didemo", "activitynet"]
 IMAGES = (".png", ".pdf", ".svg")
@@ -23,7 +23,7 @@ def synth(
     root: NewFolder = Path("fixture"),
     videos: AtLeast8 = 500,
     seed: int = 0,
-    num_workers: PositiveInt | None = None,
+    num_workers: Count | None = None,
 ) -> int:
     """Write a synthetic dataset of playable mp4 files in the layout of a real dataset.
 
@@ -91,7 +91,7 @@ def download(dataset: Downloadable, /, out: NewFolder | None = None, annotations
 def check(
     config: list[str],
     decode: bool = False,
-    num_workers: PositiveInt | None = None,
+    num_workers: Count | None = None,
     report: NewFile | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
@@ -118,11 +118,11 @@ def check(
 def compress(
     config: list[str],
     out: NewFolder,
-    fps: PositiveInt = 3,
+    fps: Count = 3,
     size: AtLeast16 = 224,
     frames: CopiedFrames = "h264",
     like: CopiesLike | None = None,
-    num_workers: PositiveInt | None = None,
+    num_workers: Count | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
     """Write small copies of a dataset's videos for training; rerun the command to resume and to update changed videos.
@@ -151,7 +151,7 @@ def compress(
     return 1 if done.unread else 0
 
 
-def stats(config: list[str], num_workers: PositiveInt | None = None, overrides: Sequence[str] = ()) -> int:
+def stats(config: list[str], num_workers: Count | None = None, overrides: Sequence[str] = ()) -> int:
     """Print the numbers of videos and captions, caption lengths in tokens, durations, and the share with audio.
 
     Args:
@@ -174,7 +174,7 @@ def show(
     video: File,
     /,
     out: NewFile = Path("page.png"),
-    frames: PositiveInt = 12,
+    frames: Count = 12,
     sampling: FrameSampling = "one-fps-uniform",
 ) -> int:
     """Draw the frames of a video, its waveform, and its log-mel spectrogram on one page.

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tvr_lightning.cli.loading import loading
-from tvr_lightning.cli.types import File, Folder, NewFolder, PositiveInt
+from tvr_lightning.cli.types import File, Folder, NewFolder
 from tvr_lightning.config.recipe_files import OptionError, refuse_options
 from tvr_lightning.files import write_whole
+from tvr_lightning.option_types import Count
 from tvr_lightning.progress import shown
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def evaluate(
     normalization: str | None = None,
     bank_texts: File | None = None,
     bank_videos: File | None = None,
-    recall: list[PositiveInt] = [],  # noqa: B006
+    recall: list[Count] = [],  # noqa: B006
     name: str | None = None,
     out: NewFolder = Path("runs"),
     overrides: Sequence[str] = (),

@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvr_lightning.cli.loading import loading
-from tvr_lightning.cli.types import AtLeast28, FileOrFolder, NewFile, NewFolder, NonNegativeInt, PositiveInt
+from tvr_lightning.cli.types import AtLeast28, FileOrFolder, NewFile, NewFolder
 from tvr_lightning.config.recipe_files import OptionError, refuse_options
 from tvr_lightning.data.records import SplitName
 from tvr_lightning.errors import check_present
 from tvr_lightning.option_types import (
     CAPTION_MODEL,
     CAPTION_PROMPT,
+    Count,
     ExtractEngine,
     FeaturePart,
     FrameSampling,
     StoreDtype,
+    Workers,
 )
 from tvr_lightning.progress import shown
 
@@ -36,20 +38,20 @@ def extract(
     config: list[str] = [],  # noqa: B006
     out: NewFolder = Path("features"),
     parts: list[FeaturePart] = [],  # noqa: B006
-    verify_sample: PositiveInt | None = None,
+    verify_sample: Count | None = None,
     verify: bool = False,
     architecture: str | None = None,
     weights: str | None = None,
     audio_weights: str | None = None,
-    frames: PositiveInt | None = None,
+    frames: Count | None = None,
     sampling: FrameSampling | None = None,
-    batch_size: PositiveInt = 32,
-    num_workers: NonNegativeInt = 2,
+    batch_size: Count = 32,
+    num_workers: Workers = 2,
     dtype: StoreDtype = "float32",
     device: str | None = None,
     seed: int | None = None,
     engine: ExtractEngine = "local",
-    actors: PositiveInt | None = None,
+    actors: Count | None = None,
     address: str | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
@@ -167,12 +169,12 @@ def caption(
     model: str = CAPTION_MODEL,
     prompt: str = CAPTION_PROMPT,
     splits: list[SplitName] = [],  # noqa: B006
-    segments: PositiveInt = 6,
-    frames: PositiveInt = 4,
+    segments: Count = 6,
+    frames: Count = 4,
     image_size: AtLeast28 = 448,
-    max_new_tokens: PositiveInt = 64,
-    batch_size: PositiveInt = 24,
-    num_workers: NonNegativeInt = 2,
+    max_new_tokens: Count = 64,
+    batch_size: Count = 24,
+    num_workers: Workers = 2,
     device: str | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
@@ -183,7 +185,8 @@ def caption(
         out: parquet file for the descriptions; set data.init_args.extra_captions to it to train with them.
         model: Hugging Face Hub name, or a folder of a model saved by transformers.
         prompt: prompt that the model gets with the frames of a segment.
-        splits: splits whose videos are described; only the training split by default, since tests use no descriptions.
+        splits: splits whose videos are described; only the training split by default, since tests use no
+            descriptions; can be repeated.
         segments: number of equal segments per video, each described separately.
         frames: number of frames per segment that the model receives.
         image_size: side length of these square frames in pixels.

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tvr_lightning.cli.loading import loading
-from tvr_lightning.cli.types import File, FileOrFolder, Folder, Index, NewFolder, Port, PositiveInt, UnitInterval
-from tvr_lightning.option_types import FrameSampling
+from tvr_lightning.cli.types import File, FileOrFolder, Folder, Index, NewFolder, Port
+from tvr_lightning.option_types import Count, FrameSampling, Share
 from tvr_lightning.progress import shown
 from tvr_lightning.search.errors import RefusedError, SearchError
 from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock, printable
@@ -25,7 +25,7 @@ def index(
     ckpt_path: list[File] = [],  # noqa: B006
     weights: str | None = None,
     architecture: str | None = None,
-    frames: PositiveInt | None = None,
+    frames: Count | None = None,
     sampling: FrameSampling | None = None,
     seed: int | None = None,
     store: str | None = None,
@@ -35,8 +35,8 @@ def index(
     segments: SegmentKind | None = None,
     segment_length: float | None = None,
     segment_overlap: float | None = None,
-    batch_size: PositiveInt = 16,
-    num_workers: PositiveInt = 2,
+    batch_size: Count = 16,
+    num_workers: Count = 2,
     device: str | None = None,
     prune: bool = False,
 ) -> int:
@@ -45,7 +45,8 @@ def index(
     Args:
         videos: video files and folders; those already in the index by default.
         out: folder of the index.
-        ckpt_path: checkpoints of one or more methods; the vectors of the first find candidates, and each can rank them.
+        ckpt_path: checkpoints of one or more methods; the vectors of the first find candidates, and each can rank them;
+            can be repeated.
         weights: weights of a CLIP with averaged frames, without a checkpoint: a file, an open_clip tag, or none.
         architecture: open_clip name of that CLIP; ViT-B-32 by default.
         frames: number of frames per video of that CLIP; 12 by default.
@@ -128,12 +129,12 @@ def search(
     index: Index = Path("index"),
     video: File | None = None,
     image: File | None = None,
-    top: PositiveInt = 10,
+    top: Count = 10,
     rerank: str | None = None,
-    candidates: PositiveInt = 256,
+    candidates: Count = 256,
     normalize: Normalize = "none",
     folder: str | None = None,
-    min_relevance: UnitInterval | None = None,
+    min_relevance: Share | None = None,
     json: bool = False,
     store: str | None = None,
     trust: list[str] = [],  # noqa: B006
@@ -189,8 +190,8 @@ def serve(
     host: str = "127.0.0.1",
     port: Port = 8321,
     token: str | None = None,
-    max_upload_mib: PositiveInt = 64,
-    max_pending: PositiveInt = 16,
+    max_upload_mib: Count = 64,
+    max_pending: Count = 16,
     videos: list[Folder] = [],  # noqa: B006
     store: str | None = None,
     trust: list[str] = [],  # noqa: B006

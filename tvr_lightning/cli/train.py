@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from tvr_lightning.cli.loading import loading
-from tvr_lightning.cli.types import AtLeast4, File, NewFile, PositiveInt
+from tvr_lightning.cli.types import AtLeast4, File, NewFile
 from tvr_lightning.config.recipe_files import FOUND_BY_LIGHTNING, RECIPES, OptionError, refuse_options
+from tvr_lightning.option_types import Count
 from tvr_lightning.progress import shown
 
 OPTIONS = {
@@ -163,8 +164,8 @@ def convert(
     source: File,
     out: NewFile,
     /,
-    words: PositiveInt | None = None,
-    frames: PositiveInt | None = None,
+    words: Count | None = None,
+    frames: Count | None = None,
     method: ReleasedMethod | None = None,
     openai_clip: File | None = None,
 ) -> int:
