@@ -101,14 +101,14 @@ def test_eval_memory_is_the_budget_of_scoring(fixture_root, tmp_path):
 def test_eval_memory_is_refused_where_no_pairs_are_scored(fixture_root, tmp_path, capsys):
     recipes = [f"--config={RECIPES / name}.yaml" for name in ("dpdv-vqa", "fixture", "fixture-vqa")]
     options = [f"--data.init_args.root={fixture_root}", f"--results.directory={tmp_path}", "--eval_memory=1GiB"]
-    assert main(["test", *recipes, *options]) == 1
+    assert main(["test", *recipes, *options]) == 2
     assert "--eval_memory supports retrieval methods only" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("size", ["4", "4GB", "0GiB", "much"])
 def test_an_unreadable_eval_memory_says_what_is_expected(size, fixture_root, tmp_path, capsys):
-    assert main(["test", *overlay(fixture_root, tmp_path), f"--eval_memory={size}"]) == 1
-    assert f"--eval_memory {size}: expected a size such as 4GiB" in capsys.readouterr().err
+    assert main(["test", *overlay(fixture_root, tmp_path), f"--eval_memory={size}"]) == 2
+    assert "; expected a memory budget for scoring such as 4GiB or 512MiB" in capsys.readouterr().err
 
 
 def test_what_a_checkpoint_names_is_not_imported_to_evaluate_it(run, fixture_root, tmp_path, monkeypatch, capsys):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tvr_lightning.cli.loading import loading
 from tvr_lightning.cli.types import File, Folder, NewFolder
+from tvr_lightning.config.check import check_before_parsing, check_options, refusals, sources_of
 from tvr_lightning.config.recipe_files import OptionError, refuse_options
 from tvr_lightning.files import write_whole
 from tvr_lightning.option_types import Count
@@ -62,6 +63,10 @@ def evaluate(
         raise OptionError(f"{len(scores)} files of scores were given. Give one, or two to compare.")
     if len(scores) == 2:
         refuse_options({"name": name}, "cannot be used with two files of scores, which keep their own names.")
+    own = [f"--normalization={normalization}"] if normalization else []
+    own += [option for option in overrides if option.startswith("--normalization.")]
+    overrides = [option for option in overrides if option not in own]
+    check_before_parsing([], own, [])
     with loading("evaluate"):
         from rich.console import Console
 
@@ -70,7 +75,7 @@ def evaluate(
         from tvr_lightning.evaluation.scores_file import ScoresError, read_pairs, read_scores
         from tvr_lightning.evaluation.weights import Weights
         from tvr_lightning.runs.folder import create_run
-    normalizer, overrides = _normalizer(normalization, overrides)
+    normalizer = _normalizer(own)
     if normalizer is None or not normalizer.needs_bank:
         banks_given = {"bank_texts": bank_texts, "bank_videos": bank_videos}
         refuse_options(banks_given, "can only be used with a normalization that needs a bank, such as QueryBankNorm.")
@@ -124,28 +129,20 @@ def evaluate(
     return 0
 
 
-def _normalizer(name: str | None, overrides: Sequence[str]) -> tuple[Normalizer | None, list[str]]:
-    """Build the post-processing of the scores, and return it with the other options.
-
-    Raises:
-        OptionError: There is no such class, or it has no such option.
-    """
+def _normalizer(options: Sequence[str]) -> Normalizer | None:
+    """Build the post-processing of the scores."""
     from jsonargparse import ArgumentError, ArgumentParser
 
-    from tvr_lightning.config.check import check_options, refusals, sources_of
     from tvr_lightning.config.schema import generate
     from tvr_lightning.evaluation.normalization import Normalizer
 
-    own = [f"--normalization={name}"] if name else []
-    own += [option for option in overrides if option.startswith("--normalization.")]
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--normalization", type=Normalizer | None, default=None)
     try:
-        made = parser.instantiate(parser.parse_args(own)).normalization
+        return parser.instantiate(parser.parse_args(options)).normalization
     except ArgumentError as error:
-        check_options(sources_of([], own), generate(parser))
+        check_options(sources_of([], options), generate(parser))
         raise OptionError(refusals(str(error))) from error
-    return made, [option for option in overrides if not option.startswith("--normalization.")]
 
 
 def _split_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ def check_before_parsing(recipes: Sequence[str], overrides: Sequence[str], neede
     sources, schema = list(sources_of(recipes, overrides)), cached_schema()
     check_classes_given([content for _, content in sources], needed)
     if schema is not None:
+        schema["properties"]["normalization"] = {"$ref": "#/$defs/Normalizer"}  # of `tvr evaluate`
         check_options(sources, schema)
 
 
@@ -173,8 +175,9 @@ class _Walk:
             if limits and _number(value) is not None:
                 raise OptionError(f"{where} is {value}; it must be {limits}")
             words = dict.fromkeys(word for variant in variants for word in _words(variant))
-            expected = sorted(words, key=lambda word: word == "null")
-            raise OptionError(f"{where} is {value!r}; expected {in_words(expected)}")
+            expected = in_words(sorted(words, key=lambda word: word == "null"))
+            patterned = any("pattern" in variant for variant in variants)
+            raise OptionError(f"{where} is {value!r}; expected {node['description'] if patterned else expected}")
 
     def section(self, where: str, classes: dict[str, Any], value: dict[str, Any]) -> None:
         """Check a class and its options."""
@@ -250,6 +253,8 @@ def _fits(node: dict[str, Any], value: Any) -> bool:
     """Whether a value is allowed; only numbers, truth values, null and choices are compared."""
     if "enum" in node:
         return value in node["enum"]
+    if "pattern" in node:
+        return re.search(node["pattern"], str(value)) is not None
     kinds = types_of(node)
     if not kinds or {"string", "object"} & set(kinds):
         return True

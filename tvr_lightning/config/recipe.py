@@ -15,6 +15,7 @@ from typing import Any
 import jsonargparse
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from jsonargparse.typing import restricted_string_type
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters_context
@@ -38,7 +39,7 @@ from tvr_lightning.config.schema import cached_schema, generate, keep
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.encoders.pretrained import weights_follow
 from tvr_lightning.errors import UserError, check_present
-from tvr_lightning.evaluation.config import EvaluationConfig, gibibytes
+from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.results import SelectOn
 from tvr_lightning.media.preparation import PREPARATION
 from tvr_lightning.methods.base import RetrievalModule
@@ -46,6 +47,8 @@ from tvr_lightning.option_types import Count, Options
 from tvr_lightning.training.module import check_precision
 
 datasets.import_all()
+
+MemorySize = restricted_string_type("MemorySize", r"^(?=.*[1-9])\d+(\.\d+)?[KMGT]iB$")
 
 
 @dataclass
@@ -91,8 +94,8 @@ def recipe_parser() -> ArgumentParser:
         parser.add_subclass_arguments(kind, section, fail_untyped=False, required=False)
     parser.add_argument("--results", type=ResultsConfig, default=ResultsConfig())
     parser.add_argument("--checkpoints", type=CheckpointConfig, default=CheckpointConfig())
-    memory = "memory budget for scoring, such as 4GiB; overrides model.init_args.evaluation.memory_gib"
-    parser.add_argument("--eval_memory", type=str | None, default=None, help=memory)
+    memory = "a memory budget for scoring such as 4GiB or 512MiB, which replaces model.init_args.evaluation.memory_gib"
+    parser.add_argument("--eval_memory", type=MemorySize | None, default=None, help=memory)
     for name in sorted(LINKED):
         parser.link_arguments(f"data.init_args.{name}", f"model.init_args.{name}")
         # For question answering, the options are those of a nested method; links to missing arguments are skipped.
@@ -271,9 +274,10 @@ class Recipe:
             return
         method = self.config.model.init_args
         if "evaluation" not in method:
-            raise RecipeError("--eval_memory supports retrieval methods only; question answering does not score pairs")
+            raise OptionError("--eval_memory supports retrieval methods only; question answering does not score pairs")
         method.evaluation = method.evaluation or Namespace(asdict(EvaluationConfig()))
-        method.evaluation.memory_gib = gibibytes(size)
+        number, unit = size[:-3], size[-3]
+        method.evaluation.memory_gib = float(number) * 1024.0 ** ("KMGT".index(unit) - 2)
 
 
 def from_recipe(

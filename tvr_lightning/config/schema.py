@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
 PACKAGE = Path(__file__).parents[1]
+_IN_WHEEL = PACKAGE / "recipes" / "schema.json"
 LEFT_OUT = (
     "Module", "Metric", "Callback", "Strategy", "Logger", "Precision", "Profiler", "Tensor", "PreTrainedConfig",
 )  # fmt: skip
@@ -33,7 +34,9 @@ BOUNDS = {"above": "exclusiveMinimum", "at_least": "minimum", "below": "exclusiv
 
 
 def cached_schema() -> dict[str, Any] | None:
-    """Return the schema if it has been made from the sources as they are now."""
+    """Return the schema in the wheel, or else that of the user's cache if the sources have not changed since."""
+    if _IN_WHEEL.is_file():
+        return json.loads(_IN_WHEEL.read_text(encoding="utf-8"))
     try:
         cached = json.loads(_file().read_text(encoding="utf-8"))
     except (OSError, ValueError, RuntimeError):  # none yet, or no home folder
