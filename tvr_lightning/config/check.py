@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from tvr_lightning.config.recipe_files import OptionError, is_written_out, read_recipe
+from tvr_lightning.config.recipe_files import OptionError, is_written_out, nested, read_recipe, split_options
 from tvr_lightning.config.schema import BOUNDS, cached_schema, types_of
 from tvr_lightning.option_types import COMPARISONS
 
@@ -106,22 +106,16 @@ def sources_of(recipes: Iterable[str | Path], arguments: Sequence[str]) -> Itera
 
     Args:
         recipes: Names, paths, or inline YAML.
-        arguments: Arguments of the command line after the recipes, as `--option=value` or `--option value`.
+        arguments: Options of recipes as on the command line.
 
     Raises:
         RecipeError: A recipe does not exist or is invalid.
     """
     for recipe in recipes:
         yield "" if is_written_out(recipe) else f"--config {recipe}", read_recipe(recipe)
-    rest = iter(arguments)
-    for word in rest:
-        option, equals, value = word.removeprefix("--").partition("=")
-        if option.partition("=")[0].endswith(".help") or option == "print_config":  # jsonargparse's own
-            continue
-        found: Any = _plain_value(value if equals else next(rest, ""))
-        for key in reversed(option.removesuffix("+").split(".")):
-            found = {key: found}
-        yield "", found
+    for option, value in split_options(arguments):
+        if not option.endswith(".help") and option not in ("config", "print_config"):  # jsonargparse's own
+            yield "", nested(option, _plain_value(value))
 
 
 def _plain_value(text: str) -> Any:

@@ -7,7 +7,6 @@ evaluated model is therefore built from the checkpoint; recipes and options are 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from jsonargparse._util import import_object
 from lightning.pytorch import LightningModule
 
 from tvr_lightning.config.schema import hints_of
@@ -211,10 +211,9 @@ def _name(section: Mapping[str, Any]) -> str | None:
 
 def _written_out(section: dict[str, Any]) -> dict[str, Any]:
     """Return a parsed section whose options dataclasses contain their defaults instead of nulls."""
-    module, _, name = section["class_path"].rpartition(".")
     given = section.get("init_args") or {}
     found = dict(given)
-    for option, hint in hints_of(getattr(importlib.import_module(module), name)).items():
+    for option, hint in hints_of(import_object(section["class_path"])).items():
         kind = next((item for item in get_args(hint) if dataclasses.is_dataclass(item)), None)
         if kind is not None and option in given:
             parser = ArgumentParser(exit_on_error=False)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -15,6 +13,7 @@ from typing import Any
 import jsonargparse
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from jsonargparse._util import import_object
 from jsonargparse.typing import restricted_string_type
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer, seed_everything
@@ -32,8 +31,9 @@ from tvr_lightning.config.recipe_files import (
     RecipeError,
     find_recipe,
     is_written_out,
+    nested,
     read_recipe,
-    split_arguments,
+    split_options,
 )
 from tvr_lightning.config.schema import cached_schema, generate, keep
 from tvr_lightning.data.base import TextVideoDataModule
@@ -144,13 +144,12 @@ class Recipe:
             RecipeError: A recipe does not exist or is invalid, or no recipe names a method or dataset.
             CheckpointError: The model cannot be built from the checkpoint, or the options change its scores.
         """
-        more, options = split_arguments(overrides)
-        recipes = [*recipes, *more]
-        sources = list(sources_of(recipes, options))
+        recipes = [*recipes, *(value for option, value in split_options(overrides) if option == "config")]
+        sources = list(sources_of(recipes, overrides))
         named = [str(recipe) if is_written_out(recipe) else str(find_recipe(recipe)) for recipe in recipes]
         if only_data:
             named = [json.dumps({"data": read_recipe(recipe).get("data") or {}}) for recipe in recipes]
-        words = [f"--config={recipe}" for recipe in named] + _without_nulls(options)
+        words = [f"--config={recipe}" for recipe in named] + _options_for_parser(overrides)
         if checkpoint is None:
             check_classes_given([content for _, content in sources], ("data",) if only_data else ("data", "model"))
         parser = recipe_parser()
@@ -210,7 +209,9 @@ class Recipe:
             )
         try:
             check_precision(precision)
-            _class_of(encoder).check_trainer(precision, named, **vars(encoder.get("init_args") or Namespace()))
+            import_object(encoder.class_path).check_trainer(
+                precision, named, **vars(encoder.get("init_args") or Namespace())
+            )
         except UserError as error:
             raise OptionError(str(error)) from error
 
@@ -311,26 +312,15 @@ def _explained() -> Iterator[None]:
         raise RecipeError(refusals(str(error))) from error
 
 
-def _without_nulls(options: Sequence[str]) -> list[str]:
-    """Convert `--a.init_args.b=null` to a recipe, because the parser reads nulls of nested classes as "None"."""
-    found: list[str] = []
-    for word in options:
-        option, _, value = word.partition("=")
-        if found and word == "null" and re.fullmatch(r"--[\w.]+\.init_args\.[\w.]+", found[-1]):
-            option, value = found.pop(), word
-        if value == "null" and re.fullmatch(r"--[\w.]+\.init_args\.[\w.]+", option):
-            inner: Any = None
-            for key in reversed(option[2:].split(".")):
-                inner = {key: inner}
-            word = f"--config={json.dumps(inner)}"
-        found.append(word)
+def _options_for_parser(arguments: Sequence[str]) -> list[str]:
+    """Return the options but --config; nulls of classes become recipes, as the parser would read them as "None"."""
+    found = []
+    for option, value in split_options(arguments):
+        if value == "null" and ".init_args." in option:
+            found.append(f"--config={json.dumps(nested(option, None))}")
+        elif option != "config":
+            found.append("--print_config" if (option, value) == ("print_config", "") else f"--{option}={value}")
     return found
-
-
-def _class_of(section: Namespace) -> Any:
-    """Return the class that a section names."""
-    module, _, name = section.class_path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
 
 
 def _required_files(section: Namespace, encoder: Namespace) -> Iterator[Callable[[], object]]:
@@ -341,7 +331,7 @@ def _required_files(section: Namespace, encoder: Namespace) -> Iterator[Callable
         encoder: Encoder section of the model, which nested methods use.
     """
     options = section.get("init_args") or Namespace()
-    kind = _class_of(section)
+    kind = import_object(section.class_path)
     if hasattr(kind, "required_files"):
         yield partial(kind.required_files, **{"encoder": encoder, **vars(options)})
     for value in vars(options).values():

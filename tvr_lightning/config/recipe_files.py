@@ -106,17 +106,21 @@ def _near(path: Path) -> str:
     return f"looked for it at {path.absolute()} and in {RECIPES}"
 
 
-def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the recipes on a command line, and the other arguments, each in their order."""
-    recipes, others = [], []
+def split_options(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the names and values of options, given as `--option=value`, `--option value`, or `--print_config`."""
+    found = []
     rest = iter(arguments)
     for word in rest:
-        name, equals, value = word.partition("=")
-        if name == "--config":
-            recipes.append(value if equals else next(rest, ""))
-        else:
-            others.append(word)
-    return recipes, others
+        option, equals, value = word.removeprefix("--").partition("=")
+        found.append((option, value if equals or option == "print_config" else next(rest, "")))
+    return found
+
+
+def nested(option: str, value: Any) -> dict[str, Any]:
+    """Return an option as a recipe contains it: `a.b` as `{a: {b: value}}`."""
+    for key in reversed(option.removesuffix("+").split(".")):
+        value = {key: value}
+    return value
 
 
 def is_written_out(recipe: str | Path) -> bool:
