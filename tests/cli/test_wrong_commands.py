@@ -152,7 +152,7 @@ LATER = {
     "verify-released empty": "The papers' test videos are required.",
     "evaluate a.txt --ids a.txt": "a.txt",
     "caption --config data/msrvtt --out captions.csv": "out is captions.csv; it must be a .parquet file",
-    "index empty --ckpt_path a.txt --weights none": "--ckpt_path and --weights conflict, since a checkpoint",
+    "index empty --ckpt_path a.txt --weights none": "--weights cannot be combined with --ckpt_path, since a checkpoint",
 }
 
 

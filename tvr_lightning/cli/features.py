@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvr_lightning.cli.loading import loading
+from tvr_lightning.cli.loading import chosen_device, loading
 from tvr_lightning.cli.types import AtLeast28, FileOrFolder, NewFile, NewFolder
 from tvr_lightning.config.recipe_files import OptionError, refuse_options
 from tvr_lightning.data.records import SplitName
@@ -96,8 +96,6 @@ def extract(
     elif verify:
         raise OptionError("--engine ray cannot be used with --verify, which computes in this process. Leave it out.")
     with loading("extract"):
-        import torch
-
         from tvr_lightning.extract.plan import ExtractOptions
         from tvr_lightning.extract.run import extract as extract_features
         from tvr_lightning.extract.verify import verify as compare_store
@@ -108,7 +106,7 @@ def extract(
         batch_size=batch_size,
         num_workers=num_workers,
         dtype=dtype,
-        device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        device=chosen_device(device),
         command=shlex.join(["tvr", *sys.argv[1:]]),
         engine=engine,
         actors=actors or 1,
