@@ -41,8 +41,8 @@ WRONG = [
     ("workers", "4", "there is no option workers. Did you mean --data.init_args.num_workers?"),
     ("modle", "GARE", "fit has no option --modle. Did you mean --model?"),
     ("trainer.max_epoch", "3", "trainer.max_epoch: there is no such option. Available: max_epochs, "),
-    (f"{MODEL}.tcmgc.keep_rate", "3", f"{MODEL}.tcmgc.keep_rate is 3; it must be above 0 and at most 1"),
-    (f"{MODEL}.tcmgc.attention.heads", "0", f"{MODEL}.tcmgc.attention.heads is 0; it must be at least 1"),
+    (f"{MODEL}.tcmgc.keep_rate", "3", f"{MODEL}.tcmgc.keep_rate is 3; expected a number (above 0 and at most 1)"),
+    (f"{MODEL}.tcmgc.attention.heads", "0", f"{MODEL}.tcmgc.attention.heads is 0; expected a whole number"),
 ]
 
 

@@ -68,8 +68,6 @@ def evaluate(
     overrides = [option for option in overrides if option not in own]
     check_before_parsing([], own, [])
     with loading("evaluate"):
-        from rich.console import Console
-
         from tvr_lightning.evaluation.external_scores import Banks, compare, evaluate_scores, intervals
         from tvr_lightning.evaluation.results import print_results, results_of, write_results
         from tvr_lightning.evaluation.scores_file import ScoresError, read_pairs, read_scores
@@ -80,24 +78,22 @@ def evaluate(
         banks_given = {"bank_texts": bank_texts, "bank_videos": bank_videos}
         refuse_options(banks_given, "can only be used with a normalization that needs a bank, such as QueryBankNorm.")
     if ids is not None:
-        own = dict.fromkeys(option.removeprefix("--").partition("=")[0] for option in overrides)
-        refuse_options({"root": root} | dict.fromkeys(own, True), "cannot be used with --ids, which reads no dataset.")
+        named = [option.removeprefix("--").partition("=")[0] for option in overrides]
+        refuse_options(
+            {"root": root} | dict.fromkeys(named, True), "cannot be used with --ids, which reads no dataset."
+        )
     truth, video_ids = _split_of(data, config, [*overrides, *([f"--data.init_args.root={root}"] if root else [])], ids)
     ks = tuple(sorted(set(recall or (1, 5, 10))))
-    banks = Banks(
-        texts=read_scores(bank_texts, truth, video_ids, "texts") if bank_texts else None,
-        videos=read_scores(bank_videos, truth, video_ids, "videos") if bank_videos else None,
-    )
-    found: list[tuple[Evaluation, Path]] = []
+    texts = read_scores(bank_texts, truth, video_ids, "texts") if bank_texts else None
+    videos = read_scores(bank_videos, truth, video_ids, "videos") if bank_videos else None
+    found: list[Evaluation] = []
     for path in scores:
         pairs = path.suffix == ".parquet"
         matrix = (read_pairs if pairs else read_scores)(path, truth, video_ids)
         try:
             with shown(f"evaluate: ranking {path.name}"):
-                evaluation = evaluate_scores(matrix, truth, normalizer, banks, ks)
+                evaluation = evaluate_scores(matrix, truth, normalizer, Banks(texts, videos), ks)
                 drawn = intervals(evaluation, truth, ks)
-        except ScoresError:
-            raise
         except ValueError as error:
             raise ScoresError(f"{path}: {error}") from error
         method = name or path.stem
@@ -112,19 +108,18 @@ def evaluate(
             seed=None,
             weights=Weights("outside", start=str(path)),
         )
-        results.intervals = {
-            direction: {metric: {"low": ends.low, "high": ends.high} for metric, ends in row.items()}
-            for direction, row in drawn.items()
-        }
+        for direction, row in drawn.items():
+            results.intervals[direction] = {
+                metric: {"low": ends.low, "high": ends.high} for metric, ends in row.items()
+            }
         print_results(results)
         folder = create_run(out / f"{method}-{truth.dataset}".lower().replace(" ", "-"))
         json_path, csv_path = write_results(results, folder)
-        Console().print(f"Wrote {json_path} and {csv_path.name}", highlight=False, soft_wrap=True)
-        found.append((evaluation, folder))
+        print(f"Wrote {json_path} and {csv_path.name}")
+        found.append(evaluation)
     if len(found) == 2:
-        (first, _), (second, folder) = found
         with shown("evaluate: comparing both"):
-            comparison = compare(first, second, truth, ks)
+            comparison = compare(found[0], found[1], truth, ks)
         _report(comparison, scores, folder / "comparison.json")
     return 0
 
@@ -169,10 +164,7 @@ def _split_of(
 def _split_of_ids(file: Path) -> Split:
     from tvr_lightning.data.caption_table import read_records
     from tvr_lightning.data.records import Split, TextRecord, VideoRecord, malformed
-    from tvr_lightning.evaluation.scores_file import ScoresError
 
-    if not file.is_file():
-        raise ScoresError(f"{file}: no such file")
     places: dict[str, int] = {}
     texts = []
     for entry, record in read_records(file):
@@ -199,7 +191,6 @@ def _report(comparison: dict[str, dict[str, Comparison]], scores: list[Path], fi
             table.add_row(direction, metric, f"{found.difference.estimate:+.1f}", ends, f"{found.p_value:.4f}")
     Console().print(table)
     record = {direction: {name: asdict(found) for name, found in row.items()} for direction, row in comparison.items()}
-    write_whole(
-        file, (json.dumps({"scores": [*map(str, scores)], "second_minus_first": record}, indent=2) + "\n").encode()
-    )
-    Console().print(f"Wrote {file}", highlight=False, soft_wrap=True)
+    content = {"scores": [*map(str, scores)], "second_minus_first": record}
+    write_whole(file, (json.dumps(content, indent=2) + "\n").encode())
+    print(f"Wrote {file}")

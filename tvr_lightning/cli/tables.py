@@ -9,7 +9,7 @@ from typing import Literal
 
 from tvr_lightning.cli.loading import loading
 from tvr_lightning.cli.types import AtLeast2, AtLeast8, Folder, NewFolder, Runs
-from tvr_lightning.config.recipe_files import OptionError, refuse_options
+from tvr_lightning.config.recipe_files import OptionError, refuse_options, split_options
 from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import Count, NotNegative, Workers
 
@@ -193,7 +193,7 @@ def profile(
         repeats: number of time measurements, of which the median is reported.
         device: device to measure on; a GPU by default if available.
     """
-    given = dict.fromkeys(option.removeprefix("--").partition("=")[0] for option in overrides)
+    given = [option for option, _ in split_options(overrides)]
     ignored = [name for name in given if name == BATCH or (name.startswith("trainer.") and name not in APPLIED)]
     refuse_options(dict.fromkeys(ignored, True), "cannot be used in a profile, which has --batch_size and --device.")
     with loading("profile"):

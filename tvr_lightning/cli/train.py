@@ -94,17 +94,16 @@ def _run(
     trust: Sequence[str] = (),
 ) -> int:
     """Check what needs no torch, build the run, and start it."""
-    path = None if ckpt_path in (None, "null") else ckpt_path
-    local = None if path is None or path in FOUND_BY_LIGHTNING or "://" in path else Path(path)
-    if local is not None and not local.exists():
-        raise OptionError(f"{path}: no such checkpoint; looked for it at {local.absolute()}")
+    file = None if ckpt_path is None or ckpt_path in FOUND_BY_LIGHTNING or "://" in ckpt_path else Path(ckpt_path)
+    if file is not None and not file.exists():
+        raise OptionError(f"{ckpt_path}: no such checkpoint; looked for it at {file.absolute()}")
     with loading(command):
         from tvr_lightning.config.recipe import Recipe
         from tvr_lightning.runs.run import Run
-    evaluated = None if command == "fit" else local
-    recipe = Recipe.parse(config, overrides, evaluated, trust, override)
+    recipe = Recipe.parse(config, overrides, None if command == "fit" else file, trust, override)
     words = [command, *(f"--config={name}" for name in config), *overrides]
-    Run(command, recipe, path, words + ([f"--ckpt_path={path}"] if path else [])).start()  # type: ignore[arg-type]
+    words += [f"--ckpt_path={ckpt_path}"] if ckpt_path else []
+    Run(command, recipe, ckpt_path, words).start()  # type: ignore[arg-type]
     return 0
 
 
