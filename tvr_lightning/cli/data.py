@@ -66,8 +66,7 @@ def import_(
     if not parent:
         raise UserError("The folder for datasets is not set. Pass --root or set the environment variable TVR_DATA.")
     done = import_dataset(dataset, from_, Path(parent), layout=layout, way=videos)
-    for line in done.lines():
-        print(line)
+    print("\n".join(done.lines()))
     return 1 if done.absent else 0
 
 
@@ -146,8 +145,7 @@ def compress(
     data = data_from_recipe(config, overrides)
     how = Compression(fps, size, frames, "bicubic" if like else data.preparation.interpolation, like)
     done = compress_dataset(data, out, how, workers=num_workers or os.cpu_count() or 1)
-    for line in done.lines():
-        print(line)
+    print("\n".join(done.lines()))
     return 1 if done.unread else 0
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tvr_lightning.cli.loading import loading
 from tvr_lightning.cli.types import File, Folder, NewFolder
 from tvr_lightning.config.check import check_before_parsing, check_options, refusals, sources_of
-from tvr_lightning.config.recipe_files import OptionError, refuse_options
+from tvr_lightning.config.recipe_files import OptionError, refuse_options, split_options
 from tvr_lightning.files import write_whole
 from tvr_lightning.option_types import Count
 from tvr_lightning.progress import shown
@@ -78,10 +78,8 @@ def evaluate(
         banks_given = {"bank_texts": bank_texts, "bank_videos": bank_videos}
         refuse_options(banks_given, "can only be used with a normalization that needs a bank, such as QueryBankNorm.")
     if ids is not None:
-        named = [option.removeprefix("--").partition("=")[0] for option in overrides]
-        refuse_options(
-            {"root": root} | dict.fromkeys(named, True), "cannot be used with --ids, which reads no dataset."
-        )
+        given = {"root": root, **dict(split_options(overrides))}
+        refuse_options(given, "cannot be used with --ids, which reads no dataset.")
     truth, video_ids = _split_of(data, config, [*overrides, *([f"--data.init_args.root={root}"] if root else [])], ids)
     ks = tuple(sorted(set(recall or (1, 5, 10))))
     texts = read_scores(bank_texts, truth, video_ids, "texts") if bank_texts else None

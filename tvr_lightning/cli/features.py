@@ -113,11 +113,11 @@ def extract(
         address=address,
     )
     with shown("extract: loading the encoders"):
-        source, encoder, audio_encoder = (
-            _recipe_source(config, overrides)
-            if config
-            else _file_source(videos, **{name: value for name, value in of_files.items() if value is not None})
-        )
+        if config:
+            source, encoder, audio_encoder = _recipe_source(config, overrides)
+        else:
+            given = {name: value for name, value in of_files.items() if value is not None}
+            source, encoder, audio_encoder = _file_source(videos, **given)
     if verify:
         sample = verify_sample or 8
         with shown(f"extract: computing {sample} items again"):
@@ -125,9 +125,7 @@ def extract(
         for name, deviation in deviations.items():
             print(f"{name}: largest deviation {deviation:.1e}")
         return 0
-    for line in extract_features(source, encoder, audio_encoder, options).lines():
-        print(line)
-    print(f"Wrote {out}")
+    print("\n".join([*extract_features(source, encoder, audio_encoder, options).lines(), f"Wrote {out}"]))
     return 0
 
 
@@ -207,7 +205,5 @@ def caption(
     videos = [video for name in chosen for video in data.read_split(name).videos]
     with shown(f"caption: loading {model}"):
         captioner = load_captioner(model, device)
-    for line in describe(videos, captioner, options).lines():
-        print(line)
-    print(f"Wrote {out}")
+    print("\n".join([*describe(videos, captioner, options).lines(), f"Wrote {out}"]))
     return 0

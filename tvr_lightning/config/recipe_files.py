@@ -88,22 +88,13 @@ def read_recipe(name: str | Path) -> dict[str, Any]:
 
 
 def _near(path: Path) -> str:
-    """Return a hint: the closest recipe, the recipes in the folder of `path`, or the searched folders."""
-    inside = Path(*path.parts[1:]) if path.parts[:1] == ("recipes",) else path
-    own = RECIPES / inside.parent
-    of_folder = own.is_dir() and own != RECIPES and own.is_relative_to(RECIPES)
-    folders = [path.parent, own] if of_folder else [path.parent, Path("recipes"), RECIPES, *RECIPES.glob("*/")]
-    there: dict[str, str] = {}  # shortest name of each recipe; this project's recipes are found by name from any folder
-    for folder in dict.fromkeys(folders):
-        for found in sorted(folder.glob("*.yaml")):
-            shown = f"recipes/{found.relative_to(RECIPES).as_posix()}" if found.is_relative_to(RECIPES) else str(found)
-            there[found.stem] = min(there.get(found.stem, shown), shown, key=len)
-    names = difflib.get_close_matches(path.name.removesuffix(".yaml").removesuffix(".yml"), there, n=1, cutoff=0.6)
-    if names:
-        return f"did you mean {there[names[0]]}?"
-    if of_folder:
-        return f"available in recipes/{own.relative_to(RECIPES)}: {', '.join(sorted(there))}"
-    return f"looked for it at {path.absolute()} and in {RECIPES}"
+    """Return a hint: the closest recipe in the folder of `path` and in this project, or the searched folders."""
+    there: dict[str, Path] = {}
+    own = [Path("recipes") / file.relative_to(RECIPES) for file in RECIPES.rglob("*.yaml")]
+    for file in [*path.parent.glob("*.yaml"), *sorted(own, key=lambda file: (len(file.parts), file))]:
+        there.setdefault(file.stem, file)
+    names = difflib.get_close_matches(path.name.removesuffix(".yaml").removesuffix(".yml"), there, n=1)
+    return f"did you mean {there[names[0]]}?" if names else f"looked for it at {path.absolute()} and in {RECIPES}"
 
 
 def split_options(arguments: Sequence[str]) -> list[tuple[str, str]]:
