@@ -101,6 +101,7 @@ def check(
         decode: also decode every video.
         num_workers: number of processes that check videos; by default one per core.
         report: JSON file for the report, in addition to the printed one.
+        overrides: options that override those of recipes.
     """
     with loading("data check"):
         from tvr_lightning.config.recipe import data_from_recipe
@@ -136,6 +137,7 @@ def compress(
         frames: encoding of the frames: h264, or jpeg, which takes more disk space and is faster to read.
         like: clip4clip for copies as CLIP4Clip's script makes them (3 fps, 224 pixels, h264).
         num_workers: number of processes that decode and encode; by default one per core.
+        overrides: options that override those of recipes.
     """
     with loading("data compress"):
         from tvr_lightning.config.recipe import data_from_recipe
@@ -155,6 +157,7 @@ def stats(config: list[str], num_workers: Count | None = None, overrides: Sequen
     Args:
         config: recipe files or data overlays, can be repeated; later ones override earlier ones.
         num_workers: number of processes that read videos; by default one per core.
+        overrides: options that override those of recipes.
     """
     with loading("data stats"):
         from tvr_lightning.config.recipe import data_from_recipe

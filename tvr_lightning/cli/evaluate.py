@@ -58,6 +58,7 @@ def evaluate(
         recall: values of K for R@K, can be repeated; 1, 5, and 10 by default.
         name: name of the method in the results table; the file's name by default.
         out: parent folder of the results.
+        overrides: options that override those of recipes.
     """
     if len(scores) > 2:
         raise OptionError(f"{len(scores)} files of scores were given. Give one, or two to compare.")

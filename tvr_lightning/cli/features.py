@@ -78,6 +78,7 @@ def extract(
         actors: number of Ray actors; 1 by default.
         address: address of a running Ray cluster that sees the videos under the same paths; by default a local one is
             started.
+        overrides: options that override those of recipes.
     """
     if bool(videos) == bool(config):
         raise OptionError("Give either a recipe (--config FILE) or video files and folders to extract from.")
@@ -190,6 +191,7 @@ def caption(
         batch_size: number of segments per batch.
         num_workers: number of processes that decode.
         device: device for the model; a GPU by default if available.
+        overrides: options that override those of recipes.
     """
     with loading("caption"):
         from tvr_lightning.config.recipe import data_from_recipe

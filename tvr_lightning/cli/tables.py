@@ -192,6 +192,7 @@ def profile(
         queries: number of texts that each video is scored against.
         repeats: number of time measurements, of which the median is reported.
         device: device to measure on; a GPU by default if available.
+        overrides: options that override those of recipes.
     """
     given = [option for option, _ in split_options(overrides)]
     ignored = [name for name in given if name == BATCH or (name.startswith("trainer.") and name not in APPLIED)]

@@ -44,6 +44,7 @@ def fit(
         ckpt_path: checkpoint of an interrupted run to resume.
         estimate: print the memory, disk space, and time that the run needs, without training.
         help_all: print all options of recipes.
+        overrides: options that override those of recipes.
     """
     if estimate:
         refuse_options({"ckpt_path": ckpt_path}, "cannot be used with --estimate, which estimates a whole run.")
@@ -143,6 +144,7 @@ def audit(
         ckpt_path: checkpoint of the recipe; by default the recipe's starting weights are audited.
         videos: number of test videos to audit, with their texts.
         seed: seed for selecting and ordering the audited videos and texts.
+        overrides: options that override those of recipes.
     """
     with loading("audit"):
         from tvr_lightning.audit.run import audit_method, report_audit
