@@ -201,7 +201,7 @@ class Recipe:
         precision, strategy = str(trainer.precision or "32-true"), trainer.strategy
         encoder = model.encoder if "encoder" in model else model.method.init_args.encoder
         named = strategy if isinstance(strategy, str) else str(strategy.class_path)
-        shards = Namespace() if isinstance(strategy, str) else strategy.get("init_args") or Namespace()
+        shards = {} if isinstance(strategy, str) else vars(strategy.get("init_args") or Namespace())
         if shards.get("save_distributed_checkpoint") or shards.get("state_dict_type") == "sharded":
             raise OptionError(
                 "trainer.strategy: a checkpoint of shards cannot be read without running code from it. Set "
@@ -209,9 +209,8 @@ class Recipe:
             )
         try:
             check_precision(precision)
-            import_object(encoder.class_path).check_trainer(
-                precision, named, **vars(encoder.get("init_args") or Namespace())
-            )
+            options = vars(encoder.get("init_args") or Namespace())
+            import_object(encoder.class_path).check_trainer(precision, named, **options)
         except UserError as error:
             raise OptionError(str(error)) from error
 

@@ -69,14 +69,11 @@ def read_recipe(name: str | Path) -> dict[str, Any]:
         name: Name or path, as for `find_recipe`, or inline YAML.
 
     Raises:
-        RecipeError: The file does not exist or is not a YAML mapping of plain values; the message names the file and,
-            if it does not exist, the closest recipe.
+        RecipeError: The file does not exist or is not a YAML mapping of plain values.
     """
     try:
         text = str(name) if is_written_out(name) else find_recipe(name).read_text(encoding="utf-8")
         content = yaml.safe_load(text)
-    except OSError as error:
-        raise RecipeError(f"--config {name}: {error.strerror}; {_near(Path(name))}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
