@@ -26,7 +26,7 @@ WRONG = [
     (ENCODER, "ClipEncodr", f"{ENCODER}.class_path is ClipEncodr, which does not exist. Available: ClipEncoder, "),
     (f"{MODEL}.contrast", "NLC", f"{MODEL}.contrast.class_path is NLC, which does not exist. Available: NCL"),
     ("model.class_path", "nowhere.Mine", "nowhere cannot be imported"),
-    ("model.class_path", "tvr_lightning.methods.Mine", "tvr_lightning.methods has no Mine. Available: "),
+    ("model.class_path", "tvr_lightning.methods.Absent", "tvr_lightning.methods has no Absent. Available: "),
     (f"{MODEL}.gahter", "local", f"{MODEL}.gahter: TCMGC has no option gahter. Available: gather, "),
     (f"{MODEL}.answers", "9", "TCMGC has no option answers (VideoQuestionAnswering has one). Available: "),
     (f"{MODEL}.optimizer.learning_rate", "1", f"{MODEL}.optimizer.learning_rate: there is no such option. "),
