@@ -55,6 +55,8 @@ def test_the_wheel_holds_every_recipe(installed):
         return {path.relative_to(folder) for path in folder.rglob("*.yaml")}
 
     assert names(installed.site / "tvr_lightning" / "recipes") == names(ROOT / "recipes")
+    schema = json.loads((installed.site / "tvr_lightning" / "recipes" / "schema.json").read_text(encoding="utf-8"))
+    assert "CLIP4ClipOptions" in schema["$defs"]
 
 
 # One process, since each would load torch anew.

@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import operator
 import os
 import subprocess
 import sys
@@ -13,13 +12,14 @@ import pytest
 
 from tvr_lightning.cli import main
 from tvr_lightning.cli.commands import COMMANDS
-from tvr_lightning.cli.types import expected, item_of, metavar
+from tvr_lightning.cli.types import PathKind, expected, metavar, value_type
+from tvr_lightning.option_types import Range
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = [
     (command, name, hint)
     for command in COMMANDS
-    for name, hint in get_type_hints(command.function()).items()
+    for name, hint in get_type_hints(command.function(), include_extras=True).items()
     if inspect.signature(command.function()).parameters.get(name) is not None and name != "overrides"
 ]
 NAMED = [
@@ -28,7 +28,7 @@ NAMED = [
     if inspect.signature(command.function()).parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY
 ]
 NUMBERS = [option for option in NAMED if metavar(option[2]) in ("N", "X") and option[2] is not bool]
-PATHS = [option for option in NAMED if hasattr(item_of(option[2]), "kind")]
+PATHS = [option for option in NAMED if isinstance(value_type(option[2])[1], PathKind)]
 
 
 def named(value):
@@ -54,21 +54,23 @@ def nothing_written(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("command", "name", "hint"), NUMBERS, ids=named)
 def test_text_instead_of_a_number_is_refused(command, name, hint, capsys):
     line = f"tvr: {command.name}: --{name} is many; expected {expected(hint)}"
-    assert said([*command.name.split(), f"--{name}", "many"], capsys) == line
+    assert said([*command.name.split(), f"--{name}", "many"], capsys).startswith(line)
     assert expected(hint) not in ("a whole number", "a number") or name == "seed" or name.startswith("segment_")
 
 
 @pytest.mark.parametrize(("command", "name", "hint"), NUMBERS, ids=named)
 def test_a_number_out_of_range_is_refused(command, name, hint, capsys):
-    for compare, bound in getattr(item_of(hint), "_restrictions", ()):
-        step = {operator.gt: 0, operator.ge: -1, operator.lt: 0, operator.le: 1}[compare]
-        line = f"tvr: {command.name}: --{name} is {bound + step}; expected {expected(hint)}"
-        assert said([*command.name.split(), f"--{name}={bound + step}"], capsys) == line
+    limit = value_type(hint)[1] or Range()
+    below = [] if limit.at_least is None else [limit.at_least - 1]
+    above = [] if limit.at_most is None else [limit.at_most + 1]
+    for value in below + above:
+        line = f"tvr: {command.name}: --{name} is {value}; expected {expected(hint)}"
+        assert said([*command.name.split(), f"--{name}={value}"], capsys).startswith(line)
 
 
 @pytest.mark.parametrize(("command", "name", "hint"), PATHS, ids=named)
 def test_a_path_that_is_missing_or_of_another_kind_is_refused(command, name, hint, capsys):
-    kind, words = item_of(hint).kind, [*command.name.split(), f"--{name.rstrip('_')}"]
+    kind, words = value_type(hint)[1].kind, [*command.name.split(), f"--{name.rstrip('_')}"]
     if kind in ("file", "new file"):
         assert "empty is a folder; name a file" in said([*words, "empty"], capsys)
     if kind in ("folder", "new folder"):
@@ -81,27 +83,27 @@ def test_a_path_that_is_missing_or_of_another_kind_is_refused(command, name, hin
 
 AT_ONCE = {
     "data synth msrvtt --root X --videos 6": "data synth: --videos is 6; expected a whole number of at least 8",
-    "data synth msrvt": "data synth: dataset is msrvt; expected msrvtt, didemo, lsmdc, activitynet, vatex, msvd or",
-    "data synth": "data synth: dataset must be given: dataset whose layout is used",
-    "data import msrvtt": "data import: --from must be given: folder with its annotations and its videos",
-    "data import msrvtt --from a.txt": "data import: a.txt is a file; name a folder",
-    "data show empty": "data show: empty is a folder; name a file",
-    "data show nowhere.mp4": "data show: nowhere.mp4: no such file; looked for it at ",
+    "data synth msrvt": "data synth: dataset is msrvt; expected msrvtt, didemo, lsmdc, activitynet, vatex, msvd, or",
+    "data synth": "data synth: the following arguments are required: dataset. `tvr data synth --help`",
+    "data import msrvtt": "data import: the following arguments are required: --from. ",
+    "data import msrvtt --from a.txt": "data import: --from a.txt is a file; name a folder",
+    "data show empty": "data show: video empty is a folder; name a file",
+    "data show nowhere.mp4": "data show: video nowhere.mp4: no such file; looked for it at ",
     "data check --config nowhere": "--config nowhere: no such file; ",
-    "extract nowhere": "extract: nowhere: no such file or folder; looked for it at ",
+    "extract nowhere": "extract: videos nowhere: no such file or folder; looked for it at ",
     "extract --config gaer": "--config gaer: no such file; did you mean recipes/gare.yaml?",
-    "evaluate nowhere.npy": "evaluate: nowhere.npy: no such file; looked for it at ",
-    "index nowhere": "index: nowhere: no such file or folder; looked for it at ",
-    "index empty --ckpt_path nowhere.ckpt": "index: nowhere.ckpt: no such file; looked for it at ",
-    "search dog": "search: index: no such folder; make one with tvr index VIDEOS... --out index",
-    "search dog --index a.txt": "search: a.txt is a file; name a folder",
+    "evaluate nowhere.npy": "evaluate: scores nowhere.npy: no such file; looked for it at ",
+    "index nowhere": "index: videos nowhere: no such file or folder; looked for it at ",
+    "index empty --ckpt_path nowhere.ckpt": "index: --ckpt_path nowhere.ckpt: no such file; looked for it at ",
+    "search dog": "search: --index index: no such folder; make one with tvr index VIDEOS... --out index",
+    "search dog --index a.txt": "search: --index a.txt is a file; name a folder",
     "search dog --min_relevance 2": "search: --min_relevance is 2; expected a number of at least 0 and at most 1",
     "search dog --index a --index b": "search: --index is given more than once. Give it once.",
-    "serve --index nowhere": "serve: nowhere: no such folder; make one with tvr index VIDEOS... --out nowhere",
+    "serve --index nowhere": "serve: --index nowhere: no such folder; make one with tvr index VIDEOS... --out nowhere",
     "serve --port 99999": "serve: --port is 99999; expected a whole number of at least 0 and at most 65535",
-    "report nowhere": "report: nowhere: no such folder; create one with tvr reproduce TABLE --out nowhere",
-    "reproduce": "reproduce: tables must be given: names of files in recipes/tables, such as gare-1",
-    "convert nowhere.pth out.ckpt --method xpool": "convert: nowhere.pth: no such file; looked for it at ",
+    "report nowhere": "report: directory nowhere: no such folder; create one with tvr reproduce TABLE --out nowhere",
+    "reproduce": "reproduce: the following arguments are required: tables. ",
+    "convert nowhere.pth out.ckpt --method xpool": "convert: source nowhere.pth: no such file; looked for it at ",
     "convert a.txt out.ckpt --method xpol": "convert: --method is xpol; expected clip4clip, drl, gaid, gare, tcmgc,",
     "audit --config gare --videos 3": "audit: --videos is 3; expected a whole number of at least 4",
     "fit": "fit needs a recipe, such as tvr fit --config tcmgc. `tvr fit --help` lists recipes.",
@@ -150,7 +152,7 @@ LATER = {
     "verify-released empty": "The papers' test videos are required.",
     "evaluate a.txt --ids a.txt": "a.txt",
     "caption --config data/msrvtt --out captions.csv": "out is captions.csv; it must be a .parquet file",
-    "index empty --ckpt_path a.txt --weights none": "--ckpt_path and --weights conflict, since a checkpoint",
+    "index empty --ckpt_path a.txt --weights none": "--weights cannot be combined with --ckpt_path, since a checkpoint",
 }
 
 

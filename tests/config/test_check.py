@@ -26,7 +26,7 @@ WRONG = [
     (ENCODER, "ClipEncodr", f"{ENCODER}.class_path is ClipEncodr, which does not exist. Available: ClipEncoder, "),
     (f"{MODEL}.contrast", "NLC", f"{MODEL}.contrast.class_path is NLC, which does not exist. Available: NCL"),
     ("model.class_path", "nowhere.Mine", "nowhere cannot be imported"),
-    ("model.class_path", "tvr_lightning.methods.Mine", "tvr_lightning.methods has no Mine. Available: "),
+    ("model.class_path", "tvr_lightning.methods.Absent", "tvr_lightning.methods has no Absent. Available: "),
     (f"{MODEL}.gahter", "local", f"{MODEL}.gahter: TCMGC has no option gahter. Available: gather, "),
     (f"{MODEL}.answers", "9", "TCMGC has no option answers (VideoQuestionAnswering has one). Available: "),
     (f"{MODEL}.optimizer.learning_rate", "1", f"{MODEL}.optimizer.learning_rate: there is no such option. "),
@@ -41,8 +41,8 @@ WRONG = [
     ("workers", "4", "there is no option workers. Did you mean --data.init_args.num_workers?"),
     ("modle", "GARE", "fit has no option --modle. Did you mean --model?"),
     ("trainer.max_epoch", "3", "trainer.max_epoch: there is no such option. Available: max_epochs, "),
-    (f"{MODEL}.tcmgc.keep_rate", "3", f"{MODEL}.tcmgc.keep_rate is 3; it must be above 0 and at most 1"),
-    (f"{MODEL}.tcmgc.attention.heads", "0", f"{MODEL}.tcmgc.attention.heads is 0; it must be at least 1"),
+    (f"{MODEL}.tcmgc.keep_rate", "3", f"{MODEL}.tcmgc.keep_rate is 3; expected a number (above 0 and at most 1)"),
+    (f"{MODEL}.tcmgc.attention.heads", "0", f"{MODEL}.tcmgc.attention.heads is 0; expected a whole number"),
 ]
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import Recipe, data_from_recipe
-from tvr_lightning.config.recipe_files import RECIPES, find_recipe, read_recipe, split_arguments
+from tvr_lightning.config.recipe_files import RECIPES, find_recipe, read_recipe, split_options
 
 VERBS = (
     ["data", "check"], ["data", "stats"], ["extract"], ["caption"], ["audit"], ["profile"], ["fit"], ["test"],
@@ -38,7 +38,9 @@ def test_a_bare_name_is_this_project_s_recipe_anywhere_and_a_file_of_that_name_t
     (tmp_path / "tcmgc.yaml").write_text("trainer: {max_epochs: 1}\n")
     assert read_recipe("tcmgc.yaml") == {"trainer": {"max_epochs": 1}}
     named = ["--config", "clip4clip", "--a=1", "--config=data/didemo", "--config", "{trainer: {max_epochs: 1}}"]
-    assert split_arguments(named) == (["clip4clip", "data/didemo", "{trainer: {max_epochs: 1}}"], ["--a=1"])
+    assert split_options(named) == [
+        ("config", "clip4clip"), ("a", "1"), ("config", "data/didemo"), ("config", "{trainer: {max_epochs: 1}}"),
+    ]  # fmt: skip
     assert data_from_recipe(["clip4clip", "data/didemo", "fixture"]).title == "DiDeMo"
 
 

@@ -149,7 +149,7 @@ def test_the_command_line(gallery, checkpoints, tmp_path, capsys, monkeypatch):
     assert main(["search", "a", "--index", str(tmp_path)]) == 1
     assert "contains no index" in capsys.readouterr().err
     assert main(["index", str(gallery), "--out", out, *ckpts, "--weights", "none"]) == 2
-    assert "conflict" in capsys.readouterr().err
+    assert "cannot be combined" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.04, "0:00.0"), (59.96, "1:00.0"), (3723.4, "1:02:03.4")])

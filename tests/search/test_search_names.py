@@ -69,8 +69,8 @@ def test_printable_escapes_what_a_terminal_obeys():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--frames", "99", "--architecture", "x"], "--architecture and --frames cannot be combined with --ckpt_path"),
-        (["--weights", "none"], "--ckpt_path and --weights conflict"),
+        (["--frames", "99", "--architecture", "x"], "--architecture, --frames cannot be combined with --ckpt_path"),
+        (["--weights", "none"], "--weights cannot be combined with --ckpt_path"),
         (["--seed", "1"], "--seed cannot be combined with --ckpt_path"),
         (["--segments", "none", "--segment_length", "30"], "none does not cut videos"),
     ],
@@ -90,7 +90,10 @@ def test_an_index_refuses_options_of_its_encoder(indexed, capsys):
     for option in (["--frames", "4"], ["--sampling", "head"]):
         assert main(["index", "--out", str(indexed), *option]) == 2
         error = capsys.readouterr().err
-        assert f"records the options of its methods. Drop {option[0]}, or index into a new folder." in error
+        assert (
+            f"{option[0]} cannot be used, since {indexed} records the options of its methods. Use a new folder."
+            in error
+        )
         assert len(error.splitlines()) == 1
 
 

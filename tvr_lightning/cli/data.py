@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from tvr_lightning.cli.loading import loading
-from tvr_lightning.cli.types import AtLeast8, AtLeast16, File, Folder, NewFile, NewFolder, PositiveInt
+from tvr_lightning.cli.types import AtLeast8, AtLeast16, File, Folder, NewFile, NewFolder
 from tvr_lightning.config.recipe_files import OptionError
 from tvr_lightning.errors import UserError
-from tvr_lightning.option_types import CopiedFrames, CopiesLike, DatasetName, FrameSampling
+from tvr_lightning.option_types import CopiedFrames, CopiesLike, Count, DatasetName, FrameSampling
 
 Downloadable = Literal["msrvtt", "msvd", "didemo", "activitynet"]
 IMAGES = (".png", ".pdf", ".svg")
@@ -23,7 +23,7 @@ def synth(
     root: NewFolder = Path("fixture"),
     videos: AtLeast8 = 500,
     seed: int = 0,
-    num_workers: PositiveInt | None = None,
+    num_workers: Count | None = None,
 ) -> int:
     """Write a synthetic dataset of playable mp4 files in the layout of a real dataset.
 
@@ -66,8 +66,7 @@ def import_(
     if not parent:
         raise UserError("The folder for datasets is not set. Pass --root or set the environment variable TVR_DATA.")
     done = import_dataset(dataset, from_, Path(parent), layout=layout, way=videos)
-    for line in done.lines():
-        print(line)
+    print("\n".join(done.lines()))
     return 1 if done.absent else 0
 
 
@@ -91,7 +90,7 @@ def download(dataset: Downloadable, /, out: NewFolder | None = None, annotations
 def check(
     config: list[str],
     decode: bool = False,
-    num_workers: PositiveInt | None = None,
+    num_workers: Count | None = None,
     report: NewFile | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
@@ -102,6 +101,7 @@ def check(
         decode: also decode every video.
         num_workers: number of processes that check videos; by default one per core.
         report: JSON file for the report, in addition to the printed one.
+        overrides: options that override those of recipes.
     """
     with loading("data check"):
         from tvr_lightning.config.recipe import data_from_recipe
@@ -118,11 +118,11 @@ def check(
 def compress(
     config: list[str],
     out: NewFolder,
-    fps: PositiveInt = 3,
+    fps: Count = 3,
     size: AtLeast16 = 224,
     frames: CopiedFrames = "h264",
     like: CopiesLike | None = None,
-    num_workers: PositiveInt | None = None,
+    num_workers: Count | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
     """Write small copies of a dataset's videos for training; rerun the command to resume and to update changed videos.
@@ -137,6 +137,7 @@ def compress(
         frames: encoding of the frames: h264, or jpeg, which takes more disk space and is faster to read.
         like: clip4clip for copies as CLIP4Clip's script makes them (3 fps, 224 pixels, h264).
         num_workers: number of processes that decode and encode; by default one per core.
+        overrides: options that override those of recipes.
     """
     with loading("data compress"):
         from tvr_lightning.config.recipe import data_from_recipe
@@ -146,17 +147,17 @@ def compress(
     data = data_from_recipe(config, overrides)
     how = Compression(fps, size, frames, "bicubic" if like else data.preparation.interpolation, like)
     done = compress_dataset(data, out, how, workers=num_workers or os.cpu_count() or 1)
-    for line in done.lines():
-        print(line)
+    print("\n".join(done.lines()))
     return 1 if done.unread else 0
 
 
-def stats(config: list[str], num_workers: PositiveInt | None = None, overrides: Sequence[str] = ()) -> int:
+def stats(config: list[str], num_workers: Count | None = None, overrides: Sequence[str] = ()) -> int:
     """Print the numbers of videos and captions, caption lengths in tokens, durations, and the share with audio.
 
     Args:
         config: recipe files or data overlays, can be repeated; later ones override earlier ones.
         num_workers: number of processes that read videos; by default one per core.
+        overrides: options that override those of recipes.
     """
     with loading("data stats"):
         from tvr_lightning.config.recipe import data_from_recipe
@@ -174,7 +175,7 @@ def show(
     video: File,
     /,
     out: NewFile = Path("page.png"),
-    frames: PositiveInt = 12,
+    frames: Count = 12,
     sampling: FrameSampling = "one-fps-uniform",
 ) -> int:
     """Draw the frames of a video, its waveform, and its log-mel spectrogram on one page.

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tvr_lightning.cli.loading import loading
-from tvr_lightning.cli.types import File, Folder, NewFolder, PositiveInt
-from tvr_lightning.config.recipe_files import OptionError, refuse_options
+from tvr_lightning.cli.types import File, Folder, NewFolder
+from tvr_lightning.config.check import check_before_parsing, check_options, refusals, sources_of
+from tvr_lightning.config.recipe_files import OptionError, refuse_options, split_options
 from tvr_lightning.files import write_whole
+from tvr_lightning.option_types import Count
 from tvr_lightning.progress import shown
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ def evaluate(
     normalization: str | None = None,
     bank_texts: File | None = None,
     bank_videos: File | None = None,
-    recall: list[PositiveInt] = [],  # noqa: B006
+    recall: list[Count] = [],  # noqa: B006
     name: str | None = None,
     out: NewFolder = Path("runs"),
     overrides: Sequence[str] = (),
@@ -56,42 +58,41 @@ def evaluate(
         recall: values of K for R@K, can be repeated; 1, 5, and 10 by default.
         name: name of the method in the results table; the file's name by default.
         out: parent folder of the results.
+        overrides: options that override those of recipes.
     """
     if len(scores) > 2:
         raise OptionError(f"{len(scores)} files of scores were given. Give one, or two to compare.")
     if len(scores) == 2:
         refuse_options({"name": name}, "cannot be used with two files of scores, which keep their own names.")
+    own = [f"--normalization={normalization}"] if normalization else []
+    own += [option for option in overrides if option.startswith("--normalization.")]
+    overrides = [option for option in overrides if option not in own]
+    check_before_parsing([], own, [])
     with loading("evaluate"):
-        from rich.console import Console
-
         from tvr_lightning.evaluation.external_scores import Banks, compare, evaluate_scores, intervals
         from tvr_lightning.evaluation.results import print_results, results_of, write_results
         from tvr_lightning.evaluation.scores_file import ScoresError, read_pairs, read_scores
         from tvr_lightning.evaluation.weights import Weights
         from tvr_lightning.runs.folder import create_run
-    normalizer, overrides = _normalizer(normalization, overrides)
+    normalizer = _normalizer(own)
     if normalizer is None or not normalizer.needs_bank:
         banks_given = {"bank_texts": bank_texts, "bank_videos": bank_videos}
         refuse_options(banks_given, "can only be used with a normalization that needs a bank, such as QueryBankNorm.")
     if ids is not None:
-        own = dict.fromkeys(option.removeprefix("--").partition("=")[0] for option in overrides)
-        refuse_options({"root": root} | dict.fromkeys(own, True), "cannot be used with --ids, which reads no dataset.")
+        given = {"root": root, **dict(split_options(overrides))}
+        refuse_options(given, "cannot be used with --ids, which reads no dataset.")
     truth, video_ids = _split_of(data, config, [*overrides, *([f"--data.init_args.root={root}"] if root else [])], ids)
     ks = tuple(sorted(set(recall or (1, 5, 10))))
-    banks = Banks(
-        texts=read_scores(bank_texts, truth, video_ids, "texts") if bank_texts else None,
-        videos=read_scores(bank_videos, truth, video_ids, "videos") if bank_videos else None,
-    )
-    found: list[tuple[Evaluation, Path]] = []
+    texts = read_scores(bank_texts, truth, video_ids, "texts") if bank_texts else None
+    videos = read_scores(bank_videos, truth, video_ids, "videos") if bank_videos else None
+    found: list[Evaluation] = []
     for path in scores:
         pairs = path.suffix == ".parquet"
         matrix = (read_pairs if pairs else read_scores)(path, truth, video_ids)
         try:
             with shown(f"evaluate: ranking {path.name}"):
-                evaluation = evaluate_scores(matrix, truth, normalizer, banks, ks)
+                evaluation = evaluate_scores(matrix, truth, normalizer, Banks(texts, videos), ks)
                 drawn = intervals(evaluation, truth, ks)
-        except ScoresError:
-            raise
         except ValueError as error:
             raise ScoresError(f"{path}: {error}") from error
         method = name or path.stem
@@ -106,45 +107,36 @@ def evaluate(
             seed=None,
             weights=Weights("outside", start=str(path)),
         )
-        results.intervals = {
-            direction: {metric: {"low": ends.low, "high": ends.high} for metric, ends in row.items()}
-            for direction, row in drawn.items()
-        }
+        for direction, row in drawn.items():
+            results.intervals[direction] = {
+                metric: {"low": ends.low, "high": ends.high} for metric, ends in row.items()
+            }
         print_results(results)
         folder = create_run(out / f"{method}-{truth.dataset}".lower().replace(" ", "-"))
         json_path, csv_path = write_results(results, folder)
-        Console().print(f"Wrote {json_path} and {csv_path.name}", highlight=False, soft_wrap=True)
-        found.append((evaluation, folder))
+        print(f"Wrote {json_path} and {csv_path.name}")
+        found.append(evaluation)
     if len(found) == 2:
-        (first, _), (second, folder) = found
         with shown("evaluate: comparing both"):
-            comparison = compare(first, second, truth, ks)
+            comparison = compare(found[0], found[1], truth, ks)
         _report(comparison, scores, folder / "comparison.json")
     return 0
 
 
-def _normalizer(name: str | None, overrides: Sequence[str]) -> tuple[Normalizer | None, list[str]]:
-    """Build the post-processing of the scores, and return it with the other options.
-
-    Raises:
-        OptionError: There is no such class, or it has no such option.
-    """
+def _normalizer(options: Sequence[str]) -> Normalizer | None:
+    """Build the post-processing of the scores."""
     from jsonargparse import ArgumentError, ArgumentParser
 
-    from tvr_lightning.config.check import check_options, refusals, sources_of
     from tvr_lightning.config.schema import generate
     from tvr_lightning.evaluation.normalization import Normalizer
 
-    own = [f"--normalization={name}"] if name else []
-    own += [option for option in overrides if option.startswith("--normalization.")]
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--normalization", type=Normalizer | None, default=None)
     try:
-        made = parser.instantiate(parser.parse_args(own)).normalization
+        return parser.instantiate(parser.parse_args(options)).normalization
     except ArgumentError as error:
-        check_options(sources_of([], own), generate(parser))
+        check_options(sources_of([], options), generate(parser))
         raise OptionError(refusals(str(error))) from error
-    return made, [option for option in overrides if not option.startswith("--normalization.")]
 
 
 def _split_of(
@@ -171,10 +163,7 @@ def _split_of(
 def _split_of_ids(file: Path) -> Split:
     from tvr_lightning.data.caption_table import read_records
     from tvr_lightning.data.records import Split, TextRecord, VideoRecord, malformed
-    from tvr_lightning.evaluation.scores_file import ScoresError
 
-    if not file.is_file():
-        raise ScoresError(f"{file}: no such file")
     places: dict[str, int] = {}
     texts = []
     for entry, record in read_records(file):
@@ -201,7 +190,6 @@ def _report(comparison: dict[str, dict[str, Comparison]], scores: list[Path], fi
             table.add_row(direction, metric, f"{found.difference.estimate:+.1f}", ends, f"{found.p_value:.4f}")
     Console().print(table)
     record = {direction: {name: asdict(found) for name, found in row.items()} for direction, row in comparison.items()}
-    write_whole(
-        file, (json.dumps({"scores": [*map(str, scores)], "second_minus_first": record}, indent=2) + "\n").encode()
-    )
-    Console().print(f"Wrote {file}", highlight=False, soft_wrap=True)
+    content = {"scores": [*map(str, scores)], "second_minus_first": record}
+    write_whole(file, (json.dumps(content, indent=2) + "\n").encode())
+    print(f"Wrote {file}")

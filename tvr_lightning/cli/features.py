@@ -9,18 +9,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvr_lightning.cli.loading import loading
-from tvr_lightning.cli.types import AtLeast28, FileOrFolder, NewFile, NewFolder, NonNegativeInt, PositiveInt
+from tvr_lightning.cli.loading import chosen_device, loading
+from tvr_lightning.cli.types import AtLeast28, FileOrFolder, NewFile, NewFolder
 from tvr_lightning.config.recipe_files import OptionError, refuse_options
 from tvr_lightning.data.records import SplitName
 from tvr_lightning.errors import check_present
 from tvr_lightning.option_types import (
     CAPTION_MODEL,
     CAPTION_PROMPT,
+    Count,
     ExtractEngine,
     FeaturePart,
     FrameSampling,
     StoreDtype,
+    Workers,
 )
 from tvr_lightning.progress import shown
 
@@ -36,20 +38,20 @@ def extract(
     config: list[str] = [],  # noqa: B006
     out: NewFolder = Path("features"),
     parts: list[FeaturePart] = [],  # noqa: B006
-    verify_sample: PositiveInt | None = None,
+    verify_sample: Count | None = None,
     verify: bool = False,
     architecture: str | None = None,
     weights: str | None = None,
     audio_weights: str | None = None,
-    frames: PositiveInt | None = None,
+    frames: Count | None = None,
     sampling: FrameSampling | None = None,
-    batch_size: PositiveInt = 32,
-    num_workers: NonNegativeInt = 2,
+    batch_size: Count = 32,
+    num_workers: Workers = 2,
     dtype: StoreDtype = "float32",
     device: str | None = None,
     seed: int | None = None,
     engine: ExtractEngine = "local",
-    actors: PositiveInt | None = None,
+    actors: Count | None = None,
     address: str | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
@@ -76,6 +78,7 @@ def extract(
         actors: number of Ray actors; 1 by default.
         address: address of a running Ray cluster that sees the videos under the same paths; by default a local one is
             started.
+        overrides: options that override those of recipes.
     """
     if bool(videos) == bool(config):
         raise OptionError("Give either a recipe (--config FILE) or video files and folders to extract from.")
@@ -94,8 +97,6 @@ def extract(
     elif verify:
         raise OptionError("--engine ray cannot be used with --verify, which computes in this process. Leave it out.")
     with loading("extract"):
-        import torch
-
         from tvr_lightning.extract.plan import ExtractOptions
         from tvr_lightning.extract.run import extract as extract_features
         from tvr_lightning.extract.verify import verify as compare_store
@@ -106,18 +107,18 @@ def extract(
         batch_size=batch_size,
         num_workers=num_workers,
         dtype=dtype,
-        device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        device=chosen_device(device),
         command=shlex.join(["tvr", *sys.argv[1:]]),
         engine=engine,
         actors=actors or 1,
         address=address,
     )
     with shown("extract: loading the encoders"):
-        source, encoder, audio_encoder = (
-            _recipe_source(config, overrides)
-            if config
-            else _file_source(videos, **{name: value for name, value in of_files.items() if value is not None})
-        )
+        if config:
+            source, encoder, audio_encoder = _recipe_source(config, overrides)
+        else:
+            given = {name: value for name, value in of_files.items() if value is not None}
+            source, encoder, audio_encoder = _file_source(videos, **given)
     if verify:
         sample = verify_sample or 8
         with shown(f"extract: computing {sample} items again"):
@@ -125,9 +126,7 @@ def extract(
         for name, deviation in deviations.items():
             print(f"{name}: largest deviation {deviation:.1e}")
         return 0
-    for line in extract_features(source, encoder, audio_encoder, options).lines():
-        print(line)
-    print(f"Wrote {out}")
+    print("\n".join([*extract_features(source, encoder, audio_encoder, options).lines(), f"Wrote {out}"]))
     return 0
 
 
@@ -167,12 +166,12 @@ def caption(
     model: str = CAPTION_MODEL,
     prompt: str = CAPTION_PROMPT,
     splits: list[SplitName] = [],  # noqa: B006
-    segments: PositiveInt = 6,
-    frames: PositiveInt = 4,
+    segments: Count = 6,
+    frames: Count = 4,
     image_size: AtLeast28 = 448,
-    max_new_tokens: PositiveInt = 64,
-    batch_size: PositiveInt = 24,
-    num_workers: NonNegativeInt = 2,
+    max_new_tokens: Count = 64,
+    batch_size: Count = 24,
+    num_workers: Workers = 2,
     device: str | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
@@ -183,7 +182,8 @@ def caption(
         out: parquet file for the descriptions; set data.init_args.extra_captions to it to train with them.
         model: Hugging Face Hub name, or a folder of a model saved by transformers.
         prompt: prompt that the model gets with the frames of a segment.
-        splits: splits whose videos are described; only the training split by default, since tests use no descriptions.
+        splits: splits whose videos are described; only the training split by default, since tests use no
+            descriptions; can be repeated.
         segments: number of equal segments per video, each described separately.
         frames: number of frames per segment that the model receives.
         image_size: side length of these square frames in pixels.
@@ -191,6 +191,7 @@ def caption(
         batch_size: number of segments per batch.
         num_workers: number of processes that decode.
         device: device for the model; a GPU by default if available.
+        overrides: options that override those of recipes.
     """
     with loading("caption"):
         from tvr_lightning.config.recipe import data_from_recipe
@@ -206,7 +207,5 @@ def caption(
     videos = [video for name in chosen for video in data.read_split(name).videos]
     with shown(f"caption: loading {model}"):
         captioner = load_captioner(model, device)
-    for line in describe(videos, captioner, options).lines():
-        print(line)
-    print(f"Wrote {out}")
+    print("\n".join([*describe(videos, captioner, options).lines(), f"Wrote {out}"]))
     return 0

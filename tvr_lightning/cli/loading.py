@@ -15,3 +15,10 @@ def loading(command: str) -> Iterator[None]:
     with shown(f"{command}: loading"):
         yield
     quieten()
+
+
+def chosen_device(name: str | None) -> str:
+    """Return a device by name, or a GPU if available."""
+    import torch
+
+    return name or ("cuda" if torch.cuda.is_available() else "cpu")

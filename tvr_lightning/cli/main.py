@@ -8,7 +8,7 @@ import os
 import select
 import sys
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from tvr_lightning._version import __version__
 from tvr_lightning.cli.commands import COMMANDS, RECIPE, Command
@@ -70,25 +70,23 @@ def run(command: Command, words: list[str]) -> int:
     Raises:
         UserError: An argument is invalid, or the command cannot be executed.
     """
-    from tvr_lightning.cli.parser import parse, parser_of, split_overrides
+    from tvr_lightning.cli.parser import parse, parser_of
 
-    function = command.function()
     if {"-h", "--help"} & set(words):
-        print(parser_of(command, function).format_help(), end="")
+        print(parser_of(command).format_help(), end="")
         return 0
-    own, overrides = split_overrides(command, function, words)
-    of_class = [option for option in overrides if option.partition("=")[0].endswith(".help")]
-    if of_class or ("--help_all" in words and command.sections == RECIPE):
+    of_class = [word for word in words if word.startswith("--") and word.partition("=")[0].endswith(".help")]
+    if (command.sections and of_class) or (command.sections == RECIPE and "--help_all" in words):
         from tvr_lightning.config.recipe import recipe_parser
 
-        recipe_parser().parse_args(of_class or ["--help"])  # prints the help and raises SystemExit
+        recipe_parser().parse_args(words if of_class else ["--help"])  # prints the help and raises SystemExit
     if not words and command.sections == RECIPE:
         checkpoint = "" if command.name == "fit" else "a checkpoint (--ckpt_path FILE) or "
         raise OptionError(
             f"{command.name} needs {checkpoint}a recipe, such as tvr {command.name} --config tcmgc. "
             f"`tvr {command.name} --help` lists recipes."
         )
-    options = parse(command, function, own)
+    options, overrides = parse(command, words)
     recipes = options.get("config") or []
     if recipes or overrides:
         from tvr_lightning.config.check import check_before_parsing
@@ -99,8 +97,9 @@ def run(command: Command, words: list[str]) -> int:
         check_before_parsing(recipes, overrides, needed)
     if overrides:
         options["overrides"] = overrides
+    function = command.function()
     parameters = inspect.signature(function).parameters.values()
-    positional = [options.pop(p.name) for p in parameters if p.kind is p.POSITIONAL_ONLY]
+    positional = [options.pop(p.name) for p in parameters if p.kind is p.POSITIONAL_ONLY and p.name in options]
     try:
         return function(*positional, **options)
     except MissingAssetError as error:
@@ -153,17 +152,14 @@ def completion(shell: Literal["bash", "zsh", "tcsh"], /) -> int:
 
     whole = argparse.ArgumentParser(prog="tvr")
     commands = whole.add_subparsers()
-    groups: dict[str, Any] = {}
+    groups = {"": commands, "data": commands.add_parser("data", help="commands for datasets").add_subparsers()}
     for command in COMMANDS:
-        first, _, second = command.name.partition(" ")
-        if second and first not in groups:
-            groups[first] = commands.add_parser(first, help="commands for datasets").add_subparsers()
-        one = (groups[first] if second else commands).add_parser(second or first, help=command.help)
-        for action in parser_of(command, command.function())._actions:
-            if action.option_strings and action.dest != "help":
-                made: Any = one.add_argument(*action.option_strings, help=action.help)
-                if action.metavar in ("FILE", "FOLDER", "PATH", "RECIPE"):
-                    made.complete = shtab.DIRECTORY if action.metavar == "FOLDER" else shtab.FILE
+        group, _, name = command.name.rpartition(" ")
+        parser = parser_of(command)
+        for action in parser._actions:
+            if action.metavar in ("FILE", "FOLDER", "PATH", "RECIPE"):
+                action.complete = shtab.DIRECTORY if action.metavar == "FOLDER" else shtab.FILE  # type: ignore[attr-defined]
+        groups[group].add_parser(name, help=command.help, parents=[parser], add_help=False)
     print(shtab.complete(whole, shell))
     return 0
 

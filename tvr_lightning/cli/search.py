@@ -8,9 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tvr_lightning.cli.loading import loading
-from tvr_lightning.cli.types import File, FileOrFolder, Folder, Index, NewFolder, Port, PositiveInt, UnitInterval
-from tvr_lightning.option_types import FrameSampling
+from tvr_lightning.cli.loading import chosen_device, loading
+from tvr_lightning.cli.types import File, FileOrFolder, Folder, Index, NewFolder, Port
+from tvr_lightning.config.recipe_files import refuse_options
+from tvr_lightning.option_types import Count, FrameSampling, Share
 from tvr_lightning.progress import shown
 from tvr_lightning.search.errors import RefusedError, SearchError
 from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock, printable
@@ -25,7 +26,7 @@ def index(
     ckpt_path: list[File] = [],  # noqa: B006
     weights: str | None = None,
     architecture: str | None = None,
-    frames: PositiveInt | None = None,
+    frames: Count | None = None,
     sampling: FrameSampling | None = None,
     seed: int | None = None,
     store: str | None = None,
@@ -35,8 +36,8 @@ def index(
     segments: SegmentKind | None = None,
     segment_length: float | None = None,
     segment_overlap: float | None = None,
-    batch_size: PositiveInt = 16,
-    num_workers: PositiveInt = 2,
+    batch_size: Count = 16,
+    num_workers: Count = 2,
     device: str | None = None,
     prune: bool = False,
 ) -> int:
@@ -45,7 +46,8 @@ def index(
     Args:
         videos: video files and folders; those already in the index by default.
         out: folder of the index.
-        ckpt_path: checkpoints of one or more methods; the vectors of the first find candidates, and each can rank them.
+        ckpt_path: checkpoints of one or more methods; the vectors of the first find candidates, and each can rank them;
+            can be repeated.
         weights: weights of a CLIP with averaged frames, without a checkpoint: a file, an open_clip tag, or none.
         architecture: open_clip name of that CLIP; ViT-B-32 by default.
         frames: number of frames per video of that CLIP; 12 by default.
@@ -63,21 +65,15 @@ def index(
         device: device for the encoders; a GPU by default if available.
         prune: removal of missing videos even if they are more than 5 % of the index, or moved within their folder.
     """
-    encoder = {"architecture": architecture, "frames": frames, "sampling": sampling, "seed": seed}
-    options: dict[str, Any] = {name: value for name, value in encoder.items() if value is not None}
-    named, is_new = " and ".join(f"--{name}" for name in options), not (out / "catalog.sqlite").is_file()
-    if ckpt_path and weights:
-        raise RefusedError(
-            "--ckpt_path and --weights conflict, since a checkpoint contains its own weights. Drop one of them."
-        )
-    if options and ckpt_path:
-        raise RefusedError(
-            f"{named} cannot be combined with --ckpt_path, since a checkpoint records them. Drop {named}."
-        )
-    if options and not weights and not is_new:
-        raise RefusedError(f"{out} records the options of its methods. Drop {named}, or index into a new folder.")
-    if seed is not None and weights != "none":
-        raise RefusedError("--seed applies only to random weights. Drop it, or pass --weights none.")
+    encoder: dict[str, Any] = {"architecture": architecture, "frames": frames, "sampling": sampling, "seed": seed}
+    is_new = not (out / "catalog.sqlite").is_file()
+    if ckpt_path:
+        reason = "cannot be combined with --ckpt_path, since a checkpoint contains its own weights and options."
+        refuse_options({"weights": weights} | encoder, reason)
+    elif not weights and not is_new:
+        refuse_options(encoder, f"cannot be used, since {out} records the options of its methods. Use a new folder.")
+    if weights != "none":
+        refuse_options({"seed": seed}, "applies only to random weights. Add --weights none.")
     with loading("index"):
         from tvr_lightning.search.indexing import index as index_videos
         from tvr_lightning.search.scorer import ScorerSource
@@ -85,12 +81,11 @@ def index(
 
     sources = [ScorerSource(checkpoint=str(path)) for path in ckpt_path]
     if not sources and (weights or is_new):
-        sources = [ScorerSource(weights=weights or "openai", **options)]
+        given = {name: value for name, value in encoder.items() if value is not None}
+        sources = [ScorerSource(weights=weights or "openai", **given)]
         if weights == "none":
-            print(
-                "WARNING: The weights are RANDOM, so results are meaningless. Use --ckpt_path or --weights.",
-                file=sys.stderr,
-            )
+            warning = "WARNING: The weights are RANDOM, so results are meaningless. Use --ckpt_path or --weights."
+            print(warning, file=sys.stderr)
     try:
         queries = None if bank is None else bank.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -107,7 +102,7 @@ def index(
         queries,
         batch_size,
         num_workers,
-        _device(device),
+        chosen_device(device),
         captions=captions,
         trust=trust,
         segments=cutting,
@@ -128,12 +123,12 @@ def search(
     index: Index = Path("index"),
     video: File | None = None,
     image: File | None = None,
-    top: PositiveInt = 10,
+    top: Count = 10,
     rerank: str | None = None,
-    candidates: PositiveInt = 256,
+    candidates: Count = 256,
     normalize: Normalize = "none",
     folder: str | None = None,
-    min_relevance: UnitInterval | None = None,
+    min_relevance: Share | None = None,
     json: bool = False,
     store: str | None = None,
     trust: list[str] = [],  # noqa: B006
@@ -163,7 +158,7 @@ def search(
         from tvr_lightning.search.engine import Searcher
         from tvr_lightning.search.query import SearchQuery, ValidationError, sentence
 
-        with Searcher(index, _device(device), store, trust) as searcher:
+        with Searcher(index, chosen_device(device), store, trust) as searcher:
             example = video or image
             like = searcher.add_example(example, "image" if image else "clip") if example else None
             try:
@@ -189,8 +184,8 @@ def serve(
     host: str = "127.0.0.1",
     port: Port = 8321,
     token: str | None = None,
-    max_upload_mib: PositiveInt = 64,
-    max_pending: PositiveInt = 16,
+    max_upload_mib: Count = 64,
+    max_pending: Count = 16,
     videos: list[Folder] = [],  # noqa: B006
     store: str | None = None,
     trust: list[str] = [],  # noqa: B006
@@ -216,15 +211,9 @@ def serve(
         from tvr_lightning.search.server import serve as serve_index
 
     options = ServerOptions(host, port, token, max_upload_mib * 2**20, max_pending, videos=tuple(videos))
-    with Searcher(index, _device(device), store, trust) as searcher:
+    with Searcher(index, chosen_device(device), store, trust) as searcher:
         serve_index(searcher, options)
     return 0
-
-
-def _device(name: str | None) -> str:
-    import torch
-
-    return name or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def show(answer: Answer, as_json: bool) -> None:
@@ -239,5 +228,4 @@ def show(answer: Answer, as_json: bool) -> None:
         lines.append(f"{r.rank:3d}. {r.score:.4f}  {path}")
         lines.append(f"     best at {', '.join(clock(m.time) for m in r.best)}")
         lines += [f"     {text}" for text in list(dict.fromkeys(r.captions))[:CAPTIONS_SHOWN]]
-    for line in lines:
-        print(printable(line))
+    print("\n".join(map(printable, lines)))

@@ -8,18 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from tvr_lightning.cli.loading import loading
-from tvr_lightning.cli.types import (
-    AtLeast2,
-    AtLeast8,
-    Folder,
-    NewFolder,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveInt,
-    Runs,
-)
-from tvr_lightning.config.recipe_files import OptionError, refuse_options
+from tvr_lightning.cli.types import AtLeast2, AtLeast8, Folder, NewFolder, Runs
+from tvr_lightning.config.recipe_files import OptionError, refuse_options, split_options
 from tvr_lightning.errors import UserError
+from tvr_lightning.option_types import Count, NotNegative, Workers
 
 BATCH, APPLIED = "data.init_args.batch_size", ("trainer.precision", "trainer.plugins")
 
@@ -63,10 +55,10 @@ def reproduce(
     share: Literal["nothing", "encoder", "features"] = "nothing",
     engine: Literal["local", "slurm"] = "local",
     partition: str | None = None,
-    minutes: PositiveInt | None = None,
-    gpus: NonNegativeInt | None = None,
-    memory_gib: PositiveInt | None = None,
-    max_parallel_jobs: PositiveInt | None = None,
+    minutes: Count | None = None,
+    gpus: Workers | None = None,
+    memory_gib: Count | None = None,
+    max_parallel_jobs: Count | None = None,
 ) -> int:
     """Rerun published tables, and write the results next to the published ones as markdown, CSV, and LaTeX.
 
@@ -161,7 +153,7 @@ def report(directory: Runs, /, recipes: Path = Path("recipes"), tables_only: boo
     return 0
 
 
-def verify_released(checkpoints: Folder, /, tolerance: NonNegativeFloat = 0.3, num_workers: NonNegativeInt = 2) -> int:
+def verify_released(checkpoints: Folder, /, tolerance: NotNegative = 0.3, num_workers: Workers = 2) -> int:
     """Evaluate the authors' released checkpoints on $TVR_DATA; the exit status is 1 if a result is not as published.
 
     Args:
@@ -181,8 +173,8 @@ def profile(
     config: list[str],
     out: NewFolder = Path("runs/reproduced"),
     batch_size: AtLeast2 = 16,
-    queries: PositiveInt = 1000,
-    repeats: PositiveInt = 3,
+    queries: Count = 1000,
+    repeats: Count = 3,
     device: str | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
@@ -200,8 +192,9 @@ def profile(
         queries: number of texts that each video is scored against.
         repeats: number of time measurements, of which the median is reported.
         device: device to measure on; a GPU by default if available.
+        overrides: options that override those of recipes.
     """
-    given = dict.fromkeys(option.removeprefix("--").partition("=")[0] for option in overrides)
+    given = [option for option, _ in split_options(overrides)]
     ignored = [name for name in given if name == BATCH or (name.startswith("trainer.") and name not in APPLIED)]
     refuse_options(dict.fromkeys(ignored, True), "cannot be used in a profile, which has --batch_size and --device.")
     with loading("profile"):

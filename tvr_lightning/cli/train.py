@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from tvr_lightning.cli.loading import loading
-from tvr_lightning.cli.types import AtLeast4, File, NewFile, PositiveInt
+from tvr_lightning.cli.types import AtLeast4, File, NewFile
 from tvr_lightning.config.recipe_files import FOUND_BY_LIGHTNING, RECIPES, OptionError, refuse_options
+from tvr_lightning.option_types import Count
 from tvr_lightning.progress import shown
 
 OPTIONS = {
@@ -43,6 +44,7 @@ def fit(
         ckpt_path: checkpoint of an interrupted run to resume.
         estimate: print the memory, disk space, and time that the run needs, without training.
         help_all: print all options of recipes.
+        overrides: options that override those of recipes.
     """
     if estimate:
         refuse_options({"ckpt_path": ckpt_path}, "cannot be used with --estimate, which estimates a whole run.")
@@ -93,17 +95,16 @@ def _run(
     trust: Sequence[str] = (),
 ) -> int:
     """Check what needs no torch, build the run, and start it."""
-    path = None if ckpt_path in (None, "null") else ckpt_path
-    local = None if path is None or path in FOUND_BY_LIGHTNING or "://" in path else Path(path)
-    if local is not None and not local.exists():
-        raise OptionError(f"{path}: no such checkpoint; looked for it at {local.absolute()}")
+    file = None if ckpt_path is None or ckpt_path in FOUND_BY_LIGHTNING or "://" in ckpt_path else Path(ckpt_path)
+    if file is not None and not file.exists():
+        raise OptionError(f"{ckpt_path}: no such checkpoint; looked for it at {file.absolute()}")
     with loading(command):
         from tvr_lightning.config.recipe import Recipe
         from tvr_lightning.runs.run import Run
-    evaluated = None if command == "fit" else local
-    recipe = Recipe.parse(config, overrides, evaluated, trust, override)
+    recipe = Recipe.parse(config, overrides, None if command == "fit" else file, trust, override)
     words = [command, *(f"--config={name}" for name in config), *overrides]
-    Run(command, recipe, path, words + ([f"--ckpt_path={path}"] if path else [])).start()  # type: ignore[arg-type]
+    words += [f"--ckpt_path={ckpt_path}"] if ckpt_path else []
+    Run(command, recipe, ckpt_path, words).start()  # type: ignore[arg-type]
     return 0
 
 
@@ -143,6 +144,7 @@ def audit(
         ckpt_path: checkpoint of the recipe; by default the recipe's starting weights are audited.
         videos: number of test videos to audit, with their texts.
         seed: seed for selecting and ordering the audited videos and texts.
+        overrides: options that override those of recipes.
     """
     with loading("audit"):
         from tvr_lightning.audit.run import audit_method, report_audit
@@ -163,8 +165,8 @@ def convert(
     source: File,
     out: NewFile,
     /,
-    words: PositiveInt | None = None,
-    frames: PositiveInt | None = None,
+    words: Count | None = None,
+    frames: Count | None = None,
     method: ReleasedMethod | None = None,
     openai_clip: File | None = None,
 ) -> int:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tvr_lightning.config.recipe_files import OptionError, is_written_out, read_recipe
-from tvr_lightning.config.schema import BOUNDS, cached_schema, types_of
-from tvr_lightning.option_types import COMPARISONS
+from tvr_lightning.config.recipe_files import OptionError, is_written_out, nested, read_recipe, split_options
+from tvr_lightning.config.schema import BOUNDS, cached_schema, class_name, types_of
+from tvr_lightning.option_types import Range
 
 LISTED = 12
 """Number of names that a message lists before it counts the others."""
@@ -59,6 +60,7 @@ def check_before_parsing(recipes: Sequence[str], overrides: Sequence[str], neede
     sources, schema = list(sources_of(recipes, overrides)), cached_schema()
     check_classes_given([content for _, content in sources], needed)
     if schema is not None:
+        schema["properties"]["normalization"] = {"$ref": "#/$defs/Normalizer"}  # of `tvr evaluate`
         check_options(sources, schema)
 
 
@@ -104,22 +106,16 @@ def sources_of(recipes: Iterable[str | Path], arguments: Sequence[str]) -> Itera
 
     Args:
         recipes: Names, paths, or inline YAML.
-        arguments: Arguments of the command line after the recipes, as `--option=value` or `--option value`.
+        arguments: Options of recipes as on the command line.
 
     Raises:
         RecipeError: A recipe does not exist or is invalid.
     """
     for recipe in recipes:
         yield "" if is_written_out(recipe) else f"--config {recipe}", read_recipe(recipe)
-    rest = iter(arguments)
-    for word in rest:
-        option, equals, value = word.removeprefix("--").partition("=")
-        if option.partition("=")[0].endswith(".help") or option == "print_config":  # jsonargparse's own
-            continue
-        found: Any = _plain_value(value if equals else next(rest, ""))
-        for key in reversed(option.removesuffix("+").split(".")):
-            found = {key: found}
-        yield "", found
+    for option, value in split_options(arguments):
+        if not option.endswith(".help") and option not in ("config", "print_config"):  # jsonargparse's own
+            yield "", nested(option, _plain_value(value))
 
 
 def _plain_value(text: str) -> Any:
@@ -133,11 +129,9 @@ class _Walk:
     """Comparison of options with the schema; remembers the class that each section names."""
 
     def __init__(self, schema: dict[str, Any], import_modules: bool) -> None:
-        self.known, self.definitions, self.import_modules = (
-            schema["properties"],
-            schema.get("$defs", {}),
-            import_modules,
-        )
+        self.known = schema["properties"]
+        self.definitions = schema.get("$defs", {})
+        self.import_modules = import_modules
         self.classes: dict[str, str] = {}
 
     def meant(self, name: str) -> str:
@@ -145,10 +139,8 @@ class _Walk:
         inner: dict[str, str] = {}
         for section, node in self.known.items():
             for variant in self.variants(node):
-                properties = variant.get("properties", {})
-                chosen = "class_path" in properties
-                found = (_init_args(variant) or {}) if chosen else properties
-                inner |= {option: f"--{section}.{'init_args.' if chosen else ''}{option}" for option in found}
+                prefix = f"--{section}.init_args" if class_name(variant) else f"--{section}"
+                inner |= {option: f"{prefix}.{option}" for option in _options_of(variant) or ()}
         near = difflib.get_close_matches(name, inner, n=1, cutoff=0.75)
         return f"Did you mean {inner[near[0]]}?" if near else f"Available: {nearest(name, self.known)}"
 
@@ -159,19 +151,15 @@ class _Walk:
                 self.value(where, node, item)
             return
         variants = list(self.variants(node))
-        named = [v for v in variants if "class_path" in v.get("properties", {})]
-        classes = {v["properties"]["class_path"].get("enum", [""])[0]: v for v in named}
-        text = any("string" in types_of(each) for each in (node, *node.get("anyOf", ())))
-        if named and (isinstance(value, dict) or (isinstance(value, str) and not text)):
+        classes = {name: variant for variant in variants if (name := class_name(variant)) is not None}
+        takes_text = any("string" in types_of(each) for each in (node, *node.get("anyOf", ())))
+        if classes and (isinstance(value, dict) or (isinstance(value, str) and not takes_text)):
             self.section(where, classes, {"class_path": value} if isinstance(value, str) else value)
         elif isinstance(value, dict):
-            plain = next((v for v in variants if "properties" in v and "class_path" not in v["properties"]), None)
-            if plain is not None:
-                self.options(where, plain["properties"], value)
+            self.options(where, next((v["properties"] for v in variants if "properties" in v), {}), value)
         elif variants and not any(_fits(variant, value) for variant in variants):
-            limits = next((_limits(variant) for variant in variants if _limits(variant)), "")
-            if limits and _number(value) is not None:
-                raise OptionError(f"{where} is {value}; it must be {limits}")
+            if any("pattern" in variant for variant in variants):
+                raise OptionError(f"{where} is {value!r}; expected {node['description']}")
             words = dict.fromkeys(word for variant in variants for word in _words(variant))
             expected = sorted(words, key=lambda word: word == "null")
             raise OptionError(f"{where} is {value!r}; expected {in_words(expected)}")
@@ -190,11 +178,11 @@ class _Walk:
             if name not in classes:
                 return
         given = {key: item for key, item in value.items() if key not in SECTION}
-        known = _init_args(classes[name])
+        known = _options_of(classes[name])
         options = {**(value.get("init_args") or {}), **given}
         for option in options:
             if known is not None and option not in known:
-                having = sorted(other for other, kind in classes.items() if option in (_init_args(kind) or ()))
+                having = sorted(other for other, kind in classes.items() if option in (_options_of(kind) or ()))
                 owners = f" ({', '.join(having)} {'has' if len(having) == 1 else 'have'} one)" if having else ""
                 raise OptionError(
                     f"{where}.init_args.{option}: {name} has no option {option}{owners}. Available: "
@@ -240,43 +228,41 @@ class _Walk:
             yield node
 
 
-def _init_args(variant: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the options of a class, or None if the schema does not list them."""
-    found: dict[str, Any] | None = variant["properties"].get("init_args", {}).get("properties")
-    return found
+def _options_of(variant: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the options of a class or of a section without classes, or None if the schema does not list them."""
+    options = variant.get("properties", {})
+    return options if class_name(variant) is None else options.get("init_args", {}).get("properties")
 
 
 def _fits(node: dict[str, Any], value: Any) -> bool:
-    """Whether a value is allowed; only numbers, truth values, null and choices are compared."""
+    """Whether a value is allowed; only numbers, truth values, null, choices and patterns are compared."""
     if "enum" in node:
         return value in node["enum"]
+    if "pattern" in node:
+        return re.search(node["pattern"], str(value)) is not None
     kinds = types_of(node)
     if not kinds or {"string", "object"} & set(kinds):
         return True
     if value is None or isinstance(value, bool):
         return ("null" if value is None else "boolean") in kinds
-    number = _number(value)
-    if number is None or not {"integer", "number"} & set(kinds):
-        return False
-    within = all(COMPARISONS[bound][0](number, node[key]) for bound, key in BOUNDS.items() if key in node)
-    return within and ("number" in kinds or number.is_integer())
-
-
-def _number(value: Any) -> float | None:
-    """Return the number that a value is or, such as 1e-4 in YAML, stands for."""
     try:
-        return None if isinstance(value, bool) else float(value)
+        number = float(value)  # YAML reads 1e-4 as text
     except (TypeError, ValueError):
-        return None
+        return False
+    if _range(node).refusal(number) is not None:
+        return False
+    return "number" in kinds or ("integer" in kinds and number.is_integer())
 
 
-def _limits(node: dict[str, Any]) -> str:
-    return " and ".join(f"{COMPARISONS[bound][1]} {node[key]:g}" for bound, key in BOUNDS.items() if key in node)
+def _range(node: dict[str, Any]) -> Range:
+    return Range(**{bound: node.get(key) for bound, key in BOUNDS.items()})
 
 
 def _words(node: dict[str, Any]) -> list[str]:
+    """Return the allowed values of a node in words."""
     if "enum" in node:
         return [str(choice) for choice in node["enum"]]
-    return [
-        "a class" if "enum" in node.get("properties", {}).get("class_path", {}) else NAMES[k] for k in types_of(node)
-    ]
+    if class_name(node):
+        return ["a class"]
+    limits = _range(node).words
+    return [f"{NAMES[kind]} ({limits})" if limits and kind != "null" else NAMES[kind] for kind in types_of(node)]

@@ -7,7 +7,6 @@ evaluated model is therefore built from the checkpoint; recipes and options are 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from jsonargparse._util import import_object
 from lightning.pytorch import LightningModule
 
 from tvr_lightning.config.schema import hints_of
@@ -100,12 +100,9 @@ class TrainedOptions:
         """
         here = _name(self._model)
         if self._asked_model is not None and here is not None and self._asked_model != here:
-            answers = self._asked_model == "VideoQuestionAnswering"
-            more = (
-                ". To train question answering from it, set model.init_args.pretrained in `tvr fit`." if answers else ""
-            )
             raise CheckpointError(
-                f"{self.path}: the checkpoint contains {here}, but the recipe builds {self._asked_model}{more}"
+                f"{self.path}: the checkpoint contains {here}, but the recipe builds {self._asked_model}. Use a recipe "
+                f"of {here}; to train question answering from it, set model.init_args.pretrained in `tvr fit`."
             )
         found: dict[str, Any] = {}
         if "encoder" in self._model["init_args"] and here is not None:
@@ -144,37 +141,37 @@ class TrainedOptions:
                 version.
         """
         found = []
+        known = {}
         parser = ArgumentParser(exit_on_error=False)
-        parser.add_subclass_arguments(LightningModule, "model", required=False)
-        parser.add_subclass_arguments(TextVideoDataModule, "data", required=False)
-        sections = {"model": self._model, "data": self._data}
-        known = {name: section for name, section in sections.items() if _name(section) is not None}
-        if "encoder" not in self._model["init_args"]:
-            known.pop("model", None)
+        if _name(self._model) is not None and "encoder" in self._model["init_args"]:
+            known["model"] = self._model
+            parser.add_subclass_arguments(LightningModule, "model")
+        if _name(self._data) is not None:
+            known["data"] = self._data
+            parser.add_subclass_arguments(TextVideoDataModule, "data")
         try:
-            parsed = parser.parse_object(json.loads(json.dumps(known)))
+            parsed = parser.parse_object(json.loads(json.dumps(known)))  # converts tuples to lists
         except ArgumentError as error:
             raise CheckpointError(
                 f"{self.path} was trained with options that this version does not have: {error}"
             ) from error
         for section in known:
-            now, then = (
-                dict(flat_options(section, _written_out(config[section].as_dict()))) for config in (options, parsed)
-            )
-            for option in [*then, *(name for name in now if name not in then)]:
+            now = dict(flat_options(section, _written_out(options[section].as_dict())))
+            then = dict(flat_options(section, _written_out(parsed[section].as_dict())))
+            for option in then | now:
                 value, trained = now.get(option, "nothing"), then.get(option, "nothing")
                 if value != trained and not self._linked(option):
-                    found.append(Difference(option, value, trained, self._scored(option, value, trained, options)))
+                    scored = self._scored(option, value, trained, options.data.class_path)
+                    found.append(Difference(option, value, trained, scored))
         record = self.saved.get(RECORD) or {}
         precision = options.get("trainer.precision")
         if record.get("precision") and str(precision) != record["precision"]:
             found.append(Difference("trainer.precision", precision, record["precision"], False))
-        scored = [item for item in found if item.scored]
-        if scored and not override:
+        lines = "".join(f"  - {item}\n" for item in found if item.scored)
+        if lines and not override:
             raise CheckpointError(
-                f"{self.path} was trained with other options, and the given ones change its scores:\n"
-                + "".join(f"  - {item}\n" for item in scored)
-                + "Omit them to use the checkpoint's options, or add --override to score with them anyway."
+                f"{self.path} was trained with other options, and the given ones change its scores:\n{lines}"
+                "Omit them to use the checkpoint's options, or add --override to score with them anyway."
             )
         return found
 
@@ -184,11 +181,10 @@ class TrainedOptions:
         # The data options contain the value; converted checkpoints have no data.
         return option.startswith("model.") and _name(self._data) is not None and option.rpartition(".")[2] in LINKED
 
-    def _scored(self, option: str, value: Any, trained: Any, options: Namespace) -> bool:
+    def _scored(self, option: str, value: Any, trained: Any, dataset: str) -> bool:
         section, *parts = option.split(".")
         if section == "data":
-            same = options.data.class_path.rpartition(".")[2] == _name(self._data)
-            return same and parts[-1] in READING
+            return dataset.rpartition(".")[2] == _name(self._data) and parts[-1] in READING
         if parts[-1] == "weights":  # the file matters only for the activation of random weights
             return (value in (None, "none")) != (trained in (None, "none"))
         return not UNSCORED & set(parts)
@@ -211,10 +207,9 @@ def _name(section: Mapping[str, Any]) -> str | None:
 
 def _written_out(section: dict[str, Any]) -> dict[str, Any]:
     """Return a parsed section whose options dataclasses contain their defaults instead of nulls."""
-    module, _, name = section["class_path"].rpartition(".")
     given = section.get("init_args") or {}
     found = dict(given)
-    for option, hint in hints_of(getattr(importlib.import_module(module), name)).items():
+    for option, hint in hints_of(import_object(section["class_path"])).items():
         kind = next((item for item in get_args(hint) if dataclasses.is_dataclass(item)), None)
         if kind is not None and option in given:
             parser = ArgumentParser(exit_on_error=False)

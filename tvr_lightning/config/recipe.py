@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -15,6 +13,8 @@ from typing import Any
 import jsonargparse
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from jsonargparse._util import import_object
+from jsonargparse.typing import restricted_string_type
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters_context
@@ -31,14 +31,15 @@ from tvr_lightning.config.recipe_files import (
     RecipeError,
     find_recipe,
     is_written_out,
+    nested,
     read_recipe,
-    split_arguments,
+    split_options,
 )
 from tvr_lightning.config.schema import cached_schema, generate, keep
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.encoders.pretrained import weights_follow
 from tvr_lightning.errors import UserError, check_present
-from tvr_lightning.evaluation.config import EvaluationConfig, gibibytes
+from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.results import SelectOn
 from tvr_lightning.media.preparation import PREPARATION
 from tvr_lightning.methods.base import RetrievalModule
@@ -46,6 +47,8 @@ from tvr_lightning.option_types import Count, Options
 from tvr_lightning.training.module import check_precision
 
 datasets.import_all()
+
+MemorySize = restricted_string_type("MemorySize", r"^(?=.*[1-9])\d+(\.\d+)?[KMGT]iB$")
 
 
 @dataclass
@@ -91,8 +94,8 @@ def recipe_parser() -> ArgumentParser:
         parser.add_subclass_arguments(kind, section, fail_untyped=False, required=False)
     parser.add_argument("--results", type=ResultsConfig, default=ResultsConfig())
     parser.add_argument("--checkpoints", type=CheckpointConfig, default=CheckpointConfig())
-    memory = "memory budget for scoring, such as 4GiB; overrides model.init_args.evaluation.memory_gib"
-    parser.add_argument("--eval_memory", type=str | None, default=None, help=memory)
+    memory = "a memory budget for scoring such as 4GiB or 512MiB, which replaces model.init_args.evaluation.memory_gib"
+    parser.add_argument("--eval_memory", type=MemorySize | None, default=None, help=memory)
     for name in sorted(LINKED):
         parser.link_arguments(f"data.init_args.{name}", f"model.init_args.{name}")
         # For question answering, the options are those of a nested method; links to missing arguments are skipped.
@@ -141,13 +144,12 @@ class Recipe:
             RecipeError: A recipe does not exist or is invalid, or no recipe names a method or dataset.
             CheckpointError: The model cannot be built from the checkpoint, or the options change its scores.
         """
-        more, options = split_arguments(overrides)
-        recipes = [*recipes, *more]
-        sources = list(sources_of(recipes, options))
+        recipes = [*recipes, *(value for option, value in split_options(overrides) if option == "config")]
+        sources = list(sources_of(recipes, overrides))
         named = [str(recipe) if is_written_out(recipe) else str(find_recipe(recipe)) for recipe in recipes]
         if only_data:
             named = [json.dumps({"data": read_recipe(recipe).get("data") or {}}) for recipe in recipes]
-        words = [f"--config={recipe}" for recipe in named] + _without_nulls(options)
+        words = [f"--config={recipe}" for recipe in named] + _options_for_parser(overrides)
         if checkpoint is None:
             check_classes_given([content for _, content in sources], ("data",) if only_data else ("data", "model"))
         parser = recipe_parser()
@@ -199,7 +201,7 @@ class Recipe:
         precision, strategy = str(trainer.precision or "32-true"), trainer.strategy
         encoder = model.encoder if "encoder" in model else model.method.init_args.encoder
         named = strategy if isinstance(strategy, str) else str(strategy.class_path)
-        shards = Namespace() if isinstance(strategy, str) else strategy.get("init_args") or Namespace()
+        shards = {} if isinstance(strategy, str) else vars(strategy.get("init_args") or Namespace())
         if shards.get("save_distributed_checkpoint") or shards.get("state_dict_type") == "sharded":
             raise OptionError(
                 "trainer.strategy: a checkpoint of shards cannot be read without running code from it. Set "
@@ -207,7 +209,8 @@ class Recipe:
             )
         try:
             check_precision(precision)
-            _class_of(encoder).check_trainer(precision, named, **vars(encoder.get("init_args") or Namespace()))
+            options = vars(encoder.get("init_args") or Namespace())
+            import_object(encoder.class_path).check_trainer(precision, named, **options)
         except UserError as error:
             raise OptionError(str(error)) from error
 
@@ -271,9 +274,10 @@ class Recipe:
             return
         method = self.config.model.init_args
         if "evaluation" not in method:
-            raise RecipeError("--eval_memory supports retrieval methods only; question answering does not score pairs")
+            raise OptionError("--eval_memory supports retrieval methods only; question answering does not score pairs")
         method.evaluation = method.evaluation or Namespace(asdict(EvaluationConfig()))
-        method.evaluation.memory_gib = gibibytes(size)
+        number, unit = size[:-3], size[-3]
+        method.evaluation.memory_gib = float(number) * 1024.0 ** ("KMGT".index(unit) - 2)
 
 
 def from_recipe(
@@ -307,26 +311,15 @@ def _explained() -> Iterator[None]:
         raise RecipeError(refusals(str(error))) from error
 
 
-def _without_nulls(options: Sequence[str]) -> list[str]:
-    """Convert `--a.init_args.b=null` to a recipe, because the parser reads nulls of nested classes as "None"."""
-    found: list[str] = []
-    for word in options:
-        option, _, value = word.partition("=")
-        if found and word == "null" and re.fullmatch(r"--[\w.]+\.init_args\.[\w.]+", found[-1]):
-            option, value = found.pop(), word
-        if value == "null" and re.fullmatch(r"--[\w.]+\.init_args\.[\w.]+", option):
-            inner: Any = None
-            for key in reversed(option[2:].split(".")):
-                inner = {key: inner}
-            word = f"--config={json.dumps(inner)}"
-        found.append(word)
+def _options_for_parser(arguments: Sequence[str]) -> list[str]:
+    """Return the options but --config; nulls of classes become recipes, as the parser would read them as "None"."""
+    found = []
+    for option, value in split_options(arguments):
+        if value == "null" and ".init_args." in option:
+            found.append(f"--config={json.dumps(nested(option, None))}")
+        elif option != "config":
+            found.append("--print_config" if (option, value) == ("print_config", "") else f"--{option}={value}")
     return found
-
-
-def _class_of(section: Namespace) -> Any:
-    """Return the class that a section names."""
-    module, _, name = section.class_path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
 
 
 def _required_files(section: Namespace, encoder: Namespace) -> Iterator[Callable[[], object]]:
@@ -337,7 +330,7 @@ def _required_files(section: Namespace, encoder: Namespace) -> Iterator[Callable
         encoder: Encoder section of the model, which nested methods use.
     """
     options = section.get("init_args") or Namespace()
-    kind = _class_of(section)
+    kind = import_object(section.class_path)
     if hasattr(kind, "required_files"):
         yield partial(kind.required_files, **{"encoder": encoder, **vars(options)})
     for value in vars(options).values():

@@ -69,14 +69,11 @@ def read_recipe(name: str | Path) -> dict[str, Any]:
         name: Name or path, as for `find_recipe`, or inline YAML.
 
     Raises:
-        RecipeError: The file does not exist or is not a YAML mapping of plain values; the message names the file and,
-            if it does not exist, the closest recipe.
+        RecipeError: The file does not exist or is not a YAML mapping of plain values.
     """
     try:
         text = str(name) if is_written_out(name) else find_recipe(name).read_text(encoding="utf-8")
         content = yaml.safe_load(text)
-    except OSError as error:
-        raise RecipeError(f"--config {name}: {error.strerror}; {_near(Path(name))}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
@@ -88,35 +85,30 @@ def read_recipe(name: str | Path) -> dict[str, Any]:
 
 
 def _near(path: Path) -> str:
-    """Return a hint: the closest recipe, the recipes in the folder of `path`, or the searched folders."""
-    inside = Path(*path.parts[1:]) if path.parts[:1] == ("recipes",) else path
-    own = RECIPES / inside.parent
-    of_folder = own.is_dir() and own != RECIPES and own.is_relative_to(RECIPES)
-    folders = [path.parent, own] if of_folder else [path.parent, Path("recipes"), RECIPES, *RECIPES.glob("*/")]
-    there: dict[str, str] = {}  # shortest name of each recipe; this project's recipes are found by name from any folder
-    for folder in dict.fromkeys(folders):
-        for found in sorted(folder.glob("*.yaml")):
-            shown = f"recipes/{found.relative_to(RECIPES).as_posix()}" if found.is_relative_to(RECIPES) else str(found)
-            there[found.stem] = min(there.get(found.stem, shown), shown, key=len)
-    names = difflib.get_close_matches(path.name.removesuffix(".yaml").removesuffix(".yml"), there, n=1, cutoff=0.6)
-    if names:
-        return f"did you mean {there[names[0]]}?"
-    if of_folder:
-        return f"available in recipes/{own.relative_to(RECIPES)}: {', '.join(sorted(there))}"
-    return f"looked for it at {path.absolute()} and in {RECIPES}"
+    """Return a hint: the closest recipe in the folder of `path` and in this project, or the searched folders."""
+    there: dict[str, Path] = {}
+    own = [Path("recipes") / file.relative_to(RECIPES) for file in RECIPES.rglob("*.yaml")]
+    for file in [*path.parent.glob("*.yaml"), *sorted(own, key=lambda file: (len(file.parts), file))]:
+        there.setdefault(file.stem, file)
+    names = difflib.get_close_matches(path.name.removesuffix(".yaml").removesuffix(".yml"), there, n=1)
+    return f"did you mean {there[names[0]]}?" if names else f"looked for it at {path.absolute()} and in {RECIPES}"
 
 
-def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the recipes on a command line, and the other arguments, each in their order."""
-    recipes, others = [], []
+def split_options(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the names and values of options, given as `--option=value`, `--option value`, or `--print_config`."""
+    found = []
     rest = iter(arguments)
     for word in rest:
-        name, equals, value = word.partition("=")
-        if name == "--config":
-            recipes.append(value if equals else next(rest, ""))
-        else:
-            others.append(word)
-    return recipes, others
+        option, equals, value = word.removeprefix("--").partition("=")
+        found.append((option, value if equals or option == "print_config" else next(rest, "")))
+    return found
+
+
+def nested(option: str, value: Any) -> dict[str, Any]:
+    """Return an option as a recipe contains it: `a.b` as `{a: {b: value}}`."""
+    for key in reversed(option.removesuffix("+").split(".")):
+        value = {key: value}
+    return value
 
 
 def is_written_out(recipe: str | Path) -> bool:

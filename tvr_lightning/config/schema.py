@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
 PACKAGE = Path(__file__).parents[1]
+_IN_WHEEL = PACKAGE / "recipes" / "schema.json"
 LEFT_OUT = (
     "Module", "Metric", "Callback", "Strategy", "Logger", "Precision", "Profiler", "Tensor", "PreTrainedConfig",
 )  # fmt: skip
@@ -33,7 +34,9 @@ BOUNDS = {"above": "exclusiveMinimum", "at_least": "minimum", "below": "exclusiv
 
 
 def cached_schema() -> dict[str, Any] | None:
-    """Return the schema if it has been made from the sources as they are now."""
+    """Return the schema in the wheel, or else that of the user's cache if the sources have not changed since."""
+    if _IN_WHEEL.is_file():
+        return json.loads(_IN_WHEEL.read_text(encoding="utf-8"))
     try:
         cached = json.loads(_file().read_text(encoding="utf-8"))
     except (OSError, ValueError, RuntimeError):  # none yet, or no home folder
@@ -67,8 +70,9 @@ def generate(parser: ArgumentParser) -> dict[str, Any]:
 
         def subclass_def(self, class_type: Any, action: Any) -> dict[str, Any]:
             schema = super().subclass_def(class_type, action)
-            kinds = [kind for kind in schema.get("anyOf", ()) if not set(BASES) & set(_class_names(kind))]
-            return schema | ({"anyOf": kinds} if kinds else {})
+            if "anyOf" in schema:
+                schema["anyOf"] = [kind for kind in schema["anyOf"] if class_name(kind) not in BASES]
+            return schema
 
         def class_parser_schema(self, class_type: Any, action: Any, description: str | None = None) -> dict[str, Any]:
             schema = super().class_parser_schema(class_type, action, description)
@@ -80,7 +84,7 @@ def generate(parser: ArgumentParser) -> dict[str, Any]:
 
 def add_ranges(schema: dict[str, Any], kind: type) -> None:
     """Add the `Range` of each option of a class to its schema."""
-    for name, hint in hints_of(kind, include_extras=True).items():
+    for name, hint in hints_of(kind).items():
         node = schema.get("properties", {}).get(name)
         if node is None:
             continue
@@ -94,31 +98,19 @@ def add_ranges(schema: dict[str, Any], kind: type) -> None:
                 add_ranges(node, inner)
 
 
-def hints_of(kind: type, include_extras: bool = False) -> dict[str, Any]:
-    """Return the types of a class's arguments by name, including those that it passes on to its base.
-
-    Args:
-        kind: Any class.
-        include_extras: Keep annotations such as `Range`.
-    """
+def hints_of(kind: type) -> dict[str, Any]:
+    """Return the types of the arguments of a class and its bases by name, with annotations such as `Range`."""
     found: dict[str, Any] = {}
-    for each in inspect.getmro(kind):
-        if "__init__" not in vars(each) or each is object:
-            continue
-        hints: dict[str, Any] = {}
+    for each in reversed(inspect.getmro(kind)):
         with contextlib.suppress(NameError, TypeError):  # names that a class imports only for type checkers
-            hints = get_type_hints(each.__init__, include_extras=include_extras)  # type: ignore[misc]
-        parameters = list(inspect.signature(each.__init__).parameters.values())[1:]  # type: ignore[misc]
-        named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        found = {**{p.name: hints.get(p.name, Any) for p in named}, **found}
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            break
+            found |= get_type_hints(each.__init__, include_extras=True)  # type: ignore[misc]
     return found
 
 
-def _class_names(kind: dict[str, Any]) -> list[str]:
-    names: list[str] = kind.get("properties", {}).get("class_path", {}).get("enum", [])
-    return names
+def class_name(node: dict[str, Any]) -> str | None:
+    """Return the name of the class whose options a node contains, or None."""
+    names = node.get("properties", {}).get("class_path", {}).get("enum", [None])
+    return names[0]
 
 
 def types_of(node: dict[str, Any]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 
 from tvr_lightning.errors import UserError
@@ -62,11 +61,3 @@ class EvaluationConfig:
     def memory_bytes(self) -> int:
         """Return the memory budget for scoring in bytes."""
         return int(self.memory_gib * 2**30)
-
-
-def gibibytes(size: str) -> float:
-    """Return a size such as "4GiB" or "512MiB" in GiB."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])iB\s*", size)
-    if found is None or not float(found[1]):
-        raise UserError(f"--eval_memory {size}: expected a size such as 4GiB or 512MiB")
-    return float(found[1]) * 1024.0 ** ("KMGT".index(found[2]) - 2)
