@@ -271,10 +271,11 @@ class Catalog:
         relative = PurePosixPath(folder)
         if relative.is_absolute() or ".." in relative.parts:
             raise SearchError(f"folder is {folder!r}; it must be a path inside an indexed folder, such as trips/2024")
-        places = [os.fsencode(root / relative).rstrip(b"/") for root in self.roots]
-        # A root may be a single file, which is in its folder ".".
-        condition = " OR ".join(["substr(path, 1, ?) = ? OR path = ?"] * len(places)) or "FALSE"
-        return f"({condition})", [value for place in places for value in (len(place) + 1, place + b"/", place)]
+        if not relative.parts:  # of all roots, which may be single files
+            return "TRUE", []
+        prefixes = [os.fsencode(root / relative) + b"/" for root in self.roots]
+        condition = " OR ".join(["substr(path, 1, ?) = ?"] * len(prefixes)) or "FALSE"
+        return f"({condition})", [value for prefix in prefixes for value in (len(prefix), prefix)]
 
     def states(self) -> dict[str, tuple[int, Path, bool]]:
         """Return the key, the path, and whether it could be read, of every file by ID."""

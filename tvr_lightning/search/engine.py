@@ -25,7 +25,7 @@ from tvr_lightning.media.image import read_image
 from tvr_lightning.media.video import probe
 from tvr_lightning.search.catalog import Catalog, SpanRow
 from tvr_lightning.search.errors import SearchError, UnknownVideoError
-from tvr_lightning.search.files import relative, within
+from tvr_lightning.search.files import relative
 from tvr_lightning.search.query import SearchQuery
 from tvr_lightning.search.relevance import Scale, judge
 from tvr_lightning.search.results import Answer, Moment, Result, printable
@@ -175,7 +175,8 @@ class Searcher:
         vectors = [self._text_vectors([text])[0]] if text else []
         if like is not None:
             vectors += [unit(frames.mean(0, keepdim=True))[0] for frames in like.segments]
-        keys = None if query.folder is None else self.catalog.in_folder(query.folder, MOST_KEYS + 1)
+        folder = query.folder if PurePath(query.folder or "").parts else None
+        keys = None if folder is None else self.catalog.in_folder(folder, MOST_KEYS + 1)
         rows: dict[int, SpanRow] = {}
         for vector in vectors:
             count = max(query.candidates // len(vectors), query.top)
@@ -204,7 +205,7 @@ class Searcher:
             rows = [known[key] for key, _ in hits if key in known]
             rows = [row for row in rows if like is None or row.video.id != like.video]
             if filtered:
-                rows = [row for row in rows if within(row.video.path, folders)]
+                rows = [row for row in rows if not folders.isdisjoint(row.video.path.parents)]
             if len(hits) < count or len({row.video.id for row in rows}) >= min(query.top, len(rows) or query.top):
                 return rows
             count *= 4
