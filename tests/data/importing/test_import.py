@@ -1,5 +1,6 @@
 """Datasets as people hold them: recognised, converted to what our readers read, or refused in a sentence."""
 
+import errno
 import json
 import pickle
 import shutil
@@ -11,6 +12,7 @@ import pytest
 
 from tvr_lightning.cli import main
 from tvr_lightning.data import LSMDC, MSRVTT, MSVD, VATEX, ActivityNet, DiDeMo
+from tvr_lightning.data.importing import videos
 from tvr_lightning.data.importing.layouts import DATASETS
 from tvr_lightning.data.importing.run import ImportReport, import_dataset
 from tvr_lightning.data.importing.videos import ImportFailed
@@ -336,6 +338,55 @@ def test_a_broken_zip_is_one_sentence_and_the_whole_one_goes_on(tmp_path, capsys
     assert len(list((tmp_path / "msrvtt" / "videos").iterdir())) == 4
 
 
+def test_an_encrypted_zip_is_one_sentence(tmp_path, capsys):
+    held = hub(tmp_path / "hub", CLIPS)
+    file = held / "MSRVTT_Videos.zip"
+    zipped(file, [f"{v}.mp4" for v in CLIPS])
+    content = bytearray(file.read_bytes())
+    for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # the flags in both headers of every member
+        place = -1
+        while (place := content.find(signature, place + 1)) >= 0:
+            content[place + offset] |= 1
+    file.write_bytes(content)
+    assert main(["data", "import", "msrvtt", f"--from={held}", f"--root={tmp_path}"]) == 2
+    said = capsys.readouterr().err
+    assert said == f"tvr: {file} is encrypted. Unpack it, and import the folder with its files.\n"
+
+
+def test_a_full_disk_while_unpacking_is_one_sentence(tmp_path, capsys, monkeypatch):
+    held = hub(tmp_path / "hub", CLIPS)
+    zipped(held / "MSRVTT_Videos.zip", [f"{v}.mp4" for v in CLIPS])
+    write, written = videos.write_whole, []
+
+    def full(target, content):
+        written.append(target)
+        if len(written) > 2:
+            raise OSError(errno.ENOSPC, "No space left on device", str(target))
+        write(target, content)
+
+    monkeypatch.setattr(videos, "write_whole", full)
+    command = ["data", "import", "msrvtt", f"--from={held}", f"--root={tmp_path}"]
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert "No space left on device. Imported videos are kept. To resume, free disk space and rerun" in said
+    monkeypatch.undo()
+    assert main(command) == 0
+    assert len(list((tmp_path / "msrvtt" / "videos").iterdir())) == 4
+
+
+def test_links_to_a_folder_that_has_moved_are_repaired_by_importing_it_again(tmp_path):
+    held = hub(tmp_path / "hub", CLIPS)
+    for video in CLIPS:
+        write(held / "video" / f"{video}.mp4", video)
+    assert bring("msrvtt", held, tmp_path).videos.new == 4
+    moved = held.rename(tmp_path / "moved")
+    (moved / "video" / "video3.mp4").unlink()
+    again = bring("msrvtt", moved, tmp_path)
+    assert (again.videos.new, again.videos.present, again.absent) == (3, 0, ["video3"])
+    assert (tmp_path / "msrvtt" / "videos" / "video2.mp4").read_text() == "video2"
+
+
 def test_captions_without_videos_and_videos_without_captions_are_a_sentence_each(tmp_path, capsys):
     held = hub(tmp_path / "hub", CLIPS)
     for name in ("video0", "video2", "video3", "holiday"):
@@ -380,6 +431,9 @@ def test_nothing_that_is_there_is_overwritten(tmp_path):
     with pytest.raises(ImportFailed, match=r"videos/video1\.mp4 already exists and is not"):
         bring("msrvtt", held, tmp_path / "data")
     assert other.read_text() == "another video"
+    write(other, "vid301")  # of the same size
+    with pytest.raises(ImportFailed, match=r"videos/video1\.mp4 already exists and is not"):
+        bring("msrvtt", held, tmp_path / "data")
 
 
 def test_what_is_no_layout_is_refused_with_what_is_missing(tmp_path):

@@ -108,7 +108,7 @@ def import_dataset(
     (target / "videos").mkdir(exist_ok=True)
     report.videos = import_videos(loose, archives, folders, way, progress)
     existing = filter(Path.is_dir, set(folders.values()))
-    present = {(parent, stem(path.name)) for parent in existing for path in parent.iterdir()}
+    present = {(parent, stem(path.name)) for parent in existing for path in parent.iterdir() if path.exists()}
     report.absent = [name for name, parent in folders.items() if (parent, name) not in present]
     return report
 

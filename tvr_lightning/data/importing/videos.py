@@ -15,9 +15,11 @@ from typing import IO, Literal, cast
 
 from tvr_lightning.data.video_files import is_video, stem
 from tvr_lightning.errors import UserError
-from tvr_lightning.files import write_whole
+from tvr_lightning.files import explain_write_errors, write_whole
 from tvr_lightning.progress import progress_bar
+from tvr_lightning.store import file_mark, is_same_file
 
+ENCRYPTED = 0x1  # flag of a member of a zip archive
 PART = re.compile(r"(?P<whole>.+\.tar(\.gz)?)\.part[-_]?(?P<number>\w+)")
 Way = Literal["link", "copy"]
 
@@ -97,17 +99,17 @@ def import_videos(
     result = ImportedVideos(unused=sorted(loose.keys() - folders.keys()))
     targets = {file: folders[name] / file.name for name, file in loose.items() if name in folders}
     for file, target in targets.items():  # all of them before anything is written
-        if target.is_symlink() and not target.exists():
-            raise ImportFailed(f"{target} is a link to a missing file. Remove it.")
-        if target.exists() and not target.samefile(file) and target.stat().st_size != file.stat().st_size:
+        if target.exists() and not target.samefile(file) and not is_same_file(target, file_mark(file)):
             raise ImportFailed(f"{target} already exists and is not {file}. Move it.")
-    with progress_bar(progress) as bar:
+    place, kept = next(iter(folders.values()), Path()), "Imported videos are kept."
+    with progress_bar(progress) as bar, explain_write_errors(place, kept, kind=ImportFailed):
         title = "linking videos" if way == "link" else "copying videos"
         for file, target in bar.track(targets.items(), description=title):
             if target.exists():
                 result.present += 1
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
+            target.unlink(missing_ok=True)  # a link to a file that has moved
             if way == "link":
                 target.symlink_to(file.resolve())
             else:
@@ -135,7 +137,7 @@ def import_videos(
 
 def _unpack(target: Path, size: int, content: IO[bytes], result: ImportedVideos) -> None:
     if target.exists():
-        if target.stat().st_size != size:
+        if target.stat().st_size != size or target.read_bytes() != content.read():
             raise ImportFailed(f"{target} already exists and differs from the file in the archive. Move it.")
         result.present += 1
     else:
@@ -150,6 +152,8 @@ def _videos_in(parts: list[Path]) -> Iterator[tuple[str, int, IO[bytes]]]:
         with zipfile.ZipFile(parts[0]) as archive:
             for entry in archive.infolist():
                 if is_video(entry.filename):
+                    if entry.flag_bits & ENCRYPTED:
+                        raise ImportFailed(f"{parts[0]} is encrypted. Unpack it, and import the folder with its files.")
                     with archive.open(entry) as content:
                         yield Path(entry.filename).name, entry.file_size, content
     else:
