@@ -52,7 +52,7 @@ class LeakageAudit(Callback):
         config, data = method.evaluation_config, trainer.datamodule  # type: ignore[attr-defined]
         state, method.evaluation = before  # the evaluation itself may change
         try:
-            evaluation.audit = audit_method(method, data, config.audit, config.seed, split, state).result
+            evaluation.audit = audit_method(method, data, config.audit, split=split, before=state).result
         except Exception as error:  # noqa: BLE001  the evaluation is done; its table says that the audit stopped
             evaluation.audit = AuditResult(passed=False, problem=f"{type(error).__name__}: {error}")
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 
 import torch
 from lightning.pytorch import Trainer
@@ -45,7 +46,7 @@ def audit_method(
     method: RetrievalModule,
     data: TextVideoDataModule,
     videos: int = 64,
-    seed: int = 0,
+    seed: int | None = None,
     split: SplitName = "test",
     before: State | None = None,
 ) -> Audit:
@@ -55,13 +56,14 @@ def audit_method(
         method: Method on the device to run on. It stays in evaluation mode.
         data: DataModule with the split.
         videos: Maximum number of videos to draw, with up to three texts each.
-        seed: Seed for the draw, orders, and partners.
+        seed: Seed for the draw, orders, and partners; by default a new one.
         split: Split to audit.
         before: State before an evaluation that has just ended; what the method kept from it is a finding.
 
     Raises:
         UserError: Fewer than four videos can be read.
     """
+    seed = secrets.randbits(32) if seed is None else seed
     method.eval()
     if method._trainer is None:
         attach(method, data)

@@ -134,7 +134,7 @@ def audit(
     config: list[str],
     ckpt_path: File | None = None,
     videos: AtLeast4 = 64,
-    seed: int = 0,
+    seed: int | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
     """Check empirically that scores depend only on the text and the video; the exit status is 1 if they do not.
@@ -143,7 +143,7 @@ def audit(
         config: recipe files, can be repeated; later ones override earlier ones.
         ckpt_path: checkpoint of the recipe; by default the recipe's starting weights are audited.
         videos: number of test videos to audit, with their texts.
-        seed: seed for selecting and ordering the audited videos and texts.
+        seed: seed for selecting and ordering the audited videos and texts; a new one by default.
         overrides: options that override those of recipes.
     """
     with loading("audit"):
