@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tvr_lightning.layers.cosine import unit
-from tvr_lightning.methods.dpdv.interactions import MeanPooling, SimilarityAggregation, WeightedMax
+from tvr_lightning.methods.dpdv.interactions import MeanInteraction, SimilarityAggregation, WeightedMax
 from tvr_lightning.methods.dpdv.weighted_max import WeightedTokens, by_length, compacted, masked_softmax
 
 N, M, W, T, D = 5, 4, 6, 7, 16
@@ -25,7 +25,7 @@ def sides(seed=0):
 def interactions():
     torch.manual_seed(1)
     made = {
-        "mean": MeanPooling(),
+        "mean": MeanInteraction(),
         "ucofia": SimilarityAggregation(W, T, temperature=10.0),
         "weighted-max": WeightedMax(D),
     }

@@ -236,7 +236,7 @@ def test_the_temporal_encoder_is_what_the_option_says():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"interaction": "xti"}, "must be a Interaction"),
+        ({"interaction": "xti"}, "must be a DRLInteraction"),
         ({"interaction": TokenWise("inf")}, "mask_fill is inf; it must be one of zero, exclude"),
         ({"temporal_encoder": "none"}, "must be a TemporalHeader"),
         ({"interaction": WeightedTokenWise(4)}, "weight_layers is 4; it must be at least 1 and at most 3"),

@@ -41,15 +41,15 @@ MaskFill = Literal["zero", "exclude"]
 DecorrelationTokens = Literal["random", "matched", "weighted"]
 
 
-class Interaction(Kind):
+class DRLInteraction(Kind):
     """Interaction of words and frames that gives a score (released: --interaction)."""
 
 
-class DotProduct(Interaction):
+class DotProduct(DRLInteraction):
     """Cosine of the last word with the pooled frames (DP)."""
 
 
-class TokenWise(Interaction):
+class TokenWise(DRLInteraction):
     """Mean over the best matches of all tokens (TI).
 
     Args:
@@ -75,15 +75,15 @@ class WeightedTokenWise(TokenWise):
         self.weight_layers = weight_layers
 
 
-class Decorrelation(Kind):
+class DRLDecorrelation(Kind):
     """Regularization of the channels of matching words and frames in training."""
 
 
-class NoDecorrelation(Decorrelation):
+class NoDecorrelation(DRLDecorrelation):
     """No regularization: InfoNCE alone (released: --cdcr 0)."""
 
 
-class ChannelDecorrelation(Decorrelation):
+class ChannelDecorrelation(DRLDecorrelation):
     """Channel decorrelation regularization (CDCR): correlations of the channels of matching words and frames.
 
     Args:
@@ -121,9 +121,9 @@ class DRLOptions(Options):
         UserError: A value is out of range, or decorrelation requires weights that the interaction does not learn.
     """
 
-    interaction: Interaction = kind(WeightedTokenWise)
+    interaction: DRLInteraction = kind(WeightedTokenWise)
     temporal_encoder: TemporalHeader = kind(SeqTransf)
-    decorrelation: Decorrelation = kind(ChannelDecorrelation)
+    decorrelation: DRLDecorrelation = kind(ChannelDecorrelation)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -192,7 +192,7 @@ class DRLHead(PairHead):
         interaction: Interaction of words and frames. None uses WTI as released.
     """
 
-    def __init__(self, dimension: int, interaction: Interaction | None = None) -> None:
+    def __init__(self, dimension: int, interaction: DRLInteraction | None = None) -> None:
         super().__init__(dimension, side="both")
         self.interaction = interaction = interaction or WeightedTokenWise()
         self.word_weights: nn.Module | None = None

@@ -95,7 +95,7 @@ class UCoFiAOptions(Options):
 
 
 @dataclass
-class PreparedText(FeatureBatch):
+class UCoFiAText(FeatureBatch):
     """Prepared features of N texts.
 
     Attributes:
@@ -110,7 +110,7 @@ class PreparedText(FeatureBatch):
 
 
 @dataclass
-class PreparedVideo(FeatureBatch):
+class UCoFiAVideo(FeatureBatch):
     """Prepared features of M videos.
 
     Attributes:
@@ -152,7 +152,7 @@ class UCoFiAHead(PairHead):
             self.patch_matrix = nn.Parameter(torch.eye(dimension)) if options.patch_matrix else None
             self.word_patch = BidirectionalAggregation(aggregation, frames * patches, words)
 
-    def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[PreparedText, PreparedVideo]:
+    def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[UCoFiAText, UCoFiAVideo]:
         """Return the prepared features of the texts and of the videos.
 
         Raises:
@@ -180,9 +180,9 @@ class UCoFiAHead(PairHead):
             patches = self.word_patch.temperature * patches
         before = video.frames if video.clip_frames is None else video.clip_frames
         pooled = unit(masked_mean(unit(video.frames), video.frame_mask))
-        return PreparedText(mapped, sentence.unsqueeze(1), words), PreparedVideo(pooled, unit(before), patches)
+        return UCoFiAText(mapped, sentence.unsqueeze(1), words), UCoFiAVideo(pooled, unit(before), patches)
 
-    def score(self, text: PreparedText, video: PreparedVideo, scale: Tensor) -> Scores:
+    def score(self, text: UCoFiAText, video: UCoFiAVideo, scale: Tensor) -> Scores:
         """Score n texts against m videos: the mean of the alignments' scores, which are the `parts`.
 
         Only word_patch is divided by exp(logit_scale). Times the scale, they equal the released scores.

@@ -140,7 +140,7 @@ class XCLIPOptions(Options):
 
 
 @dataclass
-class PreparedText(FeatureBatch):
+class XCLIPText(FeatureBatch):
     """Prepared features of N texts.
 
     Attributes:
@@ -159,7 +159,7 @@ class PreparedText(FeatureBatch):
 
 
 @dataclass
-class PreparedVideo(FeatureBatch):
+class XCLIPVideo(FeatureBatch):
     """Prepared features of M videos.
 
     Attributes:
@@ -204,7 +204,7 @@ class XCLIPHead(PairHead):
             self.local_matrix = nn.Parameter(torch.eye(dimension))
             self.frame_word = BidirectionalAggregation(aggregation, frames, words)
 
-    def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[PreparedText, PreparedVideo]:
+    def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[XCLIPText, XCLIPVideo]:
         """Return the prepared features of the texts and of the videos.
 
         Args:
@@ -228,10 +228,10 @@ class XCLIPHead(PairHead):
         if "frame_word" in contrasts:  # (w L) . f
             met_frames, met_words = mapped_between(frames, words, self.local_matrix)
             met_frames = self.frame_word.temperature * met_frames
-        texts = PreparedText(sentence.unsqueeze(1), by_global, words, met_words, text.word_mask.bool())
-        return texts, PreparedVideo(pooled, frames, met_frames, video.frame_mask.bool())
+        texts = XCLIPText(sentence.unsqueeze(1), by_global, words, met_words, text.word_mask.bool())
+        return texts, XCLIPVideo(pooled, frames, met_frames, video.frame_mask.bool())
 
-    def score(self, text: PreparedText, video: PreparedVideo) -> Scores:
+    def score(self, text: XCLIPText, video: XCLIPVideo) -> Scores:
         """Return the mean (n, m) of the contrasts on the scale of a cosine, and the contrasts as `parts`."""
         options, parts = self.options, {}
         no_word = ~text.word_mask.T if options.mask_words else None  # (W, n)

@@ -13,7 +13,7 @@ from tvr_lightning.methods.drl import (
     DecorrelationTokens,
     DotProduct,
     DRLHead,
-    Interaction,
+    DRLInteraction,
     TokenWise,
     WeightedTokenWise,
     decorrelation_sums,
@@ -27,7 +27,7 @@ def _heads(case: ParityCase) -> dict[str, DRLHead]:
     """A head for every interaction; WTI's only where the case has its weights."""
     dimension = case.input("words").shape[-1]
     layers = sum(name.startswith("text_weight_fc.") and name.endswith("weight") for name in case.checkpoint)
-    plain: dict[str, Interaction] = {"ti": TokenWise(), "dp": DotProduct()}
+    plain: dict[str, DRLInteraction] = {"ti": TokenWise(), "dp": DotProduct()}
     heads = {name: DRLHead(dimension, interaction) for name, interaction in plain.items()}
     if layers:
         heads["wti"] = load_head(DRLHead(dimension, WeightedTokenWise(layers)), case, names.DRL)

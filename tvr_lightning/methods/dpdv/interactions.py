@@ -50,7 +50,7 @@ class Interaction(nn.Module, ABC):
         """
 
 
-class MeanPooling(Interaction):
+class MeanInteraction(Interaction):
     """Cosine (N, M) of the mean tokens of both sides (Eq. 1), without parameters."""
 
     def text(self, tokens: Tensor, mask: Tensor) -> WeightedTokens:

@@ -18,7 +18,7 @@ from tvr_lightning.features import FeatureBatch, Scores, TextFeatures, VideoFeat
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.patch_selector import first_largest
 from tvr_lightning.methods.dpdv.captions import Captions
-from tvr_lightning.methods.dpdv.interactions import Interaction, MeanPooling, SimilarityAggregation, WeightedMax
+from tvr_lightning.methods.dpdv.interactions import Interaction, MeanInteraction, SimilarityAggregation, WeightedMax
 from tvr_lightning.methods.dpdv.options import Divergence, DPDVOptions
 from tvr_lightning.methods.dpdv.weighted_max import WeightedTokens, by_length
 from tvr_lightning.methods.pair_head import PairHead
@@ -254,7 +254,7 @@ class DPDVHead(PairHead):
 def interaction(name: str, weighted: WeightedMax, slots: tuple[int, int]) -> Interaction:
     """Return the interaction of a view by name (Table 5); `slots` are the numbers of tokens for UCoFiA's."""
     if name == "mean":
-        return MeanPooling()
+        return MeanInteraction()
     return SimilarityAggregation(*slots) if name == "ucofia" else weighted
 
 

@@ -24,7 +24,7 @@ from tvr_lightning.pairwise import Pairwise, TextConditionedAttention
 
 
 @dataclass
-class PreparedText(FeatureBatch):
+class TCMGCText(FeatureBatch):
     """Prepared features of N texts.
 
     Attributes:
@@ -111,7 +111,7 @@ class TCMGCHead(PairHead):
             frames = slots(self.frame_slots, modes.frames, "frames")
             self.frame_word_aggregation = BidirectionalAggregation(aggregation, frames, words)
 
-    def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[PreparedText, VideoFeatures]:
+    def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[TCMGCText, VideoFeatures]:
         """Return the prepared features of the texts, and the videos.
 
         Raises:
@@ -131,9 +131,9 @@ class TCMGCHead(PairHead):
         queries = queries if self.attention is None else self.attention.queries(queries)  # Eqs. 2, 8
         by_global = sentence if self.global_matrix is None else sentence @ self.global_matrix
         by_local = words if self.local_matrix is None else words @ self.local_matrix
-        return PreparedText(queries, sentence, by_global, words, by_local, text.word_mask), video
+        return TCMGCText(queries, sentence, by_global, words, by_local, text.word_mask), video
 
-    def score(self, text: PreparedText, video: VideoFeatures, scale: Tensor) -> Scores:
+    def score(self, text: TCMGCText, video: VideoFeatures, scale: Tensor) -> Scores:
         """Return the aggregated cosines (n, m) (Eq. 32) of n texts and m videos, and those of the contrasts as `parts`.
 
         Args:
@@ -167,7 +167,7 @@ class TCMGCHead(PairHead):
             parts["frame_word"] = self.frame_word_aggregation(similarity, whole=whole).T
         return Scores(self.aggregate(torch.stack(list(parts.values())), scale), parts)
 
-    def visual_vectors(self, text: PreparedText, video: VideoFeatures) -> tuple[Pairwise, Pairwise]:
+    def visual_vectors(self, text: TCMGCText, video: VideoFeatures) -> tuple[Pairwise, Pairwise]:
         """Return unit video vectors z^c (one slot) and frame vectors z^f (a slot per word) of all pairs (Eqs. 2-11)."""
         if self.attention is None:
             assert video.clip_frames is not None  # checked in `prepare`
@@ -192,7 +192,7 @@ class TCMGCHead(PairHead):
         return reorganize(similarity, self._kept[name], mode, dim, self._whole)
 
     def _without_padding(
-        self, similarity: Tensor, text: PreparedText, video: VideoFeatures, words: bool, frames: bool
+        self, similarity: Tensor, text: TCMGCText, video: VideoFeatures, words: bool, frames: bool
     ) -> Tensor:
         """Return similarities (M, N, words, frame slots) with minus infinity for padded slots."""
         options, conditioned = self.options, self.attention is not None
