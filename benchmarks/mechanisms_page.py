@@ -92,13 +92,7 @@ def verdict(effect: Data, rise: Data) -> str:
 def summary(
     claims: Sequence[Claim], deviations: Sequence[Deviation], seeds: int, readings: Callable[[Job], Readings]
 ) -> Data:
-    """Return, as plain data, all figures by seed, and the verdicts and effects that follow from them.
-
-    Args:
-        claims, deviations: to sum up, the latter with the protocols that leak.
-        seeds: how many every head was trained from.
-        readings: of the head of a job.
-    """
+    """Return, as plain data, all results by seed, and the verdicts and effects that follow from them."""
     return {
         "claims": [_claim(claim, seeds, readings) for claim in claims],
         "leaks": [_deviation(item, seeds, readings) for item in deviations if item in LEAKS],

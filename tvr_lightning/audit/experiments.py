@@ -240,12 +240,9 @@ def recall_at_1(similarity: Tensor, video_of_text: Tensor) -> float:
 
 
 def compare_features(experiment: str, expected: F, found: F, noise: float) -> Finding:
-    """Compare the features of the same items, encoded twice.
+    """Compare the features (N, ...) of the same items, encoded twice.
 
-    Args:
-        experiment: Difference between the two encodings.
-        expected, found: Features of the same N items, tensors (N, ...).
-        noise: Largest change that counts as noise, in standard deviations of each feature tensor.
+    `noise` is the largest change that counts as noise, in standard deviations of each feature tensor.
     """
     change = max(
         float((a.double() - b.double()).abs().max() / a.double().std().clamp(min=1e-6 * float(a.abs().max()) + 1e-12))

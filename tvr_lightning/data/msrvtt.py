@@ -60,7 +60,7 @@ $TVR_DATA/msrvtt/
         return self.split != "full"
 
     def required_files(self, name: SplitName) -> list[Path]:
-        """The JSON file and the list of the split, or only the file of pairs for the 1k-A test."""
+        """Return the JSON file and the list of the split, or only the file of pairs for the 1k-A test."""
         if self.split != "full" and name == "test":
             return [self.folder / "MSRVTT_JSFUSION_test.csv"]
         return [self.folder / "MSRVTT_data.json", self.folder / f"MSRVTT_{name}.{self.split}.csv"]

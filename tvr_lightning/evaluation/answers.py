@@ -57,14 +57,10 @@ class AnswerEvaluation:
 def evaluate_answers(
     given: Sequence[int], right: Sequence[int], kinds: Sequence[str], asked: int, without_video: int
 ) -> AnswerEvaluation:
-    """Compare predicted answers with the correct answers.
+    """Compare predicted answers with the correct answers of N distinct questions.
 
-    Args:
-        given: Index of the answer to each of N distinct questions. Answers are numbered by frequency in training, 0 is
-            the most frequent.
-        right: Index of each correct answer; -1 if it is not in the vocabulary.
-        kinds: Question word of each question.
-        asked, without_video: See `AnswerEvaluation`.
+    Answers are numbered by frequency in training, from 0; -1 is a correct answer outside the vocabulary. `kinds` are
+    the question words; the other arguments are those of `AnswerEvaluation`.
 
     Raises:
         UserError: No question was answered.

@@ -89,12 +89,8 @@ def error_rates(
     """Return the rates of false negatives and false positives by retrieval mass (NCL, Fig. 3).
 
     The paper plots both without a formula; these are the usual rates per gallery item, averaged within bins.
-
-    Args:
-        mass: Sums of retrieval probabilities, (G,).
-        retrieved: Gallery items that each query retrieves, (Q, k) int64.
-        query_group, gallery_group: Groups (Q,) and (G,), as in `balance`.
-        edges: Lower edges of the bins of mass divided by share, ascending from 0; the last bin has no upper edge.
+    `retrieved` (Q, k) are the items that each query retrieves, and `edges` the lower edges of the bins of mass divided
+    by share, ascending from 0; the last bin has no upper edge.
     """
     borders = torch.tensor(edges, dtype=torch.float64, device=mass.device)
     if not len(borders) or borders[0] != 0 or not (borders[1:] > borders[:-1]).all():

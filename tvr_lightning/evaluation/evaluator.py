@@ -188,8 +188,10 @@ class Evaluator:
         """Rank the video of every text among the videos, and the texts of every video among the texts.
 
         Args:
-            texts, videos: Features of N texts and M videos.
-            text_index, video_index: Index of each in the split, (N,) and (M,) int64. One that occurs twice counts once.
+            texts: Features of N texts.
+            text_index: Index of each in the split, (N,) int64. One that occurs twice counts once.
+            videos: Features of M videos.
+            video_index: Index of each in the split, (M,) int64.
             truth: Ground truth of the split.
             normalizer: Score normalization, applied to each direction separately.
             bank: Training texts and videos, for normalizers that need them.
@@ -332,7 +334,7 @@ def _checked(index: Tensor, items: int, size: int, kind: str, truth: GroundTruth
 
 
 def _caption_slots(video_of_text: Tensor, videos: int) -> Tensor:
-    """Number each text among the texts of its video, for protocols that pair equal numbers (T-MASS, GAID)."""
+    """Return the number of each text among those of its video, for protocols that pair equal numbers."""
     counts = torch.bincount(video_of_text, minlength=videos)
     if int(counts.min()) != int(counts.max()):
         raise UserError(

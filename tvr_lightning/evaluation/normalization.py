@@ -110,16 +110,9 @@ def normalize_scores(
     gallery_counts: Tensor | None = None,
     temperature: float | None = None,
 ) -> Tensor:
-    """Normalize a complete matrix of scores.
+    """Normalize a complete matrix of scores (Q, G), with a bank (K, G) of scores of training queries.
 
-    Args:
-        normalizer: Post-processing of the scores.
-        similarity: Scores of queries against gallery items, (Q, G); for video-to-text, videos are the rows.
-        bank: Scores of training queries against the same gallery, (K, G).
-        direction, query_counts, gallery_counts, temperature: See `Context`.
-
-    Returns:
-        Normalized scores (Q, G).
+    Videos are the rows for video-to-text. The other arguments are those of `Context`.
 
     Example:
         >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video

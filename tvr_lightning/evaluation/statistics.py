@@ -138,10 +138,8 @@ def exchange_p_value(
 ) -> float:
     """Return the share of random exchanges of two systems, group by group, with a difference at least as large.
 
-    Args:
-        difference: Per-query values of the second system minus those of the first, (Q,).
-        group: Group of each query, (Q,) int64. Queries of one group are exchanged together.
-        resamples, seed: Number of exchanges, and their seed.
+    `difference` (Q,) is the second system's value per query minus the first's. Queries of one group are exchanged
+    together.
     """
     difference = difference.double().cpu()
     inverse, sizes = _groups(difference, group)

@@ -248,12 +248,7 @@ class DRLHead(PairHead):
         return torch.where(there, best, 0.0)
 
     def correlations(self, text: TextFeatures, video: VideoFeatures, tokens: DecorrelationTokens) -> Tensor | None:
-        """Return the channel correlation (D, D) of B matching pairs, or None with too few tokens for a variance.
-
-        Args:
-            text, video: Features of B texts and their B videos.
-            tokens: Tokens that are correlated, see `ChannelDecorrelation`.
-        """
+        """Return the channel correlation (D, D) of B matching pairs, or None with too few tokens for a variance."""
         words, frames = self.prepare_words(text), self.prepare_frames(video)
         if tokens == "random":
             return self.token_correlation(words, frames, _random_token(words.mask), _random_token(frames.mask))

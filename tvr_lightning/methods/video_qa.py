@@ -218,7 +218,7 @@ class VideoQuestionAnswering(RecipeModule):
     # Training
 
     def on_train_start(self) -> None:
-        """Number the correct answers of the training questions."""
+        """Set the numbers of the correct answers of the training questions."""
         super().on_train_start()
         _, self._training_right = self._numbered("train")
 
@@ -243,11 +243,11 @@ class VideoQuestionAnswering(RecipeModule):
     # Evaluation: first each video is encoded once, then each question is answered on the device of its batch
 
     def on_validation_epoch_start(self) -> None:
-        """Number the correct answers of the validation questions."""
+        """Set the numbers of the correct answers of the validation questions."""
         self._start("val")
 
     def on_test_epoch_start(self) -> None:
-        """Number the correct answers of the test questions."""
+        """Set the numbers of the correct answers of the test questions."""
         self._start("test")
 
     on_predict_epoch_start = on_test_epoch_start

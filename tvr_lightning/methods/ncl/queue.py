@@ -40,7 +40,7 @@ class FeatureQueue(nn.Module):
         self.register_buffer("filled", torch.zeros(1, dtype=torch.int64))
 
     def __len__(self) -> int:
-        """Number of stored records, at most K."""
+        """Return the number of stored records, at most K."""
         return int(self.filled)
 
     @torch.no_grad()
