@@ -1,7 +1,6 @@
 # On a new machine, run `make demo` or `make test`. Every target builds what it needs and keeps what is up to date.
 PYTHON ?= python3
 VENV := .venv
-COMMA := ,
 BIN := $(VENV)/bin
 RECIPE ?= recipes/tcmgc.yaml
 RUNS := runs
@@ -21,7 +20,7 @@ ON ?= --config recipes/backbone/$(BACKBONE).yaml
 HEADS ?= gare tcmgc ncl dpdv gaid
 FEATURES ?= features/$(BACKBONE)
 # Store audio and patches only if a head needs them; patches take most of the space.
-WHAT := [text, frames$(if $(filter dpdv,$(HEADS)),$(COMMA) patches)$(if $(filter gaid,$(HEADS)),$(COMMA) audio)]
+PARTS := text frames $(if $(filter dpdv,$(HEADS)),patches) $(if $(filter gaid,$(HEADS)),audio)
 
 .PHONY: help install demo demo-search screenshots test test-slow test-oldest lint docs smoke zero-shot heads reproduce-table1 \
   verify-released clean
@@ -131,7 +130,7 @@ zero-shot: $(VENV)/.complete
 # Extracts features once, then trains the papers' heads on them.
 heads: $(VENV)/.complete
 	$(BIN)/tvr extract --config recipes/$(if $(filter gaid,$(HEADS)),gaid,clip4clip).yaml $(ON) --config recipes/heads.yaml \
-	  --parts '$(WHAT)' --out $(FEATURES)
+	  $(foreach part,$(PARTS),--parts $(part)) --out $(FEATURES)
 	for head in $(HEADS); do $(BIN)/tvr fit --config recipes/$$head.yaml $(ON) --config recipes/heads.yaml \
 	  --data.init_args.features $(FEATURES) --results.directory $(RUNS)/heads || exit 1; done
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -13,6 +14,7 @@ from tvr_lightning.audit.state import State
 from tvr_lightning.data.records import SplitName
 from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.training.sharding import is_sharded
 
 
 class LeakageAudit(Callback):
@@ -22,12 +24,13 @@ class LeakageAudit(Callback):
     """
 
     def __init__(self) -> None:
-        self._before: tuple[State, Any] | None = None
+        self._before: tuple[State | None, Any] | None = None
 
     @override
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if _is_audited(trainer, pl_module):
-            self._before = State(pl_module), pl_module.evaluation
+            # Sharded parameters change their form when they are used.
+            self._before = None if is_sharded(pl_module) else State(pl_module), pl_module.evaluation
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -52,7 +55,8 @@ class LeakageAudit(Callback):
         config, data = method.evaluation_config, trainer.datamodule  # type: ignore[attr-defined]
         state, method.evaluation = before  # the evaluation itself may change
         try:
-            evaluation.audit = audit_method(method, data, config.audit, split=split, before=state).result
+            seed = trainer.strategy.broadcast(secrets.randbits(32))  # new in every audit, the same on every device
+            evaluation.audit = audit_method(method, data, config.audit, seed, split, state).result
         except Exception as error:  # noqa: BLE001  the evaluation is done; its table says that the audit stopped
             evaluation.audit = AuditResult(passed=False, problem=f"{type(error).__name__}: {error}")
         finally:

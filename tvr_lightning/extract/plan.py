@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -87,7 +86,7 @@ class ExtractReport:
         spent: Seconds spent waiting for decoded videos, in the encoders, and writing to the disk.
     """
 
-    written: Counter[str] = field(default_factory=Counter)
+    written: dict[str, int] = field(default_factory=dict)
     kept: dict[str, int] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     retried: int = 0
@@ -106,8 +105,10 @@ class ExtractReport:
 
     def lines(self) -> list[str]:
         """Return the lines of the report."""
-        lines = [f"{part}: {self.written[part]} written, {count} already present" for part, count in self.kept.items()]
-        if self.written.total():
+        lines = [
+            f"{part}: {self.written.get(part, 0)} written, {count} already present" for part, count in self.kept.items()
+        ]
+        if any(self.written.values()):
             rate = max(self.written.values()) / self.seconds
             shares = ", ".join(f"{step} {seconds / self.seconds:.0%}" for step, seconds in self.spent.items())
             slowest = max(self.spent, key=lambda step: self.spent[step])

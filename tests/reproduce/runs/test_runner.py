@@ -267,7 +267,7 @@ def test_the_command_shows_its_plan_without_running_anything(tmp_path, capsys, m
         (["--overlay=absent.yaml"], 2, "--overlay absent.yaml: no such file"),
         (["gare-0"], 1, "There is no table 'gare-0'. The most similar names are "),
         (["--gpus=2", "--minutes=9"], 2, "--minutes, --gpus can only be used for SLURM jobs. Add --engine slurm."),
-        (["--engine=slurm", "--minutes=0"], 2, "expected a positive integer"),
+        (["--engine=slurm", "--minutes=0"], 2, "expected a whole number of at least 1"),
         (["--only=gadi"], 2, "--only 'gadi' is not a run of these tables"),
     ],
 )
