@@ -7,6 +7,8 @@ import os
 import warnings
 from pathlib import Path
 
+from typing_extensions import override
+
 VERBOSE = "TVR_VERBOSE"
 """Environment variable for `-v`, which processes of other devices inherit."""
 # Warnings of every run about settings that the user has not changed.
@@ -25,8 +27,8 @@ def is_verbose() -> bool:
 class OwnWords(logging.Filter):
     """Filter that passes warnings, and this project's own messages in Lightning's loggers."""
 
+    @override
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to log a record."""
         theirs = {"lightning", "pytorch_lightning", "lightning_utilities", "lightning_fabric"}
         return record.levelno > logging.INFO or is_verbose() or not theirs & set(Path(record.pathname).parts)
 

@@ -24,6 +24,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.text import Text
+from typing_extensions import override
 
 SECONDS = 10.0
 """Maximum time between two lines."""
@@ -101,6 +102,7 @@ def _pace(task: Task) -> tuple[float | None, float | None]:
 class _PaceColumn(ProgressColumn):
     """Column with the speed and the remaining time."""
 
+    @override
     def render(self, task: Task) -> Text:
         speed, left = _pace(task)
         if speed is None or left is None:
@@ -111,8 +113,8 @@ class _PaceColumn(ProgressColumn):
 class _Bar(Progress):
     """Rich progress whose tasks record the number of items that were already done at the start."""
 
+    @override
     def add_task(self, description: str, **options: Any) -> TaskID:  # type: ignore[override]
-        """Add a task; items already completed do not affect the speed."""
         return super().add_task(description, before=options.get("completed", 0), **options)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
+from typing_extensions import override
 
 WARM, WATCHED = 10, 50
 """Number of steps before timing starts (worker startup), and number of timed steps."""
@@ -46,8 +47,8 @@ class DataloaderMonitor(Callback):
         self._steps = 0
         self._began = (0.0, 0.0)
 
+    @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *arguments: Any) -> None:
-        """Count a step, and report the waiting time after the last timed step."""
         data = trainer.datamodule  # type: ignore[attr-defined]
         loader = getattr(data, "training_loader", None)
         if loader is None or pl_module.device.type not in self.devices or self._steps > WARM + WATCHED:

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lightning.pytorch import Trainer
+from typing_extensions import override
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import file_lock
@@ -31,8 +32,8 @@ class RunTrainer(Trainer):
     run_folder: Path | None = None
 
     @property
+    @override
     def log_dir(self) -> str | None:
-        """Return the run's folder. It is a collective operation, so all processes must call it."""
         if self.run_folder is None:
             return super().log_dir
         return self.strategy.broadcast(str(self.run_folder))

@@ -19,6 +19,7 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from typing_extensions import override
 
 from tvr_lightning.data.loader import TrainingLoader
 from tvr_lightning.errors import UserError
@@ -51,12 +52,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     copy, which stays incomplete if the process is killed or the disk is full.
     """
 
+    @override
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write `checkpoint` to `path`, or leave an existing file unchanged on failure.
-
-        Raises:
-            UserError: The disk is full, or the folder is not writable.
-        """
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
@@ -106,17 +103,13 @@ class RunCheckpoint(ModelCheckpoint):
     Lightning's own class would continue to name and test the original files.
     """
 
+    @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Set the run's folder."""
         self.dirpath = self.dirpath or str(checkpoint_folder(trainer))
         super().setup(trainer, pl_module, stage)
 
+    @override
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Replace the original folder in the stored paths by the folder of the loaded checkpoint.
-
-        Raises:
-            CheckpointError: The best checkpoint in the folder is damaged.
-        """
         state = checkpoint.get("callbacks", {}).get(self.state_key)
         if state is None or "://" in str(trainer.ckpt_path):
             return
@@ -147,27 +140,27 @@ class RandomState(Callback):
         self._to_restore: dict[str, Any] | None = None
         self._before_validation: dict[str, Any] | None = None
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all processes in rank order; all processes must call it."""
         return {"processes": gather_objects(random_state())}
 
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Store the state to restore when training starts; with another number of processes, random numbers restart."""
         states = state_dict["processes"]
         self._to_restore = states[rank()] if len(states) == world_size() else None
 
+    @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Restore the state before the first step after a resume."""
         if self._to_restore is not None:
             restore_random_state(self._to_restore)
             self._to_restore = None
 
+    @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Store the random state of training."""
         self._before_validation = random_state()
 
+    @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore the random state of training."""
         if self._before_validation is not None:
             restore_random_state(self._before_validation)
 
@@ -216,21 +209,21 @@ class SaveRunning(Checkpoint):
         self._stopped_early = False
         self._handlers: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
 
+    @override
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Save whether early stopping ended the run, which Lightning omits, and correct its number of logged steps."""
         checkpoint["stopped_early"] = trainer.should_stop and trainer.early_stopping_callback is not None
         checkpoint["validated_at"] = self._validated_at
         if self._between_steps and self._validated_at == trainer.global_step:
             # After a resume, Lightning skips this validation, but counts its step again.
             checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
 
+    @override
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Load what `on_save_checkpoint` saved."""
         self._stopped_early = bool(checkpoint.get("stopped_early"))
         self._validated_at = checkpoint.get("validated_at", -1)
 
+    @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Handle the signals instead of Lightning, which saves in the middle of a step or ends without saving."""
         loop = trainer.fit_loop
         if loop.restarted_on_epoch_end:
             # With max_steps, Lightning would enter the finished epoch again and count it twice.
@@ -243,8 +236,8 @@ class SaveRunning(Checkpoint):
             self.received = signal.SIGTERM
         self._handle_signals()
 
+    @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Save or stop after this step."""
         loader = cast(TrainingLoader, trainer.train_dataloader)
         loader.before_next = functools.partial(self._save_or_stop, trainer, pl_module)
 
@@ -262,24 +255,20 @@ class SaveRunning(Checkpoint):
             self._between_steps = False
             self._stop(trainer, received, path)
 
+    @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Store the step of the validation."""
         self._validated_at = trainer.global_step
 
+    @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop if a signal was received; the last checkpoint has just been written."""
         self._stop(trainer, self._received_by_any(trainer), checkpoint_folder(trainer) / LAST)
 
+    @override
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Handle the signals also during the test after training."""
         self._handle_signals()
 
+    @override
     def on_test_batch_end(self, trainer: Trainer, *arguments: Any) -> None:
-        """Stop if a signal was received; there is nothing to save.
-
-        Raises:
-            RunInterruptedError: A process received a signal. All processes test equally many batches.
-        """
         received = self._received_by_any(trainer)
         if received:
             raise RunInterruptedError(
@@ -287,14 +276,14 @@ class SaveRunning(Checkpoint):
                 "lost. Test them again with --checkpoints.resume=true"
             )
 
+    @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Restore the previous signal handlers."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers.clear()
 
+    @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Restore the previous signal handlers."""
         self.teardown(trainer, pl_module, "")
 
     def _handle_signals(self) -> None:

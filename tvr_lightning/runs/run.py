@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import LearningRateMonitor, RichModelSummary
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from typing_extensions import override
 
 from tvr_lightning.audit.callback import LeakageAudit
 from tvr_lightning.config.check import refusals
@@ -348,8 +349,8 @@ class SaveConfig(Callback):
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
 
+    @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write the file in the first process, when the folder exists."""
         folder = run_folder(trainer)  # synchronizes all processes
         if folder is not None and trainer.is_global_zero:
             folder.mkdir(parents=True, exist_ok=True)
@@ -368,8 +369,8 @@ class WeightsRecord(Callback):
     def __init__(self, monitor: str, seed: int | None) -> None:
         self.monitor, self.seed = monitor, seed
 
+    @override
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Add the record; the checkpoint writer adds the kind of file."""
         data = trainer.datamodule  # type: ignore[attr-defined]
         chosen_on = "test" if data.validation == "test" else "val"
         checkpoint[RECORD] = record_of(

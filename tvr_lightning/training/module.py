@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.parsing import collect_init_args
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import PairBatch
@@ -96,15 +97,8 @@ class RecipeModule(LightningModule):
         """Return the interpolation of the encoder for resizing; recipes link it to the data."""
         return self.encoder.interpolation
 
+    @override
     def setup(self, stage: str) -> None:
-        """Check that stored features, if the data use them, match the encoders of this run, and log the result.
-
-        From here on, the data workers tokenize the captions.
-
-        Raises:
-            StoreError: The encoder is trained, or the features were computed with another encoder.
-            UserError: The trainer's precision or strategy is incompatible with the methods or the encoder's precision.
-        """
         check_precision(str(self.trainer.precision))
         precision = self.encoder.encoder_precision
         self.encoder.check_trainer(
@@ -121,13 +115,13 @@ class RecipeModule(LightningModule):
         if store is not None:
             rank_zero_info(check_store(store, self.encoder, getattr(self, "audio_encoder", None)))
 
+    @override
     def configure_model(self) -> None:
-        """Shard the parameters over the devices if the strategy is ModelParallelStrategy (FSDP2)."""
         if self.device_mesh is not None:
             shard(self, self.device_mesh["data_parallel"])
 
+    @override
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Build the recipe's optimizer with its per-step schedule over the whole run."""
         steps, epochs = self.trainer.estimated_stepping_batches, self.trainer.max_epochs
         if math.isinf(steps):  # trainer.max_time ends the run
             self.trainer.fit_loop.setup_data()
@@ -142,12 +136,8 @@ class RecipeModule(LightningModule):
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
+    @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Reject weights of another class or with other tensors, and name the tensors and options that differ.
-
-        Raises:
-            CheckpointError: The checkpoint belongs to another class, or has missing, unexpected or misshapen tensors.
-        """
         saved, own = checkpoint.get("hyper_parameters", {}), type(self).__name__
         kind = str(saved.get("_class_path", own)).rpartition(".")[2]
         if kind != own:
@@ -170,18 +160,18 @@ class RecipeModule(LightningModule):
         self.loss_check.start(terms, self.global_step, batch.video.video_id)
         return torch.stack([term.reshape(()) for term in terms.values()]).sum()
 
+    @override
     def on_train_start(self) -> None:
-        """Log at least once per epoch, so that short runs have curves too."""
         steps = self.trainer.num_training_batches // self.trainer.accumulate_grad_batches
         every = min(self.trainer.log_every_n_steps, max(steps, 1))  # type: ignore[attr-defined]
         self.trainer.log_every_n_steps = int(every)  # type: ignore[attr-defined]
 
+    @override
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Prevent a step from a loss that is NaN or infinite, which would break the weights."""
         self.loss_check.finish()
 
+    @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Prevent a checkpoint after a loss that is NaN or infinite and still pending in an accumulated step."""
         self.loss_check.finish()
 
 

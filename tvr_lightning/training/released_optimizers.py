@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 TOGETHER = 2**25
 """Maximum number of elements updated together; the update needs three copies, here 128 MiB each in float32."""
@@ -117,6 +118,7 @@ class BertAdam(ReleasedOptimizer):
     def __init__(self, params: Parameters, *, per_tensor_clip: float | None = 1.0, **options: Any) -> None:
         super().__init__(params, per_tensor_clip=per_tensor_clip, **options)
 
+    @override
     def _update(
         self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], group: dict[str, Any]
     ) -> None:
@@ -146,6 +148,7 @@ class HuggingFaceAdamW(ReleasedOptimizer):
         p <- p - lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps);  p <- p - lr decay p
     """
 
+    @override
     def _update(
         self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], group: dict[str, Any]
     ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from typing_extensions import override
 
 from tvr_lightning.errors import UserError
 
@@ -23,8 +24,8 @@ class TF32(Callback):
         UserError: The device does not support TF32; raised when the run starts.
     """
 
+    @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Reject devices without TF32."""
         device = trainer.strategy.root_device
         if device.type != "cuda":
             raise UserError(
@@ -37,14 +38,14 @@ class TF32(Callback):
                 "Ampere do). Remove it"
             )
 
+    @override
     def on_train_batch_start(self, *arguments: Any) -> None:
-        """Enable TF32."""
         torch.set_float32_matmul_precision("high")
 
+    @override
     def on_train_batch_end(self, *arguments: Any) -> None:
-        """Disable TF32."""
         torch.set_float32_matmul_precision("highest")
 
+    @override
     def on_exception(self, *arguments: Any) -> None:
-        """Disable TF32."""
         torch.set_float32_matmul_precision("highest")
