@@ -36,6 +36,7 @@ class RunTrainer(Trainer):
     def log_dir(self) -> str | None:
         if self.run_folder is None:
             return super().log_dir
+        # A collective operation, so all processes must read this property.
         return self.strategy.broadcast(str(self.run_folder))
 
 

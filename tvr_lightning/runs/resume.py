@@ -146,6 +146,7 @@ class RandomState(Callback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # With another number of processes, random numbers restart.
         states = state_dict["processes"]
         self._to_restore = states[rank()] if len(states) == world_size() else None
 
@@ -211,6 +212,7 @@ class SaveRunning(Checkpoint):
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        # Lightning does not save whether early stopping ended the run.
         checkpoint["stopped_early"] = trainer.should_stop and trainer.early_stopping_callback is not None
         checkpoint["validated_at"] = self._validated_at
         if self._between_steps and self._validated_at == trainer.global_step:
@@ -234,6 +236,7 @@ class SaveRunning(Checkpoint):
             trainer.should_stop = True
         if trainer.received_sigterm:  # while Lightning handled signals
             self.received = signal.SIGTERM
+        # Lightning would save in the middle of a step, or end without saving.
         self._handle_signals()
 
     @override
@@ -261,6 +264,7 @@ class SaveRunning(Checkpoint):
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # The last checkpoint has just been written.
         self._stop(trainer, self._received_by_any(trainer), checkpoint_folder(trainer) / LAST)
 
     @override

@@ -162,16 +162,19 @@ class RecipeModule(LightningModule):
 
     @override
     def on_train_start(self) -> None:
+        # Log at least once per epoch, so that short runs have curves too.
         steps = self.trainer.num_training_batches // self.trainer.accumulate_grad_batches
         every = min(self.trainer.log_every_n_steps, max(steps, 1))  # type: ignore[attr-defined]
         self.trainer.log_every_n_steps = int(every)  # type: ignore[attr-defined]
 
     @override
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        # A step from a loss that is NaN or infinite would break the weights.
         self.loss_check.finish()
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        # The loss of an accumulated step may still be pending.
         self.loss_check.finish()
 
 
