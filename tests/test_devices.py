@@ -13,6 +13,8 @@ from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parent.parent / "recipes"
+FLOAT32 = "--model.init_args.encoder.init_args.encoder_precision=float32"
+FREEZE = ("--model.init_args.encoder.init_args.freeze=clip4clip",)
 VIDEOS = 20  # 16 to train on, 4 to test on: one block of scores, which two devices cannot share evenly
 TWO = """
 trainer: {max_epochs: 2, log_every_n_steps: 1, accelerator: cpu, devices: 2, check_val_every_n_epoch: 1, STRATEGY}
@@ -74,6 +76,30 @@ def test_a_device_without_a_readable_video_does_not_hold_up_the_others(root, tmp
     results = json.loads((run / "results.json").read_text())
     assert (results["texts"], results["videos"], results["partial"]) == (2, 2, True)
     assert len(results["skipped"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "more"),
+    [
+        ("ddp", "fsdp2", FREEZE),
+        ("fsdp2", "ddp", FREEZE),
+        pytest.param("ddp", "fsdp2", (), marks=pytest.mark.slow),
+        pytest.param("fsdp2", "ddp", (), marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_resumes_under_another_strategy_with_the_state_of_its_optimizer(root, tmp_path, first, then, more):
+    run = tvr("fit", "gare", first, root, tmp_path, FLOAT32, *more)
+    resume = (f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}", "--trainer.max_epochs=3", FLOAT32, *more)
+    saved = []
+    for strategy in (first, then):
+        resumed = tvr("fit", "gare", strategy, root, tmp_path, *resume)
+        saved.append(torch.load(resumed / "checkpoints" / "last.ckpt", weights_only=True))
+    one, other = (checkpoint["optimizer_states"][0] for checkpoint in saved)
+    assert [group["params"] for group in one["param_groups"]] == [group["params"] for group in other["param_groups"]]
+    assert one["state"].keys() == other["state"].keys()
+    for name, state in one["state"].items():
+        for key, value in state.items():
+            torch.testing.assert_close(other["state"][name][key], value, rtol=1e-3, atol=1e-6, msg=f"{name} {key}")
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from tvr_lightning.training.checkpoints import CheckpointError
 from tvr_lightning.training.loss_check import LossCheck
 from tvr_lightning.training.optim import OptimizerConfig, build_optimizer
 from tvr_lightning.training.options import other_options, plain_options
-from tvr_lightning.training.sharding import shard
+from tvr_lightning.training.sharding import is_sharded, shard
 
 NAMED = 5
 """Maximum number of tensors that an error message lists by name."""
@@ -176,6 +176,23 @@ class RecipeModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # The loss of an accumulated step may still be pending.
         self.loss_check.finish()
+        for state, optimizer in zip(checkpoint.get("optimizer_states", []), self.trainer.optimizers, strict=True):
+            _name_parameters(state, self, optimizer)
+
+
+def _name_parameters(state: dict[str, Any], module: nn.Module, optimizer: Optimizer) -> None:
+    """Replace the numbers of parameters in an optimizer state by names, since only those are the same under FSDP2.
+
+    FSDP2 numbers all parameters of a module, other strategies only those of the optimizer, group by group.
+    """
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    if not is_sharded(module):
+        names = {parameter: names[parameter] for group in optimizer.param_groups for parameter in group["params"]}
+    numbered = list(names.values())
+    if state:  # FSDP2 collects the state in the first process
+        state["state"] = {numbered[number]: value for number, value in state["state"].items()}
+        for group in state["param_groups"]:
+            group["params"] = [numbered[number] for number in group["params"]]
 
 
 def _unfitting(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
