@@ -8,9 +8,13 @@ import forked
 import pandas as pd
 import pytest
 import torch
+from lightning.pytorch.strategies import DDPStrategy
 
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.synthetic import synthesize
+from tvr_lightning.testing import run_processes, small
+from tvr_lightning.testing.processes import Batches, comparable, join_processes, trained
+from tvr_lightning.testing.small import synthetic_data
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 FLOAT32 = "--model.init_args.encoder.init_args.encoder_precision=float32"
@@ -22,7 +26,7 @@ model: {init_args: {encoder: {init_args: {width: 64, vision_layers: 1}}}}
 data: {init_args: {root: ROOT, frames: 4, batch_size: 8, num_workers: 0}}
 """
 STRATEGIES = {
-    "ddp": "strategy: ddp",
+    "ddp": "strategy: {class_path: DDPStrategy, init_args: {broadcast_buffers: false}}",
     "fsdp2": "strategy: {class_path: lightning.pytorch.strategies.ModelParallelStrategy, init_args: "
     "{data_parallel_size: 2, tensor_parallel_size: 1, save_distributed_checkpoint: false}}",
 }
@@ -100,6 +104,22 @@ def test_a_run_resumes_under_another_strategy_with_the_state_of_its_optimizer(ro
     for name, state in one["state"].items():
         for key, value in state.items():
             torch.testing.assert_close(other["state"][name][key], value, rtol=1e-3, atol=1e-6, msg=f"{name} {key}")
+
+
+def queues_of_two_devices(rank: int, world: int) -> dict[str, torch.Tensor]:
+    """Queues after twenty steps in which no device sends its buffers to the others."""
+    join_processes(rank, world)
+    method = comparable(small(RECIPES / "ncl.yaml", f"--data.init_args.root={synthetic_data().name}")[0])
+    strategy = DDPStrategy(broadcast_buffers=False)
+    _, state = trained(method, Batches.of(method, 20), rank=rank, world=world, strategy=strategy)
+    return {name: tensor for name, tensor in state.items() if "queue" in name}
+
+
+def test_queues_are_equal_on_two_devices_that_do_not_exchange_them():
+    one, other = run_processes(queues_of_two_devices, 2, 2)
+    assert one["contrast.text_queue.position"].item() > 0
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch.strategies import ModelParallelStrategy
 
-from tvr_lightning.config.recipe import from_recipe
+from tvr_lightning.config.recipe import Recipe, from_recipe
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.samplers import check_divisible
 from tvr_lightning.errors import UserError
@@ -35,6 +35,14 @@ def test_an_overlay_sets_the_machine_and_leaves_batch_and_schedule_to_the_recipe
     assert set(recipe["data"]["init_args"]) == {"num_workers"}
     trainer = recipe["trainer"]
     assert trainer["devices"] * trainer.get("num_nodes", 1) == DEVICES[overlay.stem]
+
+
+def test_answering_refuses_ddp_that_expects_a_gradient_for_every_parameter():
+    given = [str(RECIPES / name) for name in ("dpdv-vqa.yaml", "hardware/ddp8-bf16.yaml")]
+    with pytest.raises(UserError, match="--trainer.strategy=ddp_find_unused_parameters_true"):
+        Recipe.parse(given, []).check_trainer()
+    for more in ("trainer.strategy=ddp_find_unused_parameters_true", "trainer.strategy.find_unused_parameters=true"):
+        Recipe.parse(given, [f"--{more}"]).check_trainer()
 
 
 @pytest.mark.filterwarnings("ignore")  # what torch's own compiler deprecates

@@ -201,11 +201,18 @@ class Recipe:
         precision, strategy = str(trainer.precision or "32-true"), trainer.strategy
         encoder = model.encoder if "encoder" in model else model.method.init_args.encoder
         named = strategy if isinstance(strategy, str) else str(strategy.class_path)
-        shards = {} if isinstance(strategy, str) else vars(strategy.get("init_args") or Namespace())
-        if shards.get("save_distributed_checkpoint") or shards.get("state_dict_type") == "sharded":
+        given = {} if isinstance(strategy, str) else vars(strategy.get("init_args") or Namespace())
+        if given.get("save_distributed_checkpoint") or given.get("state_dict_type") == "sharded":
             raise OptionError(
                 "trainer.strategy: a checkpoint of shards cannot be read without running code from it. Set "
                 "save_distributed_checkpoint: false (or state_dict_type: full)."
+            )
+        finds_unused = given.get("find_unused_parameters") or "find_unused" in named
+        kind = import_object(self.config.model.class_path)
+        if "ddp" in named.lower() and not kind.trains_all_parameters and not finds_unused:
+            raise OptionError(
+                f"trainer.strategy: {kind.__name__} does not train the layers of its method that only score pairs, so "
+                "DDP would stop at the second step. Add --trainer.strategy=ddp_find_unused_parameters_true"
             )
         try:
             check_precision(precision)

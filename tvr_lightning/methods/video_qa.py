@@ -76,6 +76,7 @@ class VideoQuestionAnswering(RecipeModule):
     """
 
     monitor = "val/accuracy"
+    trains_all_parameters = False
 
     def __init__(
         self,

@@ -59,6 +59,8 @@ class RecipeModule(LightningModule):
 
     encoder: Encoder
     words: int
+    trains_all_parameters = True
+    """Whether every trainable parameter gets a gradient in every step, as DDP requires by default."""
 
     def __init__(self, optimizer: OptimizerConfig | None = None) -> None:
         super().__init__()
