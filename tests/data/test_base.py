@@ -1,3 +1,4 @@
+import multiprocessing
 import re
 import shutil
 from pathlib import Path
@@ -158,6 +159,16 @@ def test_persistent_workers_see_the_epoch(synthetic_msrvtt):
         captions.append({int(i) for batch in loader for i in batch.text.index})
     alone = MSRVTT(root=str(synthetic_msrvtt), captions_per_epoch="one", **SMALL)
     assert captions == [{text for text, _ in pixels_by_video(alone, epoch)} for epoch in range(2)]
+
+
+def test_workers_of_an_evaluation_end_with_it(synthetic_msrvtt):
+    data = MSRVTT(root=str(synthetic_msrvtt), captions_per_epoch="one", **{**SMALL, "num_workers": 1})
+    training = iter(data.train_dataloader())
+    next(training)
+    before = {child.pid for child in multiprocessing.active_children()}
+    _, videos = data.evaluation_dataloaders("train")
+    assert len(list(videos))
+    assert {child.pid for child in multiprocessing.active_children()} == before != set()
 
 
 def test_training_options_change_the_frames_of_training_only(synthetic_msrvtt):

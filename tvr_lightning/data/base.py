@@ -568,7 +568,8 @@ class TextVideoDataModule(LightningDataModule, ABC):
             batch_size=batch_size,
             sampler=sampler,
             num_workers=workers,
-            persistent_workers=workers > 0,
+            # Workers of an evaluation end with it: training has its own, and together they would fill the shared memory.
+            persistent_workers=workers > 0 and kind is TrainingLoader,
             multiprocessing_context=worker_context() if workers else None,
             pin_memory=torch.cuda.is_available(),
             collate_fn=collate_or_fail,
