@@ -18,7 +18,6 @@ from tvr_lightning.methods.gare import GAREOptions
 from tvr_lightning.reproduce.profile.costs import measure_costs
 from tvr_lightning.reproduce.profile.estimate import (
     Estimate,
-    EvaluationWork,
     activation_bytes,
     count_evaluation,
     count_training,
@@ -56,7 +55,7 @@ def prepared(root: Path, *further: str):
     return prepare(Recipe.parse([], words(root, *further)))
 
 
-def counted(root: Path, *further: str, split: str = "test") -> EvaluationWork:
+def counted(root: Path, *further: str, split: str = "test") -> tuple[int, int, int]:
     method, data, trainer = prepared(root, *further)
     return count_evaluation(method, data, split, getattr(trainer, f"limit_{split}_batches"))
 
@@ -97,14 +96,14 @@ def test_limits_accumulation_and_validations_are_counted(root, options, batches,
 
 def test_evaluations_count_limits_and_banks(root):
     limited = ("--data.init_args.eval_batch_size=2", "--trainer.limit_val_batches=2", "--trainer.limit_test_batches=3")
-    assert counted(root, *limited, split="val") == EvaluationWork(4, 4, 16)
-    assert counted(root, *limited) == EvaluationWork(6, 6, 36)
+    assert counted(root, *limited, split="val") == (4, 4, 16)
+    assert counted(root, *limited) == (6, 6, 36)
     normalized = ("--model.init_args.evaluation.normalization=QueryBankNorm", *limited)
     bank = counted(root, *normalized, "--model.init_args.evaluation.bank_size=5")
-    assert bank == EvaluationWork(6 + 5, 6 + 5, 36 + 5 * 6 + 6 * 5)
+    assert bank == (6 + 5, 6 + 5, 36 + 5 * 6 + 6 * 5)
     queue = ("--model.init_args.contrast=NCL", "--model.init_args.contrast.init_args.queue_size=7")
     kept = counted(root, *normalized, *queue)
-    assert kept == EvaluationWork(6, 6, 36 + 7 * 6 + 6 * 7)
+    assert kept == (6, 6, 36 + 7 * 6 + 6 * 7)
 
 
 def test_the_time_is_the_sum_of_what_is_counted(root):

@@ -21,7 +21,7 @@ names = [module.name for module in pkgutil.walk_packages(tvr_lightning.__path__,
 for name in names:
     importlib.import_module(name)
 assert len(names) > 100, names
-from tvr_lightning.reproduce.runs.memory import peak_memory_mib
+from tvr_lightning.reproduce.runs.card import peak_memory_mib
 assert peak_memory_mib() is None
 print("loaded")
 """

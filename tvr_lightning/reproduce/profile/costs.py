@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -20,8 +20,7 @@ from tvr_lightning.evaluation.loop import PAIR_BYTES
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.features import FeatureBatch
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.reproduce.runs.card import read_record
-from tvr_lightning.reproduce.runs.memory import peak_memory_mib
+from tvr_lightning.reproduce.runs.card import peak_memory_mib, read_record
 from tvr_lightning.training.gradient_cache import encode_in_chunks
 from tvr_lightning.training.optim import build_optimizer
 
@@ -82,9 +81,9 @@ class ProfileCard:
 
 def read_profiles(folder: Path) -> list[ProfileCard]:
     """Read all profiles of a folder, sorted by name; raise UserError if one is unusable."""
-    fix = "delete it and rerun `tvr profile`"
-    found = [read_record(path, ProfileCard, fix) for path in sorted(folder.glob("*.json"))]
-    return [ProfileCard(**{**raw, "costs": Costs(**raw["costs"])}) for raw in found]
+    files = sorted(folder.glob("*.json"))
+    found = [read_record(path, ProfileCard, "delete it and rerun `tvr profile`") for path in files]
+    return [ProfileCard(**raw | {"costs": Costs(**raw["costs"])}) for raw in found]
 
 
 def measure_costs(
@@ -112,7 +111,7 @@ def measure_costs(
         return 1000 * median(times[1:])
 
     def encode(features: Callable[[Any], Any], items: FeatureBatch) -> Any:
-        with precision():
+        with precision():  # again in every call, since autocast keeps the weights that it casts until its end
             return features(items)
 
     _peak_mib_since_last(device)
@@ -183,38 +182,32 @@ def batch_loss(module: RetrievalModule, batch: PairBatch, precision: Precision) 
 def count_flops(module: RetrievalModule, batch: PairBatch) -> dict[str, int]:
     """Return the FLOPs of one batch by stage; attention that can be counted takes more memory than the one used."""
     encoder, audio_encoder = module.encoder, getattr(module, "audio_encoder", None)
-
-    def count(run: Callable[[], object]) -> int:
-        with _counted() as counter:
-            run()
-        return int(counter.get_total_flops())
-
     module.eval()
     with torch.no_grad():
         text, video = module.text_features(batch.text).float(), module.video_features(batch.video).float()
-        raw_text = count(lambda: encoder.encode_text(batch.text.text, module.words))
-        raw_video = count(lambda: encoder.encode_video(batch.video.video, patches=module.needs_patches))
-        raw_video += count(lambda: audio_encoder.encode_audio(batch.video.video)) if audio_encoder else 0
+        raw_text = _flops(lambda: encoder.encode_text(batch.text.text, module.words))
+        raw_video = _flops(lambda: encoder.encode_video(batch.video.video, patches=module.needs_patches))
+        raw_video += _flops(lambda: audio_encoder.encode_audio(batch.video.video)) if audio_encoder else 0
         stages = {
             "encode_text": raw_text,
             "encode_video": raw_video,
-            "text_layers": count(lambda: module.text_features(batch.text)) - raw_text,
-            "video_layers": count(lambda: module.video_features(batch.video)) - raw_video,
-            "score": count(lambda: module.score(text, video)),
+            "text_layers": _flops(lambda: module.text_features(batch.text)) - raw_text,
+            "video_layers": _flops(lambda: module.video_features(batch.video)) - raw_video,
+            "score": _flops(lambda: module.score(text, video)),
         }
     module.train()
-    stages["training_step"] = count(lambda: batch_loss(module, batch, nullcontext).backward())
+    stages["training_step"] = _flops(lambda: batch_loss(module, batch, nullcontext).backward())
     module.zero_grad(set_to_none=True)
     return stages
 
 
-@contextmanager
-def _counted() -> Iterator[FlopCounterMode]:
+def _flops(run: Callable[[], object]) -> int:
     """Count FLOPs, with attention and transformer layers in forms that the counter knows."""
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            yield counter
+            run()
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
+    return int(counter.get_total_flops())

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import shutil
 import time
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -24,11 +23,11 @@ from tvr_lightning.data.records import SplitName
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.ncl import NCL
 from tvr_lightning.progress import clock
-from tvr_lightning.reproduce.profile.costs import Costs, Precision, batch_loss, measure_costs, repeated
+from tvr_lightning.reproduce.profile.costs import Precision, batch_loss, measure_costs, repeated
 
 DEVICES_GB = (8, 12, 16, 24, 40, 48, 80)
-SMALL = 8  # pairs of a batch that is measured before a whole one
-PATIENCE = 20.0  # seconds that measuring whole batches may take on a CPU
+SMALL = 8  # pairs of a batch that is measured on a CPU
+PATIENCE = 20.0  # seconds that reading is measured for
 CHECKPOINTS = 3  # the best, the last, and the one being written
 AUDITED = 10  # times that the audit after a test encodes its videos
 MARGIN = 1.2  # for what allocators and kernels take
@@ -40,14 +39,6 @@ COUNTED = (
     "precision", "max_epochs", "max_steps", "limit_train_batches", "limit_val_batches", "limit_test_batches",
     "overfit_batches", "accumulate_grad_batches", "val_check_interval", "check_val_every_n_epoch",
 )  # fmt: skip
-
-
-class EvaluationWork(NamedTuple):
-    """Number of texts and videos that one evaluation encodes, banks included, and of pairs that it scores."""
-
-    texts: int
-    videos: int
-    pairs: int
 
 
 @dataclass
@@ -105,20 +96,16 @@ def estimate(recipe: Recipe) -> Estimate:
     batch, clips_per_second, start = _read(data)
     device, precision = method.device, trainer.precision_plugin.forward_context
     share, split = data.batch_size // replicas, data.load_split("test")
-
-    def costs_of(pairs: int) -> Costs:
-        some = repeated(batch, pairs).to(device)
-        return measure_costs(method, some, len(split.texts), len(split.videos), 2, precision)
-
-    costs = costs_of(small := min(share, SMALL))
-    if device.type == "cuda" or 3 * costs.training_step_ms / 1000 * share / small < PATIENCE:
-        costs, small = costs_of(share), share
-    reading, step = 1 / clips_per_second, costs.training_step_ms / 1000 * share / small
-    video = _together(reading, costs.encode_video_ms / 1000, data.num_workers, device)
+    measured = share if device.type == "cuda" else min(share, SMALL)
+    some = repeated(batch, measured).to(device)
+    costs = measure_costs(method, some, len(split.texts), len(split.videos), 2, precision)
+    together = max if data.num_workers else sum  # workers read while the device computes
+    reading, step = 1 / clips_per_second, costs.training_step_ms / 1000 * share / measured
+    video = together((reading, costs.encode_video_ms / 1000))
     pair = costs.score_ms_per_video / len(split.texts) / 1000
 
-    def seconds(work: EvaluationWork) -> float:
-        return (work.texts * costs.encode_text_ms / 1000 + work.videos * video + work.pairs * pair) / replicas
+    def seconds(texts: int, videos: int, pairs: int) -> float:
+        return (texts * costs.encode_text_ms / 1000 + videos * video + pairs * pair) / replicas
 
     size = sum(p.numel() * p.element_size() for p in method.parameters())
     trained = sum(p.numel() * p.element_size() for p in method.parameters() if p.requires_grad)
@@ -128,7 +115,7 @@ def estimate(recipe: Recipe) -> Estimate:
         memory = size + 3 * trained + activation_bytes(method, batch, share, precision)
     folder = Path(recipe.config.results.directory).absolute()
     disk = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    audited = AUDITED * min(method.evaluation_config.audit, test.videos)
+    audited = AUDITED * min(method.evaluation_config.audit, test[1])
     return Estimate(
         title=f"{method.title} on {data.title}",
         parameters=costs.parameters,
@@ -138,12 +125,12 @@ def estimate(recipe: Recipe) -> Estimate:
         free=shutil.disk_usage(disk).free,
         clips_per_second=clips_per_second,
         workers=data.num_workers,
-        batch_seconds=_together(share * reading, step, data.num_workers, device),
+        batch_seconds=together((share * reading, step)),
         batches=batches,
         steps=int(trainer.estimated_stepping_batches),
         epochs=epochs,
         validations=validations,
-        evaluation_seconds=validations * seconds(validation) + seconds(test) + audited * video,
+        evaluation_seconds=validations * seconds(*validation) + seconds(*test) + audited * video,
         startup_seconds=start * (3 if validations else 2),  # of the workers of each loader
         device=str(device),
     )
@@ -191,8 +178,8 @@ def count_training(trainer: Trainer) -> tuple[int, float, int]:
 
 def count_evaluation(
     method: RetrievalModule, data: TextVideoDataModule, name: SplitName, limit: float, replicas: int = 1
-) -> EvaluationWork:
-    """Count the work of one evaluation on a split, whose batches `replicas` devices share."""
+) -> tuple[int, int, int]:
+    """Return the texts and videos that an evaluation encodes on `replicas` devices, and the pairs that it scores."""
     split, config = data.load_split(name), method.evaluation_config
 
     def seen(items: int) -> int:
@@ -204,12 +191,12 @@ def count_evaluation(
     # Scores that take more than an eighth of the budget are computed in each of the two passes.
     pairs = texts * videos * (1 if 4 * texts * videos <= config.memory_bytes // 8 else 2)
     if config.normalization is None or not config.normalization.needs_bank or not pairs:
-        return EvaluationWork(texts, videos, pairs)
+        return texts, videos, pairs
     if isinstance(method.contrast, NCL) and method.contrast.bank_source == "queue":  # encoded in training
-        return EvaluationWork(texts, videos, pairs + method.contrast.queue_size * (texts + videos))
+        return texts, videos, pairs + method.contrast.queue_size * (texts + videos)
     train = data.load_split("train")
     bank_texts, bank_videos = (min(config.bank_size, len(items)) for items in (train.texts, train.videos))
-    return EvaluationWork(texts + bank_texts, videos + bank_videos, pairs + bank_texts * videos + texts * bank_videos)
+    return texts + bank_texts, videos + bank_videos, pairs + bank_texts * videos + texts * bank_videos
 
 
 def _replicas(options: Any) -> int:
@@ -236,17 +223,6 @@ def _read(data: TextVideoDataModule) -> tuple[PairBatch, float, float]:
     return batch, read / max(time.perf_counter() - began, 1e-9), start
 
 
-def _together(reading: float, computing: float, workers: int, device: torch.device) -> float:
-    """Return the time of reading and computing, at the same time if workers read."""
-    if workers == 0:
-        return reading + computing
-    if device.type != "cpu":
-        return max(reading, computing)
-    cores = os.cpu_count() or 1
-    shared = (reading * min(workers, cores) + computing * min(torch.get_num_threads(), cores)) / cores
-    return max(reading, computing, shared)
-
-
 def activation_bytes(method: RetrievalModule, batch: PairBatch, share: int, precision: Precision) -> float:
     """Return what the backward pass of a device's share of a batch keeps, from two small batches.
 
@@ -254,10 +230,11 @@ def activation_bytes(method: RetrievalModule, batch: PairBatch, share: int, prec
     """
     chunk = method.optimizer_config.gradient_cache
     pairs = min(share, chunk) if chunk else share
-    small, large = max(2, min(SMALL, pairs) // 2), max(4, min(SMALL, pairs))
-    kept = [saved_bytes(method, repeated(batch, size).to(method.device), precision) for size in (small, large)]
-    square = max((kept[1] / large - kept[0] / small) / (large - small), 0.0)
-    return (kept[1] / large - square * large) * pairs + square * pairs**2
+    large = max(4, min(SMALL, pairs))
+    small = large // 2
+    few, more = (saved_bytes(method, repeated(batch, size).to(method.device), precision) for size in (small, large))
+    square = max((more / large - few / small) / (large - small), 0.0)
+    return (more / large - square * large) * pairs + square * pairs**2
 
 
 def saved_bytes(method: RetrievalModule, batch: PairBatch, precision: Precision) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import torch
-from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from rich.console import Console
 from rich.table import Table
@@ -23,20 +22,13 @@ WORDS = "a person walks along the street while a small dog runs beside a red car
 AUDIO_STEPS, AUDIO_SAMPLES = 1500, 480_000  # of 30 s: vectors of 20 ms, and samples at 16 kHz
 
 
-def _remove_weights(section: Namespace) -> None:
-    """Set `weights` to none in the options of a class, and of the classes among them."""
-    options = section.get("init_args") or Namespace()
-    if "weights" in options:
-        options.weights = None
-    for value in vars(options).values():
-        if isinstance(value, Namespace) and "class_path" in value:
-            _remove_weights(value)
-
-
 def profile(recipe: Recipe, batch_size: int, queries: int, repeats: int, device: str | None) -> ProfileCard:
     """Measure a recipe's method with random weights on random inputs of its sizes, and print the costs."""
     recipe.check_trainer()
-    _remove_weights(recipe.config.model)
+    model = recipe.config.model
+    for option in list(model.keys()):
+        if re.fullmatch(r"init_args\.(\w+\.init_args\.)*weights", option):  # of the encoders, not in a method's options
+            model[option] = None
     with weights_follow():  # for encoders that a recipe leaves to its method
         built = recipe.build()
     module = built.model

@@ -8,6 +8,7 @@ answering, a correct answer has `better` 0 and a wrong one 1. A run that stores 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -132,3 +133,13 @@ def read_ranks(path: Path, direction: QueryKind) -> tuple[Ranks, Tensor]:
     columns = {name: torch.tensor(frame[name].to_numpy()) for name in ("better", "tied", "index", "video")}
     video = columns.pop("video")
     return Ranks(**columns), video
+
+
+def peak_memory_mib() -> float | None:
+    """Return the maximum resident memory of this process so far, or None on Windows."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)

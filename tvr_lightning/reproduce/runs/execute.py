@@ -23,8 +23,7 @@ from tvr_lightning.extract.plan import ExtractOptions
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import source_of_data
 from tvr_lightning.progress import progress_file
-from tvr_lightning.reproduce.runs.card import Card, card_path, ranks_path, write_card, write_ranks
-from tvr_lightning.reproduce.runs.memory import peak_memory_mib
+from tvr_lightning.reproduce.runs.card import Card, card_path, peak_memory_mib, ranks_path, write_card, write_ranks
 from tvr_lightning.reproduce.runs.plan import PlannedRun, deciding
 from tvr_lightning.runs.progress_bar import ProgressFile
 from tvr_lightning.runs.run import Run
