@@ -9,10 +9,15 @@ from metric_rows import summarize
 from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.evaluation.ranks import Ranks, text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.evaluation.weights import Weights
-from tvr_lightning.reproduce.runs.card import Card, card_path, ranks_path, write_card, write_ranks
-from tvr_lightning.reproduce.runs.plan import PlannedRun
+from tvr_lightning.reproduce.runs.card import Card, write_ranks, write_record
+from tvr_lightning.reproduce.runs.plan import Plan, PlannedRun
 
 DIRECTIONS = ("text_to_video", "video_to_text")
+
+
+def keys_of(plan: Plan, claim: str) -> list[str]:
+    """Keys of the planned runs that stand for a run of a table, one per seed."""
+    return [key for key, run in plan.runs.items() if claim in run.claims]
 
 
 def make_card(run: PlannedRun, cards: Path, quality: float, queries: int = 60, **changes) -> Card:
@@ -45,10 +50,10 @@ def _written(run, cards, found, ranks, changes) -> Card:
         "environment": {"date": "2026-11-20T13:42:07+00:00", "packages": {"tvr-lightning": "1.2"}, "machine": "a host"},
         **found,
     }  # fmt: skip
-    card = Card(run.key, run.name, "finished", run.plain(), results=results, steps=10, epochs=1, seconds=30.0,
+    card = Card(run.key, run.name, "finished", asdict(run), results=results, steps=10, epochs=1, seconds=30.0,
                 peak_memory_mib=800.0)  # fmt: skip
     for name, value in changes.items():
         setattr(card, name, value)
-    write_ranks(ranks_path(card_path(cards, run.key)), ranks)
-    write_card(card, cards)
+    write_ranks(cards / f"{run.key}.parquet", ranks)
+    write_record(card, cards / f"{run.key}.json")
     return card

@@ -106,26 +106,26 @@ def reproduce(
         raise OptionError(f"--seeds {seeds!r} must be whole numbers separated by commas, such as 0,1,2") from error
     laid_over = None if overlay is None else find_recipe(overlay, "--overlay")
     setting = Setting(recipes, folder, videos, laid_over, chosen, share)
-    plan = make_plan([load_table(name, recipes) for name in dict.fromkeys(tables)], setting, _names(only))
+    named = [load_table(name, recipes) for name in dict.fromkeys(tables)]
+    plan = make_plan(named, setting, _names(only))
     with loading("reproduce"):
         from tvr_lightning.reproduce.report.sources import run_of_card
         from tvr_lightning.reproduce.report.table_view import NOT_COMPARABLE, view_table, write_tables
         from tvr_lightning.reproduce.runs.card import read_cards
         from tvr_lightning.reproduce.runs.engines import SlurmEngine
-        from tvr_lightning.reproduce.runs.runner import Folders, plan_lines, run_plan
+        from tvr_lightning.reproduce.runs.runner import plan_lines, run_plan
 
-    folders = Folders(out)
     if videos is not None:
         print(NOT_COMPARABLE)
-    print("\n".join(plan_lines(plan, read_cards(folders.cards))), flush=True)
+    print("\n".join(plan_lines(plan, read_cards(out / "cards"))), flush=True)
     if dry_run:
         return 0
     given = {name: value for name, value in slurm.items() if value is not None}
     jobs = SlurmEngine((out / "slurm").absolute(), **given) if engine == "slurm" else None  # type: ignore[arg-type]
-    cards = run_plan(plan, folders, lambda line: print(line, flush=True), jobs)
-    runs = [run_of_card(card, folders.cards) for card in cards.values()]
-    for table in plan.tables:
-        for path in write_tables([view_table(table, runs)], folders.tables / table.name):
+    cards = run_plan(plan, out, lambda line: print(line, flush=True), jobs)
+    runs = [run_of_card(card, out / "cards") for card in cards.values()]
+    for table in named:
+        for path in write_tables([view_table(table, runs)], out / "tables" / table.name):
             print(f"Wrote {path}")
     return 1 if any(card.status == "failed" for card in cards.values()) else 0
 

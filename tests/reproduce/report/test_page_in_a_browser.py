@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from browser import open_browser, wait
 from PIL import Image
-from run_cards import make_card
+from run_cards import keys_of, make_card
 
 from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.reproduce.report.leaderboard import leaderboards
@@ -44,7 +44,7 @@ def site_of(out, chosen, **setting):
     """Write the report of runs with the same figures; the second run fails on other queries than the rest."""
     plan = make_plan([load_table(name, RECIPES) for name in chosen], Setting(RECIPES, out, **setting))
     keys = dict.fromkeys(
-        key for table, runs in chosen.items() for run in runs for key in plan.chosen.get(f"{table}/{run}", [])
+        key for table, runs in chosen.items() for run in runs for key in keys_of(plan, f"{table}/{run}")
     )
     for place, key in enumerate(keys):
         make_card(plan.runs[key], out / "cards", 1.0 + 0.6 * place % 3)

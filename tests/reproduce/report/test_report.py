@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from run_cards import make_answers, make_card
+from run_cards import keys_of, make_answers, make_card
 
 from tvr_lightning.cli.tables import report as run_report
 from tvr_lightning.errors import UserError
@@ -21,7 +21,7 @@ from tvr_lightning.reproduce.report.uncertainty import measure
 from tvr_lightning.reproduce.report.write import views_of
 from tvr_lightning.reproduce.runs.card import write_record
 from tvr_lightning.reproduce.runs.plan import Setting, make_plan
-from tvr_lightning.reproduce.runs.runner import Folders, run_plan
+from tvr_lightning.reproduce.runs.runner import run_plan
 from tvr_lightning.reproduce.tables import load_table
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -61,9 +61,9 @@ def folder(tmp_path):
     """Cards of three rows of a table with two seeds, a run that failed, a run of questions, and a profile."""
     plan = make_plan([load_table("gare-1", RECIPES)], Setting(RECIPES, tmp_path, fixture_videos=20, seeds=(0, 1)))
     for name, quality in (("clip4clip", 1.0), ("baseline", 1.5), ("gare", 3.0)):
-        for place, key in enumerate(plan.chosen[f"gare-1/{name}"]):
+        for place, key in enumerate(keys_of(plan, f"gare-1/{name}")):
             make_card(plan.runs[key], tmp_path / "cards", quality + place)
-    key = plan.chosen["gare-1/x-pool"][0]
+    key = keys_of(plan, "gare-1/x-pool")[0]
     make_card(plan.runs[key], tmp_path / "cards", 1.0, status="failed", results=None, error="out of <memory>")
     answers = make_plan([load_table("dpdv-s4", RECIPES)], Setting(RECIPES, tmp_path, fixture_videos=20))
     make_answers(next(iter(answers.runs.values())), tmp_path / "cards", 19)
@@ -116,7 +116,7 @@ def comparable(tmp_path):
     """Cards of runs with real data, so that differences from published values are shown."""
     plan = make_plan([load_table("gare-1", RECIPES)], Setting(RECIPES, tmp_path, seeds=(0, 1)))
     for name, quality in (("baseline", 1.5), ("gare", 3.0)):
-        for place, key in enumerate(plan.chosen[f"gare-1/{name}"]):
+        for place, key in enumerate(keys_of(plan, f"gare-1/{name}")):
             make_card(plan.runs[key], tmp_path / "cards", quality + place)
     return tmp_path
 
@@ -209,7 +209,7 @@ def test_a_run_of_several_tables_is_in_all_of_them(tmp_path):
     (run,) = plan.runs.values()
     make_card(replace(run, claims=["gaid-1/x-pool"]), tmp_path / "cards", 1.0)
     later = make_plan([load_table("gaid-1", RECIPES)], plan.setting, ["x-pool", "x-pool-b16"])
-    run_plan(later, Folders(tmp_path), lambda line: None)
+    run_plan(later, tmp_path, lambda line: None)
     (run,) = read_runs(tmp_path)
     assert run.claims == ["gaid-1/x-pool", "gaid-1/x-pool-b16"]
     (view,) = views_of([run], RECIPES)
@@ -266,7 +266,7 @@ def test_runs_under_an_overlay_are_not_compared_whatever_it_is_called(tmp_path, 
         overlay = tmp_path / own
         overlay.write_text("trainer: {max_epochs: 1}\n")
     plan = make_plan([load_table("gare-1", RECIPES)], Setting(RECIPES, tmp_path, overlay=overlay))
-    (key,) = plan.chosen["gare-1/gare"]
+    (key,) = keys_of(plan, "gare-1/gare")
     make_card(plan.runs[key], tmp_path / "cards", 1.0)
     (view,) = views_of(read_runs(tmp_path), RECIPES)
     assert view.results["difference"].notna().any() == (own is None)

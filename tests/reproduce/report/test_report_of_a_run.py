@@ -17,7 +17,7 @@ from tvr_lightning.reproduce.report.figures.retrieval_examples import measure_sh
 from tvr_lightning.reproduce.report.sources import read_ranks, read_runs, run_of_card
 from tvr_lightning.reproduce.report.uncertainty import measure
 from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Setting, make_plan
-from tvr_lightning.reproduce.runs.runner import Folders, run_plan
+from tvr_lightning.reproduce.runs.runner import run_plan
 from tvr_lightning.reproduce.tables import load_table
 from tvr_lightning.synthetic import synthesize
 
@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
     plan = make_plan(
         [load_table("gare-1", RECIPES)], Setting(RECIPES, out / "fixture", VIDEOS, out / "tiny.yaml"), ["baseline"]
     )
-    (card,) = run_plan(plan, Folders(out), lambda line: None).values()
+    (card,) = run_plan(plan, out, lambda line: None).values()
     assert card.status == "finished", card.error
     return out
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from run_cards import make_card
+from run_cards import keys_of, make_card
 
 from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.evaluation.audit_result import AuditResult
@@ -41,7 +41,7 @@ def view(tmp_path, qualities=QUALITIES, name="gare-1", **changes):
     plan = make_plan([table], setting)
     made = {}
     for run, quality in qualities.items():
-        for place, key in enumerate(plan.chosen[f"{name}/{run}"]):
+        for place, key in enumerate(keys_of(plan, f"{name}/{run}")):
             made[key] = make_card(plan.runs[key], folder, quality + 0.3 * place)
     return viewed(table, made, folder), made
 
@@ -68,7 +68,7 @@ def test_a_note_names_the_test_sets_if_runs_rank_different_ones(tmp_path):
     plan = make_plan([table := load_table("gare-1", RECIPES)], Setting(RECIPES, tmp_path, fixture_videos=20))
     cards = {}
     for run, protocol in (("clip4clip", "1,000 clips"), ("x-pool", "999 clips"), ("gare", "1,000 clips")):
-        for key in plan.chosen[f"gare-1/{run}"]:
+        for key in keys_of(plan, f"gare-1/{run}"):
             cards[key] = make_card(plan.runs[key], tmp_path / "cards", 1.0)
             cards[key].results["protocol"] = protocol
     notes = viewed(table, cards, tmp_path / "cards").notes
@@ -96,7 +96,7 @@ def test_runs_of_datasets_that_are_marked_as_synthetic_are_not_either(tmp_path):
     setting = Setting(RECIPES, tmp_path)
     table = load_table("gare-1", RECIPES)
     plan = make_plan([table], setting)
-    (key,) = plan.chosen["gare-1/gare"]
+    (key,) = keys_of(plan, "gare-1/gare")
     card = make_card(plan.runs[key], tmp_path, 2.0)
     card.results["warnings"] = [SYNTHETIC]
     made = viewed(table, {key: card}, tmp_path)
@@ -130,7 +130,7 @@ MARKED = {
 def test_every_table_and_the_leaderboard_mark_a_run_and_explain_the_warnings(tmp_path, changes, warnings):
     table = load_table("gare-1", RECIPES)
     plan = make_plan([table], Setting(RECIPES, tmp_path))
-    (key,) = plan.chosen["gare-1/gare"]
+    (key,) = keys_of(plan, "gare-1/gare")
     card = make_card(plan.runs[key], tmp_path, 2.0)
     card.results |= MARKED[changes]
     made = viewed(table, {key: card}, tmp_path)
@@ -179,7 +179,7 @@ def test_a_failed_run_is_a_note_and_not_a_lost_table(tmp_path):
     setting = Setting(RECIPES, tmp_path, fixture_videos=20)
     table = load_table("gare-1", RECIPES)
     plan = make_plan([table], setting)
-    (key,) = plan.chosen["gare-1/gare"]
+    (key,) = keys_of(plan, "gare-1/gare")
     card = make_card(plan.runs[key], tmp_path, 2.0, status="failed", results=None, error="exit status 1\nout of memory")
     text = markdown(viewed(table, {key: card}, tmp_path))
     assert "Run gare FAILED" in text

@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from run_cards import make_card
+from run_cards import keys_of, make_card
 
 from tvr_lightning.cli import main
 from tvr_lightning.reproduce.report.sources import run_of_card
@@ -21,7 +21,7 @@ def test_a_run_is_planned_again_by_its_command(tmp_path, capsys, share, short):
     overlay.write_text("trainer: {max_epochs: 1}\n")
     setting = Setting(RECIPES, tmp_path / "fixture", 20, overlay if short else None, (0, 3), share)
     plan = make_plan([load_table("gare-1", RECIPES)], setting)
-    (_, key) = plan.chosen["gare-1/gare"]
+    (_, key) = keys_of(plan, "gare-1/gare")
     card = make_card(plan.runs[key], tmp_path / "cards", 1.0)
     for needed in plan.runs[key].needs.values():
         make_card(plan.runs[needed], tmp_path / "cards", 1.0)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from run_cards import keys_of
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.runs import plan as planning
@@ -25,31 +26,31 @@ def plan(setting, *names, only=()):
 
 def test_a_run_that_several_tables_need_is_made_once(setting):
     made = plan(setting, "gare-1", "dpdv-1")
-    (key,) = made.chosen["gare-1/x-pool"]
-    assert made.chosen["dpdv-1/x-pool"] == [key]
+    (key,) = keys_of(made, "gare-1/x-pool")
+    assert keys_of(made, "dpdv-1/x-pool") == [key]
     assert made.runs[key].claims == ["gare-1/x-pool", "dpdv-1/x-pool"]
 
 
 def test_the_fixture_stands_for_every_backbone_and_real_data_does_not(setting):
     names = ("tc-mgc-1b/x-pool", "tc-mgc-1b/x-pool-b16")
-    synthetic = plan(setting, "tc-mgc-1b").chosen
-    assert synthetic[names[0]] == synthetic[names[1]]
+    synthetic = plan(setting, "tc-mgc-1b")
+    assert keys_of(synthetic, names[0]) == keys_of(synthetic, names[1])
     real = plan(replace(setting, fixture_videos=None), "tc-mgc-1b")
-    assert real.chosen[names[0]] != real.chosen[names[1]]
-    assert real.runs[real.chosen[names[1]][0]].configs[-1].endswith("vit-b-16.yaml")
-    assert real.runs[real.chosen[names[1]][0]].fingerprints["weights"].startswith("ViT-B-16")
+    assert keys_of(real, names[0]) != keys_of(real, names[1])
+    assert real.runs[keys_of(real, names[1])[0]].configs[-1].endswith("vit-b-16.yaml")
+    assert real.runs[keys_of(real, names[1])[0]].fingerprints["weights"].startswith("ViT-B-16")
 
 
 def test_every_run_takes_the_synthetic_dataset_of_its_own_layout(setting):
     made = plan(setting, "gare-1", "ncl-1", "gaid-1")
-    assert {made.runs[made.chosen["ncl-1/ncl"][0]].dataset} == {"activitynet"}
-    assert made.runs[made.chosen["gaid-1/gaid-didemo"][0]].dataset == "didemo"
+    assert {made.runs[keys_of(made, "ncl-1/ncl")[0]].dataset} == {"activitynet"}
+    assert made.runs[keys_of(made, "gaid-1/gaid-didemo")[0]].dataset == "didemo"
     assert {run.dataset for run in made.runs.values()} == {"msrvtt", "activitynet", "didemo"}
 
 
 def test_seeds_overlays_data_and_settings_change_the_key(setting, tmp_path):
     def key(changed: Setting, run="gare") -> str:
-        return plan(changed, "gare-1").chosen[f"gare-1/{run}"][-1]
+        return keys_of(plan(changed, "gare-1"), f"gare-1/{run}")[-1]
 
     overlay = tmp_path / "overlay.yaml"
     overlay.write_text("trainer: {max_epochs: 1}\n")
@@ -150,7 +151,7 @@ def test_a_replaced_file_in_a_folder_of_weights_makes_another_run(setting, tmp_p
     for content in (b"weights", b"WEIGHTS"):  # of the same size
         (folder / "open_clip_model.safetensors").write_bytes(content)
         made = plan(replace(setting, overlay=overlay), "gare-1")
-        found |= {made.runs[made.chosen["gare-1/gare"][0]].key}
+        found |= {made.runs[keys_of(made, "gare-1/gare")[0]].key}
     assert len(found) == 2
 
 
@@ -160,12 +161,12 @@ def test_an_option_that_is_set_back_to_null_names_nothing(setting, tmp_path):
     real = replace(setting, fixture_videos=None)
     for changed, said in ((real, "ViT-B-32: tag openai"), (replace(real, overlay=overlay), "ViT-B-32: random")):
         made = plan(changed, "gare-1")
-        assert made.runs[made.chosen["gare-1/gare"][0]].fingerprints["weights"] == said
+        assert made.runs[keys_of(made, "gare-1/gare")[0]].fingerprints["weights"] == said
 
 
 def test_the_recipes_own_seed_is_the_same_run_when_it_is_asked_for(setting):
-    own = plan(setting, "gare-1").chosen["gare-1/clip4clip"]
-    assert plan(replace(setting, seeds=(42, 43)), "gare-1").chosen["gare-1/clip4clip"][0] == own[0]
+    own = keys_of(plan(setting, "gare-1"), "gare-1/clip4clip")
+    assert keys_of(plan(replace(setting, seeds=(42, 43)), "gare-1"), "gare-1/clip4clip")[0] == own[0]
 
 
 def test_a_choice_that_leaves_no_run_is_refused(setting):
@@ -175,8 +176,8 @@ def test_a_choice_that_leaves_no_run_is_refused(setting):
 
 def test_one_run_per_seed(setting):
     made = plan(replace(setting, seeds=(0, 1, 2)), "gare-1")
-    assert len(set(made.chosen["gare-1/gare"])) == 3
-    assert {made.runs[key].seed for key in made.chosen["gare-1/gare"]} == {0, 1, 2}
+    assert len(set(keys_of(made, "gare-1/gare"))) == 3
+    assert {made.runs[key].seed for key in keys_of(made, "gare-1/gare")} == {0, 1, 2}
 
 
 def test_only_restricts_to_runs_and_adds_what_trains_them(setting):
@@ -184,7 +185,7 @@ def test_only_restricts_to_runs_and_adds_what_trains_them(setting):
     assert [run.verb for run in made.runs.values()] == ["fit", "test"]
     train, test = made.runs.values()
     assert test.trained_by == train.key
-    assert "gaid-1/x-pool" not in made.chosen
+    assert not keys_of(made, "gaid-1/x-pool")
     with pytest.raises(UserError, match=r"'gadi' is not a run of these tables\. Available: gaid-1/"):
         plan(setting, "gaid-1", only=["gadi"])
 
@@ -208,9 +209,9 @@ def test_runs_that_share_an_encoder_name_the_run_that_trains_it(setting):
 def test_stored_features_are_one_store_per_dataset_without_further_backbones(setting):
     made = plan(replace(setting, share="features"), "gare-1", "gaid-1")
     assert [run.dataset for run in made.runs.values() if run.verb == "extract"] == ["msrvtt", "didemo"]
-    assert "gaid-1/gaid" in made.chosen
-    assert "gaid-1/gaid-b16" not in made.chosen
-    (key,) = made.chosen["gaid-1/gaid"]
+    assert keys_of(made, "gaid-1/gaid")
+    assert not keys_of(made, "gaid-1/gaid-b16")
+    (key,) = keys_of(made, "gaid-1/gaid")
     store = made.runs[made.runs[key].store]
     assert store.encoder_from == made.runs[key].encoder_from
     assert store.claims == []

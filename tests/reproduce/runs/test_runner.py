@@ -19,12 +19,11 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.progress import clock
 from tvr_lightning.reproduce.report.sources import run_of_card
 from tvr_lightning.reproduce.report.table_view import view_table
-from tvr_lightning.reproduce.runs.card import card_path, read_cards, read_ranks
+from tvr_lightning.reproduce.runs.card import read_cards, read_ranks
 from tvr_lightning.reproduce.runs.engines import LocalEngine, SlurmEngine
 from tvr_lightning.reproduce.runs.execute import PROGRESS, _earlier_seconds, execute, run_task
 from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Setting, make_plan
 from tvr_lightning.reproduce.runs.runner import (
-    Folders,
     _Progress,
     open_runs,
     plan_lines,
@@ -66,8 +65,8 @@ def tiny_plan(root, folder, table="gaid-1", only=("clip4clip",), extra=""):
 
 
 def test_a_run_leaves_its_card_and_is_not_repeated(root, tmp_path):
-    plan, folders, said = tiny_plan(root, tmp_path), Folders(tmp_path / "out"), []
-    cards = run_plan(plan, folders, said.append)
+    plan, out, said = tiny_plan(root, tmp_path), tmp_path / "out", []
+    cards = run_plan(plan, out, said.append)
     (card,) = cards.values()
     assert card.status == "finished", card.error
     results = card.results
@@ -78,11 +77,11 @@ def test_a_run_leaves_its_card_and_is_not_repeated(root, tmp_path):
     assert card.peak_memory_mib > 50
     assert Path(card.checkpoint).is_file()
     assert set(card.run["fingerprints"]) == {"config", "code", "data", "weights", "files"}
-    ranks, _ = read_ranks(folders.cards / f"{card.key}.parquet", "text_to_video")
+    ranks, _ = read_ranks(out / "cards" / f"{card.key}.parquet", "text_to_video")
     assert 100 * ranks.found_within(1).mean() == pytest.approx(results["text_to_video"]["R@1"])
     assert any("nothing left to run" in line for line in said)
     said.clear()
-    assert run_plan(plan, folders, said.append) == cards
+    assert run_plan(plan, out, said.append) == cards
     assert said == []
 
 
@@ -90,8 +89,8 @@ def test_runs_share_an_encoder_and_its_stored_features(root, tmp_path):
     (tmp_path / "tiny.yaml").write_text(TINY)
     setting = Setting(RECIPES, root, VIDEOS, tmp_path / "tiny.yaml", share="features")
     plan = make_plan([load_table("gaid-1", RECIPES)], setting, ["clip4clip", "gaid"])
-    folders, said = Folders(tmp_path / "out"), []
-    cards = run_plan(plan, folders, said.append)
+    out, said = tmp_path / "out", []
+    cards = run_plan(plan, out, said.append)
     assert [card.status for card in cards.values()] == ["finished"] * 4, [card.error for card in cards.values()]
     shared, stored, *heads = cards.values()
     assert [card.name for card in (shared, stored)] == ["shared/encoder", "shared/features-msrvtt"]
@@ -105,29 +104,29 @@ def test_runs_share_an_encoder_and_its_stored_features(root, tmp_path):
         for name, value in weights.items():
             if name.startswith("encoder."):
                 assert torch.equal(own[name], value)
-    view = view_table(plan.tables[0], [run_of_card(card, folders.cards) for card in cards.values()])
+    view = view_table(load_table("gaid-1", RECIPES), [run_of_card(card, out / "cards") for card in cards.values()])
     assert any("Heads are trained for 1 epochs on the stored features" in note for note in view.notes)
     shutil.rmtree(stored.features)
-    card_path(folders.cards, heads[0].key).unlink()
-    again = run_plan(plan, folders, said.append)[heads[0].key]
+    (out / "cards" / f"{heads[0].key}.json").unlink()
+    again = run_plan(plan, out, said.append)[heads[0].key]
     assert again.error == f"the features {stored.features} are missing. Also delete the card of their run."
 
 
 def test_a_run_ends_in_its_card_under_submitit_too(root, tmp_path):
-    plan, folders = tiny_plan(root, tmp_path), Folders(tmp_path / "out")
+    plan, out = tiny_plan(root, tmp_path), tmp_path / "out"
     engine = SlurmEngine(tmp_path / "jobs", max_parallel_jobs=1, cluster="local")
     engine.poll_seconds = 0.2
-    (card,) = run_plan(plan, folders, [].append, engine).values()
+    (card,) = run_plan(plan, out, [].append, engine).values()
     assert card.status == "finished", card.error
     assert len(list((tmp_path / "jobs").glob("*_result.pkl"))) == 1
-    assert not (folders.runs / card.key / "job.txt").exists()
+    assert not (out / "runs" / card.key / "job.txt").exists()
 
 
 @pytest.fixture
 def outdated(root, tmp_path) -> Path:
     """A task whose recipe changed after it was planned."""
     (run,) = tiny_plan(root, tmp_path).runs.values()
-    task = write_task(run, Folders(tmp_path), {})
+    task = write_task(run, tmp_path, {})
     (tmp_path / "tiny.yaml").write_text(TINY.replace("max_epochs: 1", "max_epochs: 2"))
     return task
 
@@ -159,10 +158,10 @@ def test_the_processes_of_a_job_write_into_one_log(outdated, ended):
 
 
 def test_question_answering_leaves_a_hit_or_miss_per_question(root, tmp_path):
-    plan, folders = tiny_plan(root, tmp_path, "dpdv-s4", ("dpdv-vqa",)), Folders(tmp_path / "out")
-    (card,) = run_plan(plan, folders, [].append).values()
+    plan, out = tiny_plan(root, tmp_path, "dpdv-s4", ("dpdv-vqa",)), tmp_path / "out"
+    (card,) = run_plan(plan, out, [].append).values()
     assert card.status == "finished", card.error
-    ranks, video = read_ranks(folders.cards / f"{card.key}.parquet", "question")
+    ranks, video = read_ranks(out / "cards" / f"{card.key}.parquet", "question")
     assert len(ranks) == len(video) == card.results["evaluation"]["questions"]
     assert 100 * ranks.found_within(1).mean() == pytest.approx(card.accuracy())
 
@@ -172,22 +171,22 @@ def test_a_run_on_two_devices_ends_in_its_card(root, tmp_path):
     overlay = tmp_path / "two.yaml"
     overlay.write_text(TWO_DEVICES)
     plan = make_plan([load_table("gaid-1", RECIPES)], Setting(RECIPES, root, overlay=overlay), ["clip4clip"])
-    (card,) = run_plan(plan, Folders(tmp_path / "out"), [].append).values()
+    (card,) = run_plan(plan, tmp_path / "out", [].append).values()
     assert card.status == "finished", card.error
     assert card.results["config"]["trainer"]["devices"] == 2
     assert card.steps == 2
 
 
 def test_two_invocations_do_not_share_a_folder(root, tmp_path):
-    plan, folders = tiny_plan(root, tmp_path), Folders(tmp_path / "out")
+    plan, out = tiny_plan(root, tmp_path), tmp_path / "out"
 
     class Second(LocalEngine):
         def start(self, task):
             with pytest.raises(UserError, match="Another tvr reproduce is running in"):
-                run_plan(plan, folders, [].append)
+                run_plan(plan, out, [].append)
             return super().start(task)
 
-    (card,) = run_plan(plan, folders, [].append, Second()).values()
+    (card,) = run_plan(plan, out, [].append, Second()).values()
     assert card.status == "finished", card.error
 
 
@@ -197,12 +196,12 @@ def test_on_a_disk_without_file_locks_runs_are_made_and_it_is_said(root, tmp_pat
 
     monkeypatch.setattr("fcntl.flock", refuse)
     said = []
-    assert run_plan(replace(tiny_plan(root, tmp_path), runs={}), Folders(tmp_path / "out"), said.append) == {}
+    assert run_plan(replace(tiny_plan(root, tmp_path), runs={}), tmp_path / "out", said.append) == {}
     assert any("without file locks" in line and "do not start a second tvr reproduce in it" in line for line in said)
 
 
 def test_an_engine_that_refuses_costs_its_run_alone(root, tmp_path):
-    plan, folders, said = tiny_plan(root, tmp_path, only=("clip4clip", "x-pool")), Folders(tmp_path / "out"), []
+    plan, out, said = tiny_plan(root, tmp_path, only=("clip4clip", "x-pool")), tmp_path / "out", []
 
     class Refusing(LocalEngine):
         refused = False
@@ -213,7 +212,7 @@ def test_an_engine_that_refuses_costs_its_run_alone(root, tmp_path):
                 raise OSError("the queue is full")
             return super().start(task)
 
-    first, second = run_plan(plan, folders, said.append, Refusing()).values()
+    first, second = run_plan(plan, out, said.append, Refusing()).values()
     assert (first.status, first.error) == ("failed", "OSError: the queue is full")
     assert second.status == "finished", second.error
 
@@ -235,13 +234,13 @@ def test_seconds_of_interrupted_processes_count_up_to_their_last_progress(tmp_pa
 def test_a_run_that_fails_leaves_its_error_and_the_next_go_on(root, tmp_path):
     only = ("gaid-dsl-b16",)
     plan = tiny_plan(root, tmp_path, only=only, extra="results: {select_on: never}\n")
-    folders, said = Folders(tmp_path / "out"), []
-    train, test = run_plan(plan, folders, said.append).values()
+    out, said = tmp_path / "out", []
+    train, test = run_plan(plan, out, said.append).values()
     assert train.status == test.status == "failed"
     assert "select_on" in train.error
     assert "which failed" in test.error
     assert "FAILED" in said[1]
-    assert len(open_runs(plan, read_cards(folders.cards))) == 2
+    assert len(open_runs(plan, read_cards(out / "cards"))) == 2
 
 
 def reproduce(tmp_path, *words) -> int:
@@ -307,12 +306,12 @@ def test_estimates_come_from_finished_runs_alone(root, tmp_path):
 
 def test_what_runs_says_how_long_all_of_it_takes(root, tmp_path):
     first, *rest = tiny_plan(root, tmp_path, "gare-1", ()).runs.values()
-    folders = Folders(tmp_path)
-    progress = _Progress(folders, print, LocalEngine(), {}, rest, 1 + len(rest))
+    out = tmp_path
+    progress = _Progress(out, print, LocalEngine(), {}, rest, 1 + len(rest))
     progress.running[first.key] = (first, None, time.time() - 60)
     assert progress.state() == f"{first.name}: starting"
-    (folders.runs / first.key).mkdir(parents=True)
-    (folders.runs / first.key / PROGRESS).write_text('{"doing": "training, step 2 of 6", "left": 120.0}')
+    (out / "runs" / first.key).mkdir(parents=True)
+    (out / "runs" / first.key / PROGRESS).write_text('{"doing": "training, step 2 of 6", "left": 120.0}')
     total = clock(120 + 180 * len(rest))
     said = f"{first.name}: training, step 2 of 6, 0:02:00 left"
     assert progress.state() == f"{said}; about {total} left in total"

@@ -9,7 +9,7 @@ from tvr_lightning.cli.tables import reproduce as run_reproduce
 from tvr_lightning.reproduce.runs.card import read_card, read_cards
 from tvr_lightning.reproduce.runs.execute import execute
 from tvr_lightning.reproduce.runs.plan import Setting, make_plan
-from tvr_lightning.reproduce.runs.runner import Folders, write_fixture, write_task
+from tvr_lightning.reproduce.runs.runner import write_fixture, write_task
 from tvr_lightning.reproduce.tables import known_tables, load_table
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -43,14 +43,13 @@ def test_a_run_trains_a_step_and_is_evaluated(table, run_name, folder):
     overlay.write_text(STEP)
     setting = Setting(RECIPES, folder / "fixture", VIDEOS, overlay)
     runs = make_plan([load_table(table, RECIPES)], setting, [f"{table}/{run_name}"]).runs
-    folders = Folders(folder)
     for run in runs.values():
         write_fixture(run.dataset, setting.root, VIDEOS, lambda line: None)
-        path = folders.cards / f"{run.key}.json"
+        path = folder / "cards" / f"{run.key}.json"
         if path.is_file():
             continue
-        inputs = {name: read_card(folders.cards / f"{key}.json").checkpoint for name, key in run.needs.items()}
-        execute(write_task(run, folders, inputs))
+        inputs = {name: read_card(folder / "cards" / f"{key}.json").checkpoint for name, key in run.needs.items()}
+        execute(write_task(run, folder, inputs))
         card = read_card(path)
         assert card.status == "finished"
         # Whether "1" reads as one batch or as all depends on which library named the union of both types first.

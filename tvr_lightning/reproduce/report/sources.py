@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.ranks import Ranks
-from tvr_lightning.reproduce.runs.card import Card, CardDirection, QueryKind, card_path, ranks_path, read_cards
+from tvr_lightning.reproduce.runs.card import Card, CardDirection, QueryKind, read_cards
 from tvr_lightning.reproduce.runs.card import read_ranks as read_ranks_of_card
 from tvr_lightning.reproduce.runs.fingerprint import digest
 from tvr_lightning.runs.metrics_file import FILE as METRICS
@@ -83,7 +83,7 @@ def run_of_card(card: Card, folder: Path) -> ReportedRun:
         words += ["--overlay", run["overlay"]["path"]]
     trained = card.checkpoint is not None and run["verb"] == "fit"
     log = Path(str(card.checkpoint)).parent.parent / METRICS if trained else None
-    return ReportedRun(card, ranks_path(card_path(folder, card.key)), log, shlex.join(words))
+    return ReportedRun(card, folder / f"{card.key}.parquet", log, shlex.join(words))
 
 
 def read_runs(directory: Path) -> list[ReportedRun]:
@@ -101,7 +101,7 @@ def read_runs(directory: Path) -> list[ReportedRun]:
         for claim in run.claims:
             if (other := claimed.setdefault((claim, run.seed), run)) is not run:
                 raise UserError(
-                    f"{card_path(folder, other.key)} and {card_path(folder, run.key)} are both cards of the run "
+                    f"{folder / other.key}.json and {folder / run.key}.json are both cards of the run "
                     f"{claim} with seed {run.seed}. Delete the one with older code or other settings."
                 )
     return sorted(runs, key=lambda run: (run.card.name, run.seed or 0))

@@ -79,21 +79,6 @@ def read_record(path: Path, kind: Any, fix: str) -> dict[str, Any]:
     return dict(raw)
 
 
-def card_path(folder: Path, key: str) -> Path:
-    """Return the file of a card."""
-    return folder / f"{key}.json"
-
-
-def ranks_path(card: Path) -> Path:
-    """Return the file of the ranks of a card."""
-    return card.with_suffix(".parquet")
-
-
-def write_card(card: Card, folder: Path) -> Path:
-    """Write a card atomically and return its path."""
-    return write_record(card, card_path(folder, card.key))
-
-
 def read_card(path: Path) -> Card:
     """Read one card; raise UserError if it is incomplete, of another version, or a renamed copy."""
     card = Card(**read_record(path, Card, FIX))
@@ -102,11 +87,10 @@ def read_card(path: Path) -> Card:
             f"{path} is the card of run {card.key}, which belongs in {card.key}.json, so {card.name} would have "
             "two cards. Delete one of them."
         )
-    ranked = card.run["verb"] == "extract" or ranks_path(path).is_file()
+    ranks = path.with_suffix(".parquet")
+    ranked = card.run["verb"] == "extract" or ranks.is_file()
     if card.status == "finished" and (card.results is None or not ranked):
-        raise UserError(
-            f"{path} is incomplete: its status is finished, but results or {ranks_path(path).name} are missing; {FIX}"
-        )
+        raise UserError(f"{path} is incomplete: its status is finished, but results or {ranks.name} are missing; {FIX}")
     return card
 
 

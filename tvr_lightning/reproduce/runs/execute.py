@@ -23,7 +23,7 @@ from tvr_lightning.extract.plan import ExtractOptions
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import source_of_data
 from tvr_lightning.progress import progress_file
-from tvr_lightning.reproduce.runs.card import Card, card_path, peak_memory_mib, ranks_path, write_card, write_ranks
+from tvr_lightning.reproduce.runs.card import Card, peak_memory_mib, write_ranks, write_record
 from tvr_lightning.reproduce.runs.plan import PlannedRun, deciding
 from tvr_lightning.runs.progress_bar import ProgressFile
 from tvr_lightning.runs.run import Run
@@ -71,13 +71,13 @@ def execute(task: Path) -> None:
         key=run.key,
         name=run.name,
         status="finished",
-        run=run.plain(),
+        run=asdict(run),
         seconds=round(earlier + time.time() - began, 1),
         peak_memory_mib=None if peak is None else round(peak, 1),
         peak_device_memory_mib=torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
         **made,
     )
-    write_card(card, cards)
+    write_record(card, cards / f"{run.key}.json")
 
 
 def _extract(arguments: list[str], folder: Path) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def _evaluate(
         ranked = {"text_to_video": (texts, own), "video_to_text": (videos, videos.index)}
     else:
         ranked = {"question": made.model.hits}
-    write_ranks(ranks_path(card_path(cards, run.key)), ranked)  # type: ignore[arg-type]
+    write_ranks(cards / f"{run.key}.parquet", ranked)  # type: ignore[arg-type]
     steps, epochs, checkpoint = made.trainer.global_step, made.trainer.current_epoch, results["checkpoint"]
     if checkpoint is not None:  # whose weights may be earlier than the last ones
         saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)

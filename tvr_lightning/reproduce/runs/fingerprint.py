@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,29 +67,23 @@ def file_fingerprint(name: str, every_file: bool) -> str | None:
         return _content(path, path.stat().st_mtime_ns)
     if not path.is_dir():
         return None
-    found: list[tuple[str, str | int]] = []
-    for file in sorted(_files(path)):
-        status, is_read = file.stat(), every_file or file.suffix.lower() in ANNOTATIONS
-        content = _content(file, status.st_mtime_ns) if is_read else status.st_size
-        found.append((str(file.relative_to(path)), content))
-    return digest(found)
+    found: dict[Path, str | int] = {}
+    seen: set[str] = set()  # folders; linked ones may link back
+    for place, folders, names in os.walk(path, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        for file in filter(Path.is_file, (Path(place) / name for name in names)):
+            status, is_read = file.stat(), every_file or file.suffix.lower() in ANNOTATIONS
+            found[file] = _content(file, status.st_mtime_ns) if is_read else status.st_size
+    return digest([(str(file.relative_to(path)), found[file]) for file in sorted(found)])
 
 
 @cache
 def data_fingerprint(folder: Path) -> str:
     """Return the digest of a dataset's folder, or `absent`."""
     return file_fingerprint(str(folder), every_file=False) or "absent"
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """Every file in a folder, including those in linked folders, which may link back."""
-    seen: set[str] = set()
-    for place, folders, names in os.walk(folder, followlinks=True):
-        if (real := os.path.realpath(place)) in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        yield from (path for path in (Path(place) / name for name in names) if path.is_file())
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,14 +11,7 @@ import tvr_lightning.data
 from tvr_lightning.audit import AUDIT_VERSION
 from tvr_lightning.config.recipe_files import OptionError
 from tvr_lightning.errors import UserError
-from tvr_lightning.reproduce.runs.fingerprint import (
-    data_fingerprint,
-    digest,
-    file_fingerprint,
-    lookup,
-    nested,
-    resolve,
-)
+from tvr_lightning.reproduce.runs.fingerprint import data_fingerprint, digest, file_fingerprint, lookup, nested, resolve
 from tvr_lightning.reproduce.tables import TableRecipe, TableRun
 
 # Raise it when a change to the code may change results: all finished runs are then made again.
@@ -75,19 +68,18 @@ class PlannedRun:
         made = {"weights": self.trained_by, "encoder": self.encoder_from, "features": self.store}
         return {name: key for name, key in made.items() if key is not None}
 
-    def plain(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return asdict(self)
+    @property
+    def kind(self) -> tuple[str, int | None, bool]:
+        """What runs of similar duration share."""
+        return self.verb, self.fixture_videos, self.encoder_from is None
 
 
 @dataclass
 class Plan:
-    """The runs of some tables, each after the runs that it needs."""
+    """The runs of some tables by key, each after the runs that it needs."""
 
-    tables: list[TableRecipe]
     setting: Setting
-    runs: dict[str, PlannedRun] = field(default_factory=dict)  # by key
-    chosen: dict[str, list[str]] = field(default_factory=dict)  # keys for all seeds, by <table>/<run>
+    runs: dict[str, PlannedRun] = field(default_factory=dict)
 
 
 def make_plan(tables: Sequence[TableRecipe], setting: Setting, only: Sequence[str] = ()) -> Plan:
@@ -97,7 +89,7 @@ def make_plan(tables: Sequence[TableRecipe], setting: Setting, only: Sequence[st
             f"--share {setting.share} is only for the synthetic datasets. With real data, runs share the encoder's "
             "published weights (recipes/features.yaml trains heads on their stored features)."
         )
-    plan = Plan(list(tables), setting)
+    plan = Plan(setting)
     known = {f"{table.name}/{run.name}": (table, run) for table in tables for run in table.runs}
     unknown = [name for name in only if not any(name in (claim, run.name) for claim, (_, run) in known.items())]
     if unknown:
@@ -139,9 +131,8 @@ def _add(plan: Plan, table: TableRecipe, run: TableRun, seed: int | None) -> Pla
     planned = _plan_run(
         plan, claim, files, run.settings, "fit" if run.trains else "test", seed, trained_by, encoder, store
     )
-    for entry, values in ((claim, planned.claims), (planned.key, plan.chosen.setdefault(claim, []))):
-        if entry not in values:
-            values.append(entry)
+    if claim not in planned.claims:
+        planned.claims.append(claim)
     return planned
 
 
@@ -178,12 +169,8 @@ def _plan_run(
         data = data_fingerprint(setting.root / dataset)
     else:
         data = f"synthetic, {setting.fixture_videos} videos, seed {FIXTURE_SEED}, {dataset}"
-    fingerprints = {
-        **deciding(files, own),
-        "data": data,
-        "weights": of_weights,
-        "files": digest(read) if read else "none",
-    }
+    of_files = digest(read) if read else "none"
+    fingerprints = {**deciding(files, own), "data": data, "weights": of_weights, "files": of_files}
     needed = [run.key if run else None for run in (trained_by, encoder, store)]
     # The recipe's own seed, chosen explicitly, makes the same run.
     key = digest(fingerprints, lookup(recipe, "seed_everything") if seed is None else seed, verb, needed)

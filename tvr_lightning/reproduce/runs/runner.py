@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,7 +16,7 @@ import yaml
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import file_lock
 from tvr_lightning.progress import clock, shown
-from tvr_lightning.reproduce.runs.card import Card, card_path, read_card, read_cards, write_card
+from tvr_lightning.reproduce.runs.card import Card, read_card, read_cards, write_record
 from tvr_lightning.reproduce.runs.engines import Engine, Job, LocalEngine
 from tvr_lightning.reproduce.runs.execute import LOG, PROGRESS, TASK
 from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Plan, PlannedRun
@@ -27,33 +27,25 @@ CARD_SECONDS = 30.0  # until a card that another machine wrote is visible on a s
 Log = Callable[[str], None]
 
 
-class Folders:
-    """Folders of the results of `tvr reproduce`: run cards, runs with their logs, and tables."""
-
-    def __init__(self, out: Path) -> None:
-        self.out = out
-        self.cards, self.runs, self.tables = out / "cards", out / "runs", out / "tables"
-
-
-def run_plan(plan: Plan, folders: Folders, log: Log = print, engine: Engine | None = None) -> dict[str, Card]:
-    """Make every open run of a plan, and return all its cards.
+def run_plan(plan: Plan, out: Path, log: Log = print, engine: Engine | None = None) -> dict[str, Card]:
+    """Make every open run of a plan, and return all its cards; `out` receives `cards/` and `runs/`.
 
     A failed run leaves a card with its error, as do the runs that need it. The next call makes them again.
     """
-    folders.out.mkdir(parents=True, exist_ok=True)
-    busy = UserError(f"Another tvr reproduce is running in {folders.out}. Wait for it, or pass another --out.")
-    with file_lock(folders.out / ".lock", busy, "do not start a second tvr reproduce in it", log):
-        cards = read_cards(folders.cards)
+    out.mkdir(parents=True, exist_ok=True)
+    busy = UserError(f"Another tvr reproduce is running in {out}. Wait for it, or pass another --out.")
+    with file_lock(out / ".lock", busy, "do not start a second tvr reproduce in it", log):
+        cards = read_cards(out / "cards")
         for key in cards.keys() & plan.runs.keys():
             claims = list(dict.fromkeys([*cards[key].run["claims"], *plan.runs[key].claims]))
             if claims != cards[key].run["claims"]:  # from which a report finds the rows of a run
                 cards[key].run["claims"] = claims
-                write_card(cards[key], folders.cards)
+                write_record(cards[key], out / "cards" / f"{key}.json")
         todo = open_runs(plan, cards)
         if (videos := plan.setting.fixture_videos) is not None:
             for dataset in dict.fromkeys(run.dataset for run in todo):
                 write_fixture(dataset, plan.setting.root, videos, log)
-        progress = _Progress(folders, log, engine or LocalEngine(), cards, todo, len(todo))
+        progress = _Progress(out, log, engine or LocalEngine(), cards, todo, len(todo))
         with shown(progress.state):
             progress.run_all()
         return {key: card for key, card in cards.items() if key in plan.runs}
@@ -66,15 +58,10 @@ def open_runs(plan: Plan, cards: Mapping[str, Card]) -> list[PlannedRun]:
 
 def expected_seconds(run: PlannedRun, cards: Mapping[str, Card]) -> float | None:
     """Return the median duration of finished runs of the same kind, on the same dataset if possible."""
-    finished = [card for card in cards.values() if card.status == "finished" and card.seconds]
-    alike = [card for card in finished if _kind(card.run) == _kind(run.plain())]
-    same = [card for card in alike if card.run["dataset"] == run.dataset] or alike
-    return median(card.seconds or 0.0 for card in same) if same else None
-
-
-def _kind(run: Mapping[str, Any]) -> tuple[str, int | None, bool]:
-    """Return the properties that runs of similar duration share."""
-    return run["verb"], run["fixture_videos"], run["encoder_from"] is None
+    finished = [(PlannedRun(**card.run), card.seconds) for card in cards.values() if card.status == "finished"]
+    alike = [(made.dataset, seconds) for made, seconds in finished if seconds and made.kind == run.kind]
+    same = [seconds for dataset, seconds in alike if dataset == run.dataset] or [seconds for _, seconds in alike]
+    return median(same) if same else None
 
 
 def time_left(todo: list[PlannedRun], cards: Mapping[str, Card], parallel: int = 1) -> str:
@@ -90,7 +77,7 @@ def time_left(todo: list[PlannedRun], cards: Mapping[str, Card], parallel: int =
 class _Progress:
     """The runs of a plan that wait, that run, and that have ended."""
 
-    folders: Folders
+    out: Path
     log: Log
     engine: Engine
     cards: dict[str, Card]
@@ -127,7 +114,7 @@ class _Progress:
     def _start(self, run: PlannedRun) -> None:
         seed = "" if run.seed is None else f", seed {run.seed}"
         self.log(f"[{self.total - len(self.waiting)}/{self.total}] {run.name}{seed} ...")
-        card_path(self.folders.cards, run.key).unlink(missing_ok=True)  # of an earlier failure
+        self._card(run).unlink(missing_ok=True)  # of an earlier failure
         inputs = {}
         for name, key in run.needs.items():
             made = self.cards.get(key)
@@ -137,7 +124,7 @@ class _Progress:
             if not Path(path).exists():
                 raise UserError(f"the {name} {path} are missing. Also delete the card of their run.")
             inputs[name] = path
-        task = write_task(run, self.folders, inputs)
+        task = write_task(run, self.out, inputs)
         task.with_name(LOG).write_text("", encoding="utf-8")
         self.running[run.key] = (run, self.engine.start(task), time.time())
 
@@ -145,41 +132,46 @@ class _Progress:
         status = self.running[run.key][1]()
         if status is None:
             return None
-        path, deadline = card_path(self.folders.cards, run.key), time.monotonic() + CARD_SECONDS
+        path, deadline = self._card(run), time.monotonic() + CARD_SECONDS
         while status == 0 and not path.is_file() and time.monotonic() < deadline:
             time.sleep(self.engine.poll_seconds)
         if path.is_file():
             return read_card(path)
-        lines = (self.folders.runs / run.key / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        lines = (self.out / "runs" / run.key / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return self._failed(run, "\n".join([f"exit status {status}", *lines[-ERROR_LINES:]]))
 
     def _failed(self, run: PlannedRun, error: str) -> Card:
         seconds = time.time() - self.running[run.key][2] if run.key in self.running else 0.0
-        card = Card(run.key, run.name, "failed", run.plain(), error=error, seconds=round(seconds, 1))
-        write_card(card, self.folders.cards)
+        card = Card(run.key, run.name, "failed", asdict(run), error=error, seconds=round(seconds, 1))
+        write_record(card, self._card(run))
         return card
+
+    def _card(self, run: PlannedRun) -> Path:
+        return self.out / "cards" / f"{run.key}.json"
 
     def state(self) -> str:
         """Return the current activity of the runs, and the time until the last one ends."""
         doing: list[str] = []
         left: list[float | None] = []
-        durations: dict[Any, float | None] = {}
+        durations: dict[Any, float] = {}
         for run, _, began in list(self.running.values()):
             elapsed, expected = time.time() - began, expected_seconds(run, self.cards)
             try:
-                progress = json.loads((self.folders.runs / run.key / PROGRESS).read_text(encoding="utf-8"))
+                progress = json.loads((self.out / "runs" / run.key / PROGRESS).read_text(encoding="utf-8"))
             except (OSError, ValueError):  # not written yet
                 progress = {"doing": "starting", "left": None}
-            duration = expected if progress["left"] is None else elapsed + progress["left"]
-            durations[_kind(run.plain())] = duration
-            left.append(None if duration is None else max(duration - elapsed, 0.0))
-            remaining = "" if left[-1] is None else f", {clock(left[-1])} left"
-            doing.append(f"{run.name}: {progress['doing']}{remaining}")
-        left += [expected_seconds(run, self.cards) or durations.get(_kind(run.plain())) for run in self.waiting]
+            seconds = progress["left"]
+            if seconds is not None:
+                durations[run.kind] = elapsed + seconds
+            elif expected is not None:
+                seconds = max(expected - elapsed, 0.0)
+            left.append(seconds)
+            doing.append(f"{run.name}: {progress['doing']}" + ("" if seconds is None else f", {clock(seconds)} left"))
+        left += [expected_seconds(run, self.cards) or durations.get(run.kind) for run in self.waiting]
         known = [seconds for seconds in left if seconds is not None]
-        total = sum(known) / min(self.engine.max_parallel, max(len(left), 1))
-        about = [f"about {clock(total)} left in total"] if known and len(known) == len(left) else []
-        return "; ".join([*(doing or ["starting"]), *about])
+        if known and len(known) == len(left):
+            doing.append(f"about {clock(sum(known) / min(self.engine.max_parallel, len(left)))} left in total")
+        return "; ".join(doing or ["starting"])
 
 
 def write_fixture(dataset: str, root: Path, videos: int, log: Log = print) -> None:
@@ -189,9 +181,9 @@ def write_fixture(dataset: str, root: Path, videos: int, log: Log = print) -> No
     synthesize(dataset, root, videos, FIXTURE_SEED, workers=os.cpu_count() or 1)  # type: ignore[arg-type]
 
 
-def write_task(run: PlannedRun, folders: Folders, inputs: Mapping[str, str]) -> Path:
+def write_task(run: PlannedRun, out: Path, inputs: Mapping[str, str]) -> Path:
     """Write what a run does to its folder, and return the file; `inputs` are the paths of what the run `needs`."""
-    folder = (folders.runs / run.key).absolute()
+    folder = (out / "runs" / run.key).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "settings.yaml"
     settings.write_text(yaml.safe_dump(run.settings), encoding="utf-8")
@@ -207,8 +199,8 @@ def write_task(run: PlannedRun, folders: Folders, inputs: Mapping[str, str]) -> 
         arguments.append("--checkpoints.resume=true")
     if run.fixture_videos is not None and run.verb != "extract":
         arguments.append("--trainer.devices=1")
-    cards, weights = str(folders.cards.absolute()), inputs.get("weights")
-    task = {"run": run.plain(), "arguments": arguments, "ckpt_path": weights, "cards": cards}
+    cards, weights = str((out / "cards").absolute()), inputs.get("weights")
+    task = {"run": asdict(run), "arguments": arguments, "ckpt_path": weights, "cards": cards}
     (folder / TASK).write_text(json.dumps(task, indent=2) + "\n", encoding="utf-8")
     return folder / TASK
 
