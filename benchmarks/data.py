@@ -1,4 +1,4 @@
-"""Samples per second from raw video with 1 and 2 workers, from a naive loader, and from a feature store, in one run.
+"""Samples per second from raw video, from copies, from stored pixels and features, and from a naive loader.
 
     TVR_TEST_DATA=... python benchmarks/data.py --write benchmarks/results/data.md
 
@@ -34,12 +34,13 @@ from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.batch import Media, collate
 from tvr_lightning.data.datasets import VideoDataset, VideoReader
 from tvr_lightning.data.records import Split, VideoRecord
-from tvr_lightning.data.stored import FeatureReader
+from tvr_lightning.data.stored import FeatureReader, PixelReader
 from tvr_lightning.encoders import ClipEncoder, WhisperEncoder
 from tvr_lightning.encoders.tokenizer import ClipTokenizer
 from tvr_lightning.extract.plan import ExtractOptions, ExtractReport, ExtractSource
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import FILES, source_of_files
+from tvr_lightning.media.compression import Compression, compress
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import read_clip
 from tvr_lightning.media.workers import worker_context
@@ -68,6 +69,16 @@ class NaiveReader:
 
     def text(self, text: str) -> list[str]:
         return [text]
+
+
+def copies(split: Split, folder: Path) -> Split:
+    """Compress the videos of a split as `tvr data compress --frames jpeg` does."""
+    videos = []
+    for number, video in enumerate(split.videos):
+        copy = folder / f"{number}.mp4"
+        copy.write_bytes(compress(video.path, Compression(size=SIZE, frames="jpeg")).content)
+        videos.append(VideoRecord(video.video_id, copy))
+    return Split("test", "", videos, [])
 
 
 def division(videos: list[Path], captions: list[str]) -> list[tuple[str, float]]:
@@ -152,19 +163,24 @@ def main() -> None:
         source = source_of_files(videos, CROP, FRAMES, audio=AudioOptions("whisper"))
         frames = extraction(source, Path(folder), ["frames"], options.num_workers)
         audio = extraction(source, Path(folder), ["audio"], options.num_workers)
+        extraction(source, Path(folder), ["pixels"], options.num_workers)
         split = Split("test", "", [record for record, _ in source.videos], [])
         silent = source_of_files(videos, CROP, FRAMES).read
-        stored = FeatureReader(FeatureStore(folder), FILES)
+        store = FeatureStore(folder)
+        stored, pixels = FeatureReader(store, FILES), PixelReader(FeatureStore(folder, ["pixels"]), FILES, silent)
+        copied = copies(split, Path(folder))
         naive = NaiveReader()
-        ways: list[tuple[str, VideoReader, int, int]] = [
-            ("naive: decode and convert everything, 1 worker", naive, 1, 1),
-            ("naive, 2 workers", naive, 2, 1),
-            ("raw video, 1 worker", silent, 1, 1),
-            ("raw video, 2 workers", silent, 2, 1),
-            ("raw video and log-mel, 2 workers", source.read, 2, 1),
-            ("store (frames and audio), 2 workers", stored, 2, 20),
+        ways: list[tuple[str, Split, VideoReader, int, int]] = [
+            ("naive: decode and convert everything, 1 worker", split, naive, 1, 1),
+            ("naive, 2 workers", split, naive, 2, 1),
+            ("raw video, 1 worker", split, silent, 1, 1),
+            ("raw video, 2 workers", split, silent, 2, 1),
+            ("raw video and log-mel, 2 workers", split, source.read, 2, 1),
+            ("copies (tvr data compress, JPEG), 1 worker", copied, silent, 1, 3),
+            ("stored pixels, 1 worker", split, pixels, 1, 20),
+            ("stored features (frames and audio), 2 workers", split, stored, 2, 20),
         ]
-        rounds = [[pace(split, read, workers, n) for _, read, workers, n in ways] for _ in range(options.rounds)]
+        rounds = [[pace(own, read, workers, n) for _, own, read, workers, n in ways] for _ in range(options.rounds)]
         paces = [statistics.median(column) for column in zip(*rounds, strict=True)]
     rows = [
         [way[0], f"{p:.2f}", f"{p / paces[0]:.2f}", f"{p / paces[3]:.2f}"] for way, p in zip(ways, paces, strict=True)

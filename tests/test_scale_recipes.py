@@ -39,7 +39,7 @@ def test_an_overlay_sets_the_machine_and_leaves_batch_and_schedule_to_the_recipe
 
 def test_answering_refuses_ddp_that_expects_a_gradient_for_every_parameter():
     given = [str(RECIPES / name) for name in ("dpdv-vqa.yaml", "hardware/ddp8-bf16.yaml")]
-    with pytest.raises(UserError, match="--trainer.strategy=ddp_find_unused_parameters_true"):
+    with pytest.raises(UserError, match=r"--trainer\.strategy=ddp_find_unused_parameters_true"):
         Recipe.parse(given, []).check_trainer()
     for more in ("trainer.strategy=ddp_find_unused_parameters_true", "trainer.strategy.find_unused_parameters=true"):
         Recipe.parse(given, [f"--{more}"]).check_trainer()

@@ -62,7 +62,7 @@ Workers = Annotated[int, Range(at_least=0)]
 
 DatasetName = Literal["msrvtt", "didemo", "lsmdc", "activitynet", "vatex", "msvd", "charades"]
 StoreDtype = Literal["float32", "float16"]
-FeaturePart = Literal["text", "frames", "patches", "audio", "all"]
+FeaturePart = Literal["text", "frames", "patches", "audio", "pixels", "all"]
 ExtractEngine = Literal["local", "ray"]
 CopiedFrames = Literal["h264", "jpeg"]
 """Encoding of the frames of a copy: H.264, or a separate JPEG per frame, which is larger and faster to read."""

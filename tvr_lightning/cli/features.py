@@ -61,7 +61,7 @@ def extract(
         videos: video files and folders, instead of a recipe; annotations are not needed.
         config: recipe files, can be repeated, which set data and encoders; later ones override earlier ones.
         out: folder of the feature store.
-        parts: parts to extract: text, frames, patches, audio, or all (by default); can be repeated.
+        parts: parts to extract: text, frames, patches, audio, all of these (by default), or pixels; can be repeated.
         verify_sample: number of items that `--verify` recomputes; 8 by default.
         verify: compare a sample of a finished store with recomputed features, and write nothing.
         architecture: open_clip name of the encoder, without a recipe; ViT-B-32 by default.

@@ -36,7 +36,7 @@ UNSCORED = {
 READING = {"frames", "words", "seconds", "sampling", "antialias", "audio", "audio_alignment", "audio_seconds"}
 # Options of a dataset that do not apply to other datasets.
 OF_DATASET = {
-    "split", "seconds", "extra_captions", "features", "holdout", "max_train_videos", "captions_per_epoch",
+    "split", "seconds", "extra_captions", "features", "pixels", "holdout", "max_train_videos", "captions_per_epoch",
     "train_sampling",
 }  # fmt: skip
 # Filled by links between model and data.

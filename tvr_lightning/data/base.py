@@ -34,7 +34,7 @@ from tvr_lightning.data.records import (
 )
 from tvr_lightning.data.recover_captions import RecoverCaptions, find_captions, read_captions
 from tvr_lightning.data.samplers import EvaluationSampler, TrainingSampler, check_divisible
-from tvr_lightning.data.stored import FeatureReader, frame_fingerprint, text_fingerprint
+from tvr_lightning.data.stored import FeatureReader, PixelReader, StoreReader, frame_fingerprint, text_fingerprint
 from tvr_lightning.data.subsets import draw_videos, hold_out
 from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.features import FeatureBatch
@@ -42,7 +42,7 @@ from tvr_lightning.media.augment import Augmentation
 from tvr_lightning.media.preparation import Interpolation, Preparation, ResizeMode
 from tvr_lightning.media.workers import worker_context
 from tvr_lightning.option_types import FrameSampling
-from tvr_lightning.store import FeatureStore, Part, StoreError
+from tvr_lightning.store import FeatureStore, Fingerprint, Part, StoreError
 
 STAGES: dict[str | None, tuple[SplitName, ...]] = {
     "fit": ("train", "val"),
@@ -86,6 +86,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         max_train_videos: maximum number of training videos, sampled with `seed`; all of them by default.
         seed: seed for order, selected captions, random frames, augmentation, and held-out videos.
         features: feature store written by `tvr extract`; videos and texts are read from it and not decoded.
+        pixels: feature store with the part `pixels`; sampled frames are read from it instead of decoding videos.
         audio: audio encoder for which audio is read; "none" reads no audio. Stored features include their own.
         audio_alignment: alignment of audio with the frames (`AudioOptions`).
         audio_seconds: maximum length of the audio of a clip in seconds.
@@ -125,6 +126,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         max_train_videos: int | None = None,
         seed: int = 0,
         features: str | None = None,
+        pixels: str | None = None,
         audio: Literal["none", "whisper", "wav2vec2"] = "none",
         audio_alignment: AudioAlignment = "duration",
         audio_seconds: float = 60.0,
@@ -151,6 +153,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         self.max_train_videos = max_train_videos
         self.seed = seed
         self.features = features
+        self.pixels = pixels
         self.extra_captions = extra_captions
         self.audio = None if audio == "none" else AudioOptions(audio, audio_alignment, audio_seconds)
         self.tokenise: Callable[[list[str]], Tokens] | None = None  # a model sets its encoder's `caption_tokens`
@@ -179,12 +182,16 @@ class TextVideoDataModule(LightningDataModule, ABC):
             raise UserError(
                 f"max_train_videos is {self.max_train_videos}; it must be at least 1, or null for all of them"
             )
-        if self.features is not None and (self.augmentation != "none" or self.train_sampling != self.sampling):
+        stored = "pixels" if self.features is None else "features"
+        if self._stored_in is not None and (self.augmentation != "none" or self.train_sampling != self.sampling):
             raise UserError(
-                f"features {self.features!r} fixes the frames of every clip, so augmentation {self.augmentation!r} and "
-                f"train_sampling {self.train_sampling!r} cannot apply; set augmentation to none and train_sampling to "
-                "null (recipes/features.yaml does), or unset features"
+                f"{stored} {self._stored_in!r} fixes the frames of every clip, so augmentation {self.augmentation!r} "
+                f"and train_sampling {self.train_sampling!r} cannot apply; set augmentation to none and train_sampling "
+                f"to null (recipes/features.yaml does), or unset {stored}"
             )
+        if self.pixels is not None and (self.features is not None or self.audio is not None):
+            other = "features" if self.features is not None else "audio"
+            raise UserError(f"pixels {self.pixels!r} are stored frames without {other}; unset pixels or {other}")
         if self.sampling == "segment-random":
             raise UserError(
                 "sampling 'segment-random' would make evaluation random; set it as train_sampling and keep a "
@@ -259,7 +266,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
             One sentence for each, with the path that was checked.
         """
         absent = self.missing_annotations(stage)
-        if self.features is None and (not self.video_root.is_dir() or not any(self.video_root.iterdir())):
+        if self._stored_in is None and (not self.video_root.is_dir() or not any(self.video_root.iterdir())):
             absent.append(f"the videos: looked for files in {self.video_root}")
         if self.extra_captions is not None and "train" in STAGES[stage]:
             try:
@@ -366,8 +373,10 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     def _absent(self, split: Split) -> dict[int, str]:
         """Return the indices of videos that cannot be served, each with the reason."""
-        if self.features is not None:
-            return self._feature_reader().absent(split)
+        if self._stored_in is not None:
+            reader = self.video_reader(training=False)
+            assert isinstance(reader, StoreReader)
+            return reader.absent(split)
         absent = {i: "no such file" for i, video in enumerate(split.videos) if not video.path.is_file()}
         if self.copies is not None:
             self.copies.check(video.path for i, video in enumerate(split.videos) if i not in absent)
@@ -378,9 +387,9 @@ class TextVideoDataModule(LightningDataModule, ABC):
         rest = f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
         count = f"{len(absent)} of the {len(split.videos)} video files of the {split.name} split"
         first = {split.videos[i].path: absent[i] for i in list(absent)[:SHOWN]}
-        if self.features is not None:
+        if self._stored_in is not None:
             reasons = "; ".join(f"{path}: {reason}" for path, reason in first.items())
-            return StoreError(f"{count} are not in the feature store {self.features}: {reasons}{rest}. {hint}")
+            return StoreError(f"{count} are not in the feature store {self._stored_in}: {reasons}{rest}. {hint}")
         return self.incomplete([f"{count}: looked for {', '.join(map(str, first))}{rest}. {hint}"])
 
     @property
@@ -390,10 +399,9 @@ class TextVideoDataModule(LightningDataModule, ABC):
             return None
         parts = self._stored_parts()
         if self._store is None or self._store[0] != parts:
-            copies = "" if self.copies is None else self.copies.how.describe()
             store = FeatureStore(self.features, parts)
             store.require("text", text_fingerprint(self.words))
-            store.require("frames", frame_fingerprint(self.frames, self.preparation, self.sampling, copies))
+            store.require("frames", self._sampled_frames())
             if "audio" in parts and self.audio is not None:
                 store.require("audio", {"preprocessing": self.audio.describe()})
             store.verify()
@@ -411,9 +419,22 @@ class TextVideoDataModule(LightningDataModule, ABC):
             parts.append("audio")
         return parts
 
-    def _feature_reader(self) -> FeatureReader:
-        assert self.store is not None
-        return FeatureReader(self.store, self.directory)
+    @property
+    def _stored_in(self) -> str | None:
+        """Feature store that videos are read from instead of decoding them."""
+        return self.features or self.pixels
+
+    @cached_property
+    def _pixel_store(self) -> FeatureStore:
+        assert self.pixels is not None
+        store = FeatureStore(self.pixels, ["pixels"])
+        store.require("pixels", self._sampled_frames())
+        store.verify()
+        return store
+
+    def _sampled_frames(self) -> Fingerprint:
+        copies = "" if self.copies is None else self.copies.how.describe()
+        return frame_fingerprint(self.frames, self.preparation, self.sampling, copies)
 
     def ground_truth(self, name: SplitName) -> GroundTruth:
         """Return the index of the matching video of every text of a split, with the names used in results."""
@@ -542,13 +563,14 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     def video_reader(self, training: bool) -> VideoReader:
         """Return the reader of single videos and texts; training has its own frame sampling and augmentation."""
-        if self.features is not None:
-            return self._feature_reader()
+        if self.store is not None:
+            return FeatureReader(self.store, self.directory)
         sampling = self.train_sampling if training else self.sampling
         augmentation = self.augmentation if training else "none"
-        return MediaReader(
+        media = MediaReader(
             self.frames, self.preparation, sampling, augmentation, self.audio, self.on_corrupt, self.tokenise
         )
+        return media if self.pixels is None else PixelReader(self._pixel_store, self.directory, media)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Move a batch asynchronously; Lightning would wait for every tensor of a record."""
@@ -568,7 +590,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
             batch_size=batch_size,
             sampler=sampler,
             num_workers=workers,
-            # Workers of an evaluation end with it: training has its own, and together they would fill the shared memory.
+            # Workers of an evaluation end with it: together with those of training, they would fill the shared memory.
             persistent_workers=workers > 0 and kind is TrainingLoader,
             multiprocessing_context=worker_context() if workers else None,
             pin_memory=torch.cuda.is_available(),

@@ -1,12 +1,14 @@
-"""Readers of videos and texts from a feature store instead of decoding and tokenizing."""
+"""Readers of videos and texts from a feature store: features instead of an encoder, or frames instead of decoding."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from tvr_lightning.data.batch import Media, Tokens
+from tvr_lightning.data.datasets import MediaReader
 from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.container import VideoError
@@ -32,8 +34,8 @@ def text_fingerprint(words: int) -> Fingerprint:
 
 
 @dataclass(frozen=True)
-class FeatureReader:
-    """Reader of stored features of one video or text, which replaces `MediaReader`.
+class StoreReader:
+    """Reader of one video or text from a feature store, which replaces `MediaReader`.
 
     Attributes:
         store: Feature store, of which the open parts are read.
@@ -43,21 +45,13 @@ class FeatureReader:
     store: FeatureStore
     dataset: str
 
-    def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> VideoFeatures:
-        """Return features with frames (1, F, D), or raise VideoError if extraction skipped the video."""
+    def key(self, video: VideoRecord) -> VideoKey:
+        """Return the key of a video, or raise VideoError if extraction skipped it."""
         key = video_key(self.dataset, video)
         reason = self._skipped(key)
         if reason is not None:
             raise VideoError(Path(video.path), reason)
-        return self.store.video([key], "patches" in self.store.parts)
-
-    def empty(self) -> VideoFeatures:
-        """Return features of zero videos with the other dimensions of the store."""
-        return self.store.first_video("patches" in self.store.parts)[:0]
-
-    def text(self, text: str) -> TextFeatures:
-        """Return features of one text: sentence (1, D), words (1, W, D)."""
-        return self.store.text([text])
+        return key
 
     def absent(self, split: Split) -> dict[int, str]:
         """Check that the store is complete for a split, and return the videos that extraction skipped.
@@ -81,3 +75,43 @@ class FeatureReader:
             if part != "text" and key in self.store.skipped(part):
                 return f"skipped when features were extracted: {self.store.skipped(part)[key]}"
         return None
+
+
+@dataclass(frozen=True)
+class FeatureReader(StoreReader):
+    """Reader of stored features, which replace the encoder."""
+
+    def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> VideoFeatures:
+        """Return features with frames (1, F, D), or raise VideoError if extraction skipped the video."""
+        return self.store.video([self.key(video)], "patches" in self.store.parts)
+
+    def empty(self) -> VideoFeatures:
+        """Return features of zero videos with the other dimensions of the store."""
+        return self.store.first_video("patches" in self.store.parts)[:0]
+
+    def text(self, text: str) -> TextFeatures:
+        """Return features of one text: sentence (1, D), words (1, W, D)."""
+        return self.store.text([text])
+
+
+@dataclass(frozen=True)
+class PixelReader(StoreReader):
+    """Reader of stored frames, which replace decoding.
+
+    Attributes:
+        media: Reader with the same sampling and preparation, which reads texts.
+    """
+
+    media: MediaReader
+
+    def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media:
+        """Return Media with pixels (1, F, 3, S, S), or raise VideoError if extraction skipped the video."""
+        return Media(*self.store.pixels([self.key(video)]))
+
+    def empty(self) -> Media:
+        """Return Media with pixels (0, F, 3, S, S)."""
+        return replace(self.media.empty(), duration=None)
+
+    def text(self, text: str) -> list[str] | Tokens:
+        """Return the caption as token IDs, or unchanged if the encoder tokenizes it."""
+        return self.media.text(text)

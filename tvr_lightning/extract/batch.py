@@ -59,6 +59,8 @@ def encode(
     media = batch.media.to(device)
     batch.problems += media.problems
     batch.media = None
+    if "pixels" in parts:
+        batch.features["pixels"] = (media.pixels.cpu(), media.frame_mask.cpu())
     if "frames" in parts or "patches" in parts:
         features = encoder.encode_video(media, patches="patches" in parts)
         batch.features["frames"] = (features.frames.cpu(), features.frame_mask.cpu())

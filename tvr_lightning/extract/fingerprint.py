@@ -27,8 +27,8 @@ def encoder_fingerprint(encoder: Encoder | AudioEncoder) -> Fingerprint:
 def encoder_fingerprints(
     encoder: Encoder, audio_encoder: AudioEncoder | None, parts: Sequence[Part]
 ) -> dict[Part, Fingerprint]:
-    """Return the encoder of each part, reading each encoder's weights once. Audio without an encoder is omitted."""
-    others: list[Part] = [part for part in parts if part != "audio"]
+    """Return the encoder of each part, reading each encoder's weights once. Parts without one are omitted."""
+    others: list[Part] = [part for part in parts if part not in ("audio", "pixels")]
     made: dict[Part, Fingerprint] = dict.fromkeys(others, encoder_fingerprint(encoder) if others else {})
     if audio_encoder is not None and "audio" in parts:
         made["audio"] = encoder_fingerprint(audio_encoder)
@@ -41,12 +41,12 @@ def fingerprints(
     """Return the encoder, weights, sampling, and preprocessing of each part."""
     read = source.read
     frames = frame_fingerprint(read.frames, read.preparation, read.sampling, source.copies)
-    inputs: dict[Part, Fingerprint] = {"frames": frames, "patches": frames}
+    inputs: dict[Part, Fingerprint] = {"frames": frames, "patches": frames, "pixels": frames}
     inputs["text"] = {**text_fingerprint(source.words), "preprocessing": encoder.text_preparation}
     if read.audio is not None:
         inputs["audio"] = {**frames, "preprocessing": read.audio.describe()}
     encoders = encoder_fingerprints(encoder, audio_encoder, parts)
-    return {part: {**encoders[part], **inputs[part]} for part in parts}
+    return {part: {**encoders.get(part, {}), **inputs[part]} for part in parts}
 
 
 def method_fingerprint(module: nn.Module, encoder: Encoder, options: Mapping[str, Any]) -> Fingerprint:

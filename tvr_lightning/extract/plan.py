@@ -23,7 +23,7 @@ class ExtractOptions(Options):
 
     Attributes:
         out: Folder of the store.
-        what: Parts to extract; none or "all" means every part that the source and the encoders provide.
+        what: Parts to extract; none or "all" means every part of features that the source and the encoders provide.
         batch_size: Number of items per pass through an encoder.
         shard_size: Number of items per shard, best a multiple of `batch_size`; if the process is killed, at most one
             shard is lost.
@@ -133,6 +133,7 @@ def parts_of(
     """
     all_parts = not what or "all" in what
     missing: dict[str, str] = {}
+    features = [part for part in PARTS if part != "pixels"]  # pixels are not features and take the most space
     if not source.texts:
         missing["text"] = "there are no texts. Pass the --config of a dataset."
     if not encoder.gives_patches:
@@ -145,4 +146,4 @@ def parts_of(
     for part in what:
         if part in missing:
             raise UserError(f"--parts {part}: {missing[part]}")
-    return [part for part in PARTS if part in what or (all_parts and part not in missing)]
+    return [part for part in PARTS if part in what or (all_parts and part in features and part not in missing)]

@@ -32,7 +32,8 @@ def source_of_data(data: TextVideoDataModule, splits: Sequence[SplitName] = ("tr
     reader = data.video_reader(training=False)
     if not isinstance(reader, MediaReader):
         raise UserError(
-            "data.init_args.features names a feature store. Unset it to extract from the videos themselves."
+            "data.init_args.features or data.init_args.pixels names a feature store. Unset it to extract from the "
+            "videos themselves."
         )
     data.check_present()
     videos: list[tuple[VideoRecord, StoreItem]] = []

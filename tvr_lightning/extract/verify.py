@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import torch
+
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.extract.fingerprint import fingerprints
@@ -52,9 +54,18 @@ def verify(
         for item in draw.sample(source.texts, min(sample, len(source.texts))) if "text" in parts else ():
             text = str(item.text)
             _compare(deviations, text, store.text([text]), encoder.encode_text([text], source.words))
-        videos = [pair for pair in source.videos if "frames" in parts and pair[1].key not in store.skipped("frames")]
+        stored = next((part for part in parts if part in ("frames", "pixels")), None)
+        videos = [pair for pair in source.videos if stored and pair[1].key not in store.skipped(stored)]
         for record, item in draw.sample(videos, min(sample, len(videos))):
-            media = source.read(record, None).to(options.device)
+            media = source.read(record, None)
+            if "pixels" in parts and not torch.equal(store.pixels([item.key])[0], media.pixels):
+                raise StoreError(
+                    f"{item.path}: the stored pixels are not those of the video. Extract to another folder."
+                )
+            if stored == "pixels":
+                deviations["pixels"] = 0.0
+                continue
+            media = media.to(options.device)
             computed = encoder.encode_video(media, "patches" in parts)
             if audio_encoder is not None and "audio" in parts:
                 computed.audio, _ = audio_encoder.encode_audio(media)

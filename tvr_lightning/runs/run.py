@@ -63,8 +63,8 @@ LOST = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 # Settings for the execution and outputs of a run, which may change when it is resumed.
 ANYWHERE = {
-    "checkpoints", "config", "results", "eval_memory", "data.init_args.root",
-    "data.init_args.num_workers", "trainer.accelerator", "trainer.strategy", "trainer.devices", "trainer.num_nodes",
+    "checkpoints", "config", "results", "eval_memory", "data.init_args.root", "data.init_args.num_workers",
+    "data.init_args.pixels", "trainer.accelerator", "trainer.strategy", "trainer.devices", "trainer.num_nodes",
     "trainer.logger", "trainer.log_every_n_steps", "trainer.enable_progress_bar", "trainer.enable_model_summary",
     "trainer.default_root_dir", "trainer.profiler", "trainer.limit_test_batches",
     "model.init_args.evaluation.memory_gib",

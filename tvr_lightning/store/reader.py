@@ -169,6 +169,11 @@ class FeatureStore:
             features.audio, features.audio_mask = self._stacked("audio", keys)
         return features
 
+    def pixels(self, keys: Sequence[VideoKey]) -> tuple[Tensor, Tensor]:
+        """Return the sampled frames (M, F, 3, S, S) of M videos as the encoder expects them, and their mask (M, F)."""
+        places = [self._place("pixels", key, _name(key)) for key in keys]
+        return self._rows(places, "pixels"), self._rows(places, "mask")
+
     def first_video(self, patches: bool = False) -> VideoFeatures:
         """Return the features of the first video, which show the shapes to expect from `video`."""
         index = self._part("frames")

@@ -1,8 +1,9 @@
 """A shard of a feature store: one safetensors file that describes its own content.
 
 A store is a folder of shards named `<part>-<number>-<digest>.safetensors`. The parts are "text", "frames", "patches",
-and "audio". The tensors of a shard contain its n items in order: "sentence" (n, D) and "words" (n, W, D), or a tensor
-named after the part, (n, F, D) or for patches (n, F, P, D); and "mask" (n, W) or (n, F). The header contains, as JSON
+"audio", and "pixels". The tensors of a shard contain its n items in order: "sentence" (n, D) and "words" (n, W, D), or
+a tensor named after the part, (n, F, D), for patches (n, F, P, D), or for pixels (n, F, 3, S, S) as they were decoded;
+and "mask" (n, W) or (n, F). The header contains, as JSON
 under the key "tvr", the items, the skipped items, and the fingerprint of the features. The digest covers the whole
 file, so that any changed byte is detected. Files are written atomically.
 """
@@ -25,7 +26,7 @@ from torch import Tensor
 from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import StoreDtype
 
-Part = Literal["text", "frames", "patches", "audio"]
+Part = Literal["text", "frames", "patches", "audio", "pixels"]
 Span = tuple[float, float] | None
 VideoKey = tuple[str, str, Span]
 Fingerprint = Mapping[str, str]
@@ -188,7 +189,8 @@ def shard_content(header: ShardHeader, tensors: Mapping[str, Tensor], mask: Tens
         raise StoreError(f"{header.part}: {len(header.items)} items, but features {rows}; expected one row per item")
     kept = {"mask": mask.detach().cpu().bool().contiguous()}
     for name, tensor in tensors.items():
-        kept[name] = tensor.detach().to("cpu", getattr(torch, header.dtype)).contiguous()
+        dtype = tensor.dtype if name == "pixels" else getattr(torch, header.dtype)
+        kept[name] = tensor.detach().to("cpu", dtype).contiguous()
         if not torch.isfinite(kept[name]).all():
             raise StoreError(
                 f"{name}: features are NaN, infinite, or too large for {header.dtype}. Nothing was written."

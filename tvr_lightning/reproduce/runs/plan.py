@@ -24,7 +24,7 @@ WEIGHTS = "model.init_args.encoder.init_args.weights"
 FILES = (
     ARCHITECTURE, WEIGHTS, "model.init_args.encoder.init_args.tokenizer",
     "model.init_args.encoder.init_args.trained_in", "model.init_args.audio_encoder.init_args.weights",
-    "model.init_args.pretrained", "data.init_args.extra_captions", "data.init_args.features",
+    "model.init_args.pretrained", "data.init_args.extra_captions", "data.init_args.features", "data.init_args.pixels",
 )  # fmt: skip
 """Options that may name files or folders."""
 
