@@ -40,6 +40,7 @@ class EveryHook(Callback):
 
     def _hook(self, trainer, name):
         self.counts[name, trainer.global_step] += 1
+        trainer.strategy.checkpoint_io.teardown()  # what a thread writes is there before the hook
         self.reached(f"{name}:{trainer.global_step}:{self.counts[name, trainer.global_step]}")
 
 

@@ -178,6 +178,19 @@ def test_whatever_the_hook_in_which_a_run_is_struck_it_resumes_exactly(name, rec
         assert os.EX_TEMPFAIL in {attempt["status"] for attempt in attempts}
 
 
+def test_a_kill_while_a_checkpoint_is_written_leaves_the_previous_one(fixture_root, tmp_path):
+    every = "--checkpoints.every_n_steps=1"
+    assert main(options(fixture_root, tmp_path / "whole", "clip4clip.yaml", every)) == 0
+    arguments = options(fixture_root, tmp_path / "killed", "clip4clip.yaml", every)
+    killed = forked.tvr(arguments, tmp_path, program=PROGRAM.with_name("kill_while_saving.py"))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    assert last(tmp_path / "killed")["global_step"] == 1
+    (partial,) = (tmp_path / "killed").glob("*/*/checkpoints/.running.ckpt.*")
+    assert main([*arguments, "--checkpoints.resume=true"]) == 0
+    assert not partial.exists()
+    assert differences(last(tmp_path / "killed"), last(tmp_path / "whole")) == []
+
+
 @pytest.mark.parametrize("strategy", ["ddp", FSDP2], ids=["ddp", "fsdp2"])
 @pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGKILL", marks=pytest.mark.slow)])
 def test_a_signal_to_one_of_two_processes_ends_both_and_the_run_resumes_exactly(

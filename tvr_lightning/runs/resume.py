@@ -10,6 +10,7 @@ import secrets
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -19,6 +20,7 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning_utilities.core.apply_func import apply_to_collection
 from typing_extensions import override
 
 from tvr_lightning.data.loader import TrainingLoader
@@ -49,15 +51,32 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Checkpoint writer that replaces files atomically after they are complete and flushed to disk.
 
     Lightning's own writer uses the system's temporary folder. Moving a file from there to another file system is a
-    copy, which stays incomplete if the process is killed or the disk is full.
+    copy, which stays incomplete if the process is killed or the disk is full. `running.ckpt` is written by a thread
+    while training continues; the next checkpoint and `teardown` wait for it and raise its error.
     """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._writing: Future[None] | None = None
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        self.teardown()
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
-            return
-        target = Path(path)
+        elif Path(path).name == RUNNING:
+            now = apply_to_collection(checkpoint, torch.Tensor, lambda tensor: tensor.detach().to("cpu", copy=True))
+            self._writing = self._thread.submit(self._write, now, Path(path))
+        else:
+            self._write(checkpoint, Path(path))
+
+    @override
+    def teardown(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _write(self, checkpoint: dict[str, Any], target: Path) -> None:
         if RECORD in checkpoint:
             checkpoint[RECORD]["file"] = target.stem  # a file may be renamed, and callbacks do not know the name
         partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
@@ -256,6 +275,8 @@ class SaveRunning(Checkpoint):
             self._between_steps = True
             trainer.save_checkpoint(path, weights_only=False)  # with the optimizer state
             self._between_steps = False
+            if received:
+                trainer.strategy.checkpoint_io.teardown()  # waits until it is written
             self._stop(trainer, received, path)
 
     @override
