@@ -124,6 +124,7 @@ def attach(method: RetrievalModule, data: TextVideoDataModule) -> None:
     trainer.datamodule = data  # type: ignore[attr-defined]  # as Lightning does
     method.trainer = data.trainer = trainer
     method.setup("test")
+    method.check_features()
 
 
 def overridden(method: RetrievalModule) -> list[str]:

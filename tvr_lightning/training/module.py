@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.core.mixins.hparams_mixin import HyperparametersMixin, _given_hyperparameters
 from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.parsing import collect_init_args
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -113,9 +114,35 @@ class RecipeModule(LightningModule):
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         if isinstance(data, TextVideoDataModule):
             data.tokenise = self.encoder.caption_tokens(self.words)
-        store = getattr(data, "store", None)
+
+    def check_features(self) -> None:
+        """Check that stored features, if the data has any, come from these encoders with their current weights.
+
+        Raises:
+            StoreError: They come from other encoders or weights.
+        """
+        store = getattr(self.trainer.datamodule, "store", None)  # type: ignore[attr-defined]
         if store is not None:
             rank_zero_info(check_store(store, self.encoder, getattr(self, "audio_encoder", None)))
+
+    # These hooks follow the loading of a checkpoint.
+
+    @override
+    def on_fit_start(self) -> None:
+        self.check_features()
+
+    @override
+    def on_validation_start(self) -> None:
+        if self.trainer.state.fn == TrainerFn.VALIDATING:
+            self.check_features()
+
+    @override
+    def on_test_start(self) -> None:
+        self.check_features()
+
+    @override
+    def on_predict_start(self) -> None:
+        self.check_features()
 
     @override
     def configure_model(self) -> None:

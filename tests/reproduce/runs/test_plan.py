@@ -206,9 +206,21 @@ def test_runs_that_share_an_encoder_name_the_run_that_trains_it(setting):
     assert {run.verb for run in made.runs.values()} == {"fit", "test"}
 
 
-def test_stored_features_are_one_store_per_dataset_without_further_backbones(setting):
+def test_runs_that_read_other_videos_or_other_parts_of_them_have_a_store_of_their_own(setting):
+    made = plan(replace(setting, share="features"), "gaid-1")
+    reading = {}
+    for run in made.runs.values():
+        if run.store is not None and run.dataset == "didemo":
+            data = made.runs[run.store].settings["data"]["init_args"]
+            reading[run.name.removeprefix("gaid-1/")] = (data["split"], data["seconds"])
+    assert reading["x-clip-didemo"] == ("lists", 31.0)
+    assert reading["t-mass-didemo"] == reading["t-mass-didemo-as-released"] == ("tmass", 31.0)
+    assert reading["gaid-didemo"] == ("tmass", None)
+
+
+def test_stored_features_are_shared_and_further_backbones_omitted(setting):
     made = plan(replace(setting, share="features"), "gare-1", "gaid-1")
-    assert [run.dataset for run in made.runs.values() if run.verb == "extract"] == ["msrvtt", "didemo"]
+    assert [run.dataset for run in made.runs.values() if run.verb == "extract"] == ["msrvtt", *3 * ["didemo"]]
     assert keys_of(made, "gaid-1/gaid")
     assert not keys_of(made, "gaid-1/gaid-b16")
     (key,) = keys_of(made, "gaid-1/gaid")

@@ -88,10 +88,10 @@ def test_a_run_leaves_its_card_and_is_not_repeated(root, tmp_path):
 def test_runs_share_an_encoder_and_its_stored_features(root, tmp_path):
     (tmp_path / "tiny.yaml").write_text(TINY)
     setting = Setting(RECIPES, root, VIDEOS, tmp_path / "tiny.yaml", share="features")
-    plan = make_plan([load_table("gaid-1", RECIPES)], setting, ["clip4clip", "gaid"])
+    plan = make_plan([load_table("gaid-1", RECIPES)], setting, ["clip4clip", "gaid", "t-mass-as-released"])
     out, said = tmp_path / "out", []
     cards = run_plan(plan, out, said.append)
-    assert [card.status for card in cards.values()] == ["finished"] * 4, [card.error for card in cards.values()]
+    assert [card.status for card in cards.values()] == ["finished"] * 6, [card.error for card in cards.values()]
     shared, stored, *heads = cards.values()
     assert [card.name for card in (shared, stored)] == ["shared/encoder", "shared/features-msrvtt"]
     assert (stored.run["verb"], stored.run["encoder_from"]) == ("extract", shared.key)

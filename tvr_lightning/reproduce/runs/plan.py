@@ -123,11 +123,15 @@ def _add(plan: Plan, table: TableRecipe, run: TableRun, seed: int | None) -> Pla
         encoder = _plan_run(plan, "shared/encoder", [setting.recipes / name for name in names], head)
         files.append(setting.recipes / f"fixture-{'shared' if setting.share == 'encoder' else 'features'}.yaml")
     if setting.share == "features":
-        dataset = _dataset(claim, resolve(files, nested(run.settings)))
+        recipe = resolve(files, nested(run.settings))
+        dataset = _dataset(claim, recipe)
         # GAID's recipe asks for audio features too.
         names = ["gaid.yaml", f"data/{dataset}.yaml", "fixture.yaml", "fixture-features.yaml"]
         recipes = [setting.recipes / name for name in names]
-        store = _plan_run(plan, f"shared/features-{dataset}", recipes, {}, "extract", encoder=encoder)
+        # Which videos, and which part of each; fixture-features.yaml sets the other options of reading.
+        reading = {f"data.init_args.{name}": recipe["data"]["init_args"][name] for name in ("split", "seconds")
+                   if name in recipe["data"]["init_args"]}  # fmt: skip
+        store = _plan_run(plan, f"shared/features-{dataset}", recipes, reading, "extract", encoder=encoder)
     planned = _plan_run(
         plan, claim, files, run.settings, "fit" if run.trains else "test", seed, trained_by, encoder, store
     )
