@@ -21,7 +21,7 @@ OF_THE_METHOD = {
     "batch_size", "drop_last", "reshuffle", "seed", "features", "audio", "audio_alignment", "audio_seconds",
     "extra_captions",
 }  # fmt: skip
-OF_THE_MACHINE = {"root", "num_workers", "eval_batch_size", "on_corrupt"}
+OF_THE_MACHINE = {"root", "num_workers", "eval_batch_size", "on_corrupt", "pixels"}
 
 
 def arguments(kind: type) -> dict[str, inspect.Parameter]:

@@ -396,7 +396,7 @@ def test_options_that_stored_features_cannot_follow_are_refused(dataset):
 
 
 def test_extracting_from_stored_features_is_refused(dataset, extracted):
-    with pytest.raises(ValueError, match="features names a feature store"):
+    with pytest.raises(ValueError, match="names a feature store"):
         source_of_data(data_of(dataset, features=str(extracted[0])))
 
 

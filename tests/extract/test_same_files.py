@@ -63,7 +63,7 @@ def features(root, out):
     module = data(root, features=str(out))
     module.setup("test")
     video = module.read_split("test").videos[0]
-    return module._feature_reader()(video, None).frames
+    return module.video_reader(training=False)(video, None).frames
 
 
 def test_two_folders_with_the_same_names_do_not_answer_for_each_other(folders, tmp_path):
