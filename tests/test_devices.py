@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import forked
 import pandas as pd
@@ -13,7 +14,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.testing import run_processes, small
-from tvr_lightning.testing.processes import Batches, comparable, join_processes, trained
+from tvr_lightning.testing.processes import Batches, comparable, descending, join_processes, strategies, trained
 from tvr_lightning.testing.small import synthetic_data
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -120,6 +121,29 @@ def test_queues_are_equal_on_two_devices_that_do_not_exchange_them():
     assert one["contrast.text_queue.position"].item() > 0
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def losses_in_bf16(rank: int, world: int) -> dict[str, Any]:
+    """Losses of a method under both strategies, and in which type a weight of a block is used."""
+    join_processes(rank, world)
+    found: dict[str, Any] = {}
+    for name, strategy in strategies(world).items():
+        method = descending(small(RECIPES / "clip4clip.yaml", f"--data.init_args.root={synthetic_data().name}")[0])
+        layer = method.encoder.clip.transformer.resblocks[0].mlp.c_fc
+        layer.register_forward_pre_hook(lambda layer, _, name=name: found.update({name: layer.weight.dtype}))
+        data = Batches.of(method, 4)
+        losses, weights = trained(method, data, rank=rank, world=world, strategy=strategy, precision="bf16-mixed")
+        found[f"{name} losses"] = losses
+        found[f"{name} stored in"] = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
+    return found
+
+
+def test_fsdp2_gathers_blocks_in_bf16_and_trains_as_ddp_does():
+    for found in run_processes(losses_in_bf16, 2, 2):
+        assert (found["ddp"], found["fsdp2"]) == (torch.float32, torch.bfloat16)
+        assert found["fsdp2 stored in"] == {torch.float32}
+        assert found["fsdp2 losses"] == pytest.approx(found["ddp losses"], rel=1e-3)
+        assert len(set(found["ddp losses"])) == 4
 
 
 @pytest.mark.slow

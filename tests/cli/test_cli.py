@@ -365,7 +365,7 @@ TYPOS = {
     "reproduce gare1": "There is no table 'gare1'",
     "published --paper gari": "No published row has paper 'gari'",
     "audit --config recipes/gare.yaml --videos many": "audit: --videos is many; expected a whole number of at least 4",
-    "extract --config clip4clip --parts smell": "--parts is smell; expected text, frames, patches, audio, pixels, or all",
+    "extract --config clip4clip --parts smell": "--parts is smell; expected text, frames, patches, audio, pixels, or",
     "test": "test needs a checkpoint (--ckpt_path FILE) or a recipe, such as tvr test --config tcmgc",
     "caption --config fixture": "No dataset is given. Name one before the overlays, such as --config data/msrvtt",
 }

@@ -110,13 +110,20 @@ def trained(
     world: int = 1,
     strategy: Any = "auto",
     clip: float | None = 1.0,
+    precision: Any = "32-true",
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Train on this process's contiguous share of every batch; return losses and all weights unsharded."""
     shares = [len(batch) // world for batch in data.batches]
     data.batches = [batch[rank * n : (rank + 1) * n] for batch, n in zip(data.batches, shares, strict=True)]
     losses, options = Losses(), {**QUIET, "devices": world}
     trainer = pl.Trainer(
-        max_epochs=1, strategy=strategy, callbacks=[losses], gradient_clip_val=clip, num_sanity_val_steps=0, **options
+        max_epochs=1,
+        strategy=strategy,
+        callbacks=[losses],
+        gradient_clip_val=clip,
+        num_sanity_val_steps=0,
+        precision=precision,
+        **options,
     )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="You defined a .validation_step")

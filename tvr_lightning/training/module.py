@@ -147,7 +147,8 @@ class RecipeModule(LightningModule):
     @override
     def configure_model(self) -> None:
         if self.device_mesh is not None:
-            shard(self, self.device_mesh["data_parallel"])
+            half = str(self.trainer.precision) == "bf16-mixed"
+            shard(self, self.device_mesh["data_parallel"], torch.bfloat16 if half else torch.float32)
 
     @override
     def configure_optimizers(self) -> OptimizerLRScheduler:

@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+from tvr_lightning.encoders.base import Encoder
 
 
-def shard(module: nn.Module, mesh: DeviceMesh) -> None:
+def shard(module: nn.Module, mesh: DeviceMesh, matrices_in: torch.dtype = torch.float32) -> None:
     """Shard every child of `module` that has parameters, and each transformer block separately.
 
     While they are unused, each of W devices stores 1 / W of the parameters; those of a block are gathered while it
@@ -23,6 +26,8 @@ def shard(module: nn.Module, mesh: DeviceMesh) -> None:
     Args:
         module: Method whose parameters are used only in the forward or public methods of its children.
         mesh: One-dimensional mesh of the data-parallel devices.
+        matrices_in: Data type in which the matrices of the encoder's blocks are gathered and used, as under autocast.
+            Their gradients are reduced in float32, and every device stores its share of them in float32.
     """
     # Methods return views but do not modify them in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
@@ -31,6 +36,10 @@ def shard(module: nn.Module, mesh: DeviceMesh) -> None:
             continue
         methods = _public_methods(unit)  # before FSDP adds its own
         for block in _blocks(unit):
+            for part in _matrices(block) if isinstance(unit, Encoder) and matrices_in != torch.float32 else ():
+                # Under autocast, which casts the inputs.
+                policy = MixedPrecisionPolicy(matrices_in, torch.float32, cast_forward_inputs=False)
+                fully_shard(part, mesh=mesh, mp_policy=policy)
             fully_shard(block, mesh=mesh)
         fully_shard(unit, mesh=mesh)
         _enter_by(unit, methods)
@@ -123,6 +132,15 @@ def _blocks(unit: nn.Module) -> list[nn.Module]:
             if type(layers[0]) is not nn.Linear and len({type(layer) for layer in layers}) == 1:
                 blocks += [layer for layer in layers if any(True for _ in layer.parameters())]
     return blocks
+
+
+def _matrices(block: nn.Module) -> Iterator[nn.Module]:
+    """Yield the largest parts of a block that have matrices and no normalization, whose weights stay float32."""
+    for part in block.children():
+        if any("norm" in type(each).__name__.lower() for each in part.modules()):
+            yield from _matrices(part)
+        elif any(parameter.ndim > 1 for parameter in part.parameters()):
+            yield part
 
 
 def _public_methods(unit: nn.Module) -> list[str]:
