@@ -56,6 +56,13 @@ def tvr(verb: str, method: str, strategy: str, root: Path, folder: Path, *option
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_run_in_bf16_is_audited_in_bf16(root, tmp_path, strategy):
+    run = tvr("test", "gaid", strategy, root, tmp_path, "--trainer.precision=bf16-mixed")
+    audit = json.loads((run / "results.json").read_text())["audit"]
+    assert audit["passed"], audit
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_run_on_two_devices_ends_in_its_table(root, tmp_path, strategy):
     run = tvr("fit", "tcmgc", strategy, root, tmp_path)
     assert list((tmp_path / "fit").glob("*/*")) == [run], "the processes of a run must share its folder"

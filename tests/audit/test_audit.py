@@ -137,6 +137,11 @@ def leaking(audit) -> str:
     return "; ".join(finding.experiment for finding in audit.findings if finding.leaks)
 
 
+def test_an_audit_stops_when_its_time_is_over(data, encoder):
+    with pytest.raises(UserError, match="did not end within 0 s"):
+        audit_method(CLIP4Clip(encoder, words=12, frames=2), data, seconds=0.0)
+
+
 def test_an_honest_method_passes(data, encoder):
     audit = audit_method(CLIP4Clip(encoder, words=12, frames=2), data)
     assert not audit.leaks, leaking(audit)

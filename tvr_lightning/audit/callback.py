@@ -14,7 +14,11 @@ from tvr_lightning.audit.state import State
 from tvr_lightning.data.records import SplitName
 from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.training.distributed import alone
 from tvr_lightning.training.sharding import is_sharded
+
+SECONDS = 600.0
+"""Time after which an audit stops, since other devices wait for it."""
 
 
 class LeakageAudit(Callback):
@@ -56,11 +60,23 @@ class LeakageAudit(Callback):
         state, method.evaluation = before  # the evaluation itself may change
         try:
             seed = trainer.strategy.broadcast(secrets.randbits(32))  # new in every audit, the same on every device
-            evaluation.audit = audit_method(method, data, config.audit, seed, split, state).result
-        except Exception as error:  # noqa: BLE001  the evaluation is done; its table says that the audit stopped
-            evaluation.audit = AuditResult(passed=False, problem=f"{type(error).__name__}: {error}")
+            if is_sharded(method):  # all devices must compute together
+                evaluation.audit = _result(method, data, config.audit, seed, split, state)
+            else:
+                found = None
+                if trainer.is_global_zero:
+                    with alone():
+                        found = _result(method, data, config.audit, seed, split, state, SECONDS)
+                evaluation.audit = trainer.strategy.broadcast(found)
         finally:
             method.evaluation = evaluation
+
+
+def _result(*arguments: Any) -> AuditResult:
+    try:
+        return audit_method(*arguments).result
+    except Exception as error:  # noqa: BLE001  the evaluation is done; its table says that the audit stopped
+        return AuditResult(passed=False, problem=f"{type(error).__name__}: {error}")
 
 
 def _is_audited(trainer: Trainer, method: LightningModule) -> bool:

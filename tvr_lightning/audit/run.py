@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import secrets
 
 import torch
@@ -49,6 +50,7 @@ def audit_method(
     seed: int | None = None,
     split: SplitName = "test",
     before: State | None = None,
+    seconds: float = math.inf,
 ) -> Audit:
     """Audit how a method encodes and scores texts and videos of a split.
 
@@ -59,16 +61,17 @@ def audit_method(
         seed: Seed for the draw, orders, and partners; by default a new one.
         split: Split to audit.
         before: State before an evaluation that has just ended; what the method kept from it is a finding.
+        seconds: Time after which the audit stops.
 
     Raises:
-        UserError: Fewer than four videos can be read.
+        UserError: Fewer than four videos can be read, or the time is over.
     """
     seed = secrets.randbits(32) if seed is None else seed
     method.eval()
     if method._trainer is None:
         attach(method, data)
     noise = encoding_noise(method)
-    subject = Subject(method, data, split, videos, torch.Generator().manual_seed(seed))
+    subject = Subject(method, data, split, videos, torch.Generator().manual_seed(seed), seconds)
     n, m, own = len(subject.texts), len(subject.videos), subject.own_text
     findings = [Finding(f"overrides {name}", None, True) for name in overridden(method)]
     if before is not None:
@@ -138,7 +141,7 @@ def encoding_noise(method: RetrievalModule) -> float:
     For other batch sizes, matrix products round differently in many layers, and much more so in half precision.
     """
     half = any(p.dtype in (torch.float16, torch.bfloat16) for p in method.parameters())
-    if half:
+    if half or "16" in str(method.trainer.precision):
         return 1e-1
     return 1e-3 if method.device.type == "cpu" else 1e-2  # accelerators may round convolutions to TF32
 

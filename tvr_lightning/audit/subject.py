@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -37,6 +39,7 @@ class Subject:
         split: Split to audit.
         videos: Maximum number of videos to draw, each with its first texts.
         generator: Random generator for the draw and for all orders.
+        seconds: Time after which encoding stops with an error.
 
     Attributes:
         video_of_text: Index of the video that each text describes, (N,) int64.
@@ -51,8 +54,11 @@ class Subject:
         split: SplitName,
         videos: int,
         generator: torch.Generator,
+        seconds: float = math.inf,
     ) -> None:
         self.method, self.data, self.generator = method, data, generator
+        self.seconds, self.deadline = seconds, time.monotonic() + seconds
+        self.precision = method.trainer.precision_plugin.forward_context
         self.asked: list[str] = []
         items, read = data.load_split(split), data.video_reader(training=False)
         captions = items.texts_of_videos()
@@ -111,11 +117,13 @@ class Subject:
         """
         method, size = self.method, batch_size or self.batch_size
         method.on_test_epoch_start()
-        # Without the trainer's autocast, whose rounding exceeds the effect of most leaks and depends on the batch size.
-        for number, rows in enumerate(texts.split(size)):
-            method.test_step(self.texts[rows], number, 0)
-        for number, rows in enumerate(videos.split(size)):
-            method.test_step(self.videos[rows], number, 1)
+        loaders: list[tuple[TextBatch | VideoBatch, Tensor]] = [(self.texts, texts), (self.videos, videos)]
+        for loader, (items, drawn) in enumerate(loaders):
+            for number, rows in enumerate(drawn.split(size)):
+                if time.monotonic() > self.deadline:
+                    raise UserError(f"it did not end within {self.seconds:g} s. Set a smaller evaluation.audit.")
+                with self.precision():
+                    method.test_step(items[rows], number, loader)
         split = method.encoded.join(method.device)
         text = split.texts.features[_by_row(split.texts.index, self.texts.index, texts)]
         video = split.videos.features[_by_row(split.videos.index, self.videos.index, videos)]
@@ -124,9 +132,10 @@ class Subject:
     def encode_told(self) -> Features:
         """Encode all items in the order of the split, with all help: their positions in the split and their names."""
         method = self.method
-        texts = [method.text_features(self.texts[rows]) for rows in self._in_order(self.texts)]
-        texts = [method.compact_text(text) for text in texts] if method.compacts_texts() else texts
-        videos = [method.video_features(self.videos[rows]) for rows in self._in_order(self.videos)]
+        with self.precision():
+            texts = [method.text_features(self.texts[rows]) for rows in self._in_order(self.texts)]
+            texts = [method.compact_text(text) for text in texts] if method.compacts_texts() else texts
+            videos = [method.video_features(self.videos[rows]) for rows in self._in_order(self.videos)]
         return TextFeatures.cat(texts).float(), VideoFeatures.cat(videos).float()
 
     def _in_order(self, batch: TextBatch | VideoBatch) -> tuple[Tensor, ...]:

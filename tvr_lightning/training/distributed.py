@@ -16,7 +16,9 @@ the devices. The gradient of the gather then determines the effective gradient:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -30,14 +32,31 @@ Gather = Literal["global", "local", "own-slice", "none"]
 R = TypeVar("R", bound=FeatureBatch)
 
 
+_ALONE: ContextVar[bool] = ContextVar("alone", default=False)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Gather nothing inside the context, in which this process works while the others wait."""
+    token = _ALONE.set(True)
+    try:
+        yield
+    finally:
+        _ALONE.reset(token)
+
+
 def world_size() -> int:
-    """Return the number of processes that train together; 1 without torch.distributed."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    """Return the number of processes that work together; 1 without torch.distributed."""
+    return dist.get_world_size() if _together() else 1
 
 
 def rank() -> int:
     """Return the rank of this process; 0 without torch.distributed."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return dist.get_rank() if _together() else 0
+
+
+def _together() -> bool:
+    return dist.is_available() and dist.is_initialized() and not _ALONE.get()
 
 
 class _OwnSlice(torch.autograd.Function):
