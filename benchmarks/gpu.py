@@ -1,57 +1,231 @@
-"""All figures that only a GPU can give, in one call: `python benchmarks/gpu.py --out benchmarks/results/gpu.md`.
+"""All measurements that need GPUs, in one call: `python benchmarks/gpu.py --devices 8 --out benchmarks/results/gpu.md`.
 
-It runs the other benchmarks one after another, each in a process of its own, and writes what they print to one page:
-a training step by parts with memory and MFU in float32 and bf16 (train.py), a step of the heads with features given
-against the released code (train_heads.py), scoring all pairs against the released code (pairwise.py), ranks and table
-of 1,000 texts and 1,000 videos as in 1k-A (evaluate.py), and in this process the kernels of an optimiser step and the
-error of TF32 in the heads' products. `--device cpu --small` runs all of it in a minute or two, to see that it works. A
-part that fails is named with its last line, and the others go on.
+On one device: optimizer steps of every method from pixels and from features, with memory, MFU, and the number of times
+that a step waits for the device; scores of bf16 and float32 encoders; heads, scoring of all pairs, and ranks compared
+with the released code (train_heads.py, pairwise.py, evaluate.py); kernels of an optimizer step; the error of TF32. On N
+devices: losses of one device, DDP, and FSDP2 over the same steps, and runs that resume under another strategy.
+
+Weights and inputs are random and data is synthetic, so no download is needed. `--device cpu --small` runs everything
+on gloo in a few minutes, to test that it works; its values say nothing about a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import platform
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
+from statistics import median
+from typing import Any
 
+import pandas as pd
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+import tvr_lightning  # noqa: F401  first, see tvr_lightning._torchvision
+from tvr_lightning.config.recipe import Recipe
+from tvr_lightning.config.recipe_files import RECIPES
+from tvr_lightning.data.batch import PairBatch
+from tvr_lightning.encoders.pretrained import weights_follow
+from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.reproduce.profile.costs import batch_loss, count_flops, repeated
+from tvr_lightning.reproduce.profile.profile import random_batch
+from tvr_lightning.reproduce.report.table_view import markdown_table
+from tvr_lightning.synthetic import synthesize
+from tvr_lightning.testing import method_recipes, small
+from tvr_lightning.training.optim import build_optimizer
 from tvr_lightning.training.released_optimizers import BertAdam
 
 HERE = Path(__file__).parent
+COUNTED = 8  # pairs of the batch whose operations are counted
+STRATEGIES = {
+    "one device": ["--trainer.devices=1"],
+    "DDP": ["--trainer.strategy=DDPStrategy", "--trainer.strategy.broadcast_buffers=false"],
+    "FSDP2": [
+        "--trainer.strategy=lightning.pytorch.strategies.ModelParallelStrategy",
+        "--trainer.strategy.tensor_parallel_size=1", "--trainer.strategy.save_distributed_checkpoint=false",
+    ],
+}  # fmt: skip
 
 
-def commands(args: argparse.Namespace) -> dict[str, list[str]]:
-    """Return the command of every part by its title."""
+def built(recipe: Path, args: argparse.Namespace, *overrides: str) -> RetrievalModule:
+    """Build a recipe's method with random weights, in its own size or in that of tests."""
+    if args.small:
+        return small(recipe, *overrides)[0]
+    parsed = Recipe.parse([recipe], ["--data.init_args.root=.", *overrides])
+    for option in list(parsed.config.model.keys()):
+        if option.split(".")[-1] == "weights":
+            parsed.config.model[option] = None
+    with weights_follow():
+        model: RetrievalModule = parsed.build().model
+    return model.to(args.device)
+
+
+def seconds(step: Callable[[], object], args: argparse.Namespace) -> float:
+    """Return the median time of a step, after two that are not counted."""
+    found = []
+    for _ in range(args.steps + 2):
+        start = time.perf_counter()
+        step()
+        if args.device == "cuda":
+            torch.cuda.synchronize()
+        found.append(time.perf_counter() - start)
+    return median(found[2:])
+
+
+@functools.cache
+def ceiling(device: str, dtype: torch.dtype) -> float:
+    """Return the operations per second of a large matrix product."""
+    side = 8192 if device == "cuda" else 512
+    matrix = torch.randn(side, side, device=device, dtype=dtype)
+    return 2 * side**3 / seconds(lambda: matrix @ matrix, argparse.Namespace(device=device, steps=10))
+
+
+def encoded(method: RetrievalModule, batch: PairBatch) -> PairBatch:
+    """Return a batch with the encoders' features, as read from a feature store."""
+    media, audio_encoder = batch.video.video, getattr(method, "audio_encoder", None)
+    with torch.no_grad():
+        text = method.encoder.encode_text(batch.text.text, method.words)
+        video = method.encoder.encode_video(media, patches=method.needs_patches)
+        if audio_encoder is not None:
+            video.audio, video.audio_mask = audio_encoder.encode_audio(media)
+    texts, videos = dataclasses.replace(batch.text, text=text), dataclasses.replace(batch.video, video=video)
+    return dataclasses.replace(batch, text=texts, video=videos)
+
+
+def training(args: argparse.Namespace) -> pd.DataFrame:
+    """Return steps per second, memory, MFU, and waits of every method, in the recipe's precision and in bf16."""
+    rows = []
+    variants = {"recipe": [], "bf16": [] if args.small else [f"--config={RECIPES / 'variants' / 'float32.yaml'}"]}
+    for title, recipe in method_recipes(RECIPES).items():
+        for precision, overrides in variants.items():
+            half = functools.partial(torch.autocast, args.device, torch.bfloat16, enabled=precision == "bf16")
+            method = built(recipe, args, *overrides)
+            batch = random_batch(method, args.batch)
+            optimizer, _ = build_optimizer(method, method.optimizer_config, total_steps=100, epochs=1)
+
+            def step(given: PairBatch, method: Any = method, optimizer: Any = optimizer, half: Any = half) -> None:
+                optimizer.zero_grad()
+                batch_loss(method, given, half).backward()
+                optimizer.step()
+
+            if args.device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            pixels = seconds(lambda step=step, batch=batch: step(batch), args)
+            memory = f"{torch.cuda.max_memory_allocated() / 2**30:.2f}" if args.device == "cuda" else "-"
+            waits = waits_of(lambda step=step, batch=batch: step(batch))
+            features = encoded(method, batch)
+            flops = count_flops(method, repeated(batch, COUNTED))
+            arithmetic = 3 * (flops["encode_video"] + flops["encode_text"]) * args.batch / COUNTED
+            released = any(p.dtype == torch.float16 for p in method.parameters())
+            dtype = torch.bfloat16 if precision == "bf16" else torch.float16 if released else torch.float32
+            rows.append({
+                "method": title, "precision": precision, "steps/s from pixels": f"{1 / pixels:.2f}",
+                "from features": f"{1 / seconds(lambda step=step, given=features: step(given), args):.2f}",
+                "GiB": memory, "MFU %": f"{100 * arithmetic / pixels / ceiling(args.device, dtype):.0f}",
+                "waits per step": str(waits), "bf16 score error": f"{score_error(method, batch, half):.3f}",
+            })  # fmt: skip
+            print(f"{title}, {precision}: {rows[-1]['steps/s from pixels']} steps/s", flush=True)
+    return pd.DataFrame(rows)
+
+
+def waits_of(step: Callable[[], object]) -> int:
+    """Return how often a step reads a value of a tensor, for which the process waits for its device."""
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        step()
+    return sum(event.count for event in found.key_averages() if event.key == "aten::_local_scalar_dense")
+
+
+@torch.no_grad()
+def score_error(method: RetrievalModule, batch: PairBatch, half: Callable[[], Any]) -> float:
+    """Return the largest change of a score by the precision of the encoders, in standard deviations of the scores."""
+    method.eval()
+
+    def scores() -> Tensor:
+        pairs = method.pair_features(batch).float()
+        return method.score(pairs.text, pairs.video).similarity.float()
+
+    torch.manual_seed(0)
+    exact = scores()
+    torch.manual_seed(0)
+    with half():
+        pairs = method.pair_features(batch).float()
+    found = method.score(pairs.text, pairs.video).similarity.float()
+    method.train()
+    return float((found - exact).abs().max() / exact.std())
+
+
+def fitted(folder: Path, data: Path, strategy: str, args: argparse.Namespace, *more: str) -> tuple[Path, pd.Series]:
+    """Train by the command line on the devices; return the run's folder and the loss of each step."""
+    middle = args.fitted_steps // 2 + 2  # not the last step of an epoch, in which no running.ckpt is written
+    words = [
+        sys.executable, "-m", "tvr_lightning.cli", "fit", f"--config={RECIPES / 'clip4clip.yaml'}",
+        f"--config={RECIPES / 'fixture.yaml'}", f"--data.init_args.root={data}", "--data.init_args.batch_size=16",
+        "--data.init_args.num_workers=0", f"--trainer.max_steps={args.fitted_steps}", "--trainer.log_every_n_steps=1",
+        "--trainer.max_epochs=-1", "--trainer.limit_val_batches=0", "--trainer.enable_progress_bar=false",
+        "--model.init_args.optimizer.lr=1e-4", "--model.init_args.optimizer.encoder_lr=1e-4",
+        "--model.init_args.optimizer.warmup=0.1", f"--trainer.accelerator={'gpu' if args.device == 'cuda' else 'cpu'}",
+        f"--trainer.devices={args.devices}", *STRATEGIES[strategy], f"--checkpoints.every_n_steps={middle}",
+        f"--results.directory={folder}", *more,
+    ]  # fmt: skip
+    if strategy == "FSDP2":
+        words.append(f"--trainer.strategy.data_parallel_size={args.devices}")
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{strategy}: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
+    (run,) = folder.glob("*/*")
+    log = pd.read_csv(run / "metrics.csv").dropna(subset=["train/loss"]).set_index("step")["train/loss"]
+    return run, log
+
+
+def strategies(args: argparse.Namespace) -> str:
+    """Return how far the losses of all strategies, and of runs that change it, are from those of one device."""
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        synthesize("msrvtt", folder / "data", 80, 0, progress=False)
+        found = {each: fitted(folder / each, folder / "data", each, args) for each in STRATEGIES}
+        expected = found["one device"][1]
+        for each, (_, losses) in found.items():
+            rows.append([each, f"{float((losses / expected - 1).abs().max()):.1e}", str(len(losses))])
+            print(f"{each}: {rows[-1][1]}", flush=True)
+        for first, then in (("one device", "DDP"), ("DDP", "FSDP2"), ("FSDP2", "one device")):
+            saved = found[first][0] / "checkpoints" / "running.ckpt"
+            losses = fitted(folder / f"{first}-{then}", folder / "data", then, args, f"--ckpt_path={saved}")[1]
+            apart = float((losses / expected.loc[losses.index] - 1).abs().max())
+            rows.append([f"{first}, resumed under {then}", f"{apart:.1e}", str(len(losses))])
+            print(f"{rows[-1][0]}: {apart:.1e}", flush=True)
+    heads = [f"{args.devices} devices, float32", "largest relative difference of a loss", "steps"]
+    return markdown_table(pd.DataFrame(rows, columns=heads))
+
+
+def other_benchmarks(args: argparse.Namespace) -> dict[str, list[str]]:
+    """Return the commands of the other benchmarks by their titles."""
     device = ["--device", args.device]
-    size = ["--methods", "CLIP4Clip", "--steps", "1"] if args.small else ["--papers"]
     heads = ["--dimension", "64", "--words", "12", "--frames", "4", "--repetitions", "1", "--pairs", "12"]
     pairs = ["--dimension", "64", "--words", "12", "--frames", "4", "--repetitions", "1", "--pairs", "8", "--many", "0"]
-    small = args.small
-    found = {
-        "A training step by parts, float32": ["train.py", *device, *size],
-        "A training step by parts, bf16": ["train.py", *device, *size, "--precision", "bf16"],
-        "A step of the heads, features given": ["train_heads.py", *device, *(heads if small else [])],
-    }
-    for method in ("xpool",) if small else ("gare", "tcmgc", "gaid", "xpool"):
-        found[f"Scoring all pairs: {method}"] = ["pairwise.py", "--method", method, *device, *(pairs if small else [])]
-    ranked = ["--items", "50", "--dimension", "64", "--methods", "CLIP4Clip", "GARE"] if small else []
-    found["Ranks and table, 1k-A"] = ["evaluate.py", "methods", *device, *ranked]
+    ranked = ["--items", "50", "--dimension", "64", "--methods", "CLIP4Clip", "GARE"]
+    found = {"A step of the heads, features given": ["train_heads.py", *device, *(heads if args.small else [])]}
+    for method in ("xpool",) if args.small else ("gare", "tcmgc", "gaid", "xpool"):
+        found[f"Scoring all pairs: {method}"] = ["pairwise.py", "--method", method, *device, *pairs[: 99 * args.small]]
+    found["Ranks and table, 1k-A"] = ["evaluate.py", "methods", *device, *(ranked if args.small else [])]
     return found
 
 
-def run(command: list[str]) -> str:
-    """Return what a benchmark prints, or its last line where it fails."""
+def output(command: list[str]) -> str:
+    """Return what another benchmark prints."""
     done = subprocess.run([sys.executable, str(HERE / command[0]), *command[1:]], capture_output=True, text=True)
     if done.returncode:
-        return f"failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}"
-    return done.stdout.strip()
+        raise RuntimeError((done.stderr.strip().splitlines() or ["no output"])[-1])
+    return f"`python benchmarks/{' '.join(command)}`\n\n{done.stdout.strip()}"
 
 
 def launches(step: Callable[[], object], device: str) -> int:
@@ -65,11 +239,11 @@ def launches(step: Callable[[], object], device: str) -> int:
     return sum(event.cpu_parent is None or not event.cpu_parent.name.startswith("aten::") for event in operators)
 
 
-def optimiser(args: argparse.Namespace) -> str:
-    """Return kernels per step of BertAdam for the tensors of a ViT-B/32, and of AdamW in one kernel and in several."""
+def optimizers(args: argparse.Namespace) -> str:
+    """Return the kernels of a step of BertAdam and AdamW for the tensors of a ViT-B/32."""
     width, layers = (8, 2) if args.small else (512, 24)
     shapes = [(width, width), (width,), (3 * width, width), (3 * width,), (width,), (width,)] * 2 * layers
-    lines = ["| optimiser | tensors | launches |", "|---|---:|---:|"]
+    rows = []
     for name, make in {
         "BertAdam": lambda tensors: BertAdam(tensors),
         "AdamW, foreach": lambda tensors: torch.optim.AdamW(tensors, foreach=True),
@@ -79,53 +253,57 @@ def optimiser(args: argparse.Namespace) -> str:
         for tensor in tensors:
             tensor.grad = torch.randn_like(tensor)
         made = make(tensors)
-        made.step()  # makes the state
-        lines.append(f"| {name} | {len(tensors)} | {launches(made.step, args.device)} |")
-    return "\n".join(lines)
+        made.step()  # creates the state
+        rows.append([name, str(len(tensors)), str(launches(made.step, args.device))])
+    return markdown_table(pd.DataFrame(rows, columns=["optimizer", "tensors", "launches"]))
 
 
 def tf32(args: argparse.Namespace) -> str:
-    """Return the error of TF32 in a linear layer of the heads, against float64, and how much faster it is."""
+    """Return the error of TF32 in a linear layer of the heads, against float64, and its time."""
     if args.device != "cuda":
-        return "a CPU has no TF32"
+        return "A CPU has no TF32."
     vectors, matrix = torch.randn(16384, 512, device="cuda"), torch.randn(512, 512, device="cuda") / 512**0.5
-    exact = vectors.double() @ matrix.double()
-    lines = ["| products | largest error | microseconds |", "|---|---:|---:|"]
+    exact, rows = vectors.double() @ matrix.double(), []
     for name, allowed in (("float32", False), ("TF32", True)):
         torch.backends.cuda.matmul.allow_tf32 = allowed
-        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        for _ in range(3):
-            found = vectors @ matrix
-        begun.record()
-        for _ in range(20):
-            found = vectors @ matrix
-        ended.record()
-        torch.cuda.synchronize()
-        error = float((found.double() - exact).abs().max())
-        lines.append(f"| {name} | {error:.1e} | {begun.elapsed_time(ended) / 20 * 1000:.0f} |")
-    return "\n".join(lines)
+        error = float(((vectors @ matrix).double() - exact).abs().max())
+        rows.append([name, f"{error:.1e}", f"{1e6 * seconds(lambda: vectors @ matrix, args):.0f}"])
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return markdown_table(pd.DataFrame(rows, columns=["products", "largest error", "microseconds"]))
 
 
 def main() -> int:
-    """Measure all parts and write the page; returns 1 where a part failed."""
+    """Measure all parts and write the page; return 1 if a part failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--small", action="store_true", help="small sizes, to see that everything runs")
-    parser.add_argument("--out", type=Path, help="page to write; else it is printed")
+    parser.add_argument("--devices", type=int, help="number of devices; by default, all GPUs or two CPU processes")
+    parser.add_argument("--small", action="store_true", help="small sizes, to test that everything runs")
+    parser.add_argument("--out", type=Path, help="page to write; otherwise it is printed")
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no GPU here; --device cpu --small shows that everything runs")
-    machine = torch.cuda.get_device_name() if args.device == "cuda" else platform.machine()
+    args.devices = args.devices or (torch.cuda.device_count() if args.device == "cuda" else 2)
+    args.batch, args.steps, args.fitted_steps = (8, 1, 6) if args.small else (128, 10, 50)
+    machine = f"{args.devices} x {torch.cuda.get_device_name()}" if args.device == "cuda" else platform.machine()
     command = " ".join(["python benchmarks/gpu.py", *sys.argv[1:]])
-    page = [f"# What a GPU takes\n\n`{command}`, {date.today()}, {machine}, torch {torch.__version__}"]
+    page = [f"# Measurements on GPUs\n\n`{command}`, {date.today()}, {machine}, torch {torch.__version__}"]
+    if args.device == "cpu":
+        page.append("**Run on a CPU with small sizes: it shows what the page contains, not how fast a GPU is.**")
+    parts: dict[str, Callable[[], str]] = {
+        f"Optimizer steps, {args.batch} pairs": lambda: markdown_table(training(args)),
+        "Strategies": lambda: strategies(args),
+        **{title: functools.partial(output, command) for title, command in other_benchmarks(args).items()},
+        "Launches of an optimizer step": lambda: optimizers(args),
+        "TF32 in the heads' products": lambda: tf32(args),
+    }
     failed = False
-    for title, words in commands(args).items():
-        found = run(words)
-        failed = failed or found.startswith("failed")
-        page.append(f"## {title}\n\n`python benchmarks/{' '.join(words)}`\n\n{found}")
+    for title, part in parts.items():
+        try:
+            found = part()
+        except Exception as error:  # noqa: BLE001  the other parts continue
+            failed, found = True, f"failed: {error}"
+        page.append(f"## {title}\n\n{found}")
         print(f"{title}: {found.splitlines()[-1]}", flush=True)
-    page.append(f"## Launches of an optimiser step\n\n{optimiser(args)}")
-    page.append(f"## TF32 in the heads' products\n\n{tf32(args)}")
     text = "\n\n".join(page) + "\n"
     if args.out is None:
         print(text)
