@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -121,7 +122,7 @@ def training(args: argparse.Namespace) -> pd.DataFrame:
                 torch.cuda.reset_peak_memory_stats()
             pixels = seconds(lambda step=step, batch=batch: step(batch), args)
             memory = f"{torch.cuda.max_memory_allocated() / 2**30:.2f}" if args.device == "cuda" else "-"
-            waits = waits_of(lambda step=step, batch=batch: step(batch))
+            waits = waits_of(lambda step=step, batch=batch: step(batch), args.device)
             features = encoded(method, batch)
             flops = count_flops(method, repeated(batch, COUNTED))
             arithmetic = 3 * (flops["encode_video"] + flops["encode_text"]) * args.batch / COUNTED
@@ -131,17 +132,24 @@ def training(args: argparse.Namespace) -> pd.DataFrame:
                 "method": title, "precision": precision, "steps/s from pixels": f"{1 / pixels:.2f}",
                 "from features": f"{1 / seconds(lambda step=step, given=features: step(given), args):.2f}",
                 "GiB": memory, "MFU %": f"{100 * arithmetic / pixels / ceiling(args.device, dtype):.0f}",
-                "waits per step": str(waits), "bf16 score error": f"{score_error(method, batch, half):.3f}",
+                "waits per step": waits, "bf16 score error": f"{score_error(method, batch, half):.3f}",
             })  # fmt: skip
             print(f"{title}, {precision}: {rows[-1]['steps/s from pixels']} steps/s", flush=True)
     return pd.DataFrame(rows)
 
 
-def waits_of(step: Callable[[], object]) -> int:
-    """Return how often a step reads a value of a tensor, for which the process waits for its device."""
-    with profile(activities=[ProfilerActivity.CPU]) as found:
-        step()
-    return sum(event.count for event in found.key_averages() if event.key == "aten::_local_scalar_dense")
+def waits_of(step: Callable[[], object], device: str) -> str:
+    """Return how often a step waits for a GPU."""
+    if device != "cuda":
+        return "-"
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return str(sum("synchronizing CUDA operation" in str(each.message) for each in found))
 
 
 @torch.no_grad()
