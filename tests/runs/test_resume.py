@@ -250,7 +250,7 @@ def with_callback(monkeypatch, callback: Callback) -> None:
 
 def test_resuming_and_a_checkpoint_of_ones_own_contradict(fixture_root, tmp_path, capsys):
     more = ("--checkpoints.resume=true", "--ckpt_path=last")
-    assert main(options(fixture_root, tmp_path, "clip4clip.yaml", *more)) == 1
+    assert main(options(fixture_root, tmp_path, "clip4clip.yaml", *more)) == 2
     assert "Drop it or --ckpt_path" in capsys.readouterr().err
 
 

@@ -23,7 +23,7 @@ from typing_extensions import override
 from tvr_lightning.audit.callback import LeakageAudit
 from tvr_lightning.config.check import refusals
 from tvr_lightning.config.recipe import Recipe, ResultsConfig, recipe_parser
-from tvr_lightning.config.recipe_files import FOUND_BY_LIGHTNING, RecipeError
+from tvr_lightning.config.recipe_files import FOUND_BY_LIGHTNING, OptionError, RecipeError
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.weights import record_of
@@ -98,6 +98,8 @@ class Run:
     ) -> None:
         self.command, self.recipe, self.config = command, recipe, recipe.config
         self.ckpt_path, self.words = ckpt_path, words
+        if command == "fit" and ckpt_path and self.config.checkpoints.resume:
+            raise OptionError("checkpoints.resume finds the checkpoint itself. Drop it or --ckpt_path.")
         if recipe.changes:
             rank_zero_info("Options that differ from the checkpoint: " + "; ".join(map(str, recipe.changes)))
         recipe.check(None if command == "fit" else command)
@@ -298,13 +300,10 @@ class Run:
             None if `checkpoints.resume` is off or no run has these settings.
 
         Raises:
-            RecipeError: A checkpoint is also given.
             RunInUseError: Another process is executing the run.
         """
         if self.command != "fit" or not self.config.checkpoints.resume:
             return None
-        if self.ckpt_path:
-            raise RecipeError("checkpoints.resume finds the checkpoint itself. Drop it or --ckpt_path.")
 
         def claimed(run: Path) -> bool:  # locks before reading checkpoints
             same = self._same_settings(run)
