@@ -13,7 +13,9 @@ def test_a_run_that_goes_on_keeps_what_it_does_not_do_again(tmp_path):
         first.log_metrics({"train/loss": 10.0 - step, "epoch": step // 2}, step)
     with (run / FILE).open("a") as file:
         file.write("2,")  # as a kill leaves it
-    AtomicCheckpointIO().save_checkpoint({"global_step": 4, "hyper_parameters": {}}, checkpoint)
+    writer = AtomicCheckpointIO()
+    writer.save_checkpoint({"global_step": 4, "hyper_parameters": {}}, checkpoint)
+    writer.teardown()
     again = metrics_logger(run, checkpoint)
     assert pd.read_csv(run / FILE)["step"].tolist() == [0, 1, 2, 3]
     again.log_metrics({"train/loss": 1.0, "epoch": 2}, 4)

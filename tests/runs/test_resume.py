@@ -342,7 +342,9 @@ def test_random_numbers_go_on_where_their_state_was_taken(tmp_path):
 
 
 def write_checkpoint(path: Path, step: int, **more) -> None:
-    AtomicCheckpointIO().save_checkpoint({"global_step": step, "hyper_parameters": {}, **more}, path)
+    writer = AtomicCheckpointIO()
+    writer.save_checkpoint({"global_step": step, "hyper_parameters": {}, **more}, path)
+    writer.teardown()
 
 
 def test_the_furthest_checkpoint_of_the_newest_run_is_found_whatever_the_clock_said(tmp_path):

@@ -206,8 +206,9 @@ class RecipeModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # The loss of an accumulated step may still be pending.
         self.loss_check.finish()
-        for state, optimizer in zip(checkpoint.get("optimizer_states", []), self.trainer.optimizers, strict=True):
-            _name_parameters(state, self, optimizer)
+        if checkpoint.get("optimizer_states"):  # not in checkpoints of weights alone
+            for state, optimizer in zip(checkpoint["optimizer_states"], self.trainer.optimizers, strict=True):
+                _name_parameters(state, self, optimizer)
 
 
 def _name_parameters(state: dict[str, Any], module: nn.Module, optimizer: Optimizer) -> None:
