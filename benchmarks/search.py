@@ -41,7 +41,7 @@ class InMemory(VectorStore):
     def remove(self, keys):
         raise TypeError("the benchmark removes nothing")
 
-    def nearest(self, query, count, among=None):
+    def nearest(self, query, count):
         values, places = (self.vectors @ query).topk(count)
         return list(zip(places.tolist(), values.tolist(), strict=True))
 

@@ -118,7 +118,6 @@ def test_every_store_answers_alike(searcher, gallery, sources, tmp_path, store, 
         other.vectors.remove(keys[1:2])
         assert other.vectors.keys() == set(keys) - {keys[1]}
         assert other.vectors.nearest(-vectors[0], 1)[0][0] == keys[0], "a key that is there gets its new vector"
-        assert other.vectors.nearest(vectors[0], 5, among=[]) == []
 
 
 def test_an_absent_package_is_named(indexed, monkeypatch):

@@ -37,7 +37,7 @@ def test_sql_chooses_what_python_would(catalog, made, folder):
     for wanted in {folder, *made}:
         chosen = [file for file in files if any(root / wanted in file.path.parents for root in roots)]
         expected = {span.key for file in chosen for span in catalog.spans(file.id)}
-        found = catalog.in_folder(wanted, 100)
+        found = catalog.in_folder(wanted)
         assert len(found) == len(set(found))
         assert set(found) == expected
         assert catalog.listed(wanted, 100, 0)[1] == len(chosen)

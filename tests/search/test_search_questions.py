@@ -7,7 +7,6 @@ from PIL import Image
 from search_parts import find
 
 from tvr_lightning.cli import main
-from tvr_lightning.search import engine
 from tvr_lightning.search.engine import Searcher, best_moments
 from tvr_lightning.search.query import SearchQuery
 from tvr_lightning.search.results import Moment
@@ -85,15 +84,6 @@ def test_the_command_line_takes_an_example_alone_and_with_text(indexed, gallery,
     assert "either --video or --image" in capsys.readouterr().err
     assert main(["search", *["--video", str(gallery / "clip1.mp4")] * 2, *common]) == 2
     assert "--video is given more than once" in capsys.readouterr().err
-
-
-def test_a_filter_that_admits_much_chooses_as_one_that_admits_little(searcher, monkeypatch):
-    for folder in (".", "below", "nowhere"):
-        few = find(searcher, "a red square", top=2, candidates=2, folder=folder)
-        with monkeypatch.context() as patch:
-            patch.setattr(engine, "MOST_KEYS", 0)
-            much = find(searcher, "a red square", top=2, candidates=2, folder=folder)
-        assert [r.id for r in much.results] == [r.id for r in few.results]
 
 
 def test_the_library_is_listed_and_counted(searcher):

@@ -253,11 +253,11 @@ class Catalog:
         """Files and folders that the index covers."""
         return [Path(root) for root in self.fact("roots") or []]
 
-    def in_folder(self, folder: str, limit: int) -> list[int]:
-        """Return up to `limit` keys of segments of the videos in a folder and its subfolders."""
+    def in_folder(self, folder: str) -> list[int]:
+        """Return the keys of the segments of the videos in a folder and its subfolders."""
         condition, values = self._folder(folder)
-        query = f"SELECT key FROM spans WHERE id IN (SELECT id FROM videos WHERE {condition}) LIMIT ?"
-        return [key for (key,) in self._run(query, [*values, limit])]
+        query = f"SELECT key FROM spans WHERE id IN (SELECT id FROM videos WHERE {condition})"
+        return [key for (key,) in self._run(query, values)]
 
     def listed(self, folder: str | None, limit: int, after: int) -> tuple[list[VideoRow], int]:
         """Return `limit` videos of a folder, newest first, after skipping `after`, and the number of all its videos."""

@@ -7,9 +7,9 @@ import itertools
 import secrets
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ from tvr_lightning.search.relevance import Scale, judge
 from tvr_lightning.search.results import Answer, Moment, Result, printable
 from tvr_lightning.search.scorer import Scorer, load_scorers
 from tvr_lightning.search.segments import LongVideo, Segments
-from tvr_lightning.search.vectors import choose_store, open_vectors
+from tvr_lightning.search.vectors import Hits, choose_store, open_vectors
 
 ExampleKind = Literal["clip", "image"]
 NONE = "none"
@@ -42,8 +42,6 @@ EXAMPLE_BLOCK = 16
 EXAMPLE_SEGMENTS = 16
 """Maximum number of segments of an example that are compared."""
 EXAMPLES_IN_MEMORY = 256
-MOST_KEYS = 20_000
-"""Maximum number of segments of a folder that are passed to the vector store; with more, its results are filtered."""
 BEST_MOMENTS = 3
 APART = 1.0
 """Minimum difference of the best moments in seconds, if there are enough moments."""
@@ -175,12 +173,14 @@ class Searcher:
         vectors = [self._text_vectors([text])[0]] if text else []
         if like is not None:
             vectors += [unit(frames.mean(0, keepdim=True))[0] for frames in like.segments]
-        folder = query.folder if PurePath(query.folder or "").parts else None
-        keys = None if folder is None else self.catalog.in_folder(folder, MOST_KEYS + 1)
+        nearest: Callable[[Tensor, int], Hits] = self.vectors.nearest
+        if PurePath(query.folder or "").parts:
+            in_folder, those = self.catalog.vectors(self.catalog.in_folder(str(query.folder)))
+            nearest = partial(_nearest_of, in_folder, those)
         rows: dict[int, SpanRow] = {}
         for vector in vectors:
             count = max(query.candidates // len(vectors), query.top)
-            rows |= {row.key: row for row in self._nearest(vector, count, query, keys, like)}
+            rows |= {row.key: row for row in self._nearest(nearest, vector, count, query.top, like)}
         keys, known = self.catalog.vectors(list(rows))
         if not keys:
             return [], torch.zeros(0)
@@ -194,19 +194,15 @@ class Searcher:
         return scorer.text_vectors(scorer.encode_texts(texts))
 
     def _nearest(
-        self, vector: Tensor, count: int, query: SearchQuery, keys: list[int] | None, like: Example | None
+        self, nearest: Callable[[Tensor, int], Hits], vector: Tensor, count: int, top: int, like: Example | None
     ) -> list[SpanRow]:
         """Return `count` segments nearest to a vector, or more until they belong to `top` videos."""
-        filtered = keys is not None and len(keys) > MOST_KEYS
-        folders = {root / query.folder for root in self.catalog.roots} if filtered and query.folder else set()
         while True:
-            hits = self.vectors.nearest(vector, count, None if filtered else keys)
+            hits = nearest(vector, count)
             known = self.catalog.by_key([key for key, _ in hits])  # without what changed since the store was written
             rows = [known[key] for key, _ in hits if key in known]
             rows = [row for row in rows if like is None or row.video.id != like.video]
-            if filtered:
-                rows = [row for row in rows if not folders.isdisjoint(row.video.path.parents)]
-            if len(hits) < count or len({row.video.id for row in rows}) >= min(query.top, len(rows) or query.top):
+            if len(hits) < count or len({row.video.id for row in rows}) >= min(top, len(rows) or top):
                 return rows
             count *= 4
 
@@ -287,6 +283,12 @@ class Searcher:
         values = (like @ _frames(features)[0].T).amax(0).tolist()
         real = times[features.frame_mask[0]].tolist()
         return [Moment(time, round(value, 6)) for time, value in zip(real, values, strict=True)]
+
+
+def _nearest_of(keys: list[int], vectors: Tensor, query: Tensor, count: int) -> Hits:
+    """Return the `count` of some vectors (M, D) nearest to a query (D,), as a vector store does."""
+    best = (vectors @ query).topk(min(count, len(keys))) if keys else torch.zeros(0).topk(0)
+    return [(keys[place], cosine) for cosine, place in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
 
 
 def _frames(features: VideoFeatures) -> list[Tensor]:

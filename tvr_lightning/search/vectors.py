@@ -48,8 +48,8 @@ class VectorStore(ABC):
         """Remove vectors, ignoring unknown keys."""
 
     @abstractmethod
-    def nearest(self, query: Tensor, count: int, among: Sequence[int] | None = None) -> Hits:
-        """Return keys and cosines of the `count` vectors nearest to a query (D,), best first, optionally among keys."""
+    def nearest(self, query: Tensor, count: int) -> Hits:
+        """Return keys and cosines of the `count` vectors nearest to a query (D,), best first."""
 
     def finish(self) -> None:
         """Speed up searching what was added; called at the end of an indexing run."""
@@ -105,18 +105,15 @@ class LanceStore(VectorStore):
         table = self._open()
         for start in range(0, len(keys) if table is not None else 0, 1000):
             with self._writing():
-                table.delete(_among(keys[start : start + 1000]))
+                table.delete(f"key IN ({', '.join(map(str, keys[start : start + 1000]))})")
 
     @override
-    def nearest(self, query: Tensor, count: int, among: Sequence[int] | None = None) -> Hits:
+    def nearest(self, query: Tensor, count: int) -> Hits:
         table = self._open()
-        if table is None or (among is not None and not among):
+        if table is None:
             return []
         search = table.search(query.numpy()).distance_type("cosine").select(["key", "_distance"]).limit(count)
-        search = search.nprobes(MOST_COMPARED // ROWS_PER_PARTITION)
-        if among is not None:
-            search = search.where(_among(among), prefilter=True)
-        rows = search.to_arrow()
+        rows = search.nprobes(MOST_COMPARED // ROWS_PER_PARTITION).to_arrow()
         hits = [(k, 1.0 - d) for k, d in zip(rows["key"].to_pylist(), rows["_distance"].to_pylist(), strict=True)]
         return sorted(hits, key=lambda hit: -hit[1])
 
@@ -148,10 +145,6 @@ class LanceStore(VectorStore):
                 f"{self._connection.uri}: LanceDB cannot write to it ({reason}). The catalog keeps the indexed videos. "
                 "Free disk space or change the permissions, and rerun tvr index."
             ) from error
-
-
-def _among(keys: Sequence[int]) -> str:
-    return f"key IN ({', '.join(map(str, keys))})"
 
 
 class QdrantStore(VectorStore):
@@ -205,13 +198,10 @@ class QdrantStore(VectorStore):
             self._client.delete(self.collection, self._models.PointIdsList(points=list(keys)), wait=True)
 
     @override
-    def nearest(self, query: Tensor, count: int, among: Sequence[int] | None = None) -> Hits:
-        if not self._exists() or (among is not None and not among):
+    def nearest(self, query: Tensor, count: int) -> Hits:
+        if not self._exists():
             return []
-        only = None
-        if among is not None:
-            only = self._models.Filter(must=[self._models.HasIdCondition(has_id=list(among))])
-        answer = self._client.query_points(self.collection, query=query.tolist(), limit=count, query_filter=only)
+        answer = self._client.query_points(self.collection, query=query.tolist(), limit=count)
         return [(int(point.id), float(point.score)) for point in answer.points]
 
     @override
