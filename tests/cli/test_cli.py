@@ -326,7 +326,7 @@ def test_a_method_within_another_misses_its_sound_weights_at_once(tmp_path, caps
 
 
 def test_selecting_on_a_validation_split_that_does_not_exist_is_refused(fixture_root, tmp_path, capsys):
-    assert main(["fit", *overlay(fixture_root, tmp_path, "--results.select_on=val")]) == 1
+    assert main(["fit", *overlay(fixture_root, tmp_path, "--results.select_on=val")]) == 2
     assert "holdout" in capsys.readouterr().err
 
 

@@ -13,7 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from rich.console import Console
 
-from tvr_lightning.config.recipe_files import RecipeError
+from tvr_lightning.config.recipe_files import OptionError, RecipeError
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.evaluation.answers import AnswerResults, write_answers
 from tvr_lightning.evaluation.predictions import write_predictions
@@ -32,11 +32,11 @@ def check_selection(select_on: SelectOn, data: TextVideoDataModule, trainer: Tra
     """Refuse to train if no weights can be selected on the given split.
 
     Raises:
-        RecipeError: The data has no such split, or the run validates never.
+        OptionError: The data has no such split, or the run never validates.
     """
     on_test = data.validation == "test"
     if select_on == "val" and on_test:
-        raise RecipeError(
+        raise OptionError(
             f"results.select_on: val needs a validation split, but {type(data).__name__} split "
             f"{data.split} validates on its test videos. Set data.init_args.holdout to a number of "
             "training videos, or use results.select_on: last (or test, which is optimistic)."
@@ -51,12 +51,12 @@ def check_selection(select_on: SelectOn, data: TextVideoDataModule, trainer: Tra
     }
     if select_on != "last" and any(never.values()):
         option = next(option for option, holds in never.items() if holds)
-        raise RecipeError(
+        raise OptionError(
             f"results.select_on: {select_on} needs a checkpoint of a validation, but {option} writes none. "
             "Change it, or use results.select_on: last."
         )
     if select_on == "test" and not on_test:
-        raise RecipeError(
+        raise OptionError(
             f"results.select_on: test selects by the validation loop, which here runs on the "
             f"{data.validation} validation split. Use results.select_on: val or last."
         )

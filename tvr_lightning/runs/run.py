@@ -108,6 +108,9 @@ class Run:
         self.datamodule = built.data
         self._built_trainer = built.trainer
         self.trainer = self.build_trainer(callbacks=callbacks)
+        if command == "fit":
+            check_selection(self.config.results.select_on, self.datamodule, self.trainer)
+            self._check_schedule()
 
     def build_trainer(self, callbacks: Sequence[Callback] = ()) -> RunTrainer:
         """Build the trainer with this project's callbacks; the loggers are set when the run has its folder."""
@@ -186,16 +189,13 @@ class Run:
 
     def _fit(self) -> None:
         """Train, test the selected weights, and print the results table."""
-        select_on = self.config.results.select_on
-        check_selection(select_on, self.datamodule, self.trainer)
-        self._check_schedule()
         if self.trainer.is_global_zero:
             sweep_partial(self._runs())
         start = str(self.resume_from) if self.resume_from else self.ckpt_path
         if start and "://" not in start and start not in FOUND_BY_LIGHTNING:
             read_checkpoint(Path(start))
         self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=start, weights_only=True)
-        checkpoint = check_written(select_on, self.trainer)
+        checkpoint = check_written(self.config.results.select_on, self.trainer)
         self.trainer.test(
             self.model, datamodule=self.datamodule, ckpt_path=checkpoint, verbose=False, weights_only=True
         )
@@ -332,7 +332,7 @@ class Run:
     def _check_schedule(self) -> None:
         trainer, optimizer = self.trainer, self.model.optimizer_config
         if trainer.max_epochs == -1 and trainer.max_steps == -1 and optimizer.schedule_epochs is None:
-            raise RecipeError(
+            raise OptionError(
                 "The learning rate follows a schedule whose end is unknown, since trainer.max_epochs is -1. Set "
                 "model.init_args.optimizer.schedule_epochs to the number of epochs that the schedule spans."
             )
