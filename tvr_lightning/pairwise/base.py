@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tvr_lightning.layers.cosine import COSINE_EPS
-from tvr_lightning.pairwise.block_cache import name_of, once
 
 if TYPE_CHECKING:
     from tvr_lightning.pairwise.dense import DensePairVectors
@@ -48,10 +46,9 @@ def chained(vectors: Tensor, *layers: nn.Linear) -> Tensor:
             vectors = F.linear(vectors, weight, bias)
         return vectors
     weight, bias = first
-    for place, (second, second_bias) in enumerate(others, start=2):
-        key = ("chained", *(name_of(layer) for layer in layers[:place]), vectors.dtype)
+    for second, second_bias in others:
         bias = F.linear(bias, second, second_bias)
-        weight = once(key, partial(torch.mm, second, weight))
+        weight = second @ weight
     return F.linear(vectors, weight, bias)
 
 

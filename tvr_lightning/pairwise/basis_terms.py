@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-from tvr_lightning.pairwise.block_cache import once
 
 
 class BasisTerm:
@@ -21,7 +19,6 @@ class BasisTerm:
             vectors that give the basis after `pending`.
         factor: (M, N, Q) factor of all coefficients of a vector. It is kept separately, because a product has one
             value per pair to multiply, but K coefficients.
-        origin: name of the basis for `once`; None if it need not be cached.
         pending: (D, D) matrix, or (D,) diagonal of one, that is still to be applied to `vectors`. If there are more
             than D vectors, scaling, centering and adding are applied to the matrix, which is smaller.
     """
@@ -31,11 +28,9 @@ class BasisTerm:
         coefficients: Tensor | None,
         vectors: Tensor,
         factor: Tensor | None = None,
-        origin: tuple[Hashable, ...] | None = None,
         pending: Tensor | None = None,
     ) -> None:
-        self.coefficients, self.vectors, self.factor = coefficients, vectors, factor
-        self.origin, self.pending = origin, pending
+        self.coefficients, self.vectors, self.factor, self.pending = coefficients, vectors, factor, pending
         self._basis = vectors if pending is None else None
         self._met: list[tuple[Tensor, Tensor]] = []
 
@@ -55,25 +50,25 @@ class BasisTerm:
 
     @property
     def many(self) -> bool:
-        """Return True if there are more vectors than rows of a matrix, and `once` does not cache them."""
-        return self.origin is None and self.vectors.shape[:-1].numel() > self.vectors.shape[-1]
+        """Return True if there are more vectors than rows of a matrix."""
+        return self.vectors.shape[:-1].numel() > self.vectors.shape[-1]
 
     def centered(self) -> BasisTerm:
         """Return the side with the mean over D subtracted from every vector of the basis."""
         if self.many and self.pending is not None and self.pending.ndim == 2:
             return self._waiting(self.vectors, self.pending - self.pending.mean(0))
-        return self.mapped("centered", lambda basis: basis - basis.mean(-1, keepdim=True))
+        return self.mapped(lambda basis: basis - basis.mean(-1, keepdim=True))
 
-    def times(self, key: Hashable, weight: Tensor) -> BasisTerm:
+    def times(self, weight: Tensor) -> BasisTerm:
         """Return the side with every vector of the basis times `weight` (D,), element by element."""
         if self.many:
             return self._waiting(self.basis, weight)
-        return self.mapped((key, "times"), lambda basis: basis * weight)
+        return self.mapped(lambda basis: basis * weight)
 
-    def linear(self, key: Hashable, weight: Tensor) -> BasisTerm:
+    def linear(self, weight: Tensor) -> BasisTerm:
         """Return the side with the matrix `weight` (D, D) applied to the basis."""
         if not self.many:
-            return self.mapped((key, "linear"), lambda basis: F.linear(basis, weight))
+            return self.mapped(lambda basis: F.linear(basis, weight))
         if self.pending is not None and self.pending.ndim == 1:
             return self._waiting(self.vectors, weight * self.pending)
         return self._waiting(self.basis, weight)
@@ -91,13 +86,12 @@ class BasisTerm:
             return self._waiting(self.vectors, maps[0] + maps[1])
         return BasisTerm(self.coefficients, self.basis + other.basis, self.factor)
 
-    def mapped(self, key: Hashable, function: Callable[[Tensor], Tensor]) -> BasisTerm:
-        """Return the side with `function` of its basis, computed once per call under this key if it has an origin."""
-        origin = None if self.origin is None else (*self.origin, key)
-        return BasisTerm(self.coefficients, once(origin, lambda: function(self.basis)), self.factor, origin)
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> BasisTerm:
+        """Return the side with `function` of its basis."""
+        return BasisTerm(self.coefficients, function(self.basis), self.factor)
 
     def _waiting(self, vectors: Tensor, pending: Tensor) -> BasisTerm:
-        return BasisTerm(self.coefficients, vectors, self.factor, None, pending)
+        return BasisTerm(self.coefficients, vectors, self.factor, pending)
 
     def scaled(self, factor: Tensor) -> BasisTerm:
         """Return the side with every vector scaled by `factor` (M, N, Q)."""
@@ -105,7 +99,7 @@ class BasisTerm:
 
     def with_factor(self, factor: Tensor | None) -> BasisTerm:
         """Return the side with another factor."""
-        side = BasisTerm(self.coefficients, self.vectors, factor, self.origin, self.pending)
+        side = BasisTerm(self.coefficients, self.vectors, factor, self.pending)
         side._basis, side._met = self._basis, self._met
         return side
 

@@ -11,7 +11,6 @@ from torch.utils.checkpoint import checkpoint
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import FeatureBatch, Scores
-from tvr_lightning.pairwise.block_cache import persisting
 
 T = TypeVar("T", bound=FeatureBatch)
 V = TypeVar("V", bound=FeatureBatch)
@@ -52,14 +51,12 @@ def score_in_blocks(
         [video] if video_step == len(video) else [video[i : i + video_step] for i in range(0, len(video), video_step)]
     )
     columns = []
-    with persisting([tensor for some in texts for tensor in some.tensors()], blocks=len(videos)):
-        for few_videos in videos:
-            with persisting(few_videos.tensors(), blocks=len(texts)):
-                if anew:
-                    rows = [_recomputed(score, few_texts, few_videos) for few_texts in texts]
-                else:
-                    rows = [score(few_texts, few_videos) for few_texts in texts]
-            columns.append(_joined(rows, dim=0))
+    for few_videos in videos:
+        if anew:
+            rows = [_recomputed(score, few_texts, few_videos) for few_texts in texts]
+        else:
+            rows = [score(few_texts, few_videos) for few_texts in texts]
+        columns.append(_joined(rows, dim=0))
     return _joined(columns, dim=1)
 
 

@@ -18,7 +18,6 @@ from typing_extensions import override
 from tvr_lightning.errors import UserError
 from tvr_lightning.pairwise.base import DropoutPer, Pairwise, at_least_float32, parameters_of
 from tvr_lightning.pairwise.basis_terms import BasisTerm, BasisTerms
-from tvr_lightning.pairwise.block_cache import name_of, origin_of, share_of_a_block
 from tvr_lightning.pairwise.dense import DensePairVectors
 from tvr_lightning.pairwise.dropout_masks import drop, left_over, staying
 from tvr_lightning.pairwise.dropout_vectors import DroppedPairVectors, Summed
@@ -57,13 +56,13 @@ class PairVectors(Pairwise):
     @classmethod
     @override
     def from_texts(cls, vectors: Tensor, videos: int) -> PairVectors:
-        side = BasisTerm(None, at_least_float32(vectors), origin=origin_of(vectors))
+        side = BasisTerm(None, at_least_float32(vectors))
         return cls((videos, len(vectors), vectors.shape[1]), BasisTerms(text=side))
 
     @classmethod
     @override
     def from_videos(cls, vectors: Tensor, texts: int) -> PairVectors:
-        side = BasisTerm(None, at_least_float32(vectors), origin=origin_of(vectors))
+        side = BasisTerm(None, at_least_float32(vectors))
         return cls((len(vectors), texts, vectors.shape[1]), BasisTerms(video=side))
 
     @classmethod
@@ -76,7 +75,7 @@ class PairVectors(Pairwise):
     @override
     def linear(self, layer: nn.Linear | Tensor) -> PairVectors:
         weight, bias = parameters_of(layer, self._dtype)
-        terms = self.terms.map(lambda side: side.linear(name_of(layer), weight))
+        terms = self.terms.map(lambda side: side.linear(weight))
         offset = None if self.offset is None else F.linear(self.offset, weight)
         if bias is not None:
             offset = bias if offset is None else offset + bias
@@ -89,7 +88,7 @@ class PairVectors(Pairwise):
         middle = PairVectors(self.shape, terms, offset)
         variance = middle.inner(middle).clamp(min=0) / self._like.shape[-1]
         weight, bias = layer.weight.to(variance.dtype), layer.bias.to(variance.dtype)
-        terms = terms.map(lambda side: side.times(name_of(layer), weight))
+        terms = terms.map(lambda side: side.times(weight))
         scaled = PairVectors(self.shape, terms, None if offset is None else offset * weight)
         scaled = scaled.scale((variance + layer.eps).rsqrt())
         return PairVectors(self.shape, scaled.terms, bias)
@@ -187,7 +186,7 @@ class PairVectors(Pairwise):
     def __sub__(self, other: Pairwise) -> Pairwise:
         if not isinstance(other, PairVectors):
             return self.dense() - other
-        terms = other.terms.map(lambda side: side.mapped("negative", torch.neg))
+        terms = other.terms.map(lambda side: side.mapped(torch.neg))
         return self._combined(PairVectors(other.shape, terms, None if other.offset is None else -other.offset))
 
     @override
@@ -442,16 +441,15 @@ class PairVectors(Pairwise):
     def _dtype(self) -> torch.dtype:
         return self._like.dtype
 
-    def _basis_vectors(self) -> float:
-        """Return the number of basis vectors that this block maps; those of a persisting side count by its share."""
-        terms = [side for side in self.terms if side is not None]
-        counts = [side.vectors.shape[:-1].numel() * share_of_a_block(side.origin) for side in terms]
+    def _basis_vectors(self) -> int:
+        """Return the number of basis vectors, and of the offset."""
+        counts = [side.vectors.shape[:-1].numel() for side in self.terms if side is not None]
         return sum(counts) + (self.offset is not None)
 
     def _pulled_back(self, weight: Tensor) -> PairVectors:
         """Return vectors whose products with any y equal the products of these vectors with `weight` y."""
         matrix = weight.to(self._dtype)
-        terms = self.terms.map(lambda side: side.mapped(("pulled", name_of(weight)), lambda basis: basis @ matrix))
+        terms = self.terms.map(lambda side: side.mapped(lambda basis: basis @ matrix))
         return PairVectors(self.shape, terms, None if self.offset is None else self.offset @ matrix)
 
     def _ones(self) -> Tensor:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.pairwise.block_cache import once, origin_of
 
 
 def token_similarities(video: Tensor, text: Tensor) -> Tensor:
@@ -25,9 +24,8 @@ def token_similarities(video: Tensor, text: Tensor) -> Tensor:
 
 
 def _rows(tokens: Tensor) -> Tensor:
-    """Return tokens (B, T, D) as rows (T B, D), cached if several blocks use them."""
-    origin = origin_of(tokens)
-    return once(None if origin is None else (*origin, "rows"), lambda: tokens.transpose(0, 1).flatten(0, 1))
+    """Return tokens (B, T, D) as rows (T B, D)."""
+    return tokens.transpose(0, 1).flatten(0, 1)
 
 
 def mapped_by(vectors: Tensor, *matrices: Tensor) -> Tensor:
