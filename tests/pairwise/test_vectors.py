@@ -127,8 +127,6 @@ def test_shapes_and_meaning_of_products(parts):
     )
     common = torch.randn(2, whole.shape[-1], dtype=whole.dtype)
     torch.testing.assert_close(vectors.dot_shared(common), torch.einsum("nmqd,sd->msnq", whole, common))
-    own = torch.randn(M, N, whole.shape[-1], dtype=whole.dtype)
-    torch.testing.assert_close(vectors.dot_pairs(own), torch.einsum("nmqd,mnd->mnq", whole, own))
     torch.testing.assert_close(vectors.norm(), whole.norm(dim=-1).transpose(0, 1))
     torch.testing.assert_close(vectors.unit().norm(), torch.ones(M, N, W, dtype=torch.double))
 

@@ -116,11 +116,8 @@ class Pairwise(ABC):
         """Return the vectors with randomly zeroed elements, and the others scaled up.
 
         With a mask per pair, all elements are independent, and the result is dense in either form, because vectors
-        with zeroed elements are not in the span of the basis. The factorized form computes the elements from its
-        basis, with K D multiplications per vector instead of the D^2 of a linear layer; the number and distribution of
-        random draws are those of the dense form. With a mask per video, all pairs and slots of a video lose the same
-        elements: each pair's vector has the same distribution as before, the vectors of a video are no longer
-        independent, and the factorized form stays factorized, since the mask applies to its basis.
+        with zeroed elements are not in the span of the basis. With a mask per video, all pairs and slots of a video
+        lose the same elements, so its vectors are not independent, and the factorized form stays factorized.
 
         Args:
             probability: Probability that an element becomes zero.
@@ -178,10 +175,6 @@ class Pairwise(ABC):
     @abstractmethod
     def dot_shared(self, vectors: Tensor) -> Tensor:
         """Return inner products with S vectors shared by all pairs: `vectors` (S, D) to (M, S, N, Q)."""
-
-    @abstractmethod
-    def dot_pairs(self, vectors: Tensor) -> Tensor:
-        """Return inner products with one vector of the same pair: `vectors` (M, N, D) to (M, N, Q)."""
 
     @abstractmethod
     def inner(self: P, other: P) -> Tensor:

@@ -129,10 +129,6 @@ class DensePairVectors(Pairwise):
     def dot_shared(self, vectors: Tensor) -> Tensor:
         return (self.vectors @ vectors.to(self.vectors.dtype).T).movedim(-1, 1)
 
-    @override
-    def dot_pairs(self, vectors: Tensor) -> Tensor:
-        return (self.vectors @ vectors.to(self.vectors.dtype).unsqueeze(-1)).squeeze(-1)
-
     def _meeting(self) -> Callable[[int, slice, Tensor], Tensor]:
         """Return a function for the products (n, Q) of a video's vectors with vectors (n, D) of n texts."""
         return lambda j, texts, vectors: (self.vectors[j, texts] @ vectors.unsqueeze(-1)).squeeze(-1)

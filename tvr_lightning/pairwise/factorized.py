@@ -330,20 +330,6 @@ class PairVectors(Pairwise):
             values.append(value if side.factor is None else value * side.factor.unsqueeze(1))
         return _total(values).expand(self.videos, len(vectors), self.texts, self.slots)
 
-    @override
-    def dot_pairs(self, vectors: Tensor) -> Tensor:
-        vectors = vectors.to(self._dtype)
-        values = []
-        for side, kind in self._all_terms():
-            axes = {"video": "mkd", "text": "nkd", "shared": "kd"}[kind]
-            products = torch.einsum(f"mnd,{axes}->mkn", vectors, side.basis).unsqueeze(-1)
-            if side.coefficients is None:
-                value = products[:, 0] if side.single else products[..., 0].permute(0, 2, 1)
-            else:
-                value = _weighted(products, side.coefficients)
-            values.append(value if side.factor is None else value * side.factor)
-        return _total(values).expand(self.shape)
-
     def _meeting(self) -> Callable[[int, slice, Tensor], Tensor]:
         """Return a function for the products (n, Q) of a video's vectors with vectors (n, D) of n texts."""
         of_videos = [(side.basis, self._full(side)) for side, kind in self._all_terms() if kind != "text"]
