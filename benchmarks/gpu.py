@@ -42,6 +42,7 @@ from tvr_lightning.reproduce.profile.profile import random_batch
 from tvr_lightning.reproduce.report.table_view import markdown_table
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.testing import method_recipes, small
+from tvr_lightning.testing.small import unconditioned
 from tvr_lightning.training.optim import build_optimizer
 from tvr_lightning.training.released_optimizers import BertAdam
 
@@ -92,12 +93,8 @@ def ceiling(device: str, dtype: torch.dtype) -> float:
 
 def encoded(method: RetrievalModule, batch: PairBatch) -> PairBatch:
     """Return a batch with the encoders' features, as read from a feature store."""
-    media, audio_encoder = batch.video.video, getattr(method, "audio_encoder", None)
     with torch.no_grad():
-        text = method.encoder.encode_text(batch.text.text, method.words)
-        video = method.encoder.encode_video(media, patches=method.needs_patches)
-        if audio_encoder is not None:
-            video.audio, video.audio_mask = audio_encoder.encode_audio(media)
+        text, video = unconditioned(method, batch)
     texts, videos = dataclasses.replace(batch.text, text=text), dataclasses.replace(batch.video, video=video)
     return dataclasses.replace(batch, text=texts, video=videos)
 

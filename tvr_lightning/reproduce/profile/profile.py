@@ -85,7 +85,7 @@ def random_batch(module: RetrievalModule, count: int) -> PairBatch:
     pixels = torch.randint(0, 256, (count, frames, 3, size, size), dtype=torch.uint8, generator=generator)
     audio, encoder = None, getattr(module, "audio_encoder", None)
     if encoder is not None:
-        shape = (count, AUDIO_SAMPLES) if "Wav2Vec2" in type(encoder).__name__ else (count, 1, 80, 3000)
+        shape = (count, 1, 80, 3000) if encoder.kind == "whisper" else (count, AUDIO_SAMPLES)
         borders = torch.linspace(0, AUDIO_STEPS, frames + 1).long()
         windows = torch.stack([borders[:-1], borders[1:]], dim=1).expand(count, -1, -1).contiguous()
         samples, steps = torch.full((count,), AUDIO_SAMPLES), torch.full((count,), AUDIO_STEPS)
