@@ -121,7 +121,7 @@ def test_the_player_plays_with_sound_from_the_best_moment_and_leads_on(browser, 
     strip = browser.find_element(By.ID, "strip")
     strip.send_keys(Keys.END)
     last = browser.execute_script("return player.list[player.place].moments.at(-1).time")
-    assert browser.execute_script("return player.video.currentTime") >= last - 0.1
+    wait(browser, lambda b: b.execute_script("return player.video.currentTime") >= last - 0.1)
     assert ":" in strip.get_attribute("aria-valuetext")
     browser.find_element(By.ID, "copy-path").click()
     wait(browser, lambda b: b.find_element(By.ID, "copied").text in ("Copied the path.", shown[1]))
