@@ -5,10 +5,10 @@ from typing import Literal
 
 import pytest
 
-from tvr_lightning.option_types import Count, Dropout, Kind, NotNegative, Options, Positive, kind
+from tvr_lightning.option_types import ConfigVariant, Count, Dropout, NotNegative, Options, Positive, variant
 
 
-class Shape(Kind):
+class Shape(ConfigVariant):
     """Of something."""
 
 
@@ -27,7 +27,7 @@ class Point(Shape):
 class Drawing(Options):
     """An example."""
 
-    shape: Shape = kind(Square)
+    shape: Shape = variant(Square)
     count: Count = 1
     dropout: Dropout = 0.0
     weight: NotNegative | None = None

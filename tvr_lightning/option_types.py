@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from tvr_lightning.errors import UserError
 
-K = TypeVar("K", bound="Kind")
+K = TypeVar("K", bound="ConfigVariant")
 COMPARISONS = {
     "above": (operator.gt, "above"),
     "at_least": (operator.ge, "at least"),
@@ -98,7 +98,7 @@ Released code counts frames instead of seconds. These rules select exactly the s
 """
 
 
-class Kind:
+class ConfigVariant:
     """Variant of an option with its own arguments; recipes select it by `class_path`.
 
     A variant stores the arguments of its constructor under their names. Variants with equal arguments are equal.
@@ -113,9 +113,9 @@ class Kind:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
 
-def kind(default: type[K]) -> K:
-    """Return the default of an option that takes a `Kind`; the parser of recipes cannot serialize an instance."""
-    return dataclasses.field(default=None, metadata={"kind": default})  # type: ignore[return-value]
+def variant(default: type[K]) -> K:
+    """Return the default of an option with variants; the parser of recipes cannot serialize an instance."""
+    return dataclasses.field(default=None, metadata={"variant": default})  # type: ignore[return-value]
 
 
 @dataclass
@@ -128,8 +128,8 @@ class Options:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            if "kind" in field.metadata and getattr(self, field.name) is None:
-                setattr(self, field.name, field.metadata["kind"]())
+            if "variant" in field.metadata and getattr(self, field.name) is None:
+                setattr(self, field.name, field.metadata["variant"]())
         check(self)
 
 
@@ -150,7 +150,7 @@ def check(options: object, **elsewhere: Any) -> None:
             expected = _refusal(hint, value)
             if expected is not None:
                 raise UserError(f"{type(options).__name__}.{name} is {value}; it must be {expected}")
-            if isinstance(value, Kind):
+            if isinstance(value, ConfigVariant):
                 check(value)
 
 

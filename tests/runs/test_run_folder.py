@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from tvr_lightning.runs.folder import create_run, new_run, run_of
-from tvr_lightning.runs.log import FILE, kept
+from tvr_lightning.runs.log import FILE, tee_log
 
 
 def test_the_log_has_the_lines_of_the_screen_without_bars(tmp_path, capsys):
-    with kept(tmp_path / "run"):
+    with tee_log(tmp_path / "run"):
         print("before there is a folder")
         (tmp_path / "run").mkdir()
         sys.stdout.write("\x1b[1mbold\x1b[0m ")
@@ -27,7 +27,7 @@ def test_the_log_has_the_lines_of_the_screen_without_bars(tmp_path, capsys):
 
 
 def test_nothing_is_kept_of_a_run_without_a_folder(tmp_path):
-    with kept(tmp_path / "run"):
+    with tee_log(tmp_path / "run"):
         print("said")
     assert not list(tmp_path.iterdir())
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from tvr_lightning.option_types import Kind, Positive
+from tvr_lightning.option_types import ConfigVariant, Positive
 
 
 class InteractiveSimilarityAggregation(nn.Module):
@@ -110,7 +110,7 @@ class BidirectionalAggregation(nn.Module):
         return (word_then_frame + frame_then_word) / 2
 
 
-class Aggregation(Kind, ABC):
+class Aggregation(ConfigVariant, ABC):
     """Aggregation of the similarities of several slots to one."""
 
     @abstractmethod

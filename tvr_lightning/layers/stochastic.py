@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from tvr_lightning.layers.cosine import COSINE_EPS, unit
-from tvr_lightning.option_types import Count, Kind, Positive
+from tvr_lightning.option_types import ConfigVariant, Count, Positive
 
 RadiusKind = Literal["linear", "scalar"]
 Trials = Count | Literal["mean"]
 
 
-class Prior(Kind, ABC):
+class Prior(ConfigVariant, ABC):
     """Distribution of the samples sigma, such as (B, D) (T-MASS, modules/stochastic_module.py)."""
 
     mean: float

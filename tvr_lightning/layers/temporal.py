@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
-from tvr_lightning.option_types import Count, Kind
+from tvr_lightning.option_types import ConfigVariant, Count
 
 MASKED_LOGIT = -1e6
 """Added to the attention logit of a padded frame (CLIP4Clip, modules/modeling.py); finite, so that a video without
@@ -194,7 +194,7 @@ def temporal_transformer(encoder: Encoder, layers: int, frames: int) -> Temporal
     return temporal
 
 
-class SimilarityHeader(Kind):
+class SimilarityHeader(ConfigVariant):
     """Pooling of CLIP's frames for comparison with a sentence (CLIP4Clip)."""
 
 

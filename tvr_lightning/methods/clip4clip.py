@@ -36,7 +36,7 @@ from tvr_lightning.layers.temporal import (
     TemporalHeader,
 )
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.option_types import Count, Options, kind
+from tvr_lightning.option_types import Count, Options, variant
 
 
 class TightTransf(SimilarityHeader):
@@ -59,7 +59,7 @@ class CLIP4ClipOptions(Options):
             first relate them over time; `TightTransf` processes each pair (modules/modeling.py, `sim_header`).
     """
 
-    similarity_header: SimilarityHeader = kind(MeanP)
+    similarity_header: SimilarityHeader = variant(MeanP)
 
 
 def mean_pooling_similarity(text: TextFeatures, video: VideoFeatures) -> Tensor:

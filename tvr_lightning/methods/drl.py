@@ -33,7 +33,7 @@ from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.temporal import SeqTransf, TemporalHeader
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.pair_head import PairHead
-from tvr_lightning.option_types import Kind, NotNegative, Options, Range, kind
+from tvr_lightning.option_types import ConfigVariant, NotNegative, Options, Range, variant
 from tvr_lightning.pairwise import token_similarities
 from tvr_lightning.training.losses import info_nce
 
@@ -41,7 +41,7 @@ MaskFill = Literal["zero", "exclude"]
 DecorrelationTokens = Literal["random", "matched", "weighted"]
 
 
-class DRLInteraction(Kind):
+class DRLInteraction(ConfigVariant):
     """Interaction of words and frames that gives a score (released: --interaction)."""
 
 
@@ -75,7 +75,7 @@ class WeightedTokenWise(TokenWise):
         self.weight_layers = weight_layers
 
 
-class DRLDecorrelation(Kind):
+class DRLDecorrelation(ConfigVariant):
     """Regularization of the channels of matching words and frames in training."""
 
 
@@ -121,9 +121,9 @@ class DRLOptions(Options):
         UserError: A value is out of range, or decorrelation requires weights that the interaction does not learn.
     """
 
-    interaction: DRLInteraction = kind(WeightedTokenWise)
-    temporal_encoder: TemporalHeader = kind(SeqTransf)
-    decorrelation: DRLDecorrelation = kind(ChannelDecorrelation)
+    interaction: DRLInteraction = variant(WeightedTokenWise)
+    temporal_encoder: TemporalHeader = variant(SeqTransf)
+    decorrelation: DRLDecorrelation = variant(ChannelDecorrelation)
 
     def __post_init__(self) -> None:
         super().__post_init__()

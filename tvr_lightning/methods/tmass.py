@@ -40,7 +40,7 @@ from tvr_lightning.layers.stochastic import (
 from tvr_lightning.methods import released
 from tvr_lightning.methods.base import Protocol, RetrievalModule
 from tvr_lightning.methods.xpool import PoolingHead, Query, XPoolOptions
-from tvr_lightning.option_types import NotNegative, Options, kind
+from tvr_lightning.option_types import NotNegative, Options, variant
 from tvr_lightning.training.losses import info_nce
 
 
@@ -58,7 +58,7 @@ class TMASSOptions(Options):
     """
 
     attention: XPoolOptions = field(default_factory=XPoolOptions)
-    prior: Prior = kind(Uniform)
+    prior: Prior = variant(Uniform)
     trials: Trials = 20
     radius: RadiusKind = "linear"
     support_weight: NotNegative = 0.8

@@ -46,7 +46,7 @@ from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.temporal import temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.pair_head import PairHead
-from tvr_lightning.option_types import Layers, Options, kind
+from tvr_lightning.option_types import Layers, Options, variant
 from tvr_lightning.pairwise import mapped_between, mapped_by, token_similarities
 
 UCoFiAScore = Literal["video_sentence", "sentence_frame", "word_patch"]
@@ -74,7 +74,7 @@ class UCoFiAOptions(Options):
     temporal_layers: Layers = 4
     scores: tuple[UCoFiAScore, ...] = get_args(UCoFiAScore)
     patch_selection: PatchSelection = field(default_factory=PatchSelection)
-    similarity_aggregation: Aggregation = kind(ISA)
+    similarity_aggregation: Aggregation = variant(ISA)
     patch_matrix: bool = True
     evaluate_as: Literal["trained", "released"] = "trained"
 

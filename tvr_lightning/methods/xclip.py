@@ -32,7 +32,7 @@ from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.temporal import MeanP, SeqTransf, TemporalHeader
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.pair_head import PairHead
-from tvr_lightning.option_types import Options, Positive, kind
+from tvr_lightning.option_types import Options, Positive, variant
 from tvr_lightning.pairwise import mapped_between, token_similarities
 
 XCLIPContrast = Literal["video_sentence", "video_word", "sentence_frame", "frame_word"]
@@ -109,9 +109,9 @@ class XCLIPOptions(Options):
         UserError: A value is out of range, or an option belongs to contrasts that are not computed.
     """
 
-    similarity_header: TemporalHeader = kind(SeqTransf)
+    similarity_header: TemporalHeader = variant(SeqTransf)
     contrasts: tuple[XCLIPContrast, ...] = get_args(XCLIPContrast)
-    similarity_aggregation: Aggregation = kind(AOSM)
+    similarity_aggregation: Aggregation = variant(AOSM)
     mask_words: bool = False
     mask_frames: bool = False
 

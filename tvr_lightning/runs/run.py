@@ -42,7 +42,7 @@ from tvr_lightning.runs.closing import (
 )
 from tvr_lightning.runs.dataloader_monitor import DataloaderMonitor, compress_command
 from tvr_lightning.runs.folder import RunTrainer, locked_run, new_run, run_folder, run_of
-from tvr_lightning.runs.log import kept
+from tvr_lightning.runs.log import tee_log
 from tvr_lightning.runs.metrics_file import metrics_logger
 from tvr_lightning.runs.progress_bar import RunProgressBar
 from tvr_lightning.runs.resume import (
@@ -179,7 +179,7 @@ class Run:
             RecipeError: Settings cannot lead to a results table, or a file cannot be written.
             RunInterruptedError: The run was stopped by a signal.
         """
-        with self._claimed_folder() as folder, kept(folder):
+        with self._claimed_folder() as folder, tee_log(folder):
             self._print_description()
             with self._explained():
                 if self.command == "fit":

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from tvr_lightning.errors import UserError
 from tvr_lightning.layers.patch_selector import PatchSelection
 from tvr_lightning.methods.dpdv.clustering import DensityRule
-from tvr_lightning.option_types import Count, Kind, Layers, NotNegative, Options, Range, kind
+from tvr_lightning.option_types import ConfigVariant, Count, Layers, NotNegative, Options, Range, variant
 
 View = Literal["macro", "micro"]
 Pathway = Literal["spot", "recover"]
@@ -22,7 +22,7 @@ MicroInteraction = Literal["weighted-max", "ucofia", "mean"]
 Share = Annotated[float, Range(above=0, below=1)]
 
 
-class PatchReduction(Kind):
+class PatchReduction(ConfigVariant):
     """Reduction of the patches of a frame (Table S10)."""
 
     @property
@@ -161,7 +161,7 @@ class DPDVOptions(Options):
     recover_captions: Count = 1
     macro_interaction: MacroInteraction = "weighted-sum"
     micro_interaction: MicroInteraction = "weighted-max"
-    patch_reduction: PatchReduction = kind(PatchMerging)
+    patch_reduction: PatchReduction = variant(PatchMerging)
     original_loss: bool = True
     path_weight: NotNegative = 0.5
     divergence: Divergence = field(default_factory=Divergence)

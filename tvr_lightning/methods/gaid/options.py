@@ -10,12 +10,12 @@ from typing import Literal
 
 from tvr_lightning.layers.stochastic import Prior, Trials, Uniform
 from tvr_lightning.methods.xpool import XPoolOptions
-from tvr_lightning.option_types import Kind, NotNegative, Options, kind
+from tvr_lightning.option_types import ConfigVariant, NotNegative, Options, variant
 
 LossWeighting = Literal["positive", "released", "uniform"]
 
 
-class Fusion(Kind):
+class Fusion(ConfigVariant):
     """Fusion of frames and audio."""
 
 
@@ -41,7 +41,7 @@ class GatedFusion(Fusion):
         self.text = text
 
 
-class Perturbation(Kind):
+class Perturbation(ConfigVariant):
     """Perturbation of texts."""
 
     prior: Prior
@@ -94,8 +94,8 @@ class GAIDOptions(Options):
         attention: cross-attention of texts and frames (modules/transformer.py).
     """
 
-    fusion: Fusion = kind(GatedFusion)
-    perturbation: Perturbation = kind(DASP)
+    fusion: Fusion = variant(GatedFusion)
+    perturbation: Perturbation = variant(DASP)
     loss_weighting: LossWeighting = "positive"
     normalize_text: bool = False
     attention: XPoolOptions = field(default_factory=XPoolOptions)

@@ -10,13 +10,13 @@ from typing import Annotated, Literal
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods.pair_head import check_dropout_per
-from tvr_lightning.option_types import Dropout, Kind, Layers, NotNegative, Options, Positive, Range, kind
+from tvr_lightning.option_types import ConfigVariant, Dropout, Layers, NotNegative, Options, Positive, Range, variant
 from tvr_lightning.pairwise import DropoutPer
 
 Side = Literal["text", "video"]
 
 
-class Pooling(Kind):
+class Pooling(ConfigVariant):
     """Pooling of the frames of a video to the vector that a text is compared with."""
 
 
@@ -35,7 +35,7 @@ class MeanPooling(Pooling):
     """Mean of the frames (section 2.1)."""
 
 
-class Increment(Kind):
+class Increment(ConfigVariant):
     """Increment that is added to the text or the video of every pair."""
 
     corrected: Side = "text"
@@ -135,7 +135,7 @@ class Bottleneck(Options):
     reduction: Literal["sum", "mean"] = "sum"
 
 
-class NormRegularization(Kind):
+class NormRegularization(ConfigVariant):
     """Regularization of the spread of the increments' lengths, the trust-region radii.
 
     Args:
@@ -163,7 +163,7 @@ class LogSumExp(NormRegularization):
     """Smooth form of the variance (appendix C.3)."""
 
 
-class DirectionRegularization(Kind):
+class DirectionRegularization(ConfigVariant):
     """Regularization of the differences between the directions of a text's increments.
 
     Args:
@@ -211,11 +211,11 @@ class GAREOptions(Options):
     """
 
     temporal_layers: Layers = 4
-    pooling: Pooling = kind(TextPooling)
-    increment: Increment = kind(GapIncrement)
+    pooling: Pooling = variant(TextPooling)
+    increment: Increment = variant(GapIncrement)
     bottleneck: Bottleneck = field(default_factory=Bottleneck)
-    norm_variance: NormRegularization = kind(Variance)
-    direction: DirectionRegularization = kind(LogMeanExp)
+    norm_variance: NormRegularization = variant(Variance)
+    direction: DirectionRegularization = variant(LogMeanExp)
     mask_frames: bool = False
     fixed_temperature: Annotated[float, Range(at_least=0.01)] | None = None  # 1 / temperature is kept at or below 100
 

@@ -12,7 +12,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.layers.aggregation import ISA, Aggregation
 from tvr_lightning.methods.pair_head import check_dropout_per
 from tvr_lightning.methods.tcmgc.reorganization import Reorganization
-from tvr_lightning.option_types import Count, Dropout, Layers, NotNegative, Options, Range, kind
+from tvr_lightning.option_types import Count, Dropout, Layers, NotNegative, Options, Range, variant
 from tvr_lightning.pairwise import DropoutPer
 from tvr_lightning.training.losses import Reduction
 
@@ -115,7 +115,7 @@ class TCMGCOptions(Options):
     attention: LanguageVideoAttention | None = field(default_factory=LanguageVideoAttention)
     keep_rate: Annotated[float, Range(above=0, at_most=1)] = 0.1
     reorganization: SlotReorganization = field(default_factory=SlotReorganization)
-    similarity_aggregation: Aggregation = kind(ISA)
+    similarity_aggregation: Aggregation = variant(ISA)
     aggregation: ScoreAggregation = "lsa"
     aggregation_on: ScoreScale = "logits"
     decorrelation: Decorrelation = field(default_factory=Decorrelation)
