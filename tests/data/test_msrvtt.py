@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tvr_lightning.data.msrvtt import MSRVTT
-from tvr_lightning.data.records import AnnotationError, Findings
+from tvr_lightning.data.records import AnnotationError
 from tvr_lightning.errors import MissingAssetError
 
 SENTENCES = [
@@ -151,9 +151,8 @@ def test_real_test_sentences_stand_as_in_their_own_file(test_data, tmp_path):
     root = test_data / "annotations"
     data = MSRVTT(root=str(root))
     test = data.read_split("test")
-    findings = Findings()
-    captions = data._read_captions(findings)
-    assert not findings.problems
+    captions, problems = data._captions
+    assert not problems
     different = sum(t.text not in captions[test.videos[t.video].video_id] for t in test.texts)
     assert 0 < different <= 35  # fewer than 35 would differ by more than white space
     assert sum(count > 1 for count in Counter(t.text for t in test.texts).values()) >= 4

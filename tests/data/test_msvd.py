@@ -56,8 +56,8 @@ def test_a_pickle_that_wants_to_run_code_is_refused_and_not_run(tmp_path):
     [
         ([CAPTIONS], "top level: expected dict, found list"),
         ({CLIP: "a dog"}, f"{CLIP}: expected list, found str"),
-        ({CLIP: ["a dog"]}, "caption 0: expected list, found str"),
-        ({CLIP: [["a", 3]]}, "caption 0: expected str, found int"),
+        ({CLIP: ["a dog"]}, rf"{CLIP}\[0\]: expected list, found str"),
+        ({CLIP: [["a", 3]]}, rf"{CLIP}\[0\]\[1\]: expected str, found int"),
         ({7: []}, "key 7: expected str, found int"),
     ],
 )

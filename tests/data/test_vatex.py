@@ -56,8 +56,8 @@ def test_contradictions_are_errors_that_name_file_and_entry(tmp_path):
     with pytest.raises(AnnotationError) as caught:
         VATEX(root=str(tmp_path)).read_split("test")
     assert [(p.kind, p.entry) for p in caught.value.problems] == [
-        ("video-without-caption", "missing_000000_000010"),
         ("malformed", "short_1_2"),
+        ("video-without-caption", "missing_000000_000010"),
         ("video-without-caption", "short_1_2"),
     ]
     (folder / "test_list.txt").write_text(CLIP)

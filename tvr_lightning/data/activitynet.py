@@ -10,11 +10,9 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import (
     Findings,
     Split,
-    SplitBuilder,
     SplitName,
     VideoRecord,
-    expect,
-    field_of,
+    build_split,
     malformed,
     read_json,
     tidy,
@@ -71,21 +69,27 @@ $TVR_DATA/activitynet/
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
         """Read a split: the videos with sentences, in the order of the ID file."""
         ids_file, source = self.required_files(name)
-        ids = expect(ids_file, "top level", read_json(ids_file), list, "write a list of ids")
-        for number, video in enumerate(ids):
-            expect(ids_file, f"[{number}]", video, str, "write an id")
+        ids = read_json(ids_file, [str])
         findings.duplicates(ids_file, ids)
-        annotations = expect(source, "top level", read_json(source), dict, "write an object with an entry per video")
-        self._compare(ids_file, set(ids), source, set(annotations), findings)
-        builder = SplitBuilder(source, findings)
+        annotations = read_json(source, {str: {"sentences": [str]}})
+        for video in sorted(annotations.keys() - ids):
+            message, fix = f"{ids_file.name} does not list it", "add the id there or remove the entry"
+            findings.add(source, video, "caption-without-video", message, fix)
+        for video in sorted(set(ids) - annotations.keys()):
+            findings.note(ids_file, video, "video-without-caption", f"{source.name} has no such entry", "left out")
         videos = VideoFiles(self.video_root, ".mp4")
+        items = []
         for video in dict.fromkeys(ids):
-            if video not in annotations:
-                continue
-            sentences = field_of(source, video, annotations[video], "sentences", list)
-            record = VideoRecord(video, videos.find(video), self._span(source, video, annotations[video]))
-            builder.add(record, self._paragraph(source, video, sentences, findings), source)
-        return builder.build(name, "paragraph to video on val1, all sentences of a video as one query")
+            if video in annotations:
+                sentences = [tidy(sentence) for sentence in annotations[video]["sentences"]]
+                for number, sentence in enumerate(sentences):
+                    if not sentence:
+                        entry, fix = f"{video}, sentences[{number}]", "write one or remove the entry"
+                        findings.add(source, entry, "empty-caption", "the sentence is empty", fix)
+                record = VideoRecord(video, videos.find(video), self._span(source, video, annotations[video]))
+                items.append((record, [" ".join(sentences)] if sentences else []))
+        protocol = "paragraph to video on val1, all sentences of a video as one query"
+        return build_split(name, protocol, items, findings, source)
 
     def _span(self, source: Path, video: str, annotation: dict[str, Any]) -> tuple[float, float] | None:
         if not self.annotated_end or "duration" not in annotation:
@@ -94,20 +98,3 @@ $TVR_DATA/activitynet/
         if not isinstance(duration, int | float) or not 0 < duration < math.inf:
             raise malformed(source, f"{video}, duration", f"{duration!r} is not a length in seconds", "correct it")
         return 0.0, float(math.ceil(duration))
-
-    def _compare(self, ids_file: Path, ids: set[str], source: Path, annotated: set[str], findings: Findings) -> None:
-        for video in sorted(annotated - ids):
-            message, fix = f"{ids_file.name} does not list it", "add the id there or remove the entry"
-            findings.add(source, video, "caption-without-video", message, fix)
-        for video in sorted(ids - annotated):
-            findings.note(ids_file, video, "video-without-caption", f"{source.name} has no such entry", "left out")
-
-    def _paragraph(self, source: Path, video: str, sentences: list[object], findings: Findings) -> list[str]:
-        """Return a list with all sentences as one text, without surrounding white space, or an empty list."""
-        texts = []
-        for number, sentence in enumerate(sentences):
-            entry = f"{video}, sentences[{number}]"
-            texts.append(tidy(expect(source, entry, sentence, str, "write a sentence")))
-            if not texts[-1]:
-                findings.add(source, entry, "empty-caption", "the sentence is empty", "write one or remove the entry")
-        return [" ".join(texts)] if texts else []

@@ -54,7 +54,7 @@ def read_caption_table(file: Path) -> list[CaptionRow]:
 
 
 def _row(file: Path, entry: str, record: Mapping[str, Any], video: str, columns: list[str]) -> CaptionRow:
-    name = expect(file, entry, record.get(video), str, f"write the video's file name under {video!r}").strip()
+    name = expect(file, f"{entry}, {video}", record.get(video), str).strip()
     entry = f"{entry}, {name}"
     captions = []
     for column in columns:
@@ -62,7 +62,7 @@ def _row(file: Path, entry: str, record: Mapping[str, Any], video: str, columns:
         said = cell if isinstance(cell, list) else [cell] if cell is not None else []
         several = len(columns) > 1
         captions += [
-            expect(file, f"{entry}, {column}", text, str, "write a caption or a list of captions")
+            expect(file, f"{entry}, {column}", text, str)
             for text in said
             if not (several and isinstance(text, str) and not text.strip())
         ]
@@ -94,5 +94,5 @@ def read_records(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
             record = json.loads(line)
         except json.JSONDecodeError as error:
             raise malformed(file, entry, f"not JSON ({error.msg})", "write one object per line") from error
-        records.append((entry, expect(file, entry, record, dict, "write one object per line")))
+        records.append((entry, expect(file, entry, record, dict)))
     return records

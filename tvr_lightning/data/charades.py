@@ -10,9 +10,9 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import (
     Findings,
     Split,
-    SplitBuilder,
     SplitName,
     VideoRecord,
+    build_split,
     malformed,
     read_lines,
     read_table,
@@ -73,16 +73,23 @@ $TVR_DATA/charades/
         rows = read_table(source, ["id", "script"])
         ids = [row["id"].strip() for row in rows]
         findings.duplicates(source, ids)
-        builder = SplitBuilder(source, findings)
         videos = VideoFiles(self.video_root, ".mp4")
-        for video, row in zip(ids, rows, strict=True):
-            script = "" if row["script"].strip() == "{}" else row["script"]  # {} marks an empty text in the table
-            builder.add(VideoRecord(video, videos.find(video)), [script], source)
-        return builder.build(name, "scripts, one per video")
+        items = [
+            # {} marks an empty text in the table
+            (VideoRecord(video, videos.find(video)), ["" if row["script"].strip() == "{}" else row["script"]])
+            for video, row in zip(ids, rows, strict=True)
+        ]
+        return build_split(name, "scripts, one per video", items, findings, source)
 
     def _parse_spans(self, name: SplitName, findings: Findings) -> Split:
-        source = self.folder / f"charades_sta_{name}.txt"
-        lengths = self._read_lengths(name)
+        source, table = self.required_files(name)
+        lengths = {}
+        for row in read_table(table, ["id", "length"]):
+            try:
+                lengths[row["id"].strip()] = float(row["length"])
+            except ValueError as error:
+                message = f"length {row['length']!r} is not a number"
+                raise malformed(table, row["id"], message, "write seconds") from error
         sentences: dict[tuple[str, Span], list[str]] = {}
         for number, line in enumerate(read_lines(source), start=1):
             entry = f"line {number}"
@@ -91,7 +98,7 @@ $TVR_DATA/charades/
                 fix = "write <id> <start> <end>##<sentence>"
                 findings.add(source, entry, "malformed", f"cannot be read: {line[:60]!r}", fix)
             elif moment["video"] not in lengths:
-                message = f"sentence for {moment['video']}, which is not in Charades_v1_{name}.csv"
+                message = f"sentence for {moment['video']}, which is not in {table.name}"
                 findings.add(source, entry, "caption-without-video", message, "remove the line")
             else:
                 given = float(moment["start"]), float(moment["end"])
@@ -100,23 +107,12 @@ $TVR_DATA/charades/
                     message = f"the span {given[0]} to {given[1]} s of {moment['video']} is reversed or outside"
                     findings.note(source, entry, "reversed-span", message, f"read as {span[0]} to {span[1]} s")
                 sentences.setdefault((moment["video"], span), []).append(moment["text"])
-        builder = SplitBuilder(source, findings)
         videos = VideoFiles(self.video_root, ".mp4")
-        for (video, span), texts in sentences.items():
-            name_of_span = f"{video}_{span[0]:g}_{span[1]:g}"
-            builder.add(VideoRecord(name_of_span, videos.find(video), span), texts, source)
-        return builder.build(name, "Charades-STA, sentences to spans")
-
-    def _read_lengths(self, name: SplitName) -> dict[str, float]:
-        source = self.folder / f"Charades_v1_{name}.csv"
-        lengths = {}
-        for row in read_table(source, ["id", "length"]):
-            try:
-                lengths[row["id"].strip()] = float(row["length"])
-            except ValueError as error:
-                message = f"length {row['length']!r} is not a number"
-                raise malformed(source, row["id"], message, "write seconds") from error
-        return lengths
+        items = [
+            (VideoRecord(f"{video}_{span[0]:g}_{span[1]:g}", videos.find(video), span), texts)
+            for (video, span), texts in sentences.items()
+        ]
+        return build_split(name, "Charades-STA, sentences to spans", items, findings, source)
 
 
 def _valid_span(span: Span, length: float) -> Span:

@@ -15,14 +15,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import Problem, ProblemKind, Split, VideoRecord, shared_videos
+from tvr_lightning.data.records import Problem, Split, VideoRecord, shared_videos
 from tvr_lightning.media.read_many import Unread, read_all
 from tvr_lightning.media.video import probe, read_clip
 from tvr_lightning.option_types import FrameSampling
 from tvr_lightning.progress import shown
 
 TOO_SHORT_SECONDS = 1.0  # most methods use one frame per second
-HARMLESS: tuple[ProblemKind, ...] = ("silent",)
+HARMLESS = ("silent",)
 ROWS_PER_KIND = 20
 DECODED_SIZE = 32  # pixels; whether a frame can be decoded does not depend on the size
 
@@ -129,7 +129,7 @@ def check_video(video: VideoRecord, frames: int = 0, sampling: FrameSampling = "
     return problems
 
 
-def _problem(video: VideoRecord, kind: ProblemKind, message: str, fix: str) -> Problem:
+def _problem(video: VideoRecord, kind: str, message: str, fix: str) -> Problem:
     # The problem belongs to the file, not the record: spans of one file share it.
     return Problem(str(video.path), video.path.name, kind, message, fix)
 

@@ -9,13 +9,11 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import (
     Findings,
     Split,
-    SplitBuilder,
     SplitName,
     VideoRecord,
-    expect,
-    field_of,
+    build_split,
+    read_ids,
     read_json,
-    read_lines,
     read_table,
 )
 from tvr_lightning.data.video_files import VideoFiles
@@ -77,41 +75,25 @@ $TVR_DATA/didemo/
 
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
         """Read a split, with the videos in the order of the list or of the rows of the CSV file."""
-        source = self.required_files(name)[0]
+        source, file = self.required_files(name)[0], self.required_files(name)[-1]
+        descriptions: dict[str, list[str]]
         if self.split == "tmass":
-            paragraphs, file = self._read_rows(source, findings), source
+            rows = read_table(source, ["video_path", "text"])
+            names = [PurePosixPath(row["video_path"].strip()).name for row in rows]
+            findings.duplicates(source, names)
+            descriptions = {video: [row["text"]] for video, row in zip(names, rows, strict=True)}
         else:
-            paragraphs, file = self._read_descriptions(name, findings), self.folder / f"{name}_data.json"
-        builder = SplitBuilder(source, findings)
+            descriptions = {video: [] for video in read_ids(source, findings)}
+            for number, moment in enumerate(read_json(file, [{"video": str, "description": str}])):
+                video, text = moment["video"], moment["description"].strip()
+                if not text and video in descriptions:
+                    fix = "write a description or remove the entry"
+                    findings.add(file, f"[{number}], {video}", "empty-caption", "the description is empty", fix)
+                elif video in descriptions:
+                    descriptions[video].append(text)
         videos = VideoFiles(self.video_root)
-        for video, paragraph in paragraphs.items():
-            captions = [" ".join(paragraph)] if paragraph else []
-            builder.add(VideoRecord(video, videos.find(video), self.span), captions, file)
-        return builder.build(name, PROTOCOL)
-
-    def _read_descriptions(self, name: SplitName, findings: Findings) -> dict[str, list[str]]:
-        """Return the descriptions of every listed video, in file order."""
-        listed = read_lines(self.folder / f"{name}_list.txt")
-        findings.duplicates(self.folder / f"{name}_list.txt", listed)
-        paragraphs: dict[str, list[str]] = {video: [] for video in listed}
-        source = self.folder / f"{name}_data.json"
-        moments = expect(source, "top level", read_json(source), list, "write a list of moments")
-        for number, moment in enumerate(moments):
-            entry = f"[{number}]"
-            video = field_of(source, entry, moment, "video", str)
-            description = field_of(source, entry, moment, "description", str)
-            if video not in paragraphs:
-                continue
-            if description.strip():
-                paragraphs[video].append(description.strip())
-            else:
-                fix = "write a description or remove the entry"
-                findings.add(source, f"{entry}, {video}", "empty-caption", "the description is empty", fix)
-        return paragraphs
-
-    def _read_rows(self, source: Path, findings: Findings) -> dict[str, list[str]]:
-        """Return the paragraph of every video of a T-MASS CSV file."""
-        rows = read_table(source, ["video_path", "text"])
-        videos = [PurePosixPath(row["video_path"].strip()).name for row in rows]
-        findings.duplicates(source, videos)
-        return {video: [row["text"]] for video, row in zip(videos, rows, strict=True)}
+        items = [
+            (VideoRecord(video, videos.find(video), self.span), [" ".join(texts)] if texts else [])
+            for video, texts in descriptions.items()
+        ]
+        return build_split(name, PROTOCOL, items, findings, source, file)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import Findings, Split, SplitBuilder, SplitName, VideoRecord, read_text, tidy
+from tvr_lightning.data.records import Findings, Split, SplitName, VideoRecord, build_split, read_text, tidy
 from tvr_lightning.data.video_files import VideoFiles, path_below
 
 FILES: dict[SplitName, str] = {
@@ -77,10 +77,12 @@ $TVR_DATA/lsmdc/
             else:
                 lines.append(columns[5])
             movies[clip[0]] = clip["movie"]
-        builder = SplitBuilder(source, findings)
         folders = {movie: VideoFiles(path_below(self.video_root, movie), ".avi") for movie in set(movies.values())}
         dropped = DROPPED[self.split] if name == "test" else ()
-        for clip_id, lines in sentences.items():
-            if clip_id not in dropped:
-                builder.add(VideoRecord(clip_id, folders[movies[clip_id]].find(clip_id)), lines, source)
-        return builder.build(name, f"one sentence per clip, {1000 - len(dropped):,} public test clips")
+        items = [
+            (VideoRecord(clip_id, folders[movies[clip_id]].find(clip_id)), lines)
+            for clip_id, lines in sentences.items()
+            if clip_id not in dropped
+        ]
+        protocol = f"one sentence per clip, {1000 - len(dropped):,} public test clips"
+        return build_split(name, protocol, items, findings, source)

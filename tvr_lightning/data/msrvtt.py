@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import (
     Findings,
+    Problem,
     Split,
-    SplitBuilder,
     SplitName,
     VideoRecord,
-    expect,
-    field_of,
+    build_split,
     read_json,
     read_table,
 )
@@ -47,7 +47,6 @@ $TVR_DATA/msrvtt/
 
     def __init__(self, *, split: Literal["9k", "7k", "full"] = "9k", **options: Any) -> None:
         super().__init__(split=split, **options)
-        self._captions: dict[str, list[str]] | None = None
 
     @property
     def has_official_validation(self) -> bool:
@@ -67,46 +66,37 @@ $TVR_DATA/msrvtt/
 
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
         """Read a split from its list and the JSON file, or from the file of pairs for the 1k-A test."""
-        first, source = self.required_files(name)[0], self.required_files(name)[-1]
-        pairs = first == source
-        captions = {} if pairs else self._read_captions(findings)
+        file, source = self.required_files(name)[0], self.required_files(name)[-1]
+        pairs = file == source
         rows = read_table(source, ["video_id", "sentence"] if pairs else ["video_id"])
         ids = [row["video_id"].strip() for row in rows]
-        findings.duplicates(source, ids)
         if pairs:
-            captions = {video_id: [row["sentence"]] for video_id, row in zip(ids, rows, strict=True)}
-        builder = SplitBuilder(source, findings)
+            captions = {video: [row["sentence"]] for video, row in zip(ids, rows, strict=True)}
+        else:
+            captions, problems = self._captions
+            findings.problems += problems
+        findings.duplicates(source, ids)
         videos = VideoFiles(self.video_root, ".mp4")
-        for video_id in dict.fromkeys(ids):
-            builder.add(VideoRecord(video_id, videos.find(video_id)), captions.get(video_id, []), first)
+        items = [(VideoRecord(video, videos.find(video)), captions.get(video, [])) for video in dict.fromkeys(ids)]
+        protocol = f"1k-A, one caption per video, trained on {self.split}"
         if self.split == "full":
-            return builder.build(name, "full split, twenty captions per video")
-        return builder.build(name, f"1k-A, one caption per video, trained on {self.split}")
+            protocol = "full split, twenty captions per video"
+        return build_split(name, protocol, items, findings, source, file)
 
-    def _read_captions(self, findings: Findings) -> dict[str, list[str]]:
-        """Return the captions of every video in the JSON file, in file order."""
-        if self._captions is None:
-            source = self.folder / "MSRVTT_data.json"
-            data = read_json(source)
-            listed = [
-                field_of(source, f"videos[{i}]", video, "video_id", str)
-                for i, video in enumerate(field_of(source, "top level", data, "videos", list))
-            ]
-            findings.duplicates(source, listed)
-            captions: dict[str, list[str]] = {video_id: [] for video_id in listed}
-            sentences: list[Any] = field_of(source, "top level", data, "sentences", list)
-            for i, sentence in enumerate(sentences):
-                entry = f"sentences[{i}]"
-                expect(source, entry, sentence, dict, 'write {"video_id": ..., "caption": ...}')
-                video_id = field_of(source, entry, sentence, "video_id", str)
-                caption = field_of(source, entry, sentence, "caption", str)
-                if video_id in captions:
-                    captions[video_id].append(caption)
-                else:
-                    message = f"caption for {video_id}, which 'videos' does not list"
-                    fix = "add the video there or remove the sentence"
-                    findings.add(source, entry, "caption-without-video", message, fix)
-            if findings.problems:
-                return captions  # not cached, so that the next reader also reports the problems
-            self._captions = captions
-        return self._captions
+    @cached_property
+    def _captions(self) -> tuple[dict[str, list[str]], list[Problem]]:
+        """Captions of every video in the JSON file, in file order, and the problems of the file."""
+        findings, source = Findings(), self.folder / "MSRVTT_data.json"
+        shape = {"videos": [{"video_id": str}], "sentences": [{"video_id": str, "caption": str}]}
+        data = read_json(source, shape)
+        listed = [video["video_id"] for video in data["videos"]]
+        findings.duplicates(source, listed)
+        captions: dict[str, list[str]] = {video: [] for video in listed}
+        for number, sentence in enumerate(data["sentences"]):
+            video = sentence["video_id"]
+            if video in captions:
+                captions[video].append(sentence["caption"])
+            else:
+                message, fix = f"caption for {video}, which 'videos' does not list", "add the video there or remove it"
+                findings.add(source, f"sentences[{number}]", "caption-without-video", message, fix)
+        return captions, findings.problems

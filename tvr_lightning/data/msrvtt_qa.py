@@ -16,8 +16,6 @@ from tvr_lightning.data.records import (
     SplitName,
     TextRecord,
     VideoRecord,
-    expect,
-    field_of,
     malformed,
     read_json,
     tidy,
@@ -81,24 +79,19 @@ $TVR_DATA/msrvtt/
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
         """Read a split, with the videos in the order of their first questions."""
         source = self.folder / f"{name}_qa.json"
-        entries: list[Any] = expect(source, "top level", read_json(source), list, "write a list of questions")
         folder = VideoFiles(self.video_root, ".mp4")
         videos: dict[str, int] = {}
         questions: list[TextRecord] = []
-        for number, entry in enumerate(entries):
-            where = f"[{number}]"
-            expect(source, where, entry, dict, 'write {"question": ..., "answer": ..., "video_id": ...}')
-            question = tidy(field_of(source, where, entry, "question", str))
-            answer = tidy(field_of(source, where, entry, "answer", str))
-            video_id = _video_id(source, where, entry)
-            category = entry.get("category_id")
+        for number, entry in enumerate(read_json(source, [{"question": str, "answer": str}])):
+            video_id = _video_id(source, f"[{number}]", entry)
+            question, answer = tidy(entry["question"]), tidy(entry["answer"])
             for key, value in (("question", question), ("answer", answer)):
                 if not value:
                     fix = f"write the {key} or remove the entry"
-                    findings.add(source, f"{where}, {key}", "empty-caption", f"the {key} is empty", fix)
+                    findings.add(source, f"[{number}], {key}", "empty-caption", f"the {key} is empty", fix)
             if question and answer:
                 video = videos.setdefault(video_id, len(videos))
-                questions.append(QuestionRecord(question, video, answer, category))
+                questions.append(QuestionRecord(question, video, answer, entry.get("category_id")))
         if not videos:
             findings.add(source, "whole file", "malformed", "contains no questions", "download the file again")
         records = [VideoRecord(video_id, folder.find(video_id)) for video_id in videos]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -11,12 +12,12 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import (
     Findings,
     Split,
-    SplitBuilder,
     SplitName,
     VideoRecord,
+    build_split,
     expect,
     malformed,
-    read_lines,
+    read_ids,
 )
 from tvr_lightning.data.video_files import VideoFiles
 
@@ -54,7 +55,6 @@ $TVR_DATA/msvd/
 
     def __init__(self, *, split: Literal["official"] = "official", **options: Any) -> None:
         super().__init__(split=split, **options)
-        self._captions: dict[str, Any] | None = None
 
     def required_files(self, name: SplitName) -> list[Path]:
         """List of clips and file of captions."""
@@ -63,29 +63,23 @@ $TVR_DATA/msvd/
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
         """Read a split, with the clips in the order of the list."""
         source, file = self.required_files(name)
-        listed = read_lines(source)
-        findings.duplicates(source, listed)
-        if self._captions is None:
-            self._captions = read_captions(file)
-        builder = SplitBuilder(source, findings)
         videos = VideoFiles(self.video_root, ".avi")
-        for clip in dict.fromkeys(listed):
-            captioned = [" ".join(tokens) for tokens in self._captions.get(clip, [])]
-            builder.add(VideoRecord(clip, videos.find(clip)), captioned, file)
-        return builder.build(name, "all captions of a clip as queries")
+        items = [
+            (VideoRecord(clip, videos.find(clip)), [" ".join(tokens) for tokens in self._captions.get(clip, [])])
+            for clip in read_ids(source, findings)
+        ]
+        return build_split(name, "all captions of a clip as queries", items, findings, source, file)
+
+    @cached_property
+    def _captions(self) -> dict[str, list[list[str]]]:
+        return read_captions(self.folder / "raw-captions.pkl")
 
 
 def read_captions(file: Path) -> dict[str, list[list[str]]]:
     """Return the captions of a pickle `{id: [[token, ...], ...]}`, and refuse one with executable objects."""
-    fix = "use the raw-captions.pkl of CLIP4Clip's data package"
     try:
         captions = PlainUnpickler(io.BytesIO(file.read_bytes())).load()
     except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
+        fix = "use the raw-captions.pkl of CLIP4Clip's data package"
         raise malformed(file, "whole file", f"not a pickle of plain captions ({error})", fix) from error
-    expect(file, "top level", captions, dict, fix)
-    for clip, captioned in captions.items():
-        expect(file, f"key {clip!r}", clip, str, fix)
-        for number, tokens in enumerate(expect(file, clip, captioned, list, fix)):
-            for token in expect(file, f"{clip}, caption {number}", tokens, list, fix):
-                expect(file, f"{clip}, caption {number}", token, str, fix)
-    return cast("dict[str, list[list[str]]]", captions)
+    return cast("dict[str, list[list[str]]]", expect(file, "", captions, {str: [[str]]}))

@@ -14,25 +14,11 @@ from typing import Any, Literal
 from tvr_lightning.errors import UserError
 
 SplitName = Literal["train", "val", "test"]
-ProblemKind = Literal[
-    "malformed",
-    "empty-caption",
-    "caption-without-video",
-    "video-without-caption",
-    "duplicate-id",
-    "reversed-span",
-    "split-overlap",
-    "missing-file",
-    "empty-file",
-    "undecodable",
-    "silent",
-    "too-short",
-    "untimed",
-]
 SYNTHETIC_FILE = "SYNTHETIC.txt"
 """File in the folder of a dataset that `tvr data synth` wrote."""
 SYNTHETIC = "synthetic data, not comparable with published results"
 """Warning of every result on a synthetic dataset."""
+FIX = "fix the file, or download it again"
 SHOWN = 5  # problems quoted in a message before "and N more"
 
 
@@ -97,11 +83,11 @@ def shared_videos(one: Split, other: Split) -> list[VideoRecord]:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Problem of a dataset: its file, entry, kind and message, and the fix."""
+    """Problem of a dataset: its file, entry, kind (such as "empty-caption") and message, and the fix."""
 
     file: str
     entry: str
-    kind: ProblemKind
+    kind: str
     message: str
     fix: str
 
@@ -135,11 +121,11 @@ class Findings:
     problems: list[Problem] = field(default_factory=list)
     notes: list[Problem] = field(default_factory=list)
 
-    def add(self, file: Path, entry: str, kind: ProblemKind, message: str, fix: str) -> None:
+    def add(self, file: Path, entry: str, kind: str, message: str, fix: str) -> None:
         """Add one problem."""
         self.problems.append(Problem(str(file), entry, kind, message, fix))
 
-    def note(self, file: Path, entry: str, kind: ProblemKind, message: str, reading: str) -> None:
+    def note(self, file: Path, entry: str, kind: str, message: str, reading: str) -> None:
         """Add a known quirk and how it is read."""
         self.notes.append(Problem(str(file), entry, kind, message, reading))
 
@@ -171,8 +157,15 @@ def read_lines(file: Path) -> list[str]:
     return [line.strip() for line in read_text(file).split("\n") if line.strip()]
 
 
-def read_json(file: Path) -> Any:
-    """Return a parsed JSON file, in which no object may contain the same key twice."""
+def read_ids(file: Path, findings: Findings) -> list[str]:
+    """Return the unique lines of a text file, and report repeated ones."""
+    lines = read_lines(file)
+    findings.duplicates(file, lines)
+    return list(dict.fromkeys(lines))
+
+
+def read_json(file: Path, shape: Any = object) -> Any:
+    """Return a parsed JSON file of a `shape` (see `expect`), in which no object contains the same key twice."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         mapping = dict(pairs)
@@ -183,10 +176,10 @@ def read_json(file: Path) -> Any:
         return mapping
 
     try:
-        return json.loads(read_text(file), object_pairs_hook=unique)
+        value = json.loads(read_text(file), object_pairs_hook=unique)
     except json.JSONDecodeError as error:
-        where = f"line {error.lineno} column {error.colno}"
-        raise malformed(file, where, f"not JSON ({error.msg})", "download the file again or fix it there") from error
+        raise malformed(file, f"line {error.lineno} column {error.colno}", f"not JSON ({error.msg})", FIX) from error
+    return expect(file, "", value, shape)
 
 
 def read_table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
@@ -228,19 +221,31 @@ def read_table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     return [dict(zip(header, row, strict=True)) for row in rows[1:]]
 
 
-def expect(file: Path, entry: str, value: Any, kind: type, fix: str) -> Any:
-    """Return `value`, which must be of type `kind`."""
+def expect(file: Path, entry: str, value: Any, shape: Any) -> Any:
+    """Return a parsed value, which must have a shape.
+
+    Args:
+        file: File that contains the value.
+        entry: Position of the value in the file; empty for the whole file.
+        value: Value to check.
+        shape: Type, such as `str`; list `[shape]`; object `{"key": shape}`, which may contain further keys; or object
+            `{str: shape}` with any keys.
+    """
+    kind = shape if isinstance(shape, type) else type(shape)
     if not isinstance(value, kind):
-        raise malformed(file, entry, f"expected {kind.__name__}, found {type(value).__name__}", fix)
+        message = f"expected {kind.__name__}, found {type(value).__name__}"
+        raise malformed(file, entry or "top level", message, FIX)
+    if isinstance(shape, list):
+        for number, item in enumerate(value):
+            expect(file, f"{entry}[{number}]", item, shape[0])
+    if isinstance(shape, dict):
+        for key in value if str in shape else shape:
+            expect(file, f"key {key!r}", key, str)
+            if key not in value:
+                message = f"the key {key!r} is missing, found {sorted(value)}"
+                raise malformed(file, entry or "top level", message, FIX)
+            expect(file, f"{entry}, {key}" if entry else key, value[key], shape.get(str) or shape[key])
     return value
-
-
-def field_of(file: Path, entry: str, record: Any, key: str, kind: type) -> Any:
-    """Return `record[key]`, which must be of type `kind`, from a parsed JSON object."""
-    expect(file, entry, record, dict, f"write an object with the key {key!r}")
-    if key not in record:
-        raise malformed(file, entry, f"the key {key!r} is missing, found {sorted(record)}", f"add the key {key!r}")
-    return expect(file, f"{entry}, {key}", record[key], kind, f"write a {kind.__name__} there")
 
 
 def tidy(text: str) -> str:
@@ -248,38 +253,38 @@ def tidy(text: str) -> str:
     return " ".join(text.split())
 
 
-@dataclass
-class SplitBuilder:
-    """Builder of a split from IDs and captions that collects inconsistencies.
+def build_split(
+    name: SplitName,
+    protocol: str,
+    items: Iterable[tuple[VideoRecord, Sequence[str]]],
+    findings: Findings,
+    source: Path,
+    file: Path | None = None,
+) -> Split:
+    """Return the split with these videos and their captions, and report missing and empty captions.
 
-    Attributes:
-        source: File that lists the videos; problems of a listed video are reported for this file.
+    Args:
+        name: Name of the split.
+        protocol: Protocol under which results are published.
+        items: Videos, each with its captions.
         findings: Collector of problems.
-        videos: M videos so far.
-        texts: N texts so far.
+        source: File that lists the videos.
+        file: File with the captions, if it is another one.
     """
-
-    source: Path
-    findings: Findings
-    videos: list[VideoRecord] = field(default_factory=list)
-    texts: list[TextRecord] = field(default_factory=list)
-
-    def add(self, video: VideoRecord, captions: Sequence[str], file: Path) -> None:
-        """Add a video with its captions from `file`."""
-        for number, caption in enumerate(captions):
-            text = tidy(caption)
+    file = file or source
+    videos: list[VideoRecord] = []
+    texts: list[TextRecord] = []
+    for video, captions in items:
+        for number, text in enumerate(map(tidy, captions)):
             if text:
-                self.texts.append(TextRecord(text, len(self.videos)))
+                texts.append(TextRecord(text, len(videos)))
             else:
                 entry, fix = f"{video.video_id}, caption {number}", "write a caption or remove the entry"
-                self.findings.add(file, entry, "empty-caption", "the caption is empty", fix)
+                findings.add(file, entry, "empty-caption", "the caption is empty", fix)
         if not captions:
-            fix = f"add its captions there, or remove it from {self.source.name}"
-            self.findings.add(file, video.video_id, "video-without-caption", "the video has no captions", fix)
-        self.videos.append(video)
-
-    def build(self, name: SplitName, protocol: str) -> Split:
-        """Return the split; an empty list of videos is reported as a problem."""
-        if not self.videos:
-            self.findings.add(self.source, "whole file", "malformed", "lists no videos", "download the file again")
-        return Split(name, protocol, self.videos, self.texts)
+            fix = f"add its captions there, or remove it from {source.name}"
+            findings.add(file, video.video_id, "video-without-caption", "the video has no captions", fix)
+        videos.append(video)
+    if not videos:
+        findings.add(source, "whole file", "malformed", "lists no videos", "download the file again")
+    return Split(name, protocol, videos, texts)

@@ -7,17 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import (
-    Findings,
-    Split,
-    SplitBuilder,
-    SplitName,
-    VideoRecord,
-    expect,
-    field_of,
-    read_json,
-    read_lines,
-)
+from tvr_lightning.data.records import Findings, Split, SplitName, VideoRecord, build_split, read_ids, read_json
 from tvr_lightning.data.video_files import VideoFiles
 
 CAPTIONS = {"en": "enCap", "zh": "chCap"}
@@ -64,7 +54,7 @@ $TVR_DATA/vatex/
         self.annotations = annotations
         self.language = language
         self.protocol = protocol
-        self._captions: dict[Path, dict[str, Any]] = {}
+        self._captions: dict[Path, list[tuple[str, list[str]]]] = {}
 
     @property
     def one_caption_evaluation(self) -> bool:
@@ -80,38 +70,28 @@ $TVR_DATA/vatex/
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
         """Read a split, with the clips in the order of the list."""
         source, file = self.required_files(name)
-        listed = read_lines(source)
-        findings.duplicates(source, listed)
-        captions = self._read_captions(file, findings)
-        builder = SplitBuilder(source, findings)
-        videos = VideoFiles(self.video_root, ".mp4")
-        for clip in dict.fromkeys(listed):
-            if CLIP.fullmatch(clip) is None:
-                fix = "write <youtube id>_<start>_<end>, six digits each"
-                findings.add(source, clip, "malformed", "no clip id", fix)
-            sentences = self._sentences(file, clip, captions[clip]) if clip in captions else []
-            if name != "train" and self.protocol == "first-caption":
-                sentences = sentences[:1]
-            builder.add(VideoRecord(clip, videos.find(clip)), sentences, file)
-        count = "first caption of a clip" if self.protocol == "first-caption" else "ten captions per clip"
-        tongue = "English" if self.language == "en" else "Chinese"
-        return builder.build(name, f"HGR split, {count}, {tongue}")
-
-    def _sentences(self, file: Path, clip: str, record: Any) -> list[str]:
-        sentences = field_of(file, clip, record, CAPTIONS[self.language], list)
-        return [expect(file, f"{clip}, caption {i}", text, str, "write a caption") for i, text in enumerate(sentences)]
-
-    def _read_captions(self, file: Path, findings: Findings) -> dict[str, Any]:
-        """Return the records of a captions file by ID."""
+        listed = read_ids(source, findings)
         if file not in self._captions:
-            data = read_json(file)
-            if self.annotations == "hgr":
-                self._captions[file] = expect(file, "top level", data, dict, "write an object with an entry per clip")
-            else:
-                records = expect(file, "top level", data, list, "write a list of records")
-                ids = [field_of(file, f"[{i}]", record, "videoID", str) for i, record in enumerate(records)]
-                findings.duplicates(file, ids)
-                if len(set(ids)) < len(ids):
-                    return dict(zip(ids, records, strict=True))  # not cached, so that the next reader reports it too
-                self._captions[file] = dict(zip(ids, records, strict=True))
-        return self._captions[file]
+            self._captions[file] = self._read_captions(file)
+        findings.duplicates(file, (clip for clip, _ in self._captions[file]))
+        captions = dict(self._captions[file])
+        first = self.protocol == "first-caption"
+        kept = 1 if first and name != "train" else None
+        videos = VideoFiles(self.video_root, ".mp4")
+        items = []
+        for clip in listed:
+            if CLIP.fullmatch(clip) is None:
+                findings.add(
+                    source, clip, "malformed", "no clip id", "write <youtube id>_<start>_<end>, six digits each"
+                )
+            items.append((VideoRecord(clip, videos.find(clip)), captions.get(clip, [])[:kept]))
+        count = "first caption of a clip" if first else "ten captions per clip"
+        tongue = "English" if self.language == "en" else "Chinese"
+        return build_split(name, f"HGR split, {count}, {tongue}", items, findings, source, file)
+
+    def _read_captions(self, file: Path) -> list[tuple[str, list[str]]]:
+        """Return the ID and the captions of every clip in a file of captions."""
+        key = CAPTIONS[self.language]
+        if self.annotations == "hgr":
+            return [(clip, record[key]) for clip, record in read_json(file, {str: {key: [str]}}).items()]
+        return [(record["videoID"], record[key]) for record in read_json(file, [{"videoID": str, key: [str]}])]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.caption_table import SUFFIXES, CaptionRow, read_caption_table
-from tvr_lightning.data.records import Findings, Split, SplitBuilder, SplitName, VideoRecord, malformed
+from tvr_lightning.data.records import Findings, Split, SplitName, VideoRecord, build_split, malformed
 from tvr_lightning.data.video_files import VideoFiles, path_below
 from tvr_lightning.errors import UserError
 
@@ -108,14 +108,11 @@ FOLDER/                                              data.init_args.root, or $TV
         if name not in splits.values():
             fix = "assign some rows to it, or remove the column to sample the test videos"
             raise malformed(table, "column split", f"no video is in the split {name!r}", fix)
-        builder = SplitBuilder(table, findings)
-        for video, said in captions.items():
-            if splits[video] == name:
-                builder.add(VideoRecord(video, self._paths[video]), said, table)
         for folder in self._folders.values():
             for file in folder.others():
                 findings.note(table, file.name, "video-without-caption", f"does not name {file}", "left out")
-        return builder.build(name, f"all captions of a video as queries{drawn}")
+        items = [(VideoRecord(v, self._paths[v]), texts) for v, texts in captions.items() if splits[v] == name]
+        return build_split(name, f"all captions of a video as queries{drawn}", items, findings, table)
 
     def _splits(self, table: Path, findings: Findings) -> tuple[dict[str, str], str]:
         """Return the split of every video, and an addition to the protocol if the test videos are sampled."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tvr_lightning.data.records import expect, field_of, malformed, read_json
+from tvr_lightning.data.records import expect, malformed, read_json
 from tvr_lightning.data.video_files import stem
 
 
@@ -15,14 +15,13 @@ def read_hub_list(file: Path) -> dict[str, list[str]]:
     captions; `sentences`, as in ActivityNet, are used instead if present. Records of one video are merged.
     """
     captions: dict[str, list[str]] = {}
-    for number, record in enumerate(expect(file, "top level", read_json(file), list, "write a list of records")):
+    for number, record in enumerate(read_json(file, [dict])):
         entry = f"[{number}]"
-        expect(file, entry, record, dict, 'write {"video": ..., "caption": ...}')
-        name = record.get("video_id") or stem(Path(field_of(file, entry, record, "video", str)).name)
-        said = record["sentences"] if "sentences" in record else field_of(file, entry, record, "caption", object)
-        found = captions.setdefault(expect(file, f"{entry}, video_id", name, str, "write a name"), [])
-        for text in said if isinstance(said, list) else [said]:
-            found.append(expect(file, f"{entry}, caption", text, str, "write a caption or a list of captions"))
+        key = "sentences" if "sentences" in record else "caption"
+        name = record.get("video_id") or stem(Path(expect(file, entry, record, {"video": str})["video"]).name)
+        texts = expect(file, entry, record, {key: object})[key]
+        found = captions.setdefault(expect(file, f"{entry}, video_id", name, str), [])
+        found += expect(file, f"{entry}, {key}", texts if isinstance(texts, list) else [texts], [str])
     return captions
 
 

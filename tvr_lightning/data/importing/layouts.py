@@ -22,7 +22,7 @@ from tvr_lightning.data.lsmdc import CLIP, LSMDC
 from tvr_lightning.data.lsmdc import FILES as LSMDC_FILES
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.msvd import MSVD
-from tvr_lightning.data.records import SplitName, expect, field_of, malformed, read_json, read_lines
+from tvr_lightning.data.records import SplitName, malformed, read_json, read_lines
 from tvr_lightning.data.vatex import VATEX
 
 Files = dict[str, Path]
@@ -127,18 +127,17 @@ def _msrvtt_from_hub(files: Files) -> Converted:
 def _msrvtt_from_official(files: Files) -> Converted:
     videos: list[Any] = []
     sentences: list[Any] = []
-    for file in (files["train_val"], files["test"]):
-        data = read_json(file)
-        videos += field_of(file, "top level", data, "videos", list)
-        sentences += field_of(file, "top level", data, "sentences", list)
     named = {"train": "train", "validate": "val", "test": "test"}
     lists: dict[str, list[list[str]]] = {ours: [] for ours in named.values()}
-    for number, video in enumerate(videos):
-        entry = f"videos[{number}]"
-        split = field_of(files["train_val"], entry, video, "split", str)
-        if split not in named:
-            raise malformed(files["train_val"], entry, f"split {split!r}", f"write one of {', '.join(named)}")
-        lists[named[split]].append([field_of(files["train_val"], entry, video, "video_id", str)])
+    for file in (files["train_val"], files["test"]):
+        data = read_json(file, {"videos": [{"video_id": str, "split": str}], "sentences": list})
+        videos += data["videos"]
+        sentences += data["sentences"]
+        for number, video in enumerate(data["videos"]):
+            if video["split"] not in named:
+                fix = f"write one of {', '.join(named)}"
+                raise malformed(file, f"videos[{number}]", f"split {video['split']!r}", fix)
+            lists[named[video["split"]]].append([video["video_id"]])
     return {
         "MSRVTT_data.json": _json({"videos": videos, "sentences": sentences}),
         **{f"MSRVTT_{name}.full.csv": _csv(["video_id"], rows) for name, rows in lists.items()},
@@ -180,10 +179,9 @@ def _didemo_from_hub(files: Files) -> Converted:
 def _didemo_from_official(files: Files) -> Converted:
     converted = {}
     for name, file in files.items():
-        moments = expect(file, "top level", read_json(file), list, "write a list of moments")
-        listed = [field_of(file, f"[{number}]", moment, "video", str) for number, moment in enumerate(moments)]
+        listed = dict.fromkeys(moment["video"] for moment in read_json(file, [{"video": str}]))
         converted[name] = file.read_bytes()
-        converted[name.replace("_data.json", "_list.txt")] = _lines(dict.fromkeys(listed))
+        converted[name.replace("_data.json", "_list.txt")] = _lines(listed)
     return converted
 
 
