@@ -46,10 +46,10 @@ def test_a_table_made_by_hand_needs_three_columns(tmp_path):
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"video_id": ["v"], "caption": ["a"]}, "no column segment among video_id, caption"),
+        ({"video_id": ["v"], "caption": ["a"]}, "row 0: the key 'segment' is missing, found ['caption', 'video_id']"),
         ({"video_id": ["v", "v"], "segment": [1, 1], "caption": ["a", "b"]}, "segment 1 of v is described more than"),
-        ({"video_id": ["v"], "segment": [0], "caption": [None]}, "row 0 has no value"),
-        ({"video_id": ["v"], "segment": ["x"], "caption": ["a"]}, "another type"),
+        ({"video_id": ["v"], "segment": [0], "caption": [None]}, "row 0, column caption: expected str, found NoneType"),
+        ({"video_id": ["v"], "segment": ["x"], "caption": ["a"]}, "row 0, column segment: 'x' is not a whole number"),
         ({"video_id": ["v"], "segment": [0], "caption": [" "]}, "contains no descriptions"),
     ],
 )

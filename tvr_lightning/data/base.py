@@ -20,9 +20,8 @@ from tvr_lightning.data.batch import PairBatch, TextBatch, Tokens, VideoBatch
 from tvr_lightning.data.copies import Copies, read_copies
 from tvr_lightning.data.datasets import MediaReader, PairDataset, TextDataset, VideoDataset, VideoReader
 from tvr_lightning.data.ground_truth import GroundTruth
-from tvr_lightning.data.loader import ReportingDataset, ReportingLoader, TrainingLoader, collate_or_fail
+from tvr_lightning.data.loader import ReportingLoader, TrainingLoader, make_loader
 from tvr_lightning.data.records import (
-    SHOWN,
     SYNTHETIC,
     SYNTHETIC_FILE,
     AnnotationError,
@@ -30,6 +29,7 @@ from tvr_lightning.data.records import (
     Problem,
     Split,
     SplitName,
+    abbreviated,
     shared_videos,
 )
 from tvr_lightning.data.recover_captions import RecoverCaptions, find_captions, read_captions
@@ -40,9 +40,8 @@ from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.features import FeatureBatch
 from tvr_lightning.media.augment import Augmentation
 from tvr_lightning.media.preparation import Interpolation, Preparation, ResizeMode
-from tvr_lightning.media.workers import worker_context
 from tvr_lightning.option_types import FrameSampling
-from tvr_lightning.store import FeatureStore, Fingerprint, Part, StoreError
+from tvr_lightning.store import FeatureStore, Part, StoreError
 
 STAGES: dict[str | None, tuple[SplitName, ...]] = {
     "fit": ("train", "val"),
@@ -163,27 +162,23 @@ class TextVideoDataModule(LightningDataModule, ABC):
         self._resume_at: dict[str, int] | None = None
         self._read: dict[SplitName, Split] = {}
         self._loaded: dict[SplitName, Split] = {}
-        self._store: tuple[list[Part], FeatureStore] | None = None
+        self._opened: tuple[list[Part], FeatureStore] | None = None
         self._check_options()
 
     def _check_options(self) -> None:
         least_values = {"frames": 1, "batch_size": 1, "eval_batch_size": 1, "words": 3, "num_workers": 0, "seed": 0}
-        for name, least in least_values.items():
+        if self.max_train_videos is not None:
+            least_values["max_train_videos"] = 1
+        for name, least in (least_values | {"holdout": 0}).items():
             if getattr(self, name) < least:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at least {least}")
-        if self.holdout < 0:
-            raise UserError(f"holdout is {self.holdout}; it must be a number of training videos, or 0 for none")
         if self.holdout and self.has_official_validation:
             raise UserError(
                 f"holdout {self.holdout}: {type(self).__name__} with split {self.split!r} has an official validation "
                 "split; set holdout to 0 to use it"
             )
-        if self.max_train_videos is not None and self.max_train_videos < 1:
-            raise UserError(
-                f"max_train_videos is {self.max_train_videos}; it must be at least 1, or null for all of them"
-            )
-        stored = "pixels" if self.features is None else "features"
         if self._stored_in is not None and (self.augmentation != "none" or self.train_sampling != self.sampling):
+            stored = "pixels" if self.features is None else "features"
             raise UserError(
                 f"{stored} {self._stored_in!r} fixes the frames of every clip, so augmentation {self.augmentation!r} "
                 f"and train_sampling {self.train_sampling!r} cannot apply; set augmentation to none and train_sampling "
@@ -254,17 +249,13 @@ class TextVideoDataModule(LightningDataModule, ABC):
         return f"synthetic {self.title}" if self.warnings else self.title
 
     def missing_annotations(self, stage: str | None = None) -> list[str]:
-        """List the missing annotation files of a Lightning stage (None: all stages), one sentence each."""
+        """List the missing annotation files of a Lightning stage (None: all), one sentence each."""
         sources = dict.fromkeys(self._source(name) for name in STAGES[stage])
         files = dict.fromkeys(path for name in sources for path in self.required_files(name))
         return [f"{path.name}: looked for {path}" for path in files if not path.is_file()]
 
     def missing(self, stage: str | None = None) -> list[str]:
-        """List the missing annotation files and folders of a Lightning stage (None: all stages), without reading them.
-
-        Returns:
-            One sentence for each, with the path that was checked.
-        """
+        """List missing annotation files, videos and captions of a stage (None: all), one sentence each."""
         absent = self.missing_annotations(stage)
         if self._stored_in is None and (not self.video_root.is_dir() or not any(self.video_root.iterdir())):
             absent.append(f"the videos: looked for files in {self.video_root}")
@@ -322,27 +313,18 @@ class TextVideoDataModule(LightningDataModule, ABC):
         Raises:
             AnnotationError: The files contradict themselves. The error lists every problem.
         """
+        source = self._source(name)
+        name = "test" if source == "test" else name
         if name not in self._read:
-            source = self._source(name)
-            if source == "train":
-                self._read_training_videos()
-            else:
-                self._read[name] = self._parse(name) if source == name else self.read_split(source)
+            split, findings = self.examine_split(source)
+            if findings.problems or split is None:
+                raise AnnotationError(findings.problems)
+            if source == "train" and self.holdout:
+                split, self._read["val"] = hold_out(split, self.holdout, self.seed, self.one_caption_evaluation)
+            if source == "train" and self.max_train_videos is not None:
+                split = draw_videos(split, self.max_train_videos, self.seed)
+            self._read[source] = split
         return self._read[name]
-
-    def _parse(self, name: SplitName) -> Split:
-        split, findings = self.examine_split(name)
-        if findings.problems or split is None:
-            raise AnnotationError(findings.problems)
-        return split
-
-    def _read_training_videos(self) -> None:
-        train = self._parse("train")
-        if self.holdout:
-            train, self._read["val"] = hold_out(train, self.holdout, self.seed, self.one_caption_evaluation)
-        if self.max_train_videos is not None:
-            train = draw_videos(train, self.max_train_videos, self.seed)
-        self._read["train"] = train
 
     def load_split(self, name: SplitName) -> Split:
         """Return a split that the loaders serve, after checking that its video files exist.
@@ -359,7 +341,13 @@ class TextVideoDataModule(LightningDataModule, ABC):
             split = self.read_split(name)
             absent = self._absent(split)
             if absent and self.on_corrupt == "error":
-                raise self._absent_error(split, absent)
+                count = f"{len(absent)} of the {len(split.videos)} video files of the {split.name} split"
+                hint = "To continue without them, set data.init_args.on_corrupt to skip"
+                reasons = {split.videos[i].path: reason for i, reason in absent.items()}
+                if self._stored_in is not None:
+                    listed = abbreviated([f"{path}: {reason}" for path, reason in reasons.items()])
+                    raise StoreError(f"{count} are not in the feature store {self._stored_in}: {listed}. {hint}")
+                raise self.incomplete([f"{count}: looked for {abbreviated(list(reasons))}. {hint}"])
             self.skipped[name] = [f"{split.videos[i].path}: {reason}" for i, reason in absent.items()]
             if absent and name == "train":
                 split = split.take_videos([i for i in range(len(split.videos)) if i not in absent])
@@ -382,34 +370,35 @@ class TextVideoDataModule(LightningDataModule, ABC):
             self.copies.check(video.path for i, video in enumerate(split.videos) if i not in absent)
         return absent
 
-    def _absent_error(self, split: Split, absent: dict[int, str]) -> UserError:
-        hint = "To continue without them, set data.init_args.on_corrupt to skip"
-        rest = f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
-        count = f"{len(absent)} of the {len(split.videos)} video files of the {split.name} split"
-        first = {split.videos[i].path: absent[i] for i in list(absent)[:SHOWN]}
-        if self._stored_in is not None:
-            reasons = "; ".join(f"{path}: {reason}" for path, reason in first.items())
-            return StoreError(f"{count} are not in the feature store {self._stored_in}: {reasons}{rest}. {hint}")
-        return self.incomplete([f"{count}: looked for {', '.join(map(str, first))}{rest}. {hint}"])
+    @property
+    def _stored_in(self) -> str | None:
+        return self.features or self.pixels
 
     @property
     def store(self) -> FeatureStore | None:
-        """Feature store that `features` names, checked against the options; None if videos are decoded."""
-        if self.features is None:
-            return None
+        """Feature store that `features` names, checked against the options; None without stored features."""
+        return None if self.features is None else self._open_store(self.features)
+
+    def _open_store(self, path: str) -> FeatureStore:
         parts = self._stored_parts()
-        if self._store is None or self._store[0] != parts:
-            store = FeatureStore(self.features, parts)
-            store.require("text", text_fingerprint(self.words))
-            store.require("frames", self._sampled_frames())
-            if "audio" in parts and self.audio is not None:
-                store.require("audio", {"preprocessing": self.audio.describe()})
+        if self._opened is None or self._opened[0] != parts:
+            store = FeatureStore(path, parts)
+            copies = "" if self.copies is None else self.copies.how.describe()
+            frames = frame_fingerprint(self.frames, self.preparation, self.sampling, copies)
+            expected = {"text": text_fingerprint(self.words), "frames": frames, "pixels": frames}
+            if self.audio is not None:
+                expected["audio"] = {"preprocessing": self.audio.describe()}
+            for part in parts:
+                if part in expected:
+                    store.require(part, expected[part])
             store.verify()
-            self._store = parts, store
-        return self._store[1]
+            self._opened = parts, store
+        return self._opened[1]
 
     def _stored_parts(self) -> list[Part]:
         """Return the parts of a store that the method reads; without a method, those that the data options name."""
+        if self.pixels is not None:
+            return ["pixels"]
         module = self.trainer.lightning_module if self.trainer else None
         uses_audio = self.audio is not None if module is None else getattr(module, "audio_encoder", None) is not None
         parts: list[Part] = ["text", "frames"]
@@ -418,23 +407,6 @@ class TextVideoDataModule(LightningDataModule, ABC):
         if uses_audio:
             parts.append("audio")
         return parts
-
-    @property
-    def _stored_in(self) -> str | None:
-        """Feature store that videos are read from instead of decoding them."""
-        return self.features or self.pixels
-
-    @cached_property
-    def _pixel_store(self) -> FeatureStore:
-        assert self.pixels is not None
-        store = FeatureStore(self.pixels, ["pixels"])
-        store.require("pixels", self._sampled_frames())
-        store.verify()
-        return store
-
-    def _sampled_frames(self) -> Fingerprint:
-        copies = "" if self.copies is None else self.copies.how.describe()
-        return frame_fingerprint(self.frames, self.preparation, self.sampling, copies)
 
     def ground_truth(self, name: SplitName) -> GroundTruth:
         """Return the index of the matching video of every text of a split, with the names used in results."""
@@ -460,12 +432,9 @@ class TextVideoDataModule(LightningDataModule, ABC):
         for one, other in combinations(splits.values(), 2):
             ids = [video.video_id for video in shared_videos(one, other)]
             if ids:
-                count = f"{len(ids)} video{'s are' if len(ids) > 1 else ' is'} in both"
-                more = f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""
-                message = f"{count} ({', '.join(ids[:SHOWN])}{more})"
-                fix = "remove them from one of the two splits"
-                entry = f"{one.name} and {other.name}"
-                raise AnnotationError([Problem(str(self.folder), entry, "split-overlap", message, fix)])
+                count = f"{len(ids)} video{'s are' if len(ids) > 1 else ' is'} in both ({abbreviated(ids)})"
+                entry, fix = f"{one.name} and {other.name}", "remove them from one of the two splits"
+                raise AnnotationError([Problem(str(self.folder), entry, "split-overlap", count, fix)])
 
     def train_dataloader(self) -> DataLoader[PairBatch]:
         """Return the shuffled loader of PairBatch with the share of the global batch of this device."""
@@ -489,11 +458,12 @@ class TextVideoDataModule(LightningDataModule, ABC):
             **sharing,
         )
         self.training_sampler.set_epoch(self.trainer.current_epoch if self.trainer else 0)
-        loader = self._loader(dataset, self.training_sampler, self.batch_size // sharing["replicas"], self.num_workers)
-        assert isinstance(loader, TrainingLoader)
-        self.training_loader = loader
+        batch_size = self.batch_size // sharing["replicas"]
+        self.training_loader = make_loader(
+            TrainingLoader, dataset, self.training_sampler, batch_size, self.num_workers, self.seed
+        )
         self._resume_training()
-        return loader
+        return self.training_loader
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress of training within its epoch, for checkpoints."""
@@ -531,8 +501,15 @@ class TextVideoDataModule(LightningDataModule, ABC):
         # Reading stored features takes less time than starting worker processes.
         workers = self.num_workers if self.features is None else 0
         return [
-            self._loader(texts, EvaluationSampler(len(texts), **sharing), self.eval_batch_size, workers=0),
-            self._loader(videos, EvaluationSampler(len(videos), **sharing), self.eval_batch_size, workers),
+            make_loader(
+                ReportingLoader,
+                items,
+                EvaluationSampler(len(items), **sharing),
+                self.eval_batch_size,
+                processes,
+                self.seed,
+            )
+            for items, processes in ((texts, 0), (videos, workers))
         ]
 
     def val_dataloader(self) -> list[DataLoader[TextBatch] | DataLoader[VideoBatch]]:
@@ -570,7 +547,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         media = MediaReader(
             self.frames, self.preparation, sampling, augmentation, self.audio, self.on_corrupt, self.tokenise
         )
-        return media if self.pixels is None else PixelReader(self._pixel_store, self.directory, media)
+        return media if self.pixels is None else PixelReader(self._open_store(self.pixels), self.directory, media)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Move a batch asynchronously; Lightning would wait for every tensor of a record."""
@@ -582,19 +559,3 @@ class TextVideoDataModule(LightningDataModule, ABC):
         # The strategy knows the data-parallel processes; with tensor parallelism, there are fewer of them than devices.
         shares = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) if self.trainer else None
         return {"replicas": shares["num_replicas"], "rank": shares["rank"]} if shares else {"replicas": 1, "rank": 0}
-
-    def _loader(self, dataset: Any, sampler: Any, batch_size: int, workers: int) -> DataLoader[Any]:
-        kind = TrainingLoader if isinstance(sampler, TrainingSampler) else ReportingLoader
-        return kind(
-            ReportingDataset(dataset),
-            batch_size=batch_size,
-            sampler=sampler,
-            num_workers=workers,
-            # Workers of an evaluation end with it: together with those of training, they would fill the shared memory.
-            persistent_workers=workers > 0 and kind is TrainingLoader,
-            multiprocessing_context=worker_context() if workers else None,
-            pin_memory=torch.cuda.is_available(),
-            collate_fn=collate_or_fail,
-            # A separate generator: starting an epoch must not consume random numbers of the one that drives dropout.
-            generator=torch.Generator().manual_seed(self.seed),
-        )

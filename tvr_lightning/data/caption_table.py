@@ -74,10 +74,10 @@ def _row(file: Path, entry: str, record: Mapping[str, Any], video: str, columns:
 
 def read_records(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the records of a CSV, JSON Lines or Parquet file, each with its position for messages."""
-    if file.suffix == ".csv":
+    if file.suffix.lower() == ".csv":
         rows: list[Any] = list(read_table(file, ()))
         return [(f"row {number}", row) for number, row in enumerate(rows, start=2)]
-    if file.suffix == ".parquet":
+    if file.suffix.lower() == ".parquet":
         import pyarrow.parquet
 
         try:

@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tvr_lightning.data.records import abbreviated
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import read_journal
 from tvr_lightning.media.compression import Compression
 
 MANIFEST = "compressed.jsonl"
 SCHEMA = 1
-_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,8 @@ class Copies:
         """
         wrong = [f"{path}: {reason}" for path in paths if (reason := self._problem(path)) is not None]
         if wrong:
-            more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
             fix = "To copy these again, rerun `tvr data compress` with the same --out."
-            raise UserError(f"{'; '.join(wrong[:_SHOWN])}{more}. {fix}")
+            raise UserError(f"{abbreviated(wrong)}. {fix}")
 
     def _problem(self, path: Path) -> str | None:
         file = self.files.get(path.relative_to(self.folder).as_posix())

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from torch.utils.data import DataLoader, Dataset
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from tvr_lightning.data.batch import collate
 from tvr_lightning.data.samplers import TrainingSampler
 from tvr_lightning.errors import UserError
-from tvr_lightning.media.workers import Failure, undisturbed, worker_died
+from tvr_lightning.media.workers import Failure, undisturbed, worker_context, worker_died
 
 
 class ReportingDataset(Dataset[Any]):
@@ -109,3 +110,25 @@ class TrainingLoader(ReportingLoader):
         """Resume from `state`. Raise UserError if the interrupted run had a batch size that does not fit."""
         self.sampler.load_state_dict(state)
         self._epoch, self._batches = state["epoch"], state["consumed"] // self.sampler.batch_size
+
+
+L = TypeVar("L", bound=ReportingLoader)
+
+
+def make_loader(
+    kind: type[L], dataset: Dataset[Any], sampler: Sampler[Any], batch_size: int, workers: int, seed: int
+) -> L:
+    """Return a loader of a kind over a dataset, which is read by this number of worker processes."""
+    return kind(
+        ReportingDataset(dataset),
+        batch_size=batch_size,
+        sampler=sampler,
+        num_workers=workers,
+        # Workers of an evaluation end with it: together with those of training, they would fill the shared memory.
+        persistent_workers=workers > 0 and kind is TrainingLoader,
+        multiprocessing_context=worker_context() if workers else None,
+        pin_memory=torch.cuda.is_available(),
+        collate_fn=collate_or_fail,
+        # A separate generator: starting an epoch must not consume random numbers of the one that drives dropout.
+        generator=torch.Generator().manual_seed(seed),
+    )

@@ -19,7 +19,6 @@ SYNTHETIC_FILE = "SYNTHETIC.txt"
 SYNTHETIC = "synthetic data, not comparable with published results"
 """Warning of every result on a synthetic dataset."""
 FIX = "fix the file, or download it again"
-SHOWN = 5  # problems quoted in a message before "and N more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +74,12 @@ class Split:
         return Split(self.name, self.protocol, [self.videos[old] for old in chosen], texts)
 
 
+def abbreviated(items: Sequence[object]) -> str:
+    """Return the first items of a sequence for a message, such as `v1, v2, v3, v4, v5 and 9 more`."""
+    more = f" and {len(items) - 5} more" if len(items) > 5 else ""
+    return f"{', '.join(map(str, items[:5]))}{more}"
+
+
 def shared_videos(one: Split, other: Split) -> list[VideoRecord]:
     """Return the videos of `one` whose files are also in `other`, one per file."""
     files = {video.path for video in other.videos}
@@ -103,9 +108,9 @@ class AnnotationError(UserError):
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = list(problems)
-        lines = [str(problem) for problem in self.problems[:SHOWN]]
-        if len(self.problems) > SHOWN:
-            lines.append(f"and {len(self.problems) - SHOWN} more problems (`tvr data check` lists all of them)")
+        lines = [str(problem) for problem in self.problems[:5]]
+        if len(self.problems) > 5:
+            lines.append(f"and {len(self.problems) - 5} more problems (`tvr data check` lists all of them)")
         super().__init__("\n".join(lines))
 
 
@@ -231,7 +236,7 @@ def expect(file: Path, entry: str, value: Any, shape: Any) -> Any:
         shape: Type, such as `str`; list `[shape]`; object `{"key": shape}`, which may contain further keys; or object
             `{str: shape}` with any keys.
     """
-    kind = shape if isinstance(shape, type) else type(shape)
+    kind: Any = shape if isinstance(shape, type) else type(shape)
     if not isinstance(value, kind):
         message = f"expected {kind.__name__}, found {type(value).__name__}"
         raise malformed(file, entry or "top level", message, FIX)

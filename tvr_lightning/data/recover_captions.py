@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tvr_lightning.data.records import SHOWN, read_text
+from tvr_lightning.data.caption_table import read_records
+from tvr_lightning.data.records import abbreviated, expect, malformed
 from tvr_lightning.errors import MissingAssetError, UserError
 
 SCHEMA = pa.schema(
@@ -34,7 +31,6 @@ WITHOUT_MODEL = (
     "Create one with `tvr caption` and a vision-language model, or write a table by hand: a parquet file, CSV (.csv) "
     "or JSON Lines (.jsonl) with the columns video_id, segment (0, 1, ...), and caption, one row per description"
 )
-Row = tuple[str, int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +83,18 @@ class RecoverCaptions:
     def require(self, video_ids: Sequence[str]) -> None:
         """Check that each of these videos has a description."""
         absent = [video_id for video_id in video_ids if not self.descriptions.get(video_id)]
-        if not absent:
-            return
-        if len(absent) == len(video_ids):
-            known = ", ".join(list(self.descriptions)[:SHOWN])
+        if absent and len(absent) == len(video_ids):
             raise UserError(
-                f"{self.path} describes none of the {len(video_ids)} training videos ({', '.join(absent[:SHOWN])}, "
-                f"...), but others, such as {known}. Set data.init_args.extra_captions to the captions of this dataset."
+                f"{self.path} describes none of the {len(video_ids)} training videos ({abbreviated(absent)}), but "
+                f"others, such as {next(iter(self.descriptions))}. Set data.init_args.extra_captions to the captions "
+                "of this dataset."
             )
-        more = f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
-        empty = f" ({self.empty} of its captions are empty)" if self.empty else ""
-        raise UserError(
-            f"{self.path}: {len(absent)} of the {len(video_ids)} training videos have no description{empty}: "
-            f"{', '.join(absent[:SHOWN])}{more}. Describe them, too. ({WITHOUT_MODEL})"
-        )
+        if absent:
+            raise UserError(
+                f"{self.path}: {len(absent)} of the {len(video_ids)} training videos have no description "
+                f"({self.empty} of its captions are empty): {abbreviated(absent)}. Describe them, too. "
+                f"({WITHOUT_MODEL})"
+            )
 
 
 def find_captions(name: str, folder: Path) -> Path:
@@ -114,110 +108,35 @@ def find_captions(name: str, folder: Path) -> Path:
 
 
 def read_captions(path: Path) -> RecoverCaptions:
-    """Read a captions file.
-
-    Args:
-        path: Parquet file, or CSV (.csv) or JSON Lines (.jsonl) file in UTF-8, with the columns of `REQUIRED`; training
-            does not need other columns.
+    """Read a captions file: CSV (.csv), Parquet (.parquet) or JSON Lines with the columns of `REQUIRED`.
 
     Raises:
         MissingAssetError: The file does not exist.
-        UserError: The file cannot be used. The message contains the column and row.
+        AnnotationError: The file cannot be used. The message contains the row and the column.
     """
     if not path.is_file():
         raise MissingAssetError(f"no captions file: looked for {path}. {WITHOUT_MODEL}")
-    readers = {".csv": _csv_rows, ".jsonl": _json_rows}
-    rows = readers.get(path.suffix.lower(), _parquet_rows)(path)
-    captions = {(video_id, segment): caption.strip() for video_id, segment, caption in rows}
-    if len(captions) < len(rows):
-        (video_id, segment), _ = Counter(row[:2] for row in rows).most_common(1)[0]
-        raise UserError(
-            f"{path}: segment {segment} of {video_id} is described more than once. Number the segments of a video "
-            "0, 1, ..."
-        )
+    captions: dict[tuple[str, int], str] = {}
+    numbering = "number the segments of a video 0, 1, ..."
+    for entry, record in read_records(path):
+        expect(path, entry, record, dict.fromkeys(REQUIRED, object))
+        video_id, segment, caption = (record[name] for name in REQUIRED)
+        expect(path, f"{entry}, column caption", caption, str)
+        if video_id is None or not str(video_id).strip():
+            raise malformed(path, f"{entry}, column video_id", "there is no value", "write the ID of a video")
+        if not re.fullmatch(r"[0-9]{1,9}(\.0)?", str(segment).strip()):
+            raise malformed(path, f"{entry}, column segment", f"{segment!r} is not a whole number", numbering)
+        key = str(video_id), int(float(segment))
+        if key in captions:
+            message = f"segment {key[1]} of {video_id} is described more than once"
+            raise malformed(path, entry, message, numbering)
+        captions[key] = caption.strip()
     descriptions: dict[str, list[str]] = {}
     for (video_id, _), caption in sorted(captions.items()):
         descriptions.setdefault(video_id, []).extend([caption] if caption else [])
     if not any(descriptions.values()):
         raise UserError(f"{path}: the table contains no descriptions. {WITHOUT_MODEL}")
     return RecoverCaptions(path, descriptions, sum(not caption for caption in captions.values()))
-
-
-def _parquet_rows(path: Path) -> list[Row]:
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{path}: not a parquet file ({error}). {WITHOUT_MODEL}") from error
-    _require_columns(path, table.column_names)
-    columns = []
-    for name in REQUIRED:
-        expected = SCHEMA.field(name).type
-        try:
-            columns.append(table[name].cast(expected).to_pylist())
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise UserError(f"{path}: column {name} has another type than {expected}: {error}") from error
-        if None in columns[-1]:
-            raise _no_value(path, f"row {columns[-1].index(None)}", name)
-    return list(zip(*columns, strict=True))
-
-
-def _csv_rows(path: Path) -> list[Row]:
-    """Read CSV, with rows numbered as in spreadsheets, where the header is row 1."""
-    rows = []
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            _require_columns(path, list(reader.fieldnames or []))
-            for number, entry in enumerate(reader, 2):
-                if None in entry:
-                    fix = 'Put captions with commas in "quotes".'
-                    raise UserError(f"{path}: row {number} has more values than the header has columns. {fix}")
-                rows.append(_row(path, f"row {number}", entry))
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as CSV, near row {len(rows) + 2}: {error}") from error
-    return rows
-
-
-def _json_rows(path: Path) -> list[Row]:
-    """Read one JSON object per line; lines are numbered from 1, and empty ones are skipped."""
-    rows = []
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{path}: row {number} is not JSON: {error}") from error
-        if not isinstance(entry, dict):
-            raise UserError(f"{path}: row {number} is not a JSON object with {', '.join(REQUIRED)}")
-        rows.append(_row(path, f"row {number}", entry))
-    return rows
-
-
-def _require_columns(path: Path, names: Sequence[str]) -> None:
-    absent = [name for name in REQUIRED if name not in names]
-    if absent:
-        raise UserError(f"{path}: no column {', '.join(absent)} among {', '.join(names)}. {WITHOUT_MODEL}")
-    twice = [name for name in REQUIRED if names.count(name) > 1]
-    if twice:
-        raise UserError(f"{path}: the column {twice[0]} occurs twice. Keep one.")
-
-
-def _no_value(path: Path, where: str, column: str) -> UserError:
-    return UserError(f"{path}: {where} has no value in the column {column}. Add a value or remove the row.")
-
-
-def _row(path: Path, where: str, entry: dict[str, Any]) -> Row:
-    """Return a validated row of text or JSON values; only the caption may be empty."""
-    for name in REQUIRED:
-        if entry.get(name) is None or (name != "caption" and not str(entry[name]).strip()):
-            raise _no_value(path, where, name)
-    video_id, segment, caption = (entry[name] for name in REQUIRED)
-    if not isinstance(caption, str):
-        raise UserError(f"{path}: {where}, column caption: {caption!r} is not text")
-    if not re.fullmatch(r"[0-9]{1,9}", str(segment).strip()):
-        raise UserError(f"{path}: {where}, column segment: {segment!r} is not a whole number of at least 0")
-    return str(video_id), int(segment), caption
 
 
 def write_captions(path: Path, descriptions: Iterable[Description]) -> None:

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from tvr_lightning.data.importing.layouts import DATASETS, AnnotationLayout, Files, ImportableDataset
 from tvr_lightning.data.importing.videos import ImportedVideos, ImportFailed, Way, find_videos, import_videos
-from tvr_lightning.data.records import SHOWN, SYNTHETIC_FILE, AnnotationError, SplitName
+from tvr_lightning.data.records import SYNTHETIC_FILE, AnnotationError, SplitName, abbreviated
 from tvr_lightning.data.video_files import stem
 from tvr_lightning.files import write_whole
 
@@ -49,16 +49,12 @@ class ImportReport:
             yield f"  {f'{options}, ' if options else ''}{name}: {videos:,} videos, {texts:,} texts"
         yield from (f"Differs from the protocol: {sentence}" for sentence in self.differences)
         if self.videos.unused:
-            yield f"Videos without captions, not imported: {_some(self.videos.unused)}"
+            yield f"Videos without captions, not imported: {len(self.videos.unused)}, {abbreviated(self.videos.unused)}"
         if self.absent:
-            yield f"Captions without videos: {_some(self.absent)}. Add the videos and import again."
+            names = f"{len(self.absent)}, {abbreviated(self.absent)}"
+            yield f"Captions without videos: {names}. Add the videos and import again."
         new = f"{len(self.written)} annotation files and {self.videos.new} videos"
         yield f"Wrote {self.folder}: {new} are new, {self.videos.present} videos were already there"
-
-
-def _some(names: list[str]) -> str:
-    rest = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{len(names)}, {', '.join(names[:SHOWN])}{rest}"
 
 
 def import_dataset(
