@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,27 +21,6 @@ from tvr_lightning.media.read_many import Unread, read_many
 from tvr_lightning.progress import progress_bar
 
 KEPT = "Earlier copies are kept."
-
-
-@dataclass(frozen=True)
-class CopyJob:
-    """One file to copy.
-
-    Attributes:
-        source: Path of the original.
-        target: Path of the copy.
-        name: Path of the copy relative to the folder of copies.
-        source_name: Path of the original relative to its folder.
-        known: Entry of the copy in the manifest.
-        video: Whether the file is a video. Annotation files are copied unchanged.
-    """
-
-    source: Path
-    target: Path
-    name: str
-    source_name: str
-    known: CopiedFile | None
-    video: bool
 
 
 @dataclass
@@ -112,46 +91,43 @@ def compress_dataset(
     with Journal.open(folder / MANIFEST, Copies(folder, source, how).header(), busy, advice, KEPT) as journal:
         copies = read_copies(folder)
         assert copies is not None
-        _check_settings(copies, source, how)
-        jobs = list(_jobs(data, source, copies))
+        if copies.how != how:
+            raise UserError(
+                f"{folder} contains copies {copies.how.describe()}, {copies.how.interpolation}, not {how.describe()}, "
+                f"{how.interpolation}. Choose another --out, or resume with the same options."
+            )
+        if copies.source != source:
+            raise UserError(
+                f"{folder} contains copies of {copies.source}, not of {source}. Choose another --out, or that root."
+            )
+        names = _files(data)
         report = CompressReport(folder, out)
+        read = partial(copy_file, data.folder, copies, names)
         with progress_bar(progress) as bar:
-            task = bar.add_task(f"copying, {how.describe()}", total=len(jobs))
-            read = partial(copy_file, how=how)
-            found = read_many([[job] for job in jobs], read, list, workers=0 if workers == 1 else workers)
-            for job, (result,) in zip(jobs, found, strict=True):
-                bar.advance(task)
+            found = read_many([[name] for name in names], read, list, workers=0 if workers == 1 else workers)
+            for name, (result,) in bar.track(
+                zip(names, found, strict=True), total=len(names), description=f"copying, {how.describe()}"
+            ):
+                source_file = names[name]
                 if isinstance(result, Unread):
-                    report.unread.append(f"{job.source}: {result.reason}")
+                    report.unread.append(f"{source_file}: {result.reason}")
                     continue
                 file, reason = result
-                if file != job.known:
+                if file != copies.files.get(name):
                     journal.append(asdict(file))
-                    copies.files[file.copy] = file
+                    copies.files[name] = file
                 report.kept, report.new = report.kept + (reason == ""), report.new + (reason != "")
                 if reason:
-                    report.redone.append(f"{job.target}: {reason}")
-                report.notes += [f"{job.source}: {note}" for note in file.notes]
+                    report.redone.append(f"{folder / name}: {reason}")
+                report.notes += [f"{source_file}: {note}" for note in file.notes]
         report.bytes = sum(file.copy_size for file in copies.files.values())
         report.source_bytes = sum(file.size for file in copies.files.values())
         journal.rewrite(asdict(file) for file in copies.files.values())
     return report
 
 
-def _check_settings(copies: Copies, source: Path, how: Compression) -> None:
-    if copies.how != how:
-        raise UserError(
-            f"{copies.folder} contains copies {copies.how.describe()}, {copies.how.interpolation}, not "
-            f"{how.describe()}, {how.interpolation}. Choose another --out, or resume with the same options."
-        )
-    if copies.source != source:
-        raise UserError(
-            f"{copies.folder} contains copies of {copies.source}, not of {source}. Choose another --out, or that root."
-        )
-
-
-def _jobs(data: TextVideoDataModule, source: Path, copies: Copies) -> Iterator[CopyJob]:
-    """Yield the annotation files and every existing video of the splits."""
+def _files(data: TextVideoDataModule) -> dict[str, Path]:
+    """Return the annotation files and the videos of all splits by the path of their copy."""
     data = copy.copy(data)  # all training videos are copied, including those that a recipe holds out or does not sample
     data.holdout, data.max_train_videos, data._read = 0, None, {}
     files = {path for name in data.official_splits for path in data.required_files(name)}
@@ -159,65 +135,71 @@ def _jobs(data: TextVideoDataModule, source: Path, copies: Copies) -> Iterator[C
         files.add(find_captions(data.extra_captions, data.folder))
     if data.warnings:
         files.add(data.folder / SYNTHETIC_FILE)
-    videos = dict.fromkeys(video.path for name in data.official_splits for video in data.read_split(name).videos)
-    targets: dict[str, Path] = {}
-    for path in [*(file for file in sorted(files) if file.resolve().is_relative_to(source)), *videos]:
-        source_name = path.relative_to(data.folder)
-        name = (source_name.with_suffix(".mp4") if path in videos else source_name).as_posix()
-        other = targets.setdefault(name, path)
-        if other != path:
-            raise UserError(f"{other} and {path} would both become {name}. Rename one of them.")
-        known = copies.files.get(name)
-        yield CopyJob(path, copies.folder / name, name, source_name.as_posix(), known, video=path in videos)
+    inside = [file for file in sorted(files) if file.resolve().is_relative_to(data.folder.resolve())]
+    names = {file.relative_to(data.folder).as_posix(): file for file in inside}
+    for video in (video.path for name in data.official_splits for video in data.read_split(name).videos):
+        name = video.relative_to(data.folder).with_suffix(".mp4").as_posix()
+        other = names.setdefault(name, video)
+        if other != video:
+            raise UserError(f"{other} and {video} would both become {name}. Rename one of them.")
+    return names
 
 
-def copy_file(job: CopyJob, how: Compression) -> tuple[CopiedFile, str | None]:
+def copy_file(folder: Path, copies: Copies, names: Mapping[str, Path], name: str) -> tuple[CopiedFile, str | None]:
     """Copy a file unless it is up to date; return its entry in the manifest and the reason for copying it again.
 
-    The reason is None for a new copy, and empty if the existing copy was kept. Raises VideoError if a video cannot be
-    read.
+    The reason is None for a new copy, and empty if the existing copy was kept.
+
+    Args:
+        folder: Folder of the originals.
+        copies: Manifest of the copies.
+        names: Originals by the path of their copy.
+        name: Path of the copy to write.
+
+    Raises:
+        VideoError: A video cannot be read.
     """
-    if not job.source.is_file():
-        raise VideoError(job.source, "there is no such file")
-    reason = None if job.known is None else _difference(job, job.known)
-    status = job.source.stat()
-    if job.known is not None and not reason:  # the original may have been touched or moved
-        return replace(job.known, source=job.source_name, size=status.st_size, modified=status.st_mtime_ns), reason
-    made = compress(job.source, how) if job.video else None
-    content = made.content if made else job.source.read_bytes()
-    with explain_write_errors(job.target, KEPT):
-        job.target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(job.target, content)
+    source, target, known = names[name], copies.folder / name, copies.files.get(name)
+    source_name = source.relative_to(folder).as_posix()
+    if not source.is_file():
+        raise VideoError(source, "there is no such file")
+    status = source.stat()
+    reason = None
+    if known is not None:
+        same = known.source == source_name and not known.has_changed(source)
+        if not target.is_file():
+            reason = "it was missing"
+        elif target.stat().st_size != known.copy_size or digest(target) != known.copy_sha256:
+            reason = "it had changed"
+        elif not same and digest(source) != known.sha256:
+            reason = f"its source {source} has changed"
+        else:  # the original may have been touched or moved
+            return replace(known, source=source_name, size=status.st_size, modified=status.st_mtime_ns), ""
+    made = compress(source, copies.how) if name.endswith(".mp4") else None
+    content = made.content if made else source.read_bytes()
+    with explain_write_errors(target, KEPT):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(target, content)
     if made is not None:
         try:
-            verify_copy(job.target, made)
+            verify_copy(target, made)
         except VideoError:
-            job.target.unlink()
+            target.unlink()
             raise
     file = CopiedFile(
-        job.name,
-        job.source_name,
-        status.st_size,
-        status.st_mtime_ns,
-        digest(job.source),
-        len(content),
-        hashlib.sha256(content).hexdigest(),
-        made.frames if made else 0,
-        made.notes if made else [],
+        copy=name,
+        source=source_name,
+        size=status.st_size,
+        modified=status.st_mtime_ns,
+        sha256=digest(source),
+        copy_size=len(content),
+        copy_sha256=hashlib.sha256(content).hexdigest(),
+        frames=made.frames if made else 0,
+        notes=made.notes if made else [],
     )
-    if file.has_changed(job.source):
-        raise VideoError(job.source, "it changed while it was copied")
+    if file.has_changed(source):
+        raise VideoError(source, "it changed while it was copied")
     return file, reason
-
-
-def _difference(job: CopyJob, known: CopiedFile) -> str:
-    """Return the reason why an existing copy is incomplete or differs from its source; empty if it does not."""
-    if not job.target.is_file():
-        return "it was missing"
-    if job.target.stat().st_size != known.copy_size or digest(job.target) != known.copy_sha256:
-        return "it had changed"
-    same = known.source == job.source_name and not known.has_changed(job.source)
-    return "" if same or digest(job.source) == known.sha256 else f"its source {job.source} has changed"
 
 
 def digest(path: Path) -> str:

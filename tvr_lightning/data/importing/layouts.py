@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import itertools
 import json
 import pickle
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from tvr_lightning.data.activitynet import FILES as ACTIVITYNET_FILES
 from tvr_lightning.data.activitynet import ActivityNet
@@ -32,14 +33,13 @@ SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class AnnotationLayout:
-    """Annotation layout of a dataset.
+    """Annotation layout of a dataset; a dataset can have several with one name, of which the fullest applies.
 
     Attributes:
         name: Name for the option `--layout`.
         needed: Required files that identify the layout: expected file name mapped to a pattern of the source file.
         convert: Function from source files, by expected name, to file contents by name; None copies files unchanged.
         further: Optional files, in the same form as `needed`.
-        either: Names in `further` of which at least one is required; empty if none is.
         note: Difference of data in this layout.
     """
 
@@ -47,20 +47,17 @@ class AnnotationLayout:
     needed: Mapping[str, str]
     convert: Callable[[Files], Converted] | None = None
     further: Mapping[str, str] = field(default_factory=dict)
-    either: tuple[str, ...] = ()
     note: str = ""
 
-    def find(self, names: Mapping[str, Path]) -> tuple[Files, list[str]]:
-        """Return the files of a folder that belong to the layout, and descriptions of the missing ones."""
+    def find(self, folder: Path) -> tuple[Files, list[str]]:
+        """Return the files of a folder that belong to the layout, and the names of the missing ones."""
+        files = sorted(path for path in folder.iterdir() if path.is_file())
         found: Files = {}
         for ours, pattern in {**self.needed, **self.further}.items():
-            match = next((name for name in sorted(names) if re.fullmatch(pattern, name, re.IGNORECASE)), None)
-            if match is not None:
-                found[ours] = names[match]
-        missing = [_shown(pattern) for ours, pattern in self.needed.items() if ours not in found]
-        if self.either and not any(ours in found for ours in self.either):
-            missing.append(" or ".join(_shown(self.further[ours]) for ours in self.either))
-        return found, missing
+            matching = (path for path in files if re.fullmatch(pattern, path.name, re.IGNORECASE))
+            found |= {ours: path for path in itertools.islice(matching, 1)}
+        missing = [pattern for ours, pattern in self.needed.items() if ours not in found]
+        return found, [re.sub(r"\(\w+[^()]*\)\?|\\|\?", "", pattern) for pattern in missing]
 
 
 @dataclass(frozen=True)
@@ -76,11 +73,6 @@ class ImportableDataset:
     kind: type[TextVideoDataModule]
     layouts: tuple[AnnotationLayout, ...]
     configurations: tuple[tuple[Mapping[str, Any], Mapping[SplitName, int]], ...]
-
-
-def _shown(pattern: str) -> str:
-    """Return a file name that matches a pattern, for messages."""
-    return re.sub(r"\((\w+)[^()]*\)\?", "", pattern).replace("\\", "").replace("_?", "_").replace("?", "")
 
 
 def _same(*names: str) -> dict[str, str]:
@@ -99,12 +91,8 @@ def _lines(values: Any) -> bytes:
     return "".join(f"{value}\n" for value in values).encode()
 
 
-def _csv(header: list[str], rows: list[list[str]]) -> bytes:
-    table = io.StringIO()
-    writer = csv.writer(table)
-    writer.writerow(header)
-    writer.writerows(rows)
-    return table.getvalue().encode()
+def _csv(columns: list[str], rows: Iterable[Sequence[str]]) -> bytes:
+    return pd.DataFrame(list(rows), columns=columns).to_csv(index=False, lineterminator="\r\n").encode()
 
 
 def _msrvtt_from_hub(files: Files) -> Converted:
@@ -216,6 +204,10 @@ def _lsmdc_from_hub(files: Files) -> Converted:
     return converted
 
 
+MSRVTT_TEST = {"test": r"msrvtt(_ret)?_test_?1k\.json"}
+MSRVTT_9K, MSRVTT_7K = ({name: rf"msrvtt(_ret)?_train_?{name}\.json"} for name in ("9k", "7k"))
+MSRVTT_FILES = ("MSRVTT_data.json", "MSRVTT_JSFUSION_test.csv")
+MSRVTT_FULL = tuple(f"MSRVTT_{name}.full.csv" for name in SPLITS)
 LISTS = _same(*(f"{name}_list.txt" for name in SPLITS))
 DESCRIPTIONS = _same(*(f"{name}_data.json" for name in SPLITS))
 
@@ -223,22 +215,15 @@ DATASETS = {
     "msrvtt": ImportableDataset(
         MSRVTT,
         (
-            AnnotationLayout(
-                "hub",
-                {"test": r"msrvtt(_ret)?_test_?1k\.json"},
-                _msrvtt_from_hub,
-                {name: rf"msrvtt(_ret)?_train_?{name}\.json" for name in ("9k", "7k")},
-                either=("9k", "7k"),
-            ),
+            # With the list of 9,000 or of 7,010 training videos, or with both
+            AnnotationLayout("hub", {**MSRVTT_TEST, **MSRVTT_9K}, _msrvtt_from_hub, MSRVTT_7K),
+            AnnotationLayout("hub", {**MSRVTT_TEST, **MSRVTT_7K}, _msrvtt_from_hub),
             AnnotationLayout(
                 "clip4clip",
-                _same("MSRVTT_data.json", "MSRVTT_JSFUSION_test.csv"),
-                further=_same(
-                    *(f"MSRVTT_train.{name}.csv" for name in ("9k", "7k")),
-                    *(f"MSRVTT_{name}.full.csv" for name in SPLITS),
-                ),
-                either=("MSRVTT_train.9k.csv", "MSRVTT_train.7k.csv"),
+                _same(*MSRVTT_FILES, "MSRVTT_train.9k.csv"),
+                further=_same("MSRVTT_train.7k.csv", *MSRVTT_FULL),
             ),
+            AnnotationLayout("clip4clip", _same(*MSRVTT_FILES, "MSRVTT_train.7k.csv"), further=_same(*MSRVTT_FULL)),
             AnnotationLayout(
                 "official",
                 {"train_val": r"train_val_videodatainfo\.json", "test": r"test_videodatainfo\.json"},

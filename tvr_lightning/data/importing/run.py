@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -128,19 +129,17 @@ def find_layout(
     if not source.is_dir():
         raise ImportFailed(f"{source} is not a folder. Name the folder with the annotations and the videos of {title}.")
     if not layouts:
-        available = ", ".join(layout.name for layout in dataset.layouts)
+        available = ", ".join(dict.fromkeys(layout.name for layout in dataset.layouts))
         raise ImportFailed(f"{title} has no layout {name!r}. Available: {available}.")
     nearest: dict[str, list[str]] = {}
     level = [source]
     for _ in range(DEPTH + 1):
         complete: list[tuple[AnnotationLayout, Files, Path]] = []
-        for folder in level:
-            names = {path.name: path for path in folder.iterdir() if path.is_file()}
-            for layout in layouts:
-                files, missing = layout.find(names)
-                if not missing:
-                    complete.append((layout, files, folder))
-                nearest[layout.name] = min(nearest.get(layout.name, missing), missing, key=len)
+        for folder, layout in itertools.product(level, layouts):
+            files, missing = layout.find(folder)
+            if not missing:
+                complete.append((layout, files, folder))
+            nearest[layout.name] = min(nearest.get(layout.name, missing), missing, key=len)
         read = [set(files.values()) for _, files, _ in complete]
         complete = [one for one in complete if not any(set(one[1].values()) < other for other in read)]
         if len(complete) > 1:
