@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import pickle
 import re
@@ -55,7 +54,8 @@ class AnnotationLayout:
         found: Files = {}
         for ours, pattern in {**self.needed, **self.further}.items():
             matching = (path for path in files if re.fullmatch(pattern, path.name, re.IGNORECASE))
-            found |= {ours: path for path in itertools.islice(matching, 1)}
+            if (path := next(matching, None)) is not None:
+                found[ours] = path
         missing = [pattern for ours, pattern in self.needed.items() if ours not in found]
         return found, [re.sub(r"\(\w+[^()]*\)\?|\\|\?", "", pattern) for pattern in missing]
 
