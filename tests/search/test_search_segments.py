@@ -200,7 +200,7 @@ def test_a_long_video_that_breaks_off_is_named(scenes, sources, tmp_path):
     assert (again.added, again.kept) == (0, 1), "read again once it changes"
 
 
-def test_no_more_than_one_block_is_read_ahead():
+def test_no_more_than_one_item_is_read_ahead():
     taken = []
 
     def items():
@@ -208,7 +208,7 @@ def test_no_more_than_one_block_is_read_ahead():
             taken.append(number)
             yield number
 
-    blocks = read_ahead(items(), 3)
-    assert next(blocks) == [0, 1, 2]
-    assert len(taken) <= 6
-    assert [len(block) for block in blocks] == [3] * 5 + [2]
+    ahead = read_ahead(items())
+    assert next(ahead) == 0
+    assert len(taken) <= 2
+    assert list(ahead) == list(range(1, 20))

@@ -72,13 +72,12 @@ class Searcher:
         with contextlib.ExitStack() as undo:
             self.catalog = Catalog(Path(path))
             undo.callback(self.catalog.close)
-            facts = self.catalog.fact("scorers")
-            if not facts:
+            if not self.catalog.fact("scorers"):
                 raise SearchError(f"{path}: indexing has not started. Run tvr index VIDEOS... --out {path}")
             self.store = choose_store(self.catalog, store)
             if self.store != (self.catalog.fact("store") or "lancedb"):
                 raise SearchError(f"--store {store}: the vectors of {path} are stored in {self.catalog.fact('store')}")
-            self.scorers: dict[str, Scorer] = load_scorers(facts, device, trust)
+            self.scorers: dict[str, Scorer] = load_scorers(self.catalog, (), device, trust)
             self.vectors = open_vectors(self.store, self.catalog)
             undo.pop_all()
         self.first = next(iter(self.scorers))

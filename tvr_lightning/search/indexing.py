@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import os
 import shlex
 import shutil
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,10 +18,8 @@ from rich.progress import Progress
 
 from tvr_lightning.data.batch import Media
 from tvr_lightning.data.recover_captions import RecoverCaptions, read_captions
-from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.files import explain_write_errors, file_lock
 from tvr_lightning.media.container import MediaError
-from tvr_lightning.media.read_many import Unread, read_many
 from tvr_lightning.media.video import probe
 from tvr_lightning.progress import progress_bar
 from tvr_lightning.search.catalog import FILE, Catalog, SpanEntry, VideoRow
@@ -42,7 +38,6 @@ from tvr_lightning.search.results import printable
 from tvr_lightning.search.scorer import Scorer, ScorerSource, load_scorers
 from tvr_lightning.search.segments import LongVideo, SegmentClips, Segments, read_whole
 from tvr_lightning.search.vectors import LANCE_FOLDER, VectorStore, choose_store, open_vectors, update_vectors
-from tvr_lightning.store import differences
 
 T = TypeVar("T")
 REMOVED_WITHOUT_PRUNE = 0.05
@@ -122,7 +117,7 @@ def index(
                 f"{shlex.join([*strange, '--out', str(folder)])}"
             )
         walked = given or resolve_roots(named.videos)
-        models = _load_models(catalog, scorers, device, trust)
+        models = load_scorers(catalog, scorers, device, trust)
         rule = _choose_rule(catalog, segments)
         name = choose_store(catalog, store)
         with contextlib.closing(open_vectors(name, catalog)) as vectors:
@@ -143,49 +138,6 @@ def index(
             report.problems += named.save(catalog.identity)
             report.captioned = catalog.captioned()
             return report
-
-
-def _load_models(
-    catalog: Catalog, sources: Sequence[ScorerSource], device: str, trust: Sequence[str]
-) -> dict[str, Scorer]:
-    """Load the given scorers and check that they are those of the index, or record them in a new index."""
-    facts = catalog.fact("scorers")
-    if not sources:
-        if facts is None:
-            raise SearchError(f"{catalog.folder}: a new index needs a checkpoint or weights")
-        return load_scorers(facts, device, trust)
-    models: dict[str, Scorer] = {}
-    for source in sources:
-        try:
-            model = Scorer(source, device, trust)
-        except MissingWeightsError as error:
-            raise SearchError(
-                f"{error.looked_for}. Name a checkpoint with --ckpt_path FILE, or a file of weights of "
-                f"{source.architecture} with --weights FILE (OpenAI archive or state dict, open_clip .pt or "
-                ".safetensors). To only try out the search, use --weights none: random weights, meaningless results."
-            ) from error
-        same = sum(name.partition("-")[0] == model.name for name in models)
-        models[f"{model.name}-{same + 1}" if same else model.name] = model
-    if facts is None:
-        listed = []
-        for name, model in models.items():
-            recorded = dataclasses.asdict(model.source)
-            for option in ("checkpoint", "weights"):  # the index may be opened from another working folder
-                if recorded[option] and Path(recorded[option]).is_file():
-                    recorded[option] = os.path.realpath(recorded[option])
-            listed.append({"name": name, "fingerprint": model.fingerprint, "source": recorded})
-        catalog.set_fact("scorers", listed)
-        return models
-    before = {fact["name"]: fact["fingerprint"] for fact in facts}
-    found = f"it was created with {', '.join(before)}, but you named {', '.join(models)}"
-    if list(before) == list(models):
-        found = "; ".join(filter(None, (differences(before[n], m.fingerprint, "the index") for n, m in models.items())))
-    if found:
-        raise SearchError(
-            f"{catalog.folder}: {found}. Index into a new folder, or drop --ckpt_path and --weights to use "
-            "those of the index."
-        )
-    return models
 
 
 def _choose_rule(catalog: Catalog, given: Segments | None) -> Segments:
@@ -298,19 +250,18 @@ class _Run:
         report = IndexReport(kept=kept, removed=len(missing), problems=found.problems)
         update_vectors(self.vectors, self.catalog)
         groups = [pending[start : start + self.batch_size] for start in range(0, len(pending), self.batch_size)]
-        with progress_bar(shown) as progress:
+        with progress_bar(shown) as progress, ThreadPoolExecutor(self.workers) as pool:
             task = progress.add_task("videos", total=len(found.files), completed=len(unchanged))
             since = 0
-            for batch in read_many(groups, self._read, list, workers=self.workers, threads=True):
-                read = [each for each in batch if not isinstance(each, Unread)]
-                report.added += self._write([(file, segment) for file, segment in read if segment is not None])
-                for each in batch:
-                    if isinstance(each, Unread):
-                        self.catalog.skip(each.item, each.reason)
-                    elif each[1] is None:
-                        report.added += self._write_long(each[0], progress)
+            for group in read_ahead([*zip(group, pool.map(self._read, group), strict=True)] for group in groups):
+                report.added += self._write([(file, read) for file, read in group if isinstance(read, SegmentClips)])
+                for file, read in group:
+                    if isinstance(read, str):
+                        self.catalog.skip(file, read)
+                    elif read is None:
+                        report.added += self._write_long(file, progress)
                     progress.advance(task)
-                since += len(batch)
+                since += len(group)
                 if since >= max(VIDEOS_PER_UPDATE, (kept + report.added) // 16):
                     update_vectors(self.vectors, self.catalog)
                     since = 0
@@ -334,42 +285,41 @@ class _Run:
 
     def _missing(self, roots: Sequence[Path], found: FolderScan, prune: bool) -> list[str]:
         """Return the videos to remove; a folder that contains none of its videos is a problem and removes nothing."""
-        states, present = self.catalog.states(), {file.id for file in found.files}
-        indexed = {video: path for video, (_, path, read) in states.items() if read}
-        unread = set(found.unread)
-        lost = [path for video, path in indexed.items() if video not in present and not within(path, unread)]
-        there = [file.path for file in found.files if prune or file.id in indexed]
-        counts = Counter(folder for path in lost for folder in (path, *path.parents))
-        holding = {folder for path in there for folder in (path, *path.parents)}
-        empty = sorted(set(roots) & counts.keys() - holding)
-        found.problems += [
-            f"{root}: contains none of its {counts[root]} indexed videos, which stay in the index. Mount its disk, or, "
-            "if the videos moved within the folder, pass --prune"
-            for root in empty
-        ]
-        gone = [
-            video
+        states, present, unread = self.catalog.states(), {file.id for file in found.files}, set(found.unread)
+        gone = {
+            video: path
             for video, (_, path, _) in states.items()
-            if video not in present and within(path, set(roots)) and not within(path, unread.union(empty))
-        ]
-        lost = sorted(indexed[video] for video in gone if video in indexed)
+            if video not in present and within(path, set(roots)) and not within(path, unread)
+        }
+        indexed = {video for video, (_, _, read) in states.items() if read}
+        there = [file.path for file in found.files if prune or file.id in indexed]
+        for root in sorted(set(roots)):
+            inside = [video for video, path in gone.items() if within(path, {root})]
+            count = len(indexed.intersection(inside))
+            if count and not any(within(path, {root}) for path in there):
+                found.problems.append(
+                    f"{root}: contains none of its {count} indexed videos, which stay in the index. Mount its disk, "
+                    "or, if the videos moved within the folder, pass --prune"
+                )
+                gone = {video: path for video, path in gone.items() if video not in inside}
+        lost = sorted(path for video, path in gone.items() if video in indexed)
         if len(lost) > max(1, REMOVED_WITHOUT_PRUNE * len(indexed)) and not prune:
             raise RefusedError(
                 f"{len(lost)} of the {len(indexed)} videos in {self.catalog.folder} are missing from its folders, such "
                 f"as {lost[0]}. Restore them, or pass --prune to remove them from the index."
             )
-        return gone
+        return list(gone)
 
-    def _read(self, file: VideoFile) -> tuple[VideoFile, SegmentClips | None]:
-        """Read a video as one segment; None stands for a longer video, which is read while it is written."""
+    def _read(self, file: VideoFile) -> SegmentClips | str | None:
+        """Read a video as one segment. Return the reason if it cannot be read, and None for a longer video."""
         try:
             if self.rule.kind != "none" and probe(file.path).duration > self.rule.length:
-                return file, None
+                return None
             segment = read_whole(file.path, self.models)
             _require_unchanged(file)
-        except OSError as error:
-            raise MediaError(file.path, error.strerror or str(error)) from error
-        return file, segment
+        except (MediaError, OSError) as error:
+            return _reason(file, error)
+        return segment
 
     def _write(self, videos: Sequence[tuple[VideoFile, SegmentClips]]) -> int:
         """Write the videos of a batch that are one segment; return their number."""
@@ -391,7 +341,8 @@ class _Run:
             with self.catalog.change():
                 self.catalog.remove([file.id])
                 first = 0
-                for block in read_ahead(video.segments(), self.batch_size):
+                segments = video.segments()
+                for block in read_ahead(iter(lambda: list(itertools.islice(segments, self.batch_size)), [])):
                     thumbnails = {time: jpeg for segment in block for time, jpeg in segment.thumbnails.items()}
                     self.catalog.add_spans(file, first, self._encode(block), thumbnails)
                     first += len(block)
@@ -399,10 +350,7 @@ class _Run:
                 _require_unchanged(file)
                 self.catalog.add_video(file, video.end, video.size)
         except (MediaError, OSError) as error:
-            reason = error.reason if isinstance(error, MediaError) else error.strerror or str(error)
-            if isinstance(error, OSError) and not file.path.is_file():
-                reason = "it is missing"
-            self.catalog.skip(file, reason)
+            self.catalog.skip(file, _reason(file, error))
             return 0
         finally:
             progress.remove_task(bar)
@@ -432,14 +380,16 @@ def _require_unchanged(file: VideoFile) -> None:
         raise MediaError(file.path, "it changed while it was read. Run tvr index again.")
 
 
-def read_ahead(items: Iterator[T], size: int) -> Iterator[list[T]]:
-    """Yield blocks of items while the next block, and no further one, is made."""
+def _reason(file: VideoFile, error: MediaError | OSError) -> str:
+    if isinstance(error, MediaError):
+        return error.reason
+    return error.strerror or str(error) if file.path.is_file() else "it is missing"
+
+
+def read_ahead(items: Iterator[T]) -> Iterator[T]:
+    """Yield items while the next one, and no further one, is made in a thread."""
     with ThreadPoolExecutor(1) as pool:
-
-        def take() -> list[T]:
-            return list(itertools.islice(items, size))
-
-        following = pool.submit(take)
-        while block := following.result():
-            following = pool.submit(take)
-            yield block
+        following = pool.submit(next, items, None)
+        while (item := following.result()) is not None:
+            following = pool.submit(next, items, None)
+            yield item

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from argparse import ArgumentError
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from tvr_lightning.media.video import read_clip
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.option_types import FrameSampling
+from tvr_lightning.search.catalog import Catalog
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.store import Fingerprint, differences
 from tvr_lightning.training.checkpoints import (
@@ -120,6 +122,14 @@ class Scorer:
             media.audio_mask = media.audio.mask
         return Clip(media, times)
 
+    def record(self) -> dict[str, Any]:
+        """Return the source, with absolute paths of its files, and the fingerprint as plain values."""
+        source = dataclasses.asdict(self.source)
+        for option in ("checkpoint", "weights"):
+            if source[option] and Path(source[option]).is_file():
+                source[option] = os.path.realpath(source[option])
+        return {"source": source, "fingerprint": self.fingerprint}
+
     @torch.no_grad()
     def encode_videos(self, media: Media) -> VideoFeatures:
         """Return the features of M videos in main memory."""
@@ -203,18 +213,38 @@ def _audio_options(module: RetrievalModule, data: dict[str, Any]) -> AudioOption
     return AudioOptions(kind, data.get("audio_alignment", "duration"), data.get("audio_seconds", 60.0))
 
 
-def load_scorers(facts: Sequence[dict[str, Any]], device: str, trust: Sequence[str] = ()) -> dict[str, Scorer]:
-    """Load the scorers of an index by name, and check that their weights have not changed."""
+def load_scorers(
+    catalog: Catalog, given: Sequence[ScorerSource], device: str, trust: Sequence[str] = ()
+) -> dict[str, Scorer]:
+    """Load the scorers of an index by name. Given ones are recorded in a new index, and must equal those of another."""
+    known = catalog.fact("scorers")
+    sources = given or [ScorerSource(**fact["source"]) for fact in known or ()]
+    if not sources:
+        raise SearchError(f"{catalog.folder}: a new index needs a checkpoint or weights")
     models: dict[str, Scorer] = {}
-    for fact in facts:
+    for source in sources:
         try:
-            model = Scorer(ScorerSource(**fact["source"]), device, trust)
+            model = Scorer(source, device, trust)
         except MissingWeightsError as error:
-            raise SearchError(f"{error.looked_for}. The index was created with these weights. Restore them.") from error
-        if differing := differences(fact["fingerprint"], model.fingerprint, "the index"):
-            raise SearchError(
-                f"{fact['source']['checkpoint'] or fact['source']['weights']} has changed since the index was created: "
-                f"{differing}. Restore the previous weights, or index the videos into a new folder."
-            )
-        models[fact["name"]] = model
+            advice = "The index was created with these weights. Restore them."
+            if given:
+                advice = (
+                    f"Name a checkpoint with --ckpt_path FILE, or a file of weights of {source.architecture} with "
+                    "--weights FILE (OpenAI archive or state dict, open_clip .pt or .safetensors). To only try out the "
+                    "search, use --weights none: random weights, meaningless results."
+                )
+            raise SearchError(f"{error.looked_for}. {advice}") from error
+        same = sum(name.partition("-")[0] == model.name for name in models)
+        models[f"{model.name}-{same + 1}" if same else model.name] = model
+    if known is None:
+        catalog.set_fact("scorers", [{"name": name, **model.record()} for name, model in models.items()])
+        return models
+    before = {fact["name"]: fact["fingerprint"] for fact in known}
+    found = f"it was created with {', '.join(before)}, but you named {', '.join(models)}"
+    if list(before) == list(models):
+        found = "; ".join(filter(None, (differences(before[n], m.fingerprint, "the index") for n, m in models.items())))
+    if found:
+        raise SearchError(
+            f"{catalog.folder}: {found}. Use the methods and weights of the index, or index into a new folder."
+        )
     return models

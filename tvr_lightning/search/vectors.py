@@ -229,11 +229,10 @@ def open_vectors(name: str, catalog: Catalog) -> VectorStore:
     raise SearchError(f"no vector store {name!r}; expected lancedb or qdrant://HOST:PORT")
 
 
-def update_vectors(store: VectorStore, catalog: Catalog, batch: int = 4096) -> tuple[int, int]:
-    """Update a store from the catalog; return the numbers of vectors added and removed."""
+def update_vectors(store: VectorStore, catalog: Catalog, batch: int = 4096) -> None:
+    """Update a store from the catalog."""
     wanted, there = catalog.keys(), store.keys()
     gone, missing = sorted(there - wanted), sorted(wanted - there)
     store.remove(gone)
     for start in range(0, len(missing), batch):
         store.add(*catalog.vectors(missing[start : start + batch]))
-    return len(missing), len(gone)
