@@ -71,7 +71,6 @@ def test_printable_escapes_what_a_terminal_obeys():
     [
         (["--frames", "99", "--architecture", "x"], "--architecture, --frames cannot be combined with --ckpt_path"),
         (["--weights", "none"], "--weights cannot be combined with --ckpt_path"),
-        (["--seed", "1"], "--seed cannot be combined with --ckpt_path"),
         (["--segments", "none", "--segment_length", "30"], "none does not cut videos"),
     ],
 )
@@ -95,13 +94,6 @@ def test_an_index_refuses_options_of_its_encoder(indexed, capsys):
             in error
         )
         assert len(error.splitlines()) == 1
-
-
-def test_a_seed_without_random_weights_is_refused(gallery, tmp_path, capsys):
-    command = ["index", str(gallery), "--out", str(tmp_path / "index"), "--seed", "1"]
-    for options in ([], ["--weights", "openai"]):
-        assert main([*command, *options]) == 2
-        assert "--seed applies only to random weights" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", [["--rerank", "gare"], ["--normalize", "sinkhorn"], ["--min_relevance", "0.5"]])

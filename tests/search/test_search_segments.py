@@ -17,7 +17,7 @@ from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.indexing import index, read_ahead
 from tvr_lightning.search.scorer import Scorer
-from tvr_lightning.search.segments import RATE, Frame, LongVideo, Segments, cut, hue_saturation_brightness
+from tvr_lightning.search.segments import RATE, Frame, Segments, cut, hue_saturation_brightness, read_segments
 
 COLOURS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200, 200), (200, 30, 200)]
 SECONDS = 6.0
@@ -45,7 +45,7 @@ def seen(*colours):
     """Frames at a constant rate, one color each."""
     for number, colour in enumerate(colours):
         compared = hue_saturation_brightness(Image.new("RGB", (64, 64), COLOURS[colour]))
-        yield TimedFrame(number / RATE, Frame(compared, {}, b""))
+        yield TimedFrame(number / RATE, Frame(compared, {}, b"", (64, 64)))
 
 
 def bounds(segments):
@@ -69,7 +69,6 @@ def test_shots_end_where_the_picture_changes_and_at_their_length():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"kind": "scenes"}, "expected shots, windows, none"),
         ({"length": 1.0}, "segment_length is 1 s"),
         ({"length": 10.0, "overlap": 9.5}, "segment_overlap is 9.5 s"),
         ({"kind": "none", "length": 10.0}, "does not cut videos"),
@@ -97,11 +96,9 @@ def test_frames_at_a_rate_of_no_video(tmp_path):
 def test_a_window_is_read_as_the_method_reads_such_a_clip(scenes, sources):
     """If the sampled times are those of the file's frames, a segment contains the frames of a clip of its span."""
     model = Scorer(sources[0])
-    video = LongVideo(scenes, {"gare": model}, Segments("windows", 6.0))
-    segments = list(video.segments())
+    segments = list(read_segments(scenes, {"gare": model}, Segments("windows", 6.0)))
     assert [(each.start, each.end) for each in segments] == [(6.0 * k, 6.0 * k + 6.0) for k in range(6)]
-    assert video.size == (96, 64)
-    assert video.end == pytest.approx(36.0)
+    assert segments[0].size == (96, 64)
     for each in segments:
         expected = read_clip(
             scenes,

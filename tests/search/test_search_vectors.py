@@ -79,7 +79,7 @@ def test_a_table_whose_making_was_killed_is_made_again(gallery, sources, tmp_pat
     )
     assert index([gallery], out, sources[1:], "lancedb", progress=False).total == 8
     with closing(Catalog(out)) as catalog:
-        assert open_vectors("lancedb", catalog).keys() == catalog.keys()
+        assert open_vectors(catalog).keys() == catalog.keys()
 
 
 FOLLOWING = """
@@ -89,7 +89,7 @@ from pathlib import Path
 from tvr_lightning.search.catalog import Catalog
 from tvr_lightning.search.vectors import update_vectors, open_vectors
 with closing(Catalog(Path(sys.argv[1]))) as catalog:
-    store = open_vectors("lancedb", catalog)
+    store = open_vectors(catalog)
     print("ready", flush=True)
     sys.stdin.readline()
     update_vectors(store, catalog)
@@ -112,7 +112,7 @@ def test_kills_while_the_table_is_made_cost_nothing(gallery, sources, tmp_path, 
         time.sleep(delay)
         process.kill()
         process.wait()
-        with closing(Catalog(out)) as catalog, closing(open_vectors("lancedb", catalog)) as store:
+        with closing(Catalog(out)) as catalog, closing(open_vectors(catalog)) as store:
             update_vectors(store, catalog)
             assert store.keys() == catalog.keys()
         table.rename(tmp_path / f"made-{delay}")

@@ -28,7 +28,6 @@ def index(
     architecture: str | None = None,
     frames: Count | None = None,
     sampling: FrameSampling | None = None,
-    seed: int | None = None,
     store: str | None = None,
     bank: File | None = None,
     captions: File | None = None,
@@ -52,7 +51,6 @@ def index(
         architecture: open_clip name of that CLIP; ViT-B-32 by default.
         frames: number of frames per video of that CLIP; 12 by default.
         sampling: rule for selecting those frames; one-fps-uniform by default.
-        seed: seed for its random weights; 0 by default.
         store: lancedb, or qdrant://HOST:PORT.
         bank: text file with one query per line, for --normalize sinkhorn.
         captions: file with descriptions of the videos: parquet from `tvr caption`, or .csv or .jsonl with its columns.
@@ -65,15 +63,13 @@ def index(
         device: device for the encoders; a GPU by default if available.
         prune: removal of missing videos even if they are more than 5 % of the index, or moved within their folder.
     """
-    encoder: dict[str, Any] = {"architecture": architecture, "frames": frames, "sampling": sampling, "seed": seed}
+    encoder: dict[str, Any] = {"architecture": architecture, "frames": frames, "sampling": sampling}
     is_new = not (out / "catalog.sqlite").is_file()
     if ckpt_path:
         reason = "cannot be combined with --ckpt_path, since a checkpoint contains its own weights and options."
         refuse_options({"weights": weights} | encoder, reason)
     elif not weights and not is_new:
         refuse_options(encoder, f"cannot be used, since {out} records the options of its methods. Use a new folder.")
-    if weights != "none":
-        refuse_options({"seed": seed}, "applies only to random weights. Add --weights none.")
     with loading("index"):
         from tvr_lightning.search.indexing import index as index_videos
         from tvr_lightning.search.scorer import ScorerSource

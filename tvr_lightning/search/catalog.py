@@ -23,7 +23,7 @@ from tvr_lightning.search.errors import BusyError, RefusedError, SearchError, Un
 from tvr_lightning.search.files import VideoFile
 
 FILE = "catalog.sqlite"
-VERSION = 5
+VERSION = 6
 PATIENCE = 60.0
 """Seconds to wait for another process that has locked the file."""
 # Paths are bytes, since file names need not be UTF-8.
@@ -44,7 +44,7 @@ CREATE TABLE IF NOT EXISTS thumbnails (
 CREATE TABLE IF NOT EXISTS captions (
   id TEXT NOT NULL, place INTEGER NOT NULL, content TEXT NOT NULL, PRIMARY KEY (id, place));
 """
-_VIDEO = "id, videos.key, path, duration, width, height"
+_VIDEO = "id, path, duration, width, height"
 
 
 @dataclass
@@ -62,7 +62,6 @@ class VideoRow:
     """A video in the catalog, with its duration in seconds and the size of the displayed frames in pixels."""
 
     id: str
-    key: int
     path: Path
     duration: float
     width: int
@@ -335,4 +334,4 @@ class Catalog:
 
 
 def _video(row: Sequence[Any]) -> VideoRow:
-    return VideoRow(row[0], row[1], Path(os.fsdecode(row[2])), *row[3:])
+    return VideoRow(row[0], Path(os.fsdecode(row[1])), *row[2:])

@@ -30,8 +30,8 @@ from tvr_lightning.search.query import SearchQuery
 from tvr_lightning.search.relevance import Scale, judge
 from tvr_lightning.search.results import Answer, Moment, Result, printable
 from tvr_lightning.search.scorer import Scorer, load_scorers
-from tvr_lightning.search.segments import LongVideo, Segments
-from tvr_lightning.search.vectors import Hits, choose_store, open_vectors
+from tvr_lightning.search.segments import Segments, read_segments
+from tvr_lightning.search.vectors import Hits, open_vectors
 
 ExampleKind = Literal["clip", "image"]
 NONE = "none"
@@ -74,11 +74,10 @@ class Searcher:
             undo.callback(self.catalog.close)
             if not self.catalog.fact("scorers"):
                 raise SearchError(f"{path}: indexing has not started. Run tvr index VIDEOS... --out {path}")
-            self.store = choose_store(self.catalog, store)
-            if self.store != (self.catalog.fact("store") or "lancedb"):
-                raise SearchError(f"--store {store}: the vectors of {path} are stored in {self.catalog.fact('store')}")
+            if store not in (None, known := self.catalog.fact("store")):
+                raise SearchError(f"--store {store}: the vectors of {path} are stored in {known}")
             self.scorers: dict[str, Scorer] = load_scorers(self.catalog, (), device, trust)
-            self.vectors = open_vectors(self.store, self.catalog)
+            self.vectors = open_vectors(self.catalog, store)
             undo.pop_all()
         self.first = next(iter(self.scorers))
         """Name of the scorer whose vectors the first stage compares."""
@@ -140,7 +139,7 @@ class Searcher:
         elif rule.kind == "none" or probe(path).duration <= rule.length:
             features = scorer.encode_videos(scorer.read(path).media)
         else:
-            segments, blocks = LongVideo(path, {self.first: scorer}, rule).segments(), []
+            segments, blocks = read_segments(path, {self.first: scorer}, rule), []
             while block := list(itertools.islice(segments, EXAMPLE_BLOCK)):
                 blocks.append(scorer.encode_videos(Media.cat([each.clips[self.first].media for each in block])))
             features = VideoFeatures.cat(blocks)
@@ -260,17 +259,13 @@ class Searcher:
                 Result(
                     rank=rank,
                     first_rank=place + 1,
-                    id=video_id,
-                    path=str(video.path),
-                    duration=video.duration,
+                    **vars(video) | {"path": str(video.path)},
                     score=float(total[place]),
                     cosine=float(cosines[place]),
                     bias=None if bias is None else float(bias[place]),
                     best=[best, *(each for each in best_moments(moments) if each != best)][:BEST_MOMENTS],
                     moments=moments,
                     captions=self.catalog.captions_of(video_id),
-                    width=video.width,
-                    height=video.height,
                     start=best.time,
                 )
             )

@@ -6,7 +6,6 @@ the user's state directory, under the random identity of the index.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -143,13 +142,6 @@ class NamedPaths:
             reason = error.strerror or str(error)
             return [f"{file or '~'}: {reason}. The named folders are not remembered, so tvr serve will need --videos."]
         return []
-
-
-def forget_named(identity: str) -> None:
-    """Forget what the user named for an index that was not created."""
-    if file := _state_file(identity):
-        with contextlib.suppress(OSError):
-            file.unlink()
 
 
 def _state_file(identity: str) -> Path | None:

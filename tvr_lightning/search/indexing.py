@@ -29,15 +29,14 @@ from tvr_lightning.search.files import (
     NamedPaths,
     VideoFile,
     find_videos,
-    forget_named,
     resolve_roots,
     within,
 )
 from tvr_lightning.search.relevance import BACKGROUND, Scale
 from tvr_lightning.search.results import printable
 from tvr_lightning.search.scorer import Scorer, ScorerSource, load_scorers
-from tvr_lightning.search.segments import LongVideo, SegmentClips, Segments, read_whole
-from tvr_lightning.search.vectors import LANCE_FOLDER, VectorStore, choose_store, open_vectors, update_vectors
+from tvr_lightning.search.segments import SegmentClips, Segments, read_segments, read_whole
+from tvr_lightning.search.vectors import LANCE_FOLDER, LANCEDB, VectorStore, open_vectors, update_vectors
 
 T = TypeVar("T")
 REMOVED_WITHOUT_PRUNE = 0.05
@@ -106,8 +105,6 @@ def index(
     """
     folder = Path(out)
     described = None if captions is None else read_captions(Path(captions))  # before hours of indexing
-    if batch_size < 1 or workers < 1:
-        raise SearchError(f"batch_size ({batch_size}) and workers ({workers}) must be at least 1")
     given = resolve_roots(videos) if videos else []
     with _open_catalog(folder) as catalog:
         named, roots, new = NamedPaths.load(catalog.identity), catalog.roots, catalog.fact("scorers") is None
@@ -119,15 +116,13 @@ def index(
         walked = given or resolve_roots(named.videos)
         models = load_scorers(catalog, scorers, device, trust)
         rule = _choose_rule(catalog, segments)
-        name = choose_store(catalog, store)
-        with contextlib.closing(open_vectors(name, catalog)) as vectors:
-            catalog.set_fact("store", name)
+        with contextlib.closing(open_vectors(catalog, store)) as vectors:
+            catalog.set_fact("store", vectors.address)
             catalog.set_fact("roots", sorted({*map(str, roots), *map(str, given)}))
             named.videos = sorted({*named.videos, *map(str, given)})
-            named.store = None if name == "lancedb" else name
+            named.store = None if vectors.address == LANCEDB else vectors.address
             if bank is not None:
                 catalog.set_fact("bank", [line for line in bank if line.strip()])
-            named.save(catalog.identity)
             report = _Run(catalog, vectors, models, rule, batch_size, workers).update(walked, progress, prune)
             if new and not report.total:
                 more = f" and {len(report.skipped) - 3} more" if len(report.skipped) > 3 else ""
@@ -175,8 +170,6 @@ def _open_catalog(folder: Path) -> Iterator[Catalog]:
             if new:
                 undo.callback(_discard, folder, created_folder)
             with contextlib.closing(Catalog(folder, create=True)) as catalog:
-                if new:
-                    undo.callback(forget_named, catalog.identity)
                 try:
                     yield catalog
                 finally:
@@ -333,22 +326,21 @@ class _Run:
 
     def _write_long(self, file: VideoFile, progress: Progress) -> int:
         """Write a video segment by segment, visible once it is complete; return the number of videos, 1 or 0."""
-        video = LongVideo(file.path, self.models, self.rule)
         bar = progress.add_task(escape(printable(file.path.name)), total=None)
         try:
-            seconds = round(probe(file.path).duration)
-            progress.update(bar, total=seconds)
+            duration = probe(file.path).duration
+            progress.update(bar, total=round(duration))
             with self.catalog.change():
                 self.catalog.remove([file.id])
                 first = 0
-                segments = video.segments()
+                segments = read_segments(file.path, self.models, self.rule)
                 for block in read_ahead(iter(lambda: list(itertools.islice(segments, self.batch_size)), [])):
                     thumbnails = {time: jpeg for segment in block for time, jpeg in segment.thumbnails.items()}
                     self.catalog.add_spans(file, first, self._encode(block), thumbnails)
                     first += len(block)
-                    progress.update(bar, completed=min(round(block[-1].end), seconds))
+                    progress.update(bar, completed=round(min(block[-1].end, duration)))
                 _require_unchanged(file)
-                self.catalog.add_video(file, video.end, video.size)
+                self.catalog.add_video(file, duration, block[-1].size)
         except (MediaError, OSError) as error:
             self.catalog.skip(file, _reason(file, error))
             return 0

@@ -50,7 +50,6 @@ class ScorerSource:
     checkpoint: str | None = None
     architecture: str = "ViT-B-32"
     weights: str = "openai"
-    seed: int = 0
     frames: int = 12
     sampling: FrameSampling = "one-fps-uniform"
 
@@ -164,7 +163,7 @@ class Scorer:
 
 def _mean_pooling(source: ScorerSource) -> RetrievalModule:
     with torch.random.fork_rng():
-        torch.manual_seed(source.seed)  # random weights must be the same each time the index is opened
+        torch.manual_seed(0)  # random weights must be the same each time the index is opened
         try:
             encoder = ClipEncoder(source.architecture, source.weights)
         except MissingWeightsError:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import torch
@@ -51,8 +50,6 @@ class Segments:
     overlap: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(SegmentKind):
-            raise RefusedError(f"segments: {self.kind!r}; expected {', '.join(get_args(SegmentKind))}")
         if not SHORTEST_SHOT <= self.length <= 3600:
             raise RefusedError(f"segment_length is {self.length:g} s; it must be between {SHORTEST_SHOT:g} and 3600")
         if not 0 <= self.overlap <= self.length - 1:
@@ -76,11 +73,12 @@ def change(one: NDArray[np.int16], other: NDArray[np.int16]) -> float:
 
 @dataclass
 class Frame:
-    """One frame of a video that is cut: prepared squares (S, S, 3) by preparation, and a small JPEG."""
+    """One frame of a video that is cut: squares (S, S, 3) by preparation, a small JPEG, and the size in pixels."""
 
     compared: NDArray[np.int16]
     squares: dict[Preparation, Pixels]
     jpeg: bytes
+    size: tuple[int, int]
 
 
 @dataclass
@@ -163,41 +161,33 @@ def read_whole(path: Path, models: dict[str, Scorer]) -> SegmentClips:
     return SegmentClips(0.0, float(media.duration[0]), clips, thumbnails, size)
 
 
-class LongVideo:
-    """Reads a video segment by segment; then `size` is that of the displayed frames, and `end` the duration."""
+def read_segments(path: Path, models: dict[str, Scorer], rule: Segments) -> Iterator[SegmentClips]:
+    """Read a video segment by segment, in the order of time."""
+    preparations = {model.preparation for model in models.values()}
 
-    def __init__(self, path: Path, models: dict[str, Scorer], rule: Segments) -> None:
-        self.path, self.models, self.rule = path, models, rule
-        self.size, self.end = (0, 0), 0.0
+    def frame(image: Image.Image) -> Frame:
+        squares = {prepare: prepare(image) for prepare in preparations}
+        return Frame(hue_saturation_brightness(image), squares, thumbnail(image), image.size)
 
-    def segments(self) -> Iterator[SegmentClips]:
-        """Yield all segments in the order of time."""
-        for segment in cut(self._frames(), self.rule):
-            clips = _read_clips(self.models, partial(self._clip, segment))
-            used = {time for clip in clips.values() for time in clip.times.tolist()}
-            thumbnails = {frame.time: frame.content.jpeg for frame in segment.frames if frame.time in used}
-            yield SegmentClips(segment.start, segment.end, clips, thumbnails, self.size)
+    for segment in cut(frames_at_rate(path, RATE, frame), rule):
+        clips = _read_clips(models, partial(_clip, path, segment))
+        used = {time for clip in clips.values() for time in clip.times.tolist()}
+        thumbnails = {frame.time: frame.content.jpeg for frame in segment.frames if frame.time in used}
+        yield SegmentClips(segment.start, segment.end, clips, thumbnails, segment.frames[0].content.size)
 
-    def _frames(self) -> Generator[TimedFrame[Frame], None, None]:
-        self.end = yield from frames_at_rate(self.path, RATE, self._frame)
 
-    def _frame(self, image: Image.Image) -> Frame:
-        self.size = image.size
-        squares = {prepare: prepare(image) for prepare in {model.preparation for model in self.models.values()}}
-        return Frame(hue_saturation_brightness(image), squares, thumbnail(image))
-
-    def _clip(self, segment: Segment, model: Scorer) -> Clip:
-        length, frames = segment.end - segment.start, model.module.frames
-        moments = np.array([frame.time for frame in segment.frames]) - segment.start
-        chosen = sample_frames(moments, length, frames, model.sampling, declared=Declared(RATE, len(moments)))
-        squares = np.stack([segment.frames[place].content.squares[model.preparation] for place in chosen.tolist()])
-        prepared = torch.from_numpy(squares).permute(0, 3, 1, 2)
-        pixels = prepared.new_zeros(frames, *prepared.shape[1:])
-        pixels[: len(chosen)] = prepared
-        times, mask = torch.zeros(frames), torch.arange(frames) < len(chosen)
-        times[: len(chosen)] = torch.from_numpy(moments[chosen] + segment.start).float()
-        media = Media(pixels[None], mask[None], duration=torch.tensor([length], dtype=torch.float32))
-        if model.audio is not None:
-            whole = DecodedClip(pixels, mask, times, segment.end)
-            add_sound(media, self.path, (segment.start, segment.end), whole, model.audio, "skip")
-        return Clip(media, times)
+def _clip(path: Path, segment: Segment, model: Scorer) -> Clip:
+    length, frames = segment.end - segment.start, model.module.frames
+    moments = np.array([frame.time for frame in segment.frames]) - segment.start
+    chosen = sample_frames(moments, length, frames, model.sampling, declared=Declared(RATE, len(moments)))
+    squares = np.stack([segment.frames[place].content.squares[model.preparation] for place in chosen.tolist()])
+    prepared = torch.from_numpy(squares).permute(0, 3, 1, 2)
+    pixels = prepared.new_zeros(frames, *prepared.shape[1:])
+    pixels[: len(chosen)] = prepared
+    times, mask = torch.zeros(frames), torch.arange(frames) < len(chosen)
+    times[: len(chosen)] = torch.from_numpy(moments[chosen] + segment.start).float()
+    media = Media(pixels[None], mask[None], duration=torch.tensor([length], dtype=torch.float32))
+    if model.audio is not None:
+        whole = DecodedClip(pixels, mask, times, segment.end)
+        add_sound(media, path, (segment.start, segment.end), whole, model.audio, "skip")
+    return Clip(media, times)

@@ -17,6 +17,7 @@ from tvr_lightning.search.catalog import Catalog
 from tvr_lightning.search.errors import SearchError, optional
 from tvr_lightning.search.files import NamedPaths
 
+LANCEDB = "lancedb"
 LANCE_FOLDER = "vectors.lance"
 """Folder of LanceDB in an index."""
 TABLE = "videos"
@@ -33,7 +34,9 @@ Hits = list[tuple[int, float]]
 
 
 class VectorStore(ABC):
-    """Vectors (K, D) by key, and the nearest ones to a query."""
+    """Vectors (K, D) by key, and the nearest ones to a query; `address` is "lancedb" or qdrant://HOST:PORT."""
+
+    address = LANCEDB
 
     @abstractmethod
     def keys(self) -> set[int]:
@@ -153,7 +156,7 @@ class QdrantStore(VectorStore):
     def __init__(self, address: str) -> None:
         client = optional("qdrant_client", "--store qdrant")
         self._models = client.models
-        parts = urlsplit(address)
+        self.address, parts = address, urlsplit(address)
         self.collection = parts.path.strip("/") or "tvr"
         try:
             self._client = client.QdrantClient(
@@ -209,24 +212,19 @@ class QdrantStore(VectorStore):
         self._client.close()
 
 
-def choose_store(catalog: Catalog, given: str | None) -> str:
-    """Return the vector store of an index, one on another machine only if the user named it."""
-    address = given or catalog.fact("store") or "lancedb"
-    if given is None and address != "lancedb" and NamedPaths.load(catalog.identity).store != address:
+def open_vectors(catalog: Catalog, given: str | None = None) -> VectorStore:
+    """Open the vector store of an index; one on another machine only if the user has named it, now or earlier."""
+    address = str(given or catalog.fact("store") or LANCEDB)
+    if given is None and address != LANCEDB and NamedPaths.load(catalog.identity).store != address:
         raise SearchError(
             f"{catalog.folder}: its vectors are stored at {address}, which would receive every query, and you did not "
             f"create this index here. If you trust that address, add --store {address}"
         )
-    return str(address)
-
-
-def open_vectors(name: str, catalog: Catalog) -> VectorStore:
-    """Open the vector store of an index: lancedb or qdrant://HOST:PORT[/COLLECTION]."""
-    if name == "lancedb":
+    if address == LANCEDB:
         return LanceStore(str(catalog.folder / LANCE_FOLDER))
-    if name.startswith("qdrant://"):
-        return QdrantStore(name)
-    raise SearchError(f"no vector store {name!r}; expected lancedb or qdrant://HOST:PORT")
+    if address.startswith("qdrant://"):
+        return QdrantStore(address)
+    raise SearchError(f"no vector store {address!r}; expected {LANCEDB} or qdrant://HOST:PORT")
 
 
 def update_vectors(store: VectorStore, catalog: Catalog, batch: int = 4096) -> None:
