@@ -7,8 +7,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tvr_lightning.search.catalog import Catalog, SpanEntry
+from tvr_lightning.search.catalog import Catalog
 from tvr_lightning.search.files import VideoFile, relative
+from tvr_lightning.search.segments import SegmentClips
 
 # Letters whose cases differ, digits, and characters with a meaning in SQL or in paths.
 NAMES = st.text(st.sampled_from("aAbB_-. %*\\'\"\u00e9\u0301\u4e2d"), min_size=1, max_size=3).filter(
@@ -20,8 +21,8 @@ FOLDERS = st.lists(NAMES, max_size=3).map("/".join)
 def add(catalog, file, *vectors):
     """Add a video with a one-second segment for each vector."""
     with catalog.change():
-        spans = [SpanEntry(float(k), k + 1.0, vector, {}) for k, vector in enumerate(vectors)]
-        catalog.add_spans(file, 0, spans, {})
+        for place, vector in enumerate(vectors):
+            catalog.add_span(file, place, SegmentClips(float(place), place + 1.0, {}, {}, (0, 0)), vector, {})
         catalog.add_video(file, float(len(vectors)), (0, 0))
 
 

@@ -268,7 +268,8 @@ def test_keys_alone_suffice(browser, address):
     press(browser, Keys.ENTER)
     wait(browser, lambda b: b.execute_script(VIDEO))
     press(browser, Keys.ESCAPE)
-    wait(browser, lambda b: b.execute_script(VIDEO) is None)
+    gone = "return !document.querySelector('#player video')"  # when the page has set the focus
+    wait(browser, lambda b: b.execute_script(gone))
     assert browser.execute_script(place) == 1
     press(browser, "/")
     assert browser.switch_to.active_element.get_attribute("id") == "query"

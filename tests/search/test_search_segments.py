@@ -158,7 +158,7 @@ def test_a_long_video_is_found_by_its_moments(scenes, gallery, sources, tmp_path
 
 def test_a_long_video_is_written_as_a_whole_or_not_at_all(scenes, sources, tmp_path, monkeypatch):
     out = tmp_path / "index"
-    insert, calls = Catalog.add_spans, []
+    insert, calls = Catalog.add_span, []
 
     def dies(*arguments):
         calls.append(arguments)
@@ -166,7 +166,7 @@ def test_a_long_video_is_written_as_a_whole_or_not_at_all(scenes, sources, tmp_p
             raise KeyboardInterrupt
         insert(*arguments)
 
-    monkeypatch.setattr(Catalog, "add_spans", dies)
+    monkeypatch.setattr(Catalog, "add_span", dies)
     options = {"progress": False, "batch_size": 1, "segments": Segments("windows", 6.0)}
     clip = write_clip(tmp_path / "first.mp4", 1)
     index([clip], out, sources[1:], **options)

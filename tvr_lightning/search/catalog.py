@@ -21,6 +21,7 @@ from torch import Tensor
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.search.errors import BusyError, RefusedError, SearchError, UnknownVideoError, UnreadableError
 from tvr_lightning.search.files import VideoFile
+from tvr_lightning.search.segments import SegmentClips
 
 FILE = "catalog.sqlite"
 VERSION = 6
@@ -45,16 +46,6 @@ CREATE TABLE IF NOT EXISTS captions (
   id TEXT NOT NULL, place INTEGER NOT NULL, content TEXT NOT NULL, PRIMARY KEY (id, place));
 """
 _VIDEO = "id, path, duration, width, height"
-
-
-@dataclass
-class SpanEntry:
-    """One segment to write: seconds, vector (D,) of length 1, and by scorer features of M = 1 and frame times (F,)."""
-
-    start: float
-    end: float
-    vector: Tensor
-    features: dict[str, tuple[VideoFeatures, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -180,19 +171,18 @@ class Catalog:
         """Return a number that changes when another process changes the index."""
         return int(self._run("PRAGMA data_version")[0][0])
 
-    def add_spans(
-        self, file: VideoFile, first: int, spans: Sequence[SpanEntry], thumbnails: dict[float, bytes]
+    def add_span(
+        self, file: VideoFile, place: int, segment: SegmentClips, vector: Tensor, features: dict[str, VideoFeatures]
     ) -> None:
-        """Add segments of a video, numbered from `first`, and JPEG images by time in seconds."""
-        for place, span in enumerate(spans, first):
-            key, vector = file.span_key(place), span.vector.float().numpy().tobytes()
-            row = (key, file.id, place, span.start, span.end, vector)
-            self._run("INSERT INTO spans VALUES (?, ?, ?, ?, ?, ?)", row)
-            for scorer, (features, times) in span.features.items():
-                tensors = {name: x.contiguous() for name, x in features.to("cpu")._fields() if x is not None}
-                content = save({**tensors, "times": times})
-                self._run("INSERT INTO features VALUES (?, ?, ?)", (key, scorer, content))
-        for time, jpeg in thumbnails.items():
+        """Add segment `place` of a video with its vector (D,) of length 1 and, by scorer, its features (M = 1)."""
+        key, content = file.span_key(place), vector.float().numpy().tobytes()
+        row = (key, file.id, place, segment.start, segment.end, content)
+        self._run("INSERT INTO spans VALUES (?, ?, ?, ?, ?, ?)", row)
+        for scorer, found in features.items():
+            tensors = {name: x.contiguous() for name, x in found.to("cpu")._fields() if x is not None}
+            content = save({**tensors, "times": segment.clips[scorer].times})
+            self._run("INSERT INTO features VALUES (?, ?, ?)", (key, scorer, content))
+        for time, jpeg in segment.thumbnails.items():
             self._run("INSERT OR REPLACE INTO thumbnails VALUES (?, ?, ?)", (file.id, time, jpeg))
 
     def add_video(self, file: VideoFile, duration: float, size: tuple[int, int]) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.data.batch import Media
+from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.evaluation.normalization import Context, SinkhornBias
 from tvr_lightning.evaluation.sources import MatrixSource
 from tvr_lightning.features import VideoFeatures
@@ -29,9 +30,10 @@ from tvr_lightning.search.files import relative
 from tvr_lightning.search.query import SearchQuery
 from tvr_lightning.search.relevance import Scale, judge
 from tvr_lightning.search.results import Answer, Moment, Result, printable
-from tvr_lightning.search.scorer import Scorer, load_scorers
+from tvr_lightning.search.scorer import Scorer, ScorerSource
 from tvr_lightning.search.segments import Segments, read_segments
 from tvr_lightning.search.vectors import Hits, open_vectors
+from tvr_lightning.store import differences
 
 ExampleKind = Literal["clip", "image"]
 NONE = "none"
@@ -135,14 +137,13 @@ class Searcher:
         scorer, path = self.scorers[self.first], Path(path)
         rule = Segments(**self.catalog.fact("segments"))
         if kind == "image":
-            features = scorer.encode_videos(scorer.still(read_image(path)).media)
+            clips = iter([scorer.still(read_image(path))])
         elif rule.kind == "none" or probe(path).duration <= rule.length:
-            features = scorer.encode_videos(scorer.read(path).media)
+            clips = iter([scorer.read(path)])
         else:
-            segments, blocks = read_segments(path, {self.first: scorer}, rule), []
-            while block := list(itertools.islice(segments, EXAMPLE_BLOCK)):
-                blocks.append(scorer.encode_videos(Media.cat([each.clips[self.first].media for each in block])))
-            features = VideoFeatures.cat(blocks)
+            clips = (each.clips[self.first] for each in read_segments(path, {self.first: scorer}, rule))
+        blocks = iter(lambda: [clip.media for clip in itertools.islice(clips, EXAMPLE_BLOCK)], [])
+        features = VideoFeatures.cat([scorer.encode_videos(Media.cat(block)) for block in blocks])
         example = secrets.token_hex(8)
         self._examples[example] = Example(name or printable(path.name), _frames(features))
         while len(self._examples) > EXAMPLES_IN_MEMORY:
@@ -300,3 +301,40 @@ def best_moments(moments: Sequence[Moment]) -> list[Moment]:
         if all(abs(moment.time - other.time) >= APART for other in chosen):
             chosen.append(moment)
     return [*chosen, *(moment for moment in ordered if moment not in chosen)][:BEST_MOMENTS]
+
+
+def load_scorers(
+    catalog: Catalog, given: Sequence[ScorerSource], device: str, trust: Sequence[str] = ()
+) -> dict[str, Scorer]:
+    """Load the scorers of an index by name. Given ones are recorded in a new index, and must equal those of another."""
+    known = catalog.fact("scorers")
+    sources = given or [ScorerSource(**fact["source"]) for fact in known or ()]
+    if not sources:
+        raise SearchError(f"{catalog.folder}: a new index needs a checkpoint or weights")
+    models: dict[str, Scorer] = {}
+    for source in sources:
+        try:
+            model = Scorer(source, device, trust)
+        except MissingWeightsError as error:
+            advice = "The index was created with these weights. Restore them."
+            if given:
+                advice = (
+                    f"Name a checkpoint with --ckpt_path FILE, or a file of weights of {source.architecture} with "
+                    "--weights FILE (OpenAI archive or state dict, open_clip .pt or .safetensors). To only try out the "
+                    "search, use --weights none: random weights, meaningless results."
+                )
+            raise SearchError(f"{error.looked_for}. {advice}") from error
+        same = sum(name.partition("-")[0] == model.name for name in models)
+        models[f"{model.name}-{same + 1}" if same else model.name] = model
+    if known is None:
+        catalog.set_fact("scorers", [{"name": name, **model.record()} for name, model in models.items()])
+        return models
+    before = {fact["name"]: fact["fingerprint"] for fact in known}
+    found = f"it was created with {', '.join(before)}, but you named {', '.join(models)}"
+    if list(before) == list(models):
+        found = "; ".join(filter(None, (differences(before[n], m.fingerprint, "the index") for n, m in models.items())))
+    if found:
+        raise SearchError(
+            f"{catalog.folder}: {found}. Use the methods and weights of the index, or index into a new folder."
+        )
+    return models

@@ -22,7 +22,8 @@ from tvr_lightning.files import explain_write_errors, file_lock
 from tvr_lightning.media.container import MediaError
 from tvr_lightning.media.video import probe
 from tvr_lightning.progress import progress_bar
-from tvr_lightning.search.catalog import FILE, Catalog, SpanEntry, VideoRow
+from tvr_lightning.search.catalog import FILE, Catalog, VideoRow
+from tvr_lightning.search.engine import load_scorers
 from tvr_lightning.search.errors import BusyError, RefusedError, SearchError
 from tvr_lightning.search.files import (
     FolderScan,
@@ -34,7 +35,7 @@ from tvr_lightning.search.files import (
 )
 from tvr_lightning.search.relevance import BACKGROUND, Scale
 from tvr_lightning.search.results import printable
-from tvr_lightning.search.scorer import Scorer, ScorerSource, load_scorers
+from tvr_lightning.search.scorer import Scorer, ScorerSource
 from tvr_lightning.search.segments import SegmentClips, Segments, read_segments, read_whole
 from tvr_lightning.search.vectors import LANCE_FOLDER, LANCEDB, VectorStore, open_vectors, update_vectors
 
@@ -316,13 +317,26 @@ class _Run:
 
     def _write(self, videos: Sequence[tuple[VideoFile, SegmentClips]]) -> int:
         """Write the videos of a batch that are one segment; return their number."""
-        spans = self._encode([segment for _, segment in videos]) if videos else []
         with self.catalog.change():
-            for (file, segment), span in zip(videos, spans, strict=True):
-                self.catalog.remove([file.id])
-                self.catalog.add_spans(file, 0, [span], segment.thumbnails)
-                self.catalog.add_video(file, span.end, segment.size)
+            self.catalog.remove([file.id for file, _ in videos])
+            self._add([(file, 0, segment) for file, segment in videos])
+            for file, segment in videos:
+                self.catalog.add_video(file, segment.end, segment.size)
         return len(videos)
+
+    def _add(self, block: Sequence[tuple[VideoFile, int, SegmentClips]]) -> None:
+        """Encode some segments, given with their video and number, and add them to the catalog."""
+        if not block:
+            return
+        features = {
+            name: model.encode_videos(Media.cat([segment.clips[name].media for *_, segment in block]))
+            for name, model in self.models.items()
+        }
+        first = next(iter(self.models))
+        vectors = self.models[first].video_vectors(features[first])
+        for row, (file, place, segment) in enumerate(block):
+            of_segment = {name: found[row : row + 1] for name, found in features.items()}
+            self.catalog.add_span(file, place, segment, vectors[row], of_segment)
 
     def _write_long(self, file: VideoFile, progress: Progress) -> int:
         """Write a video segment by segment, visible once it is complete; return the number of videos, 1 or 0."""
@@ -332,38 +346,19 @@ class _Run:
             progress.update(bar, total=round(duration))
             with self.catalog.change():
                 self.catalog.remove([file.id])
-                first = 0
-                segments = read_segments(file.path, self.models, self.rule)
+                segments = enumerate(read_segments(file.path, self.models, self.rule))
                 for block in read_ahead(iter(lambda: list(itertools.islice(segments, self.batch_size)), [])):
-                    thumbnails = {time: jpeg for segment in block for time, jpeg in segment.thumbnails.items()}
-                    self.catalog.add_spans(file, first, self._encode(block), thumbnails)
-                    first += len(block)
-                    progress.update(bar, completed=round(min(block[-1].end, duration)))
+                    self._add([(file, place, segment) for place, segment in block])
+                    last = block[-1][1]
+                    progress.update(bar, completed=round(min(last.end, duration)))
                 _require_unchanged(file)
-                self.catalog.add_video(file, duration, block[-1].size)
+                self.catalog.add_video(file, duration, last.size)
         except (MediaError, OSError) as error:
             self.catalog.skip(file, _reason(file, error))
             return 0
         finally:
             progress.remove_task(bar)
         return 1
-
-    def _encode(self, block: Sequence[SegmentClips]) -> list[SpanEntry]:
-        features = {
-            name: model.encode_videos(Media.cat([segment.clips[name].media for segment in block]))
-            for name, model in self.models.items()
-        }
-        first = next(iter(self.models))
-        vectors = self.models[first].video_vectors(features[first])
-        return [
-            SpanEntry(
-                segment.start,
-                segment.end,
-                vectors[row],
-                {name: (found[row : row + 1], segment.clips[name].times) for name, found in features.items()},
-            )
-            for row, segment in enumerate(block)
-        ]
 
 
 def _require_unchanged(file: VideoFile) -> None:

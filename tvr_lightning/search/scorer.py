@@ -31,9 +31,8 @@ from tvr_lightning.media.video import read_clip
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.option_types import FrameSampling
-from tvr_lightning.search.catalog import Catalog
 from tvr_lightning.search.errors import SearchError
-from tvr_lightning.store import Fingerprint, differences
+from tvr_lightning.store import Fingerprint
 from tvr_lightning.training.checkpoints import (
     CheckpointError,
     check_arguments,
@@ -210,40 +209,3 @@ def _audio_options(module: RetrievalModule, data: dict[str, Any]) -> AudioOption
     if kind not in get_args(AudioKind):  # converted checkpoints do not record it
         kind = "wav2vec2" if "Wav2Vec2" in type(module.audio_encoder).__name__ else "whisper"
     return AudioOptions(kind, data.get("audio_alignment", "duration"), data.get("audio_seconds", 60.0))
-
-
-def load_scorers(
-    catalog: Catalog, given: Sequence[ScorerSource], device: str, trust: Sequence[str] = ()
-) -> dict[str, Scorer]:
-    """Load the scorers of an index by name. Given ones are recorded in a new index, and must equal those of another."""
-    known = catalog.fact("scorers")
-    sources = given or [ScorerSource(**fact["source"]) for fact in known or ()]
-    if not sources:
-        raise SearchError(f"{catalog.folder}: a new index needs a checkpoint or weights")
-    models: dict[str, Scorer] = {}
-    for source in sources:
-        try:
-            model = Scorer(source, device, trust)
-        except MissingWeightsError as error:
-            advice = "The index was created with these weights. Restore them."
-            if given:
-                advice = (
-                    f"Name a checkpoint with --ckpt_path FILE, or a file of weights of {source.architecture} with "
-                    "--weights FILE (OpenAI archive or state dict, open_clip .pt or .safetensors). To only try out the "
-                    "search, use --weights none: random weights, meaningless results."
-                )
-            raise SearchError(f"{error.looked_for}. {advice}") from error
-        same = sum(name.partition("-")[0] == model.name for name in models)
-        models[f"{model.name}-{same + 1}" if same else model.name] = model
-    if known is None:
-        catalog.set_fact("scorers", [{"name": name, **model.record()} for name, model in models.items()])
-        return models
-    before = {fact["name"]: fact["fingerprint"] for fact in known}
-    found = f"it was created with {', '.join(before)}, but you named {', '.join(models)}"
-    if list(before) == list(models):
-        found = "; ".join(filter(None, (differences(before[n], m.fingerprint, "the index") for n, m in models.items())))
-    if found:
-        raise SearchError(
-            f"{catalog.folder}: {found}. Use the methods and weights of the index, or index into a new folder."
-        )
-    return models

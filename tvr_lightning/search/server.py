@@ -332,9 +332,6 @@ async def _save_upload(request: Request, path: Path, options: ServerOptions) -> 
     too_large = HTTPException(
         413, f"The clip is larger than {options.max_upload / 2**20:g} MiB. Shorten it, or raise --max_upload_mib."
     )
-    promised = request.headers.get("content-length", "")
-    if promised.isdigit() and int(promised) > options.max_upload:
-        raise too_large
     size = 0
     try:
         async with asyncio.timeout(options.upload_seconds):
