@@ -191,7 +191,7 @@ def test_a_bank_of_1200_queries_delays_a_search_for_no_longer_than_a_block(wordy
         assert not answers
         long.join()
         assert answers[0][0] == 200
-        assert len(blocks) == -(-1200 // 64)
+        assert len(blocks) == -(-1200 // 16)
 
 
 def test_an_index_of_an_older_format_is_said(indexed, tmp_path, capsys):

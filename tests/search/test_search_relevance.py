@@ -9,7 +9,7 @@ from search_parts import find, write_clip
 from tvr_lightning.cli import main
 from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.indexing import index
-from tvr_lightning.search.relevance import BACKGROUND, Scale
+from tvr_lightning.search.relevance import BACKGROUND, GOOD, Scale
 
 
 def test_the_background_is_a_hundred_different_sentences():
@@ -43,7 +43,7 @@ def test_every_result_of_words_says_how_relevant_it_is(searcher):
     scale = Scale(known["middle"], known["spread"])
     answer = find(searcher, "a red square")
     assert [r.relevance for r in answer.results] == [scale.relevance(r.cosine) for r in answer.results]
-    assert answer.weak == all(r.relevance < answer.threshold for r in answer.results)
+    assert answer.weak == all(r.relevance < GOOD for r in answer.results)
     assert find(searcher, like=answer.results[0].id).results[0].relevance is None
 
 

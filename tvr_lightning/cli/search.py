@@ -151,8 +151,10 @@ def search(
     if video and image:
         raise RefusedError("Use one example, either --video or --image.")
     with shown("search: opening the index; tvr serve keeps it open"):
+        from pydantic import ValidationError
+
         from tvr_lightning.search.engine import Searcher
-        from tvr_lightning.search.query import SearchQuery, ValidationError, sentence
+        from tvr_lightning.search.query import SearchQuery, sentence
 
         with Searcher(index, chosen_device(device), store, trust) as searcher:
             example = video or image

@@ -8,7 +8,7 @@ import secrets
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path, PurePath
 from typing import Any, Literal
@@ -38,15 +38,13 @@ from tvr_lightning.store import differences
 ExampleKind = Literal["clip", "image"]
 NONE = "none"
 SPANS_IN_MEMORY = 4096
-TEXT_BLOCK = 64
-EXAMPLE_BLOCK = 16
-"""Number of segments of an example per pass through the encoder."""
+BLOCK = 16
+"""Number of texts, or of segments of an example, per pass through an encoder."""
 EXAMPLE_SEGMENTS = 16
 """Maximum number of segments of an example that are compared."""
 EXAMPLES_IN_MEMORY = 256
 BEST_MOMENTS = 3
-APART = 1.0
-"""Minimum difference of the best moments in seconds, if there are enough moments."""
+APART = 1.0  # second between the best moments, if there are enough
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ class Searcher:
             undo.pop_all()
         self.first = next(iter(self.scorers))
         """Name of the scorer whose vectors the first stage compares."""
-        self._lock, self._bias_lock = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         self._features = lru_cache(SPANS_IN_MEMORY)(self.catalog.features)
         self._biases = lru_cache(1)(self._compute_biases)
         self._examples: OrderedDict[str, Example] = OrderedDict()
@@ -111,8 +109,7 @@ class Searcher:
         text, like = query.query.strip(), self._example(query.like) if query.like else None
         biases: dict[int, float] = {}
         if query.normalize == "sinkhorn":  # takes long, so before the lock of the search
-            with self._bias_lock:
-                biases = self._biases(self.catalog.generation())
+            biases = self._biases(self.catalog.generation())
         with self._lock:
             rows, cosines = self._candidates(query, text, like, biases)
             shown = ", ".join(filter(None, [text, like.name if like else ""]))
@@ -124,12 +121,11 @@ class Searcher:
             if not rows:
                 answer.notes.append("no videos in this folder" if answer.videos else "the index contains no videos yet")
                 return answer
-            answer.nearest = float(cosines.max())
             bias = torch.tensor([biases.get(row.key, 0.0) for row in rows]) if biases else None
             answer.results = self._rank(rows, cosines, bias, text, like, rerank, query.top)
         known = self.catalog.fact("relevance")
         if text and known:
-            judge(answer, Scale(known["middle"], known["spread"]), query.min_relevance)
+            judge(answer, Scale(known["middle"], known["spread"]), float(cosines.max()), query.min_relevance)
         return answer
 
     def add_example(self, path: str | Path, kind: ExampleKind = "clip", name: str | None = None) -> str:
@@ -142,7 +138,7 @@ class Searcher:
             clips = iter([scorer.read(path)])
         else:
             clips = (each.clips[self.first] for each in read_segments(path, {self.first: scorer}, rule))
-        blocks = iter(lambda: [clip.media for clip in itertools.islice(clips, EXAMPLE_BLOCK)], [])
+        blocks = iter(lambda: [clip.media for clip in itertools.islice(clips, BLOCK)], [])
         features = VideoFeatures.cat([scorer.encode_videos(Media.cat(block)) for block in blocks])
         example = secrets.token_hex(8)
         self._examples[example] = Example(name or printable(path.name), _frames(features))
@@ -169,7 +165,7 @@ class Searcher:
         self, query: SearchQuery, text: str, like: Example | None, biases: dict[int, float]
     ) -> tuple[list[SpanRow], Tensor]:
         """Return the S nearest segments, best first with the bias, and their cosines (S,)."""
-        vectors = [self._text_vectors([text])[0]] if text else []
+        vectors = [self.scorers[self.first].text_vectors([text])[0]] if text else []
         if like is not None:
             vectors += [unit(frames.mean(0, keepdim=True))[0] for frames in like.segments]
         nearest: Callable[[Tensor, int], Hits] = self.vectors.nearest
@@ -187,10 +183,6 @@ class Searcher:
         biased = cosines + torch.tensor([biases.get(key, 0.0) for key in keys])
         order = biased.sort(descending=True, stable=True).indices
         return [rows[keys[place]] for place in order.tolist()], cosines[order]
-
-    def _text_vectors(self, texts: list[str]) -> Tensor:
-        scorer = self.scorers[self.first]
-        return scorer.text_vectors(scorer.encode_texts(texts))
 
     def _nearest(
         self, nearest: Callable[[Tensor, int], Hits], vector: Tensor, count: int, top: int, like: Example | None
@@ -213,7 +205,9 @@ class Searcher:
         keys, vectors = self.catalog.vectors()
         if not keys:
             return {}
-        texts = torch.cat([self._text_vectors(bank[i : i + TEXT_BLOCK]) for i in range(0, len(bank), TEXT_BLOCK)])
+        texts = torch.cat(
+            [self.scorers[self.first].text_vectors(bank[i : i + BLOCK]) for i in range(0, len(bank), BLOCK)]
+        )
         scores = MatrixSource(texts @ vectors.T)
         context = Context(bank=scores, temperature=self.scorers[self.first].module.score_temperature())
         return dict(zip(keys, SinkhornBias().gallery_bias(scores, context).tolist(), strict=True))
@@ -259,7 +253,6 @@ class Searcher:
             results.append(
                 Result(
                     rank=rank,
-                    first_rank=place + 1,
                     **vars(video) | {"path": str(video.path)},
                     score=float(total[place]),
                     cosine=float(cosines[place]),
@@ -327,7 +320,10 @@ def load_scorers(
         same = sum(name.partition("-")[0] == model.name for name in models)
         models[f"{model.name}-{same + 1}" if same else model.name] = model
     if known is None:
-        catalog.set_fact("scorers", [{"name": name, **model.record()} for name, model in models.items()])
+        listed = [
+            {"name": name, "source": asdict(m.source), "fingerprint": m.fingerprint} for name, m in models.items()
+        ]
+        catalog.set_fact("scorers", listed)
         return models
     before = {fact["name"]: fact["fingerprint"] for fact in known}
     found = f"it was created with {', '.join(before)}, but you named {', '.join(models)}"

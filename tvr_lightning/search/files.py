@@ -93,10 +93,9 @@ def find_videos(roots: Sequence[Path]) -> FolderScan:
             return
         try:
             state = path.stat()
+            files[resolved] = VideoFile(resolved, state.st_size, state.st_mtime_ns)
         except OSError as error:
             cannot_read(error)
-        else:
-            files[resolved] = VideoFile(resolved, state.st_size, state.st_mtime_ns)
 
     for root in roots:
         if root.is_file():

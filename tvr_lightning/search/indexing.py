@@ -116,7 +116,14 @@ def index(
             )
         walked = given or resolve_roots(named.videos)
         models = load_scorers(catalog, scorers, device, trust)
-        rule = _choose_rule(catalog, segments)
+        known = catalog.fact("segments")
+        rule = segments or Segments(**(known or {}))
+        if known and rule != Segments(**known):
+            raise SearchError(
+                f"{folder}: its videos are cut into {known['kind']} of {known['length']:g} s, overlapping by "
+                f"{known['overlap']:g} s. Index into a new folder, or drop the options of segments."
+            )
+        catalog.set_fact("segments", dataclasses.asdict(rule))
         with contextlib.closing(open_vectors(catalog, store)) as vectors:
             catalog.set_fact("store", vectors.address)
             catalog.set_fact("roots", sorted({*map(str, roots), *map(str, given)}))
@@ -126,28 +133,12 @@ def index(
                 catalog.set_fact("bank", [line for line in bank if line.strip()])
             report = _Run(catalog, vectors, models, rule, batch_size, workers).update(walked, progress, prune)
             if new and not report.total:
-                more = f" and {len(report.skipped) - 3} more" if len(report.skipped) > 3 else ""
-                raise SearchError(
-                    f"no index was created, since no video could be read: {'; '.join(report.skipped[:3])}{more}"
-                )
+                reasons = "; ".join(report.skipped[:3])
+                raise SearchError(f"no index was created, since no video could be read: {reasons}")
             report.problems += _join_captions(catalog, described, named)
             report.problems += named.save(catalog.identity)
             report.captioned = catalog.captioned()
             return report
-
-
-def _choose_rule(catalog: Catalog, given: Segments | None) -> Segments:
-    """Return the rule for cutting the videos of an index, and check that another one is not given."""
-    known = catalog.fact("segments")
-    if known is None:
-        catalog.set_fact("segments", dataclasses.asdict(given or Segments()))
-        return given or Segments()
-    if given is not None and given != Segments(**known):
-        raise SearchError(
-            f"{catalog.folder}: its videos are cut into {known['kind']} of {known['length']:g} s, overlapping by "
-            f"{known['overlap']:g} s. Index into a new folder, or drop the options of segments."
-        )
-    return Segments(**known)
 
 
 @contextlib.contextmanager
@@ -156,10 +147,9 @@ def _open_catalog(folder: Path) -> Iterator[Catalog]:
     others = sorted({path.name for path in folder.iterdir()} - {LOCK}) if folder.is_dir() else []
     new, created_folder = FILE not in others, not folder.exists()
     if others and new:
-        listed = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
         raise RefusedError(
-            f"{folder} contains files that are not part of an index ({listed}). "
-            "Choose a new or empty folder with --out."
+            f"{folder} contains files that are not part of an index ({', '.join(others[:3])}). Choose a new or empty "
+            "folder with --out."
         )
     busy = BusyError(f"Another process is writing the index {folder}. Wait for it or stop it.")
     with explain_write_errors(folder, "Finished batches are kept.", "tvr index.", SearchError):
@@ -272,7 +262,7 @@ class _Run:
         if known is not None and known["of"] == state:
             return
         model = next(iter(self.models.values()))
-        background = model.text_vectors(model.encode_texts(BACKGROUND))
+        background = model.text_vectors(BACKGROUND)
         blocks = (self.catalog.vectors(keys[start : start + 4096])[1] for start in range(0, len(keys), 4096))
         if scale := Scale.fit(background, blocks):
             self.catalog.set_fact("relevance", {"of": state, **dataclasses.asdict(scale)})

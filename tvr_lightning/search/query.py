@@ -10,9 +10,7 @@ from tvr_lightning.search.errors import optional
 from tvr_lightning.search.results import Normalize
 
 optional("pydantic", "tvr search")
-from pydantic import BaseModel, Field, ValidationError, model_validator  # noqa: E402
-
-__all__ = ["ID", "MAX_TEXT", "SearchQuery", "ValidationError", "sentence"]
+from pydantic import BaseModel, Field, model_validator  # noqa: E402
 
 MAX_TEXT = 2000
 """Maximum length of texts from clients."""

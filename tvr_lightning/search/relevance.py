@@ -1,8 +1,7 @@
 """Relevance of results, calibrated on queries that were not meant for the index.
 
-Cosines of unrelated texts and videos differ between models and indexes, so no value is high or low in general. The
-scale starts at the best cosines that a hundred everyday sentences reach in the index. Some of them may describe a video
-of the index; the median and the spread of the lower half do not notice these.
+Cosines of unrelated texts and videos differ between models and indexes. The scale starts at the best cosines that a
+hundred everyday sentences reach in the index. Its median and lower half ignore those that describe one of the videos.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ GOOD = 0.9
 """Default relevance of a good match: better than nine of ten unrelated queries."""
 MIN_SPREAD = 1e-3
 """Minimum spread of cosines, for small indexes."""
-NOTHING = "nothing here matches well"
 BACKGROUND: list[str] = json.loads((resources.files("tvr_lightning.search") / "background.json").read_text("utf-8"))
 """A hundred sentences about different everyday sights."""
 
@@ -37,12 +35,10 @@ class Scale:
     @classmethod
     def fit(cls, background: Tensor, blocks: Iterable[Tensor]) -> Scale | None:
         """Fit the scale to sentences (B, D) and all vectors (M, D) of an index in blocks. None for an empty index."""
-        best: Tensor | None = None
-        for vectors in blocks:
-            here = (background @ vectors.T).amax(1)
-            best = here if best is None else torch.maximum(best, here)
-        if best is None:
+        found = [(background @ vectors.T).amax(1) for vectors in blocks]
+        if not found:
             return None
+        best = torch.stack(found).amax(0)
         middle = float(best.median())
         below = middle - best[best < middle]
         spread = float(below.median()) / NormalDist().inv_cdf(0.75) if len(below) else 0.0
@@ -53,15 +49,14 @@ class Scale:
         return NormalDist(self.middle, self.spread).cdf(cosine)
 
 
-def judge(answer: Answer, scale: Scale, min_relevance: float | None) -> None:
+def judge(answer: Answer, scale: Scale, nearest: float, min_relevance: float | None) -> None:
     """Set the relevance of each result, drop results below the minimum, and note whether anything matches well."""
     for result in answer.results:
         result.relevance = scale.relevance(result.cosine)
-    answer.threshold = GOOD if min_relevance is None else min_relevance
-    answer.weak = answer.nearest is not None and scale.relevance(answer.nearest) < answer.threshold
+    answer.weak = scale.relevance(nearest) < (GOOD if min_relevance is None else min_relevance)
     if min_relevance is not None:
         answer.results = [result for result in answer.results if (result.relevance or 0.0) >= min_relevance]
         for rank, result in enumerate(answer.results, 1):
             result.rank = rank
     if answer.weak:
-        answer.notes.append(NOTHING + ("; these are the closest" if answer.results else ""))
+        answer.notes.append("nothing here matches well" + ("; these are the closest" if answer.results else ""))

@@ -23,7 +23,6 @@ class Result:
     """One video that was found.
 
     Attributes:
-        first_rank: Rank of the best segment among the candidates of the first stage, from 1.
         score: Score that determines the rank, including the bias.
         cosine: Cosine of the first stage.
         best: Frames with the largest similarity, best first.
@@ -34,7 +33,6 @@ class Result:
     """
 
     rank: int
-    first_rank: int
     id: str
     path: str
     duration: float
@@ -58,8 +56,7 @@ class Answer:
         rerank: Scorer of the second stage, "none", or "frames" for an example.
         candidates: Number of segments that the second stage scored.
         notes: Sentences for the user, for example about a query that was cut.
-        weak: Whether no result reaches `threshold`, the minimum relevance of a good match.
-        nearest: Largest cosine of the first stage. None without candidates.
+        weak: Whether no candidate reaches the minimum relevance, 0.9 by default.
     """
 
     query: str
@@ -70,8 +67,6 @@ class Answer:
     results: list[Result] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     weak: bool = False
-    threshold: float | None = None
-    nearest: float | None = None
 
 
 def clock(seconds: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from argparse import ArgumentError
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,6 +50,11 @@ class ScorerSource:
     weights: str = "openai"
     frames: int = 12
     sampling: FrameSampling = "one-fps-uniform"
+
+    def __post_init__(self) -> None:
+        for option in ("checkpoint", "weights"):  # an index may be opened from another working directory
+            if (value := getattr(self, option)) and Path(value).is_file():
+                object.__setattr__(self, option, str(Path(value).resolve()))
 
 
 @dataclass(frozen=True)
@@ -120,14 +124,6 @@ class Scorer:
             media.audio_mask = media.audio.mask
         return Clip(media, times)
 
-    def record(self) -> dict[str, Any]:
-        """Return the source, with absolute paths of its files, and the fingerprint as plain values."""
-        source = dataclasses.asdict(self.source)
-        for option in ("checkpoint", "weights"):
-            if source[option] and Path(source[option]).is_file():
-                source[option] = os.path.realpath(source[option])
-        return {"source": source, "fingerprint": self.fingerprint}
-
     @torch.no_grad()
     def encode_videos(self, media: Media) -> VideoFeatures:
         """Return the features of M videos in main memory."""
@@ -146,9 +142,9 @@ class Scorer:
         """Return the scores (N, M) of texts and videos: the second stage."""
         return self.module.score(text.to(self.device), video.to(self.device)).similarity.float().cpu()
 
-    def text_vectors(self, text: TextFeatures) -> Tensor:
-        """Return the (N, D) vectors of length 1 that the first stage compares."""
-        return unit(self._first.text_vectors(text))
+    def text_vectors(self, texts: list[str]) -> Tensor:
+        """Return the vectors (N, D) of length 1 of texts that the first stage compares."""
+        return unit(self._first.text_vectors(self.encode_texts(texts)))
 
     def video_vectors(self, video: VideoFeatures) -> Tensor:
         """Return the (M, D) vectors of length 1 that the first stage compares: the means of the real frames."""

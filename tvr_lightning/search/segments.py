@@ -31,8 +31,7 @@ SHORTEST_SHOT = 2.0
 CHANGE = 27.0
 """Mean difference of hue, saturation, and brightness (0 to 255) at a shot boundary; the default of PySceneDetect's
 content detector (https://www.scenedetect.com/docs/latest/api/detectors.html)."""
-LONGEST_SIDE = 320
-"""Size of thumbnails in pixels."""
+LONGEST_SIDE = 320  # of a thumbnail in pixels
 _COMPARED = 32  # side in pixels of the images whose differences are measured
 _EPSILON = 1e-6
 
@@ -60,8 +59,7 @@ class Segments:
 
 def hue_saturation_brightness(image: Image.Image) -> NDArray[np.int16]:
     """Return a small copy of an RGB image in which changes are measured."""
-    small = image.resize((_COMPARED, _COMPARED), Image.Resampling.BOX).convert("HSV")
-    return np.asarray(small, dtype=np.int16)
+    return np.asarray(image.resize((_COMPARED, _COMPARED), Image.Resampling.BOX).convert("HSV"), dtype=np.int16)
 
 
 def change(one: NDArray[np.int16], other: NDArray[np.int16]) -> float:

@@ -53,18 +53,17 @@ RETRY_AFTER = {"Retry-After": "5"}
 UPLOADS = "tvr-search-"
 OLD_UPLOAD = 3600.0
 """Seconds after which an upload must have been left by a killed server."""
-UPLOAD_REFUSALS: dict[int | str, dict[str, Any]] = {
-    408: {"description": "the upload took too long"},
-    413: {"description": "the clip is too large"},
-}
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"description": "the request cannot be served; `detail` gives the reason"},
     401: {"description": "the token is missing or wrong"},
     403: {"description": "the request comes from a page of another origin"},
     404: {"description": "no such video"},
+    408: {"description": "the upload took too long"},
+    413: {"description": "the clip is too large"},
     422: {"description": "a value is out of range, or the video cannot be decoded"},
     429: {"description": "too many requests are in progress; retry after the time in Retry-After"},
 }
+BYTES = {"type": "string", "format": "binary"}
 Id = Annotated[str, InPath(pattern=ID, description="ID of a video in the index")]
 
 
@@ -167,7 +166,22 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
             response.headers.setdefault(name, value)
         return response
 
-    _explain(app)
+    # Errors become a status and one sentence, without paths of this machine and stack traces.
+    def handle(kind: type[Exception], status: int, detail: Callable[[Any], str]) -> None:
+        async def respond(_: Request, error: Exception) -> Response:
+            if status >= 500:
+                print(f"tvr serve: {error}", file=sys.stderr)
+            return JSONResponse({"detail": detail(error)}, status, RETRY_AFTER if status == 503 else None)
+
+        app.add_exception_handler(kind, respond)
+
+    handle(SearchError, 400, str)
+    handle(UnknownVideoError, 404, str)
+    handle(BusyError, 503, lambda _: "The index is in use by another process. Try again in a moment.")
+    handle(UnreadableError, 500, lambda _: "The index cannot be read. The server's log gives the reason.")
+    handle(ClientDisconnect, 400, lambda _: "the upload was interrupted")
+    handle(MediaError, 422, lambda e: f"the {'image' if isinstance(e, ImageError) else 'clip'} {e.reason}")
+    handle(RequestValidationError, 422, lambda error: sentence(error.errors(), 1))
 
     def facts(row: VideoRow) -> Video:
         path = relative(row.path, catalog.roots)
@@ -180,13 +194,11 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
         results = [replace(result, path=relative(Path(result.path), roots)) for result in answer.results]
         return replace(answer, results=results)
 
-    binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-
     @app.post(
         "/api/examples",
-        responses=REFUSALS | UPLOAD_REFUSALS,
+        responses=REFUSALS,
         dependencies=[Depends(limited(app.state.uploads, "uploads"))],
-        openapi_extra={"requestBody": {"required": True, "content": binary}},
+        openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": {"schema": BYTES}}}},
     )
     async def upload(
         request: Request,
@@ -215,7 +227,11 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
     @app.get("/api/videos/{video}/file", responses=REFUSALS, response_class=FileResponse)
     def file(video: Id) -> Response:
         """Return the video itself, or a range of its bytes."""
-        path = _served_file(catalog.video(video).path, _served_folders(searcher, options))
+        path = Path(os.path.realpath(catalog.video(video).path))
+        if not within(path, _served_folders(searcher, options)) or path.suffix.lower() not in VIDEO_SUFFIXES:
+            raise SearchError(f"{path.name} is not a video in a folder that may be served. See tvr serve --videos.")
+        if not os.access(path, os.R_OK):
+            raise SearchError(f"{path.name} cannot be read. Run tvr index again.")
         return FileResponse(path, media_type=guess_type(path.name)[0] or "application/octet-stream")
 
     @app.get("/api/videos/{video}/picture", responses=REFUSALS, response_class=Response)
@@ -307,26 +323,6 @@ def _equal(given: str, token: str) -> bool:
     return hmac.compare_digest(given.encode(), token.encode())  # in constant time
 
 
-def _explain(app: FastAPI) -> None:
-    """Return errors as a status and one sentence, without paths of this machine and stack traces."""
-
-    def handle(kind: type[Exception], status: int, detail: Callable[[Any], str]) -> None:
-        async def respond(_: Request, error: Exception) -> Response:
-            if status >= 500:
-                print(f"tvr serve: {error}", file=sys.stderr)
-            return JSONResponse({"detail": detail(error)}, status, RETRY_AFTER if status == 503 else None)
-
-        app.add_exception_handler(kind, respond)
-
-    handle(SearchError, 400, str)
-    handle(UnknownVideoError, 404, str)
-    handle(BusyError, 503, lambda _: "The index is in use by another process. Try again in a moment.")
-    handle(UnreadableError, 500, lambda _: "The index cannot be read. The server's log gives the reason.")
-    handle(ClientDisconnect, 400, lambda _: "the upload was interrupted")
-    handle(MediaError, 422, lambda e: f"the {'image' if isinstance(e, ImageError) else 'clip'} {e.reason}")
-    handle(RequestValidationError, 422, lambda error: sentence(error.errors(), 1))
-
-
 async def _save_upload(request: Request, path: Path, options: ServerOptions) -> None:
     """Write the body of a request to a file, within the limits of size and time."""
     too_large = HTTPException(
@@ -352,13 +348,3 @@ def _served_folders(searcher: Searcher, options: ServerOptions) -> set[Path]:
     """Return the files and folders whose videos may be served; those that only the index names do not count."""
     named = options.videos or NamedPaths.load(searcher.catalog.identity).videos
     return {Path(os.path.realpath(path)) for path in named}
-
-
-def _served_file(path: Path, folders: set[Path]) -> Path:
-    """Return a video, with symbolic links resolved, if it is in a folder that may be served."""
-    resolved = Path(os.path.realpath(path))
-    if not within(resolved, folders) or resolved.suffix.lower() not in VIDEO_SUFFIXES:
-        raise SearchError(f"{path.name} is not a video in a folder that may be served. See tvr serve --videos.")
-    if not os.access(resolved, os.R_OK):
-        raise SearchError(f"{path.name} cannot be read. Run tvr index again.")
-    return resolved

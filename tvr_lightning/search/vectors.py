@@ -22,14 +22,10 @@ LANCE_FOLDER = "vectors.lance"
 """Folder of LanceDB in an index."""
 TABLE = "videos"
 ROWS_FOR_AN_INDEX = 20_000
-"""Number of rows from which a table gets an index."""
 ROWS_PER_PARTITION = 4096
 """LanceDB's own choice; finding the centers of so few partitions takes seconds for a million rows."""
 MOST_COMPARED = 2**20
-"""Minimum number of rows that a query is compared with: tables of up to about a million rows are searched exactly.
-
-Partitions may contain more than `ROWS_PER_PARTITION` rows after LanceDB has joined some of them.
-"""
+"""Minimum number of rows that a query is compared with: tables of up to about a million rows are searched exactly."""
 Hits = list[tuple[int, float]]
 
 
@@ -166,15 +162,14 @@ class QdrantStore(VectorStore):
                 timeout=30,
                 check_compatibility=False,
             )
-            self._there = bool(self._client.collection_exists(self.collection))
+            self._exists()
         except (RuntimeError, OSError, ValueError, client.http.exceptions.ApiException) as error:
             raise SearchError(
                 f"{address}: Qdrant cannot be opened ({error}). Check the address, qdrant://HOST:PORT/COLLECTION."
             ) from error
 
     def _exists(self) -> bool:
-        self._there = self._there or bool(self._client.collection_exists(self.collection))
-        return self._there
+        return bool(self._client.collection_exists(self.collection))
 
     @override
     def keys(self) -> set[int]:
