@@ -25,8 +25,8 @@ from PIL import Image
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.audio import SAMPLE_RATE, AudioError, read_audio
 from tvr_lightning.media.clip4clip_copies import FPS, SIZE, write_clip4clip_frames
-from tvr_lightning.media.container import TimeBudget, VideoError, open_media, packets_of, words_of
-from tvr_lightning.media.decoder import decoded_frames, open_video
+from tvr_lightning.media.container import TimeBudget, VideoError, open_media, open_video, packets_of, words_of
+from tvr_lightning.media.decoder import decoded_frames
 from tvr_lightning.media.preparation import Interpolation, Pixels, resized
 from tvr_lightning.media.video import TimedFrame, frames_at_rate, probe
 from tvr_lightning.option_types import CopiedFrames, CopiesLike
