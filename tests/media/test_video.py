@@ -20,8 +20,7 @@ from broken_videos import (
 )
 
 from tvr_lightning.media import packets
-from tvr_lightning.media.container import TimeBudget
-from tvr_lightning.media.decoder import frames_of_runs, open_video
+from tvr_lightning.media.decoder import open_reader
 from tvr_lightning.media.preparation import Preparation, ResizeMode
 from tvr_lightning.media.video import DecodedClip, VideoError, probe, read_clip, read_parts
 
@@ -70,15 +69,14 @@ def test_containers_and_codecs(tmp_path: Path, name: str, codec: str) -> None:
 
 def test_unneeded_pictures_are_not_decoded(tmp_path: Path) -> None:
     path = write_video(tmp_path / "clip.mp4", 100, options=SHORT_GROUPS)
-    with open_video(path, threads=1) as (container, stream):
-        index = packets.index_packets(container, stream, TimeBudget(path))
-        wanted = int(index.presented()[47])
-        (run,) = packets.plan_runs(index, [wanted])
-        assert index.keyframe[run.numbers[0]], "the stretch that leads to the frame begins at a keyframe"
-        assert len(run.numbers) <= 10, "it ends at the frame"
-        stamps = [frame.pts for _, frame in frames_of_runs(stream, index, [run], TimeBudget(path))]
+    with open_reader(path) as video:
+        wanted = int(video.timeline.stamps[47])
+        (run,), _ = packets.plan_runs(video.index, [wanted])
+        assert video.index.keyframe[run[0]], "the stretch that leads to the frame begins at a keyframe"
+        assert len(run) <= 10, "it ends at the frame"
+        stamps = [frame.pts for frame in video._frames_of_packets([wanted])]
     assert wanted in stamps
-    assert len(stamps) <= len(run.numbers) - 2, "pictures that no other refers to are passed over"
+    assert len(stamps) <= len(run) - 2, "pictures that no other refers to are passed over"
 
 
 def test_packets_that_are_not_kept_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from tvr_lightning.data.batch import collate
 from tvr_lightning.data.samplers import TrainingSampler
 from tvr_lightning.errors import UserError
-from tvr_lightning.media.workers import Failure, undisturbed, worker_context, worker_died
+from tvr_lightning.media.workers import Failure, batches_of, worker_context
 
 
 class ReportingDataset(Dataset[Any]):
@@ -46,26 +46,12 @@ class ReportingLoader(DataLoader[Any]):
     """DataLoader over a `ReportingDataset` that raises returned failures in the main process."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # Lightning and torch only iterate it
-        """Yield batches.
+        """Return an iterator of batches.
 
         Raises:
             UserError: Reading an item failed in any process, or a worker process died.
         """
-        with undisturbed():
-            batches = super().__iter__()
-        while True:
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            except RuntimeError as error:
-                died = worker_died(error)
-                if died is None:
-                    raise
-                raise died from error
-            if isinstance(batch, Failure):
-                raise batch.error
-            yield batch
+        return batches_of(super().__iter__)
 
 
 class TrainingLoader(ReportingLoader):

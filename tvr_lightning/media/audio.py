@@ -73,22 +73,29 @@ def read_audio(
         AudioError: The file cannot be opened, takes too long, or is too large; or a track is damaged (`error`).
     """
     path = Path(path)
+    failures: list[str] = []
     try:
         with open_media(path) as container:
-            pieces, length, rate, problem = _decode(container, duration, span, TimeBudget(path))
+            pieces, length, rate = _decode(container, duration, span, failures, TimeBudget(path))
     except VideoError as error:
         raise AudioError(path, error.reason) from error
     except av.FFmpegError as error:
         raise AudioError(path, f"its audio cannot be read ({words_of(error)})") from error
-    native, stretches, bad = _place(pieces, length, rate)
-    if bad:
-        problem = "; ".join(p for p in (problem, f"{bad} samples are NaN, infinite or out of range") if p)
+    native, segments, invalid = _place(pieces, length, rate)
+    problems = [f"{len(failures)} failures, first: {failures[0]}"] if failures else []
+    if pieces == [] and not failures and not span:
+        problems.append("has no samples")
+    if invalid:
+        problems.append(f"{invalid} samples are NaN, infinite or out of range")
+    problem = "; ".join(problems) or None
     if problem and on_corrupt == "error":
         raise AudioError(path, f"audio track: {problem}")
     samples = round(length * SAMPLE_RATE)
-    return AudioTrack(
-        _resample(native, stretches, rate, samples), SAMPLE_RATE, _heard(stretches, rate, samples), problem
-    )
+    heard = np.zeros(math.ceil(samples / STEP_SAMPLES), dtype=bool)
+    for start, end in segments:
+        heard[start * STEPS_PER_SECOND // rate : -(-end * STEPS_PER_SECOND // rate)] = True
+    native = native[: max((end for _, end in segments), default=0) + rate]  # the filter ends within a second
+    return AudioTrack(_resample(native, rate, samples), SAMPLE_RATE, heard, problem)
 
 
 Pieces = list[tuple[int, np.ndarray]]
@@ -98,46 +105,54 @@ def _decode(
     container: av.container.InputContainer,
     duration: float | None,
     span: tuple[float, float] | None,
+    failures: list[str],
     budget: TimeBudget,
-) -> tuple[Pieces, float, int, str | None]:
-    """Decode the best audio stream: pieces (first sample in the clip, samples), clip duration, rate, problem."""
-    origin = _video_start(container) + (span[0] if span else 0.0)
-    known = duration if duration is not None else (span[1] - span[0] if span else _video_duration(container))
+) -> tuple[Pieces | None, float, int]:
+    """Decode the best audio stream, and append errors to `failures`.
+
+    Returns:
+        Pieces (first sample in the clip, samples), None without a track; duration of the clip; sample rate.
+    """
     stream = container.streams.best("audio")
+    video = container.streams.video[0] if container.streams.video else None
+    origin, known = span[0] if span else 0.0, None
+    if video is not None and video.time_base:  # time 0 of the clip is the start of the video
+        origin += float((video.start_time or 0) * video.time_base)
+        known = float(video.duration * video.time_base) if video.duration else None
+    if video is not None and known is None and container.duration:
+        known = container.duration / av.time_base
+    if duration is not None:
+        known = duration
+    elif span:
+        known = span[1] - span[0]
     known = None if known is None else max(known, 0.0)  # the header of a damaged file can declare a negative duration
-    _check_samples((known or 0.0) * SAMPLE_RATE, budget.path)
-    if not isinstance(stream, av.AudioStream):
-        return [], known or 0.0, SAMPLE_RATE, None
-    rate = stream.rate
+    rate = stream.rate if isinstance(stream, av.AudioStream) else SAMPLE_RATE
     if not rate:
-        return [], known or 0.0, SAMPLE_RATE, "has no sample rate"
-    _check_samples((known or 0.0) * rate, budget.path)
+        failures.append("has no sample rate")
+    _check_samples((known or 0.0) * max(rate, SAMPLE_RATE), budget.path)
+    if not rate or not isinstance(stream, av.AudioStream):
+        return None, known or 0.0, SAMPLE_RATE
     if span and origin > 1.0 and stream.time_base:
         container.seek(int((origin - 1.0) / stream.time_base), stream=stream)
     pieces: Pieces = []
-    failures: list[str] = []
     cursor: int | None = None
     count = 0
     for frame in _frames(container, stream, None if known is None else origin + known, failures, budget):
         if frame.sample_rate != rate:
             failures.append(f"the sample rate changes from {rate} to {frame.sample_rate}")
             break
-        samples = _mono(frame)
         if frame.pts is not None and frame.time_base is not None:
             place = round((float(frame.pts * frame.time_base) - origin) * rate)
             if cursor is None or abs(place - cursor) > _JITTER_SECONDS * rate:
                 cursor = place
-        cursor = cursor or 0
-        pieces.append((cursor, samples))
-        cursor += len(samples)
+        samples = _mono(frame)
+        pieces.append((cursor or 0, samples))
+        cursor = (cursor or 0) + len(samples)
         count += len(samples)
         _check_samples(count, budget.path)
     length = known if known is not None else max((cursor or 0) / rate, 0.0)
     _check_samples(length * max(rate, SAMPLE_RATE), budget.path)
-    problem = f"{len(failures)} failures, first: {failures[0]}" if failures else None
-    if not pieces and not failures and not span:
-        problem = "has no samples"
-    return pieces, length, rate, problem
+    return pieces, length, rate
 
 
 def _check_samples(count: float, path: Path) -> None:
@@ -153,7 +168,7 @@ def _frames(
     failures: list[str],
     budget: TimeBudget,
 ) -> Iterator[av.AudioFrame]:
-    """Decode packet by packet, so that a damaged packet affects no other samples. Errors are appended to `failures`."""
+    """Decode packet by packet, so that a damaged packet affects no other samples."""
     packets = packets_of(container, stream)
     for number in itertools.count(1):
         budget.check()
@@ -169,32 +184,12 @@ def _frames(
         if end is not None and moment is not None and moment > end + 1.0:
             return
         try:
-            frames = packet.decode()
+            for frame in packet.decode():
+                if isinstance(frame, av.AudioFrame):
+                    yield frame
         except av.error.FFmpegError as error:
             where = "the last packet" if moment is None else f"packet at {moment:.2f} s"
             failures.append(f"{where}: {words_of(error)}")
-            continue
-        for frame in frames:
-            if isinstance(frame, av.AudioFrame):
-                yield frame
-
-
-def _video_start(container: av.container.InputContainer) -> float:
-    """Return the start time of the video in the file, in seconds, which is time 0 of the clip."""
-    if container.streams.video:
-        stream = container.streams.video[0]
-        if stream.start_time is not None and stream.time_base:
-            return float(stream.start_time * stream.time_base)
-    return 0.0
-
-
-def _video_duration(container: av.container.InputContainer) -> float | None:
-    if not container.streams.video:
-        return None
-    stream = container.streams.video[0]
-    if stream.duration and stream.time_base:
-        return float(stream.duration * stream.time_base)
-    return container.duration / av.time_base if container.duration else None
 
 
 def _mono(frame: av.AudioFrame) -> np.ndarray:
@@ -208,7 +203,7 @@ def _mono(frame: av.AudioFrame) -> np.ndarray:
     return values.mean(axis=0).astype(np.float32)
 
 
-def _place(pieces: Pieces, length: float, rate: int) -> tuple[np.ndarray, list[tuple[int, int]], int]:
+def _place(pieces: Pieces | None, length: float, rate: int) -> tuple[np.ndarray, list[tuple[int, int]], int]:
     """Copy the pieces into an array of (length * rate,) zeros.
 
     The gaps between them are not written and take no memory: a file may declare hours of audio without containing them.
@@ -218,37 +213,24 @@ def _place(pieces: Pieces, length: float, rate: int) -> tuple[np.ndarray, list[t
         samples.
     """
     native = np.zeros(max(round(length * rate), 0), dtype=np.float32)
-    stretches, bad = [], 0
-    for place, samples in pieces:
+    segments, invalid = [], 0
+    for place, samples in pieces or ():
         start, end = max(place, 0), min(place + len(samples), len(native))
         if start < end:
             inside = samples[start - place : end - place]
-            sound = np.isfinite(inside) & (np.abs(inside) <= _LOUDEST_SAMPLE)
-            bad += len(sound) - int(sound.sum())
-            native[start:end] = np.where(sound, inside, np.float32(0.0))
-            stretches.append((start, end))
-    return native, stretches, bad
+            valid = np.isfinite(inside) & (np.abs(inside) <= _LOUDEST_SAMPLE)
+            invalid += int((~valid).sum())
+            native[start:end] = np.where(valid, inside, np.float32(0.0))
+            segments.append((start, end))
+    return native, segments, invalid
 
 
-def _resample(native: np.ndarray, stretches: list[tuple[int, int]], rate: int, samples: int) -> np.ndarray:
+def _resample(native: np.ndarray, rate: int, samples: int) -> np.ndarray:
     """Return the samples at 16 kHz, (samples,) float32."""
     import librosa  # librosa loads its modules lazily, yet this takes a second that readers without audio save
 
-    waveform = np.zeros(samples, dtype=np.float32)
-    ends = [end for _, end in stretches]
-    native = native[: max(ends, default=0) + rate]  # the resampling filter of the last samples ends within a second
-    if not native.any():
-        return waveform
-    if rate != SAMPLE_RATE:
+    if native.any() and rate != SAMPLE_RATE:
         native = librosa.resample(native, orig_sr=rate, target_sr=SAMPLE_RATE, res_type="soxr_hq")
-    kept = min(samples, len(native))
-    waveform[:kept] = native[:kept]
+    waveform = np.zeros(samples, dtype=np.float32)  # which takes no memory after the last decoded sample
+    waveform[: len(native)] = native[:samples]
     return waveform
-
-
-def _heard(stretches: list[tuple[int, int]], rate: int, samples: int) -> np.ndarray:
-    """Return the mask (S,), bool, of the 20 ms steps in which at least one sample was decoded."""
-    heard = np.zeros(math.ceil(samples / STEP_SAMPLES), dtype=bool)
-    for start, end in stretches:
-        heard[start * STEPS_PER_SECOND // rate : -(-end * STEPS_PER_SECOND // rate)] = True
-    return heard

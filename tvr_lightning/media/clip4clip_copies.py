@@ -19,9 +19,8 @@ from av.container import Flags, OutputContainer
 from av.video.frame import PictureType, VideoFrame
 from av.video.reformatter import VideoReformatter
 
-from tvr_lightning.media.container import MAX_SECONDS, TimeBudget, VideoError, packets_of
-from tvr_lightning.media.decoder import FrameConverter, check_shape, frames_in_order, open_video
-from tvr_lightning.media.orientation import Orientation, orientation_of
+from tvr_lightning.media.container import MAX_SECONDS, TimeBudget, VideoError, open_video, packets_of
+from tvr_lightning.media.decoder import FrameConverter, check_shape, frames_in_order, orientation_of
 
 FPS, SIZE = 3, 224
 _STEPS = 2**16  # subdivisions of an output frame's duration to which FFmpeg rounds timestamps
@@ -38,7 +37,7 @@ def write_clip4clip_frames(path: Path, out: OutputContainer) -> int:
     reformatter, count = VideoReformatter(), 0
     with closing(constant_rate_frames(path, FPS)) as frames:
         for frame in frames:
-            if orientation_of(frame) != Orientation():
+            if orientation_of(frame) is not None:
                 frame = VideoFrame.from_image(FrameConverter(path)(frame))
             if not count:
                 stream.width, stream.height = clip4clip_size(frame.width, frame.height)

@@ -9,12 +9,12 @@ authors produces.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import av
 import numpy as np
@@ -25,13 +25,11 @@ from PIL import Image
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.audio import SAMPLE_RATE, AudioError, read_audio
 from tvr_lightning.media.clip4clip_copies import FPS, SIZE, write_clip4clip_frames
-from tvr_lightning.media.container import TimeBudget, VideoError, open_media, packets_of, words_of
-from tvr_lightning.media.decoder import decoded_frames, open_video
+from tvr_lightning.media.container import TimeBudget, VideoError, open_media, open_video, packets_of, words_of
+from tvr_lightning.media.decoder import decoded_frames
 from tvr_lightning.media.preparation import Interpolation, Pixels, resized
 from tvr_lightning.media.video import TimedFrame, frames_at_rate, probe
 from tvr_lightning.option_types import CopiedFrames, CopiesLike
-
-Sound = Literal["none", "copied", "encoded"]
 
 LEAST_SIZE = 16
 CRF = 18
@@ -66,14 +64,14 @@ class Compression:
         for name, least in (("fps", 1), ("size", LEAST_SIZE)):
             if getattr(self, name) < least:
                 raise UserError(f"--{name} is {getattr(self, name)}; it must be at least {least}")
-        if self.frames not in get_args(CopiedFrames):
-            raise UserError(f"--frames is {self.frames!r}; choose one of {', '.join(get_args(CopiedFrames))}")
-        if self.like not in (None, *get_args(CopiesLike)):
-            raise UserError(f"--like is {self.like!r}; choose one of {', '.join(get_args(CopiesLike))}")
+        for name, allowed in (("frames", get_args(CopiedFrames)), ("like", (*get_args(CopiesLike), None))):
+            if getattr(self, name) not in allowed:
+                raise UserError(
+                    f"--{name} is {getattr(self, name)!r}; choose one of {', '.join(filter(None, allowed))}"
+                )
         if self.like and replace(self, like=None) != Compression():
-            raise UserError(
-                f"--like {self.like} sets {FPS} fps, {SIZE} pixels and h264. Omit --fps, --size and --frames."
-            )
+            fixed = f"{FPS} fps, {SIZE} pixels and h264"
+            raise UserError(f"--like {self.like} sets {fixed}. Omit --fps, --size and --frames.")
 
     def describe(self) -> str:
         """Return a description, which is part of run cards."""
@@ -83,27 +81,20 @@ class Compression:
     def __call__(self, frame: Image.Image) -> Pixels:
         """Return an RGB frame as stored, (height, width, 3): its short side has `size` pixels, and both sides are even.
 
-        A side of odd length is extended by a copy of its outermost pixels, at the end that keeps the center square in
-        place.
+        A side of odd length is extended by a copy of its outermost pixels, at the end that keeps the center `size`
+        pixels in place.
         """
-        width, height = frame.size
-        if min(width, height) > self.size:
-            short, size = min(width, height), self.size
-            scaled = (int(size * width / short), int(size * height / short))
+        pixels, short = np.asarray(frame), min(frame.size)
+        if short > self.size:
+            scaled = (int(self.size * frame.width / short), int(self.size * frame.height / short))
             pixels = resized(frame, scaled, self.interpolation, antialias=True)
-        else:
-            pixels = np.asarray(frame)
-        (top, bottom), (left, right) = (_evened(side, self.size) for side in pixels.shape[:2])
-        kept: Pixels = np.pad(pixels, ((top, bottom), (left, right), (0, 0)), mode="edge").astype(np.uint8, copy=False)
-        return kept
-
-
-def _evened(side: int, size: int) -> tuple[int, int]:
-    """Return the pixels to add before and after a side, so that the center `size` pixels stay the same."""
-    if side % 2 == 0:
-        return 0, 0
-    before = min(max(round((side + 1 - size) / 2) - round((side - size) / 2), 0), 1)
-    return before, 1 - before
+        padding = [(0, 0), (0, 0), (0, 0)]
+        for axis, side in enumerate(pixels.shape[:2]):
+            if side % 2:
+                moved = round((side + 1 - self.size) / 2) - round((side - self.size) / 2)
+                before = min(max(moved, 0), 1)
+                padding[axis] = (before, 1 - before)
+        return np.pad(pixels, padding, mode="edge").astype(np.uint8, copy=False)
 
 
 @dataclass
@@ -137,110 +128,85 @@ def compress(path: Path, how: Compression) -> Copy:
     with open_media(path) as container:
         stream = container.streams.best("audio")
         codec = stream.codec_context.name if isinstance(stream, av.AudioStream) and stream.codec_context else None
-    if codec is None:
-        return _write(path, how, "none")
-    if codec in _COPIED_SOUND:
-        # Packets whose timestamps mp4 cannot represent are re-encoded with other timestamps.
-        with suppress(_SoundRefused):
-            return _write(path, how, "copied")
-    return _write(path, how, "encoded")
-
-
-class _SoundRefused(Exception):  # noqa: N818  named after the event
-    """Audio packets do not fit into mp4."""
-
-
-def _write(path: Path, how: Compression, sound: Sound) -> Copy:
-    buffer, copy = io.BytesIO(), Copy(b"", 0, 0.0, 0)
     try:
-        with av.open(buffer, "w", format="mp4") as out:
-            if sound == "copied":
-                _copy_with_sound(path, how, out, copy)
-            else:
-                _encode_with_sound(path, how, _waveform(path, copy) if sound == "encoded" else None, out, copy)
+        if codec in _COPIED_SOUND:
+            with suppress(av.FFmpegError):  # such as packets whose timestamps mp4 cannot represent
+                return _copy_with_sound(path, how)
+        return _encode_with_sound(path, how, codec is not None)
     except av.FFmpegError as error:
         raise VideoError(path, f"cannot be copied ({words_of(error)})") from error
-    copy.content = buffer.getvalue()
-    return copy
 
 
-def _encode_with_sound(
-    path: Path, how: Compression, waveform: NDArray[np.float32] | None, out: OutputContainer, copy: Copy
-) -> None:
-    if waveform is None:
-        _write_frames(path, how, out, copy)
-        return
-    track = out.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
-    track.bit_rate = 64_000
-    _write_frames(path, how, out, copy)
-    _encode_sound(waveform, track, out, copy)
-
-
-def _copy_with_sound(path: Path, how: Compression, out: OutputContainer, copy: Copy) -> None:
-    budget = TimeBudget(path)
-    with open_video(path, 1) as (container, video):
+def _copy_with_sound(path: Path, how: Compression) -> Copy:
+    buffer, copy, budget = io.BytesIO(), Copy(b"", 0, 0.0, 0), TimeBudget(path)
+    packets = []
+    with open_video(path) as (container, video), av.open(buffer, "w", format="mp4") as out:
         source = container.streams.best("audio")
         assert isinstance(source, av.AudioStream)
-        assert source.time_base is not None
-        origin = Fraction(0)
-        if video.start_time is not None and video.time_base is not None:
-            origin = video.start_time * video.time_base
-        if how.like:  # such a copy starts with the first stream
-            origin = Fraction(container.start_time or 0, av.time_base)
         track = out.add_stream_from_template(source)
-        packets = []
         try:
             for packet in packets_of(container, source):
                 budget.check()
-                if packet.size == 0 or packet.pts is None:
-                    continue
-                if packet.is_corrupt:
+                if packet.is_corrupt and packet.size:
                     copy.notes.append("its audio ends early: a packet is truncated")
                     break
-                packets.append(packet)
+                if packet.size and packet.pts is not None:
+                    packets.append(packet)
         except av.FFmpegError as error:
             copy.notes.append(f"its audio ends early: {words_of(error)}")
         _write_frames(path, how, out, copy)
-        moved = round(origin / source.time_base)
-        try:
-            for packet in packets:
-                assert packet.pts is not None
-                packet.pts -= moved  # an edit list removes audio from before the first frame
-                packet.dts = packet.pts
-                packet.stream = track
+        origin = (video.start_time or 0) * (video.time_base or Fraction(0))
+        if how.like:  # such a copy starts with the first stream
+            origin = Fraction(container.start_time or 0, av.time_base)
+        assert source.time_base is not None
+        for packet in packets:
+            assert packet.pts is not None
+            packet.pts -= round(origin / source.time_base)  # an edit list removes audio from before the first frame
+            packet.dts = packet.pts
+            packet.stream = track
+            out.mux(packet)
+    return replace(copy, content=buffer.getvalue(), sound=len(packets))
+
+
+def _encode_with_sound(path: Path, how: Compression, has_sound: bool) -> Copy:
+    buffer, copy = io.BytesIO(), Copy(b"", 0, 0.0, 0)
+    waveform = _waveform(path, copy.notes) if has_sound else None
+    with av.open(buffer, "w", format="mp4") as out:
+        if waveform is None:
+            _write_frames(path, how, out, copy)
+        else:
+            track = out.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
+            track.bit_rate = 64_000
+            _write_frames(path, how, out, copy)
+            for packet in _encoded_sound(waveform, track):
                 out.mux(packet)
-        except av.FFmpegError as error:
-            raise _SoundRefused from error
-        copy.sound = len(packets)
+                copy.sound += 1
+    return replace(copy, content=buffer.getvalue())
 
 
-def _waveform(path: Path, copy: Copy) -> NDArray[np.float32] | None:
+def _waveform(path: Path, notes: list[str]) -> NDArray[np.float32] | None:
     """Return the audio as readers use it, (T,) at 16 kHz, or None if none can be decoded."""
     try:
         track = read_audio(path)
     except AudioError as error:
-        copy.notes.append(f"its audio is omitted: {error.reason}")
+        notes.append(f"its audio is omitted: {error.reason}")
         return None
     if track.problem:
-        copy.notes.append(f"its audio is damaged: {track.problem}")
-    copy.notes.append(
+        notes.append(f"its audio is damaged: {track.problem}")
+    notes.append(
         "its audio is converted to 16 kHz mono" if track.present else "its audio is omitted, since it is empty"
     )
     return track.waveform if track.present else None
 
 
-def _encode_sound(waveform: NDArray[np.float32], track: av.AudioStream, out: OutputContainer, copy: Copy) -> None:
+def _encoded_sound(waveform: NDArray[np.float32], track: av.AudioStream) -> Iterator[av.Packet]:
     samples = track.codec_context.frame_size or 1024
     for start in range(0, len(waveform), samples):
         piece = waveform[None, start : start + samples]
         frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(piece), format="fltp", layout="mono")
         frame.sample_rate, frame.pts, frame.time_base = SAMPLE_RATE, start, Fraction(1, SAMPLE_RATE)
-        for packet in track.encode(frame):
-            out.mux(packet)
-            copy.sound += 1
-    for packet in track.encode(None):
-        out.mux(packet)
-        copy.sound += 1
+        yield from track.encode(frame)
+    yield from track.encode(None)
 
 
 def _write_frames(path: Path, how: Compression, out: OutputContainer, copy: Copy) -> None:
@@ -249,41 +215,27 @@ def _write_frames(path: Path, how: Compression, out: OutputContainer, copy: Copy
         copy.frames = write_clip4clip_frames(path, out)
         copy.duration = copy.frames / how.fps
         return
+
+    def frames() -> Generator[TimedFrame[Pixels], None, None]:
+        copy.duration = yield from frames_at_rate(path, how.fps, how)
+
     clock = Fraction(1, how.fps * _TICKS)
-    for packet in _packets(path, how, out, copy, clock):
-        assert packet.pts is not None
-        last = packet.pts == (copy.frames - 1) * _TICKS
-        rest = max(round(copy.duration / clock) - packet.pts, 1)
-        packet.duration = rest if last else _TICKS
-        packet.dts = packet.pts
-        out.mux(packet)
-
-
-def _images(path: Path, how: Compression, copy: Copy) -> Iterator[TimedFrame[Pixels]]:
-    copy.duration = yield from frames_at_rate(path, how.fps, how)
-
-
-def _packets(path: Path, how: Compression, out: OutputContainer, copy: Copy, clock: Fraction) -> Iterator[av.Packet]:
-    """Yield a packet for each frame, the last one after `copy` has the number of frames and the duration."""
-    stream, held, size = None, None, (0, 0)
-    for image in (frame.content for frame in _images(path, how, copy)):
+    stream, packets = None, []
+    for number, frame in enumerate(frames()):
+        image = frame.content
         if stream is None:
-            size = (image.shape[1], image.shape[0])
-            stream = _stream(out, how, size, clock)
-        if held is not None:
-            yield held
-        held = _encode(stream, _of_size(image, size), copy.frames * _TICKS, how, clock)
-        copy.frames += 1
-    assert held is not None, "a video that can be read has a frame"
-    yield held
+            stream = _video_stream(out, how, (image.shape[1], image.shape[0]), clock)
+        if image.shape != (stream.height, stream.width, 3):  # all frames of a copy have the same size
+            image = np.asarray(Image.fromarray(image).resize((stream.width, stream.height)))
+        packet = _encode(stream, image, number * _TICKS, how, clock)
+        packet.dts, packet.duration = packet.pts, _TICKS
+        packets.append(packet)
+    packets[-1].duration = max(round(copy.duration / clock) - (len(packets) - 1) * _TICKS, 1)
+    copy.frames = len(packets)
+    out.mux(packets)
 
 
-def _of_size(image: Pixels, size: tuple[int, int]) -> Pixels:
-    """Return a frame in the size of the first one, since all frames of a copy have the same size."""
-    return image if image.shape[1::-1] == size else np.asarray(Image.fromarray(image).resize(size))
-
-
-def _stream(out: OutputContainer, how: Compression, size: tuple[int, int], clock: Fraction) -> av.VideoStream:
+def _video_stream(out: OutputContainer, how: Compression, size: tuple[int, int], clock: Fraction) -> av.VideoStream:
     if how.frames == "jpeg":
         stream = out.add_stream("mjpeg", rate=how.fps)
         stream.pix_fmt = "yuvj420p"
@@ -318,17 +270,14 @@ def verify_copy(path: Path, copy: Copy) -> None:
     Raises:
         VideoError: The content differs from what was written.
     """
-    budget = TimeBudget(path)
     found = probe(path)
     if found.broken:
         raise VideoError(path, found.broken)
-    frames = sum(1 for _ in decoded_frames(path, 1, budget))
-    sound = 0
-    if copy.sound:
-        with open_media(path) as container:
-            track = container.streams.best("audio")
-            if isinstance(track, av.AudioStream):
-                sound = sum(1 for packet in packets_of(container, track) if packet.size)
+    frames, sound = sum(1 for _ in decoded_frames(path, 1, TimeBudget(path))), 0
+    with open_media(path) as container:
+        track = container.streams.best("audio")
+        if isinstance(track, av.AudioStream):
+            sound = sum(packet.size > 0 for packet in packets_of(container, track))
     if (frames, sound) != (copy.frames, copy.sound) or abs(found.duration - copy.duration) > 0.001:
         raise VideoError(
             path,

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import av
 from av.container import InputContainer
+from av.stream import Disposition
+from av.video.stream import VideoStream
 
 from tvr_lightning.errors import UserError
 
@@ -30,8 +32,7 @@ _CONTAINERS = "mov,matroska,avi,ogg,flv,asf,mpeg,mpegts,mxf,rm,dv,nut,gif,mpegvi
 
 MAX_PIXELS = 8192 * 4352
 """Maximum frame size: level 6.2 of H.264 and H.265, slightly more than 8K (7680 x 4320)."""
-MAX_ELONGATION = 100
-"""Maximum ratio of the long side of a frame to the short one, since resizing keeps the ratio."""
+PIXEL_LIMIT = f"the maximum is {MAX_PIXELS:,} pixels, 8192 x 4352"
 MAX_PACKETS = 2**21
 """Maximum number of packets of a stream."""
 MAX_SECONDS = 10**6
@@ -39,18 +40,6 @@ MAX_SECONDS = 10**6
 
 READ_SECONDS = "TVR_READ_SECONDS"
 _BASE_SECONDS, _SECONDS_PER_MIB = 120, 4
-
-_PLAYLISTS = {
-    b"#EXTM3U": "a playlist (HLS, m3u8)",
-    b"ffconcat": "a list of files to concatenate (ffconcat)",
-    b"<MPD": "a manifest (DASH)",
-    b"<SmoothStreamingMedia": "a manifest (Smooth Streaming)",
-    b"v=0": "a session description (SDP)",
-    b"[playlist]": "a playlist (PLS)",
-}
-"""First bytes, or identifying element, of formats that reference other files and hosts."""
-
-_OPTIONS = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "file"}
 
 
 class MediaError(UserError):
@@ -78,14 +67,7 @@ class TimeBudget:
     """CPU time budget for decoding one file: two minutes plus four seconds per MiB, or TVR_READ_SECONDS.
 
     Regular files need only a small part of it. CPU time does not depend on the load of the machine. Time spent on
-    decoded frames does not count (`paused`).
-
-    Args:
-        path: The file.
-        threads: Number of decoding threads. With 1, only the time of the calling thread counts.
-
-    Raises:
-        UserError: The environment variable TVR_READ_SECONDS is not a number above zero.
+    decoded frames does not count (`paused`). With several decoding threads, the time of the whole process counts.
     """
 
     def __init__(self, path: Path, threads: int = 1) -> None:
@@ -113,13 +95,10 @@ def _allowed_seconds(path: Path) -> float:
     given = os.environ.get(READ_SECONDS)
     if given is None:
         return _BASE_SECONDS + _SECONDS_PER_MIB * (path.stat().st_size / 2**20 if path.is_file() else 0)
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = 0.0
-    if not seconds > 0:
-        raise UserError(f"The environment variable {READ_SECONDS} is {given!r}; it must be a number of seconds above 0")
-    return seconds
+    with suppress(ValueError):
+        if float(given) > 0:
+            return float(given)
+    raise UserError(f"The environment variable {READ_SECONDS} is {given!r}; it must be a number of seconds above 0")
 
 
 def _too_slow(seconds: float, kind: str) -> str:
@@ -127,13 +106,7 @@ def _too_slow(seconds: float, kind: str) -> str:
 
 
 def open_media(path: Path) -> InputContainer:
-    """Open a media file without following references to other files.
-
-    Args:
-        path: The file. Its content and not its name determines the format.
-
-    Returns:
-        The container, which the caller closes.
+    """Open a media file, in a format given by its content, without following references to other files.
 
     Raises:
         VideoError: The file is missing or empty, cannot be opened in time, or has an unsupported container.
@@ -151,31 +124,46 @@ def open_media(path: Path) -> InputContainer:
             raise VideoError(path, f"opening it {_too_slow(seconds, 'time')}") from error
         reason = words_of(error)
         if isinstance(error, av.error.ArgumentError):  # a container that is not in the list
-            reason = f"it is damaged, or not one of the supported containers: {_CONTAINERS.replace(',', ', ')}"
-        raise VideoError(path, f"cannot be opened as video ({_leads_elsewhere(path) or reason})") from error
-
-
-def _leads_elsewhere(path: Path) -> str | None:
-    """Return a message that names the format of a file if it references other files, otherwise None."""
-    with path.open("rb") as file:
-        head = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
-    for mark, name in _PLAYLISTS.items():
-        if mark in head[:2048] if mark.startswith(b"<") else head.startswith(mark):
-            return f"it is {name}, which names other files; use those instead"
-    return None
+            supported = _CONTAINERS.replace(",", ", ")
+            reason = f"it is damaged, a playlist that names other files, or not one of the containers {supported}"
+        raise VideoError(path, f"cannot be opened as video ({reason})") from error
 
 
 def _open(path: Path, options: dict[str, str], seconds: float) -> InputContainer:
     # With "file:", since FFmpeg treats the text before a colon in a name as a protocol. It decodes a few frames to
     # detect the streams and checks the time limit between them.
-    return av.open(f"file:{path}", metadata_errors="replace", options=_OPTIONS | options, timeout=(seconds, None))
+    options = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "file"} | options
+    return av.open(f"file:{path}", metadata_errors="replace", options=options, timeout=(seconds, None))
 
 
-def declared_size(path: Path, stream: int) -> tuple[int, int]:
-    """Return the width and height that a container declares for a stream, without decoding; zeros if unknown."""
-    with _open(path, {"codec_whitelist": "none"}, _allowed_seconds(path)) as container:
-        context = container.streams[stream].codec_context
-        return (context.width, context.height) if isinstance(context, av.VideoCodecContext) else (0, 0)
+@contextmanager
+def open_video(path: Path, threads: int = 1) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """Open a file and its first video stream that is not a cover image, and do not conceal decoding errors.
+
+    Raises:
+        VideoError: The file is missing or empty, cannot be opened, has no video stream of a known codec, or has frames
+            larger than `MAX_PIXELS`.
+    """
+    with open_media(path) as container:
+        streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+        if not streams:
+            raise VideoError(path, "has no video stream" + (", only audio" if container.streams.audio else ""))
+        stream = streams[0]
+        decoder = stream.codec_context
+        if decoder is None:
+            raise VideoError(path, "its video codec is unknown, or its header is damaged")
+        decoder.thread_count = threads
+        decoder.thread_type = "AUTO" if threads > 1 else "NONE"
+        decoder.options = {"err_detect": "explode", "max_pixels": str(MAX_PIXELS)}
+        width, height = decoder.width, decoder.height
+        if not width:  # FFmpeg discards a size above the limit, except if it opens the file without decoding
+            with _open(path, {"codec_whitelist": "none"}, _allowed_seconds(path)) as undecoded:
+                declared = undecoded.streams[stream.index].codec_context
+                if isinstance(declared, av.VideoCodecContext):
+                    width, height = declared.width, declared.height
+        if width * height > MAX_PIXELS:
+            raise VideoError(path, f"its frames have {width:,} x {height:,} pixels; {PIXEL_LIMIT}")
+        yield container, stream
 
 
 def packets_of(container: InputContainer, *streams: av.VideoStream | av.AudioStream) -> Iterator[av.Packet]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.container import MediaError
-from tvr_lightning.media.workers import Failure, undisturbed, worker_context, worker_died
+from tvr_lightning.media.workers import Failure, batches_of, worker_context
 from tvr_lightning.progress import progress_bar
 
 T = TypeVar("T")
@@ -47,47 +47,40 @@ def read_many(
     join: Callable[[list[R | Unread[T]]], B],
     *,
     workers: int,
-    threads: bool = False,
 ) -> Iterator[B]:
-    """Yield `join` of the results of each group, in order, while the next groups are read.
+    """Yield `join` of the results of each group, in order, while worker processes read the next groups.
 
     Args:
         groups: Items that are joined.
-        read: Function that reads one item. It raises MediaError if a file cannot be read.
-        join: Function that combines the results of a group. It runs in the worker, since processes send tensors one by
-            one.
-        workers: Number of processes or threads that read ahead. With 0, the caller reads.
-        threads: Whether to use threads, which start immediately and share the state of `read`. Otherwise processes are
-            used, which run Python code in parallel; `read` and `join` must be picklable.
+        read: Picklable function that reads one item. It raises MediaError if a file cannot be read.
+        join: Picklable function that combines the results of a group. It runs in the worker, since processes send
+            tensors one by one.
+        workers: Number of processes that read ahead. With 0, the caller reads.
 
     Raises:
         UserError: `read` raised it, or a worker process was killed.
         RuntimeError: `read` raised another error. The message names the item.
     """
-    if threads and workers:
-        yield from _by_threads(groups, read, join, workers)
-        return
-    loader: DataLoader[B | Failure] = DataLoader(
-        _Groups(groups, read, join),
+    loader: DataLoader[Any] = DataLoader(
+        groups,  # type: ignore[arg-type]  # of which it needs the length and the items
         batch_size=None,
+        collate_fn=partial(_read_group, read, join),
         num_workers=workers,
         multiprocessing_context=worker_context() if workers else None,
     )
-    with undisturbed():
-        batches = iter(loader)
-    while True:
+    return batches_of(loader.__iter__)
+
+
+def _read_group(read: Callable[[T], R], join: Callable[[list[R | Unread[T]]], B], group: Sequence[T]) -> B | Failure:
+    found = []
+    for item in group:
         try:
-            batch = next(batches, None)
-        except RuntimeError as error:
-            died = worker_died(error)
-            if died is None:
-                raise
-            raise died from error
-        if batch is None:
-            return
-        if isinstance(batch, Failure):
-            raise batch.error
-        yield batch
+            found.append(attempt(read, item))
+        except UserError as error:
+            return Failure(error)
+        except Exception as error:
+            raise RuntimeError(f"{item}: {type(error).__name__}: {error}") from error
+    return join(found)
 
 
 def read_all(
@@ -107,35 +100,3 @@ def read_all(
             results += group
             bar.advance(task, len(group))
     return results
-
-
-class _Groups(Dataset[Any]):
-    def __init__(self, groups: Sequence[Sequence[T]], read: Callable[[T], R], join: Callable[..., B]) -> None:
-        self.groups, self.read, self.join = groups, read, join
-
-    def __len__(self) -> int:
-        return len(self.groups)
-
-    def __getitem__(self, place: int) -> Any:
-        # A DataLoader would replace the UserError with another error whose message is the worker's traceback.
-        found = []
-        for item in self.groups[place]:
-            try:
-                found.append(attempt(self.read, item))
-            except UserError as error:
-                return Failure(error)
-            except Exception as error:
-                raise RuntimeError(f"{item}: {type(error).__name__}: {error}") from error
-        return self.join(found)
-
-
-def _by_threads(
-    groups: Sequence[Sequence[Any]], read: Callable[[Any], Any], join: Callable[[list[Any]], B], workers: int
-) -> Iterator[B]:
-    """Read one group ahead with threads."""
-    with ThreadPoolExecutor(workers) as pool:
-        ahead = [pool.submit(attempt, read, item) for group in groups[:1] for item in group]
-        for place in range(len(groups)):
-            current = ahead
-            ahead = [pool.submit(attempt, read, item) for group in groups[place + 1 : place + 2] for item in group]
-            yield join([future.result() for future in current])

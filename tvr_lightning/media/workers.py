@@ -7,31 +7,57 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import context, resource_tracker
-from multiprocessing.context import BaseContext, SpawnContext, SpawnProcess
+from multiprocessing import resource_tracker
+from multiprocessing.context import BaseContext
 from types import TracebackType
+from typing import Any
 
 from tvr_lightning.errors import UserError
+
+if sys.platform == "win32":
+    from multiprocessing.context import SpawnContext as _Context
+    from multiprocessing.context import SpawnProcess as _Process
+else:
+    from multiprocessing.context import ForkServerContext as _Context
+    from multiprocessing.context import ForkServerProcess as _Process
 
 
 @dataclass
 class Failure:
-    """Error that a worker returns instead of an item or a batch."""
+    """Error that a worker returns instead of an item or a batch.
+
+    A DataLoader would replace a raised error with another one whose message is the worker's traceback.
+    """
 
     error: UserError
 
 
-def worker_died(error: RuntimeError) -> UserError | None:
-    """Return the UserError for a DataLoader error, or None if no worker died."""
-    if not str(error).startswith("DataLoader worker"):
-        return None
-    return UserError(
-        f"{error}. Unless it was killed, memory ran out. Use fewer workers (data.init_args.num_workers, --num_workers) "
-        "or smaller batches, or increase shared memory (docker: --shm-size)."
-    )
+def batches_of(start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    """Start the workers of a DataLoader and yield its batches.
+
+    Raises:
+        UserError: A worker returned a failure, or its process died.
+    """
+    with undisturbed():
+        batches = start()
+    while True:
+        try:
+            batch = next(batches, None)
+        except RuntimeError as error:
+            if not str(error).startswith("DataLoader worker"):
+                raise
+            raise UserError(
+                f"{error}. Unless it was killed, memory ran out. Use fewer workers (data.init_args.num_workers, "
+                "--num_workers) or smaller batches, or increase shared memory (docker: --shm-size)."
+            ) from error
+        if batch is None:
+            return
+        if isinstance(batch, Failure):
+            raise batch.error
+        yield batch
 
 
 @contextmanager
@@ -56,16 +82,12 @@ def undisturbed() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-def worker_context() -> BaseContext:
-    """Return the context for workers: forked from a clean server, since workers forked here occasionally hang."""
-    if start_method() == "spawn":
-        return _SpawnContext()
-    return _ForkServerContext()
-
-
 def start_method() -> str:
-    """Return multiprocessing's name of the start method, and preload the package in the server of the workers."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
+    """Return multiprocessing's name of the start method, and preload the package in the server of the workers.
+
+    Workers are forked from a clean server, since workers forked from this process occasionally hang.
+    """
+    if sys.platform == "win32":
         return "spawn"
     package = __name__.partition(".")[0]
     loaded = [name for name in sys.modules if name.partition(".")[0] == package]
@@ -73,46 +95,37 @@ def start_method() -> str:
     return "forkserver"
 
 
-def _end_with_parent() -> None:
-    """End this process as soon as its parent is gone.
+def worker_context() -> BaseContext:
+    """Return the context for workers that end with this process."""
+    start_method()
+    return _WorkerContext()
 
-    Workers wait for tasks on pipes whose other end they also hold open, and their parent by process ID is the server,
-    which lives as long as they do. Therefore nothing else would notify them.
-    """
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also interrupts the parent, which ends its workers
-    sys.excepthook = _without_lost_connections
 
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
+class _Worker(_Process):
+    def run(self) -> None:
+        """Run the worker, and end it as soon as its parent is gone.
 
-    threading.Thread(target=watch, daemon=True, name="end with parent").start()
+        Workers wait for tasks on pipes whose other end they also hold open, and their parent by process ID is the
+        server, which lives as long as they do. Therefore nothing else would notify them.
+        """
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+
+        def watch() -> None:
+            parent.join()
+            os._exit(1)
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also interrupts the parent, which ends its workers
+        sys.excepthook = _without_lost_connections
+        threading.Thread(target=watch, daemon=True, name="end with parent").start()
+        super().run()
+
+
+class _WorkerContext(_Context):
+    Process = _Worker
 
 
 def _without_lost_connections(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Show an error, unless it only reports that the interrupted parent no longer receives tensors."""
     if not issubclass(kind, (ConnectionError, EOFError)):
         sys.__excepthook__(kind, error, trace)
-
-
-class _SpawnWorker(SpawnProcess):
-    def run(self) -> None:
-        _end_with_parent()
-        super().run()
-
-
-class _SpawnContext(SpawnContext):
-    Process = _SpawnWorker
-
-
-if sys.platform != "win32":
-
-    class _ForkServerWorker(context.ForkServerProcess):
-        def run(self) -> None:
-            _end_with_parent()
-            super().run()
-
-    class _ForkServerContext(context.ForkServerContext):
-        Process = _ForkServerWorker
