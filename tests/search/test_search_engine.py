@@ -79,7 +79,7 @@ def test_sinkhorn_adds_one_bias_per_video(searcher):
 def test_sinkhorn_keeps_a_hub_from_crowding_the_results(searcher):
     scorer, bank = searcher.scorers["gare"], searcher.catalog.fact("bank")
     _, vectors = searcher.catalog.vectors()
-    cosines = scorer.text_vectors(bank) @ vectors.T
+    cosines = scorer.text_vectors(scorer.encode_texts(bank)) @ vectors.T
     biases = torch.tensor([searcher._compute_biases(0)[key] for key in searcher.catalog.vectors()[0]])
     spread = [(x / scorer.module.score_temperature()).softmax(1).sum(0).std() for x in (cosines, cosines + biases)]
     assert spread[1] < spread[0]

@@ -165,7 +165,8 @@ class Searcher:
         self, query: SearchQuery, text: str, like: Example | None, biases: dict[int, float]
     ) -> tuple[list[SpanRow], Tensor]:
         """Return the S nearest segments, best first with the bias, and their cosines (S,)."""
-        vectors = [self.scorers[self.first].text_vectors([text])[0]] if text else []
+        scorer = self.scorers[self.first]
+        vectors = [scorer.text_vectors(scorer.encode_texts([text]))[0]] if text else []
         if like is not None:
             vectors += [unit(frames.mean(0, keepdim=True))[0] for frames in like.segments]
         nearest: Callable[[Tensor, int], Hits] = self.vectors.nearest
@@ -205,11 +206,10 @@ class Searcher:
         keys, vectors = self.catalog.vectors()
         if not keys:
             return {}
-        texts = torch.cat(
-            [self.scorers[self.first].text_vectors(bank[i : i + BLOCK]) for i in range(0, len(bank), BLOCK)]
-        )
-        scores = MatrixSource(texts @ vectors.T)
-        context = Context(bank=scores, temperature=self.scorers[self.first].module.score_temperature())
+        scorer = self.scorers[self.first]
+        blocks = (scorer.encode_texts(bank[i : i + BLOCK]) for i in range(0, len(bank), BLOCK))
+        scores = MatrixSource(torch.cat([scorer.text_vectors(block) for block in blocks]) @ vectors.T)
+        context = Context(bank=scores, temperature=scorer.module.score_temperature())
         return dict(zip(keys, SinkhornBias().gallery_bias(scores, context).tolist(), strict=True))
 
     def _rank(

@@ -262,7 +262,7 @@ class _Run:
         if known is not None and known["of"] == state:
             return
         model = next(iter(self.models.values()))
-        background = model.text_vectors(BACKGROUND)
+        background = model.text_vectors(model.encode_texts(BACKGROUND))
         blocks = (self.catalog.vectors(keys[start : start + 4096])[1] for start in range(0, len(keys), 4096))
         if scale := Scale.fit(background, blocks):
             self.catalog.set_fact("relevance", {"of": state, **dataclasses.asdict(scale)})

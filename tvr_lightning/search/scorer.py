@@ -142,9 +142,9 @@ class Scorer:
         """Return the scores (N, M) of texts and videos: the second stage."""
         return self.module.score(text.to(self.device), video.to(self.device)).similarity.float().cpu()
 
-    def text_vectors(self, texts: list[str]) -> Tensor:
-        """Return the vectors (N, D) of length 1 of texts that the first stage compares."""
-        return unit(self._first.text_vectors(self.encode_texts(texts)))
+    def text_vectors(self, text: TextFeatures) -> Tensor:
+        """Return the (N, D) vectors of length 1 that the first stage compares."""
+        return unit(self._first.text_vectors(text))
 
     def video_vectors(self, video: VideoFeatures) -> Tensor:
         """Return the (M, D) vectors of length 1 that the first stage compares: the means of the real frames."""
