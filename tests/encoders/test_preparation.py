@@ -101,7 +101,7 @@ def test_a_preparation_that_is_unknown_is_named(settings, said):
 
 
 def test_impossible_options_of_the_data_are_named():
-    with pytest.raises(ValueError, match=r"resize_mode is 'stretch'; choose one of shortest, longest, squash"):
+    with pytest.raises(ValueError, match=r"resize_mode is stretch; it must be one of shortest, longest, squash"):
         Preparation(32, resize_mode="stretch")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="image_size is 0"):
         Preparation(0)

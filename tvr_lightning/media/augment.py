@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal, get_args
 
 import numpy as np
@@ -91,5 +92,5 @@ def draw_augmentation(
     if augmentation == "crop-flip":
         draws = tuple(tuple(row) for row in generator.random((_ATTEMPTS, 4)).tolist())
         return CropFlip(preparation.image_size, draws, bool(generator.random() < 0.5), preparation.antialias)
-    change = draw_rand_augment(generator)
-    return lambda frame: preparation(change(frame))
+    steps = draw_rand_augment(generator)
+    return lambda frame: preparation(reduce(lambda changed, step: step(changed), steps, frame))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.nn import functional
 
-from tvr_lightning.errors import UserError
+from tvr_lightning.option_types import Count, check
 
 Interpolation = Literal["bicubic", "bilinear"]
 ResizeMode = Literal["shortest", "longest", "squash"]
@@ -51,29 +51,24 @@ class Preparation:
         UserError: The filter or mode is unknown, or the size is below 1.
     """
 
-    image_size: int
+    image_size: Count
     interpolation: Interpolation = "bicubic"
     resize_mode: ResizeMode = "shortest"
     antialias: bool = True
 
     def __post_init__(self) -> None:
-        if self.image_size < 1:
-            raise UserError(f"image_size is {self.image_size}; it must be at least 1")
-        for name, kind in (("interpolation", Interpolation), ("resize_mode", ResizeMode)):
-            if getattr(self, name) not in get_args(kind):
-                raise UserError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(get_args(kind))}")
+        check(self)
 
     def __call__(self, frame: Image.Image) -> Pixels:
         """Return an RGB frame as (S, S, 3)."""
-        size, (width, height) = self.image_size, frame.size
+        size, sides = self.image_size, frame.size
         if self.resize_mode == "squash":
             scaled = (size, size)
         elif self.resize_mode == "longest":
-            ratio = max(width / size, height / size)
-            scaled = (round(width / ratio), round(height / ratio))
+            ratio = max(side / size for side in sides)
+            scaled = (round(sides[0] / ratio), round(sides[1] / ratio))
         else:
-            wide = width >= height
-            scaled = (int(size * width / height), size) if wide else (size, int(size * height / width))
+            scaled = (int(size * sides[0] / min(sides)), int(size * sides[1] / min(sides)))
         pixels = resized(frame, scaled, self.interpolation, self.antialias)
         if self.resize_mode == "longest":
             square = np.zeros((size, size, 3), dtype=pixels.dtype)
@@ -85,9 +80,8 @@ class Preparation:
 
     def describe(self) -> str:
         """Return a description, which is part of the fingerprints of stored features."""
-        return f"{self.image_size} pixels, {self.interpolation} {_MODES[self.resize_mode]}" + (
-            "" if self.antialias else ", not antialiased"
-        )
+        resizing = f"{self.image_size} pixels, {self.interpolation} {_MODES[self.resize_mode]}"
+        return resizing if self.antialias else f"{resizing}, not antialiased"
 
 
 PREPARATION = ("image_size", "interpolation", "resize_mode")
