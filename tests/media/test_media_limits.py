@@ -16,7 +16,7 @@ from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.datasets import MediaReader, VideoDataset
 from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.errors import UserError
-from tvr_lightning.media import container, packets
+from tvr_lightning.media import container, reader
 from tvr_lightning.media.audio import AudioError, read_audio
 from tvr_lightning.media.container import MAX_PIXELS, VideoError
 from tvr_lightning.media.preparation import Preparation
@@ -92,7 +92,7 @@ def test_a_line_of_pixels_is_no_picture(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.mov", "a.nut"])
 def test_packets_beyond_the_bound_are_refused(tmp_path, name, monkeypatch):
-    monkeypatch.setattr(packets, "MAX_PACKETS", 300)
+    monkeypatch.setattr(container, "MAX_PACKETS", 300)
     path = write_packets(tmp_path / name, png(16, 16), 301, (16, 16))
     for function in (read, probe):
         with pytest.raises(VideoError, match=rf"{name}: contains a stream of at least 301 packets; the maximum is 300"):
@@ -106,7 +106,7 @@ def test_packets_beyond_the_bound_are_refused(tmp_path, name, monkeypatch):
 def test_many_packets_are_kept_in_little_memory_and_give_the_same_frames(tmp_path, monkeypatch):
     path = write_video(tmp_path / "clip.mp4", 60, options={"g": "10"})
     kept = read_clip(path, frames=6, image_size=64).pixels
-    monkeypatch.setattr(packets, "KEPT_PACKETS", 50)
+    monkeypatch.setattr(reader, "KEPT_PACKETS", 50)
     assert (read_clip(path, frames=6, image_size=64).pixels == kept).all()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from broken_videos import cut_off, numbers_of, write_sound, write_video
 
-from tvr_lightning.media import packets
+from tvr_lightning.media import reader
 from tvr_lightning.media.audio import AudioError, read_audio
 from tvr_lightning.media.container import VideoError
 from tvr_lightning.media.video import DecodedClip, probe, read_clip, read_parts
@@ -143,7 +143,7 @@ def test_a_wrong_name_changes_nothing(sources: list[Path], tmp_path: Path, suffi
 def test_a_file_that_shrinks_while_it_is_read_ends_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packets, "KEPT_PACKETS", 0)  # so that the packets are read a second time
+    monkeypatch.setattr(reader, "KEPT_PACKETS", 0)  # so that the packets are read a second time
     path = write_video(tmp_path / "clip.ts", 60)
 
     def divide(duration: float) -> list[tuple[float, float]]:

@@ -19,9 +19,9 @@ from broken_videos import (
     write_video,
 )
 
-from tvr_lightning.media import packets
-from tvr_lightning.media.decoder import open_reader
+from tvr_lightning.media import reader
 from tvr_lightning.media.preparation import Preparation, ResizeMode
+from tvr_lightning.media.reader import open_reader
 from tvr_lightning.media.video import DecodedClip, VideoError, probe, read_clip, read_parts
 
 FASTSTART = {"movflags": "faststart"}
@@ -71,10 +71,10 @@ def test_unneeded_pictures_are_not_decoded(tmp_path: Path) -> None:
     path = write_video(tmp_path / "clip.mp4", 100, options=SHORT_GROUPS)
     with open_reader(path) as video:
         wanted = int(video.timeline.stamps[47])
-        (run,), _ = packets.plan_runs(video.index, [wanted])
-        assert video.index.keyframe[run[0]], "the stretch that leads to the frame begins at a keyframe"
+        (run,), _ = video.plan([wanted])
+        assert video.keyframe[run[0]], "the stretch that leads to the frame begins at a keyframe"
         assert len(run) <= 10, "it ends at the frame"
-        stamps = [frame.pts for frame in video._frames_of_packets([wanted])]
+        stamps = [frame.pts for frame in video._decode_packets([wanted])]
     assert wanted in stamps
     assert len(stamps) <= len(run) - 2, "pictures that no other refers to are passed over"
 
@@ -82,7 +82,7 @@ def test_unneeded_pictures_are_not_decoded(tmp_path: Path) -> None:
 def test_packets_that_are_not_kept_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_video(tmp_path / "clip.mp4", 60, options=SHORT_GROUPS)
     kept = read(path)
-    monkeypatch.setattr(packets, "KEPT_BYTES", 100)
+    monkeypatch.setattr(reader, "KEPT_BYTES", 100)
     again = read(path)
     assert torch.equal(kept.pixels, again.pixels)
 

@@ -16,8 +16,15 @@ from typing import Literal
 import av
 import numpy as np
 
-from tvr_lightning.media.container import MediaError, TimeBudget, VideoError, open_media, packets_of, words_of
-from tvr_lightning.media.packets import check_packets
+from tvr_lightning.media.container import (
+    MediaError,
+    TimeBudget,
+    VideoError,
+    check_packets,
+    open_media,
+    packets_of,
+    words_of,
+)
 
 SAMPLE_RATE = 16_000
 STEP_SAMPLES = 320

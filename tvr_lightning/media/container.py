@@ -174,6 +174,13 @@ def packets_of(container: InputContainer, *streams: av.VideoStream | av.AudioStr
         yield from container.demux(*streams)
 
 
+def check_packets(count: int, path: Path) -> None:
+    """Raise VideoError if a stream has too many packets."""
+    if count > MAX_PACKETS:
+        found = f"a stream of at least {count:,} packets"
+        raise VideoError(path, f"contains {found}; the maximum is {MAX_PACKETS:,}, nine hours at 60 frames per second")
+
+
 def words_of(error: Exception) -> str:
     """Return FFmpeg's message for an error, without the number and the file."""
     return getattr(error, "strerror", None) or str(error)

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from tvr_lightning.media.augment import FrameTransform
 from tvr_lightning.media.container import VideoError
-from tvr_lightning.media.decoder import SIDEWAYS, VideoReader, open_reader, orientation_of
-from tvr_lightning.media.packets import Timeline
+from tvr_lightning.media.decoder import SIDEWAYS, orientation_of
 from tvr_lightning.media.preparation import Pixels, Preparation
-from tvr_lightning.media.sampling import Declared, Positions, positions_at_rate, sample_frames
+from tvr_lightning.media.reader import Timeline, VideoReader, open_reader
+from tvr_lightning.media.sampling import Positions, positions_at_rate, sample_frames
 from tvr_lightning.option_types import FrameSampling
 
 __all__ = ["DecodedClip", "TimedFrame", "VideoError", "VideoInfo", "frames_at_rate", "probe", "read_clip", "read_parts"]
@@ -171,14 +171,14 @@ def probe(path: str | Path) -> VideoInfo:
         first = video.first_frame()
         size = (first.width, first.height)
         width, height = size[::-1] if orientation_of(first) in SIDEWAYS else size
-        index, timeline = video.index, video.timeline
+        timeline = video.timeline
         return VideoInfo(
             duration=timeline.duration,
             fps=len(timeline.times) / timeline.duration if timeline.duration else 0.0,
             width=width,
             height=height,
             frames=len(timeline.times),
-            timed=len(index.pts) < 2 or bool((index.pts != index.pts[0]).any()),
+            timed=len(video.pts) < 2 or bool((video.pts != video.pts[0]).any()),
             has_audio=bool(video.container.streams.audio),
             broken=video.broken,
         )
@@ -201,13 +201,12 @@ def _read(
         nonlocal spans, chosen
         spans = divide(timeline.duration)
         for span in spans:
-            if video.broken and (span is None or span[1] > video.index.timeline().duration):
+            if video.broken and (span is None or span[1] > video.end):
                 raise VideoError(path, video.broken)
             if span is not None and span[0] >= timeline.duration > 0:
                 end = f"its last frame, at {timeline.duration:.3f} s"
                 raise VideoError(path, f"the span {span} begins after {end}")
-        declared = Declared(float(video.index.rate), video.index.stated)
-        sample = partial(sample_frames, timeline.times, timeline.duration, frames, sampling, declared=declared)
+        sample = partial(sample_frames, timeline.times, timeline.duration, frames, sampling, declared=video.declared)
         chosen = [sample(span, None if seed is None else np.random.default_rng(seed)) for span in spans]
         return [position for positions in chosen for position in positions.tolist()]
 

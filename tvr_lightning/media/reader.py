@@ -1,0 +1,384 @@
+"""Reader of the selected frames of a video file.
+
+Compressed frames depend on earlier ones, back to a keyframe. Seeking to every selected frame decodes the same segments
+repeatedly, since keyframes are often eight seconds apart while frames are selected every second. Decoding from the
+start wastes time if keyframes are closer. Reading all packets first is cheap, since no frame is decoded, and avoids
+both: each segment from a keyframe to the last selected frame is decoded once, and the decoder skips the unselected
+frames that no other frame depends on.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Callable, Collection, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+import av
+import numpy as np
+from av.container import InputContainer
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+from numpy.typing import NDArray
+from PIL import Image
+
+from tvr_lightning.media.container import (
+    MAX_SECONDS,
+    TimeBudget,
+    VideoError,
+    check_packets,
+    open_media,
+    open_video,
+    packets_of,
+)
+from tvr_lightning.media.decoder import FrameConverter, decoded_frames, frames_in_order
+from tvr_lightning.media.sampling import Declared
+
+T = TypeVar("T")
+
+# Above these limits, the packets are not kept after listing them but read again.
+KEPT_BYTES = 64 * 2**20
+KEPT_PACKETS = 2**16
+_KEPT_FRAMES = 720  # maximum number of frames kept in memory to save a second decoding
+
+_PACKED = re.compile(rb"DivX\d+(Build|b)\d+p")  # the pattern of FFmpeg's decoder
+_NO_STAMP = -(2**63)  # FFmpeg's value for a missing timestamp
+# A container may declare slightly more than its last frame: audio that ends later, or a rounded frame duration.
+_TOLERATED_SECONDS = 0.5
+
+
+@dataclass
+class Timeline:
+    """Display times of the n frames of a file.
+
+    Attributes:
+        times: Seconds from the first frame, (n,), ascending.
+        duration: Seconds from the first frame to the end of the last.
+        stamps: Timestamps (n,) that identify decoded frames, or None if only their order does.
+    """
+
+    times: NDArray[np.float64]
+    duration: float
+    stamps: NDArray[np.int64] | None = None
+
+
+class _PlanError(Exception):
+    """The frames of the selected packets are not the expected ones, and only decoding the file shows the reason."""
+
+
+class VideoReader:
+    """Reader of an opened video file, which first lists its n packets in decoding order.
+
+    Attributes:
+        pts: Presentation timestamps (n,) int64 in units of the stream's time base; empty if the container has none.
+        keyframe: Mask (n,) bool, True if decoding can start at the packet.
+        shown: Mask (n,) bool, False for frames that are decoded but not displayed (edit lists, alternate references).
+        declared: Frame rate and number of frames that the container declares.
+        timeline: Times of the frames, first as the packets show them. `frames` corrects it if that is wrong.
+        end: Duration of the timeline of the packets.
+
+    Raises:
+        VideoError: There are no or too many packets, or the time budget is used up.
+    """
+
+    def __init__(self, container: InputContainer, stream: VideoStream, budget: TimeBudget) -> None:
+        self.container, self.stream, self.budget = container, stream, budget
+        self._to_image = FrameConverter(budget.path)
+        self._unused = True  # nothing has been decoded yet
+        table = self._list_packets()
+        pts, dts, keyframe, shown, lengths = table.T
+        self.keyframe, self.shown = keyframe.astype(bool), shown.astype(bool)
+        if not shown.any():
+            reason = f" ({self._stopped})" if self._stopped else ""
+            raise VideoError(budget.path, f"its video stream has no frames{reason}")
+        # True if the timestamps show that a frame is displayed in another order than it is decoded.
+        known = (pts != _NO_STAMP) & (dts != _NO_STAMP)
+        reordered = len(np.unique(np.where(known, pts - dts, _NO_STAMP))) > 1
+        # Timestamps in AVI only count packets in decoding order.
+        ordered = reordered or not stream.codec_context.has_b_frames
+        # The encoder declares that it packs two frames into a packet, as DivX and Xvid do in AVI.
+        extra = stream.codec_context.extradata or b""
+        packed = stream.codec_context.name == "mpeg4" and bool(_PACKED.search(extra))
+        if (pts == _NO_STAMP).any():
+            self.pts, last = pts[:0], len(pts) - 1
+        else:
+            self.pts, last = pts, int(np.argmax(np.where(self.shown, pts, pts.min())))
+        assert stream.time_base is not None, "FFmpeg gives every demuxed stream a time base"
+        self._time_base = stream.time_base
+        self._last_length = int(lengths[last])
+        self._rate = stream.average_rate or stream.guessed_rate or Fraction(25)
+        # As in OpenCV if the container lists no frames: computed from the duration of the file, including the audio.
+        seconds = float((stream.duration or 0) * self._time_base)
+        if container.duration:
+            seconds = container.duration / av.time_base
+        count = int(self.shown.sum())
+        self.declared = Declared(float(self._rate), stream.frames or int(seconds * self._rate + 0.5) or count)
+        stamps = np.unique(self.pts[self.shown]) if len(self.pts) else self.pts
+        # False if the packets do not show the times or the number of the frames, so that these are estimates.
+        self._exact = len(stamps) == count and not packed
+        if len(stamps) == count:
+            self.timeline = self._timeline_of(stamps)
+            if ordered and not packed:
+                self.timeline.stamps = stamps
+        else:
+            self.timeline = self._even_timeline(count)
+        self.end = self.timeline.duration
+
+    def _list_packets(self) -> NDArray[np.int64]:
+        """Return pts, dts, keyframe, shown, and duration (n, 5) of the packets up to where the container breaks off."""
+        columns = array("q")  # lists would take ten times the memory
+        self._packets: list[av.Packet] | None = []
+        self._stopped: str | None = None
+        count, kept, path = 0, 0, self.budget.path
+        if "mp4" in self.container.format.name:  # its header lists every packet
+            check_packets(self.stream.frames, path)
+        try:
+            for packet in packets_of(self.container, self.stream):
+                self.budget.check()
+                if packet.size == 0:  # marks the end of the stream
+                    continue
+                count += 1
+                check_packets(count, path)
+                if packet.is_corrupt:
+                    self._stopped = "a packet is truncated"
+                    break
+                # A VP8 packet without `show_frame` (RFC 6386, 9.1) is an alternate reference, which is never displayed.
+                hidden = self.stream.codec_context.name == "vp8" and not bytes(packet)[0] & 0x10
+                columns.append(_NO_STAMP if packet.pts is None else packet.pts)
+                columns.append(_NO_STAMP if packet.dts is None else packet.dts)
+                columns.extend((packet.is_keyframe, not packet.is_discard and not hidden, packet.duration or 0))
+                kept += packet.size
+                if kept > KEPT_BYTES or count > KEPT_PACKETS:
+                    self._packets = None
+                elif self._packets is not None:
+                    self._packets.append(packet)
+        except av.FFmpegError as error:
+            self._stopped = str(error)
+        return np.array(columns, dtype=np.int64).reshape(-1, 5)
+
+    def _even_timeline(self, count: int) -> Timeline:
+        """Return the timeline of `count` consecutive frames at the rate that the container declares."""
+        step = float(1 / self._rate / self._time_base)
+        return self._timeline_of(np.round(np.arange(count) * step).astype(np.int64))
+
+    def _timeline_of(self, stamps: NDArray[np.int64]) -> Timeline:
+        """Return the timeline of ascending timestamps (n,); without a declared last duration, the median is used."""
+        # In Python integers, since the difference of two timestamps may not fit into 64 bits.
+        extent = float((int(stamps[-1]) - int(stamps[0]) + self._last_length) * self._time_base)
+        if extent > MAX_SECONDS:
+            found = f"lasts {extent:,.0f} s according to its timestamps"
+            raise VideoError(self.budget.path, f"{found}; the maximum is {MAX_SECONDS:,} s")
+        times = (stamps - stamps[0]) * float(self._time_base)
+        gap = float(np.median(np.diff(times))) if len(times) > 1 else 0.0
+        return Timeline(times, float(times[-1]) + (self._last_length * float(self._time_base) or gap))
+
+    @cached_property
+    def broken(self) -> str | None:
+        """Reason why the stream is shorter than its container declares, or None.
+
+        A header that only declares too much is not an error, since every packet that it lists exists. Errors are a
+        truncated or missing packet and, in containers that do not list packets, a declared end that no stream reaches.
+        """
+        if self._stopped:
+            return f"ends early at {self.end:.2f} s ({self._stopped})"
+        promised = (self.container.duration or 0) / av.time_base
+        if self.stream.duration:
+            promised = float(self.stream.duration * self._time_base)
+        began = (self.container.start_time or 0) / av.time_base
+        if "matroska" in self.container.format.name:  # its duration is the time of the end, regardless of the start
+            promised -= began
+        if promised - self.end <= _TOLERATED_SECONDS:
+            return None
+        missing = self.stream.frames > len(self.shown)
+        if not missing and self.stream.frames == 0:
+            last = 0.0
+            with open_media(self.budget.path) as container:
+                for packet in packets_of(container):
+                    self.budget.check()
+                    if packet.pts is not None and packet.time_base is not None:
+                        last = max(last, float((packet.pts + (packet.duration or 0)) * packet.time_base) - began)
+            missing = last < promised - _TOLERATED_SECONDS
+        return f"ends early at {self.end:.2f} s of {promised:.2f} s (packets are missing)" if missing else None
+
+    def first_frame(self) -> VideoFrame:
+        """Decode only the first frame, or decode from the start if its packet cannot be identified."""
+        stamps = self.timeline.stamps
+        if stamps is not None:
+            with suppress(av.FFmpegError), closing(self._decode_packets(stamps[:1].tolist())) as frames:
+                for frame in frames:
+                    if frame.pts == stamps[0]:
+                        return frame
+        with closing(self._decode_all()) as frames:
+            for frame in frames:
+                return frame
+        raise VideoError(self.budget.path, "none of its frames can be decoded")
+
+    def frames(
+        self, choose: Callable[[Timeline], Collection[int]], make: Callable[[Image.Image], T]
+    ) -> Iterator[tuple[int, T]]:
+        """Decode selected frames, converting only these.
+
+        Args:
+            choose: Function that returns the positions of the selected frames. It is called again if decoding shows
+                that the packets were misleading; the frames are then yielded again from the first one.
+            make: Function from an upright image in mode RGB to the content.
+
+        Yields:
+            Position and content, in ascending order.
+
+        Raises:
+            VideoError: A selected frame cannot be decoded, or the time budget is used up.
+        """
+        wanted = set(choose(self.timeline))
+        stamps = self.timeline.stamps
+        if stamps is not None:
+            try:
+                with closing(self._planned({int(stamps[position]): position for position in wanted})) as planned:
+                    for position, frame in planned:
+                        yield position, make(self._to_image(frame))
+                return
+            except _PlanError:
+                self._exact = False
+        if not self._exact:
+            # The frames at the positions from the packet times are usually right, which saves decoding the file again.
+            contents = self._decode_through(wanted if len(wanted) <= _KEPT_FRAMES else set(), make)
+            wanted = set(choose(self.timeline))
+            if wanted <= contents.keys():
+                for position in sorted(wanted):
+                    yield position, contents[position]
+                return
+        with closing(self._decode_all()) as decoded:
+            for position, frame in enumerate(decoded):
+                if position in wanted:
+                    yield position, make(self._to_image(frame))
+                    wanted.remove(position)
+                if not wanted:
+                    return
+        raise VideoError(self.budget.path, "does not decode to the same frames twice")
+
+    def plan(self, stamps: Collection[int]) -> tuple[list[list[int]], set[int]]:
+        """Select the packets to decode for frames by their timestamps.
+
+        Returns:
+            Indices of packets that are decoded consecutively, starting with a keyframe; the decoder is flushed between
+            these runs. Indices of the packets of the selected frames.
+        """
+        numbers = np.flatnonzero(np.isin(self.pts, np.fromiter(stamps, dtype=np.int64)) & self.shown)
+        chosen = set(numbers.tolist())
+        keyframes = np.flatnonzero(self.keyframe)
+        segments: list[list[int]] = []
+        for number in numbers.tolist():
+            # The keyframe before the frame, the previous one for frames displayed before theirs (open GOP).
+            earlier = keyframes[: np.searchsorted(keyframes, number, side="right")]
+            usable = earlier[self.pts[earlier] <= self.pts[number]]
+            start = int(usable[-1]) if len(usable) else 0
+            while segments and start <= segments[-1][1]:
+                start = min(start, segments.pop()[0])
+            segments.append([start, number])
+        runs = []
+        for start, end in segments:
+            # Without frames displayed before the run's own keyframe.
+            leading = self.keyframe[start] & (self.pts[start : end + 1] < self.pts[start])
+            runs.append([n for n in range(start, end + 1) if n in chosen or not leading[n - start]])
+        return runs, chosen
+
+    def _planned(self, wanted: dict[int, int]) -> Generator[tuple[int, VideoFrame], None, None]:
+        """Decode only the packets that lead to the frames with the given timestamps, whose positions are yielded.
+
+        Raises:
+            _PlanError: The stream is damaged, or its packets are not complete frames.
+            VideoError: The time budget is used up, or the file changes while it is read.
+        """
+        latest: int | None = None
+        held: tuple[int, VideoFrame] | None = None
+        try:
+            with closing(self._decode_packets(wanted)) as frames:
+                for frame in frames:
+                    # MPEG-4 with two frames in a packet: the frames are in the right order, but their timestamps are
+                    # wrong, which only the next frame shows.
+                    if frame.pts is None or (latest is not None and latest >= frame.pts):
+                        raise _PlanError
+                    if held is not None:
+                        yield held
+                    latest, held = frame.pts, None
+                    if frame.pts in wanted and not frame.is_corrupt:
+                        held = (wanted.pop(frame.pts), frame)
+        except av.FFmpegError as error:
+            raise _PlanError from error
+        if held is not None:
+            yield held
+        if wanted:
+            raise _PlanError
+
+    def _decode_packets(self, stamps: Collection[int]) -> Generator[VideoFrame, None, None]:
+        """Yield at least the frames with the given timestamps, flushing the decoder between runs of packets."""
+        self._unused = False
+        decoder = self.stream.codec_context
+        runs, chosen = self.plan(stamps)
+        with closing(self._read_packets([number for run in runs for number in run])) as packets:
+            for run in runs:
+                for number in [*run, None]:
+                    packet = None if number is None else next(packets)
+                    decoder.skip_frame = "NONREF" if packet is not None and number not in chosen else "DEFAULT"
+                    for frame in decoder.decode(packet):
+                        with self.budget.paused():
+                            yield frame
+                decoder.flush_buffers()
+
+    def _read_packets(self, numbers: list[int]) -> Generator[av.Packet, None, None]:
+        """Yield packets by ascending index, from memory or by reading the file again."""
+        if self._packets is not None:
+            for number in numbers:
+                self.budget.check()
+                yield self._packets[number]
+            return
+        chosen = set(numbers)
+        with open_video(self.budget.path) as (container, stream):
+            listed = (packet for packet in packets_of(container, stream) if packet.size)
+            for number, packet in enumerate(listed):
+                self.budget.check()
+                if number in chosen:
+                    yield packet
+        raise VideoError(self.budget.path, "became shorter while it was read")
+
+    def _decode_all(self) -> Generator[VideoFrame, None, None]:
+        """Yield every frame, from the packets in memory if nothing has been decoded yet."""
+        if self._unused and self._packets is not None and self._stopped is None:
+            self._unused = False
+            return frames_in_order(self.stream, [*self._packets, None], self.budget)
+        return decoded_frames(self.budget.path, self.stream.codec_context.thread_count, self.budget)
+
+    def _decode_through(self, guess: Collection[int], make: Callable[[Image.Image], T]) -> dict[int, T]:
+        """Decode the whole file, correct the timeline, and return the content of the guessed positions that exist."""
+        stamps: list[int] = []
+        contents: dict[int, T] = {}
+        with closing(self._decode_all()) as decoded:
+            for frame in decoded:
+                if len(stamps) in guess:
+                    contents[len(stamps)] = make(self._to_image(frame))
+                following = stamps[-1] + max(self._last_length, 1) if stamps else 0
+                stamps.append(following if frame.pts is None else frame.pts)
+        if not stamps:
+            raise VideoError(self.budget.path, "none of its frames can be decoded")
+        if len(stamps) > 1 and min(stamps) == max(stamps):  # players then also use the order
+            self.timeline = self._even_timeline(len(stamps))
+        else:
+            self.timeline = self._timeline_of(np.array(sorted(stamps), dtype=np.int64))
+        return contents
+
+
+@contextmanager
+def open_reader(path: Path, threads: int = 1) -> Iterator[VideoReader]:
+    """Open a video file and list its packets.
+
+    Raises:
+        VideoError: The file is missing, contains no video that can be decoded, or is too large.
+    """
+    budget = TimeBudget(path, threads)
+    with open_video(path, threads) as (container, stream):
+        yield VideoReader(container, stream, budget)
