@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -19,22 +18,12 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.files import lock_open
 from tvr_lightning.media.read_many import read_all
 from tvr_lightning.option_types import DatasetName
-from tvr_lightning.synthetic import activitynet, charades, didemo, lsmdc, msrvtt, msvd, vatex
-from tvr_lightning.synthetic.dataset_format import DatasetFormat, Item, Part, span_of, write_json
-from tvr_lightning.synthetic.grammar import describe, describe_event, describe_segment
+from tvr_lightning.synthetic.formats import FORMATS, DatasetFormat, Item, Part, span_of, write_json, write_lines
+from tvr_lightning.synthetic.grammar import describe_event, describe_scene, describe_segment
 from tvr_lightning.synthetic.questions import write_questions
 from tvr_lightning.synthetic.scene import Scene, draw_scenes
 from tvr_lightning.synthetic.write import write_video
 
-FORMATS: dict[DatasetName, DatasetFormat] = {
-    "msrvtt": msrvtt.FORMAT,
-    "didemo": didemo.FORMAT,
-    "lsmdc": lsmdc.FORMAT,
-    "activitynet": activitynet.FORMAT,
-    "vatex": vatex.FORMAT,
-    "msvd": msvd.FORMAT,
-    "charades": charades.FORMAT,
-}
 FORMAT_VERSION = 2  # version of scenes.json and of the generator; increases when equal arguments yield another dataset
 LEAST_VIDEOS = 8
 CAPTIONS_FILE = "captions.parquet"
@@ -58,35 +47,18 @@ def synthesize(
     not occur in this order in other videos. One video in five has a twin, which looks the same and differs only in
     audio. Captions describe all events, or one, or only the audio, with synonyms and in several orders.
 
-    `SYNTHETIC.txt` marks the folder, and therefore every result on the dataset, as synthetic.
+    In addition to the real dataset's files, `SYNTHETIC.txt` marks every result as synthetic, `scenes.json` contains the
+    scene of each video (`scene.Scene`) and the facts in each caption (`grammar.Caption`), and `captions.parquet`
+    describes six equal segments of every video without synonyms (see `data.recover_captions`).
 
-    The folder also contains `scenes.json`: `{"dataset", "format", "seed", "videos": {video id: {"part", "file",
-    "fps", "duration", "scene", "description", "events", "captions", "chinese"}}}`. `scene` contains the factors of
-    `scene.Scene` (twin as a video ID), `description` all facts in one sentence, `events` the facts of each event, and
-    `captions` the `text`, `kind` and `mentions` of each sentence (see `grammar.Caption`), whether it is the test query
-    (`query`), and the `span` in seconds of its event if it describes one event. `chinese` lists VATEX's captions in
-    Chinese.
-
-    `captions.parquet` describes six equal segments of every video without synonyms, like a vision-language model
-    (see `data.recover_captions`).
-
-    The dataset is written atomically: an interrupted call leaves no dataset, and the next call removes leftovers of a
-    killed one. It depends only on the arguments other than `workers`. If the same dataset exists, nothing is done.
-
-    Args:
-        dataset: Dataset whose layout is used; also the name of the folder in `root`.
-        root: Parent folder, created if missing.
-        videos: Number of videos, at least 8.
-        seed: Seed for the dataset.
-        workers: Number of processes that render and encode; None uses one per core.
-        progress: Whether to show a progress bar.
+    The dataset is written atomically, and depends only on `dataset`, `videos` (at least 8), and `seed`. If the same
+    dataset exists, nothing is done. `workers` is the number of processes that render; None uses one per core.
 
     Returns:
         Folder of the dataset, `root/<dataset>`.
 
     Raises:
-        UserError: The dataset is unknown, `videos` is below 8, or `workers` is below 1.
-        UserError: The folder contains something else, which is never overwritten.
+        UserError: An argument is out of range, or the folder contains something else, which is never overwritten.
     """
     if dataset not in FORMATS:
         raise UserError(f"no layout for dataset {dataset!r}; choose one of {', '.join(get_args(DatasetName))}")
@@ -98,7 +70,7 @@ def synthesize(
     if folder.exists() and any(folder.iterdir()):
         if _same(folder / "scenes.json", dataset, videos, seed):
             if dataset == "msrvtt" and not (folder / "test_qa.json").is_file():
-                write_questions(folder)
+                write_questions(_items(dataset, FORMATS[dataset], videos, seed), seed, folder)
             _mark(folder)
             return folder
         raise UserError(
@@ -109,7 +81,7 @@ def synthesize(
     items = _items(dataset, dataset_format, videos, seed)
     Path(root).mkdir(parents=True, exist_ok=True)
     prefix = f".{dataset}-unfinished-"
-    _sweep(Path(root).glob(f"{prefix}*"))
+    _remove_leftovers(Path(root), prefix)
     unfinished = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
     descriptor = os.open(unfinished, os.O_RDONLY) if os.name == "posix" else None
     if descriptor is not None:
@@ -117,15 +89,15 @@ def synthesize(
     try:
         for parent in {(unfinished / item.file).parent for item in items}:
             parent.mkdir(parents=True, exist_ok=True)
-        write = partial(_write_video, folder=unfinished, fps=dataset_format.fps)
+        write = partial(write_item, folder=unfinished, fps=dataset_format.fps)
         read_all(items, write, workers=workers or os.cpu_count() or 1, title="writing videos", progress=progress)
-        dataset_format.annotate(items, unfinished)
+        dataset_format.write(items, unfinished)
         write_captions(unfinished / CAPTIONS_FILE, _descriptions(items))
         truth = {item.video_id: _truth_of(item, items, dataset_format.fps) for item in items}
         scenes = {"dataset": dataset, "format": FORMAT_VERSION, "seed": seed, "videos": truth}
         write_json(unfinished / "scenes.json", scenes, indent=1)
         if dataset == "msrvtt":
-            write_questions(unfinished)
+            write_questions(items, seed, unfinished)
         _mark(unfinished)
         unfinished.chmod(0o755)
         if folder.exists():
@@ -139,15 +111,14 @@ def synthesize(
 
 
 def _mark(folder: Path) -> None:
-    if (folder / SYNTHETIC_FILE).is_file():
-        return
-    text = "`tvr data synth` generated these videos and captions. Results on them are marked as synthetic.\n"
-    (folder / SYNTHETIC_FILE).write_text(text, encoding="utf-8")
+    text = "`tvr data synth` generated these videos and captions. Results on them are marked as synthetic."
+    if not (folder / SYNTHETIC_FILE).is_file():
+        write_lines(folder / SYNTHETIC_FILE, [text])
 
 
-def _sweep(folders: Iterable[Path]) -> None:
+def _remove_leftovers(root: Path, prefix: str) -> None:
     """Remove leftovers of killed calls; calls that are still running hold the lock of their folder."""
-    for folder in folders if os.name == "posix" else ():
+    for folder in root.glob(f"{prefix}*") if os.name == "posix" else ():
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             if lock_open(descriptor):
@@ -175,12 +146,13 @@ def _items(dataset: str, dataset_format: DatasetFormat, videos: int, seed: int) 
         drawn = draw_scenes(name, count, dataset_format.timing, held_out=part == "test", seen=seen, offset=len(parts))
         parts += [(part, scene) for scene in drawn]
     return [
-        dataset_format.describe(scene, part, index, random.Random(f"{dataset}/{seed}/{index}"))
+        dataset_format.item(scene, part, index, random.Random(f"{dataset}/{seed}/{index}"))
         for index, (part, scene) in enumerate(parts)
     ]
 
 
-def _write_video(item: Item, folder: Path, fps: int) -> None:
+def write_item(item: Item, folder: Path, fps: int) -> None:
+    """Write the video of an item."""
     write_video(item.scene, folder / item.file, fps)
 
 
@@ -211,7 +183,7 @@ def _truth_of(item: Item, items: list[Item], fps: int) -> dict[str, Any]:
         "fps": fps,
         "duration": item.scene.duration,
         "scene": scene,
-        "description": describe(item.scene),
+        "description": describe_scene(item.scene),
         "events": [describe_event(event) for event in item.scene.events],
         "captions": entries,
         "chinese": [caption.text for caption in item.chinese],

@@ -76,8 +76,7 @@ def full_caption(
     """Describe all events in order, with each optional fact at the given probability (1: always)."""
     sizes, where, heard = rng.random() < size, rng.random() < backdrop, rng.random() < sound
     events = _sequence(scene.events, rng, sizes)
-    place = _backdrop(scene.backdrop, rng) if where else ""
-    return _finish(events, "full", scene, rng, place, heard, sizes)
+    return _finish(events, "full", scene, rng, sizes, _backdrop(scene.backdrop, rng) if where else "", heard)
 
 
 def event_caption(
@@ -85,9 +84,9 @@ def event_caption(
 ) -> Caption:
     """Describe one event, counted from 1, without the others."""
     sizes, where = rng.random() < size, rng.random() < backdrop
-    event = scene.events[number - 1]
     place = _backdrop(scene.backdrop, rng) if where else ""
-    return _finish(_clause(event, rng, sizes), f"event{number}", scene, rng, place, False, sizes)
+    clause = _clause(scene.events[number - 1], rng, sizes)
+    return _finish(clause, f"event{number}", scene, rng, sizes, place)
 
 
 def sound_caption(scene: Scene, rng: random.Random) -> Caption:
@@ -127,7 +126,7 @@ def paragraph(scene: Scene, rng: random.Random) -> list[Caption]:
     return sentences
 
 
-def describe(scene: Scene) -> str:
+def describe_scene(scene: Scene) -> str:
     """Describe all facts of a scene in one sentence without synonyms, so that equal scenes have equal sentences."""
     plain = _FirstChoice()
     events = ", then ".join(_clause(event, plain, True) for event in scene.events)
@@ -143,30 +142,6 @@ def describe_segment(scene: Scene, start: float, end: float) -> str:
     """Describe without synonyms the backdrop and the longest event between the seconds `start` and `end`."""
     event = max(scene.events, key=lambda event: min(event.end, end) - max(event.start, start))
     return f"{describe_event(event)} on {_backdrop(scene.backdrop, _FirstChoice())}"
-
-
-def fits(caption: Caption, scene: Scene, other: Scene) -> bool:
-    """Return whether a caption of `scene` is also true of `other`.
-
-    A caption of one event is true of every scene with a matching event; a full one requires all events in order.
-    """
-    mentioned = set(caption.mentions)
-    if "sound" in mentioned and scene.sound != other.sound:
-        return False
-    if "backdrop" in mentioned and scene.backdrop != other.backdrop:
-        return False
-    if caption.kind == "sound":
-        return True
-    if caption.kind == "full":
-        pairs = zip(scene.events, other.events, strict=False)
-        return len(scene.events) == len(other.events) and all(_alike(a, b, mentioned) for a, b in pairs)
-    event = scene.events[int(caption.kind.removeprefix("event")) - 1]
-    return any(_alike(event, b, mentioned) for b in other.events)
-
-
-def _alike(a: Event, b: Event, mentioned: set[str]) -> bool:
-    same_size = "size" not in mentioned or a.figure.size == b.figure.size
-    return same_size and (a.figure.shape, a.figure.colour, a.motion) == (b.figure.shape, b.figure.colour, b.motion)
 
 
 class _FirstChoice(random.Random):
@@ -215,13 +190,13 @@ def _sound(scene: Scene, rng: random.Random) -> str:
     return _pick(_SOUNDS[scene.sound], rng)
 
 
-def _finish(events: str, kind: str, scene: Scene, rng: random.Random, place: str, heard: bool, sizes: bool) -> Caption:
-    text = events
+def _finish(
+    text: str, kind: str, scene: Scene, rng: random.Random, sizes: bool, place: str, heard: bool = False
+) -> Caption:
     if place:
         text = f"on {place} {text}" if rng.random() < 0.3 else f"{text} on {place}"
     if heard:
-        text += (
-            f" {_pick(('with', 'to the sound of'), rng) if scene.sound != 'silence' else 'with'} {_sound(scene, rng)}"
-        )
-    optional = (("size", sizes), ("backdrop", bool(place)), ("sound", heard))
-    return Caption(text, kind, ("shape", "colour", "motion", *(name for name, mentioned in optional if mentioned)))
+        joint = "with" if scene.sound == "silence" else _pick(("with", "to the sound of"), rng)
+        text += f" {joint} {_sound(scene, rng)}"
+    optional = {"size": sizes, "backdrop": bool(place), "sound": heard}
+    return Caption(text, kind, ("shape", "colour", "motion", *(name for name, told in optional.items() if told)))

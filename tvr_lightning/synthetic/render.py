@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from tvr_lightning.synthetic.scene import Backdrop, Event, Motion, Scene, Shape
+from tvr_lightning.synthetic.scene import Backdrop, Event, Scene
 
 WIDTH, HEIGHT = 112, 96  # not square, so that a center crop has an effect
 
@@ -70,7 +70,7 @@ def _draw(event: Event, seconds: Plane, frames: Pixels, behind: Plane, shade: fl
     frames[:, top:bottom, left:right] = np.round(outlined * (1 - fill) + ink * fill)
 
 
-def _pose(motion: Motion, t: Plane, length: float) -> tuple[Plane, Plane, Plane, Plane, Plane]:
+def _pose(motion: str, t: Plane, length: float) -> tuple[Plane, Plane, Plane, Plane, Plane]:
     """Return offsets x, y in pixels, scale, angle in radians and visibility, (T,) each, at `t` of `length` seconds."""
     zero, one = np.zeros_like(t), np.ones_like(t)
     along = (t / length).astype(np.float32)
@@ -89,7 +89,7 @@ def _pose(motion: Motion, t: Plane, length: float) -> tuple[Plane, Plane, Plane,
     return 7 * np.sin(t * np.float32(19.0)), zero, one, 0.25 * np.sin(t * np.float32(19.0)), one  # shake
 
 
-def _distance(shape: Shape, u: Plane, v: Plane) -> Plane:
+def _distance(shape: str, u: Plane, v: Plane) -> Plane:
     """Return the approximate signed distance of points (u, v) from the edge of a shape of radius 1; v points down."""
     if shape == "circle":
         return np.hypot(u, v) - np.float32(0.95)

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
 
-Shape = Literal["circle", "square", "triangle", "star", "cross", "ring"]
-Colour = Literal["red", "green", "blue", "yellow", "purple", "orange"]
-Size = Literal["large", "small"]
-Motion = Literal["right", "left", "up", "down", "grow", "shrink", "spin", "blink", "bounce", "shake"]
-BackdropColour = Literal["white", "black", "grey", "brown", "pink", "teal"]
-Pattern = Literal["plain", "striped", "checkered", "dotted"]
-SoundName = Literal[
+SHAPES = ("circle", "square", "triangle", "star", "cross", "ring")
+COLOURS = ("red", "green", "blue", "yellow", "purple", "orange")
+SIZES = ("large", "small")
+MOTIONS = ("right", "left", "up", "down", "grow", "shrink", "spin", "blink", "bounce", "shake")
+BACKDROP_COLOURS = ("white", "black", "grey", "brown", "pink", "teal")
+PATTERNS = ("plain", "striped", "checkered", "dotted")
+SOUNDS = (
     "low hum", "high hum", "slow low beeps", "slow high beeps", "fast low beeps", "fast high beeps",
     "rising sweep", "falling sweep", "hiss", "silence",
-]  # fmt: skip
+)  # fmt: skip
 
-SHAPES: tuple[Shape, ...] = get_args(Shape)
-COLOURS: tuple[Colour, ...] = get_args(Colour)
-SIZES: tuple[Size, ...] = get_args(Size)
-MOTIONS: tuple[Motion, ...] = get_args(Motion)
-BACKDROP_COLOURS: tuple[BackdropColour, ...] = get_args(BackdropColour)
-PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
-SOUNDS: tuple[SoundName, ...] = get_args(SoundName)
-
-ROUND: tuple[Shape, ...] = ("circle", "ring")  # look the same while they spin
+ROUND = ("circle", "ring")  # look the same while they spin
 RESERVED_SHARE = 5  # one in five pairs of figures is reserved for held-out videos
 SAME_FIGURE = 0.2  # share of scenes in which one figure makes all events
 TWIN_SHARE = 0.2  # share of videos that differ from a second video only in audio
@@ -36,9 +27,9 @@ TRACKLESS = 0.4  # share of silent scenes written without an audio track
 class Figure:
     """One moving object."""
 
-    shape: Shape
-    colour: Colour
-    size: Size
+    shape: str
+    colour: str
+    size: str
 
 
 @dataclass(frozen=True)
@@ -46,7 +37,7 @@ class Event:
     """One motion of a figure from `start` to `end` in seconds, around `place` (x, y as shares of the frame)."""
 
     figure: Figure
-    motion: Motion
+    motion: str
     start: float
     end: float
     place: tuple[float, float]
@@ -56,8 +47,8 @@ class Event:
 class Backdrop:
     """Background of the whole video."""
 
-    colour: BackdropColour
-    pattern: Pattern
+    colour: str
+    pattern: str
 
 
 @dataclass(frozen=True)
@@ -76,7 +67,7 @@ class Scene:
 
     events: tuple[Event, ...]
     backdrop: Backdrop
-    sound: SoundName
+    sound: str
     audio_track: bool
     shade: float
     held_out: bool
@@ -175,5 +166,5 @@ def _figure(rng: random.Random) -> Figure:
     return Figure(rng.choice(SHAPES), rng.choice(COLOURS), rng.choice(SIZES))
 
 
-def _with_sound(scene: Scene, sound: SoundName, rng: random.Random) -> Scene:
+def _with_sound(scene: Scene, sound: str, rng: random.Random) -> Scene:
     return replace(scene, sound=sound, audio_track=sound != "silence" or rng.random() >= TRACKLESS)

@@ -7,8 +7,6 @@ import zlib
 import numpy as np
 import numpy.typing as npt
 
-from tvr_lightning.synthetic.scene import SoundName
-
 RATE = 16000  # samples per second
 _PITCH = {"low": 220.0, "high": 1760.0}  # Hz
 _BEEPS = {"slow": 1.0, "fast": 4.0}  # per second
@@ -17,16 +15,8 @@ _SWEEP = (300.0, 2400.0)  # Hz, once in two seconds
 Waveform = npt.NDArray[np.float32]
 
 
-def waveform(sound: SoundName, duration: float) -> Waveform:
-    """Synthesize a waveform.
-
-    Args:
-        sound: Name of the audio pattern.
-        duration: Duration in seconds.
-
-    Returns:
-        (duration x RATE,) float32 in -1..1, mono; zeros for silence.
-    """
+def waveform(sound: str, duration: float) -> Waveform:
+    """Return the samples of an audio pattern in -1 to 1, (duration x RATE,) float32, mono; zeros for silence."""
     t = np.arange(round(duration * RATE)) / RATE
     words = sound.split()
     if sound == "silence":

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
+from typing import cast
 
 import av
 import numpy as np
@@ -33,30 +34,19 @@ def write_video(scene: Scene, path: Path, fps: int) -> None:
 
     Equal scenes yield equal bytes on one machine. Other x86 CPUs yield the same bytes for the frames of .mp4 and .mov;
     audio may differ by rounding in its encoder.
-
-    Args:
-        scene: Scene to write.
-        path: Target file in an existing folder.
-        fps: Frame rate in frames per second.
-
-    Raises:
-        UserError: The suffix is not supported.
     """
     if path.suffix not in _CODECS:
         raise UserError(f"{path}: cannot write a {path.suffix or 'suffixless'} video; use one of {', '.join(_CODECS)}")
     (video_codec, video_options), (audio_codec, audio_options) = _CODECS[path.suffix]
     with av.open(str(path), "w", options={"fflags": "+bitexact"}) as container:
-        video = container.add_stream(video_codec, rate=fps, options=video_options)
-        assert isinstance(video, av.VideoStream)
+        video = cast(av.VideoStream, container.add_stream(video_codec, fps, video_options))
         video.width, video.height, video.pix_fmt = WIDTH, HEIGHT, "yuv420p"
         video.codec_context.thread_count = 1  # videos are encoded in parallel
         audio: av.AudioStream | None = None
         if scene.audio_track:
-            track = container.add_stream(audio_codec, rate=RATE, layout="mono", options=audio_options)
-            assert isinstance(track, av.AudioStream)
-            audio = track
+            audio = cast(av.AudioStream, container.add_stream(audio_codec, RATE, audio_options, layout="mono"))
             audio.bit_rate = 32000
-        sound = _audio_frames(scene) if audio is not None else iter(())
+        sound = _audio_frames(scene)
         for index, pixels in enumerate(render(scene, fps)):
             # Converted here in one thread: in the encoder, about one frame in a thousand had different bytes.
             frame = av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(format="yuv420p", threads=1)
