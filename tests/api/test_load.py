@@ -10,7 +10,7 @@ import tvr_lightning
 from tvr_lightning.api.model import Model
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder
-from tvr_lightning.media.video import VideoError
+from tvr_lightning.media.container import VideoError
 from tvr_lightning.methods import GARE, XPool
 from tvr_lightning.training.checkpoints import CheckpointError
 

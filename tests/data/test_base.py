@@ -11,7 +11,7 @@ from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.records import AnnotationError, Problem
 from tvr_lightning.errors import MissingAssetError, UserError
-from tvr_lightning.media.video import VideoError
+from tvr_lightning.media.container import VideoError
 
 SMALL = {"frames": 3, "image_size": 32, "batch_size": 4, "eval_batch_size": 3, "num_workers": 0}
 

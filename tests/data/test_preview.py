@@ -7,7 +7,7 @@ from sound_files import burst, tone, write_clip
 
 from tvr_lightning.cli import main
 from tvr_lightning.data.preview import preview
-from tvr_lightning.media.video import VideoError
+from tvr_lightning.media.container import VideoError
 
 
 def pixels(path):

@@ -14,7 +14,7 @@ from tvr_lightning.extract.plan import ExtractOptions
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import source_of_data
 from tvr_lightning.extract.verify import verify
-from tvr_lightning.media.video import VideoError
+from tvr_lightning.media.container import VideoError
 from tvr_lightning.store import FeatureStore, StoreError, StoreWriter
 from tvr_lightning.synthetic import synthesize
 

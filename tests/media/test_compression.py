@@ -176,7 +176,8 @@ def test_a_copy_that_does_not_read_back_as_written_is_found(copied, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"fps": 0}, "--fps"), ({"size": 8}, "--size"), ({"frames": "png"}, "choose one of")]
+    ("options", "message"),
+    [({"fps": 0}, "fps is 0"), ({"size": 8}, "size is 8"), ({"frames": "png"}, "must be one of h264, jpeg")],
 )
 def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):

@@ -20,9 +20,10 @@ from broken_videos import (
 )
 
 from tvr_lightning.media import reader
+from tvr_lightning.media.container import VideoError
 from tvr_lightning.media.preparation import Preparation, ResizeMode
 from tvr_lightning.media.reader import open_reader
-from tvr_lightning.media.video import DecodedClip, VideoError, probe, read_clip, read_parts
+from tvr_lightning.media.video import DecodedClip, probe, read_clip, read_parts
 
 FASTSTART = {"movflags": "faststart"}
 SHORT_GROUPS = {"g": "10", "bf": "3", "sc_threshold": "0"}
@@ -209,11 +210,6 @@ def test_colours_come_back(tmp_path: Path, colour: tuple[int, int, int]) -> None
         picture=lambda number, width, height: np.full((height, width, 3), colour, dtype=np.uint8),
     )  # fmt: skip
     assert (read(path, 1).pixels.float().mean((0, 2, 3)) - torch.tensor(colour)).abs().max() < 4
-
-
-def test_threads_change_nothing(tmp_path: Path) -> None:
-    path = write_video(tmp_path / "clip.mp4", 60, options=SHORT_GROUPS)
-    assert torch.equal(read(path).pixels, read(path, threads=3).pixels)
 
 
 def test_augmentation_is_applied_to_every_frame(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from tvr_lightning.data.recover_captions import RecoverCaptions
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.audio import AudioError
 from tvr_lightning.media.augment import Augmentation, draw_augmentation
+from tvr_lightning.media.container import VideoError
 from tvr_lightning.media.preparation import Preparation
-from tvr_lightning.media.video import VideoError, read_clip
+from tvr_lightning.media.video import read_clip
 from tvr_lightning.option_types import FrameSampling
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import av
 import numpy as np
@@ -34,6 +34,10 @@ _JITTER_SECONDS = 0.05  # containers round timestamps to 1 ms or more; larger st
 _MAX_SAMPLES = 2**30  # six hours at 48 kHz
 _LOUDEST_SAMPLE = 1000.0  # times full scale; float tracks overshoot slightly, invalid data by orders of magnitude
 _FULL_SCALE = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31, "s64": 2.0**63, "flt": 1.0, "dbl": 1.0}
+
+
+Piece = tuple[int, np.ndarray]
+"""Position of the first sample in the clip, and samples (T,)."""
 
 
 class AudioError(MediaError):
@@ -79,19 +83,37 @@ def read_audio(
     Raises:
         AudioError: The file cannot be opened, takes too long, or is too large; or a track is damaged (`error`).
     """
-    path = Path(path)
+    path, budget = Path(path), TimeBudget(Path(path))
     failures: list[str] = []
+    problems: list[str] = []
+    pieces: list[Piece] = []
+    rate = SAMPLE_RATE
     try:
         with open_media(path) as container:
-            pieces, length, rate = _decode(container, duration, span, failures, TimeBudget(path))
+            origin, length = _bounds(container, duration, span)
+            _check_samples((length or 0.0) * SAMPLE_RATE, path)
+            stream = container.streams.best("audio")
+            if isinstance(stream, av.AudioStream) and not stream.rate:
+                problems.append("has no sample rate")
+            elif isinstance(stream, av.AudioStream):
+                rate = stream.rate
+                _check_samples((length or 0.0) * rate, path)
+                if span and origin > 1.0 and stream.time_base:
+                    container.seek(int((origin - 1.0) / stream.time_base), stream=stream)
+                end = None if length is None else origin + length
+                pieces = list(_decode(container, stream, origin, end, failures, budget))
+                if not pieces and not failures and not span:
+                    problems.append("has no samples")
+        if length is None:
+            length = max(pieces[-1][0] + len(pieces[-1][1]), 0) / rate if pieces else 0.0
+            _check_samples(length * max(rate, SAMPLE_RATE), path)
     except VideoError as error:
         raise AudioError(path, error.reason) from error
     except av.FFmpegError as error:
         raise AudioError(path, f"its audio cannot be read ({words_of(error)})") from error
     native, segments, invalid = _place(pieces, length, rate)
-    problems = [f"{len(failures)} failures, first: {failures[0]}"] if failures else []
-    if pieces == [] and not failures and not span:
-        problems.append("has no samples")
+    if failures:
+        problems.append(f"{len(failures)} failures, first: {failures[0]}")
     if invalid:
         problems.append(f"{invalid} samples are NaN, infinite or out of range")
     problem = "; ".join(problems) or None
@@ -99,67 +121,28 @@ def read_audio(
         raise AudioError(path, f"audio track: {problem}")
     samples = round(length * SAMPLE_RATE)
     heard = np.zeros(math.ceil(samples / STEP_SAMPLES), dtype=bool)
-    for start, end in segments:
-        heard[start * STEPS_PER_SECOND // rate : -(-end * STEPS_PER_SECOND // rate)] = True
-    native = native[: max((end for _, end in segments), default=0) + rate]  # the filter ends within a second
+    for start, stop in segments:
+        heard[start * STEPS_PER_SECOND // rate : -(-stop * STEPS_PER_SECOND // rate)] = True
+    native = native[: max((stop for _, stop in segments), default=0) + rate]  # the filter ends within a second
     return AudioTrack(_resample(native, rate, samples), SAMPLE_RATE, heard, problem)
 
 
-Pieces = list[tuple[int, np.ndarray]]
-
-
-def _decode(
-    container: av.container.InputContainer,
-    duration: float | None,
-    span: tuple[float, float] | None,
-    failures: list[str],
-    budget: TimeBudget,
-) -> tuple[Pieces | None, float, int]:
-    """Decode the best audio stream, and append errors to `failures`.
-
-    Returns:
-        Pieces (first sample in the clip, samples), None without a track; duration of the clip; sample rate.
-    """
-    stream = container.streams.best("audio")
-    video = container.streams.video[0] if container.streams.video else None
-    origin, known = span[0] if span else 0.0, None
-    if video is not None and video.time_base:  # time 0 of the clip is the start of the video
-        origin += float((video.start_time or 0) * video.time_base)
-        known = float(video.duration * video.time_base) if video.duration else None
-    if video is not None and known is None and container.duration:
-        known = container.duration / av.time_base
+def _bounds(
+    container: av.container.InputContainer, duration: float | None, span: tuple[float, float] | None
+) -> tuple[float, float | None]:
+    """Return the start of a clip in the time of its file, and its duration if it is known without decoding."""
+    origin = span[0] if span else 0.0
+    length = container.duration / av.time_base if container.streams.video and container.duration else None
+    if container.streams.video:
+        video = container.streams.video[0]
+        if video.time_base:  # time 0 of the clip is the start of the video
+            origin += float((video.start_time or 0) * video.time_base)
+            length = float(video.duration * video.time_base) if video.duration else length
+    if span:
+        length = span[1] - span[0]
     if duration is not None:
-        known = duration
-    elif span:
-        known = span[1] - span[0]
-    known = None if known is None else max(known, 0.0)  # the header of a damaged file can declare a negative duration
-    rate = stream.rate if isinstance(stream, av.AudioStream) else SAMPLE_RATE
-    if not rate:
-        failures.append("has no sample rate")
-    _check_samples((known or 0.0) * max(rate, SAMPLE_RATE), budget.path)
-    if not rate or not isinstance(stream, av.AudioStream):
-        return None, known or 0.0, SAMPLE_RATE
-    if span and origin > 1.0 and stream.time_base:
-        container.seek(int((origin - 1.0) / stream.time_base), stream=stream)
-    pieces: Pieces = []
-    cursor: int | None = None
-    count = 0
-    for frame in _frames(container, stream, None if known is None else origin + known, failures, budget):
-        if frame.sample_rate != rate:
-            failures.append(f"the sample rate changes from {rate} to {frame.sample_rate}")
-            break
-        if frame.pts is not None and frame.time_base is not None:
-            place = round((float(frame.pts * frame.time_base) - origin) * rate)
-            if cursor is None or abs(place - cursor) > _JITTER_SECONDS * rate:
-                cursor = place
-        samples = _mono(frame)
-        pieces.append((cursor or 0, samples))
-        cursor = (cursor or 0) + len(samples)
-        count += len(samples)
-        _check_samples(count, budget.path)
-    length = known if known is not None else max((cursor or 0) / rate, 0.0)
-    _check_samples(length * max(rate, SAMPLE_RATE), budget.path)
-    return pieces, length, rate
+        length = duration
+    return origin, None if length is None else max(length, 0.0)  # the header of a damaged file can be negative
 
 
 def _check_samples(count: float, path: Path) -> None:
@@ -168,21 +151,24 @@ def _check_samples(count: float, path: Path) -> None:
         raise VideoError(path, f"{found}; the maximum is {_MAX_SAMPLES:,}, six hours at 48 kHz")
 
 
-def _frames(
+def _decode(
     container: av.container.InputContainer,
     stream: av.AudioStream,
+    origin: float,
     end: float | None,
     failures: list[str],
     budget: TimeBudget,
-) -> Iterator[av.AudioFrame]:
-    """Decode packet by packet, so that a damaged packet affects no other samples."""
-    packets = packets_of(container, stream)
+) -> Iterator[Piece]:
+    """Decode packet by packet, so that a damaged packet affects no other samples, and append errors to `failures`."""
+    packets, rate = packets_of(container, stream), stream.rate
+    cursor: int | None = None
+    count = 0
     for number in itertools.count(1):
         budget.check()
         check_packets(number, budget.path)
         try:
             packet = next(packets, None)
-        except av.error.FFmpegError as error:
+        except av.FFmpegError as error:
             failures.append(f"the file ends early: {words_of(error)}")
             return
         if packet is None:
@@ -191,12 +177,24 @@ def _frames(
         if end is not None and moment is not None and moment > end + 1.0:
             return
         try:
-            for frame in packet.decode():
-                if isinstance(frame, av.AudioFrame):
-                    yield frame
-        except av.error.FFmpegError as error:
+            frames = cast(list[av.AudioFrame], packet.decode())
+        except av.FFmpegError as error:
             where = "the last packet" if moment is None else f"packet at {moment:.2f} s"
             failures.append(f"{where}: {words_of(error)}")
+            continue
+        for frame in frames:
+            if frame.sample_rate != rate:
+                failures.append(f"the sample rate changes from {rate} to {frame.sample_rate}")
+                return
+            if frame.pts is not None and frame.time_base is not None:
+                place = round((float(frame.pts * frame.time_base) - origin) * rate)
+                if cursor is None or abs(place - cursor) > _JITTER_SECONDS * rate:
+                    cursor = place
+            samples = _mono(frame)
+            yield cursor or 0, samples
+            cursor = (cursor or 0) + len(samples)
+            count += len(samples)
+            _check_samples(count, budget.path)
 
 
 def _mono(frame: av.AudioFrame) -> np.ndarray:
@@ -210,18 +208,15 @@ def _mono(frame: av.AudioFrame) -> np.ndarray:
     return values.mean(axis=0).astype(np.float32)
 
 
-def _place(pieces: Pieces | None, length: float, rate: int) -> tuple[np.ndarray, list[tuple[int, int]], int]:
-    """Copy the pieces into an array of (length * rate,) zeros.
-
-    The gaps between them are not written and take no memory: a file may declare hours of audio without containing them.
+def _place(pieces: list[Piece], length: float, rate: int) -> tuple[np.ndarray, list[tuple[int, int]], int]:
+    """Copy the pieces into an array of (length * rate,) zeros; gaps take no memory, since a file may declare hours.
 
     Returns:
-        The samples, with zeros instead of invalid ones; start and end of each decoded segment; the number of invalid
-        samples.
+        Samples, with zeros instead of invalid ones; start and end of each decoded segment; number of invalid samples.
     """
-    native = np.zeros(max(round(length * rate), 0), dtype=np.float32)
+    native = np.zeros(round(length * rate), dtype=np.float32)
     segments, invalid = [], 0
-    for place, samples in pieces or ():
+    for place, samples in pieces:
         start, end = max(place, 0), min(place + len(samples), len(native))
         if start < end:
             inside = samples[start - place : end - place]

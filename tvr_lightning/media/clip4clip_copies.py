@@ -68,7 +68,7 @@ def constant_rate_frames(path: Path, rate: int) -> Generator[VideoFrame, None, N
         VideoError: A frame cannot be decoded, or the file is too long or has frames of an extreme shape.
     """
     written, repeats, previous = 0, deque([0, 0, 0], 3), None
-    with open_video(path, 1) as (container, stream):
+    with open_video(path) as (container, stream):
         container.flags &= ~cast(int, Flags.gen_pts.value)  # PyAV's default; the FFmpeg command has no such timestamps
         origin = Fraction(container.start_time or 0, 10**6)
         guessed = stream.guessed_rate or Fraction(25)

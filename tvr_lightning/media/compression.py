@@ -9,12 +9,12 @@ authors produces.
 from __future__ import annotations
 
 import io
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import get_args
+from typing import Annotated
 
 import av
 import numpy as np
@@ -29,9 +29,8 @@ from tvr_lightning.media.container import TimeBudget, VideoError, open_media, op
 from tvr_lightning.media.decoder import decoded_frames
 from tvr_lightning.media.preparation import Interpolation, Pixels, resized
 from tvr_lightning.media.video import TimedFrame, frames_at_rate, probe
-from tvr_lightning.option_types import CopiedFrames, CopiesLike
+from tvr_lightning.option_types import CopiedFrames, CopiesLike, Count, Range, check
 
-LEAST_SIZE = 16
 CRF = 18
 JPEG_QUALITY = 90
 _TICKS = 30_000  # ticks per frame in the copy's time base, so that the last frame can end between two frames
@@ -54,21 +53,14 @@ class Compression:
         UserError: An option is out of range or contradicts `like`.
     """
 
-    fps: int = FPS
-    size: int = SIZE
+    fps: Count = FPS
+    size: Annotated[int, Range(at_least=16)] = SIZE
     frames: CopiedFrames = "h264"
     interpolation: Interpolation = "bicubic"
     like: CopiesLike | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("fps", 1), ("size", LEAST_SIZE)):
-            if getattr(self, name) < least:
-                raise UserError(f"--{name} is {getattr(self, name)}; it must be at least {least}")
-        for name, allowed in (("frames", get_args(CopiedFrames)), ("like", (*get_args(CopiesLike), None))):
-            if getattr(self, name) not in allowed:
-                raise UserError(
-                    f"--{name} is {getattr(self, name)!r}; choose one of {', '.join(filter(None, allowed))}"
-                )
+        check(self)
         if self.like and replace(self, like=None) != Compression():
             fixed = f"{FPS} fps, {SIZE} pixels and h264"
             raise UserError(f"--like {self.like} sets {fixed}. Omit --fps, --size and --frames.")
@@ -125,63 +117,59 @@ def compress(path: Path, how: Compression) -> Copy:
     Raises:
         VideoError: The video cannot be read to its end, or the audio cannot be written.
     """
-    with open_media(path) as container:
-        stream = container.streams.best("audio")
-        codec = stream.codec_context.name if isinstance(stream, av.AudioStream) and stream.codec_context else None
     try:
-        if codec in _COPIED_SOUND:
-            with suppress(av.FFmpegError):  # such as packets whose timestamps mp4 cannot represent
-                return _copy_with_sound(path, how)
-        return _encode_with_sound(path, how, codec is not None)
+        with suppress(av.FFmpegError):  # such as packets whose timestamps mp4 cannot represent
+            return _write(path, how, copy_sound=True)
+        return _write(path, how, copy_sound=False)
     except av.FFmpegError as error:
         raise VideoError(path, f"cannot be copied ({words_of(error)})") from error
 
 
-def _copy_with_sound(path: Path, how: Compression) -> Copy:
-    buffer, copy, budget = io.BytesIO(), Copy(b"", 0, 0.0, 0), TimeBudget(path)
-    packets = []
-    with open_video(path) as (container, video), av.open(buffer, "w", format="mp4") as out:
+def _write(path: Path, how: Compression, copy_sound: bool) -> Copy:
+    buffer, copy = io.BytesIO(), Copy(b"", 0, 0.0, 0)
+    packets: Iterable[av.Packet] = ()
+    with open_media(path) as container, av.open(buffer, "w", format="mp4") as out:
+        source = container.streams.best("audio")
+        if isinstance(source, av.AudioStream) and source.codec_context:
+            if copy_sound and source.codec_context.name in _COPIED_SOUND:
+                track = out.add_stream_from_template(source)
+                packets = _copied_sound(path, how, track, copy.notes)
+            else:
+                waveform = _waveform(path, copy.notes)
+                if waveform is not None:
+                    track = out.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
+                    track.bit_rate = 64_000
+                    packets = _encoded_sound(waveform, track)
+        _write_frames(path, how, out, copy)
+        for packet in packets:
+            out.mux(packet)
+            copy.sound += 1
+    copy.content = buffer.getvalue()
+    return copy
+
+
+def _copied_sound(path: Path, how: Compression, track: av.AudioStream, notes: list[str]) -> list[av.Packet]:
+    """Return the packets of the audio, moved to the time of the first frame."""
+    packets, budget = [], TimeBudget(path)
+    with open_video(path) as (container, video):
         source = container.streams.best("audio")
         assert isinstance(source, av.AudioStream)
-        track = out.add_stream_from_template(source)
-        try:
-            for packet in packets_of(container, source):
-                budget.check()
-                if packet.is_corrupt and packet.size:
-                    copy.notes.append("its audio ends early: a packet is truncated")
-                    break
-                if packet.size and packet.pts is not None:
-                    packets.append(packet)
-        except av.FFmpegError as error:
-            copy.notes.append(f"its audio ends early: {words_of(error)}")
-        _write_frames(path, how, out, copy)
         origin = (video.start_time or 0) * (video.time_base or Fraction(0))
         if how.like:  # such a copy starts with the first stream
             origin = Fraction(container.start_time or 0, av.time_base)
-        assert source.time_base is not None
-        for packet in packets:
-            assert packet.pts is not None
-            packet.pts -= round(origin / source.time_base)  # an edit list removes audio from before the first frame
-            packet.dts = packet.pts
-            packet.stream = track
-            out.mux(packet)
-    return replace(copy, content=buffer.getvalue(), sound=len(packets))
-
-
-def _encode_with_sound(path: Path, how: Compression, has_sound: bool) -> Copy:
-    buffer, copy = io.BytesIO(), Copy(b"", 0, 0.0, 0)
-    waveform = _waveform(path, copy.notes) if has_sound else None
-    with av.open(buffer, "w", format="mp4") as out:
-        if waveform is None:
-            _write_frames(path, how, out, copy)
-        else:
-            track = out.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
-            track.bit_rate = 64_000
-            _write_frames(path, how, out, copy)
-            for packet in _encoded_sound(waveform, track):
-                out.mux(packet)
-                copy.sound += 1
-    return replace(copy, content=buffer.getvalue())
+        try:
+            for packet in packets_of(container, source):
+                budget.check()
+                if packet.size and packet.is_corrupt:
+                    notes.append("its audio ends early: a packet is truncated")
+                    break
+                if packet.size and packet.pts is not None:
+                    packet.pts -= round(origin / packet.time_base)  # an edit list removes audio before the first frame
+                    packet.dts, packet.stream = packet.pts, track
+                    packets.append(packet)
+        except av.FFmpegError as error:
+            notes.append(f"its audio ends early: {words_of(error)}")
+    return packets
 
 
 def _waveform(path: Path, notes: list[str]) -> NDArray[np.float32] | None:
@@ -220,15 +208,24 @@ def _write_frames(path: Path, how: Compression, out: OutputContainer, copy: Copy
         copy.duration = yield from frames_at_rate(path, how.fps, how)
 
     clock = Fraction(1, how.fps * _TICKS)
-    stream, packets = None, []
+    packets: list[av.Packet] = []
     for number, frame in enumerate(frames()):
         image = frame.content
-        if stream is None:
+        if not packets:
             stream = _video_stream(out, how, (image.shape[1], image.shape[0]), clock)
         if image.shape != (stream.height, stream.width, 3):  # all frames of a copy have the same size
             image = np.asarray(Image.fromarray(image).resize((stream.width, stream.height)))
-        packet = _encode(stream, image, number * _TICKS, how, clock)
-        packet.dts, packet.duration = packet.pts, _TICKS
+        if how.frames == "jpeg":
+            content = io.BytesIO()
+            Image.fromarray(image).save(content, "JPEG", quality=JPEG_QUALITY)
+            packet = av.Packet(content.getvalue())
+            packet.is_keyframe, packet.time_base, packet.stream = True, clock, stream
+        else:
+            encoded = av.VideoFrame.from_ndarray(image, "rgb24")
+            encoded.pts, encoded.time_base = number * _TICKS, clock
+            (packet,) = stream.encode(encoded)
+        packet.pts = packet.dts = number * _TICKS
+        packet.duration = _TICKS
         packets.append(packet)
     packets[-1].duration = max(round(copy.duration / clock) - (len(packets) - 1) * _TICKS, 1)
     copy.frames = len(packets)
@@ -250,20 +247,6 @@ def _video_stream(out: OutputContainer, how: Compression, size: tuple[int, int],
     return stream
 
 
-def _encode(stream: av.VideoStream, image: Pixels, pts: int, how: Compression, clock: Fraction) -> av.Packet:
-    if how.frames == "jpeg":
-        content = io.BytesIO()
-        Image.fromarray(image).save(content, "JPEG", quality=JPEG_QUALITY)
-        packet = av.Packet(content.getvalue())
-        packet.is_keyframe, packet.time_base, packet.stream = True, clock, stream
-        packet.pts = pts
-        return packet
-    frame = av.VideoFrame.from_ndarray(image, "rgb24")
-    frame.pts, frame.time_base = pts, clock
-    (packet,) = stream.encode(frame)
-    return packet
-
-
 def verify_copy(path: Path, copy: Copy) -> None:
     """Read a written copy from start to end.
 
@@ -273,7 +256,7 @@ def verify_copy(path: Path, copy: Copy) -> None:
     found = probe(path)
     if found.broken:
         raise VideoError(path, found.broken)
-    frames, sound = sum(1 for _ in decoded_frames(path, 1, TimeBudget(path))), 0
+    frames, sound = sum(1 for _ in decoded_frames(TimeBudget(path))), 0
     with open_media(path) as container:
         track = container.streams.best("audio")
         if isinstance(track, av.AudioStream):

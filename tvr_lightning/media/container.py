@@ -67,28 +67,27 @@ class TimeBudget:
     """CPU time budget for decoding one file: two minutes plus four seconds per MiB, or TVR_READ_SECONDS.
 
     Regular files need only a small part of it. CPU time does not depend on the load of the machine. Time spent on
-    decoded frames does not count (`paused`). With several decoding threads, the time of the whole process counts.
+    decoded frames does not count (`paused`).
     """
 
-    def __init__(self, path: Path, threads: int = 1) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.seconds = _allowed_seconds(path)
-        self._clock = time.thread_time if threads == 1 else time.process_time
-        self._end = self._clock() + self.seconds
+        self._end = time.thread_time() + self.seconds
 
     def check(self) -> None:
         """Raise VideoError if the time budget is used up."""
-        if self._clock() > self._end:
+        if time.thread_time() > self._end:
             raise VideoError(self.path, "decoding it " + _too_slow(self.seconds, "CPU time"))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Do not count the time spent inside the context."""
-        begun = self._clock()
+        begun = time.thread_time()
         try:
             yield
         finally:
-            self._end += self._clock() - begun
+            self._end += time.thread_time() - begun
 
 
 def _allowed_seconds(path: Path) -> float:
@@ -137,7 +136,7 @@ def _open(path: Path, options: dict[str, str], seconds: float) -> InputContainer
 
 
 @contextmanager
-def open_video(path: Path, threads: int = 1) -> Iterator[tuple[InputContainer, VideoStream]]:
+def open_video(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
     """Open a file and its first video stream that is not a cover image, and do not conceal decoding errors.
 
     Raises:
@@ -152,8 +151,7 @@ def open_video(path: Path, threads: int = 1) -> Iterator[tuple[InputContainer, V
         decoder = stream.codec_context
         if decoder is None:
             raise VideoError(path, "its video codec is unknown, or its header is damaged")
-        decoder.thread_count = threads
-        decoder.thread_type = "AUTO" if threads > 1 else "NONE"
+        decoder.thread_count, decoder.thread_type = 1, "NONE"  # many files are read in parallel
         decoder.options = {"err_detect": "explode", "max_pixels": str(MAX_PIXELS)}
         width, height = decoder.width, decoder.height
         if not width:  # FFmpeg discards a size above the limit, except if it opens the file without decoding

@@ -79,12 +79,7 @@ def check_shape(path: Path, frame: VideoFrame) -> None:
 def frames_in_order(
     stream: VideoStream, packets: Iterable[av.Packet | None], budget: TimeBudget
 ) -> Generator[VideoFrame, None, None]:
-    """Yield every frame decoded from the packets of a stream, in display order.
-
-    Args:
-        stream: Stream from which nothing has been decoded.
-        packets: All packets of the stream, followed by an empty packet or None.
-        budget: Time budget.
+    """Yield every frame decoded from the packets of a fresh stream, in display order. The last packet is empty or None.
 
     Raises:
         VideoError: A frame cannot be decoded, or the time budget is used up.
@@ -106,7 +101,7 @@ def frames_in_order(
         raise VideoError(budget.path, f"cannot be decoded{where} ({reason})") from error
 
 
-def decoded_frames(path: Path, threads: int, budget: TimeBudget) -> Generator[VideoFrame, None, None]:
+def decoded_frames(budget: TimeBudget) -> Generator[VideoFrame, None, None]:
     """Yield every frame of a file in display order."""
-    with open_video(path, threads) as (container, stream):
+    with open_video(budget.path) as (container, stream):
         yield from frames_in_order(stream, packets_of(container, stream), budget)

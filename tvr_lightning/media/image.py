@@ -20,17 +20,13 @@ class ImageError(MediaError):
 
 
 def read_image(path: str | Path) -> Image.Image:
-    """Read an image file, or the first image of an animation.
-
-    Args:
-        path: The file. Its content and not its name determines the format.
+    """Read an image file, or the first image of an animation, in a format given by its content.
 
     Returns:
         The image in mode RGB, rotated according to its EXIF entry, with transparent parts in white.
 
     Raises:
-        ImageError: The format is not in `IMAGE_FORMATS`, or the file is damaged or larger than
-            `MAX_IMAGE_PIXELS`.
+        ImageError: The format is not in `IMAGE_FORMATS`, or the file is damaged or too large.
     """
     path = Path(path)
     limit = f"the maximum is {MAX_IMAGE_PIXELS:,}, 8192 x 8192"
@@ -49,7 +45,7 @@ def read_image(path: str | Path) -> Image.Image:
                     upright = Image.alpha_composite(ground, upright.convert("RGBA"))
                 return upright.convert("RGB")
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ImageError(path, f"has more pixels than that; {limit}") from error
+        raise ImageError(path, f"has too many pixels; {limit}") from error
     except UnidentifiedImageError as error:
         raise ImageError(path, f"is not in a supported image format: {', '.join(IMAGE_FORMATS)}") from error
     except MediaError:

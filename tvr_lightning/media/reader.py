@@ -351,7 +351,7 @@ class VideoReader:
         if self._unused and self._packets is not None and self._stopped is None:
             self._unused = False
             return frames_in_order(self.stream, [*self._packets, None], self.budget)
-        return decoded_frames(self.budget.path, self.stream.codec_context.thread_count, self.budget)
+        return decoded_frames(self.budget)
 
     def _decode_through(self, guess: Collection[int], make: Callable[[Image.Image], T]) -> dict[int, T]:
         """Decode the whole file, correct the timeline, and return the content of the guessed positions that exist."""
@@ -373,12 +373,12 @@ class VideoReader:
 
 
 @contextmanager
-def open_reader(path: Path, threads: int = 1) -> Iterator[VideoReader]:
+def open_reader(path: str | Path) -> Iterator[VideoReader]:
     """Open a video file and list its packets.
 
     Raises:
         VideoError: The file is missing, contains no video that can be decoded, or is too large.
     """
-    budget = TimeBudget(path, threads)
-    with open_video(path, threads) as (container, stream):
+    budget = TimeBudget(Path(path))
+    with open_video(budget.path) as (container, stream):
         yield VideoReader(container, stream, budget)

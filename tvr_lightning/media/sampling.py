@@ -17,12 +17,7 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Declared:
-    """Frame rate and number of frames that a container declares. Both can be wrong.
-
-    Attributes:
-        rate: Average number of frames per second.
-        frames: Number of frames.
-    """
+    """Frames per second and number of frames that a container declares. Both can be wrong."""
 
     rate: float
     frames: int
@@ -64,7 +59,13 @@ def sample_frames(
         raise UserError(f"frames is {frames}; it must be at least 1")
     if len(times) == 0:
         raise UserError("the clip has no frames")
-    start, end = _check_span(span, duration)
+    start, end = span or (0.0, duration)
+    duration = max(duration, 2 * _EPSILON)
+    if span is not None and not 0 <= start < end:
+        raise UserError(f"the span {start} to {end} s is invalid; expected 0 <= start < end")
+    if start >= duration:
+        raise UserError(f"the span {start} to {end} s begins after the clip, which lasts {duration:.3f} s")
+    end = duration if span is None else min(end, duration)
     if sampling in ("int-fps-uniform", "round-fps-uniform", "container-segments"):
         if declared is None:
             raise UserError(f"frame sampling {sampling!r} counts frames and needs the frame count of the container")
@@ -113,19 +114,6 @@ def _released(
 def positions_at_rate(times: Times, duration: float, rate: float) -> Positions:
     """Return the positions (K,) of the frames on screen at 0, 1 / rate, 2 / rate, ... seconds from the first frame."""
     return _on_screen(times - times[0], np.arange(max(np.ceil(duration * rate - _EPSILON), 1)) / rate)
-
-
-def _check_span(span: tuple[float, float] | None, duration: float) -> tuple[float, float]:
-    """Return the span clipped to the duration, which has a positive minimum."""
-    duration = max(duration, 2 * _EPSILON)
-    if span is None:
-        return 0.0, duration
-    start, end = span
-    if not 0 <= start < end:
-        raise UserError(f"the span {start} to {end} s is invalid; expected 0 <= start < end")
-    if start >= duration:
-        raise UserError(f"the span {start} to {end} s begins after the clip, which lasts {duration:.3f} s")
-    return float(start), float(min(end, duration))
 
 
 def _on_screen(elapsed: Times, instants: Times) -> Positions:

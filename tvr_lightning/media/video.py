@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,10 +21,9 @@ from tvr_lightning.media.reader import Timeline, VideoReader, open_reader
 from tvr_lightning.media.sampling import Positions, positions_at_rate, sample_frames
 from tvr_lightning.option_types import FrameSampling
 
-__all__ = ["DecodedClip", "TimedFrame", "VideoError", "VideoInfo", "frames_at_rate", "probe", "read_clip", "read_parts"]
-
 Span = tuple[float, float]
 
+S = TypeVar("S", Span, Span | None)
 T = TypeVar("T")
 
 
@@ -53,9 +52,7 @@ class VideoInfo:
         duration: Seconds from the first frame to the end of the last.
         fps: Average number of frames per second.
         width, height: Size of the displayed frames in pixels, after rotation.
-        frames: Number of frames.
         timed: False if all frames have the same timestamp. They are then read in order, at the declared rate.
-        has_audio: True if there is an audio track.
         broken: Reason why the stream ends before the end that its container declares, or None.
     """
 
@@ -78,7 +75,6 @@ def read_clip(
     span: Span | None = None,
     generator: np.random.Generator | None = None,
     augment: FrameTransform | None = None,
-    threads: int = 1,
 ) -> DecodedClip:
     """Decode F frames of a clip: only the segments that lead to a selected frame, converting only selected frames.
 
@@ -92,7 +88,7 @@ def read_clip(
     # A single draw, so that decoding the same clip a second time selects the same random frames.
     seed = None if generator is None else int(generator.integers(2**63))
     transform = augment or Preparation(image_size)
-    with open_reader(Path(path), threads) as video:
+    with open_reader(path) as video:
         return _read(video, lambda duration: [span], frames, sampling, transform, seed)[1][0]
 
 
@@ -105,19 +101,13 @@ def read_parts(
     sampling: FrameSampling = "segment-centres",
 ) -> tuple[list[Span], list[DecodedClip]]:
     """Decode F frames of each of several parts of a file, opened once; `divide` maps its duration to the parts."""
-    with open_reader(Path(path)) as video:
-        parts, clips = _read(video, divide, frames, sampling, Preparation(image_size))
-        return [part for part in parts if part is not None], clips
+    with open_reader(path) as video:
+        return _read(video, divide, frames, sampling, Preparation(image_size))
 
 
 @dataclass
 class TimedFrame(Generic[T]):
-    """Content on screen at one moment.
-
-    Attributes:
-        time: Seconds from the first frame of the file.
-        content: Result of `make` for the frame.
-    """
+    """Content on screen at one moment, in seconds from the first frame of the file."""
 
     time: float
     content: T
@@ -126,17 +116,10 @@ class TimedFrame(Generic[T]):
 def frames_at_rate(
     path: str | Path, rate: float, make: Callable[[Image.Image], T]
 ) -> Generator[TimedFrame[T], None, float]:
-    """Yield the content on screen at 0, 1 / rate, 2 / rate, ... seconds.
+    """Yield the content on screen at 0, 1 / rate, 2 / rate, ... seconds, and return the duration of the video.
 
-    Frames are converted one by one, so that memory use does not grow with their number.
-
-    Args:
-        path: Video file, as for `read_clip`.
-        rate: Frames per second. If the file has fewer, frames are repeated.
-        make: Function from an upright image in mode RGB to the content.
-
-    Returns:
-        Duration of the file's video in seconds, as the generator's return value.
+    Frames are converted one by one with `make`, so that memory use does not grow with their number. If the file has
+    fewer than `rate` frames per second, they are repeated.
 
     Raises:
         VideoError: The file cannot be read or breaks off.
@@ -149,9 +132,9 @@ def frames_at_rate(
         positions = positions_at_rate(timeline.times, timeline.duration, rate).tolist()
         return positions
 
-    with open_reader(Path(path)) as video:
+    with open_reader(path) as video:
         if video.broken:
-            raise VideoError(Path(path), video.broken)
+            raise VideoError(video.budget.path, video.broken)
         for position, content in video.frames(choose, make):
             while number < len(positions) and positions[number] == position:
                 yield TimedFrame(number / rate, content)
@@ -167,7 +150,7 @@ def probe(path: str | Path) -> VideoInfo:
     Raises:
         VideoError: The file is missing or contains no video that can be decoded.
     """
-    with open_reader(Path(path)) as video:
+    with open_reader(path) as video:
         first = video.first_frame()
         size = (first.width, first.height)
         width, height = size[::-1] if orientation_of(first) in SIDEWAYS else size
@@ -186,15 +169,15 @@ def probe(path: str | Path) -> VideoInfo:
 
 def _read(
     video: VideoReader,
-    divide: Callable[[float], Sequence[Span | None]],
+    divide: Callable[[float], list[S]],
     frames: int,
     sampling: FrameSampling,
     transform: FrameTransform,
     seed: int | None = None,
-) -> tuple[Sequence[Span | None], list[DecodedClip]]:
+) -> tuple[list[S], list[DecodedClip]]:
     """Return the clip of every span that `divide` returns for the file's duration. None means the whole file."""
     path = video.budget.path
-    spans: Sequence[Span | None] = []
+    spans: list[S] = []
     chosen: list[Positions] = []
 
     def choose(timeline: Timeline) -> list[int]:
