@@ -19,16 +19,12 @@ class MissingAssetError(UserError):
 
 
 def check_present(checks: Iterable[Callable[[], object]]) -> None:
-    """Call all checks for files, and report all missing files in one error.
-
-    Raises:
-        MissingAssetError: At least one check raised it; the message joins all messages.
-    """
-    absent = []
+    """Call all checks for files, and report all missing files in one MissingAssetError."""
+    missing = []
     for check in checks:
         try:
             check()
         except MissingAssetError as error:
-            absent.append(str(error))
-    if absent:
-        raise MissingAssetError("\n\n".join(absent))
+            missing.append(str(error))
+    if missing:
+        raise MissingAssetError("\n\n".join(missing))

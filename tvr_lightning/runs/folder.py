@@ -14,6 +14,8 @@ from typing_extensions import override
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import file_lock
 
+CONFIG = "config.yaml"
+"""File in a run's folder with all options of the run."""
 LOCK = ".lock"
 """File in a run's folder that is locked while the run is active; it stays there afterwards."""
 
@@ -47,14 +49,7 @@ class RunInUseError(UserError):
 
 
 def create_run(runs: Path) -> Path:
-    """Create and return `runs`/version_<n>, with the number after all existing ones.
-
-    Args:
-        runs: Folder of all runs of a method on a dataset, created if it does not exist.
-
-    Raises:
-        OSError: The folder cannot be created.
-    """
+    """Create and return `runs`/version_<n>, with the number after all existing ones."""
     while True:
         runs.mkdir(parents=True, exist_ok=True)
         numbers = [path.name.removeprefix("version_") for path in runs.glob("version_*")]
@@ -71,7 +66,6 @@ def locked_run(folder: Path) -> Iterator[None]:
 
     Raises:
         RunInUseError: Another process has locked the folder.
-        OSError: The lock file cannot be created.
     """
     busy = RunInUseError(
         f"{folder} belongs to a run that is still active. Wait until it ends, or start another run without "
@@ -83,12 +77,7 @@ def locked_run(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def new_run(runs: Path, trainer: Trainer) -> Iterator[Path]:
-    """Create and lock the folder of a new run; remove it if the run fails before its first step.
-
-    Args:
-        runs: Folder of all runs of a method on a dataset.
-        trainer: Trainer that counts the steps.
-    """
+    """Create and lock the folder of a new run in `runs`; remove it if the run fails before its first step."""
     only = not runs.exists()
     folder = create_run(runs)
     try:
@@ -107,7 +96,7 @@ def run_of(checkpoint: str | None) -> Path | None:
     """Return the folder of the run that wrote a checkpoint, or None if it is not from a run or not writable."""
     place = Path(checkpoint or "")
     folder = place.parent.parent
-    own = place.parent.name == "checkpoints" and (folder / "config.yaml").is_file()
+    own = place.parent.name == "checkpoints" and (folder / CONFIG).is_file()
     return folder if own and os.access(folder, os.W_OK | os.X_OK) else None
 
 
