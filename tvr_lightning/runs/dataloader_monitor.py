@@ -33,9 +33,9 @@ class DataloaderMonitor(Callback):
     """Callback that measures the time that the steps of a run wait for batches.
 
     Args:
-        command: command that makes small copies of the run's data.
-        say: function that reports the warning.
-        devices: device types to watch.
+        command: Command that makes small copies of the run's data.
+        say: Function that reports the warning.
+        devices: Device types to watch.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class DataloaderMonitor(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *arguments: Any) -> None:
         data = trainer.datamodule  # type: ignore[attr-defined]
         loader = getattr(data, "training_loader", None)
-        if loader is None or pl_module.device.type not in self.devices or self._steps > WARM + WATCHED:
+        if loader is None or pl_module.device.type not in self.devices:
             return
         if data.features is not None or data.copies is not None:
             return

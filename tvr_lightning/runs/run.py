@@ -145,17 +145,12 @@ class Run:
                 # A single callback with save_last writes only if the monitored value has improved. The last weights
                 # are written after every epoch, because the last epoch may not be validated.
                 # Without a version counter, files of a killed run are overwritten.
+                checkpoint = partial(RunCheckpoint, mode="max", enable_version_counter=False)
                 callbacks += [
                     RandomState(),
                     WeightsRecord(monitor, self.config.seed_everything),
-                    RunCheckpoint(monitor=monitor, mode="max", filename="best", enable_version_counter=False),
-                    RunCheckpoint(
-                        monitor="step",
-                        mode="max",
-                        filename="last",
-                        enable_version_counter=False,
-                        save_on_train_epoch_end=True,
-                    ),
+                    checkpoint(monitor=monitor, filename="best"),
+                    checkpoint(monitor="step", filename="last", save_on_train_epoch_end=True),
                     SaveRunning(self.config.checkpoints.every_n_steps),
                 ]
         logger = False if options["logger"] in (None, True) else options["logger"]

@@ -25,7 +25,6 @@ def encode_in_chunks(encode: Callable[[B], R], batch: B, chunk: int) -> R:
     A chunk is encoded again in the backward pass, with the same random numbers and plain autograd, so that clipping,
     accumulation, mixed precision, DDP and FSDP2 work as usual.
     """
-    parts: list[Any] = [
-        checkpoint(encode, batch[start : start + chunk], use_reentrant=False) for start in range(0, len(batch), chunk)
-    ]
+    chunks = [batch[start : start + chunk] for start in range(0, len(batch), chunk)]
+    parts: list[Any] = [checkpoint(encode, items, use_reentrant=False) for items in chunks]
     return type(parts[0]).cat(parts)

@@ -32,11 +32,7 @@ class LossCheck:
         self._pending: tuple[int, Sequence[str], Sequence[str], Callable[[], list[float]]] | None = None
 
     def start(self, terms: Mapping[str, Tensor], step: int, videos: Sequence[str]) -> None:
-        """Start to copy the terms of a loss to the host, after checking the pending ones.
-
-        Raises:
-            UserError: The loss of an earlier batch was not finite.
-        """
+        """Start to copy the terms of a loss to the host, after checking the pending ones as `finish` does."""
         self.finish()
         values = torch.stack([term.detach().reshape(()).float() for term in terms.values()])
         failed = (~values.sum().isfinite()).float()
@@ -47,11 +43,7 @@ class LossCheck:
         self._pending = step, list(terms), videos, _read_later(torch.cat([shared, values]))
 
     def finish(self) -> None:
-        """Wait for the pending terms and check them.
-
-        Raises:
-            UserError: A loss was not finite. The message contains the terms and videos, or refers to another device.
-        """
+        """Wait for the pending terms, and raise a UserError with the terms and videos if a loss was not finite."""
         if self._pending is None:
             return
         (step, names, videos, read), self._pending = self._pending, None

@@ -52,13 +52,9 @@ def info_nce(
 
     Args:
         logits: Logits of B texts (rows) against their B videos (columns), (B, B).
-        video_to_text_logits: Separate logits for the direction over columns, (B, B) in the same layout; `logits` by
-            default.
+        video_to_text_logits: Separate logits (B, B) for the direction over columns, in the same layout.
         weight: Weight of each pair, (B,), the same for both directions; 1 / B by default.
         reduction: `mean` of both directions, or their `sum` as in some papers (twice the gradient).
-
-    Raises:
-        UserError: The logits are not square.
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
