@@ -9,11 +9,18 @@ from pathlib import Path
 
 VERBOSE = "TVR_VERBOSE"
 """Environment variable for `-v`, which processes of other devices inherit."""
-# Warnings of every run about settings that the user has not changed.
 _REMARKS = (
+    # about settings that the user has not changed
     "The number of training batches .* is smaller than the logging interval",
     ".* does not have many workers which may be a bottleneck",
     "Trying to infer the `batch_size` from an ambiguous collection",
+    # evaluation needs no checkpoint callback, regardless of the run that wrote the checkpoint
+    "Be aware that when using `ckpt_path`",
+    # a resumed run writes to its existing folder
+    "Checkpoint directory .* exists and is not empty",
+    "Experiment logs directory .* exists",
+    # in Lightning's own code
+    ".*LeafSpec.* is deprecated",
 )
 
 

@@ -7,7 +7,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from rich.text import Text
 from typing_extensions import override
 
 SECONDS = 10.0
-"""Maximum time between two lines."""
+"""Time between two lines."""
 
 
 @contextmanager
@@ -45,13 +45,6 @@ def _every(seconds: float, do: Callable[[], None]) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-
-
-@contextmanager
-def print_regularly(state: Callable[[], Iterable[str]]) -> Iterator[None]:
-    """Print the lines that `state` returns every ten seconds inside the context, from a separate thread."""
-    with _every(SECONDS, lambda: print("".join(f"{line}\n" for line in state()), end="", flush=True)):
-        yield
 
 
 @contextmanager
@@ -102,15 +95,15 @@ def progress_bar(shown: bool = True) -> Iterator[Progress]:
     """Show a bar for tasks of counted items, or print their state every ten seconds; nothing unless `shown`."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _PaceColumn())
 
-    def lines() -> Iterator[str]:
+    def write() -> None:
         for task in bar.tasks:
             if not task.finished:
                 done = f"{task.description}: {task.completed:.0f}/{task.total:.0f}"
-                yield f"{done}, {_pace(task)}".removesuffix(", ")
+                print(f"{done}, {_pace(task)}".removesuffix(", "), flush=True)
 
     # By default, the speed is that of the last 30 seconds, but items finish in batches.
     bar = Progress(*columns, disable=not shown, speed_estimate_period=math.inf)
-    with bar, print_regularly(lines) if shown and not bar.console.is_terminal else nullcontext():
+    with bar, _every(SECONDS, write) if shown and not bar.console.is_terminal else nullcontext():
         yield bar
 
 

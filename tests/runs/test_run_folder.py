@@ -18,6 +18,7 @@ def test_the_log_has_the_lines_of_the_screen_without_bars(tmp_path, capsys):
         sys.stdout.write("\x1b[1mbold\x1b[0m ")
         print("Epoch 3 ━━━━━ 4/9", file=sys.stderr)
         print("word\n┏━━━━━━┓\n\rEpoch 1/3 ━━━╸ 2/9 0:00:01\rlast")
+        print("Epoch 1/5, step 3 of 9, 0:00:01 left of the run\nvalidate, batch 1 of 3")
         logging.getLogger("lightning.pytorch").warning("careful")
     said = (tmp_path / "run" / FILE).read_text(encoding="utf-8")
     assert said == "bold word\n┏━━━━━━┓\nlast\ncareful\n"

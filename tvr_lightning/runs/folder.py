@@ -11,7 +11,7 @@ from pathlib import Path
 from lightning.pytorch import Trainer
 from typing_extensions import override
 
-from tvr_lightning.errors import UserError
+from tvr_lightning.config.recipe_files import OptionError
 from tvr_lightning.files import file_lock
 
 CONFIG = "config.yaml"
@@ -42,12 +42,6 @@ class RunTrainer(Trainer):
         return self.strategy.broadcast(str(self.run_folder))
 
 
-class RunInUseError(UserError):
-    """Error for a run folder that another process still uses."""
-
-    exit_status = 2
-
-
 def create_run(runs: Path) -> Path:
     """Create and return `runs`/version_<n>, with the number after all existing ones."""
     while True:
@@ -62,12 +56,8 @@ def create_run(runs: Path) -> Path:
 
 @contextmanager
 def locked_run(folder: Path) -> Iterator[None]:
-    """Lock a run's folder within the context, so that other processes detect an active run.
-
-    Raises:
-        RunInUseError: Another process has locked the folder.
-    """
-    busy = RunInUseError(
+    """Lock a run's folder within the context; raise OptionError if another process has locked it."""
+    busy = OptionError(
         f"{folder} belongs to a run that is still active. Wait until it ends, or start another run without "
         "--checkpoints.resume"
     )

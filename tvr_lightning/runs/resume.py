@@ -50,9 +50,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     Lightning's own writer uses the system's temporary folder. Moving a file from there to another file system is a
     copy, which stays incomplete if the process is killed or the disk is full. `running.ckpt` is written by a thread
     while training continues; the next checkpoint and `teardown` wait for it and raise its error.
+
+    Attributes:
+        record: Entry of every checkpoint about the run that saved it, so that a test can describe its weights.
     """
 
     def __init__(self) -> None:
+        self.record: dict[str, Any] = {}
         self._thread = ThreadPoolExecutor(1)
         self._writing: Future[None] | None = None
 
@@ -74,8 +78,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             writing.result()
 
     def _write(self, checkpoint: dict[str, Any], target: Path) -> None:
-        if RECORD in checkpoint:
-            checkpoint[RECORD]["file"] = target.stem  # a file may be renamed, and callbacks do not know the name
+        checkpoint[RECORD] = self.record | {"file": target.stem}  # a file may be renamed later
         partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -14,12 +13,12 @@ from typing import Any, Literal
 import torch
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LearningRateMonitor, RichModelSummary
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from typing_extensions import override
+from rich import get_console
 
 from tvr_lightning.audit.callback import LeakageAudit
 from tvr_lightning.config.check import refusals
@@ -30,6 +29,7 @@ from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.files import write_whole
 from tvr_lightning.log_filters import is_verbose
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
+from tvr_lightning.progress import SECONDS
 from tvr_lightning.runs.closing import (
     check_selection,
     close,
@@ -42,7 +42,7 @@ from tvr_lightning.runs.dataloader_monitor import DataloaderMonitor, compress_co
 from tvr_lightning.runs.folder import CONFIG, RunTrainer, locked_run, new_run, run_of
 from tvr_lightning.runs.log import tee_log
 from tvr_lightning.runs.metrics_file import metrics_logger
-from tvr_lightning.runs.progress_bar import RunProgressBar
+from tvr_lightning.runs.progress_bar import ProgressReport, RunProgressBar, print_progress
 from tvr_lightning.runs.resume import (
     AtomicCheckpointIO,
     RandomState,
@@ -52,20 +52,12 @@ from tvr_lightning.runs.resume import (
     newest_checkpoint,
     sweep_partial,
 )
-from tvr_lightning.training.checkpoints import RECORD, read_checkpoint
+from tvr_lightning.training.checkpoints import read_checkpoint
 
 Command = Literal["fit", "validate", "test", "predict"]
 MONITOR = "val/t2v_R@1"
 # Parts of gloo and NCCL errors if another process has ended.
 LOST = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited", "Connection was likely closed")
-EXPECTED_WARNINGS = (
-    # Evaluation needs no checkpoint callback, regardless of the run that wrote the checkpoint.
-    "Be aware that when using `ckpt_path`",
-    # A resumed run writes to its existing folder.
-    "Checkpoint directory .* exists and is not empty",
-    # Lightning's own code triggers this warning.
-    ".*LeafSpec.* is deprecated",
-)
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 # Settings for the execution and outputs of a run, which may change when it is resumed.
 ANYWHERE = {
@@ -113,6 +105,8 @@ class Run:
         self.model: Any = built.model
         self.datamodule = built.data
         self._built_trainer = built.trainer
+        self.monitor = getattr(self.model, "monitor", MONITOR)
+        self.checkpoint_io = AtomicCheckpointIO()
         self.trainer = self.build_trainer(callbacks=callbacks)
         if command == "fit":
             check_selection(self.config.results.select_on, self.datamodule, self.trainer)
@@ -129,7 +123,9 @@ class Run:
         given = options["callbacks"] or []
         callbacks = [*(given if isinstance(given, list) else [given]), *callbacks, LeakageAudit()]
         if options["enable_progress_bar"] is not False:
-            callbacks.append(RunProgressBar())
+            options["enable_progress_bar"] = get_console().is_terminal
+            bar = RunProgressBar() if get_console().is_terminal else ProgressReport(print_progress, SECONDS)
+            callbacks.append(bar)
         if options["enable_model_summary"] is not False and is_verbose():
             callbacks.append(RichModelSummary())
         else:
@@ -140,16 +136,14 @@ class Run:
                 callbacks.append(LearningRateMonitor("step"))
             if options["enable_checkpointing"] is not False:
                 plugins = options["plugins"] or []
-                options["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
-                monitor = getattr(self.model, "monitor", MONITOR)
+                options["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), self.checkpoint_io]
                 # A single callback with save_last writes only if the monitored value has improved. The last weights
                 # are written after every epoch, because the last epoch may not be validated.
                 # Without a version counter, files of a killed run are overwritten.
                 checkpoint = partial(RunCheckpoint, mode="max", enable_version_counter=False)
                 callbacks += [
                     RandomState(),
-                    WeightsRecord(monitor, self.config.seed_everything),
-                    checkpoint(monitor=monitor, filename="best"),
+                    checkpoint(monitor=self.monitor, filename="best"),
                     checkpoint(monitor="step", filename="last", save_on_train_epoch_end=True),
                     SaveRunning(self.config.checkpoints.every_n_steps),
                 ]
@@ -163,12 +157,20 @@ class Run:
         """Execute the run, and print and write its results.
 
         Raises:
-            RunInUseError: Another process is executing the run to be resumed.
+            OptionError: Another process is executing the run to be resumed.
             RecipeError: Settings cannot lead to a results table, or a file cannot be written.
             RunInterruptedError: The run was stopped by a signal.
         """
         with self._claimed_folder() as folder, tee_log(folder), self._explained():
             if folder is not None:
+                self.checkpoint_io.record = {
+                    "run": str(folder),
+                    "chosen_on": "test" if self.datamodule.validation == "test" else "val",
+                    "monitor": self.monitor,
+                    "precision": str(self.trainer.precision),
+                    "seed": self.config.seed_everything,
+                    "trained_on": self.datamodule.full_title,
+                }
                 options = recipe_parser().dump(self.config, skip_validation=True, skip_unset=False)
                 write_whole(folder / CONFIG, options.encode())
             self._print_description()
@@ -283,54 +285,27 @@ class Run:
     @contextmanager
     def _explained(self) -> Iterator[None]:
         """Turn what ends a run from outside into one sentence."""
-        with warnings.catch_warnings():
-            for message in EXPECTED_WARNINGS:
-                warnings.filterwarnings("ignore", message=message)
-            try:
-                yield
-            except SIGTERMException as error:  # Lightning would exit with status 0
-                raise RunInterruptedError(
-                    "The run was stopped by SIGTERM between two steps. Resume it with --checkpoints.resume=true."
-                ) from error
-            except RuntimeError as error:
-                if self.trainer.world_size == 1 or not any(words in str(error) for words in LOST):
-                    raise
-                raise UserError(
-                    f"Another of the {self.trainer.world_size} processes of this run ended "
-                    f"({str(error).splitlines()[0]}). Its own message gives the reason, unless it was killed or memory "
-                    "ran out. Resume the run with --checkpoints.resume=true."
-                ) from error
-            except OSError as error:
-                if error.errno not in NO_ROOM:
-                    raise
-                raise RecipeError(
-                    f"{error.filename or 'A file of the run'} could not be written ({error.strerror}). Free disk "
-                    "space, raise the file size limit (ulimit -f), or choose another folder with results.directory."
-                ) from error
-
-
-class WeightsRecord(Callback):
-    """Callback that records in every checkpoint which run saved it, so that a test can describe its weights.
-
-    Args:
-        monitor: Metric that selects the best epoch.
-        seed: Seed of the run.
-    """
-
-    def __init__(self, monitor: str, seed: int | None) -> None:
-        self.monitor, self.seed = monitor, seed
-
-    @override
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        data = trainer.datamodule  # type: ignore[attr-defined]
-        checkpoint[RECORD] = {
-            "run": trainer.log_dir,
-            "chosen_on": "test" if data.validation == "test" else "val",
-            "monitor": self.monitor,
-            "precision": str(trainer.precision),
-            "seed": self.seed,
-            "trained_on": data.full_title,
-        }
+        try:
+            yield
+        except SIGTERMException as error:  # Lightning would exit with status 0
+            raise RunInterruptedError(
+                "The run was stopped by SIGTERM between two steps. Resume it with --checkpoints.resume=true."
+            ) from error
+        except RuntimeError as error:
+            if self.trainer.world_size == 1 or not any(words in str(error) for words in LOST):
+                raise
+            raise UserError(
+                f"Another of the {self.trainer.world_size} processes of this run ended "
+                f"({str(error).splitlines()[0]}). Its own message gives the reason, unless it was killed or memory "
+                "ran out. Resume the run with --checkpoints.resume=true."
+            ) from error
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            raise RecipeError(
+                f"{error.filename or 'A file of the run'} could not be written ({error.strerror}). Free disk "
+                "space, raise the file size limit (ulimit -f), or choose another folder with results.directory."
+            ) from error
 
 
 def changed_settings(then: Any, now: Any, name: str = "") -> Iterator[str]:
