@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterable
 
 
 class UserError(ValueError):
-    """Error that a user can fix: an option, a file, or missing weights.
-
-    `exit_status` is the exit status of the command line.
-    """
+    """Error that a user can fix: an option, a file, or missing weights."""
 
     exit_status = 1
+    """Exit status of the command line."""
 
 
 class MissingAssetError(UserError):

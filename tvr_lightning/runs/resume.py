@@ -36,10 +36,7 @@ LAST = "last.ckpt"
 
 
 class RunInterruptedError(UserError):
-    """Interruption of training after its state was saved; the message contains the checkpoint.
-
-    Job scripts can use the exit status, which is unique to interruptions, to queue the run again.
-    """
+    """Interruption of training after its state was saved. Job scripts can queue the run again by its exit status."""
 
     exit_status = os.EX_TEMPFAIL
 

@@ -38,7 +38,7 @@ from tvr_lightning.runs.closing import (
     starting_weights,
     write_best_videos,
 )
-from tvr_lightning.runs.dataloader_monitor import DataloaderMonitor, compress_command
+from tvr_lightning.runs.dataloader_monitor import DataloaderMonitor
 from tvr_lightning.runs.folder import CONFIG, RunTrainer, locked_run, new_run, run_of
 from tvr_lightning.runs.log import tee_log
 from tvr_lightning.runs.metrics_file import metrics_logger
@@ -131,7 +131,7 @@ class Run:
         else:
             options["enable_model_summary"] = False
         if self.command == "fit" and not options["fast_dev_run"]:
-            callbacks.append(DataloaderMonitor(compress_command(self.words)))
+            callbacks.append(DataloaderMonitor())
             if options["logger"] is not False:  # needs a logger
                 callbacks.append(LearningRateMonitor("step"))
             if options["enable_checkpointing"] is not False:
