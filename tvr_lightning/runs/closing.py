@@ -19,7 +19,6 @@ from tvr_lightning.evaluation.predictions import write_predictions
 from tvr_lightning.evaluation.results import Results, RunResults, SelectOn, print_results, results_of, write_results
 from tvr_lightning.evaluation.weights import Weights, weights_of
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
-from tvr_lightning.runs.folder import run_folder
 from tvr_lightning.runs.page import write_query_ranks, write_run_page
 from tvr_lightning.training.checkpoints import RECORD, read_checkpoint
 
@@ -28,19 +27,16 @@ if TYPE_CHECKING:
 
 
 def check_selection(select_on: SelectOn, data: TextVideoDataModule, trainer: Trainer) -> None:
-    """Refuse to train if the data or the trainer's options do not allow the selection of weights.
-
-    Raises:
-        OptionError: The data has no such split, or the run never validates.
-    """
+    """Raise an OptionError if the run does not validate, or validates on another split than `select_on`."""
     if select_on == "last":
         return
-    on_test = data.validation == "test"
-    if select_on == "val" and on_test:
+    validated = "test" if data.validation == "test" else "val"
+    if select_on != validated:
+        holdout = ", or set data.init_args.holdout to a number of training videos" if validated == "test" else ""
         raise OptionError(
-            f"results.select_on: val needs a validation split, but {type(data).__name__} split "
-            f"{data.split} validates on its test videos. Set data.init_args.holdout to a number of "
-            "training videos, or use results.select_on: last (or test, which is optimistic)."
+            f"results.select_on: {select_on} selects by the validation loop, but {type(data).__name__} split "
+            f"{data.split} validates on its {validated} videos. Use results.select_on: last or {validated} (test is "
+            f"optimistic){holdout}."
         )
     every, epochs, option = trainer.check_val_every_n_epoch, trainer.max_epochs, None
     if not trainer.checkpoint_callbacks:
@@ -54,19 +50,10 @@ def check_selection(select_on: SelectOn, data: TextVideoDataModule, trainer: Tra
             f"results.select_on: {select_on} needs a checkpoint of a validation, but {option} writes none. "
             "Change it, or use results.select_on: last."
         )
-    if select_on == "test" and not on_test:
-        raise OptionError(
-            f"results.select_on: test selects by the validation loop, which here runs on the "
-            f"{data.validation} validation split. Use results.select_on: val or last."
-        )
 
 
 def selected_checkpoint(select_on: SelectOn, trainer: Trainer) -> str | None:
-    """Return the checkpoint of the selected weights, None if the run writes none.
-
-    Raises:
-        RecipeError: The selected weights were not written, or are not from the last step.
-    """
+    """Return the checkpoint of the selected weights, None if the run writes none, and check its step."""
     name = "last" if select_on == "last" else "best"
     written = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.filename == name]
     path = written[0].best_model_path if written else ""
@@ -108,8 +95,9 @@ def evaluated_weights(run: Run, saved: dict[str, Any] | None) -> Weights:
     if run.command == "fit" and saved is not None:
         return weights_of(saved)
     if run.command == "fit" and run.trainer.global_step:
-        folder = run_folder(run.trainer)
-        return Weights("last", str(folder) if folder else None, run.trainer.current_epoch, run.trainer.global_step)
+        return Weights(
+            "last", str(run.folder) if run.folder else None, run.trainer.current_epoch, run.trainer.global_step
+        )
     if run.command == "fit" or run.ckpt_path is None:
         return starting_weights(run.model, run.config.model.init_args)
     overridden = [str(change) for change in run.recipe.changes if change.scored]
@@ -118,10 +106,10 @@ def evaluated_weights(run: Run, saved: dict[str, Any] | None) -> Weights:
 
 def write_best_videos(run: Run) -> None:
     """Write the best videos of every text, or the answers, as parquet."""
-    predictions, folder = run.model.predictions, run_folder(run.trainer)
+    predictions = run.model.predictions
     if predictions is None or not run.trainer.is_global_zero:
         return
-    path = (folder or Path(run.config.results.directory)) / "predictions.parquet"
+    path = (run.folder or Path(run.config.results.directory)) / "predictions.parquet"
     if isinstance(run.model, VideoQuestionAnswering):
         write_answers(path, predictions)
     else:
@@ -130,19 +118,17 @@ def write_best_videos(run: Run) -> None:
 
 
 def close(run: Run, checkpoint: str | None, saved: dict[str, Any] | None) -> None:
-    """Print the results table, and write results, ranks, and the page of the run.
+    """Print the results table, and write results, ranks, and the page of a run.
 
-    Args:
-        run: Run that has evaluated its model.
-        checkpoint: Checkpoint of the evaluated weights, if any.
-        saved: Contents of this checkpoint, None if unknown.
+    `checkpoint` is the file of the evaluated weights, and `saved` its contents, if known.
     """
     model, data, evaluation = run.model, run.datamodule, run.model.evaluation
     if evaluation is None:
         return
-    folder, weights, skipped = run_folder(run.trainer), evaluated_weights(run, saved), model.skipped  # synchronize
+    skipped = model.skipped  # synchronizes all processes
     if not run.trainer.is_global_zero:
         return
+    folder, weights = run.folder, evaluated_weights(run, saved)
     words = model.encoder.positions(data.words)
     details: dict[str, Any] = {
         "select_on": weights.select_on,

@@ -88,9 +88,3 @@ def run_of(checkpoint: str | None) -> Path | None:
     folder = place.parent.parent
     own = place.parent.name == "checkpoints" and (folder / CONFIG).is_file()
     return folder if own and os.access(folder, os.W_OK | os.X_OK) else None
-
-
-def run_folder(trainer: Trainer) -> Path | None:
-    """Return the run's folder, None if nothing is saved. It synchronizes, so all processes must call it."""
-    folder = trainer.log_dir
-    return Path(folder) if folder else None

@@ -13,12 +13,7 @@ FILE = "metrics.csv"
 
 
 def metrics_logger(folder: Path, resume_from: Path | None = None) -> CSVLogger:
-    """Return the logger that writes `metrics.csv`; it keeps the rows of the steps that a resumed run does not repeat.
-
-    Args:
-        folder: Folder of the run.
-        resume_from: Checkpoint to resume from.
-    """
+    """Return the logger of `metrics.csv` in a run's folder, which keeps the rows of the steps before `resume_from`."""
     rows = []
     if resume_from is not None and (folder / FILE).is_file():
         steps = read_checkpoint(resume_from)["global_step"]

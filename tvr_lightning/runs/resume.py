@@ -148,7 +148,7 @@ class RandomState(Callback):
 
     def __init__(self) -> None:
         self._to_restore: dict[str, Any] | None = None
-        self._before_validation: dict[str, Any] | None = None
+        self._before_validation: dict[str, Any] = {}
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -172,8 +172,7 @@ class RandomState(Callback):
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._before_validation is not None:
-            restore_random_state(self._before_validation)
+        restore_random_state(self._before_validation)
 
 
 def random_state() -> dict[str, Any]:

@@ -85,6 +85,8 @@ class Run:
     """
 
     resume_from: Path | None = None
+    folder: Path | None = None
+    """Folder of the run in the first process, None in the others and for a fast_dev_run."""
 
     def __init__(
         self,
@@ -162,6 +164,7 @@ class Run:
             RunInterruptedError: The run was stopped by a signal.
         """
         with self._claimed_folder() as folder, tee_log(folder), self._explained():
+            self.folder = folder
             if folder is not None:
                 self.checkpoint_io.record = {
                     "run": str(folder),

@@ -27,13 +27,7 @@ State = dict[str, Any]
 class ReleasedOptimizer(torch.optim.Optimizer, ABC):
     """Base class of optimizers that update lists of tensors with one device, dtype and number of steps.
 
-    Args:
-        params: Tensors, or groups with their own `lr` and `weight_decay`.
-        lr: Learning rate.
-        betas: Decay rates of the running means of the gradient and of its square.
-        eps: Term added to the root of the running mean of squares.
-        weight_decay: Decoupled weight decay, multiplied by the learning rate.
-        options: More options of the groups.
+    The arguments are those of torch.optim.AdamW; `options` are further options of the parameter groups.
     """
 
     def __init__(

@@ -52,14 +52,10 @@ def is_sharded(module: Any) -> bool:
 
 @contextmanager
 def gathered(module: Any, apart: Any) -> Iterator[None]:
-    """Keep the full parameters of a method on every device, except those of `apart`; without sharding, do nothing.
+    """Keep the full parameters of a method on every device while it scores; without sharding, do nothing.
 
-    It is needed for scoring, because the devices may score different numbers of blocks, and a device with one more
-    block would gather parameters when the others do not.
-
-    Args:
-        module: Method, on every device.
-        apart: Encoder of the method, which scoring does not use and which may not fit in memory.
+    The devices may score different numbers of blocks, and a device with one more block would gather parameters when the
+    others do not. `apart` is the encoder, which scoring does not use and which may not fit in memory.
     """
     others = set(apart.modules())
     units = [unit for unit in module.modules() if isinstance(unit, FSDPModule) and unit not in others]
