@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from lightning.pytorch import Trainer
@@ -42,27 +42,30 @@ class RunTrainer(Trainer):
         return self.strategy.broadcast(str(self.run_folder))
 
 
+def run_number(run: Path) -> int:
+    """Return the number at the end of a run's folder, -1 if there is none."""
+    number = run.name.rpartition("_")[2]
+    return int(number) if number.isdecimal() else -1
+
+
 def create_run(runs: Path) -> Path:
     """Create and return `runs`/version_<n>, with the number after all existing ones."""
     while True:
         runs.mkdir(parents=True, exist_ok=True)
-        numbers = [path.name.removeprefix("version_") for path in runs.glob("version_*")]
-        folder = runs / f"version_{max((int(number) for number in numbers if number.isdecimal()), default=-1) + 1}"
+        folder = runs / f"version_{max(map(run_number, runs.glob('version_*')), default=-1) + 1}"
         # Another run may have created this folder in the meantime, or have failed and removed `runs`.
         with suppress(FileExistsError, FileNotFoundError):
             folder.mkdir()
             return folder
 
 
-@contextmanager
-def locked_run(folder: Path) -> Iterator[None]:
+def locked_run(folder: Path) -> AbstractContextManager[None]:
     """Lock a run's folder within the context; raise OptionError if another process has locked it."""
     busy = OptionError(
         f"{folder} belongs to a run that is still active. Wait until it ends, or start another run without "
         "--checkpoints.resume"
     )
-    with file_lock(folder / LOCK, busy, "do not resume this run while it is active"):
-        yield
+    return file_lock(folder / LOCK, busy, "do not resume this run while it is active")
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from typing_extensions import override
 from tvr_lightning.data.loader import TrainingLoader
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import lock_open
+from tvr_lightning.runs.folder import run_number
 from tvr_lightning.training.checkpoints import RECORD, read_checkpoint
 from tvr_lightning.training.distributed import gather_objects, rank, world_size
 from tvr_lightning.training.loss_check import LossCheck
@@ -326,14 +327,9 @@ def newest_checkpoint(folder: Path, same: Callable[[Path], bool] = lambda run: T
     Versions and steps are compared instead of times, because clocks may be set back.
     """
     runs = {path.parent.parent for name in (RUNNING, LAST) for path in folder.glob(f"*/checkpoints/{name}")}
-    for run in sorted(runs, key=_version, reverse=True):
+    for run in sorted(runs, key=run_number, reverse=True):
         if same(run):
             # At the same step, the last checkpoint is newer: it is written after the validation.
             found = [run / "checkpoints" / name for name in (LAST, RUNNING)]
             return max(filter(Path.is_file, found), key=lambda path: int(read_checkpoint(path)["global_step"]))
     return None
-
-
-def _version(run: Path) -> tuple[int, str]:
-    number = run.name.rpartition("_")[2]
-    return (int(number) if number.isdecimal() else -1, run.name)
