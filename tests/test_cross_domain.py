@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
 
 from tvr_lightning.cli import main
-from tvr_lightning.runs.closing import trained_on
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -73,10 +71,3 @@ def test_the_overlay_alone_is_enough_on_top_of_the_checkpoint(checkpoint, root, 
 def test_a_test_on_the_own_dataset_says_nothing_of_another(checkpoint, capsys):
     results = json.loads((checkpoint.parents[1] / "results.json").read_text())
     assert results["trained_on"] == results["dataset"] == "synthetic MSR-VTT"
-    assert trained_on(str(checkpoint)) == "synthetic MSR-VTT"
-
-
-def test_a_checkpoint_that_does_not_say_is_not_guessed(tmp_path):
-    torch.save({"state_dict": {}}, tmp_path / "converted.ckpt")
-    assert trained_on(str(tmp_path / "converted.ckpt")) is None
-    assert trained_on(None) is None

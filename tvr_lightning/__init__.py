@@ -10,16 +10,18 @@ model.score(["a dog runs", "someone cooks"], videos)  # (2, 2), on the scale of 
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
-from tvr_lightning._torchvision import mend_on_import
+from tvr_lightning._torchvision import TorchvisionFinder
 from tvr_lightning._version import __version__
 
 if TYPE_CHECKING:
     from tvr_lightning.api.hub import push_to_hub
     from tvr_lightning.api.model import load
 
-mend_on_import()
+if "torchvision" not in sys.modules:
+    sys.meta_path.insert(0, TorchvisionFinder())
 
 __all__ = ["__version__", "load", "push_to_hub"]
 

@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterable
 
 
 class UserError(ValueError):
-    """Error that a user can fix: an option, a file, or missing weights.
-
-    `exit_status` is the exit status of the command line.
-    """
+    """Error that a user can fix: an option, a file, or missing weights."""
 
     exit_status = 1
+    """Exit status of the command line."""
 
 
 class MissingAssetError(UserError):
@@ -19,16 +17,12 @@ class MissingAssetError(UserError):
 
 
 def check_present(checks: Iterable[Callable[[], object]]) -> None:
-    """Call all checks for files, and report all missing files in one error.
-
-    Raises:
-        MissingAssetError: At least one check raised it; the message joins all messages.
-    """
-    absent = []
+    """Call all checks for files, and report all missing files in one MissingAssetError."""
+    missing = []
     for check in checks:
         try:
             check()
         except MissingAssetError as error:
-            absent.append(str(error))
-    if absent:
-        raise MissingAssetError("\n\n".join(absent))
+            missing.append(str(error))
+    if missing:
+        raise MissingAssetError("\n\n".join(missing))

@@ -46,19 +46,19 @@ class FeatureBatch:
         self.apply(lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
         return found
 
-    def apply(self: R, function: Callable[[Tensor], Tensor]) -> R:
-        """Return a copy with `function` applied to every tensor (any shape), including nested ones."""
-        return dataclasses.replace(self, **{name: _apply(value, function) for name, value in self._fields()})
+    def apply(self: R, function: Callable[[Any], Any], kinds: tuple[type, ...] = (Tensor,)) -> R:
+        """Return a copy with `function` applied to every tensor, or every value of `kinds`, including nested ones."""
+        return dataclasses.replace(self, **{name: _apply(value, function, kinds) for name, value in self._fields()})
 
     def to(self: R, *args: Any, **kwargs: Any) -> R:
         """Return a copy with every tensor moved as by `Tensor.to`; a dtype changes only floating-point tensors."""
+        others = [arg for arg in args if not isinstance(arg, torch.dtype)]
+        named = {name: arg for name, arg in kwargs.items() if name != "dtype"}
 
         def move(tensor: Tensor) -> Tensor:
             if tensor.is_floating_point():
                 return tensor.to(*args, **kwargs)
-            only = [a for a in args if not isinstance(a, torch.dtype)]
-            rest = {k: v for k, v in kwargs.items() if k != "dtype"}
-            return tensor.to(*only, **rest) if only or rest else tensor
+            return tensor.to(*others, **named) if others or named else tensor
 
         return self.apply(move)
 
@@ -77,8 +77,9 @@ class FeatureBatch:
     def __len__(self) -> int:
         """Return the number of items: the first dimension of all fields."""
         for _, value in self._item_fields():
-            if value is not None and not (isinstance(value, dict) and not value):
-                return len(next(iter(value.values()))) if isinstance(value, dict) else len(value)
+            first = next(iter(value.values()), None) if isinstance(value, dict) else value
+            if first is not None:
+                return len(first)
         return 0
 
     def __getitem__(self: R, index: Any) -> R:
@@ -94,19 +95,18 @@ class FeatureBatch:
         """
         if not records:
             raise UserError(f"{cls.__name__}.cat needs at least one record")
-        joined = {}
-        for f in dataclasses.fields(records[0]):
-            joined[f.name] = _cat(f"{cls.__name__}.{f.name}", [getattr(record, f.name) for record in records])
+        columns = {name: [getattr(record, name) for record in records] for name, _ in records[0]._fields()}
+        joined = {name: _cat(f"{cls.__name__}.{name}", values) for name, values in columns.items()}
         return dataclasses.replace(records[0], **joined)
 
 
-def _apply(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(value, Tensor):
+def _apply(value: Any, function: Callable[[Any], Any], kinds: tuple[type, ...]) -> Any:
+    if isinstance(value, kinds):
         return function(value)
     if isinstance(value, FeatureBatch):
-        return value.apply(function)
+        return value.apply(function, kinds)
     if isinstance(value, dict):
-        return {key: _apply(item, function) for key, item in value.items()}
+        return {key: _apply(item, function, kinds) for key, item in value.items()}
     return value
 
 
@@ -115,9 +115,7 @@ def _select(value: Any, index: Any) -> Any:
         return None
     if isinstance(value, dict):
         return {key: _select(item, index) for key, item in value.items()}
-    if isinstance(value, list):
-        if isinstance(index, slice):
-            return value[index]
+    if isinstance(value, list) and not isinstance(index, slice):
         if isinstance(index, Tensor):
             index = index.nonzero().flatten().tolist() if index.dtype == torch.bool else index.tolist()
         return [value[i] for i in index]

@@ -20,6 +20,12 @@ TEMPORARY = ".writing"
 """Suffix of a file that is being written; a killed process may leave such a file."""
 # Errors on disks without file locks: NFS without its lock service, Lustre mounted without flock, some FUSE mounts.
 _WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
+# Fixes for errors while writing a file.
+_FIXES = {
+    errno.ENOSPC: "free disk space",
+    errno.EDQUOT: "free disk space",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+}
 
 
 @contextmanager
@@ -32,10 +38,7 @@ def file_lock(
         file: Lock file in an existing folder; it is created if missing, and may stay.
         busy: Error to raise if another process has locked the file.
         advice: Advice for disks without file locks, such as "start no second tvr index on it".
-        report: Function that reports the advice; by default, a warning.
-
-    Raises:
-        OSError: The lock file cannot be opened.
+        report: Function that reports the advice.
     """
     # filelock's fallback without flock treats the existing file as the lock, which would remain locked if a process on
     # another machine is killed. Any thread may leave the context.
@@ -69,15 +72,6 @@ def lock_open(descriptor: int) -> bool:
     return True
 
 
-def remedy(error: OSError) -> str:
-    """Return a fix for an error while writing a file."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "free disk space"
-    if error.errno == errno.EFBIG:
-        return "raise the limit on the size of files (ulimit -f)"
-    return "check its permissions"
-
-
 @contextmanager
 def explain_write_errors(
     file: Path, kept: str, rerun: str = "the command.", kind: type[UserError] = UserError
@@ -86,17 +80,14 @@ def explain_write_errors(
     try:
         yield
     except OSError as error:
+        fix = _FIXES.get(error.errno or 0, "check its permissions")
         raise kind(
-            f"{file} cannot be written: {error.strerror or error}. {kept} To resume, {remedy(error)} and rerun {rerun}"
+            f"{file} cannot be written: {error.strerror or error}. {kept} To resume, {fix} and rerun {rerun}"
         ) from error
 
 
 def write_whole(file: Path, content: bytes) -> None:
-    """Write a file atomically, and flush it to disk before it gets its name.
-
-    Raises:
-        OSError: The file cannot be written; an existing file with this name is unchanged.
-    """
+    """Write a file atomically, and flush it to disk before it gets its name; on an error, an existing file stays."""
     temporary = file.with_name(file.name + TEMPORARY)
     try:
         with temporary.open("wb") as target:
@@ -134,17 +125,17 @@ class Journal:
     @classmethod
     @contextmanager
     def open(cls, file: Path, header: Any, busy: UserError, advice: str, kept: str) -> Iterator[Journal]:
-        """Lock a journal inside the context, and create it if it is missing.
+        """Lock a journal, with the lock file `<file>.lock`, inside the context; create it if it is missing.
 
         Args:
-            file: Path of the journal; `<file>.lock` is its lock.
+            file: Path of the journal.
             header: First line of a new journal.
             busy: Error to raise if another process is writing the journal.
             advice: Advice for disks without file locks.
             kept: Sentence for write errors.
 
         Raises:
-            UserError: Another process is writing the journal, the journal is damaged, or the disk is full or read-only.
+            UserError: The journal is damaged, or the disk is full or read-only.
         """
         with ExitStack() as stack:
             with explain_write_errors(file, kept):
@@ -194,11 +185,3 @@ def read_journal(file: Path) -> tuple[list[Any], int]:
         return [json.loads(line) for line in content[:length].splitlines()], length
     except ValueError as error:
         raise UserError(f"{file} is damaged ({error}). Delete it and rerun the command.") from error
-
-
-def user_state() -> Path | None:
-    """Return the folder of the user's state, which may not exist, or None without a home directory."""
-    try:
-        return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "tvr_lightning"
-    except RuntimeError:
-        return None

@@ -7,15 +7,20 @@ import os
 import warnings
 from pathlib import Path
 
-from typing_extensions import override
-
 VERBOSE = "TVR_VERBOSE"
 """Environment variable for `-v`, which processes of other devices inherit."""
-# Warnings of every run about settings that the user has not changed.
 _REMARKS = (
+    # about settings that the user has not changed
     "The number of training batches .* is smaller than the logging interval",
     ".* does not have many workers which may be a bottleneck",
     "Trying to infer the `batch_size` from an ambiguous collection",
+    # evaluation needs no checkpoint callback, regardless of the run that wrote the checkpoint
+    "Be aware that when using `ckpt_path`",
+    # a resumed run writes to its existing folder
+    "Checkpoint directory .* exists and is not empty",
+    "Experiment logs directory .* exists",
+    # in Lightning's own code
+    ".*LeafSpec.* is deprecated",
 )
 
 
@@ -24,21 +29,17 @@ def is_verbose() -> bool:
     return os.environ.get(VERBOSE, "") not in ("", "0")
 
 
-class OwnWords(logging.Filter):
-    """Filter that passes warnings, and this project's own messages in Lightning's loggers."""
-
-    @override
-    def filter(self, record: logging.LogRecord) -> bool:
-        theirs = {"lightning", "pytorch_lightning", "lightning_utilities", "lightning_fabric"}
-        return record.levelno > logging.INFO or is_verbose() or not theirs & set(Path(record.pathname).parts)
+def own_message(record: logging.LogRecord) -> bool:
+    """Return whether a message in Lightning's loggers is a warning, or one of this project."""
+    theirs = {"lightning", "pytorch_lightning", "lightning_utilities", "lightning_fabric"}
+    return record.levelno > logging.INFO or is_verbose() or not theirs & set(Path(record.pathname).parts)
 
 
 def quieten() -> None:
     """Hide Lightning's tips and device messages. Call it after importing Lightning; repeated calls have no effect."""
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
         for handler in logging.getLogger(name).handlers:
-            if not any(isinstance(known, OwnWords) for known in handler.filters):
-                handler.addFilter(OwnWords())
+            handler.addFilter(own_message)
     if not is_verbose():
         for remark in _REMARKS:
             warnings.filterwarnings("ignore", message=remark)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,7 +19,6 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     Task,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
 )
@@ -27,7 +26,7 @@ from rich.text import Text
 from typing_extensions import override
 
 SECONDS = 10.0
-"""Maximum time between two lines."""
+"""Time between two lines."""
 
 
 @contextmanager
@@ -46,18 +45,6 @@ def _every(seconds: float, do: Callable[[], None]) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-
-
-@contextmanager
-def print_regularly(state: Callable[[], Iterable[str]]) -> Iterator[None]:
-    """Print the lines that `state` returns every ten seconds inside the context, from a separate thread."""
-
-    def write() -> None:
-        for line in state():
-            print(line, flush=True)
-
-    with _every(SECONDS, write):
-        yield
 
 
 @contextmanager
@@ -87,16 +74,12 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
-def _pace(task: Task) -> tuple[float | None, float | None]:
-    """Return the average number of items per second since the task began, and the remaining seconds, once known.
-
-    Rich's own speed covers the last items only, but items finish in batches.
-    """
-    elapsed = task.finished_time if task.finished_time is not None else task.elapsed
-    done = task.completed - task.fields["before"]
-    if not elapsed or done <= 0 or task.total is None:
-        return None, None
-    return done / elapsed, (task.total - task.completed) * elapsed / done
+def _pace(task: Task) -> str:
+    """Return the number of items per second and the remaining time, once known."""
+    speed, left = task.finished_speed or task.speed, task.time_remaining
+    if speed is None or left is None:
+        return ""
+    return f"{speed:.1f}/s" + ("" if task.finished else f", {clock(left)} left")
 
 
 class _PaceColumn(ProgressColumn):
@@ -104,18 +87,7 @@ class _PaceColumn(ProgressColumn):
 
     @override
     def render(self, task: Task) -> Text:
-        speed, left = _pace(task)
-        if speed is None or left is None:
-            return Text("")
-        return Text(f"{speed:.1f}/s" + ("" if task.finished else f", {clock(left)} left"))
-
-
-class _Bar(Progress):
-    """Rich progress whose tasks record the number of items that were already done at the start."""
-
-    @override
-    def add_task(self, description: str, **options: Any) -> TaskID:  # type: ignore[override]
-        return super().add_task(description, before=options.get("completed", 0), **options)
+        return Text(_pace(task))
 
 
 @contextmanager
@@ -123,14 +95,15 @@ def progress_bar(shown: bool = True) -> Iterator[Progress]:
     """Show a bar for tasks of counted items, or print their state every ten seconds; nothing unless `shown`."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _PaceColumn())
 
-    def lines() -> Iterator[str]:
+    def write() -> None:
         for task in bar.tasks:
             if not task.finished:
-                pace = _PaceColumn().render(task).plain
-                yield f"{task.description}: {task.completed:.0f}/{task.total:.0f}" + (f", {pace}" if pace else "")
+                done = f"{task.description}: {task.completed:.0f}/{task.total:.0f}"
+                print(f"{done}, {_pace(task)}".removesuffix(", "), flush=True)
 
-    bar = _Bar(*columns, disable=not shown)
-    with bar, print_regularly(lines) if shown and not bar.console.is_terminal else nullcontext():
+    # By default, the speed is that of the last 30 seconds, but items finish in batches.
+    bar = Progress(*columns, disable=not shown, speed_estimate_period=math.inf)
+    with bar, _every(SECONDS, write) if shown and not bar.console.is_terminal else nullcontext():
         yield bar
 
 
@@ -147,10 +120,10 @@ def progress_file(file: Path, tasks: int = 1, seconds: float = 2.0) -> Iterator[
     def write() -> None:
         if bar.tasks:
             task = bar.tasks[-1]
-            left = _pace(task)[1] if len(bar.tasks) == tasks else None
+            left = task.time_remaining if len(bar.tasks) == tasks else None
             write_state(file, f"{task.description}, {task.completed:.0f} of {task.total:.0f}", left)
 
-    with _Bar(disable=True) as bar:
+    with Progress(disable=True, speed_estimate_period=math.inf) as bar:
         with _every(seconds, write):
             yield bar
         write()

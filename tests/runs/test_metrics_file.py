@@ -1,9 +1,12 @@
 """`metrics.csv`: what is logged, and what a run that goes on makes of it."""
 
 import pandas as pd
+import pytest
 
 from tvr_lightning.runs.metrics_file import FILE, metrics_logger
 from tvr_lightning.runs.resume import AtomicCheckpointIO
+
+pytestmark = pytest.mark.filterwarnings("ignore:Experiment logs directory")  # commands filter it
 
 
 def test_a_run_that_goes_on_keeps_what_it_does_not_do_again(tmp_path):

@@ -1,13 +1,11 @@
 """The bar of a run says how long the whole run still takes, and counts epochs as people do."""
 
 import re
-import time
 from pathlib import Path
 
 from lightning.pytorch import Callback, Trainer
 
-import tvr_lightning.progress
-from tvr_lightning.runs.progress_bar import RunProgressBar
+from tvr_lightning.runs.progress_bar import ProgressReport, RunProgressBar, print_progress
 from tvr_lightning.testing.small import small
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "clip4clip.yaml"
@@ -43,25 +41,29 @@ def test_the_time_left_is_that_of_the_whole_run_and_ends_at_nothing(tmp_path):
     assert "v_num" not in seen.metrics[-1]
 
 
-class Slow(Callback):
-    """Gives every batch time to be reported."""
-
-    def on_train_batch_end(self, *arguments):
-        time.sleep(0.2)
-
-    on_validation_batch_end = on_train_batch_end
-
-
-def test_without_a_terminal_lines_say_what_is_done(monkeypatch, capsys):
-    monkeypatch.setattr(tvr_lightning.progress, "SECONDS", 0.02)
+def test_without_a_terminal_lines_say_what_is_done(capsys):
     method, data = small(RECIPE)
     trainer = Trainer(
         accelerator="cpu", max_epochs=1, limit_train_batches=3, limit_val_batches=1, logger=False,
-        callbacks=[RunProgressBar(), Slow()], enable_checkpointing=False, enable_model_summary=False,
-        use_distributed_sampler=False, num_sanity_val_steps=0, check_val_every_n_epoch=1,
+        callbacks=[ProgressReport(print_progress, 0.0)], enable_checkpointing=False, enable_model_summary=False,
+        enable_progress_bar=False, use_distributed_sampler=False, num_sanity_val_steps=0, check_val_every_n_epoch=1,
     )  # fmt: skip
     trainer.fit(method, datamodule=data)
+    trainer.test(method, datamodule=data, verbose=False)
     lines = capsys.readouterr().out.splitlines()
     assert "Epoch 1/1, step 1 of 3" in lines
     assert any(re.fullmatch(r"Epoch 1/1, step 2 of 3, 0:00:\d\d left of the run", line) for line in lines)
-    assert "Validation, batch 1 of 1" in lines
+    assert any(line.startswith("validate, batch 1 of 1") for line in lines)
+    assert "test, batch 1 of 3" in lines
+
+
+def test_reports_are_some_time_apart(capsys):
+    report = ProgressReport(print_progress, 60.0)
+    trainer = Trainer(
+        accelerator="cpu", max_epochs=1, limit_train_batches=3, limit_val_batches=0, logger=False, callbacks=[report],
+        enable_checkpointing=False, enable_model_summary=False, enable_progress_bar=False,
+        use_distributed_sampler=False,
+    )  # fmt: skip
+    method, data = small(RECIPE)
+    trainer.fit(method, datamodule=data)
+    assert [line for line in capsys.readouterr().out.splitlines() if "step" in line] == ["Epoch 1/1, step 1 of 3"]

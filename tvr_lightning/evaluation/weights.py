@@ -67,20 +67,6 @@ class Weights:
         return [f"scored with another option than in training: {option}" for option in self.overridden]
 
 
-def record_of(
-    run: str | None, chosen_on: str, monitor: str, precision: str, seed: int | None, trained_on: str
-) -> dict[str, Any]:
-    """Return the record that a run writes to its checkpoints: its folder, conditions, and choice of the best epoch."""
-    return {
-        "run": run,
-        "chosen_on": chosen_on,
-        "monitor": monitor,
-        "precision": precision,
-        "seed": seed,
-        "trained_on": trained_on,
-    }
-
-
 def weights_of(saved: dict[str, Any]) -> Weights:
     """Return the origin of the weights in a checkpoint, given its content."""
     if CONVERTED in saved:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -18,40 +17,23 @@ MUCH = 0.3
 """Minimum share of the time spent waiting that causes a warning."""
 
 
-def compress_command(words: Sequence[str]) -> str:
-    """Return the command that makes small copies of a run's data, from the arguments of the run's command."""
-    kept: list[str] = []
-    for place, word in enumerate(words):
-        if word.startswith(("--config", "--data.")):
-            kept.append(word)
-            if "=" not in word:
-                kept += words[place + 1 : place + 2]
-    return shlex.join(["tvr", "data", "compress", *kept, "--out", "FOLDER"])
-
-
 class DataloaderMonitor(Callback):
     """Callback that measures the time that the steps of a run wait for batches.
 
     Args:
-        command: command that makes small copies of the run's data.
-        say: function that reports the warning.
-        devices: device types to watch.
+        say: Function that reports the warning.
+        devices: Device types to watch.
     """
 
-    def __init__(
-        self, command: str, say: Callable[[str], None] = rank_zero_info, devices: tuple[str, ...] = ("cuda", "mps")
-    ) -> None:
-        self.command = command
-        self.say = say
-        self.devices = devices
-        self._steps = 0
-        self._began = (0.0, 0.0)
+    def __init__(self, say: Callable[[str], None] = rank_zero_info, devices: tuple[str, ...] = ("cuda", "mps")) -> None:
+        self.say, self.devices = say, devices
+        self._steps, self._began = 0, (0.0, 0.0)
 
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *arguments: Any) -> None:
         data = trainer.datamodule  # type: ignore[attr-defined]
         loader = getattr(data, "training_loader", None)
-        if loader is None or pl_module.device.type not in self.devices or self._steps > WARM + WATCHED:
+        if loader is None or pl_module.device.type not in self.devices:
             return
         if data.features is not None or data.copies is not None:
             return
@@ -65,5 +47,6 @@ class DataloaderMonitor(Callback):
                 clips = WATCHED * loader.batch_size / seconds
                 self.say(
                     f"The {pl_module.device.type.upper()} device waited for clips {100 * waited / seconds:.0f} % of "
-                    f"the time, at {clips:.0f} clips per second. Small copies are read much faster: {self.command}"
+                    f"the time, at {clips:.0f} clips per second. Small copies are read much faster: run `tvr data "
+                    "compress --out FOLDER` with the --config and --data options of this run."
                 )

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from lightning.pytorch import Trainer
 from typing_extensions import override
 
-from tvr_lightning.errors import UserError
+from tvr_lightning.config.recipe_files import OptionError
 from tvr_lightning.files import file_lock
 
+CONFIG = "config.yaml"
+"""File in a run's folder with all options of the run."""
 LOCK = ".lock"
 """File in a run's folder that is locked while the run is active; it stays there afterwards."""
 
@@ -40,55 +42,35 @@ class RunTrainer(Trainer):
         return self.strategy.broadcast(str(self.run_folder))
 
 
-class RunInUseError(UserError):
-    """Error for a run folder that another process still uses."""
-
-    exit_status = 2
+def run_number(run: Path) -> int:
+    """Return the number at the end of a run's folder, -1 if there is none."""
+    number = run.name.rpartition("_")[2]
+    return int(number) if number.isdecimal() else -1
 
 
 def create_run(runs: Path) -> Path:
-    """Create and return `runs`/version_<n>, with the number after all existing ones.
-
-    Args:
-        runs: Folder of all runs of a method on a dataset, created if it does not exist.
-
-    Raises:
-        OSError: The folder cannot be created.
-    """
+    """Create and return `runs`/version_<n>, with the number after all existing ones."""
     while True:
         runs.mkdir(parents=True, exist_ok=True)
-        numbers = [path.name.removeprefix("version_") for path in runs.glob("version_*")]
-        folder = runs / f"version_{max((int(number) for number in numbers if number.isdecimal()), default=-1) + 1}"
+        folder = runs / f"version_{max(map(run_number, runs.glob('version_*')), default=-1) + 1}"
         # Another run may have created this folder in the meantime, or have failed and removed `runs`.
         with suppress(FileExistsError, FileNotFoundError):
             folder.mkdir()
             return folder
 
 
-@contextmanager
-def locked_run(folder: Path) -> Iterator[None]:
-    """Lock a run's folder within the context, so that other processes detect an active run.
-
-    Raises:
-        RunInUseError: Another process has locked the folder.
-        OSError: The lock file cannot be created.
-    """
-    busy = RunInUseError(
+def locked_run(folder: Path) -> AbstractContextManager[None]:
+    """Lock a run's folder within the context; raise OptionError if another process has locked it."""
+    busy = OptionError(
         f"{folder} belongs to a run that is still active. Wait until it ends, or start another run without "
         "--checkpoints.resume"
     )
-    with file_lock(folder / LOCK, busy, "do not resume this run while it is active"):
-        yield
+    return file_lock(folder / LOCK, busy, "do not resume this run while it is active")
 
 
 @contextmanager
 def new_run(runs: Path, trainer: Trainer) -> Iterator[Path]:
-    """Create and lock the folder of a new run; remove it if the run fails before its first step.
-
-    Args:
-        runs: Folder of all runs of a method on a dataset.
-        trainer: Trainer that counts the steps.
-    """
+    """Create and lock the folder of a new run in `runs`; remove it if the run fails before its first step."""
     only = not runs.exists()
     folder = create_run(runs)
     try:
@@ -107,11 +89,5 @@ def run_of(checkpoint: str | None) -> Path | None:
     """Return the folder of the run that wrote a checkpoint, or None if it is not from a run or not writable."""
     place = Path(checkpoint or "")
     folder = place.parent.parent
-    own = place.parent.name == "checkpoints" and (folder / "config.yaml").is_file()
+    own = place.parent.name == "checkpoints" and (folder / CONFIG).is_file()
     return folder if own and os.access(folder, os.W_OK | os.X_OK) else None
-
-
-def run_folder(trainer: Trainer) -> Path | None:
-    """Return the run's folder, None if nothing is saved. It synchronizes, so all processes must call it."""
-    folder = trainer.log_dir
-    return Path(folder) if folder else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import warnings
 from pathlib import Path
 
 from lightning.pytorch.loggers import CSVLogger
@@ -14,12 +13,7 @@ FILE = "metrics.csv"
 
 
 def metrics_logger(folder: Path, resume_from: Path | None = None) -> CSVLogger:
-    """Return the logger that writes `metrics.csv`; it keeps the rows of the steps that a resumed run does not repeat.
-
-    Args:
-        folder: Folder of the run.
-        resume_from: Checkpoint to resume from.
-    """
+    """Return the logger of `metrics.csv` in a run's folder, which keeps the rows of the steps before `resume_from`."""
     rows = []
     if resume_from is not None and (folder / FILE).is_file():
         steps = read_checkpoint(resume_from)["global_step"]
@@ -27,10 +21,7 @@ def metrics_logger(folder: Path, resume_from: Path | None = None) -> CSVLogger:
             complete = [row for row in csv.DictReader(file) if None not in row.values()]
         rows = [row for row in complete if int(row["step"]) < steps]
     logger = CSVLogger(folder.parent, name=None, version=folder.name, flush_logs_every_n_steps=1)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Experiment logs directory .* exists")  # the run's other files
-        writer = logger.experiment
     for row in rows:
-        writer.log_metrics({name: value for name, value in row.items() if value}, int(row["step"]))
+        logger.experiment.log_metrics({name: value for name, value in row.items() if value}, int(row["step"]))
     logger.save()
     return logger

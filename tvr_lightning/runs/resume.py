@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import FrameType
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +25,7 @@ from typing_extensions import override
 from tvr_lightning.data.loader import TrainingLoader
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import lock_open
+from tvr_lightning.runs.folder import run_number
 from tvr_lightning.training.checkpoints import RECORD, read_checkpoint
 from tvr_lightning.training.distributed import gather_objects, rank, world_size
 from tvr_lightning.training.loss_check import LossCheck
@@ -34,15 +34,10 @@ RUNNING = "running.ckpt"
 """Name of the checkpoint that a run writes between epochs and when it is interrupted."""
 LAST = "last.ckpt"
 """Name of the checkpoint that a run writes at the end of every epoch."""
-# Windows has no SIGUSR1.
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
 
 
 class RunInterruptedError(UserError):
-    """Interruption of training after its state was saved; the message contains the checkpoint.
-
-    Job scripts can use the exit status, which is unique to interruptions, to queue the run again.
-    """
+    """Interruption of training after its state was saved. Job scripts can queue the run again by its exit status."""
 
     exit_status = os.EX_TEMPFAIL
 
@@ -53,9 +48,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     Lightning's own writer uses the system's temporary folder. Moving a file from there to another file system is a
     copy, which stays incomplete if the process is killed or the disk is full. `running.ckpt` is written by a thread
     while training continues; the next checkpoint and `teardown` wait for it and raise its error.
+
+    Attributes:
+        record: Entry of every checkpoint about the run that saved it, so that a test can describe its weights.
     """
 
     def __init__(self) -> None:
+        self.record: dict[str, Any] = {}
         self._thread = ThreadPoolExecutor(1)
         self._writing: Future[None] | None = None
 
@@ -77,8 +76,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             writing.result()
 
     def _write(self, checkpoint: dict[str, Any], target: Path) -> None:
-        if RECORD in checkpoint:
-            checkpoint[RECORD]["file"] = target.stem  # a file may be renamed, and callbacks do not know the name
+        checkpoint[RECORD] = self.record | {"file": target.stem}  # a file may be renamed later
         partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -99,11 +97,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def sweep_partial(folder: Path) -> None:
-    """Delete incomplete checkpoints of killed processes; files that are being written stay.
-
-    Args:
-        folder: Folder of all runs of a method on a dataset.
-    """
+    """Delete incomplete checkpoints of killed processes in a folder of runs; files that are being written stay."""
     for path in folder.glob("*/checkpoints/.*.ckpt.*"):
         # The writer may finish at this moment, or belong to another user.
         with contextlib.suppress(FileNotFoundError, PermissionError), path.open("rb") as file:
@@ -140,13 +134,11 @@ class RunCheckpoint(ModelCheckpoint):
                 # Written after the loaded checkpoint by a run that was then killed: its score counts.
                 state = checkpoint["callbacks"][self.state_key] = saved["callbacks"][self.state_key]
 
-        def here(path: str) -> str:
-            return str(folder / Path(path).name) if path else path
-
         state["dirpath"] = str(folder)
         for name in ("best_model_path", "kth_best_model_path", "last_model_path"):
-            state[name] = here(state[name])
-        state["best_k_models"] = {here(path): score for path, score in state["best_k_models"].items()}
+            if state[name]:
+                state[name] = str(folder / Path(state[name]).name)
+        state["best_k_models"] = {str(folder / Path(path).name): k for path, k in state["best_k_models"].items()}
 
 
 class RandomState(Callback):
@@ -157,7 +149,7 @@ class RandomState(Callback):
 
     def __init__(self) -> None:
         self._to_restore: dict[str, Any] | None = None
-        self._before_validation: dict[str, Any] | None = None
+        self._before_validation: dict[str, Any] = {}
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -181,16 +173,15 @@ class RandomState(Callback):
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._before_validation is not None:
-            restore_random_state(self._before_validation)
+        restore_random_state(self._before_validation)
 
 
 def random_state() -> dict[str, Any]:
     """Return the state of Python's, NumPy's and torch's generators as plain values and tensors."""
-    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    name, keys, *rest = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
-        "numpy": [str(name), [int(key) for key in keys], int(position), int(has_gauss), float(gauss)],
+        "numpy": [name, [int(key) for key in keys], *rest],
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
     }
@@ -198,10 +189,9 @@ def random_state() -> dict[str, Any]:
 
 def restore_random_state(state: dict[str, Any]) -> None:
     """Restore the result of `random_state`."""
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    random.setstate(state["python"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
     torch.set_rng_state(state["torch"].cpu())
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"].cpu())
@@ -227,7 +217,7 @@ class SaveRunning(Checkpoint):
         self._between_steps = False
         self._validated_at = -1
         self._stopped_early = False
-        self._handlers: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
+        self._handlers: dict[int, Any] = {}
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -313,10 +303,10 @@ class SaveRunning(Checkpoint):
 
     def _handle_signals(self) -> None:
         if threading.current_thread() is threading.main_thread():  # only this thread can handle signals
-            for number in SIGNALS:
+            for number in (signal.SIGTERM, signal.SIGUSR1):
                 self._handlers[number] = signal.signal(number, self._receive)
 
-    def _receive(self, number: int, frame: FrameType | None) -> None:
+    def _receive(self, number: int, frame: object) -> None:
         self.received = number
 
     def _received_by_any(self, trainer: Trainer) -> int:
@@ -337,18 +327,9 @@ def newest_checkpoint(folder: Path, same: Callable[[Path], bool] = lambda run: T
     Versions and steps are compared instead of times, because clocks may be set back.
     """
     runs = {path.parent.parent for name in (RUNNING, LAST) for path in folder.glob(f"*/checkpoints/{name}")}
-    for run in sorted(runs, key=_version, reverse=True):
+    for run in sorted(runs, key=run_number, reverse=True):
         if same(run):
-            found = [run / "checkpoints" / name for name in (RUNNING, LAST)]
-            return max([path for path in found if path.is_file()], key=_step)
+            # At the same step, the last checkpoint is newer: it is written after the validation.
+            found = [run / "checkpoints" / name for name in (LAST, RUNNING)]
+            return max(filter(Path.is_file, found), key=lambda path: int(read_checkpoint(path)["global_step"]))
     return None
-
-
-def _version(run: Path) -> tuple[int, str]:
-    number = run.name.rpartition("_")[2]
-    return (int(number) if number.isdecimal() else -1, run.name)
-
-
-def _step(checkpoint: Path) -> tuple[int, bool]:
-    # At the same step, the last checkpoint is newer: it is written after the validation.
-    return int(read_checkpoint(checkpoint)["global_step"]), checkpoint.name == LAST

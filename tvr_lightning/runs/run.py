@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import errno
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LearningRateMonitor, RichModelSummary
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from typing_extensions import override
+from rich import get_console
 
 from tvr_lightning.audit.callback import LeakageAudit
 from tvr_lightning.config.check import refusals
@@ -26,25 +26,23 @@ from tvr_lightning.config.recipe import Recipe, ResultsConfig, recipe_parser
 from tvr_lightning.config.recipe_files import FOUND_BY_LIGHTNING, OptionError, RecipeError
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
-from tvr_lightning.evaluation.weights import record_of
 from tvr_lightning.files import write_whole
 from tvr_lightning.log_filters import is_verbose
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
+from tvr_lightning.progress import SECONDS
 from tvr_lightning.runs.closing import (
     check_selection,
-    check_written,
     close,
     new_layers,
+    selected_checkpoint,
     starting_weights,
-    weights_of_fit,
-    weights_of_test,
     write_best_videos,
 )
-from tvr_lightning.runs.dataloader_monitor import DataloaderMonitor, compress_command
-from tvr_lightning.runs.folder import RunTrainer, locked_run, new_run, run_folder, run_of
+from tvr_lightning.runs.dataloader_monitor import DataloaderMonitor
+from tvr_lightning.runs.folder import CONFIG, RunTrainer, locked_run, new_run, run_of
 from tvr_lightning.runs.log import tee_log
 from tvr_lightning.runs.metrics_file import metrics_logger
-from tvr_lightning.runs.progress_bar import RunProgressBar
+from tvr_lightning.runs.progress_bar import ProgressReport, RunProgressBar, print_progress
 from tvr_lightning.runs.resume import (
     AtomicCheckpointIO,
     RandomState,
@@ -54,7 +52,7 @@ from tvr_lightning.runs.resume import (
     newest_checkpoint,
     sweep_partial,
 )
-from tvr_lightning.training.checkpoints import RECORD, read_checkpoint
+from tvr_lightning.training.checkpoints import read_checkpoint
 
 Command = Literal["fit", "validate", "test", "predict"]
 MONITOR = "val/t2v_R@1"
@@ -87,6 +85,8 @@ class Run:
     """
 
     resume_from: Path | None = None
+    folder: Path | None = None
+    """Folder of the run in the first process, None in the others and for a fast_dev_run."""
 
     def __init__(
         self,
@@ -107,46 +107,46 @@ class Run:
         self.model: Any = built.model
         self.datamodule = built.data
         self._built_trainer = built.trainer
+        self.monitor = getattr(self.model, "monitor", MONITOR)
+        self.checkpoint_io = AtomicCheckpointIO()
         self.trainer = self.build_trainer(callbacks=callbacks)
         if command == "fit":
             check_selection(self.config.results.select_on, self.datamodule, self.trainer)
-            self._check_schedule()
+            endless = self.trainer.max_epochs == -1 and self.trainer.max_steps == -1
+            if endless and self.model.optimizer_config.schedule_epochs is None:
+                raise OptionError(
+                    "The learning rate follows a schedule whose end is unknown, since trainer.max_epochs is -1. Set "
+                    "model.init_args.optimizer.schedule_epochs to the number of epochs that the schedule spans."
+                )
 
     def build_trainer(self, callbacks: Sequence[Callback] = ()) -> RunTrainer:
         """Build the trainer with this project's callbacks; the loggers are set when the run has its folder."""
         options = dict(vars(self._built_trainer))
-        given, fast = options["callbacks"] or [], bool(options["fast_dev_run"])
+        given = options["callbacks"] or []
         callbacks = [*(given if isinstance(given, list) else [given]), *callbacks, LeakageAudit()]
         if options["enable_progress_bar"] is not False:
-            callbacks.append(RunProgressBar())
+            options["enable_progress_bar"] = get_console().is_terminal
+            bar = RunProgressBar() if get_console().is_terminal else ProgressReport(print_progress, SECONDS)
+            callbacks.append(bar)
         if options["enable_model_summary"] is not False and is_verbose():
             callbacks.append(RichModelSummary())
         else:
             options["enable_model_summary"] = False
-        if not fast:
-            callbacks.append(SaveConfig(self.recipe))
-        if self.command == "fit" and not fast:
-            callbacks.append(DataloaderMonitor(compress_command(self.words)))
+        if self.command == "fit" and not options["fast_dev_run"]:
+            callbacks.append(DataloaderMonitor())
             if options["logger"] is not False:  # needs a logger
                 callbacks.append(LearningRateMonitor("step"))
             if options["enable_checkpointing"] is not False:
                 plugins = options["plugins"] or []
-                options["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
-                monitor = getattr(self.model, "monitor", MONITOR)
+                options["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), self.checkpoint_io]
                 # A single callback with save_last writes only if the monitored value has improved. The last weights
                 # are written after every epoch, because the last epoch may not be validated.
                 # Without a version counter, files of a killed run are overwritten.
+                checkpoint = partial(RunCheckpoint, mode="max", enable_version_counter=False)
                 callbacks += [
                     RandomState(),
-                    WeightsRecord(monitor, self.config.seed_everything),
-                    RunCheckpoint(monitor=monitor, mode="max", filename="best", enable_version_counter=False),
-                    RunCheckpoint(
-                        monitor="step",
-                        mode="max",
-                        filename="last",
-                        enable_version_counter=False,
-                        save_on_train_epoch_end=True,
-                    ),
+                    checkpoint(monitor=self.monitor, filename="best"),
+                    checkpoint(monitor="step", filename="last", save_on_train_epoch_end=True),
                     SaveRunning(self.config.checkpoints.every_n_steps),
                 ]
         logger = False if options["logger"] in (None, True) else options["logger"]
@@ -154,6 +154,33 @@ class Run:
             return RunTrainer(**{**options, "callbacks": callbacks, "logger": logger})
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise RecipeError(refusals(str(error))) from error
+
+    def start(self) -> None:
+        """Execute the run, and print and write its results.
+
+        Raises:
+            OptionError: Another process is executing the run to be resumed.
+            RecipeError: Settings cannot lead to a results table, or a file cannot be written.
+            RunInterruptedError: The run was stopped by a signal.
+        """
+        with self._claimed_folder() as folder, tee_log(folder), self._explained():
+            self.folder = folder
+            if folder is not None:
+                self.checkpoint_io.record = {
+                    "run": str(folder),
+                    "chosen_on": "test" if self.datamodule.validation == "test" else "val",
+                    "monitor": self.monitor,
+                    "precision": str(self.trainer.precision),
+                    "seed": self.config.seed_everything,
+                    "trained_on": self.datamodule.full_title,
+                }
+                options = recipe_parser().dump(self.config, skip_validation=True, skip_unset=False)
+                write_whole(folder / CONFIG, options.encode())
+            self._print_description()
+            if self.command == "fit":
+                self._fit()
+            else:
+                self._evaluate()
 
     def _print_description(self) -> None:
         """Print one line with the method, device, precision, data, weights, and folder of the run."""
@@ -171,49 +198,33 @@ class Run:
         line = f"{model.title} on {self.datamodule.full_title}: {devices}, precision {trainer.precision}"
         print(f"{line}; {millions:.1f} M parameters, {weights}{where}", flush=True)
 
-    def start(self) -> None:
-        """Execute the run, and print and write its results.
-
-        Raises:
-            RunInUseError: Another process is executing the run to be resumed.
-            RecipeError: Settings cannot lead to a results table, or a file cannot be written.
-            RunInterruptedError: The run was stopped by a signal.
-        """
-        with self._claimed_folder() as folder, tee_log(folder):
-            self._print_description()
-            with self._explained():
-                if self.command == "fit":
-                    self._fit()
-                else:
-                    self._evaluate()
-
     def _fit(self) -> None:
         """Train, test the selected weights, and print the results table."""
-        if self.trainer.is_global_zero:
+        trainer, data = self.trainer, self.datamodule
+        if trainer.is_global_zero:
             sweep_partial(self._runs())
         start = str(self.resume_from) if self.resume_from else self.ckpt_path
         if start and "://" not in start and start not in FOUND_BY_LIGHTNING:
             read_checkpoint(Path(start))
-        self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=start, weights_only=True)
-        checkpoint = check_written(self.config.results.select_on, self.trainer)
-        self.trainer.test(
-            self.model, datamodule=self.datamodule, ckpt_path=checkpoint, verbose=False, weights_only=True
-        )
-        close(self, checkpoint, weights_of_fit(self, checkpoint))
+        # Checkpoints contain only tensors and plain values; loading runs no code.
+        trainer.fit(self.model, datamodule=data, ckpt_path=start, weights_only=True)
+        checkpoint = selected_checkpoint(self.config.results.select_on, trainer)
+        trainer.test(self.model, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True)
+        close(self, checkpoint, None if checkpoint is None else read_checkpoint(Path(checkpoint)))
 
     def _evaluate(self) -> None:
         if self.ckpt_path is None and not isinstance(self.model, VideoQuestionAnswering):  # it raises its own error
             weights = starting_weights(self.model, self.config.model.init_args)
             if weights.kind == "untrained" or new_layers(self.model):
                 rank_zero_warn(f"{weights.caption()}. To evaluate a trained run, pass its checkpoint with --ckpt_path.")
-        # Checkpoints contain only tensors and plain values; loading runs no code. The run prints its own results table.
+        # The run prints its own results table.
         table = {} if self.command == "predict" else {"verbose": is_verbose()}
         evaluate = getattr(self.trainer, self.command)
         evaluate(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path, weights_only=True, **table)
         if self.command == "predict":
             write_best_videos(self)
         else:
-            close(self, self.ckpt_path, weights_of_test(self))
+            close(self, self.ckpt_path, self.recipe.trained.saved if self.recipe.trained else None)
 
     @contextmanager
     def _claimed_folder(self) -> Iterator[Path | None]:
@@ -221,21 +232,22 @@ class Run:
 
         Yields:
             Folder in the first process. None in the others, which get it when training starts, because a launcher may
-            start them before or after the first one.
-
-        Raises:
-            RunInUseError: Another process is executing the run to be resumed.
-            RecipeError: The folder cannot be created.
+            start them before or after the first one. None for a fast_dev_run, which has no folder.
         """
-        trainer = self.trainer
+        trainer, runs = self.trainer, self._runs()
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
-            folder = run_folder(trainer)
-            yield folder if trainer.is_global_zero else None
+            yield None
             return
-        folder = runs = self._runs()
+        folder = runs
         with ExitStack() as claim:
             try:
-                self.resume_from = self._checkpoint_to_resume(claim)
+                if self.command == "fit" and self.config.checkpoints.resume:
+                    self.resume_from = newest_checkpoint(runs, partial(self._resumes, claim))
+                    rank_zero_info(
+                        f"Resuming from {self.resume_from}"
+                        if self.resume_from
+                        else "There is no checkpoint to resume; starting a new run"
+                    )
                 if self.resume_from:
                     folder = self.resume_from.parent.parent
                 elif trainer.is_global_zero:
@@ -253,38 +265,6 @@ class Run:
                 trainer.loggers = [*trainer.loggers, metrics_logger(folder, self.resume_from)]
             yield folder if trainer.is_global_zero else None
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Turn what ends a run from outside into one sentence."""
-        with warnings.catch_warnings():
-            # Evaluation needs no checkpoint callback, regardless of the run that wrote the checkpoint.
-            warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")
-            # A resumed run writes to its existing folder.
-            warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
-            # Lightning's own code triggers this warning.
-            warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")
-            try:
-                yield
-            except SIGTERMException as error:  # Lightning would exit with status 0
-                raise RunInterruptedError(
-                    "The run was stopped by SIGTERM between two steps. Resume it with --checkpoints.resume=true."
-                ) from error
-            except RuntimeError as error:
-                if self.trainer.world_size == 1 or not any(words in str(error) for words in LOST):
-                    raise
-                raise UserError(
-                    f"Another of the {self.trainer.world_size} processes of this run ended "
-                    f"({str(error).splitlines()[0]}). Its own message gives the reason, unless it was killed or memory "
-                    "ran out. Resume the run with --checkpoints.resume=true."
-                ) from error
-            except OSError as error:
-                if error.errno not in NO_ROOM:
-                    raise
-                raise RecipeError(
-                    f"{error.filename or 'A file of the run'} could not be written ({error.strerror}). Free disk "
-                    "space, raise the file size limit (ulimit -f), or choose another folder with results.directory."
-                ) from error
-
     def _runs(self) -> Path:
         """Return the folder of all runs of this method on this dataset, or of this command's evaluations of a run."""
         directory = self.config.results.directory
@@ -293,98 +273,46 @@ class Run:
         name = f"{self.model.title}-{type(self.datamodule).__name__}".lower().replace(" ", "-")
         return Path(directory) / name if run is None else run / self.command
 
-    def _checkpoint_to_resume(self, claim: ExitStack) -> Path | None:
-        """Find the checkpoint for `checkpoints.resume`, and lock the folder of its run.
-
-        Returns:
-            None if `checkpoints.resume` is off or no run has these settings.
-
-        Raises:
-            RunInUseError: Another process is executing the run.
-        """
-        if self.command != "fit" or not self.config.checkpoints.resume:
-            return None
-
-        def claimed(run: Path) -> bool:  # locks before reading checkpoints
-            same = self._same_settings(run)
-            if same and self.trainer.is_global_zero:
-                claim.enter_context(locked_run(run))
-            return same
-
-        found = newest_checkpoint(self._runs(), claimed)
-        rank_zero_info(f"Resuming from {found}" if found else "There is no checkpoint to resume; starting a new run")
-        return found
-
-    def _same_settings(self, run: Path) -> bool:
-        """Return whether a run has the same settings as this one where results depend on them, and log differences."""
-        path = run / "config.yaml"
-        if not path.is_file():
-            rank_zero_info(f"Not resuming {run}: it has no config.yaml with its settings")
-            return False
-        then = yaml.safe_load(path.read_text(encoding="utf-8"))
-        now = self.recipe.plain()
-        changed = list(changed_settings(then, now))
+    def _resumes(self, claim: ExitStack, run: Path) -> bool:
+        """Return whether a run has the same settings where results depend on them; if so, lock it, else log why."""
+        file = run / CONFIG
+        before = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        changed = list(changed_settings(before, self.recipe.plain()))
         if changed:
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             rank_zero_info(f"Not resuming {run}, which has other settings: {'; '.join(changed[:3])}{more}")
+        elif self.trainer.is_global_zero:
+            claim.enter_context(locked_run(run))
         return not changed
 
-    def _check_schedule(self) -> None:
-        trainer, optimizer = self.trainer, self.model.optimizer_config
-        if trainer.max_epochs == -1 and trainer.max_steps == -1 and optimizer.schedule_epochs is None:
-            raise OptionError(
-                "The learning rate follows a schedule whose end is unknown, since trainer.max_epochs is -1. Set "
-                "model.init_args.optimizer.schedule_epochs to the number of epochs that the schedule spans."
-            )
-
-
-class SaveConfig(Callback):
-    """Callback that writes all options of a run to config.yaml in its folder.
-
-    Args:
-        recipe: Recipe of the run.
-    """
-
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe = recipe
-
-    @override
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        folder = run_folder(trainer)  # synchronizes all processes
-        if folder is not None and trainer.is_global_zero:
-            folder.mkdir(parents=True, exist_ok=True)
-            text = recipe_parser().dump(self.recipe.config, skip_validation=True, skip_unset=False)
-            write_whole(folder / "config.yaml", text.encode())
-
-
-class WeightsRecord(Callback):
-    """Callback that records in every checkpoint which run saved it, so that a test can describe its weights.
-
-    Args:
-        monitor: Metric that selects the best epoch.
-        seed: Seed of the run.
-    """
-
-    def __init__(self, monitor: str, seed: int | None) -> None:
-        self.monitor, self.seed = monitor, seed
-
-    @override
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        data = trainer.datamodule  # type: ignore[attr-defined]
-        chosen_on = "test" if data.validation == "test" else "val"
-        checkpoint[RECORD] = record_of(
-            trainer.log_dir, chosen_on, self.monitor, str(trainer.precision), self.seed, data.full_title
-        )
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn what ends a run from outside into one sentence."""
+        try:
+            yield
+        except SIGTERMException as error:  # Lightning would exit with status 0
+            raise RunInterruptedError(
+                "The run was stopped by SIGTERM between two steps. Resume it with --checkpoints.resume=true."
+            ) from error
+        except RuntimeError as error:
+            if self.trainer.world_size == 1 or not any(words in str(error) for words in LOST):
+                raise
+            raise UserError(
+                f"Another of the {self.trainer.world_size} processes of this run ended "
+                f"({str(error).splitlines()[0]}). Its own message gives the reason, unless it was killed or memory "
+                "ran out. Resume the run with --checkpoints.resume=true."
+            ) from error
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            raise RecipeError(
+                f"{error.filename or 'A file of the run'} could not be written ({error.strerror}). Free disk "
+                "space, raise the file size limit (ulimit -f), or choose another folder with results.directory."
+            ) from error
 
 
 def changed_settings(then: Any, now: Any, name: str = "") -> Iterator[str]:
-    """Yield a description, with both values, of each changed setting that affects results.
-
-    Args:
-        then: Previous configuration as plain dictionaries.
-        now: Current configuration as plain dictionaries.
-        name: Prefix of the setting names.
-    """
+    """Yield a description, with both values, of each setting of `name` that changed and affects results."""
     if name in ANYWHERE:
         return
     if name == "model.init_args.evaluation":  # --eval_memory makes the defaults explicit

@@ -14,7 +14,7 @@ from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tvr_lightning.files import user_state, write_whole
+from tvr_lightning.files import write_whole
 from tvr_lightning.media.container import VIDEO_SUFFIXES
 from tvr_lightning.search.errors import SearchError, UnreadableError
 from tvr_lightning.search.results import printable
@@ -144,6 +144,10 @@ class NamedPaths:
 
 
 def _state_file(identity: str) -> Path | None:
-    folder = user_state()
-    known = re.fullmatch(r"[0-9a-f]{32}", identity)
-    return folder / "indexes" / f"{identity}.json" if folder and known else None
+    if not re.fullmatch(r"[0-9a-f]{32}", identity):
+        return None
+    try:
+        state = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
+    except RuntimeError:  # there is no home directory
+        return None
+    return state / "tvr_lightning" / "indexes" / f"{identity}.json"

@@ -32,11 +32,7 @@ class CheckpointError(UserError):
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Return the contents of a checkpoint: memory-mapped tensors and plain values. No code in it is executed.
-
-    Raises:
-        CheckpointError: The file does not exist, or is not a checkpoint of `tvr fit` or `tvr convert`.
-    """
+    """Return the contents of a checkpoint: memory-mapped tensors and plain values. No code in it is executed."""
     if path.is_dir():
         raise CheckpointError(
             f"{path} is a folder of shards, which cannot be read without running code from it. Save checkpoints in one "
@@ -95,9 +91,6 @@ def find_class(path: Path, class_path: str) -> type:
     Args:
         path: Path of the checkpoint, for the message.
         class_path: Name as `module.Class`, or only the name of a method, encoder or normalizer of this package.
-
-    Raises:
-        CheckpointError: The class does not exist; the message contains the reason.
     """
     module, _, name = class_path.rpartition(".")
     own = [f"{PACKAGE}.methods", f"{PACKAGE}.encoders", f"{PACKAGE}.evaluation.normalization"]

@@ -15,7 +15,6 @@ the devices. The gradient of the gather then determines the effective gradient:
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -30,8 +29,6 @@ from tvr_lightning.features import FeatureBatch, IndexedFeatures
 
 Gather = Literal["global", "local", "own-slice", "none"]
 R = TypeVar("R", bound=FeatureBatch)
-
-
 _ALONE: ContextVar[bool] = ContextVar("alone", default=False)
 
 
@@ -87,39 +84,27 @@ def gather_tensor(tensor: Tensor, mode: Gather = "global") -> Tensor:
     """
     if mode == "none" or world_size() == 1:
         return tensor
-    if tensor.requires_grad:
-        if mode == "own-slice":
-            return _OwnSlice.apply(tensor)
-        group = dist.group.WORLD
-        assert group is not None
-        # Renamed in torch 2.13.
-        gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
-        # Wait also for features that no loss uses (words in GARE): otherwise they are kept until the process ends.
-        return collectives.wait_tensor(gather(tensor.contiguous(), gather_dim=0, group=group))
-    parts = [torch.empty_like(tensor) for _ in range(world_size())]
-    dist.all_gather(parts, tensor.contiguous())
-    return torch.cat(parts)
+    if not tensor.requires_grad or mode == "own-slice":
+        return _OwnSlice.apply(tensor)
+    group = dist.group.WORLD
+    assert group is not None
+    # Renamed in torch 2.13.
+    gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
+    # Wait also for features that no loss uses (words in GARE): otherwise they are kept until the process ends.
+    return collectives.wait_tensor(gather(tensor.contiguous(), gather_dim=0, group=group))
 
 
 def gather_record(record: R, mode: Gather = "global") -> R:
     """Gather every tensor of a record with the same length on every device; lists are gathered as Python objects."""
     if mode == "none" or world_size() == 1:
         return record
-    return dataclasses.replace(
-        record, **{f.name: _gather_value(getattr(record, f.name), mode) for f in dataclasses.fields(record)}
-    )
 
-
-def _gather_value(value: Any, mode: Gather) -> Any:
-    if isinstance(value, Tensor):
-        return gather_tensor(value, mode)
-    if isinstance(value, FeatureBatch):
-        return gather_record(value, mode)
-    if isinstance(value, dict):
-        return {key: _gather_value(item, mode) for key, item in value.items()}
-    if isinstance(value, list):
+    def gather(value: Tensor | list[Any]) -> Tensor | list[Any]:
+        if isinstance(value, Tensor):
+            return gather_tensor(value, mode)
         return [item for part in gather_objects(value) for item in part]
-    return value
+
+    return record.apply(gather, (Tensor, list))
 
 
 @torch.no_grad()

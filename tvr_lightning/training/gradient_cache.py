@@ -1,9 +1,8 @@
 """Gradient caching for large batches: encode in chunks, compute the loss over all, and encode again for the gradient.
 
 Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup" (2021): the loss needs all
-features of a batch, but not the encoders' activations. The features are computed once without keeping activations, and
-again, chunk by chunk, when the gradient of a chunk's features is known. The memory is that of one chunk; the gradient
-is the gradient of the whole batch.
+features of a batch, but not the encoders' activations. These are computed again, chunk by chunk, when the gradient of a
+chunk's features is known. The memory is that of one chunk; the gradient is the gradient of the whole batch.
 """
 
 from __future__ import annotations
@@ -20,12 +19,10 @@ R = TypeVar("R", bound=FeatureBatch)
 
 
 def encode_in_chunks(encode: Callable[[B], R], batch: B, chunk: int) -> R:
-    """Return `encode(batch)` with the memory of `chunk` items in the forward and backward pass.
+    """Return `encode(batch)`, encoding chunks again in the backward pass with the same random numbers.
 
-    A chunk is encoded again in the backward pass, with the same random numbers and plain autograd, so that clipping,
-    accumulation, mixed precision, DDP and FSDP2 work as usual.
+    It uses plain autograd, so that clipping, accumulation, mixed precision, DDP and FSDP2 work as usual.
     """
-    parts: list[Any] = [
-        checkpoint(encode, batch[start : start + chunk], use_reentrant=False) for start in range(0, len(batch), chunk)
-    ]
+    chunks = [batch[start : start + chunk] for start in range(0, len(batch), chunk)]
+    parts: list[Any] = [checkpoint(encode, items, use_reentrant=False) for items in chunks]
     return type(parts[0]).cat(parts)

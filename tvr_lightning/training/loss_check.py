@@ -8,7 +8,7 @@ The device stays busy, and no step is taken from a loss that is not finite.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, distributed
@@ -29,14 +29,10 @@ class LossCheck:
 
     def __init__(self) -> None:
         self.stop = self.stop_all = 0
-        self._pending: tuple[int, Sequence[str], Sequence[str], Callable[[], list[float]]] | None = None
+        self._pending: tuple[int, Sequence[str], Sequence[str], Tensor, torch.cuda.Event | None] | None = None
 
     def start(self, terms: Mapping[str, Tensor], step: int, videos: Sequence[str]) -> None:
-        """Start to copy the terms of a loss to the host, after checking the pending ones.
-
-        Raises:
-            UserError: The loss of an earlier batch was not finite.
-        """
+        """Start to copy the terms of a loss to the host, after checking the pending ones as `finish` does."""
         self.finish()
         values = torch.stack([term.detach().reshape(()).float() for term in terms.values()])
         failed = (~values.sum().isfinite()).float()
@@ -44,18 +40,18 @@ class LossCheck:
         if world_size() > 1:
             # Gradients are averaged, so a non-finite loss on one device breaks the weights on all devices.
             distributed.all_reduce(shared, distributed.ReduceOp.MAX)
-        self._pending = step, list(terms), videos, _read_later(torch.cat([shared, values]))
+        host = torch.cat([shared, values]).to("cpu", non_blocking=True)  # into pinned memory
+        copied = torch.cuda.current_stream().record_event() if values.is_cuda else None
+        self._pending = step, list(terms), videos, host, copied
 
     def finish(self) -> None:
-        """Wait for the pending terms and check them.
-
-        Raises:
-            UserError: A loss was not finite. The message contains the terms and videos, or refers to another device.
-        """
+        """Wait for the pending terms, and raise a UserError with the terms and videos if a loss was not finite."""
         if self._pending is None:
             return
-        (step, names, videos, read), self._pending = self._pending, None
-        failed, stop, *values = read()
+        (step, names, videos, host, copied), self._pending = self._pending, None
+        if copied is not None:
+            copied.synchronize()
+        failed, stop, *values = host.tolist()
         self.stop_all = int(stop)
         if not failed:
             return
@@ -67,19 +63,3 @@ class LossCheck:
             f"step {step}: the loss is not finite: {found}. Lower the learning rate, or check these files with "
             "`tvr data check`. If CLIP trains in float16, add recipes/variants/float32.yaml to train it in float32."
         )
-
-
-def _read_later(values: Tensor) -> Callable[[], list[float]]:
-    """Start to copy values to the host, and return a function that waits for them."""
-    if not values.is_cuda:
-        return values.tolist
-    host = torch.empty(values.shape, pin_memory=True)
-    host.copy_(values, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record()
-
-    def read() -> list[float]:
-        copied.synchronize()
-        return host.tolist()
-
-    return read

@@ -36,11 +36,7 @@ NAMED = 5
 
 
 def check_precision(precision: str) -> None:
-    """Reject Trainer precisions that store weights in 16 bits, because `score` and `losses` are computed in float32.
-
-    Raises:
-        UserError: The precision stores weights in 16 bits.
-    """
+    """Reject Trainer precisions that store weights in 16 bits, because `score` and `losses` are computed in float32."""
     if precision in ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16"):
         raise UserError(
             f"trainer.precision {precision} stores all weights in 16 bits, but methods score in float32. "
@@ -116,33 +112,18 @@ class RecipeModule(LightningModule):
             data.tokenise = self.encoder.caption_tokens(self.words)
 
     def check_features(self) -> None:
-        """Check that stored features, if the data has any, come from these encoders with their current weights.
-
-        Raises:
-            StoreError: They come from other encoders or weights.
-        """
+        """Check that stored features, if the data has any, come from these encoders with their current weights."""
         store = getattr(self.trainer.datamodule, "store", None)  # type: ignore[attr-defined]
         if store is not None:
             rank_zero_info(check_store(store, self.encoder, getattr(self, "audio_encoder", None)))
 
     # These hooks follow the loading of a checkpoint.
-
-    @override
-    def on_fit_start(self) -> None:
-        self.check_features()
+    on_fit_start = on_test_start = on_predict_start = check_features
 
     @override
     def on_validation_start(self) -> None:
         if self.trainer.state.fn == TrainerFn.VALIDATING:
             self.check_features()
-
-    @override
-    def on_test_start(self) -> None:
-        self.check_features()
-
-    @override
-    def on_predict_start(self) -> None:
-        self.check_features()
 
     @override
     def configure_model(self) -> None:

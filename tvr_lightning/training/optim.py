@@ -50,9 +50,6 @@ class OptimizerConfig(Options):
         gradient_cache: number of pairs that are encoded at a time on each device, if its share of a batch does not fit
             in memory; the loss still uses the whole batch (`tvr_lightning.training.gradient_cache`). None encodes all
             at once.
-
-    Raises:
-        UserError: A value is out of its range, or `per_tensor_clip` is set for another optimizer.
     """
 
     name: OptimizerName = "bert-adam"
@@ -79,9 +76,7 @@ class OptimizerConfig(Options):
 
 
 def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Split the trainable parameters by learning rate and decay.
-
-    The logit scale is part of CLIP in the papers and gets the learning rate of the encoder.
+    """Split the trainable parameters by learning rate and decay; the logit scale gets the encoder's learning rate.
 
     Args:
         module: Method whose pretrained part is its attribute `encoder`, or a module that contains it as `method`.
@@ -89,9 +84,6 @@ def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[st
 
     Returns:
         Up to four non-empty groups with `params`, `lr`, `weight_decay` and `name`, such as `encoder, decayed`.
-
-    Raises:
-        UserError: There are no trainable parameters.
     """
     groups: dict[tuple[bool, bool], list[Tensor]] = {}
     for name, parameter in module.named_parameters():
@@ -113,16 +105,14 @@ def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[st
 
 
 def schedule_factor(config: OptimizerConfig, step: int, total: float) -> float:
-    """Return the learning rate at a step as a share of the peak.
+    """Return the learning rate at a step as a share of the peak in [0, 1]; 0 at step 0 with warmup.
+
+    Only `warmup-cosine` changes after the end: it is periodic, as released, and rises again.
 
     Args:
         config: Schedule and warmup.
         step: Number of optimizer steps so far, from 0.
         total: Length of the schedule in optimizer steps.
-
-    Returns:
-        Factor in [0, 1]; 0 at step 0 with warmup. Only `warmup-cosine` changes after `total`: it is periodic, as
-        released, and rises again.
     """
     if config.schedule == "warmup-cosine-shifted":
         warmup = int(config.warmup * total)  # whole steps, as released
@@ -142,7 +132,7 @@ def schedule_factor(config: OptimizerConfig, step: int, total: float) -> float:
 def build_optimizer(
     module: nn.Module, config: OptimizerConfig, total_steps: int, epochs: float | None = None, fused: bool = True
 ) -> tuple[torch.optim.Optimizer, LambdaLR]:
-    """Build the optimizer of a method and its learning rate schedule.
+    """Build the optimizer of a method, and its schedule, to be stepped once after each optimizer step.
 
     Args:
         module: Method whose pretrained part is its attribute `encoder`.
@@ -151,13 +141,6 @@ def build_optimizer(
         epochs: Number of epochs in the run; required with `schedule_epochs`.
         fused: Permission for AdamW to use a fused kernel on CPU or CUDA; otherwise it uses foreach kernels. BertAdam
             always uses foreach kernels.
-
-    Returns:
-        Optimizer, and schedule to be stepped once after each optimizer step.
-
-    Raises:
-        UserError: There are no steps or no trainable parameters, or `schedule_epochs` is set without a number of
-            epochs.
     """
     if total_steps < 1:
         raise UserError(f"a schedule needs at least one optimizer step, got {total_steps}; check trainer.max_epochs")
@@ -167,15 +150,14 @@ def build_optimizer(
             raise UserError("optimizer.schedule_epochs needs a run counted in epochs: set trainer.max_epochs")
         span = total_steps / epochs * config.schedule_epochs
     groups = parameter_groups(module, config)
+    common: dict[str, Any] = {"betas": config.betas, "eps": config.eps}
     optimizer: torch.optim.Optimizer
     if config.name == "bert-adam":
-        optimizer = BertAdam(groups, betas=config.betas, eps=config.eps, per_tensor_clip=config.per_tensor_clip)
+        optimizer = BertAdam(groups, per_tensor_clip=config.per_tensor_clip, **common)
     elif config.name == "adamw-hf":
-        optimizer = HuggingFaceAdamW(groups, betas=config.betas, eps=config.eps)
+        optimizer = HuggingFaceAdamW(groups, **common)
     else:
         devices = {parameter.device.type for group in groups for parameter in group["params"]}
         one_kernel = fused and devices <= {"cpu", "cuda"}
-        optimizer = torch.optim.AdamW(
-            groups, betas=config.betas, eps=config.eps, fused=one_kernel, foreach=not one_kernel
-        )
+        optimizer = torch.optim.AdamW(groups, fused=one_kernel, foreach=not one_kernel, **common)
     return optimizer, LambdaLR(optimizer, lambda step: schedule_factor(config, step, span))

@@ -37,12 +37,7 @@ def plain_options(value: Any) -> Any:
 
 
 def flat_options(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield dotted option names and values; classes without their modules, since recipes may omit these.
-
-    Args:
-        name: Name of the option or section.
-        value: Value of the option, or dict of the section.
-    """
+    """Yield the dotted names and values of an option or section; classes without modules, which recipes may omit."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
             yield from flat_options(f"{name}.{key}", item)
@@ -57,9 +52,7 @@ def flat_options(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 def other_options(trained: dict[str, Any], here: dict[str, Any]) -> list[str]:
     """Return the differences between the options of a checkpoint and a model, as `option value (here: value)`.
 
-    Args:
-        trained: Hyperparameters of the checkpoint.
-        here: Hyperparameters of the model; options in only one of them, such as a Python-built encoder, are ignored.
+    Options that only one of them has, such as an encoder built in Python, are ignored.
     """
     common = [name for name in trained if name in here and not name.startswith("_")]
     then, now = (dict(pair for name in common for pair in flat_options(name, found[name])) for found in (trained, here))

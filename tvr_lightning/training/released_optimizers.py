@@ -27,13 +27,7 @@ State = dict[str, Any]
 class ReleasedOptimizer(torch.optim.Optimizer, ABC):
     """Base class of optimizers that update lists of tensors with one device, dtype and number of steps.
 
-    Args:
-        params: Tensors, or groups with their own `lr` and `weight_decay`.
-        lr: Learning rate.
-        betas: Decay rates of the running means of the gradient and of its square.
-        eps: Term added to the root of the running mean of squares.
-        weight_decay: Decoupled weight decay, multiplied by the learning rate.
-        options: More options of the groups.
+    The arguments are those of torch.optim.AdamW; `options` are further options of the parameter groups.
     """
 
     def __init__(
@@ -56,19 +50,16 @@ class ReleasedOptimizer(torch.optim.Optimizer, ABC):
                 loss = closure()
         for group in self.param_groups:
             for parameters in self._together(group["params"]):
-                gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
                 states = [self.state[parameter] for parameter in parameters]
                 for parameter, state in zip(parameters, states, strict=True):
                     if not state:
                         state.update(mean=torch.zeros_like(parameter), square=torch.zeros_like(parameter), step=0)
                     state["step"] += 1
-                self._update(parameters, gradients, states, group)
+                self._update(parameters, states, group)
         return loss
 
     @abstractmethod
-    def _update(
-        self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], group: dict[str, Any]
-    ) -> None:
+    def _update(self, parameters: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
         """Update tensors of one device, dtype and number of steps."""
 
     def _together(self, parameters: list[Tensor]) -> Iterator[list[Tensor]]:
@@ -86,18 +77,24 @@ class ReleasedOptimizer(torch.optim.Optimizer, ABC):
         yield from lists.values()
 
 
-def _running_means(
-    gradients: list[Tensor], states: list[State], betas: tuple[float, float]
+def _gradients(parameters: list[Tensor]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def _mean_and_root(
+    gradients: list[Tensor], states: list[State], group: dict[str, Any]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Update and return the running means of the gradients and of their squares."""
-    first, second = betas
+    """Update the running means of the gradients and of their squares; return the former, and sqrt(squares) + eps."""
+    first, second = group["betas"]
     means = torch._foreach_mul([state["mean"] for state in states], first)
     torch._foreach_add_(means, gradients, alpha=1 - first)
     squares = torch._foreach_mul([state["square"] for state in states], second)
     torch._foreach_addcmul_(squares, gradients, gradients, value=1 - second)
     for state, mean, square in zip(states, means, squares, strict=True):
         state["mean"], state["square"] = mean, square
-    return list(means), list(squares)
+    roots = torch._foreach_sqrt(squares)
+    torch._foreach_add_(roots, group["eps"])
+    return list(means), list(roots)
 
 
 class BertAdam(ReleasedOptimizer):
@@ -119,17 +116,14 @@ class BertAdam(ReleasedOptimizer):
         super().__init__(params, per_tensor_clip=per_tensor_clip, **options)
 
     @override
-    def _update(
-        self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], group: dict[str, Any]
-    ) -> None:
+    def _update(self, parameters: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
+        gradients = _gradients(parameters)
         if group["per_tensor_clip"] is not None:
             norms = torch.stack(torch._foreach_norm(gradients))
             clips = (group["per_tensor_clip"] / (norms + 1e-6)).clamp(max=1.0)
             gradients = list(torch._foreach_mul(gradients, clips.unbind()))
-        means, squares = _running_means(gradients, states, group["betas"])
+        means, roots = _mean_and_root(gradients, states, group)
         del gradients
-        roots = torch._foreach_sqrt(squares)
-        torch._foreach_add_(roots, group["eps"])
         updates = torch._foreach_div(means, roots)
         del roots
         if group["weight_decay"] > 0:
@@ -149,12 +143,8 @@ class HuggingFaceAdamW(ReleasedOptimizer):
     """
 
     @override
-    def _update(
-        self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], group: dict[str, Any]
-    ) -> None:
-        means, squares = _running_means(gradients, states, group["betas"])
-        roots = torch._foreach_sqrt(squares)
-        torch._foreach_add_(roots, group["eps"])
+    def _update(self, parameters: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
+        means, roots = _mean_and_root(_gradients(parameters), states, group)
         first, second = (1.0 - beta ** states[0]["step"] for beta in group["betas"])
         torch._foreach_addcdiv_(parameters, means, roots, value=-group["lr"] * math.sqrt(second) / first)
         del roots

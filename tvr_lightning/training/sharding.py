@@ -7,7 +7,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -45,28 +45,17 @@ def shard(module: nn.Module, mesh: DeviceMesh, matrices_in: torch.dtype = torch.
         _enter_by(unit, methods)
 
 
-class HasModules(Protocol):
-    """Object that contains modules, such as a method."""
-
-    def modules(self) -> Iterator[nn.Module]:
-        """Yield all modules."""
-
-
-def is_sharded(module: HasModules) -> bool:
+def is_sharded(module: Any) -> bool:
     """Return True if the parameters of `module` are sharded, so that all devices must compute with it together."""
     return any(isinstance(unit, FSDPModule) for unit in module.modules())
 
 
 @contextmanager
-def gathered(module: HasModules, apart: HasModules) -> Iterator[None]:
-    """Keep the full parameters of `module` on every device, except those of `apart`; without sharding, do nothing.
+def gathered(module: Any, apart: Any) -> Iterator[None]:
+    """Keep the full parameters of a method on every device while it scores; without sharding, do nothing.
 
-    It is needed for scoring, because the devices may score different numbers of blocks, and a device with one more
-    block would gather parameters when the others do not.
-
-    Args:
-        module: Method, on every device.
-        apart: Encoder of the method, which scoring does not use and which may not fit in memory.
+    The devices may score different numbers of blocks, and a device with one more block would gather parameters when the
+    others do not. `apart` is the encoder, which scoring does not use and which may not fit in memory.
     """
     others = set(apart.modules())
     units = [unit for unit in module.modules() if isinstance(unit, FSDPModule) and unit not in others]
@@ -83,20 +72,22 @@ def gathered(module: HasModules, apart: HasModules) -> Iterator[None]:
 
 def _enter_by(unit: nn.Module, names: list[str]) -> None:
     """Make methods gather a unit's parameters as `forward` does, but not in nested calls, whose end would free them."""
-    depth = [0]
+    depth = 0
 
     def enter(*arguments: Any) -> None:
-        depth[0] += 1
+        nonlocal depth
+        depth += 1
 
     def leave(*arguments: Any) -> None:
-        depth[0] -= 1
+        nonlocal depth
+        depth -= 1
 
     def wrap(plain: Callable[..., Any], gathering: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(plain)
         def method(*arguments: Any, **options: Any) -> Any:
             enter()
             try:
-                return (plain if depth[0] > 1 else gathering)(*arguments, **options)
+                return (plain if depth > 1 else gathering)(*arguments, **options)
             finally:
                 leave()
 
@@ -111,13 +102,9 @@ def _enter_by(unit: nn.Module, names: list[str]) -> None:
 
 
 def _units(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the children that compute. Containers and nested methods are replaced by their children.
-
-    A child that two modules share is yielded once.
-    """
+    """Yield the children that compute, each once. Containers and nested methods are replaced by their children."""
     for child in dict.fromkeys(module.children()):
-        container = isinstance(child, (nn.ModuleList, nn.ModuleDict)) or hasattr(child, "training_step")
-        if container:
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)) or hasattr(child, "training_step"):
             yield from _units(child)
         elif any(True for _ in child.parameters()):
             yield child

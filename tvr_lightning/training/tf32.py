@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from tvr_lightning.errors import UserError
 
-COMPUTE_CAPABILITY = 8  # Ampere, the first with TF32
+COMPUTE_CAPABILITY = (8, 0)  # Ampere, the first with TF32
 
 
 class TF32(Callback):
@@ -19,23 +19,16 @@ class TF32(Callback):
 
     Encoders in bf16 are not affected, and neither are validation and test, whose products stay in float32.
     `benchmarks/results/tf32.md` reports the effect on losses and gradients.
-
-    Raises:
-        UserError: The device does not support TF32; raised when the run starts.
     """
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         device = trainer.strategy.root_device
-        if device.type != "cuda":
+        if device.type != "cuda" or torch.cuda.get_device_capability(device) < COMPUTE_CAPABILITY:
+            name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"the device {device}"
             raise UserError(
-                f"trainer.callbacks has TF32, which the device {device} does not support. Remove it, or run with "
-                "trainer.accelerator gpu on an NVIDIA GPU"
-            )
-        if torch.cuda.get_device_capability(device)[0] < COMPUTE_CAPABILITY:
-            raise UserError(
-                f"trainer.callbacks has TF32, which {torch.cuda.get_device_name(device)} does not support (GPUs since "
-                "Ampere do). Remove it"
+                f"trainer.callbacks has TF32, which {name} does not support. Remove it, or run with "
+                "trainer.accelerator gpu on an NVIDIA GPU of the Ampere generation or later"
             )
 
     @override

@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from dataclasses import asdict
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ from tvr_lightning.evaluation.evaluator import Evaluation
 from tvr_lightning.extract.plan import ExtractOptions
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import source_of_data
-from tvr_lightning.progress import progress_file
+from tvr_lightning.log_filters import quieten
+from tvr_lightning.progress import progress_file, write_state
 from tvr_lightning.reproduce.runs.card import Card, peak_memory_mib, write_ranks, write_record
 from tvr_lightning.reproduce.runs.plan import PlannedRun, deciding
-from tvr_lightning.runs.progress_bar import ProgressFile
+from tvr_lightning.runs.progress_bar import ProgressReport
 from tvr_lightning.runs.run import Run
 
 TASK, LOG, PROGRESS = "run.json", "log.txt", "progress.json"
@@ -40,6 +42,7 @@ def run_task(task: Path) -> int:
     # Lightning starts the processes of further devices with the command line of this one: `python -m` and its module.
     sys.argv[1:] = [str(task)]
     sys.modules["__main__"].__spec__ = find_spec(f"{__package__}.__main__")
+    quieten()
     try:
         execute(task)
     except UserError as error:
@@ -99,7 +102,8 @@ def _evaluate(
     # The options of a row may differ from those in the training of its weights.
     recipe = Recipe.parse([], arguments, None if weights is None else Path(weights), override=True)
     words = [run.verb, *arguments, *([] if weights is None else [f"--ckpt_path={weights}"])]
-    made = Run(run.verb, recipe, weights, words, [ProgressFile(folder / PROGRESS)])  # type: ignore[arg-type]
+    report = ProgressReport(partial(write_state, folder / PROGRESS), seconds=2.0)
+    made = Run(run.verb, recipe, weights, words, [report])  # type: ignore[arg-type]
     made.start()
     logs = made.trainer.log_dir  # synchronizes all processes
     if not made.trainer.is_global_zero:
