@@ -20,7 +20,7 @@ from tvr_lightning.data.records import VideoRecord, tidy
 from tvr_lightning.data.recover_captions import Description
 from tvr_lightning.encoders.caption_journal import CaptionJournal
 from tvr_lightning.encoders.fingerprint import fingerprint
-from tvr_lightning.encoders.hub import WEIGHTS, MissingWeightsError, is_repository, repository_folder
+from tvr_lightning.encoders.hub import WEIGHTS, how_to_download, is_repository, repository_folder
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.read_many import Unread, read_many
 from tvr_lightning.media.video import read_parts
@@ -30,7 +30,7 @@ from tvr_lightning.progress import progress_bar
 ImageSize = Annotated[int, Range(at_least=28)]
 WITHOUT_A_MODEL = (
     "Descriptions can also be provided without a model: a parquet file with the columns video_id, segment (0, 1, ...), "
-    "caption and, if known, start and end (seconds), model (the author), prompt, and weights_hash"
+    "caption and, if known, start and end (seconds), model (the author), prompt, and weights_hash."
 )
 
 
@@ -189,12 +189,10 @@ def find_captioner(model: str) -> Path:
     Raises:
         MissingWeightsError: The weights are missing; the message names the paths and an alternative.
     """
-    try:
-        return repository_folder(model, WEIGHTS)
-    except MissingWeightsError as error:
-        download = f"Fill the cache on a machine with network access: `hf download {model}`. "
-        fix = (download if is_repository(model) else "") + WITHOUT_A_MODEL
-        raise MissingWeightsError(f"the captioner {model} has no weights: {error}. {fix}.") from error
+    fix = WITHOUT_A_MODEL
+    if is_repository(model):
+        fix = f"{how_to_download(model)}. {fix}"
+    return repository_folder(model, WEIGHTS, f"the captioner {model} has no weights", fix)
 
 
 def segment_spans(start: float, end: float, segments: int) -> list[tuple[float, float]]:
