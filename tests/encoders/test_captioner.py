@@ -24,7 +24,7 @@ from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import data_from_recipe
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.data.recover_captions import SCHEMA, Description, read_captions
-from tvr_lightning.encoders.caption_journal import CaptionJournal, Provenance
+from tvr_lightning.encoders.caption_journal import CaptionJournal
 from tvr_lightning.encoders.captioner import (
     CaptionOptions,
     caption,
@@ -40,7 +40,8 @@ pytest.importorskip("transformers")
 # transformers tells of its own coming changes
 pytestmark = pytest.mark.filterwarnings("ignore:.*:FutureWarning", "ignore:.*:DeprecationWarning")
 FORK = multiprocessing.get_context("fork")  # a spawned process spends its time importing torch
-PROVENANCE = Provenance("somebody", "What is seen?", "0123456789abcdef", 2, "one frame of 28 pixels, 3 tokens")
+SETTINGS = {"model": "somebody", "prompt": "What is seen?", "weights_hash": "0123456789abcdef", "segments": 2}
+SETTINGS["reading"] = "one frame of 28 pixels, 3 tokens"
 QUICK = {"segments": 3, "frames": 2, "image_size": 56, "max_new_tokens": 5, "num_workers": 0, "progress": False}
 
 
@@ -144,7 +145,7 @@ def test_a_killed_run_goes_on_and_ends_in_the_same_file(table, videos, folder, t
 
 def write_descriptions(out: Path, names: list[str]) -> list[str]:
     """Describe those of the videos that the file lacks, as a run does; return their ids."""
-    with CaptionJournal.open(out, PROVENANCE) as journal:
+    with CaptionJournal.open(out, SETTINGS) as journal:
         missing = [name for name in names if name not in journal.descriptions]
         for name in missing:
             journal.add([Description(name, number, number, number + 1.0, f"{name} {number}") for number in range(2)])
@@ -201,7 +202,7 @@ def test_killed_at_any_step_of_finishing_the_next_run_ends_in_the_right_file(tmp
 
 
 def describe_and_wait(out: Path) -> None:
-    with CaptionJournal.open(out, PROVENANCE) as journal:
+    with CaptionJournal.open(out, SETTINGS) as journal:
         journal.add([Description("a", number, number, number + 1.0, f"a {number}") for number in range(2)])
         out.with_name("ready").touch()
         time.sleep(600)

@@ -18,26 +18,9 @@ from tvr_lightning.files import Journal, explain_write_errors, write_whole
 
 SETTINGS = b"tvr_captions"
 KEPT = "Earlier descriptions are kept."
-_OWN = ("video_id", "segment", "start", "end", "caption")  # the other columns are constant in a file
 
-
-@dataclass(frozen=True)
-class Provenance:
-    """Settings that determine the descriptions of given videos.
-
-    Attributes:
-        model: Hub name or folder of the model.
-        prompt: Prompt for the model.
-        weights_hash: Hash of the weights.
-        segments: Number of segments per video N_s.
-        reading: Description of the model's input for a segment.
-    """
-
-    model: str
-    prompt: str
-    weights_hash: str
-    segments: int
-    reading: str
+Settings = dict[str, Any]
+"""Settings that determine the descriptions: model, prompt, weights_hash, segments, and reading (the model's input)."""
 
 
 @dataclass
@@ -46,19 +29,19 @@ class CaptionJournal:
 
     Attributes:
         out: Parquet file; its existing descriptions are kept.
-        provenance: Settings of the new descriptions.
+        settings: Settings of the new descriptions.
         journal: Journal `<out>.unfinished`.
-        descriptions: Descriptions by video ID.
+        descriptions: Rows of the file by video ID.
     """
 
     out: Path
-    provenance: Provenance
+    settings: Settings
     journal: Journal
-    descriptions: dict[str, list[Description]]
+    descriptions: dict[str, list[dict[str, Any]]]
 
     @classmethod
     @contextmanager
-    def open(cls, out: Path, provenance: Provenance) -> Iterator[CaptionJournal]:
+    def open(cls, out: Path, settings: Settings) -> Iterator[CaptionJournal]:
         """Lock the journal inside the context, and resume an unfinished run.
 
         Raises:
@@ -68,64 +51,55 @@ class CaptionJournal:
         file = out.with_name(out.name + ".unfinished")
         busy = UserError(f"Another process is writing the captions {out}. Wait for it or stop it.")
         advice = "do not start a second tvr caption with the same --out"
-        _read(out, provenance)  # refuses another file before it creates a journal
-        with Journal.open(file, asdict(provenance), busy, advice, KEPT) as journal:
-            _check(file, journal.header, provenance)
-            found = cls(out, provenance, journal, {})
-            found._take(_read(out, provenance))
+        _read(out, settings)  # refuses another file before it creates a journal
+        with Journal.open(file, settings, busy, advice, KEPT) as journal:
+            _check(file, journal.header, settings)
+            found = cls(out, settings, journal, {})
+            found._take(_read(out, settings))
             there = set(found.descriptions)  # possibly all, if the process was killed before it removed the journal
-            rows = (Description(**row) for group in journal.entries for row in group)
-            found._take(row for row in rows if row.video_id not in there)
+            found._take(row for group in journal.entries for row in group if row["video_id"] not in there)
             yield found
 
     def add(self, descriptions: Sequence[Description]) -> None:
         """Append the descriptions of a group of videos to the journal and flush them to disk."""
-        self.journal.append([_plain(description) for description in descriptions])
-        self._take(descriptions)
+        rows = [asdict(description) for description in descriptions]
+        self.journal.append(rows)
+        self._take(rows)
 
     def finish(self, order: Sequence[str]) -> None:
-        """Write the file and remove the journal.
-
-        Args:
-            order: IDs of the videos in the order of the file; other videos already in the file come first.
-        """
-        asked = set(order)
-        ids = [name for name in self.descriptions if name not in asked]
+        """Write the file with the videos in this order, after others that it contains, and remove the journal."""
+        ids = [name for name in self.descriptions if name not in set(order)]
         ids += [name for name in order if name in self.descriptions]
-        rows = [_plain(description) for name in ids for description in self.descriptions[name]]
-        made: dict[str, Any] = {name: getattr(self.provenance, name) for name in ("model", "prompt", "weights_hash")}
-        table = pa.Table.from_pylist([row | made for row in rows], schema=SCHEMA)
-        table = table.replace_schema_metadata({SETTINGS: json.dumps(asdict(self.provenance)).encode()})
+        made = {name: self.settings[name] for name in ("model", "prompt", "weights_hash")}
+        table = pa.Table.from_pylist([row | made for name in ids for row in self.descriptions[name]], schema=SCHEMA)
+        table = table.replace_schema_metadata({SETTINGS: json.dumps(self.settings).encode()})
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink)
         with explain_write_errors(self.out, KEPT):
             write_whole(self.out, bytes(sink.getvalue()))
         self.journal.file.unlink(missing_ok=True)
 
-    def _take(self, descriptions: Iterable[Description]) -> None:
-        for description in descriptions:
-            self.descriptions.setdefault(description.video_id, []).append(description)
+    def _take(self, rows: Iterable[dict[str, Any]]) -> None:
+        for row in rows:
+            self.descriptions.setdefault(row["video_id"], []).append(row)
 
 
-def _read(path: Path, provenance: Provenance) -> list[Description]:
+def _read(path: Path, settings: Settings) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     table = pq.read_table(path)
-    settings = (table.schema.metadata or {}).get(SETTINGS)
-    if settings is None:
+    found = (table.schema.metadata or {}).get(SETTINGS)
+    if found is None:
         raise UserError(
             f"{path} was not written by a captioner, so it is not overwritten. Choose another file with --out."
         )
-    _check(path, json.loads(settings), provenance)
-    return [Description(*(row[name] for name in _OWN)) for row in table.to_pylist()]
+    _check(path, json.loads(found), settings)
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
 
 
-def _plain(description: Description) -> dict[str, Any]:
-    return {name: getattr(description, name) for name in _OWN}
-
-
-def _check(path: Path, found: dict[str, Any], provenance: Provenance) -> None:
-    for name, wanted in asdict(provenance).items():
+def _check(path: Path, found: Settings, settings: Settings) -> None:
+    for name, wanted in settings.items():
         if found.get(name) != wanted:
             raise UserError(
                 f"{path} contains descriptions made with {name} {found.get(name)!r}, not {wanted!r}. Choose another "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from tvr_lightning.data.records import VideoRecord, tidy
 from tvr_lightning.data.recover_captions import Description
-from tvr_lightning.encoders.caption_journal import CaptionJournal, Provenance
+from tvr_lightning.encoders.caption_journal import CaptionJournal
 from tvr_lightning.encoders.fingerprint import fingerprint
-from tvr_lightning.encoders.hub import WEIGHTS, MissingWeightsError, is_repository, repository_folder
+from tvr_lightning.encoders.hub import WEIGHTS, how_to_download, is_repository, repository_folder
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.read_many import Unread, read_many
 from tvr_lightning.media.video import read_parts
@@ -30,7 +30,7 @@ from tvr_lightning.progress import progress_bar
 ImageSize = Annotated[int, Range(at_least=28)]
 WITHOUT_A_MODEL = (
     "Descriptions can also be provided without a model: a parquet file with the columns video_id, segment (0, 1, ...), "
-    "caption and, if known, start and end (seconds), model (the author), prompt, and weights_hash"
+    "caption and, if known, start and end (seconds), model (the author), prompt, and weights_hash."
 )
 
 
@@ -132,25 +132,13 @@ class Captioner:
 
     @torch.no_grad()
     def describe(self, segments: Tensor, prompt: str, max_new_tokens: int) -> list[str]:
-        """Describe B segments with greedy decoding.
-
-        Args:
-            segments: Frames (B, F, 3, S, S) uint8 RGB.
-            prompt: Prompt for each segment.
-            max_new_tokens: Maximum length of a description in tokens.
-
-        Returns:
-            B descriptions of one line each, possibly empty.
-        """
+        """Describe B segments, frames (B, F, 3, S, S) uint8, in one line each, possibly empty, with greedy decoding."""
         content: list[dict[str, str]] = [{"type": "image"} for _ in range(segments.shape[1])]
         messages = [{"role": "user", "content": [*content, {"type": "text", "text": prompt}]}]
         text = self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        inputs = self.processor(
-            text=[text] * len(segments),
-            images=[list(frames) for frames in segments],
-            padding=True,
-            return_tensors="pt",
-        ).to(self.model.device)
+        images = [list(frames) for frames in segments]
+        inputs = self.processor(text=[text] * len(segments), images=images, padding=True, return_tensors="pt")
+        inputs = inputs.to(self.model.device)
         inputs["pixel_values"] = inputs["pixel_values"].to(self.model.dtype)
         made = self.model.generate(
             **inputs,
@@ -175,9 +163,8 @@ def load_captioner(model: str = CAPTION_MODEL, device: str | None = None) -> Cap
             float32 on a CPU.
 
     Raises:
-        UserError: transformers is not installed.
-        MissingWeightsError: The weights are missing; the message names the paths and an alternative.
-        UserError: The model cannot describe images.
+        MissingWeightsError: The weights are missing.
+        UserError: transformers is not installed, or the model cannot describe images.
     """
     try:
         from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -202,12 +189,10 @@ def find_captioner(model: str) -> Path:
     Raises:
         MissingWeightsError: The weights are missing; the message names the paths and an alternative.
     """
-    try:
-        return repository_folder(model, WEIGHTS)
-    except MissingWeightsError as error:
-        download = f"Fill the cache on a machine with network access: `hf download {model}`. "
-        fix = (download if is_repository(model) else "") + WITHOUT_A_MODEL
-        raise MissingWeightsError(f"the captioner {model} has no weights: {error}. {fix}.") from error
+    fix = WITHOUT_A_MODEL
+    if is_repository(model):
+        fix = f"{how_to_download(model)}. {fix}"
+    return repository_folder(model, WEIGHTS, f"the captioner {model} has no weights", fix)
 
 
 def segment_spans(start: float, end: float, segments: int) -> list[tuple[float, float]]:
@@ -216,22 +201,16 @@ def segment_spans(start: float, end: float, segments: int) -> list[tuple[float, 
     return list(itertools.pairwise(edges))
 
 
-@dataclass
-class _Segments:
-    """Segments of one video: spans in seconds, frames (N_s, F, 3, S, S) uint8."""
+def _read_segments(video: VideoRecord, options: CaptionOptions) -> tuple[list[Description], Tensor]:
+    """Return the segments of a video without captions, and their frames (N_s, F, 3, S, S) uint8."""
 
-    video_id: str
-    spans: list[tuple[float, float]]
-    pixels: Tensor
-
-
-def _read_segments(video: VideoRecord, options: CaptionOptions) -> _Segments:
     def divide(duration: float) -> list[tuple[float, float]]:
         start, end = video.span or (0.0, duration)
         return segment_spans(start, min(end, duration), options.segments)
 
     spans, clips = read_parts(video.path, divide, frames=options.frames, image_size=options.image_size)
-    return _Segments(video.video_id, spans, torch.stack([clip.pixels for clip in clips]))
+    segments = [Description(video.video_id, number, *span, "") for number, span in enumerate(spans)]
+    return segments, torch.stack([clip.pixels for clip in clips])
 
 
 def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: CaptionOptions) -> CaptionReport:
@@ -250,18 +229,18 @@ def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: Captio
         UserError: The file was written with another model, prompt or number of segments, another process writes it, or
             the disk is full or read-only.
     """
-    provenance = Provenance(
-        captioner.name,
-        options.prompt,
-        captioner.weights_hash,
-        options.segments,
-        f"{options.frames} frames of {options.image_size} pixels, {options.max_new_tokens} tokens",
-    )
+    settings = {
+        "model": captioner.name,
+        "prompt": options.prompt,
+        "weights_hash": captioner.weights_hash,
+        "segments": options.segments,
+        "reading": f"{options.frames} frames of {options.image_size} pixels, {options.max_new_tokens} tokens",
+    }
     distinct = list({video.video_id: video for video in reversed(videos)}.values())[::-1]
     size = max(1, options.batch_size // options.segments)
     groups = [distinct[i : i + size] for i in range(0, len(distinct), size)]
     report = CaptionReport()
-    with CaptionJournal.open(options.out, provenance) as journal:
+    with CaptionJournal.open(options.out, settings) as journal:
         there = journal.descriptions.keys()
         report.kept = sum(video.video_id in there for video in distinct)
         # A group is described as a whole, except for videos that are already in the file.
@@ -270,30 +249,22 @@ def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: Captio
         with progress_bar(options.progress) as bar:
             task = bar.add_task("describing videos", total=len(distinct), completed=report.kept)
             for found in read_many(waiting, read, list, workers=options.num_workers):
-                journal.add(_describe_group(found, captioner, options, report))
+                report.skipped += [f"{each.item.path}: {each.reason}" for each in found if isinstance(each, Unread)]
+                readable = [each for each in found if not isinstance(each, Unread)]
+                described = _describe(readable, captioner, options)
+                report.described += len(readable)
+                report.empty += sum(not each.caption for each in described)
+                journal.add(described)
                 bar.advance(task, len(found))
         journal.finish([video.video_id for video in distinct])
     return report
 
 
-def _describe_group(
-    read: Sequence[_Segments | Unread[VideoRecord]],
-    captioner: Captioner,
-    options: CaptionOptions,
-    report: CaptionReport,
+def _describe(
+    videos: Sequence[tuple[list[Description], Tensor]], captioner: Captioner, options: CaptionOptions
 ) -> list[Description]:
-    """Describe the segments of the readable videos of one group."""
-    report.skipped += [f"{video.item.path}: {video.reason}" for video in read if isinstance(video, Unread)]
-    there = [video for video in read if not isinstance(video, Unread)]
-    if not there:
-        return []
-    pixels = torch.cat([video.pixels for video in there])
+    segments = [segment for described, _ in videos for segment in described]
     texts: list[str] = []
-    for part in pixels.split(options.batch_size):
+    for part in torch.cat([pixels for _, pixels in videos]).split(options.batch_size) if videos else ():
         texts += captioner.describe(part, options.prompt, options.max_new_tokens)
-    report.described += len(there)
-    report.empty += sum(not text for text in texts)
-    spans = [(video.video_id, number, span) for video in there for number, span in enumerate(video.spans)]
-    return [
-        Description(video_id, number, *span, text) for (video_id, number, span), text in zip(spans, texts, strict=True)
-    ]
+    return [replace(segment, caption=text) for segment, text in zip(segments, texts, strict=True)]

@@ -11,9 +11,10 @@ from typing import Any
 import open_clip
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from tvr_lightning.encoders.base import EncoderPrecision
-from tvr_lightning.encoders.hub import MissingWeightsError, repository_folder
+from tvr_lightning.encoders.hub import how_to_download, repository_folder
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder, no_float16
 from tvr_lightning.encoders.pretrained import (
     WeightSource,
@@ -86,6 +87,7 @@ class ClipEncoder(OpenClipEncoder):
         super().__init__(model, architecture, source.pixels, words, encoder_precision=encoder_precision, **switches)
 
     @classmethod
+    @override
     def required_files(
         cls,
         *,
@@ -95,13 +97,13 @@ class ClipEncoder(OpenClipEncoder):
         tokenizer: str | None = None,
         **options: Any,
     ) -> list[Path]:
-        """Return the weights file and the folders of tokenizer and text tower."""
         path = find_weights(architecture, weights, preprocessing).path
         text = _text_tower(architecture, tokenizer)
         folders = [Path(text[name]) for name in ("hf_model_name", "hf_tokenizer_name") if text.get(name)]
         return folders if path is None else [path, *folders]
 
     @classmethod
+    @override
     def check_trainer(
         cls,
         precision: str,
@@ -111,7 +113,6 @@ class ClipEncoder(OpenClipEncoder):
         encoder_precision: EncoderPrecision = "float32",
         **options: Any,
     ) -> None:
-        """Refuse an unsupported precision or strategy, and float16 for towers other than CLIP's own."""
         super().check_trainer(precision, strategy, encoder_precision=encoder_precision)
         if encoder_precision == "float16":
             configuration = model_configuration(architecture)
@@ -159,8 +160,9 @@ class SizedClipEncoder(OpenClipEncoder):
         model = build_model(configuration, encoder_precision)
         super().__init__(model, "CLIP of these sizes", None, None, encoder_precision=encoder_precision, **switches)
 
+    @override
     def temporal_initialization(self, layers: int) -> None:
-        """Return None, since the checkpoint also provides the weights of the temporal transformer."""
+        return None  # the checkpoint also provides the weights of the temporal transformer
 
 
 def build_model(configuration: dict[str, Any], encoder_precision: EncoderPrecision) -> nn.Module:
@@ -190,13 +192,10 @@ def _text_tower(architecture: str, tokenizer: str | None = None, language: str |
     """Return open_clip's `text_cfg` with the local folders of the transformers model and tokenizer that it names."""
     text = dict(model_configuration(architecture)["text_cfg"])
     if text.get("hf_model_name"):
-        try:
-            text["hf_model_name"] = str(repository_folder(text["hf_model_name"], ["config.json"], ["config.json"]))
-        except MissingWeightsError as error:
-            raise MissingWeightsError(
-                f"the configuration of {architecture}'s text tower {text['hf_model_name']} is missing: {error}. Fill "
-                f"the cache on a machine with network access: `hf download {text['hf_model_name']} config.json`"
-            ) from error
+        name = text["hf_model_name"]
+        missing = f"the configuration of {architecture}'s text tower {name} is missing"
+        fix = how_to_download(f"{name} config.json")
+        text["hf_model_name"] = str(repository_folder(name, ["config.json"], missing, fix, files=["config.json"]))
     if text.get("hf_tokenizer_name"):
         source = tokenizer or local_folder(architecture) or text["hf_tokenizer_name"]
         text["hf_tokenizer_name"] = str(tokenizer_folder(str(source), architecture, text["hf_tokenizer_name"]))

@@ -32,12 +32,14 @@ class MissingWeightsError(MissingAssetError):
         self.looked_for = looked_for or message
 
 
-def repository_folder(name: str, any_of: Sequence[str], files: Sequence[str] = ()) -> Path:
+def repository_folder(name: str, any_of: Sequence[str], missing: str, fix: str, files: Sequence[str] = ()) -> Path:
     """Return the folder with the files of a repository: a local folder, the Hub's cache, or a download.
 
     Args:
         name: Local folder, or repository such as `google/mt5-base`.
         any_of: Files of which at least one must exist.
+        missing: First words of the error, such as "the tokenizer is missing".
+        fix: Last sentence of the error.
         files: Files to download if they are missing; without any, nothing is downloaded.
 
     Raises:
@@ -47,7 +49,7 @@ def repository_folder(name: str, any_of: Sequence[str], files: Sequence[str] = (
     if folder.is_dir():
         if any((folder / file).is_file() for file in any_of):
             return folder
-        raise MissingWeightsError(f"{folder.absolute()} contains none of {', '.join(any_of)}")
+        raise MissingWeightsError(f"{missing}: {folder.absolute()} contains none of {', '.join(any_of)}. {fix}")
     looked = [str(folder.absolute())]
     if is_repository(name):
         looked.append(huggingface_hub.constants.HF_HUB_CACHE)
@@ -63,7 +65,12 @@ def repository_folder(name: str, any_of: Sequence[str], files: Sequence[str] = (
                 return Path(fetch())
             except (OSError, HfHubHTTPError) as error:
                 looked.append(f"{address} ({error})")
-    raise MissingWeightsError(f"looked in {', '.join(looked)}")
+    raise MissingWeightsError(f"{missing}: looked in {', '.join(looked)}. {fix}")
+
+
+def how_to_download(repository: str) -> str:
+    """Return the advice for files of a repository that a machine without network access cannot download."""
+    return f"Fill the cache on a machine with network access: `hf download {repository}`"
 
 
 def is_repository(name: str) -> bool:

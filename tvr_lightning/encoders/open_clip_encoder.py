@@ -71,8 +71,7 @@ class OpenClipEncoder(Encoder):
         patch_shift: Move patches between neighboring frames in the attention of vision blocks 10 and 11 (UCoFiA).
 
     Raises:
-        UserError: The model is not an instance of the three classes.
-        UserError: A switch does not fit the architecture.
+        UserError: The model is not an instance of the three classes, or a switch does not fit the architecture.
     """
 
     clip: Any  # open_clip does not type the attributes of its models
@@ -106,7 +105,11 @@ class OpenClipEncoder(Encoder):
         self.clip = model
         self.tokenizer = tokenizer or ClipTokenizer(int(model.context_length))
         self.context_length = self.tokenizer.context_length
-        self.image_size = _side(model.visual, name)
+        size = model.visual.image_size
+        sides = {size} if isinstance(size, int) else set(size)
+        if len(sides) != 1:
+            raise UserError(f"architecture {name} needs frames of {size} pixels; only square frames are supported")
+        self.image_size = int(sides.pop())
         self.dimension = _dimension(self._text)
         pixels = pixels or PixelPreparation()
         self.resize_mode, self.interpolation = pixels.resize_mode, pixels.interpolation
@@ -169,7 +172,7 @@ class OpenClipEncoder(Encoder):
         """
         mask = word_mask(ids) if mask is None else mask.bool()
         sentence, words = encode_text(self._text, ids, mask, self.text_mask, self.tokenizer.pad_id)
-        return TextFeatures(_single(sentence), _single(words), mask)
+        return TextFeatures(sentence, words, mask).float()  # as the authors' `.float()` on encoder outputs
 
     @override
     def encode_media(self, media: Media, patches: bool = False) -> VideoFeatures:
@@ -203,7 +206,7 @@ class OpenClipEncoder(Encoder):
         if self.patch_shift is not None:
             self.patch_shift.frames = pixels.shape[1]
         frames, cells = encode_images(self.clip.visual, pixels, patches)
-        return VideoFeatures(_single(frames), frame_mask.bool(), None if cells is None else _single(cells))
+        return VideoFeatures(frames, frame_mask.bool(), cells).float()
 
     @override
     def temporal_initialization(self, layers: int) -> TemporalInitialization | None:
@@ -217,7 +220,7 @@ class OpenClipEncoder(Encoder):
             raise UserError(f"{layers} temporal layers were requested, but the text transformer has only {len(blocks)}")
         states = [{key: value.detach().float().clone() for key, value in b.state_dict().items()} for b in blocks]
         embedding = self._text.positional_embedding.detach().float().clone()
-        return TemporalInitialization(states[:layers], embedding, _heads(blocks[0]))
+        return TemporalInitialization(states[:layers], embedding, int(blocks[0].attn.num_heads))
 
     @override
     def initial_logit_scale(self) -> float:
@@ -234,9 +237,9 @@ class OpenClipEncoder(Encoder):
         for name, parameter in self.clip.named_parameters():
             parameter.requires_grad_(not any(part.match(name) for part in FROZEN[rule]))
 
+    @override
     def train(self: E, mode: bool = True) -> E:
-        """Set the training mode; batch norms and dropout of a frozen encoder stay in eval mode."""
-        super().train(mode)
+        super().train(mode)  # batch norms and dropout of a frozen encoder stay in eval mode
         if not any(parameter.requires_grad for parameter in self.clip.parameters()):
             self.clip.eval()
         return self
@@ -292,23 +295,6 @@ def no_float16(name: str) -> str:
         f"encoder_precision float16 is defined only for CLIP's own transformers, not for {name}. "
         "Add --config recipes/variants/float32.yaml to train in float32"
     )
-
-
-def _single(x: Tensor) -> Tensor:
-    """Convert half precision to float32, as the authors' `.float()` on encoder outputs; float64 stays."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-def _heads(block: Any) -> int:
-    return int(block.attn.num_heads)
-
-
-def _side(visual: Any, name: str) -> int:
-    size = visual.image_size
-    sides = {size} if isinstance(size, int) else set(size)
-    if len(sides) != 1:
-        raise UserError(f"architecture {name} needs frames of {size} pixels; only square frames are supported")
-    return int(sides.pop())
 
 
 def _dimension(text: Any) -> int:

@@ -125,8 +125,7 @@ def find_weights(architecture: str, weights: str | None, preprocessing: str | No
         UserError: The name is not a file or tag, or the tag has an unsupported preprocessing or another activation
             than the name.
     """
-    configuration, folder = model_configuration(architecture), local_folder(architecture)
-    quick_gelu = bool(configuration.get("quick_gelu", False))
+    quick_gelu, folder = bool(model_configuration(architecture).get("quick_gelu", False)), local_folder(architecture)
     path = None if weights in (None, "none") else Path(str(weights)).expanduser()
     if folder is not None:
         settings = _saved_configuration(folder).get("preprocess_cfg") or {}
@@ -141,19 +140,43 @@ def find_weights(architecture: str, weights: str | None, preprocessing: str | No
     if preprocessing is not None and preprocessing not in tags:
         raise UserError(f"encoder.preprocessing is {preprocessing!r}; the tags of {architecture}: {', '.join(tags)}")
     if path is None or path.is_file():
-        return WeightSource(path, None, _file_preparation(architecture, path, tags, preprocessing))
-    tag = tags.get(str(weights).lower().replace("-", "_"))
+        named = [preprocessing] if preprocessing else list(tags)
+        preparations = {PixelPreparation.of(tags[tag], f"open_clip's tag {tag}") for tag in named}
+        if len(preparations) == 1:
+            return WeightSource(path, None, preparations.pop())
+        if preparations and path is not None:
+            logger.warning(
+                "%s does not record the preprocessing of its training frames, and the tags of %s differ in it. Using "
+                "CLIP's preprocessing. Set encoder.preprocessing to the tag that it was published under: %s",
+                path,
+                architecture,
+                ", ".join(tags),
+            )
+        return WeightSource(path, None, PixelPreparation())
+    name = str(weights)
+    tag = tags.get(name.lower().replace("-", "_"))
+    if tag is None and (os.sep in name or path.suffix in (".pt", ".pth", ".bin", ".safetensors")):
+        raise MissingWeightsError(
+            f"encoder.weights names the file {name}, looked for at {path.absolute()}: no such file. Expected an "
+            f"OpenAI archive or state dict (.pt), or an open_clip checkpoint (.pt, .bin, .safetensors) of "
+            f"{architecture}. {WITHOUT_WEIGHTS}",
+            looked_for=f"no weights file {name}: looked for {path.absolute()}",
+        )
     if tag is None:
-        raise _unknown(architecture, str(weights), path, sorted(tags))
+        raise UserError(
+            f"encoder.weights is {name!r}: no file of that name and no open_clip tag of {architecture}; its tags: "
+            + (", ".join(sorted(tags)) or "none")
+        )
     trained_with_quick_gelu = bool(tag.get("quick_gelu", False))
     if architecture.endswith("-quickgelu") and not trained_with_quick_gelu:
         raise UserError(
-            f"QuickGELU mismatch: the architecture {architecture} uses QuickGELU, but open_clip's weights {weights!r} "
+            f"QuickGELU mismatch: the architecture {architecture} uses QuickGELU, but open_clip's weights {name!r} "
             f"were trained with GELU. Use the architecture {base}"
         )
-    shown = preprocessing or weights
-    pixels = PixelPreparation.of(tags[preprocessing] if preprocessing else tag, f"open_clip's tag {shown}")
-    found = None if do_weights_follow() else _obtain(architecture, str(weights), tag)
+    pixels = PixelPreparation.of(
+        tags[preprocessing] if preprocessing else tag, f"open_clip's tag {preprocessing or name}"
+    )
+    found = None if do_weights_follow() else _obtain(architecture, name, tag)
     # An architecture with QuickGELU but without it in its name (roberta-ViT-B-32) has no other weights.
     return WeightSource(found, trained_with_quick_gelu or quick_gelu, pixels)
 
@@ -175,41 +198,10 @@ def _folder_weights(folder: Path, path: Path) -> Path | None:
     raise MissingWeightsError(f"{folder.absolute()} contains neither {HF_SAFE_WEIGHTS_NAME} nor {HF_WEIGHTS_NAME}")
 
 
-def _file_preparation(
-    architecture: str, path: Path | None, tags: dict[str, dict[str, Any]], preprocessing: str | None
-) -> PixelPreparation:
-    """Return the preprocessing for weights that do not record it: that of the tags, or CLIP's if they differ."""
-    named = [preprocessing] if preprocessing else list(tags)
-    found = {PixelPreparation.of(tags[tag], f"open_clip's tag {tag}") for tag in named}
-    if len(found) > 1 and path is not None:
-        logger.warning(
-            "%s does not record the preprocessing of its training frames, and the tags of %s differ in it. Using "
-            "CLIP's preprocessing. Set encoder.preprocessing to the tag that it was published under: %s",
-            path,
-            architecture,
-            ", ".join(tags),
-        )
-    return found.pop() if len(found) == 1 else PixelPreparation()
-
-
-def _unknown(architecture: str, weights: str, path: Path, tags: list[str]) -> UserError:
-    if "/" in weights or os.sep in weights or path.suffix in (".pt", ".pth", ".bin", ".safetensors"):
-        return MissingWeightsError(
-            f"encoder.weights names the file {weights}, looked for at {path.absolute()}: no such file. Expected an "
-            "OpenAI archive or state dict (.pt), or an open_clip checkpoint (.pt, .bin, .safetensors) of "
-            f"{architecture}. {WITHOUT_WEIGHTS}",
-            looked_for=f"no weights file {weights}: looked for {path.absolute()}",
-        )
-    return UserError(
-        f"encoder.weights is {weights!r}: no file of that name and no open_clip tag of {architecture}; its tags: "
-        + (", ".join(tags) or "none")
-    )
-
-
 def _obtain(architecture: str, weights: str, tag: dict[str, Any]) -> Path:
     """Return the file of a tag from a cache or a download, which is tried only if the server responds."""
     looked: list[str] = []
-    cause: Exception | None = None
+    sources = []
     repository, filename = os.path.split(tag.get("hf_hub", ""))
     if repository:
         safe = str(Path(filename).with_suffix(".safetensors")) if filename else HF_SAFE_WEIGHTS_NAME
@@ -218,26 +210,24 @@ def _obtain(architecture: str, weights: str, tag: dict[str, Any]) -> Path:
             if isinstance(cached, str):
                 return Path(cached)
             looked.append(f"{huggingface_hub.constants.HF_HUB_CACHE} ({repository}, {name})")
+        if not huggingface_hub.constants.HF_HUB_OFFLINE:
+            sources.append((True, f"{huggingface_hub.constants.ENDPOINT}/{repository}"))
     if tag.get("url"):
         cached_file = Path("~/.cache/clip").expanduser() / Path(urlsplit(tag["url"]).path).name
         if cached_file.is_file():
             return Path(download_pretrained(tag, prefer_hf_hub=False))  # verifies the checksum in the URL
         looked.append(str(cached_file))
-    online = repository and not huggingface_hub.constants.HF_HUB_OFFLINE
-    hub = f"{huggingface_hub.constants.ENDPOINT}/{repository}" if online else None
-    for prefer_hub, address in ((True, hub), (False, tag.get("url"))):
-        if not address:
-            continue
+        sources.append((False, tag["url"]))
+    for prefer_hub, address in sources:
         try:
             probe(address)
             return Path(download_pretrained(tag, prefer_hf_hub=prefer_hub))
         except (OSError, RuntimeError) as error:
             looked.append(f"{address} ({error})")
-            cause = error
     looked_for = f"no weights {weights!r} for {architecture}. Looked in: {'; '.join(looked)}"
     raise MissingWeightsError(
         f"{looked_for}. Expected: any file of that checkpoint as encoder.weights=/path/to/{architecture}.pt (OpenAI "
         "archive or state dict, open_clip .pt or .safetensors), or the Hugging Face cache filled on a machine with "
         f"network access. {WITHOUT_WEIGHTS}",
         looked_for=looked_for,
-    ) from cause
+    )

@@ -22,11 +22,12 @@ def encode_text(text: Any, ids: Tensor, mask: Tensor, text_mask: bool, pad_id: i
     Returns:
         Sentences (N, D) and words (N, W, D).
     """
-    if isinstance(text, HFTextEncoder):
-        return _encode_with_transformers(text, ids, mask)
+    if isinstance(text, HFTextEncoder):  # as its forward, with the projection of pooled vectors at each position
+        found = text.transformer(input_ids=ids, attention_mask=mask.long())
+        return text.proj(text.pooler(found, mask.long())), text.proj(found.last_hidden_state)
     positions = ids.shape[1]
     summary = getattr(text, "cls_emb", None) is not None
-    kind = pool_type(text)
+    kind = getattr(text, "text_pool_type", None) or text.pool_type
     if text.attn_mask is None or summary or kind == "last":
         # The tower attends to padding, or ends with a fixed position, so that all positions affect the result.
         ids = nn.functional.pad(ids, (0, text.context_length - positions), value=pad_id)
@@ -55,11 +56,6 @@ def _project(text: Any, x: Tensor) -> Tensor:
     return projected
 
 
-def pool_type(text: Any) -> str:
-    """Return the position of open_clip's text transformer that represents the sentence."""
-    return str(getattr(text, "text_pool_type", None) or text.pool_type)
-
-
 def _embed(text: Any, ids: Tensor, summary: bool) -> tuple[Tensor, Tensor | None]:
     """Return embedded tokens (N, L, width), followed by CoCa's summary, and the tower's own attention mask."""
     if summary:
@@ -81,9 +77,3 @@ def _hide_padding(text: Any, attention: Tensor | None, mask: Tensor, x: Tensor) 
     keys = torch.zeros(count, length, dtype=x.dtype, device=x.device).masked_fill(hidden, float("-inf"))
     keys = keys[:, None, :].expand(-1, length, -1).repeat_interleave(heads, dim=0)
     return keys if attention is None else keys + attention
-
-
-def _encode_with_transformers(text: HFTextEncoder, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Encode as `HFTextEncoder.forward`, with the projection of pooled vectors applied to each position."""
-    found = text.transformer(input_ids=ids, attention_mask=mask.long())
-    return text.proj(text.pooler(found, mask.long())), text.proj(found.last_hidden_state)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from tvr_lightning.encoders.base import EncoderPrecision
 from tvr_lightning.encoders.clip import build_model
@@ -65,11 +66,16 @@ class TinyClipEncoder(OpenClipEncoder):
         precision = encoder_precision
         super().__init__(model, "tiny", None, None, encoder_precision=precision, patch_shift=False, **switches)
         for path in self.required_files(trained_in=trained_in):
-            self._start_from(path)
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
+            own = {name.removeprefix(PREFIX): value for name, value in state.items() if name.startswith(PREFIX)}
+            try:
+                self.load_state_dict(own)
+            except RuntimeError as error:
+                raise UserError(f"TinyClipEncoder.trained_in: the encoder in {path} does not fit: {error}") from error
 
     @classmethod
+    @override
     def required_files(cls, *, trained_in: str | None = None, **options: Any) -> list[Path]:
-        """Return the checkpoint with the initial weights."""
         if trained_in is None or do_weights_follow():
             return []
         path = Path(trained_in)
@@ -78,11 +84,3 @@ class TinyClipEncoder(OpenClipEncoder):
                 f"TinyClipEncoder.trained_in: there is no checkpoint {path.absolute()}. Use that of a run, or null."
             )
         return [path]
-
-    def _start_from(self, path: Path) -> None:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
-        own = {name.removeprefix(PREFIX): value for name, value in state.items() if name.startswith(PREFIX)}
-        try:
-            self.load_state_dict(own)
-        except RuntimeError as error:
-            raise UserError(f"TinyClipEncoder.trained_in: the encoder in {path} does not fit: {error}") from error

@@ -10,6 +10,7 @@ import regex as re
 import torch
 from open_clip.tokenizer import SimpleTokenizer
 from torch import Tensor
+from typing_extensions import override
 
 from tvr_lightning.data.batch import Tokens
 from tvr_lightning.errors import UserError
@@ -52,17 +53,11 @@ class Tokenizer(ABC):
         """Return a short description of vocabulary and cleaning, for fingerprints of stored features."""
 
     def encode(self, captions: list[str], words: int) -> Tokens:
-        """Tokenize N captions.
-
-        If a caption needs more than `words` positions, its last tokens before the end are dropped.
-
-        Args:
-            captions: N strings.
-            words: Number of positions W, including start and end.
+        """Tokenize N captions to `words` positions W, dropping the last tokens before the end of longer captions.
 
         Raises:
-            UserError: `words` is below 3 (too short for a token) or above the context length.
-            UserError: A caption is not a string.
+            UserError: `words` is below 3 (too short for a token) or above the context length, or a caption is not a
+                string.
         """
         if not 3 <= words <= self.context_length:
             raise UserError(
@@ -139,17 +134,17 @@ class ClipTokenizer(Tokenizer):
         self._bpe = _byte_pairs(clean)
         self.vocabulary_size = self._bpe.vocab_size
 
+    @override
     def tokens(self, caption: str, words: int | None = None) -> list[int]:
-        """Return `[SOT] tokens [EOT]`, truncated to `words` ids."""
         inner = self._bpe.encode(caption)
         return [self._bpe.sot_token_id, *(inner if words is None else inner[: words - 2]), self._bpe.eot_token_id]
 
+    @override
     def piece(self, token: int) -> str:
-        """Return the text of a token."""
         return str(self._bpe.decode([token]).strip())
 
+    @override
     def describe(self) -> str:
-        """Return `CLIP byte pairs`, followed by the cleaning if it is not CLIP's."""
         return "CLIP byte pairs" if self.clean == "lower" else f"CLIP byte pairs, {self.clean}"
 
 

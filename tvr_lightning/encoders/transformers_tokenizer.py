@@ -10,7 +10,7 @@ from typing import Any
 from open_clip.tokenizer import HFTokenizer
 from typing_extensions import override
 
-from tvr_lightning.encoders.hub import MissingWeightsError, repository_folder
+from tvr_lightning.encoders.hub import how_to_download, repository_folder
 from tvr_lightning.encoders.tokenizer import ClipTokenizer, Tokenizer
 from tvr_lightning.errors import UserError
 
@@ -41,13 +41,13 @@ def build_tokenizer(text: dict[str, Any], architecture: str) -> Tokenizer:
 
 def tokenizer_folder(source: str, architecture: str, repository: str) -> Path:
     """Return the folder of a tokenizer, named or in the Hub's cache; the other arguments are for the error."""
-    try:
-        return repository_folder(source, VOCABULARIES, FILES)
-    except MissingWeightsError as error:
-        raise MissingWeightsError(
-            f"the tokenizer {source} of {architecture} is missing: {error}. Fill the cache on a machine with network "
-            f"access: `hf download {repository}`, or name a folder: encoder.tokenizer=/path/to/folder"
-        ) from error
+    return repository_folder(
+        source,
+        VOCABULARIES,
+        f"the tokenizer {source} of {architecture} is missing",
+        f"{how_to_download(repository)}, or name a folder: encoder.tokenizer=/path/to/folder",
+        files=FILES,
+    )
 
 
 class TransformersTokenizer(Tokenizer):

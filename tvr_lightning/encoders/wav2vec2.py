@@ -15,7 +15,7 @@ from typing_extensions import override
 from tvr_lightning.data.audio_alignment import SHORTEST_WAVEFORM
 from tvr_lightning.data.batch import AudioInput
 from tvr_lightning.encoders.audio import AudioEncoder, pool_steps
-from tvr_lightning.encoders.hub import WEIGHTS, MissingWeightsError, repository_folder
+from tvr_lightning.encoders.hub import WEIGHTS, how_to_download, repository_folder
 from tvr_lightning.errors import UserError
 
 Wav2Vec2Size = Literal["base", "large"]
@@ -58,18 +58,14 @@ class _Wav2Vec2Encoder(AudioEncoder):
         for clip in audio.mask.any(dim=1).nonzero().flatten().tolist():
             samples, steps = int(audio.samples[clip]), int(audio.steps[clip])
             waveform = audio.values[clip : clip + 1, : max(samples, SHORTEST_WAVEFORM)]
-            vectors = self.model(self._normalized(waveform).to(weight.dtype)).last_hidden_state
+            if self.normalize:  # as transformers' `Wav2Vec2FeatureExtractor` does
+                centered = waveform - waveform.mean()
+                waveform = centered / torch.sqrt(centered.square().mean() + 1e-7)
+            vectors = self.model(waveform.to(weight.dtype)).last_hidden_state
             if vectors.shape[1] != steps:  # "clip30" (GAID, datasets/audio_feature_extraction_wav2vec2.py)
                 vectors = F.interpolate(vectors.mT, size=steps, mode="linear", align_corners=True).mT
             features[clip] = pool_steps(vectors, audio.windows[clip : clip + 1])[0]
         return features
-
-    def _normalized(self, waveform: Tensor) -> Tensor:
-        """Normalize to zero mean and unit variance, as transformers' `Wav2Vec2FeatureExtractor` does."""
-        if not self.normalize:
-            return waveform
-        centred = waveform - waveform.mean()
-        return centred / torch.sqrt(centred.square().mean() + 1e-7)
 
     @override
     def configuration(self) -> dict[str, object]:
@@ -102,8 +98,8 @@ class Wav2Vec2Encoder(_Wav2Vec2Encoder):
         logger.warning("wav2vec2 %s starts from RANDOM weights (weights: none) and is untrained", size)
 
     @classmethod
+    @override
     def required_files(cls, *, size: str = "base", weights: str | None = "facebook", **options: Any) -> list[Path]:
-        """Return the config.json in the folder of the weights."""
         return [] if weights in (None, "none") else [find_wav2vec2_weights(size, str(weights)) / "config.json"]
 
 
@@ -136,26 +132,21 @@ def _transformers() -> Any:
 
 
 def _build(width: int, heads: int, layers: int, **settings: Any) -> Any:
-    """Return a randomly initialized model."""
     library, shape = _transformers(), {"num_attention_heads": heads, "num_hidden_layers": layers}
     return library.Wav2Vec2Model(library.Wav2Vec2Config(hidden_size=width, **shape, **settings, **SILENT))
 
 
 def find_wav2vec2_weights(size: str, weights: str) -> Path:
-    """Return the folder of a wav2vec2 model; `facebook` is the one in the Hugging Face cache.
-
-    Raises:
-        MissingWeightsError: The folder does not exist; the message names the searched paths and a fix.
-    """
-    try:
-        return repository_folder(f"facebook/wav2vec2-{size}" if weights == "facebook" else weights, WEIGHTS)
-    except MissingWeightsError as error:
-        width, _, layers = SIZES[size]
-        raise MissingWeightsError(
-            f"wav2vec2 {size} (width {width}, {layers} layers) has no weights: {error}. Fill the cache on a machine "
-            f"with network access: `hf download facebook/wav2vec2-{size}`, or name a folder saved by transformers: "
-            "audio_encoder.weights=/path/to/folder. null means random weights."
-        ) from error
+    """Return the folder of a wav2vec2 model; `facebook` is the one in the Hugging Face cache."""
+    width, _, layers = SIZES[size]
+    repository = f"facebook/wav2vec2-{size}"
+    return repository_folder(
+        repository if weights == "facebook" else weights,
+        WEIGHTS,
+        f"wav2vec2 {size} (width {width}, {layers} layers) has no weights",
+        f"{how_to_download(repository)}, or name a folder saved by transformers: "
+        "audio_encoder.weights=/path/to/folder. null means random weights.",
+    )
 
 
 def _load(folder: Path, size: str) -> Any:

@@ -91,8 +91,8 @@ class WhisperEncoder(_WhisperEncoder):
         logger.info("Whisper %s: weights from %s", self.size, path)
 
     @classmethod
+    @override
     def required_files(cls, *, size: str = "base", weights: str | None = "openai", **options: Any) -> list[Path]:
-        """Return the weights file."""
         random = weights in (None, "none") or do_weights_follow()
         return [] if random else [find_whisper_weights(size, str(weights))]
 
@@ -121,11 +121,7 @@ class TinyWhisperEncoder(_WhisperEncoder):
 
 
 def find_whisper_weights(size: str, weights: str) -> Path:
-    """Return the file of an openai-whisper checkpoint; `openai` is the one in openai-whisper's own cache.
-
-    Raises:
-        MissingWeightsError: The file does not exist; the message names the searched paths and a fix.
-    """
+    """Return the file of an openai-whisper checkpoint; `openai` is the one in openai-whisper's own cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "whisper" / f"{size}.pt"
     path = cache if weights == "openai" else Path(weights).expanduser()
     if path.is_file():
