@@ -25,8 +25,7 @@ from tvr_lightning.search.segments import SegmentClips
 
 FILE = "catalog.sqlite"
 VERSION = 6
-PATIENCE = 60.0
-"""Seconds to wait for another process that has locked the file."""
+PATIENCE = 60.0  # seconds to wait for another process that has locked the file
 # Paths are bytes, since file names need not be UTF-8.
 _TABLES = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);

@@ -22,12 +22,9 @@ from tvr_lightning.search.errors import RefusedError
 from tvr_lightning.search.results import SegmentKind
 from tvr_lightning.search.scorer import Clip, Scorer
 
-LENGTH = 20.0
-"""Default duration of a segment in seconds."""
-RATE = 2.0
-"""Frames per second of a video that is cut."""
-SHORTEST_SHOT = 2.0
-"""Minimum duration of a shot in seconds."""
+LENGTH = 20.0  # default duration of a segment in seconds
+RATE = 2.0  # frames per second of a video that is cut
+SHORTEST_SHOT = 2.0  # seconds
 CHANGE = 27.0
 """Mean difference of hue, saturation, and brightness (0 to 255) at a shot boundary; the default of PySceneDetect's
 content detector (https://www.scenedetect.com/docs/latest/api/detectors.html)."""
