@@ -75,7 +75,7 @@ def test_unneeded_pictures_are_not_decoded(tmp_path: Path) -> None:
         (run,), _ = video.plan([wanted])
         assert video.keyframe[run[0]], "the stretch that leads to the frame begins at a keyframe"
         assert len(run) <= 10, "it ends at the frame"
-        stamps = [frame.pts for frame in video._decode_packets([wanted])]
+        stamps = [frame.pts for frame in video.decode_packets([wanted])]
     assert wanted in stamps
     assert len(stamps) <= len(run) - 2, "pictures that no other refers to are passed over"
 

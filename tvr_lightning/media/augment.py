@@ -38,14 +38,11 @@ _LOG_RATIO = (float(np.log(3 / 4)), float(np.log(4 / 3)))
 class CropFlip:
     """A crop of random position, area, and ratio, resized to (S, S) and possibly mirrored, the same for every frame.
 
-    It follows torchvision's `RandomResizedCrop(S, scale=(0.5, 1))` and `RandomHorizontalFlip`. The random numbers are
-    stored as fractions, so that they apply to frames of any size.
+    It follows torchvision's `RandomResizedCrop(S, scale=(0.5, 1))` and `RandomHorizontalFlip`, but stores the random
+    numbers as fractions, so that they apply to frames of any size.
 
     Attributes:
-        image_size: Image size S in pixels.
         draws: Random numbers (10, 4), uniform in [0, 1): area, ratio, top, and left of each attempt to place the crop.
-        flip: True if the frame is mirrored.
-        antialias: True if the resizing averages the pixels that fall together.
     """
 
     image_size: int
@@ -78,11 +75,7 @@ class CropFlip:
 def draw_augmentation(
     augmentation: Augmentation, preparation: Preparation, generator: np.random.Generator | None = None
 ) -> FrameTransform:
-    """Sample the transform from an RGB frame to (S, S, 3), the same for all frames of a clip.
-
-    Raises:
-        UserError: The augmentation is unknown, or it is random and there is no generator.
-    """
+    """Sample the transform from an RGB frame to (S, S, 3), the same for all frames of a clip."""
     if augmentation not in get_args(Augmentation):
         raise UserError(f"augmentation {augmentation!r} is unknown; choose one of {', '.join(get_args(Augmentation))}")
     if augmentation == "none":

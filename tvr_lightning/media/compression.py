@@ -109,13 +109,10 @@ class Copy:
 
 
 def compress(path: Path, how: Compression) -> Copy:
-    """Make a small copy of a video file.
+    """Make a small copy of a video file. Raise VideoError if the video cannot be read to its end.
 
-    The audio is copied packet by packet if mp4 supports its codec. Otherwise it is encoded as AAC, 16 kHz mono, the
-    format that readers use anyway. A damaged audio track is copied as far as possible.
-
-    Raises:
-        VideoError: The video cannot be read to its end, or the audio cannot be written.
+    The audio is copied packet by packet if mp4 supports its codec, as far as it is intact. Otherwise it is encoded as
+    AAC, 16 kHz mono, the format that readers use anyway.
     """
     try:
         with suppress(av.FFmpegError):  # such as packets whose timestamps mp4 cannot represent
@@ -248,11 +245,7 @@ def _video_stream(out: OutputContainer, how: Compression, size: tuple[int, int],
 
 
 def verify_copy(path: Path, copy: Copy) -> None:
-    """Read a written copy from start to end.
-
-    Raises:
-        VideoError: The content differs from what was written.
-    """
+    """Read a written copy from start to end, and raise VideoError if its content differs from what was written."""
     found = probe(path)
     if found.broken:
         raise VideoError(path, found.broken)

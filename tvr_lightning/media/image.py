@@ -20,13 +20,10 @@ class ImageError(MediaError):
 
 
 def read_image(path: str | Path) -> Image.Image:
-    """Read an image file, or the first image of an animation, in a format given by its content.
+    """Read an image file, or the first image of an animation, in a format of `IMAGE_FORMATS` given by its content.
 
     Returns:
         The image in mode RGB, rotated according to its EXIF entry, with transparent parts in white.
-
-    Raises:
-        ImageError: The format is not in `IMAGE_FORMATS`, or the file is damaged or too large.
     """
     path = Path(path)
     limit = f"the maximum is {MAX_IMAGE_PIXELS:,}, 8192 x 8192"

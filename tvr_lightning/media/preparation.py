@@ -46,9 +46,6 @@ class Preparation:
         interpolation: filter of the resizing.
         resize_mode: rule for frames that are not square.
         antialias: whether the resizing averages the pixels that fall together.
-
-    Raises:
-        UserError: The filter or mode is unknown, or the size is below 1.
     """
 
     image_size: Count

@@ -22,12 +22,7 @@ _GROUP = 8  # number of items that `read_all` passes to a worker at a time
 
 @dataclass(frozen=True)
 class Unread(Generic[T]):
-    """An item whose file cannot be read.
-
-    Attributes:
-        item: The item.
-        reason: Reason, without the file name.
-    """
+    """An item whose file cannot be read, and the reason, without the file name."""
 
     item: T
     reason: str
@@ -50,16 +45,8 @@ def read_many(
 ) -> Iterator[B]:
     """Yield `join` of the results of each group, in order, while worker processes read the next groups.
 
-    Args:
-        groups: Items that are joined.
-        read: Picklable function that reads one item. It raises MediaError if a file cannot be read.
-        join: Picklable function that combines the results of a group. It runs in the worker, since processes send
-            tensors one by one.
-        workers: Number of processes that read ahead. With 0, the caller reads.
-
-    Raises:
-        UserError: `read` raised it, or a worker process was killed.
-        RuntimeError: `read` raised another error. The message names the item.
+    `read` raises MediaError if a file cannot be read. Any other error ends the iteration; its message names the item.
+    `join` also runs in the worker, since processes send tensors one by one. With 0 workers, the caller reads.
     """
     loader: DataLoader[Any] = DataLoader(
         groups,  # type: ignore[arg-type]  # of which it needs the length and the items

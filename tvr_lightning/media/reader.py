@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import av
 import numpy as np
@@ -207,12 +207,10 @@ class VideoReader:
 
     def first_frame(self) -> VideoFrame:
         """Decode only the first frame, or decode from the start if its packet cannot be identified."""
-        stamps = self.timeline.stamps
-        if stamps is not None:
-            with suppress(av.FFmpegError), closing(self._decode_packets(stamps[:1].tolist())) as frames:
-                for frame in frames:
-                    if frame.pts == stamps[0]:
-                        return frame
+        if self.timeline.stamps is not None:
+            with suppress(_PlanError), closing(self._planned([0])) as planned:
+                for _, frame in planned:
+                    return frame
         with closing(self._decode_all()) as frames:
             for frame in frames:
                 return frame
@@ -235,11 +233,12 @@ class VideoReader:
             VideoError: A selected frame cannot be decoded, or the time budget is used up.
         """
         wanted = set(choose(self.timeline))
-        stamps = self.timeline.stamps
-        if stamps is not None:
+        if self.timeline.stamps is not None:
             try:
-                with closing(self._planned({int(stamps[position]): position for position in wanted})) as planned:
+                with closing(self._planned(wanted)) as planned:
                     for position, frame in planned:
+                        if frame.is_corrupt:
+                            raise _PlanError
                         yield position, make(self._to_image(frame))
                 return
             except _PlanError:
@@ -287,35 +286,34 @@ class VideoReader:
             runs.append([n for n in range(start, end + 1) if n in chosen or not leading[n - start]])
         return runs, chosen
 
-    def _planned(self, wanted: dict[int, int]) -> Generator[tuple[int, VideoFrame], None, None]:
-        """Decode only the packets that lead to the frames with the given timestamps, whose positions are yielded.
+    def _planned(self, positions: Collection[int]) -> Generator[tuple[int, VideoFrame], None, None]:
+        """Decode only the packets that lead to the selected frames.
 
         Raises:
             _PlanError: The stream is damaged, or its packets are not complete frames.
             VideoError: The time budget is used up, or the file changes while it is read.
         """
-        latest: int | None = None
-        held: tuple[int, VideoFrame] | None = None
+        assert self.timeline.stamps is not None
+        wanted = {int(self.timeline.stamps[position]): position for position in positions}
+        latest: VideoFrame | None = None
         try:
-            with closing(self._decode_packets(wanted)) as frames:
+            with closing(self.decode_packets(wanted)) as frames:
                 for frame in frames:
                     # MPEG-4 with two frames in a packet: the frames are in the right order, but their timestamps are
                     # wrong, which only the next frame shows.
-                    if frame.pts is None or (latest is not None and latest >= frame.pts):
+                    if frame.pts is None or (latest is not None and cast(int, latest.pts) >= frame.pts):
                         raise _PlanError
-                    if held is not None:
-                        yield held
-                    latest, held = frame.pts, None
-                    if frame.pts in wanted and not frame.is_corrupt:
-                        held = (wanted.pop(frame.pts), frame)
+                    if latest is not None and latest.pts in wanted:
+                        yield wanted.pop(latest.pts), latest
+                    latest = frame
         except av.FFmpegError as error:
             raise _PlanError from error
-        if held is not None:
-            yield held
+        if latest is not None and latest.pts in wanted:
+            yield wanted.pop(latest.pts), latest
         if wanted:
             raise _PlanError
 
-    def _decode_packets(self, stamps: Collection[int]) -> Generator[VideoFrame, None, None]:
+    def decode_packets(self, stamps: Collection[int]) -> Generator[VideoFrame, None, None]:
         """Yield at least the frames with the given timestamps, flushing the decoder between runs of packets."""
         self._unused = False
         decoder = self.stream.codec_context
@@ -374,11 +372,7 @@ class VideoReader:
 
 @contextmanager
 def open_reader(path: str | Path) -> Iterator[VideoReader]:
-    """Open a video file and list its packets.
-
-    Raises:
-        VideoError: The file is missing, contains no video that can be decoded, or is too large.
-    """
+    """Open a video file and list its packets. Raise VideoError if it contains no video that can be decoded."""
     budget = TimeBudget(Path(path))
     with open_video(budget.path) as (container, stream):
         yield VideoReader(container, stream, budget)

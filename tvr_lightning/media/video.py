@@ -79,13 +79,10 @@ def read_clip(
     """Decode F frames of a clip: only the segments that lead to a selected frame, converting only selected frames.
 
     The rotation stored in the file is applied; pixels are treated as square, as in OpenCV, which the published results
-    use. `span` is in seconds from the first frame; `augment` replaces CLIP's preparation of each frame.
-
-    Raises:
-        VideoError: The file is missing, is not a video, or ends before a selected frame, which is never replaced.
-        UserError: Options contradict each other (see `sample_frames`).
+    use. `span` is in seconds from the first frame; `augment` replaces CLIP's preparation of each frame. A file that is
+    not a video or ends before a selected frame raises VideoError: frames are never replaced.
     """
-    # A single draw, so that decoding the same clip a second time selects the same random frames.
+    # A single draw, so that choosing again selects the same random frames.
     seed = None if generator is None else int(generator.integers(2**63))
     transform = augment or Preparation(image_size)
     with open_reader(path) as video:
