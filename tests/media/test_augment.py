@@ -9,9 +9,8 @@ from PIL import Image
 from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resize
 from torchvision.transforms.functional import resized_crop
 
-from tvr_lightning.media.augment import CropFlip, draw_augmentation
+from tvr_lightning.media.augment import CropFlip, Step, draw_augmentation, draw_rand_augment
 from tvr_lightning.media.preparation import Preparation
-from tvr_lightning.media.rand_augment import Step, draw_rand_augment
 
 
 def picture(width: int = 96, height: int = 64, seed: int = 0) -> Image.Image:
