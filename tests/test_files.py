@@ -135,5 +135,8 @@ def test_a_damaged_journal_and_one_that_cannot_be_written_are_explained(tmp_path
     with pytest.raises(UserError, match=r"journal is damaged .*Delete it"):
         write(file)
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"cannot be written: .*Earlier entries are kept\. To resume, check its perm"):
+    with pytest.raises(
+        UserError,
+        match=r"cannot be written: .*Earlier entries are kept\. To resume, free disk space, or check its perm",
+    ):
         write(tmp_path / "file" / "journal")

@@ -20,12 +20,6 @@ TEMPORARY = ".writing"
 """Suffix of a file that is being written; a killed process may leave such a file."""
 # Errors on disks without file locks: NFS without its lock service, Lustre mounted without flock, some FUSE mounts.
 _WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
-# Fixes for errors while writing a file.
-_FIXES = {
-    errno.ENOSPC: "free disk space",
-    errno.EDQUOT: "free disk space",
-    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
-}
 
 
 @contextmanager
@@ -60,8 +54,7 @@ def file_lock(
 def lock_open(descriptor: int) -> bool:
     """Lock an open file or folder until it is closed or its process ends, to mark it as in use.
 
-    Returns:
-        Whether this process now has the lock. False if another process has it, or if the disk does not support locks.
+    Return False if another process has locked it, or if the disk does not support locks.
     """
     import fcntl  # only on Unix, and only for files that are locked
 
@@ -80,9 +73,9 @@ def explain_write_errors(
     try:
         yield
     except OSError as error:
-        fix = _FIXES.get(error.errno or 0, "check its permissions")
         raise kind(
-            f"{file} cannot be written: {error.strerror or error}. {kept} To resume, {fix} and rerun {rerun}"
+            f"{file} cannot be written: {error.strerror or error}. {kept} To resume, free disk space, or check its "
+            f"permissions and the file size limit (ulimit -f), and rerun {rerun}"
         ) from error
 
 

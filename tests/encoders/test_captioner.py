@@ -231,7 +231,7 @@ def write_within(out: Path, names: list[str], limit: int) -> None:
     try:
         write_descriptions(out, names)
     except UserError as error:
-        said = re.search(r"cannot be written: File too large\. .* raise the limit on the size of files", str(error))
+        said = re.search(r"cannot be written: File too large\. .* file size limit", str(error))
         os._exit(3 if said else 4)
 
 

@@ -384,7 +384,7 @@ def write_until_full(path):
         # The third shard is larger than a file may become: writing it fails half-way, as on a full disk.
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         values, mask = torch.zeros(2, FRAMES, 8192), torch.ones(2, FRAMES, dtype=torch.bool)
-        with pytest.raises(StoreError, match=rf"raise the limit on .* and rerun the command: {COMMAND}"):
+        with pytest.raises(StoreError, match=rf"file size limit .* and rerun the command: {COMMAND}"):
             writer.append("frames", videos(4, 2), {"frames": values}, mask)
 
 
@@ -408,7 +408,7 @@ def write_within(path, limit):
     try:
         write_six(path)
     except StoreError as error:
-        said = re.search(r"cannot be written: File too large\. .* raise the limit on the size of files", str(error))
+        said = re.search(r"cannot be written: File too large\. .* file size limit", str(error))
         os._exit(3 if said else 4)
 
 

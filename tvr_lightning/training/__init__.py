@@ -1,1 +1,1 @@
-"""Training: losses, optimizers, gathering and sharding over devices, checkpoints, and run folders."""
+"""Training: losses, optimizers, gathering and sharding over devices, and checkpoints."""

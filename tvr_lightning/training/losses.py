@@ -23,10 +23,8 @@ LogitMap = Callable[[Tensor], Tensor]
 def row_cross_entropy(logits: Tensor, weight: Tensor | None = None, first: int = 0) -> Tensor:
     """Return the cross-entropy of each row's matching column: -sum_i w_i log softmax_j(l_ij)[first + i].
 
-    Args:
-        logits: Logits of B queries against C candidates, (B, C).
-        weight: Weight of each row, (B,); 1 / B by default.
-        first: Column of the first row's match; those of the other rows follow.
+    `logits` (B, C) belong to B queries and C candidates, `weight` (B,) to the rows (1 / B by default); `first` is the
+    column of the first row's match.
     """
     target = torch.arange(first, first + len(logits), device=logits.device)
     if weight is None:
@@ -51,10 +49,6 @@ def info_nce(
         video_to_text_logits: Separate logits (B, B) for the direction over columns, in the same layout.
         weight: Weight of each pair, (B,), the same for both directions; 1 / B by default.
         reduction: `mean` of both directions, or their `sum` as in some papers (twice the gradient).
-
-    Example:
-        >>> info_nce(torch.tensor([[2.0, 0.0], [0.0, 2.0]]))
-        tensor(0.1269)
     """
     columns = logits if video_to_text_logits is None else video_to_text_logits
     for matrix in (logits, columns):
@@ -67,10 +61,8 @@ def info_nce(
 def local_info_nce(rows: Tensor, columns: Tensor, first: int) -> Tensor:
     """Return one device's share of InfoNCE in both directions; the mean over devices is the loss of the whole batch.
 
-    Args:
-        rows: Logits of a device's B texts against the C videos of all devices, (B, C).
-        columns: Logits of all C texts against the device's B videos, (C, B).
-        first: Index of the device's first pair among the C pairs.
+    `rows` (B, C) are a device's B texts against all C videos, `columns` (C, B) all texts against its B videos, and
+    `first` is the index of its first pair.
     """
     return (row_cross_entropy(rows, first=first) + row_cross_entropy(columns.T, first=first)) / 2
 

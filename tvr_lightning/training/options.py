@@ -17,9 +17,6 @@ def plain_options(value: Any) -> Any:
 
     Modules and functions are removed from dicts, because they have no text form. An object of another class becomes its
     class_path with init_args, as in recipes: those arguments of its constructor that it stores under the same names.
-
-    Args:
-        value: Options by name, an options dataclass, or one value of them.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return plain_options({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})

@@ -369,7 +369,7 @@ def test_a_full_disk_while_unpacking_is_one_sentence(tmp_path, capsys, monkeypat
     assert main(command) == 2
     said = capsys.readouterr().err
     assert len(said.splitlines()) == 1
-    assert "No space left on device. Imported videos are kept. To resume, free disk space and rerun" in said
+    assert "No space left on device. Imported videos are kept. To resume, free disk space, or check" in said
     monkeypatch.undo()
     assert main(command) == 0
     assert len(list((tmp_path / "msrvtt" / "videos").iterdir())) == 4
