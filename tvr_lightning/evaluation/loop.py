@@ -35,9 +35,6 @@ from tvr_lightning.features import FeatureBatch, IndexedFeatures, Scores, TextFe
 from tvr_lightning.training.distributed import gather_batches, gather_objects, gather_tensor, rank, world_size
 from tvr_lightning.training.sharding import gathered, is_sharded
 
-PAIR_BYTES = 256
-"""Memory that prediction needs for each text-video pair of a block, in bytes."""
-
 R = TypeVar("R", bound=FeatureBatch)
 
 
@@ -236,7 +233,6 @@ def predict(method: _Method, split: SplitFeatures, truth: GroundTruth) -> tuple[
         method.score,
         videos=videos.features,
         memory_budget_bytes=config.memory_bytes,
-        pair_bytes=PAIR_BYTES,
         device=method.device,
     )
     captions = torch.bincount(truth.video_of_text[texts.index.cpu()], minlength=truth.videos)[videos.index.cpu()]
