@@ -193,22 +193,25 @@ class Evaluator:
         balances: dict[Direction, Balance] = {}
         if len(placed_texts):
             source: ScoreSource = (pairs := self._source(placed_texts, placed_videos, video_of_text))
-            adjust: tuple[Adjustment | None, Adjustment | None]
+            adjust: tuple[Adjustment | None, Adjustment | None] = (None, None)
             # Two-stage retrieval scores only the candidates.
             if isinstance(normalizer, TwoStage) and not self.leaks and not self.measure_balance:
                 source, adjust = normalizer.fit_candidates(pairs)
-            else:
-                adjust = self._fit(normalizer, bank, pairs, video_of_text)
+            elif normalizer is not None:
+                captions = torch.bincount(video_of_text, minlength=pairs.gallery)
+                forward = self.context("text-to-video", normalizer, bank, pairs, captions)
+                backward = self.context("video-to-text", normalizer, bank, pairs, captions)
+                adjust = normalizer.fit(pairs, forward), normalizer.fit(TransposedSource(pairs), backward)
             text_ranks, video_ranks = streamed_ranks(source, video_of_text, *adjust)
             if normalizer is not None:
                 measured = normalizer.measured(video_of_text)
             if self.measure_balance and self.temperature is not None:
                 columns = torch.arange(len(placed_videos))
-                forward = AdjustedSource(pairs, adjust[0])
-                backward = AdjustedSource(TransposedSource(pairs), adjust[1])
+                texts_first = AdjustedSource(pairs, adjust[0])
+                videos_first = AdjustedSource(TransposedSource(pairs), adjust[1])
                 balances = {
-                    "text-to-video": balance(forward, self.temperature, video_of_text, columns),
-                    "video-to-text": balance(backward, self.temperature, columns, video_of_text),
+                    "text-to-video": balance(texts_first, self.temperature, video_of_text, columns),
+                    "video-to-text": balance(videos_first, self.temperature, columns, video_of_text),
                 }
         else:
             warnings.append("nothing was ranked: no text was read together with its video")
@@ -271,28 +274,32 @@ class Evaluator:
             video_index=videos.index,
         )
 
-    def _fit(
-        self, normalizer: Normalizer | None, bank: Bank | None, source: PairScores, video_of_text: Tensor
-    ) -> tuple[Adjustment | None, Adjustment | None]:
-        if normalizer is None:
-            return None, None
-        counts = torch.bincount(video_of_text, minlength=source.gallery).double().to(source.device)
+    def context(
+        self, direction: Direction, normalizer: Normalizer, bank: Bank | None, source: PairScores, captions: Tensor
+    ) -> Context:
+        """Return the information for a normalizer in one direction; `captions` (M,) counts the texts of each video."""
+        counts = captions.double().to(source.device)
         ones = torch.ones(source.queries, dtype=torch.float64, device=source.device)
-        forward = Context("text-to-video", None, ones, counts, self.temperature)
-        backward = Context("video-to-text", None, counts, ones, self.temperature)
-        if normalizer.needs_bank:
-            if bank is None or self.leaks:
-                why = "no bank was given" if bank is None else "a released protocol with own captions cannot use one"
-                raise UserError(
-                    f"{normalizer.name} needs a bank of training texts and videos, but {why}. Provide bank loaders in "
-                    "the data module, or choose a normalizer without a bank."
-                )
-            parts = self.parts if normalizer.needs_parts else ()
-            queries, gallery = (bank.texts, source.videos), (source.texts, bank.videos)
-            forward.bank, backward.bank = self.pair_scores(*queries), TransposedSource(self.pair_scores(*gallery))
-            forward.bank_parts = [self.pair_scores(*queries, part=part) for part in parts]
-            backward.bank_parts = [TransposedSource(self.pair_scores(*gallery, part=part)) for part in parts]
-        return normalizer.fit(source, forward), normalizer.fit(TransposedSource(source), backward)
+        of_videos = direction == "video-to-text"
+        query_counts, gallery_counts = (counts, ones) if of_videos else (ones, counts)
+        context = Context(direction, None, query_counts, gallery_counts, self.temperature)
+        if not normalizer.needs_bank:
+            return context
+        if bank is None or self.leaks:
+            why = "no bank was given" if bank is None else "a released protocol with own captions cannot use one"
+            raise UserError(
+                f"{normalizer.name} needs a bank of training texts and videos, but {why}. Provide bank loaders in "
+                "the data module, or choose a normalizer without a bank."
+            )
+
+        def scores(part: str | None = None) -> ScoreSource:
+            if of_videos:
+                return TransposedSource(self.pair_scores(source.texts, bank.videos, part=part))
+            return self.pair_scores(bank.texts, source.videos, part=part)
+
+        context.bank = scores()
+        context.bank_parts = [scores(part) for part in self.parts] if normalizer.needs_parts else []
+        return context
 
 
 def _checked(index: Tensor, items: int, size: int, kind: str, truth: GroundTruth) -> Tensor:
