@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import torch
 from lightning.pytorch import Trainer
@@ -29,11 +29,9 @@ from tvr_lightning.evaluation.metrics import RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Bank
 from tvr_lightning.evaluation.predictions import best_videos
 from tvr_lightning.evaluation.sources import ProcessShare
-from tvr_lightning.features import FeatureBatch, IndexedFeatures, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.features import IndexedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.training.distributed import gather_batches, gather_objects, gather_tensor, rank, world_size
 from tvr_lightning.training.sharding import gathered, is_sharded
-
-R = TypeVar("R", bound=FeatureBatch)
 
 
 class _Method(Protocol):
@@ -104,13 +102,11 @@ class Collection:
 
     def join(self, device: torch.device) -> SplitFeatures:
         """Return the features of all devices, which may have read different numbers of videos, and remove them here."""
-        return SplitFeatures(self._joined("texts", self.texts, device), self.join_videos(device))
+        return SplitFeatures(self.joined("texts", device), self.joined("videos", device))
 
-    def join_videos(self, device: torch.device) -> IndexedFeatures[VideoFeatures]:
-        """Return the video features of all devices, as `join` does."""
-        return self._joined("videos", self.videos, device)
-
-    def _joined(self, kind: str, batches: list[IndexedFeatures[R]], device: torch.device) -> IndexedFeatures[R]:
+    def joined(self, kind: Literal["texts", "videos"], device: torch.device) -> IndexedFeatures[Any]:
+        """Return the features of one kind of all devices, as `join` does."""
+        batches = getattr(self, kind)
         joined = gather_batches(batches, device)
         if joined is None:
             raise self.nothing(kind)
