@@ -127,7 +127,7 @@ def test_scoring_takes_what_the_blocks_of_an_evaluation_take():
     video = VideoFeatures(torch.randn(items, 4, 64), torch.ones(items, 4, dtype=torch.bool))
 
     def scored() -> float:
-        source = PairScores(method.eval().score, text, video, memory_budget_bytes=2**31, pair_bytes=256)
+        source = PairScores(method.eval().score, text, video, memory_budget_bytes=2**31)
         began = time.perf_counter()
         assert sum(block.values.numel() for block in source.blocks()) == items**2
         return time.perf_counter() - began

@@ -92,9 +92,7 @@ def test_scoring_candidates_alone_ranks_as_a_pass_over_all_pairs(count):
         asked.append(len(texts) * len(videos))
         return second_stage(texts, videos)
 
-    source, again = (
-        PairScores(s, text, video, memory_budget_bytes=2**14, pair_bytes=64) for s in (counting, second_stage)
-    )
+    source, again = (PairScores(s, text, video, memory_budget_bytes=2**14) for s in (counting, second_stage))
     scores, adjustments = TwoStage(count).fit_candidates(source)
     found = streamed_ranks(scores, owner, *adjustments)
     adjust = TwoStage(count).fit(again, Context("text-to-video"))
@@ -135,7 +133,7 @@ def test_masked_frames_stay_out_of_the_first_stage():
 
 def test_predictions_list_candidates_first():
     text, video, _ = split()
-    source = PairScores(second_stage, text, video, memory_budget_bytes=2**20, pair_bytes=64)
+    source = PairScores(second_stage, text, video, memory_budget_bytes=2**20)
     _, columns = best_videos(source, 5, TwoStage(2))
     first = normalize(text.sentence, dim=-1) @ normalize(video.frames.mean(1), dim=-1).T
     assert columns.tolist() == lists(first, second_stage(text, video).similarity, 2)
@@ -162,7 +160,7 @@ def test_left_out_pairs_stay_below_all_candidates_under_a_later_normalizer(late,
     text, video = TextFeatures(sentence, sentence[:, None], text.word_mask), VideoFeatures(frames, video.frame_mask)
     negative = PairScores(
         lambda texts, videos: Scores(second_stage(texts, videos).similarity - 2),
-        text, video, memory_budget_bytes=2**20, pair_bytes=64,
+        text, video, memory_budget_bytes=2**20,
     )  # fmt: skip
     source = TransposedSource(negative) if transposed else negative
     context = Context("video-to-text" if transposed else "text-to-video")

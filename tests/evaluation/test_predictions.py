@@ -23,7 +23,7 @@ def source(matrix, block=3):
         return Scores(matrix[text.sentence[:, 0].long()][:, video.frames[:, 0, 0].long()])
 
     sizes = {"block_texts": block, "block_videos": block}
-    return PairScores(score, texts, videos, memory_budget_bytes=2**20, pair_bytes=8, **sizes)
+    return PairScores(score, texts, videos, memory_budget_bytes=2**20, **sizes)
 
 
 @pytest.fixture

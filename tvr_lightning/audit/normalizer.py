@@ -89,6 +89,5 @@ class NormalizerTrial:
             self.texts[texts],
             self.videos[videos],
             memory_budget_bytes=2**30,
-            pair_bytes=256,
             own_texts=own,
         )

@@ -117,9 +117,6 @@ class Encoder(FeatureEncoder):
         """Encode pixels (M, F, 3, S, S) to frames (M, F, D), frame_mask (M, F) and, on request, patches (M, F, P, D).
 
         Features from a store are returned unchanged.
-
-        Raises:
-            UserError: The frames have another size than S, or the store or the architecture has no patches.
         """
         if not isinstance(video, VideoFeatures):
             return self.encode_media(video, patches)
@@ -157,13 +154,4 @@ class Encoder(FeatureEncoder):
 
     @classmethod
     def check_trainer(cls, precision: str, strategy: str, **options: Any) -> None:
-        """Refuse a Trainer precision or strategy that the encoder does not support. Nothing is built or read.
-
-        Args:
-            precision: Lightning's name, such as `32-true` or `bf16-mixed`.
-            strategy: Lightning's name, such as `ddp` or `ModelParallelStrategy`.
-            options: Options of the constructor, as in a recipe.
-
-        Raises:
-            UserError: The combination is not supported.
-        """
+        """Refuse a precision or strategy (Lightning's names) that is not supported with the constructor's options."""

@@ -73,13 +73,9 @@ class CaptionOptions(Options):
 
 @dataclass
 class CaptionReport:
-    """Result of a captioning run.
+    """Numbers of newly described videos, of those with existing descriptions, and of empty descriptions.
 
-    Attributes:
-        described: Number of newly described videos.
-        kept: Number of videos with existing descriptions.
-        empty: Number of empty descriptions.
-        skipped: "path: reason" for each video that could not be read.
+    `skipped` has "path: reason" for each video that could not be read.
     """
 
     described: int = 0
@@ -184,11 +180,7 @@ def load_captioner(model: str = CAPTION_MODEL, device: str | None = None) -> Cap
 
 
 def find_captioner(model: str) -> Path:
-    """Return the folder of a captioner (Hub name or folder) with its config and weights.
-
-    Raises:
-        MissingWeightsError: The weights are missing; the message names the paths and an alternative.
-    """
+    """Return the folder of a captioner (Hub name or folder) with its config and weights."""
     fix = WITHOUT_A_MODEL
     if is_repository(model):
         fix = f"{how_to_download(model)}. {fix}"
@@ -218,12 +210,7 @@ def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: Captio
 
     If the process is killed, a rerun gives the same file as an uninterrupted run: groups are formed from the whole
     list of videos, and each group is added to a journal as soon as it is described. Videos already in the file are
-    skipped.
-
-    Args:
-        videos: M videos; for duplicate IDs, the first one is used.
-        captioner: Captioner.
-        options: Prompt, segments, batch size, and file.
+    skipped. For duplicate IDs, the first video is used.
 
     Raises:
         UserError: The file was written with another model, prompt or number of segments, another process writes it, or

@@ -166,11 +166,9 @@ class SizedClipEncoder(OpenClipEncoder):
 
 
 def build_model(configuration: dict[str, Any], encoder_precision: EncoderPrecision) -> nn.Module:
-    """Build a randomly initialized open_clip model from open_clip's configuration.
+    """Build a randomly initialized open_clip model from a configuration as in open_clip's JSON files.
 
-    Args:
-        configuration: `embed_dim`, `vision_cfg`, `text_cfg` and switches, as in open_clip's JSON files.
-        encoder_precision: Data type of the matrices; for `float16`, LayerNorms compute half-precision input in float32.
+    For `float16`, LayerNorms compute half-precision input in float32.
     """
     configuration = dict(configuration)
     vision, text = dict(configuration.pop("vision_cfg")), dict(configuration.pop("text_cfg"))
@@ -222,11 +220,7 @@ def _report_activation(architecture: str, source: WeightSource, quick_gelu: bool
 
 
 def openai_sizes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the sizes of the CLIP in a state dict with OpenAI's names, as arguments of `SizedClipEncoder`.
-
-    Raises:
-        UserError: The names or shapes do not belong to a CLIP with a vision transformer.
-    """
+    """Return the sizes of the CLIP in a state dict with OpenAI's names, as arguments of `SizedClipEncoder`."""
 
     def blocks(prefix: str) -> int:
         return len({name[len(prefix) :].split(".")[0] for name in tensors if name.startswith(prefix)})

@@ -29,7 +29,7 @@ def compile_blocks(towers: Iterable[nn.Module]) -> None:
     Raises:
         UserError: A tower has no such list.
     """
-    compiler = _Compiler()
+    compiled = _compiler()
     for tower in towers:
         lists = [
             (f"{name}.", part)
@@ -45,28 +45,28 @@ def compile_blocks(towers: Iterable[nn.Module]) -> None:
                 continue  # a list inside a block
             for block in blocks:
                 # Same attribute as nn.Module.compile, which would let the compiler's error end the run.
-                block._compiled_call_impl = compiler.compiled(block._call_impl)
+                block._compiled_call_impl = compiled(block._call_impl)
 
 
-class _Compiler:
-    """Compiler of functions that stops compiling after the first failure."""
+def _compiler() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a torch.compile whose functions all run uncompiled after the first failure."""
+    failed = False
 
-    def __init__(self) -> None:
-        self.failed = False
-
-    def compiled(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that is compiled at its first call, or runs uncompiled if that fails."""
-        compiled = torch.compile(plain)
+    def compiled(plain: Callable[..., Any]) -> Callable[..., Any]:
+        fast = torch.compile(plain)
 
         def call(*arguments: Any, **named: Any) -> Any:
-            if self.failed:
+            nonlocal failed
+            if failed:
                 return plain(*arguments, **named)
             try:
-                return compiled(*arguments, **named)
+                return fast(*arguments, **named)
             except torch._dynamo.exc.TorchDynamoException as error:  # raised before any code of the block has run
-                self.failed = True
+                failed = True
                 reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
                 logger.warning("compile_towers: torch.compile failed (%s); the towers run uncompiled", reason)
                 return plain(*arguments, **named)
 
         return call
+
+    return compiled

@@ -79,11 +79,7 @@ def is_repository(name: str) -> bool:
 
 
 def probe(address: str) -> None:
-    """Send a HEAD request to a server, because retries would take minutes if the host is unreachable.
-
-    Raises:
-        OSError: The server does not respond.
-    """
+    """Raise OSError unless a server responds, because retries would take minutes if the host is unreachable."""
     parts = urlsplit(address)
     request = urllib.request.Request(f"{parts.scheme}://{parts.netloc}/", method="HEAD")
     try:

@@ -74,12 +74,7 @@ def local_folder(architecture: str) -> Path | None:
 
 
 def model_configuration(architecture: str) -> dict[str, Any]:
-    """Return open_clip's configuration of an architecture, or of a folder that open_clip saved.
-
-    Raises:
-        MissingWeightsError: The folder contains no configuration.
-        UserError: open_clip does not know the name, or the folder's configuration cannot be read.
-    """
+    """Return open_clip's configuration of an architecture, or of a folder that open_clip saved."""
     if architecture.startswith("hf-hub:"):
         raise UserError(
             f"architecture {architecture} would be downloaded whenever the encoder is built. Download it once and name "

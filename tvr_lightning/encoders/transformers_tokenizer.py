@@ -24,11 +24,7 @@ VOCABULARIES = tuple(name for name in FILES if name not in (
 
 
 def build_tokenizer(text: dict[str, Any], architecture: str) -> Tokenizer:
-    """Build the tokenizer for open_clip's `text_cfg`, whose `hf_tokenizer_name` is a local folder.
-
-    Raises:
-        UserError: The configuration requires an unsupported kind of tokenization.
-    """
+    """Build the tokenizer for open_clip's `text_cfg`, whose `hf_tokenizer_name` is a local folder."""
     options, context_length = dict(text.get("tokenizer_kwargs") or {}), int(text.get("context_length", 77))
     if not text.get("hf_tokenizer_name"):
         return ClipTokenizer(context_length, options.pop("clean", "lower"))

@@ -44,11 +44,7 @@ class StateDict:
 
 
 def read_plain(path: Path) -> Any:
-    """Read a file of tensors and plain containers, or an OpenAI archive, without executing anything in it.
-
-    Raises:
-        UserError: The file does not exist, is damaged, or contains anything else.
-    """
+    """Read a file of tensors and plain containers, or an OpenAI archive, without executing anything in it."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     try:
@@ -68,9 +64,6 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read named tensors, which may be nested under `state_dict`, `model_state_dict` or `model`.
 
     The prefix `module.` from data-parallel training is removed.
-
-    Raises:
-        UserError: The file cannot be read, or does not contain named tensors.
     """
     content = read_plain(path)
     for wrapper in WRAPPERS:
@@ -86,7 +79,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_state_dict(path: Path) -> StateDict:
-    """Read an OpenAI archive or state dict, or an open_clip checkpoint; errors as in `read_tensors`."""
+    """Read an OpenAI archive or state dict, or an open_clip checkpoint."""
     tensors = read_tensors(path)
     matrix, norm = tensors.get("transformer.resblocks.0.attn.in_proj_weight"), tensors.get("ln_final.weight")
     converted = matrix is not None and norm is not None and (matrix.dtype, norm.dtype) == (torch.float16, torch.float32)

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.metrics import RecallAtK
 from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.evaluation.results import RunResults
 from tvr_lightning.files import write_whole
@@ -67,20 +67,24 @@ def evaluate_answers(
     """
     if not given:
         raise UserError(f"None of the {asked} questions was answered; {without_video} of them have no readable video.")
-    accuracy, index, correct = RecallAtK(1).value, torch.arange(len(given)), torch.tensor(right)
-    hits = answer_ranks(index, torch.tensor(given), correct)
+    correct = torch.tensor(right)
     known = correct >= 0
-    of_kind = {kind: torch.tensor([each == kind for each in kinds]) for kind in frequent_answers(kinds, len(kinds))}
+    hits = known & (torch.tensor(given) == correct)
+    words = {kind: torch.tensor([each == kind for each in kinds]) for kind in frequent_answers(kinds, len(kinds))}
     return AnswerEvaluation(
-        accuracy=float(accuracy(hits)),
-        answerable=float(accuracy(hits[known])) if known.any() else 0.0,
-        majority=float(accuracy(answer_ranks(index, torch.zeros_like(correct), correct))),
-        kinds={kind: float(accuracy(hits[rows])) for kind, rows in of_kind.items()},
+        accuracy=_percent(hits),
+        answerable=_percent(hits[known]) if known.any() else 0.0,
+        majority=_percent(correct == 0),
+        kinds={kind: _percent(hits[rows]) for kind, rows in words.items()},
         questions=len(hits),
         asked=asked,
         unknown_answers=int((~known).sum()),
         without_video=without_video,
     )
+
+
+def _percent(hits: Tensor) -> float:
+    return 100.0 * float(hits.double().mean())
 
 
 def frequent_answers(answers: Sequence[str], most: int) -> list[str]:
@@ -101,8 +105,8 @@ class AnswerResults(RunResults):
     evaluation: AnswerEvaluation
     learnt_answers: int
 
+    @override
     def rows(self) -> list[dict[str, Any]]:
-        """Return the row of the CSV file."""
         row = {
             "method": self.method,
             "dataset": self.dataset,
@@ -114,14 +118,14 @@ class AnswerResults(RunResults):
         }
         return [row | self.evaluation.kinds]
 
+    @override
     def table(self) -> dict[str, list[str]]:
-        """Return the cells of the printed table, which has one row."""
         found = self.evaluation
         columns = {"accuracy": found.accuracy, "majority answer": found.majority} | found.kinds
         return {name: [f"{value:.1f}"] for name, value in columns.items()}
 
+    @override
     def notes(self) -> list[str]:
-        """Return the lines below the table, beginning with the number of questions."""
         found = self.evaluation
         lines = [f"{found.questions} of {found.asked} questions · {self.learnt_answers} answers"]
         if found.unknown_answers:

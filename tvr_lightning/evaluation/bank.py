@@ -12,16 +12,9 @@ from tvr_lightning.data.samplers import EvaluationSampler
 
 
 def bank_loaders(loaders: Sequence[DataLoader[Any]], size: int, seed: int) -> list[DataLoader[Any]]:
-    """Limit evaluation loaders to a random subset of their items.
+    """Limit loaders of `evaluation_dataloaders("train")` to `size` items, sampled with the same seed in all processes.
 
-    Args:
-        loaders: Loaders such as those of `evaluation_dataloaders("train")`, each with an `EvaluationSampler`.
-        size: Maximum number of items of each loader. Loaders with no more items are returned unchanged.
-        seed: Seed for the subset, which is the same in all processes.
-
-    Returns:
-        Loaders of the sampled items, in the order of the split and with their indices in it, with equally many batches
-        in every process.
+    Items keep the order of the split and their indices in it, and every process has equally many batches.
     """
     limited = []
     for loader in loaders:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -84,18 +84,12 @@ class Evaluation(RetrievalTable):
         ranks: tuple[Ranks, Ranks],
         truth: GroundTruth,
         normalizer: Normalizer | None,
-        warnings: Sequence[str] = (),
-        **counts: Any,
+        warnings: Sequence[str],
+        **fields: Any,
     ) -> Evaluation:
-        """Return the evaluation of a split.
+        """Return the evaluation of a split from metrics that contain the ranks of the text and the video queries.
 
-        Args:
-            metrics: Metrics that contain the ranks.
-            ranks: Ranks of the text queries and of the video queries.
-            truth: Ground truth of the split.
-            normalizer: Normalizer that was applied to the scores.
-            warnings: Warnings in addition to those of the dataset and the normalizer.
-            counts: Numbers of texts and videos, and `partial`.
+        `warnings` are those in addition to the dataset's and the normalizer's; the other fields are passed by name.
         """
         found = [*truth.warnings, *warnings]
         if normalizer is not None:
@@ -114,7 +108,7 @@ class Evaluation(RetrievalTable):
             post_processing=normalizer.name if normalizer else None,
             transductive=normalizer.transductive if normalizer else False,
             warnings=found,
-            **counts,
+            **fields,
         )
 
 
@@ -134,7 +128,7 @@ class Evaluator:
         parts: Names of the parts whose mean is the method's score, for normalizers that need them.
         measure_balance: measurement of the balance in both directions, which needs `temperature`.
         shard: share of this process in the work; all processes return the same evaluation.
-        memory_budget_bytes, pair_bytes, block_texts, block_videos, device: see `PairScores`.
+        options: options of `PairScores`, such as the device.
     """
 
     def __init__(
@@ -147,11 +141,7 @@ class Evaluator:
         parts: Sequence[str] = (),
         measure_balance: bool = False,
         shard: ProcessShare | None = None,
-        memory_budget_bytes: int = 2 * 2**30,
-        pair_bytes: int = 256,
-        block_texts: int | None = None,
-        block_videos: int | None = None,
-        device: torch.device | None = None,
+        **options: Any,
     ) -> None:
         if (score is None) == (score_as_released is None):
             raise UserError("The evaluator needs either `score` or `score_as_released`.")
@@ -163,16 +153,8 @@ class Evaluator:
         self.parts = parts
         self.measure_balance = measure_balance
         self.shard = shard or ProcessShare()
-        self.pair_scores = partial(
-            PairScores,
-            score or score_as_released,  # type: ignore[arg-type]  # one of them is given
-            memory_budget_bytes=memory_budget_bytes,
-            pair_bytes=pair_bytes,
-            block_texts=block_texts,
-            block_videos=block_videos,
-            device=device,
-            shard=self.shard,
-        )
+        scored: Any = score or score_as_released
+        self.pair_scores: Callable[..., PairScores] = partial(PairScores, scored, shard=self.shard, **options)
 
     def evaluate(
         self,
@@ -211,17 +193,26 @@ class Evaluator:
         balances: dict[Direction, Balance] = {}
         if len(placed_texts):
             source: ScoreSource = (pairs := self._source(placed_texts, placed_videos, video_of_text))
-            adjust: tuple[Adjustment | None, Adjustment | None]
+            adjust: tuple[Adjustment | None, Adjustment | None] = (None, None)
             # Two-stage retrieval scores only the candidates.
             if isinstance(normalizer, TwoStage) and not self.leaks and not self.measure_balance:
                 source, adjust = normalizer.fit_candidates(pairs)
-            else:
-                adjust = self._fit(normalizer, bank, pairs, video_of_text)
+            elif normalizer is not None:
+                captions = torch.bincount(video_of_text, minlength=pairs.gallery)
+                forward = self.context("text-to-video", normalizer, bank, pairs, captions)
+                backward = self.context("video-to-text", normalizer, bank, pairs, captions)
+                adjust = normalizer.fit(pairs, forward), normalizer.fit(TransposedSource(pairs), backward)
             text_ranks, video_ranks = streamed_ranks(source, video_of_text, *adjust)
             if normalizer is not None:
                 measured = normalizer.measured(video_of_text)
-            if self.measure_balance:
-                balances = self._balance(pairs, *adjust, video_of_text)
+            if self.measure_balance and self.temperature is not None:
+                columns = torch.arange(len(placed_videos))
+                texts_first = AdjustedSource(pairs, adjust[0])
+                videos_first = AdjustedSource(TransposedSource(pairs), adjust[1])
+                balances = {
+                    "text-to-video": balance(texts_first, self.temperature, video_of_text, columns),
+                    "video-to-text": balance(videos_first, self.temperature, columns, video_of_text),
+                }
         else:
             warnings.append("nothing was ranked: no text was read together with its video")
             text_ranks = video_ranks = Ranks(*(torch.empty(0, dtype=torch.int64) for _ in range(3)))
@@ -241,8 +232,9 @@ class Evaluator:
             videos=len(placed_videos),
             texts_without_video=read - len(placed_texts),
             partial=len(placed_texts) < truth.texts or len(placed_videos) < truth.videos,
+            measured=measured,
+            balance=balances,
         )
-        evaluation.measured, evaluation.balance = measured, balances
         if self.leaks:
             evaluation.protocol += ", as released"
         return evaluation
@@ -282,45 +274,32 @@ class Evaluator:
             video_index=videos.index,
         )
 
-    def _fit(
-        self, normalizer: Normalizer | None, bank: Bank | None, source: PairScores, video_of_text: Tensor
-    ) -> tuple[Adjustment | None, Adjustment | None]:
-        if normalizer is None:
-            return None, None
-        counts = torch.bincount(video_of_text, minlength=source.gallery).double().to(source.device)
+    def context(
+        self, direction: Direction, normalizer: Normalizer, bank: Bank | None, source: PairScores, captions: Tensor
+    ) -> Context:
+        """Return the information for a normalizer in one direction; `captions` (M,) counts the texts of each video."""
+        counts = captions.double().to(source.device)
         ones = torch.ones(source.queries, dtype=torch.float64, device=source.device)
-        forward = Context("text-to-video", None, ones, counts, self.temperature)
-        backward = Context("video-to-text", None, counts, ones, self.temperature)
-        if normalizer.needs_bank:
-            if bank is None or self.leaks:
-                why = "no bank was given" if bank is None else "a released protocol with own captions cannot use one"
-                raise UserError(
-                    f"{normalizer.name} needs a bank of training texts and videos, but {why}. Provide bank loaders in "
-                    "the data module, or choose a normalizer without a bank."
-                )
-            parts = self.parts if normalizer.needs_parts else ()
-            queries, gallery = (bank.texts, source.videos), (source.texts, bank.videos)
-            forward.bank, backward.bank = self.pair_scores(*queries), TransposedSource(self.pair_scores(*gallery))
-            forward.bank_parts = [self.pair_scores(*queries, part=part) for part in parts]
-            backward.bank_parts = [TransposedSource(self.pair_scores(*gallery, part=part)) for part in parts]
-        return normalizer.fit(source, forward), normalizer.fit(TransposedSource(source), backward)
+        of_videos = direction == "video-to-text"
+        query_counts, gallery_counts = (counts, ones) if of_videos else (ones, counts)
+        context = Context(direction, None, query_counts, gallery_counts, self.temperature)
+        if not normalizer.needs_bank:
+            return context
+        if bank is None or self.leaks:
+            why = "no bank was given" if bank is None else "a released protocol with own captions cannot use one"
+            raise UserError(
+                f"{normalizer.name} needs a bank of training texts and videos, but {why}. Provide bank loaders in "
+                "the data module, or choose a normalizer without a bank."
+            )
 
-    def _balance(
-        self,
-        source: PairScores,
-        adjust_texts: Adjustment | None,
-        adjust_videos: Adjustment | None,
-        video_of_text: Tensor,
-    ) -> dict[Direction, Balance]:
-        assert self.temperature is not None  # checked at construction
-        texts: ScoreSource = source if adjust_texts is None else AdjustedSource(source, adjust_texts)
-        videos: ScoreSource = TransposedSource(source)
-        videos = videos if adjust_videos is None else AdjustedSource(videos, adjust_videos)
-        columns = torch.arange(source.gallery)
-        return {
-            "text-to-video": balance(texts, self.temperature, video_of_text, columns),
-            "video-to-text": balance(videos, self.temperature, columns, video_of_text),
-        }
+        def scores(part: str | None = None) -> ScoreSource:
+            if of_videos:
+                return TransposedSource(self.pair_scores(source.texts, bank.videos, part=part))
+            return self.pair_scores(bank.texts, source.videos, part=part)
+
+        context.bank = scores()
+        context.bank_parts = [scores(part) for part in self.parts] if normalizer.needs_parts else []
+        return context
 
 
 def _checked(index: Tensor, items: int, size: int, kind: str, truth: GroundTruth) -> Tensor:

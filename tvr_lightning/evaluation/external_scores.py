@@ -59,27 +59,27 @@ def evaluate_scores(
     """
     banks = banks or Banks()
     warnings: list[str] = []
-    counts = torch.bincount(truth.video_of_text, minlength=truth.videos).double()
-    ones = torch.ones(truth.texts, dtype=torch.float64)
-    texts = videos = scores
     left_out = int((scores == NOT_FOUND).sum())
     if left_out:
         warnings.append(f"{left_out} of {scores.numel()} pairs have no score and are ranked last")
+    texts, videos = scores, scores.T
     if normalizer is not None:
         if left_out:
             raise ScoresError(f"{normalizer.name} needs the scores of all pairs, but {left_out} have none")
         if normalizer.needs_bank and banks.texts is None and banks.videos is None:
             raise ScoresError(f"{normalizer.name} needs scores of training queries. Pass --bank_texts or --bank_videos")
+        counts = torch.bincount(truth.video_of_text, minlength=truth.videos).double()
+        ones = torch.ones(truth.texts, dtype=torch.float64)
         if not normalizer.needs_bank or banks.texts is not None:
-            texts = normalize_scores(normalizer, scores, banks.texts, "text-to-video", ones, counts)
+            texts = normalize_scores(normalizer, texts, banks.texts, "text-to-video", ones, counts)
         else:
             warnings.append("text-to-video is not normalized: no scores of training texts were given")
         if not normalizer.needs_bank or banks.videos is not None:
             bank = None if banks.videos is None else banks.videos.T
-            videos = normalize_scores(normalizer, scores.T, bank, "video-to-text", counts, ones).T
+            videos = normalize_scores(normalizer, videos, bank, "video-to-text", counts, ones)
         else:
             warnings.append("video-to-text is not normalized: no scores of training videos were given")
-    ranks = text_to_video_ranks(texts, truth.video_of_text), video_to_text_ranks(videos, truth.video_of_text)
+    ranks = text_to_video_ranks(texts, truth.video_of_text), video_to_text_ranks(videos.T, truth.video_of_text)
     metrics = RetrievalMetrics(recall)
     metrics.update(*ranks)
     return Evaluation.of(

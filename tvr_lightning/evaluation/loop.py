@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import torch
 from lightning.pytorch import Trainer
@@ -27,18 +26,12 @@ from tvr_lightning.evaluation.bank import bank_loaders
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.evaluator import Evaluation, Evaluator
 from tvr_lightning.evaluation.metrics import RetrievalMetrics
-from tvr_lightning.evaluation.normalization import Bank, Context
-from tvr_lightning.evaluation.pair_scores import PairScores
+from tvr_lightning.evaluation.normalization import Bank
 from tvr_lightning.evaluation.predictions import best_videos
 from tvr_lightning.evaluation.sources import ProcessShare
-from tvr_lightning.features import FeatureBatch, IndexedFeatures, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.features import IndexedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.training.distributed import gather_batches, gather_objects, gather_tensor, rank, world_size
 from tvr_lightning.training.sharding import gathered, is_sharded
-
-PAIR_BYTES = 256
-"""Memory that prediction needs for each text-video pair of a block, in bytes."""
-
-R = TypeVar("R", bound=FeatureBatch)
 
 
 class _Method(Protocol):
@@ -109,13 +102,11 @@ class Collection:
 
     def join(self, device: torch.device) -> SplitFeatures:
         """Return the features of all devices, which may have read different numbers of videos, and remove them here."""
-        return SplitFeatures(self._joined("texts", self.texts, device), self.join_videos(device))
+        return SplitFeatures(self.joined("texts", device), self.joined("videos", device))
 
-    def join_videos(self, device: torch.device) -> IndexedFeatures[VideoFeatures]:
-        """Return the video features of all devices, as `join` does."""
-        return self._joined("videos", self.videos, device)
-
-    def _joined(self, kind: str, batches: list[IndexedFeatures[R]], device: torch.device) -> IndexedFeatures[R]:
+    def joined(self, kind: Literal["texts", "videos"], device: torch.device) -> IndexedFeatures[Any]:
+        """Return the features of one kind of all devices, as `join` does."""
+        batches = getattr(self, kind)
         joined = gather_batches(batches, device)
         if joined is None:
             raise self.nothing(kind)
@@ -196,17 +187,9 @@ def evaluate(
             "protocol: as-released scores every video under its own caption, so ground truth leaks into the ranking "
             "and the results are not comparable with others. protocol: query avoids this."
         )
-    evaluator = Evaluator(
-        None if released else method.score,
-        score_as_released=method.score_as_released if released else None,
-        seed=config.seed,
-        memory_budget_bytes=config.memory_bytes,
-        device=method.device,
-        shard=ProcessShare(rank(), world_size(), lambda tensor: gather_tensor(tensor.unsqueeze(0))),
-        temperature=method.score_temperature(),
-        parts=method.averaged_parts,
-        measure_balance=config.balance,
-    )
+    share = ProcessShare(rank(), world_size(), lambda tensor: gather_tensor(tensor.unsqueeze(0)))
+    scores = {"score_as_released": method.score_as_released} if released else {"score": method.score}
+    evaluator = _evaluator(method, shard=share, measure_balance=config.balance, **scores)
     normalizer = None if sanity_check else config.normalization
     bank = method.bank() if normalizer is not None and normalizer.needs_bank else None
     texts, videos = split.texts, split.videos
@@ -214,6 +197,18 @@ def evaluate(
         return evaluator.evaluate(
             texts.features, texts.index, videos.features, videos.index, truth, normalizer, bank, metrics
         )
+
+
+def _evaluator(method: _Method, **options: Any) -> Evaluator:
+    config = method.evaluation_config
+    return Evaluator(
+        seed=config.seed,
+        temperature=method.score_temperature(),
+        parts=method.averaged_parts,
+        memory_budget_bytes=config.memory_bytes,
+        device=method.device,
+        **options,
+    )
 
 
 def predict(method: _Method, split: SplitFeatures, truth: GroundTruth) -> tuple[Tensor, Tensor, Tensor]:
@@ -230,25 +225,13 @@ def predict(method: _Method, split: SplitFeatures, truth: GroundTruth) -> tuple[
     generator = torch.Generator().manual_seed(config.seed)
     order, places = (torch.randperm(len(items), generator=generator) for items in (texts, videos))
     texts, videos = texts[order], videos[places]
-    normalizer = config.normalization
-    pair_scores = partial(
-        PairScores,
-        method.score,
-        videos=videos.features,
-        memory_budget_bytes=config.memory_bytes,
-        pair_bytes=PAIR_BYTES,
-        device=method.device,
-    )
-    captions = torch.bincount(truth.video_of_text[texts.index.cpu()], minlength=truth.videos)[videos.index.cpu()]
-    ones = torch.ones(len(texts), dtype=torch.float64, device=method.device)
-    counts = captions.double().to(method.device)
-    context = Context("text-to-video", None, ones, counts, method.score_temperature())
-    if normalizer is not None and normalizer.needs_bank:
-        queries = method.bank().texts
-        context.bank = pair_scores(texts=queries)
-        parts = method.averaged_parts if normalizer.needs_parts else ()
-        context.bank_parts = [pair_scores(texts=queries, part=part) for part in parts]
-    source = pair_scores(texts=texts.features)
+    normalizer, evaluator = config.normalization, _evaluator(method, score=method.score)
+    source = evaluator.pair_scores(texts.features, videos.features)
+    context = None
+    if normalizer is not None:
+        captions = torch.bincount(truth.video_of_text[texts.index.cpu()], minlength=truth.videos)[videos.index.cpu()]
+        bank = method.bank() if normalizer.needs_bank else None
+        context = evaluator.context("text-to-video", normalizer, bank, source, captions)
     with method.restricted(), gathered(method, method.encoder):
         scores, columns = best_videos(source, config.top_k, normalizer, context)
     back = torch.argsort(order)

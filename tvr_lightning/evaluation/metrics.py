@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities.data import dim_zero_cat
+from typing_extensions import override
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.ranks import Ranks
@@ -85,12 +86,12 @@ class RecallAtK(RankMetric):
         self.k = k
 
     @property
+    @override
     def name(self) -> str:
-        """Name of the metric's column."""
         return f"R@{self.k}"
 
+    @override
     def value(self, ranks: Ranks) -> Tensor:
-        """Return the percentage for the ranks of Q queries, a scalar."""
         return 100.0 * ranks.found_within(self.k).mean()
 
 
@@ -110,8 +111,8 @@ class RecallSum(RankMetric):
         super().__init__()
         self.recalls = [RecallAtK(k) for k in recall]
 
+    @override
     def value(self, ranks: Ranks) -> Tensor:
-        """Return the sum for the ranks of Q queries, a scalar."""
         return torch.stack([recall.value(ranks) for recall in self.recalls]).sum()
 
 
@@ -127,8 +128,8 @@ class MedianRank(RankMetric):
     higher_is_better = False
     name = "MdR"
 
+    @override
     def value(self, ranks: Ranks) -> Tensor:
-        """Return the median for the ranks of Q queries, a scalar."""
         return ranks.expected().quantile(0.5)
 
 
@@ -144,8 +145,8 @@ class MeanRank(RankMetric):
     higher_is_better = False
     name = "MnR"
 
+    @override
     def value(self, ranks: Ranks) -> Tensor:
-        """Return the mean for the ranks of Q queries, a scalar."""
         return ranks.expected().mean()
 
 

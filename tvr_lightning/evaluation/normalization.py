@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.sources import (
@@ -149,8 +150,8 @@ class DualSoftmax(Normalizer):
         self.name = f"dual softmax (temperature {temperature:g})"
         self._negative: dict[Direction, bool] = {}
 
+    @override
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
-        """Sum the exponentials of the queries for every gallery item, and look for scores below zero."""
         negative = torch.zeros((), dtype=torch.int64, device=scores.device)
 
         def count(values: Tensor, rows: slice, columns: slice) -> Tensor:
@@ -166,8 +167,8 @@ class DualSoftmax(Normalizer):
 
         return adjust
 
+    @override
     def warnings(self) -> list[str]:
-        """Return a warning if a score of either direction is below zero."""
         mark = "some scores are below zero, and dual softmax can reverse their order"
         return [mark] if any(self._negative.values()) else []
 
@@ -202,8 +203,8 @@ class QueryBankNorm(Normalizer):
         self.occurrences = occurrences
         self.name = f"QB-Norm (beta {beta:g}, k {k}" + (f", occurrences {occurrences})" if occurrences > 1 else ")")
 
+    @override
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
-        """Find the popular gallery items and their normalization sums from the bank."""
         bank = _need_bank(context, self.name)
         seen = torch.bincount(best_of_gallery(bank, self.k).flatten(), minlength=bank.gallery)
         popular = seen >= self.occurrences
@@ -262,8 +263,8 @@ class SinkhornBias(Normalizer):
         self.name = f"Sinkhorn ({queries} queries, {gamma}, {iterations} iterations, {marginals} marginals"
         self.name += ", a bias per part)" if per_part else ")"
 
+    @override
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
-        """Balance the queries against the gallery."""
         bias = self.gallery_bias(scores, context)
 
         def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
@@ -343,8 +344,8 @@ class NormalizerChain(Normalizer):
         self.needs_bank = normalizers[0].needs_bank
         self.needs_parts = normalizers[0].needs_parts
 
+    @override
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
-        """Fit each normalizer on the scores returned by the previous one."""
         adjustments: list[Adjustment] = []
         for normalizer in self.normalizers:
             adjustments.append(_keep_left_out(normalizer.fit(scores, context)))
@@ -357,12 +358,12 @@ class NormalizerChain(Normalizer):
 
         return adjust
 
+    @override
     def measured(self, video_of_text: Tensor) -> dict[str, float]:
-        """Return the values that each normalizer reports, given the video of each text (N,)."""
         return {name: value for each in self.normalizers for name, value in each.measured(video_of_text).items()}
 
+    @override
     def warnings(self) -> list[str]:
-        """Return the warnings of each normalizer."""
         return [mark for each in self.normalizers for mark in each.warnings()]
 
 

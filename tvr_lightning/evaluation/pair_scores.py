@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.sources import Block, ProcessShare, ScoreSource
@@ -15,6 +16,7 @@ Score = Callable[[TextFeatures, VideoFeatures], Scores]
 LeakingScore = Callable[[TextFeatures, VideoFeatures, TextFeatures], Scores]
 
 VIDEO_BLOCK = 128  # videos of a block for small galleries: gives every process blocks and still keeps a GPU busy
+PAIR_BYTES = 256  # memory that a scoring function needs for each pair of a block
 BYTES_OF_A_PASS = 32  # per pair: the block, its comparisons and its double-precision sums
 COPIES_OF_TEXTS = 4  # copies of the texts within a score, such as unit vectors and projections
 
@@ -31,7 +33,6 @@ class PairScores(ScoreSource):
         videos: features of M videos.
         memory_budget_bytes: memory budget of a pass without the features; the matrix is cached if it fits into an
             eighth.
-        pair_bytes: memory that the scoring function needs for each pair of a block, in bytes.
         block_texts, block_videos: size of a block; by default chosen from the budget.
         device: device that computes the scores; by default the device of the features.
         shard: share of this process in the video blocks.
@@ -47,8 +48,7 @@ class PairScores(ScoreSource):
         texts: TextFeatures,
         videos: VideoFeatures,
         *,
-        memory_budget_bytes: int,
-        pair_bytes: int,
+        memory_budget_bytes: int = 2 * 2**30,
         block_texts: int | None = None,
         block_videos: int | None = None,
         device: torch.device | None = None,
@@ -64,7 +64,7 @@ class PairScores(ScoreSource):
         self.part = part
         self.text_index = text_index
         self.video_index = video_index
-        pairs = max(memory_budget_bytes // 2 // (pair_bytes + BYTES_OF_A_PASS), 1)
+        pairs = max(memory_budget_bytes // 2 // (PAIR_BYTES + BYTES_OF_A_PASS), 1)
         text_bytes = max(_size_in_bytes(texts) // max(self.queries, 1), 1)
         texts_at_once = min(max(memory_budget_bytes // 4 // (COPIES_OF_TEXTS * text_bytes), 1), max(self.queries, 1))
         columns = memory_budget_bytes // 2 // (BYTES_OF_A_PASS * max(self.queries, 1))
@@ -92,37 +92,38 @@ class PairScores(ScoreSource):
         mine = list(starts)[self.shard.rank :: self.shard.world]
         return [slice(start, min(start + self.block_videos, self.gallery)) for start in mine]
 
+    @override
     def blocks(self) -> Iterator[Block]:
-        """Yield this process's blocks, all texts of a video block before the next one.
-
-        Raises:
-            UserError: Scores are NaN in any process. All processes raise together after the first complete pass.
-        """
+        # All texts of a video block before the next one. All processes raise together after the first complete pass.
         nan, first = 0, ""
         for columns in self.video_blocks():
-            kept = all((rows.start, columns.start) in self._kept for rows, _ in self.text_blocks)
-            videos = None if kept else self.videos[columns].to(self.device)
+            videos: VideoFeatures | None = None
             for rows, slot in self.text_blocks:
-                block = Block(self._block(rows, columns, slot, videos), rows, columns)
+                key = (rows.start, columns.start)
+                values = self._kept.get(key)
+                if values is None:
+                    if videos is None:
+                        videos = self.videos[columns].to(self.device)
+                    values = self._compute(rows, columns, slot, videos)
+                    if self.queries * self.gallery * values.element_size() / self.shard.world <= self.budget / 8:
+                        self._kept[key] = values
+                block = Block(values, rows, columns)
                 if not self._checked:
                     wrong = torch.isnan(block.values)
                     if wrong.any():
                         first = first or self._name_first(wrong, block)
                         nan += int(wrong.sum())
                 yield block
-        if not self._checked:
-            self._raise_on_nan(nan, first)
-            self._checked = True
-
-    def _block(self, rows: slice, columns: slice, slot: int, videos: VideoFeatures | None) -> Tensor:
-        key = (rows.start, columns.start)
-        if key in self._kept:
-            return self._kept[key]
-        assert videos is not None
-        values = self._compute(rows, columns, slot, videos)
-        if self.queries * self.gallery * values.element_size() / self.shard.world <= self.budget / 8:
-            self._kept[key] = values
-        return values
+        if self._checked:
+            return
+        nan = int(self.shard.sum(torch.tensor([nan], device=self.device)))
+        if nan:
+            raise UserError(
+                f"{nan} of {self.queries * self.gallery} scores are NaN; the first is "
+                f"{first or 'in another process'} (by position in the split). Look for an overflow or an empty mask in "
+                "the method's score"
+            )
+        self._checked = True
 
     @torch.no_grad()
     def _compute(self, rows: slice, columns: slice, slot: int, videos: VideoFeatures) -> Tensor:
@@ -146,15 +147,6 @@ class PairScores(ScoreSource):
         text = row if self.text_index is None else int(self.text_index[row])
         video = column if self.video_index is None else int(self.video_index[column])
         return f"text {text} against video {video}"
-
-    def _raise_on_nan(self, nan: int, first: str) -> None:
-        total = int(self.shard.sum(torch.tensor([nan], device=self.device)))
-        if total:
-            raise UserError(
-                f"{total} of {self.queries * self.gallery} scores are NaN; the first is "
-                f"{first or 'in another process'} (by position in the split). Look for an overflow or an empty mask in "
-                "the method's score"
-            )
 
 
 def _size_in_bytes(texts: TextFeatures) -> int:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from rich.console import Console
 from rich.table import Table
+from typing_extensions import override
 
 from tvr_lightning.evaluation.audit_result import NOT_AUDITABLE, NOT_AUDITED, AuditResult
 from tvr_lightning.evaluation.evaluator import Evaluation, RetrievalTable
@@ -96,8 +97,8 @@ class Results(RetrievalTable, RunResults):
     intervals: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     audit: dict[str, Any] | None = None
 
+    @override
     def rows(self) -> list[dict[str, Any]]:
-        """Return one row per direction for the CSV file."""
         common = {
             "method": self.method,
             "dataset": self.dataset,
@@ -113,13 +114,13 @@ class Results(RetrievalTable, RunResults):
             for direction, values in (("text-to-video", self.text_to_video), ("video-to-text", self.video_to_text))
         ]
 
+    @override
     def table(self) -> dict[str, list[str]]:
-        """Return the cells of the printed table, a row for each direction."""
         metrics = {name: [f"{row[name]:.1f}" for row in self.rows()] for name in self.text_to_video}
         return {"direction": [row["direction"] for row in self.rows()], **metrics}
 
+    @override
     def notes(self) -> list[str]:
-        """Return the lines below the table, beginning with SumR and the number of ranked items."""
         lines = [f"SumR {self.sum_of_recalls:.1f} · {self.texts} texts, {self.videos} videos"]
         if self.post_processing:
             seen = "uses the whole test set" if self.transductive else "uses no other test query"

@@ -83,7 +83,7 @@ def read_scores(
 
 
 def _aligned(
-    path: Path, matrix: Tensor, axis: int, ids: Sequence[object] | None, expected: Sequence[object], where: str
+    path: Path, matrix: Tensor, axis: int, ids: Sequence[Any] | None, expected: Sequence[Any], where: str
 ) -> Tensor:
     """Return the matrix with one axis in the order of the expected IDs; None if it has that order already."""
     what, entry = ("text", "row") if axis == 0 else ("video", "column")
@@ -96,19 +96,16 @@ def _aligned(
         return matrix
     if len(ids) != count:
         raise ScoresError(f"{path}: {len(ids)} {what} IDs for {count} {entry}s. Write one ID per {entry}.")
-    position: dict[object, int] = {}
-    known = set(expected)
-    for number, name in enumerate(ids):
-        if name not in known:
-            raise ScoresError(
-                f"{path}: {what} {name!r} is not in {where}. Use its {what} IDs, such as {expected[0]!r}."
-            )
-        if position.setdefault(name, number) != number:
-            raise ScoresError(f"{path}: {what} {name!r} occurs twice. Write one {entry} per {what}.")
-    for name in expected:
-        if name not in position:
-            raise ScoresError(f"{path}: {what} {name!r} of {where} is missing. Write one {entry} per {what}.")
-    return matrix.index_select(axis, torch.tensor([position[name] for name in expected]))
+    index, wanted = pd.Index(ids), pd.Index(expected)
+    problems = {
+        f"is not in {where}. Use its {what} IDs, such as {expected[0]!r}.": index[~index.isin(wanted)],
+        f"occurs twice. Write one {entry} per {what}.": index[index.duplicated()],
+        f"of {where} is missing. Write one {entry} per {what}.": wanted[~wanted.isin(index)],
+    }
+    for problem, names in problems.items():
+        if len(names):
+            raise ScoresError(f"{path}: {what} {names.tolist()[0]!r} {problem}")
+    return matrix.index_select(axis, torch.from_numpy(index.get_indexer(wanted)))
 
 
 def _finite(path: Path, matrix: Tensor) -> Tensor:

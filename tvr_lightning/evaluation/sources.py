@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 Adjustment = Callable[[Tensor, slice, slice], Tensor]
 
@@ -44,12 +45,9 @@ class Block:
 
 
 class ScoreSource(ABC):
-    """Scores of Q queries against G gallery items, in blocks with a fixed order and fixed shapes.
+    """Scores of Q queries against G gallery items on a device, in blocks with a fixed order and fixed shapes.
 
-    Args:
-        queries, gallery: numbers Q and G.
-        device: device of blocks and results.
-        shard: share of this process in the blocks; all blocks by default.
+    `shard` is the share of this process in the blocks; all blocks by default.
     """
 
     def __init__(self, queries: int, gallery: int, device: torch.device, shard: ProcessShare | None = None) -> None:
@@ -70,8 +68,8 @@ class MatrixSource(ScoreSource):
         super().__init__(matrix.shape[0], matrix.shape[1], matrix.device)
         self.matrix = matrix
 
+    @override
     def blocks(self) -> Iterator[Block]:
-        """Yield the whole matrix."""
         yield Block(self.matrix, slice(0, self.queries), slice(0, self.gallery))
 
 
@@ -82,24 +80,29 @@ class TransposedSource(ScoreSource):
         super().__init__(source.gallery, source.queries, source.device, source.shard)
         self.source = source
 
+    @override
     def blocks(self) -> Iterator[Block]:
-        """Yield the transposed blocks of the source."""
         for block in self.source.blocks():
             yield Block(block.values.T, block.columns, block.rows)
 
 
 class AdjustedSource(ScoreSource):
-    """Source of post-processed scores."""
+    """Source of post-processed scores; the adjustment None keeps them."""
 
-    def __init__(self, source: ScoreSource, adjustment: Adjustment) -> None:
+    def __init__(self, source: ScoreSource, adjustment: Adjustment | None) -> None:
         super().__init__(source.queries, source.gallery, source.device, source.shard)
         self.source = source
         self.adjustment = adjustment
 
+    @override
     def blocks(self) -> Iterator[Block]:
-        """Yield the adjusted blocks of the source."""
         for block in self.source.blocks():
-            yield Block(self.adjustment(block.values, block.rows, block.columns), block.rows, block.columns)
+            yield Block(adjusted(block, self.adjustment), block.rows, block.columns)
+
+
+def adjusted(block: Block, adjustment: Adjustment | None) -> Tensor:
+    """Return the scores (r, c) of a block after an adjustment, if there is one."""
+    return block.values if adjustment is None else adjustment(block.values, block.rows, block.columns)
 
 
 def gallery_logsumexp(source: ScoreSource, scale: float, query_weights: Tensor | None = None) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.evaluation.ranks import Ranks
-from tvr_lightning.evaluation.sources import Adjustment, Block, ScoreSource
+from tvr_lightning.evaluation.sources import Adjustment, Block, ScoreSource, adjusted
 
 
 def streamed_ranks(
@@ -45,7 +45,7 @@ def streamed_ranks(
         best: Tensor | None = None  # of each video's captions with the videos of this column of blocks
         for block in blocks:
             rows, columns = _matches(block, video_of_text)
-            own[block.rows][rows] = _adjusted(block, adjust_texts)[rows, columns].double()
+            own[block.rows][rows] = adjusted(block, adjust_texts)[rows, columns].double()
             values = block.values
             if adjust_videos is not None:
                 values = adjust_videos(values.T, block.columns, block.rows).T
@@ -58,7 +58,7 @@ def streamed_ranks(
         video_counts[:, inside] = _counts(scores, scores[match], match, dim=0)
     own = source.shard.sum(own)
     for block in source.blocks():
-        values = _adjusted(block, adjust_texts)
+        values = adjusted(block, adjust_texts)
         threshold = own[block.rows, None].to(values.dtype)
         text_counts[:, block.rows] += _counts(values, threshold, _matches(block, video_of_text), dim=1)
     (text_better, text_tied), (video_better, video_tied) = map(source.shard.sum, (text_counts, video_counts))
@@ -83,10 +83,6 @@ def _counts(values: Tensor, threshold: Tensor, match: tuple[Tensor, Tensor], dim
         comparison[match] = False
         counts.append(comparison.sum(dim, dtype=torch.int32))  # a copy half the size of int64
     return torch.stack(counts).long()
-
-
-def _adjusted(block: Block, adjustment: Adjustment | None) -> Tensor:
-    return block.values if adjustment is None else adjustment(block.values, block.rows, block.columns)
 
 
 def _matches(block: Block, video_of_text: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,22 +16,21 @@ from tvr_lightning.extract.plan import ExtractSource
 from tvr_lightning.store import FeatureStore, Fingerprint, Part, StoreError
 
 
-def encoder_fingerprint(encoder: Encoder | AudioEncoder) -> Fingerprint:
-    """Return the name and configuration digest of an encoder, and the digest of its weights."""
-    configuration = sorted(encoder.configuration().items())
-    digest = hashlib.sha256(repr(configuration).encode()).hexdigest()[:12]
-    name = dict(configuration).get("name", type(encoder).__name__)
-    return {"encoder": f"{name} {digest}", "weights": encoder.fingerprint()[:16]}
-
-
 def encoder_fingerprints(
     encoder: Encoder, audio_encoder: AudioEncoder | None, parts: Sequence[Part]
 ) -> dict[Part, Fingerprint]:
-    """Return the encoder of each part, reading each encoder's weights once. Parts without one are omitted."""
+    """Return the encoder of each part: its name, configuration digest, and weights. Parts without one are omitted."""
+
+    def of(encoder: Encoder | AudioEncoder) -> Fingerprint:
+        configuration = encoder.configuration()
+        digest = hashlib.sha256(repr(sorted(configuration.items())).encode()).hexdigest()[:12]
+        name = configuration.get("name", type(encoder).__name__)
+        return {"encoder": f"{name} {digest}", "weights": encoder.fingerprint()[:16]}
+
     others: list[Part] = [part for part in parts if part not in ("audio", "pixels")]
-    made: dict[Part, Fingerprint] = dict.fromkeys(others, encoder_fingerprint(encoder) if others else {})
+    made: dict[Part, Fingerprint] = dict.fromkeys(others, of(encoder)) if others else {}
     if audio_encoder is not None and "audio" in parts:
-        made["audio"] = encoder_fingerprint(audio_encoder)
+        made["audio"] = of(audio_encoder)
     return made
 
 

@@ -131,9 +131,7 @@ def parts_of(
     Raises:
         UserError: The source or the encoders cannot provide a part that was requested by name.
     """
-    all_parts = not what or "all" in what
     missing: dict[str, str] = {}
-    features = [part for part in PARTS if part != "pixels"]  # pixels are not features and take the most space
     if not source.texts:
         missing["text"] = "there are no texts. Pass the --config of a dataset."
     if not encoder.gives_patches:
@@ -146,4 +144,6 @@ def parts_of(
     for part in what:
         if part in missing:
             raise UserError(f"--parts {part}: {missing[part]}")
-    return [part for part in PARTS if part in what or (all_parts and part in features and part not in missing)]
+    # Pixels are not features and take the most space, so they are extracted only by name.
+    every = {*PARTS} - {"pixels", *missing} if not what or "all" in what else set()
+    return [part for part in PARTS if part in what or part in every]

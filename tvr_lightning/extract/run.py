@@ -125,14 +125,15 @@ class _Extraction:
         if not shards:
             return
         task = progress.add_task("videos", total=len(videos), completed=len(videos) - len(unfinished))
-        batches = self._batches([record for record, _ in videos], shards)
-        for lacking, groups in shards:
+        groups = [(lacking, group) for lacking, batches in shards for group in batches]
+        encoded = self._batches([record for record, _ in videos], groups)
+        for lacking, batches in shards:
             features: dict[Part, list[tuple[Tensor, Tensor]]] = {part: [] for part in lacking}
             read: list[StoreItem] = []
             failed: list[tuple[StoreItem, str]] = []
-            for group in groups:
+            for group in batches:
                 with self.report.timing("waiting"):
-                    batch = next(batches)
+                    batch = next(encoded)
                 with self.report.timing("encoding"):
                     encode(batch, lacking, self.encoder, self.audio_encoder, self.options.device)
                 read += [videos[i][1] for i in batch.read]
@@ -148,14 +149,13 @@ class _Extraction:
                 self._append(part, read, {part: values}, mask, failed)
 
     def _batches(
-        self, records: list[VideoRecord], shards: Sequence[tuple[Sequence[Part], list[list[int]]]]
+        self, records: list[VideoRecord], groups: list[tuple[tuple[Part, ...], list[int]]]
     ) -> Iterator[ExtractBatch]:
         """Yield the batches, read by worker processes or read and encoded by Ray."""
         read = self.source.read
         if self.options.engine == "ray":
-            groups = [(lacking, group) for lacking, groups in shards for group in groups]
             return encoded_by_ray(records, groups, read, (self.encoder, self.audio_encoder), self.options)
-        items = [[(place, records[place]) for place in group] for _, groups in shards for group in groups]
+        items = [[(place, records[place]) for place in group] for _, group in groups]
         return read_many(items, partial(read_item, read), join, workers=self.options.num_workers)
 
     def _is_done(self, part: Part, item: StoreItem) -> bool:
@@ -168,16 +168,9 @@ class _Extraction:
             return not Path(item.path).is_file() or is_same_file(item.path, stored.marks[item.key])
         return item.key in stored.skipped and is_same_file(item.path, stored.marks[item.key], copies=False)
 
-    def _append(
-        self,
-        part: Part,
-        items: Sequence[StoreItem],
-        tensors: dict[str, Tensor],
-        mask: Tensor,
-        failed: Sequence[tuple[StoreItem, str]] = (),
-    ) -> None:
+    def _append(self, part: Part, items: Sequence[StoreItem], *content: Any) -> None:
         with self.report.timing("writing"):
-            self.writer.append(part, items, tensors, mask, failed)
+            self.writer.append(part, items, *content)
         self.report.written[part] = self.report.written.get(part, 0) + len(items)
 
 

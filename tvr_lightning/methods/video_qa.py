@@ -290,7 +290,7 @@ class VideoQuestionAnswering(RecipeModule):
 
     def _video_bank(self) -> tuple[VideoFeatures, Tensor]:
         """Return the videos read by all devices, and the row of each video of the split, -1 if it was not read."""
-        videos = self.encoded.join_videos(self.device).distinct()
+        videos = self.encoded.joined("videos", self.device).distinct()
         count = 1 + max(question.video for question in self._asked)
         place = torch.full((max(count, int(videos.index[-1]) + 1),), -1, device=videos.index.device)
         place[videos.index] = torch.arange(len(videos), device=videos.index.device)

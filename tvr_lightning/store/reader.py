@@ -87,14 +87,10 @@ class FeatureStore:
         return self._part(part).skipped
 
     def table(self) -> pd.DataFrame:
-        """Return one row per item and part.
-
-        Columns: part, dataset, split, id, path, span_start, span_end (seconds), text, shard, row, dtype, encoder,
-        weights, sampling, preprocessing, skipped.
-        """
+        """Return one row per item and part; the span is in seconds."""
         import pandas as pd  # takes half a second, which training and search do not need
 
-        rows = []
+        rows: list[dict[str, Any]] = []
         for shard, header in self._headers.items():
             of_shard = {"part": header.part, "shard": shard.path.name, "dtype": header.dtype, **header.fingerprint}
             rows += [{**vars(item), **of_shard, "row": row} for row, item in enumerate(header.items)]
@@ -129,13 +125,9 @@ class FeatureStore:
         Files that do not exist on this machine are not compared.
         """
         index = self._part(part)
-        changed = [
-            path
-            for key, path in paths.items()
-            if (index.marks.get(key) is not None or key in index.skipped)
-            and path.is_file()
-            and not is_same_file(path, index.marks[key])
-        ]
+        recorded = [key for key in paths if index.marks.get(key) is not None or key in index.skipped]
+        present = [key for key in recorded if paths[key].is_file()]
+        changed = [paths[key] for key in present if not is_same_file(paths[key], index.marks[key])]
         if changed:
             raise StoreError(
                 f"{len(changed)} of {len(paths)} videos are not the files whose {part} the feature store {self.path} "
@@ -151,28 +143,28 @@ class FeatureStore:
 
     def text(self, texts: Sequence[str]) -> TextFeatures:
         """Return the features of N texts: sentence (N, D), words (N, W, D), word_mask (N, W), float32."""
-        places = [self._place("text", text_id(text), text) for text in texts]
-        sentence, words, mask = (self._rows(places, name) for name in ("sentence", "words", "mask"))
+        keys = [text_id(text) for text in texts]
+        sentence, words, mask = self._read("text", keys, ("sentence", "words", "mask"), texts)
         return TextFeatures(sentence.float(), words.float(), mask)
 
     def video(self, keys: Sequence[VideoKey], patches: bool = False) -> VideoFeatures:
         """Return the features of M videos: frames (M, F, D), frame_mask (M, F), and audio if stored, float32.
 
-        Args:
-            keys: (dataset, video ID, span) of each video.
-            patches: Whether to include the patch vectors (M, F, P, D).
+        Keys are (dataset, video ID, span); with `patches`, the patch vectors (M, F, P, D) are included.
         """
-        features = VideoFeatures(*self._stacked("frames", keys))
+        frames, mask = self._read("frames", keys, ("frames", "mask"))
+        features = VideoFeatures(frames.float(), mask)
         if patches:
-            features.patches, _ = self._stacked("patches", keys)
+            features.patches = self._read("patches", keys, ("patches",))[0].float()
         if "audio" in self._parts:
-            features.audio, features.audio_mask = self._stacked("audio", keys)
+            audio, features.audio_mask = self._read("audio", keys, ("audio", "mask"))
+            features.audio = audio.float()
         return features
 
     def pixels(self, keys: Sequence[VideoKey]) -> tuple[Tensor, Tensor]:
         """Return the sampled frames (M, F, 3, S, S) of M videos as the encoder expects them, and their mask (M, F)."""
-        places = [self._place("pixels", key, _name(key)) for key in keys]
-        return self._rows(places, "pixels"), self._rows(places, "mask")
+        pixels, mask = self._read("pixels", keys, ("pixels", "mask"))
+        return pixels, mask
 
     def first_video(self, patches: bool = False) -> VideoFeatures:
         """Return the features of the first video, which show the shapes to expect from `video`."""
@@ -189,19 +181,18 @@ class FeatureStore:
             )
         return self._parts[part]
 
-    def _stacked(self, part: Part, keys: Sequence[VideoKey]) -> tuple[Tensor, Tensor]:
-        places = [self._place(part, key, _name(key)) for key in keys]
-        return self._rows(places, part).float(), self._rows(places, "mask")
-
-    def _place(self, part: Part, key: Any, name: str) -> tuple[Shard, int]:
+    def _read(
+        self, part: Part, keys: Sequence[Any], tensors: Sequence[str], names: Sequence[str] | None = None
+    ) -> list[Tensor]:
+        """Return tensors (n, ...) of the items with these keys; `names` are for errors."""
         index = self._part(part)
-        if key not in index.places:
-            reason = f"it was skipped: {index.skipped[key]}" if key in index.skipped else "it is missing"
-            raise StoreError(f"the feature store {self.path} has no features of {name}: {reason}{self._why()}")
-        return index.places[key]
-
-    def _rows(self, places: Sequence[tuple[Shard, int]], tensor: str) -> Tensor:
-        return torch.stack([self._open(shard).get_slice(tensor)[row] for shard, row in places])
+        for position, key in enumerate(keys):
+            if key not in index.places:
+                name = names[position] if names else _name(key)
+                reason = f"it was skipped: {index.skipped[key]}" if key in index.skipped else "it is missing"
+                raise StoreError(f"the feature store {self.path} has no features of {name}: {reason}{self._why()}")
+        places = [index.places[key] for key in keys]
+        return [torch.stack([self._open(shard).get_slice(tensor)[row] for shard, row in places]) for tensor in tensors]
 
     def _open(self, shard: Shard) -> Any:
         if shard not in self._handles:

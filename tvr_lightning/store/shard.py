@@ -1,9 +1,8 @@
 """A shard of a feature store: one safetensors file that describes its own content.
 
-A store is a folder of shards named `<part>-<number>-<digest>.safetensors`. The parts are "text", "frames", "patches",
-"audio", and "pixels". The tensors of a shard contain its n items in order: "sentence" (n, D) and "words" (n, W, D), or
-a tensor named after the part, (n, F, D), for patches (n, F, P, D), or for pixels (n, F, 3, S, S) as they were decoded;
-and "mask" (n, W) or (n, F). The header contains, as JSON
+A store is a folder of shards named `<part>-<number>-<digest>.safetensors`. The tensors of a shard contain its n items
+in order: "sentence" (n, D) and "words" (n, W, D), or a tensor named after the part: (n, F, D), for patches
+(n, F, P, D), for pixels (n, F, 3, S, S) as they were decoded; and "mask" (n, W) or (n, F). The header contains, as JSON
 under the key "tvr", the items, the skipped items, and the fingerprint of the features. The digest covers the whole
 file, so that any changed byte is detected. Files are written atomically.
 """
@@ -68,12 +67,9 @@ def file_mark(path: str | Path) -> FileMark | None:
 
 
 def is_same_file(path: str | Path, mark: FileMark | None, copies: bool = True) -> bool:
-    """Return whether a file is the marked one, by its size and modification time, or else by its digest.
+    """Return whether a file is the marked one (None: no file), by its size and modification time or its digest.
 
-    Args:
-        path: File to compare.
-        mark: Mark of the file that was read. None if there was no file.
-        copies: Whether a file with another modification time, such as a copy, can be the same.
+    Without `copies`, a file with another modification time is another file.
     """
     path = Path(path)
     if mark is None or not path.is_file():

@@ -158,7 +158,7 @@ class MethodTestSuite:
         whole = method.score(*features).similarity
         for part in budgets:
             part.memory_gib = 2**-30
-        blocks = PairScores(method.score, *features, memory_budget_bytes=1, pair_bytes=256)
+        blocks = PairScores(method.score, *features, memory_budget_bytes=1)
         found = torch.full_like(whole, float("nan"))
         for block in blocks.blocks():
             found[block.rows, block.columns] = block.values

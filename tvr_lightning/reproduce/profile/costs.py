@@ -16,7 +16,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tvr_lightning.data.batch import PairBatch
-from tvr_lightning.evaluation.loop import PAIR_BYTES
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.features import FeatureBatch
 from tvr_lightning.methods.base import RetrievalModule
@@ -125,9 +124,7 @@ def measure_costs(
         every_text = text[:1].apply(lambda tensor: tensor.expand(queries, *tensor.shape[1:]))
         every_video = video[:1].apply(lambda tensor: tensor.expand(videos, *tensor.shape[1:]))
         budget = module.evaluation_config.memory_bytes
-        blocks = PairScores(
-            module.score, every_text, every_video, memory_budget_bytes=budget, pair_bytes=PAIR_BYTES, device=device
-        )
+        blocks = PairScores(module.score, every_text, every_video, memory_budget_bytes=budget, device=device)
         some = repeated(text, min(blocks.block_texts, queries))
         few = repeated(video, min(blocks.block_videos, videos))
         score_ms = milliseconds(lambda: module.score(some, few)) * queries / (len(some) * len(few))

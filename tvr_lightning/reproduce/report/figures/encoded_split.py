@@ -18,7 +18,7 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.data.records import Split
 from tvr_lightning.errors import MissingAssetError
-from tvr_lightning.evaluation.loop import PAIR_BYTES, encode_split
+from tvr_lightning.evaluation.loop import encode_split
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.video import DecodedClip, read_clip
@@ -115,7 +115,7 @@ def encode_test_split(module: RetrievalModule, data: TextVideoDataModule) -> Enc
     texts, matching = texts[matching >= 0], matching[matching >= 0]
     features = texts.features.to(module.device), videos.features.to(module.device)
     similarity = torch.empty(len(texts), len(videos))
-    source = PairScores(module.score, *features, memory_budget_bytes=2**30, pair_bytes=PAIR_BYTES, device=module.device)
+    source = PairScores(module.score, *features, memory_budget_bytes=2**30, device=module.device)
     for block in source.blocks():
         similarity[block.rows, block.columns] = block.values.float().cpu()
     matched, first = np.unique(matching.numpy(), return_index=True)  # the first text of every video
