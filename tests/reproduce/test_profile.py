@@ -117,10 +117,10 @@ def test_a_recipe_is_profiled_without_its_dataset(tmp_path, capsys):
     options = ["--out", str(tmp_path), "--batch_size", "2", "--queries", "4", "--repeats", "1"]
     assert main(["profile", *words, *options]) == 0
     (card,) = read_profiles(tmp_path / "profiles")
-    assert (card.method, card.batch, card.frames, card.queries) == ("DPDV", 2, 4, 4)
+    assert (card.method, card.batch, card.queries) == ("DPDV", 2, 4)
     assert card.precision == "bf16-mixed"
     assert card.options["class_path"].endswith("DPDV")
-    assert f"{card.costs.parameters / 1e6:.2f} M" in capsys.readouterr().out
+    assert f"{card.costs.parameters / 1e6:.2f}" in capsys.readouterr().out
 
 
 def test_random_weights_are_those_of_every_encoder(tmp_path, monkeypatch):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
+import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -68,14 +69,11 @@ class ProfileCard:
     options: dict[str, Any]
     batch: int
     queries: int
-    frames: int
-    words: int
-    image_size: int
     repeats: int  # measurements of each time
     precision: str
     costs: Costs
     environment: dict[str, Any]  # versions, git state, machine, device, and date
-    schema: int = 3
+    schema: int = 4
 
 
 def read_profiles(folder: Path) -> list[ProfileCard]:
@@ -83,6 +81,30 @@ def read_profiles(folder: Path) -> list[ProfileCard]:
     files = sorted(folder.glob("*.json"))
     found = [read_record(path, ProfileCard, "delete it and rerun `tvr profile`") for path in files]
     return [ProfileCard(**raw | {"costs": Costs(**raw["costs"])}) for raw in found]
+
+
+def profile_table(profiles: Sequence[ProfileCard]) -> pd.DataFrame:
+    """Return one row per profile, as text, with its name as index."""
+    rows = {}
+    for profile in profiles:
+        costs, flops = profile.costs, profile.costs.flops_by_stage
+        # Scoring is counted over all pairs of the batch, the rest over its items.
+        items = sum(value for stage, value in flops.items() if stage not in ("training_step", "score"))
+        values = {
+            "parameters, M": costs.parameters / 1e6,
+            "FLOPs of one pair's inference, G": (items / profile.batch + flops["score"] / profile.batch**2) / 1e9,
+            **{f"GFLOPs, {words}": flops[stage] / 1e9 for stage, words in STAGES.items()},
+            "step, ms": costs.training_step_ms,
+            "ms per text": costs.encode_text_ms,
+            "ms per video": costs.ms_per_video,
+            "MiB, inference": costs.peak_inference_mib,
+            "MiB, training": costs.peak_training_mib,
+            "trained, M": costs.trainable / 1e6,
+        }
+        first = {"method": profile.method, "encoder": profile.encoder, "device": str(profile.environment["device"])}
+        texts = {name: "-" if value is None else f"{value:.2f}" for name, value in values.items()}
+        rows[profile.name] = first | {"batch": str(profile.batch)} | texts
+    return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def measure_costs(

@@ -6,8 +6,6 @@ import re
 
 import torch
 from lightning.pytorch import Trainer
-from rich.console import Console
-from rich.table import Table
 
 from tvr_lightning.config.recipe import Recipe
 from tvr_lightning.config.recipe_files import RecipeError
@@ -16,7 +14,7 @@ from tvr_lightning.encoders.pretrained import weights_follow
 from tvr_lightning.evaluation.results import environment
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.progress import shown
-from tvr_lightning.reproduce.profile.costs import STAGES, ProfileCard, count_flops, measure_costs
+from tvr_lightning.reproduce.profile.costs import ProfileCard, count_flops, measure_costs, profile_table
 
 WORDS = "a person walks along the street while a small dog runs beside a red car"
 AUDIO_STEPS, AUDIO_SAMPLES = 1500, 480_000  # of 30 s: vectors of 20 ms, and samples at 16 kHz
@@ -50,31 +48,14 @@ def profile(recipe: Recipe, batch_size: int, queries: int, repeats: int, device:
         options=recipe.plain()["model"],
         batch=batch_size,
         queries=queries,
-        frames=module.frames,
-        words=module.words,
-        image_size=module.image_size,
         repeats=repeats,
         precision=str(trainer.precision),
         costs=costs,
         environment={**environment(), "device": str(module.device)},
     )
-    table = Table("cost", title=f"{card.method}, {encoder}, batch {batch_size}, {card.precision}, {module.device}")
-    table.add_column("measured", justify="right")
-    memory = {"inference": costs.peak_inference_mib, "training": costs.peak_training_mib}
-    for row in (
-        ("parameters", f"{costs.parameters / 1e6:.2f} M"),
-        ("trained", f"{costs.trainable / 1e6:.2f} M"),
-        *((f"  {name}", f"{count / 1e6:.3f} M") for name, count in costs.parameters_by_module.items()),
-        *((f"FLOPs, {stage}", f"{costs.flops_by_stage[name] / 1e9:.3f} G") for name, stage in STAGES.items()),
-        ("training step", f"{costs.training_step_ms:.1f} ms"),
-        ("encoding a text", f"{costs.encode_text_ms:.2f} ms"),
-        ("encoding a video", f"{costs.encode_video_ms:.2f} ms"),
-        (f"scoring a video for {queries} queries", f"{costs.score_ms_per_video:.2f} ms"),
-        ("per video (encoding and scoring)", f"{costs.ms_per_video:.2f} ms"),
-        *((f"peak memory, {of}", "not available" if mib is None else f"{mib:.0f} MiB") for of, mib in memory.items()),
-    ):
-        table.add_row(*row)
-    Console().print(table)
+    print(profile_table([card]).T.to_string())
+    for name, count in costs.parameters_by_module.items():
+        print(f"parameters of {name}: {count / 1e6:.3f} M")
     return card
 
 

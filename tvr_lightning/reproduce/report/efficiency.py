@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from tvr_lightning.reproduce.profile.costs import STAGES, ProfileCard
 from tvr_lightning.reproduce.published import PublishedRow, published_rows
 from tvr_lightning.reproduce.report.sources import ReportedRun
 
@@ -22,28 +21,6 @@ CLASSES = {
 """Class of each published method."""
 COMPARED = ["parameters, M", "FLOPs of one pair's inference, G", "ms per video", "MiB, training"]
 """Columns of a profile that are compared with the published ones."""
-
-
-def profile_table(profiles: Sequence[ProfileCard]) -> pd.DataFrame:
-    """Return one row per profile, as text, with its name as index."""
-    rows = {}
-    for profile in profiles:
-        costs, flops = profile.costs, profile.costs.flops_by_stage
-        # Scoring is counted over all pairs of the batch, the rest over its items.
-        items = sum(value for stage, value in flops.items() if stage not in ("training_step", "score"))
-        values = {
-            "parameters, M": costs.parameters / 1e6,
-            "FLOPs of one pair's inference, G": (items / profile.batch + flops["score"] / profile.batch**2) / 1e9,
-            **{f"GFLOPs, {words}": flops[stage] / 1e9 for stage, words in STAGES.items()},
-            "step, ms": costs.training_step_ms,
-            "ms per video": costs.ms_per_video,
-            "MiB, inference": costs.peak_inference_mib,
-            "MiB, training": costs.peak_training_mib,
-        }
-        first = {"method": profile.method, "encoder": profile.encoder, "device": str(profile.environment["device"])}
-        texts = {name: "-" if value is None else f"{value:.2f}" for name, value in values.items()}
-        rows[profile.name] = first | {"batch": str(profile.batch)} | texts
-    return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def efficiency_table(profiles: pd.DataFrame, runs: Sequence[ReportedRun]) -> pd.DataFrame:

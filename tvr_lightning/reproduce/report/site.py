@@ -13,9 +13,9 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from tvr_lightning.files import write_whole
-from tvr_lightning.reproduce.profile.costs import ProfileCard
+from tvr_lightning.reproduce.profile.costs import ProfileCard, profile_table
 from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, Chart, not_drawn
-from tvr_lightning.reproduce.report.efficiency import efficiency_table, profile_table
+from tvr_lightning.reproduce.report.efficiency import efficiency_table
 from tvr_lightning.reproduce.report.figures.curves import draw_curves
 from tvr_lightning.reproduce.report.figures.figure_types import draw
 from tvr_lightning.reproduce.report.figures.retrieval_examples import comparisons
