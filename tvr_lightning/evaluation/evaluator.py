@@ -178,10 +178,6 @@ class Evaluator:
             normalizer: Score normalization, applied to each direction separately.
             bank: Training texts and videos, for normalizers that need them.
             metrics: Metrics without ranks, which are updated; by default those of most papers.
-
-        Raises:
-            UserError: An index is outside the split, a score is NaN, the normalizer needs a bank that is not given,
-                or the videos have different numbers of captions under a released protocol.
         """
         read = len(_checked(text_index, len(texts), truth.texts, "text", truth).unique())
         _checked(video_index, len(videos), truth.videos, "video", truth)

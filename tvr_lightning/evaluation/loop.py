@@ -133,7 +133,7 @@ def encode_split(
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     skipped: set[str] | None = None,
 ) -> SplitFeatures:
-    """Encode a whole split into main memory in float32.
+    """Encode a whole split into main memory in float32: every item once, by index, the same on every device.
 
     Args:
         method: Method that encodes, on every device.
@@ -141,9 +141,6 @@ def encode_split(
         compact: Keep only features that `score` uses.
         context: Context for encoding, such as autocast.
         skipped: Set to which files that could not be read are added.
-
-    Returns:
-        Features of every item once, sorted by index, the same on every device.
     """
     whole = Collection(skipped=set() if skipped is None else skipped)
     for loader in loaders:
@@ -162,11 +159,7 @@ def encode_split(
 
 
 def encode_bank(method: _Method, trainer: Trainer, skipped: set[str]) -> Bank:
-    """Encode training texts and videos as stand-ins for user queries in score normalization, compact in main memory.
-
-    At most `evaluation.bank_size` of each are sampled with `evaluation.seed`. Files that cannot be read are added to
-    `skipped`.
-    """
+    """Encode at most `evaluation.bank_size` training texts and videos each; unreadable files are added to `skipped`."""
     config, data = method.evaluation_config, trainer.datamodule  # type: ignore[attr-defined]
     loaders = bank_loaders(data.evaluation_dataloaders("train"), config.bank_size, config.seed)
     context = trainer.precision_plugin.forward_context
@@ -213,8 +206,6 @@ def _evaluator(method: _Method, **options: Any) -> Evaluator:
 
 def predict(method: _Method, split: SplitFeatures, truth: GroundTruth) -> tuple[Tensor, Tensor, Tensor]:
     """Find the best videos of every text, after the normalization of the recipe.
-
-    Some normalizations use the number of captions of each video.
 
     Returns:
         Ascending indices of the N texts (N,), descending scores (N, k), and indices of the videos (N, k).

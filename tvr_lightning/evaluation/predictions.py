@@ -30,23 +30,19 @@ def best_videos(
 
 
 def write_predictions(path: Path, split: Split, text_index: Tensor, scores: Tensor, video_index: Tensor) -> None:
-    """Write one row per text and place, with the correct video and its place (empty if it is not among the best).
+    """Write a Parquet file with one row per text and place, the correct video and its place (empty if not found).
 
-    Args:
-        path: Path of the Parquet file.
-        split: Split with the texts and videos.
-        text_index: Index of the text of each row of scores, (N,).
-        scores: Scores in descending order, (N, k).
-        video_index: Index of the video of each score, (N, k).
+    Texts (N,) and videos (N, k) are given by their indices in the split, with descending scores (N, k).
     """
     import pandas as pd
 
     n, k = scores.shape
     video_ids = [video.video_id for video in split.videos]
-    texts = [split.texts[index] for index in text_index.repeat_interleave(k).tolist()]
+    index_of_row = text_index.repeat_interleave(k).tolist()
+    texts = [split.texts[index] for index in index_of_row]
     frame = pd.DataFrame(
         {
-            "text_index": text_index.repeat_interleave(k).tolist(),
+            "text_index": index_of_row,
             "text": [text.text for text in texts],
             "place": list(range(1, k + 1)) * n,
             "video_id": [video_ids[index] for index in video_index.flatten().tolist()],
