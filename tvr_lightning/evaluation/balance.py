@@ -79,7 +79,7 @@ def balance(scores: ScoreSource, temperature: float, query_group: Tensor, galler
     query_group, gallery_group = query_group.to(scores.device), gallery_group.to(scores.device)
     mass, share = retrieval_mass(scores, temperature), matching_share(query_group, gallery_group)
     error = float((share - mass).abs().mean())
-    return Balance(error, mass, share, error_rates(mass, best_of_gallery(scores, 1), query_group, gallery_group))
+    return Balance(error, mass, share, error_rates(mass, best_of_gallery(scores, 1)[1], query_group, gallery_group))
 
 
 def error_rates(

@@ -16,13 +16,13 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.ground_truth import GroundTruth
+from tvr_lightning.data.samplers import EvaluationSampler
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.bank import bank_loaders
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.evaluator import Evaluation, Evaluator
 from tvr_lightning.evaluation.metrics import RetrievalMetrics
@@ -165,6 +165,31 @@ def encode_bank(method: _Method, trainer: Trainer, skipped: set[str]) -> Bank:
     context = trainer.precision_plugin.forward_context
     split = encode_split(method, loaders, compact=True, context=context, skipped=skipped)
     return Bank(split.texts.features, split.videos.features)
+
+
+def bank_loaders(loaders: Sequence[DataLoader[Any]], size: int, seed: int) -> list[DataLoader[Any]]:
+    """Limit loaders of `evaluation_dataloaders("train")` to `size` items, sampled with the same seed in all processes.
+
+    Items keep the order of the split and their indices in it, and every process has equally many batches.
+    """
+    limited = []
+    for loader in loaders:
+        dataset: Any = loader.dataset
+        if len(dataset) > size:
+            drawn = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:size].sort().values
+            sampler = loader.sampler
+            assert isinstance(sampler, EvaluationSampler)
+            loader = type(loader)(  # a subclass may re-raise errors of its workers
+                Subset(dataset, drawn.tolist()),
+                batch_size=loader.batch_size,
+                sampler=EvaluationSampler(size, replicas=sampler.num_replicas, rank=sampler.rank),
+                num_workers=loader.num_workers,
+                multiprocessing_context=loader.multiprocessing_context,
+                pin_memory=loader.pin_memory,
+                collate_fn=loader.collate_fn,
+            )
+        limited.append(loader)
+    return limited
 
 
 def evaluate(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from tvr_lightning.data.records import Split
@@ -19,14 +18,8 @@ def best_videos(
     """Return the k best scores of every text, descending (N, k), and the columns of their videos (N, k)."""
     if normalizer is not None:
         scores = AdjustedSource(scores, normalizer.fit(scores, context or Context()))
-    columns = best_of_gallery(scores, k)
-    values = torch.empty(columns.shape, device=scores.device)
-    for block in scores.blocks():
-        rows = columns[block.rows]
-        here = (rows >= block.columns.start) & (rows < block.columns.stop)
-        row, place = here.nonzero(as_tuple=True)
-        values[block.rows][row, place] = block.values[row, rows[here] - block.columns.start].float()
-    return values, columns
+    values, columns = best_of_gallery(scores, k)
+    return values.float(), columns
 
 
 def write_predictions(path: Path, split: Split, text_index: Tensor, scores: Tensor, video_index: Tensor) -> None:
