@@ -15,7 +15,7 @@ from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
-from tvr_lightning.extract.batch import ExtractBatch, encode, join, read_item
+from tvr_lightning.extract.batch import ExtractBatch, encode, join
 from tvr_lightning.extract.plan import ExtractOptions
 from tvr_lightning.media.read_many import attempt
 from tvr_lightning.store import Part
@@ -27,7 +27,7 @@ class EncodingActor:
     """Reader and encoder of batches on a machine of the cluster, where the media must have the same paths."""
 
     def __init__(self, records: list[VideoRecord], read: MediaReader, models: Models, device: str) -> None:
-        self.records, self.read, self.device = records, partial(read_item, read), device
+        self.records, self.read, self.device = records, partial(read, generator=None), device
         encoder, audio_encoder = models
         self.models = (encoder.to(device).eval(), None if audio_encoder is None else audio_encoder.to(device).eval())
 
@@ -35,7 +35,7 @@ class EncodingActor:
     def __call__(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Encode one batch. A row contains positions and parts; the result contains features."""
         parts: list[Any] = [str(part) for part in rows["parts"][0]]
-        batch = join([attempt(self.read, (int(place), self.records[int(place)])) for place in rows["places"][0]])
+        batch = join([attempt(self.read, self.records[int(place)]) for place in rows["places"][0]])
         encode(batch, parts, *self.models, self.device)
         encoded = np.empty(1, dtype=object)
         encoded[0] = batch
