@@ -89,13 +89,11 @@ class TwoStage(Normalizer):
     def measured(self, video_of_text: Tensor) -> dict[str, float]:
         recalls = {}
         for direction, chosen in self._found.items():
-            videos = video_of_text.to(chosen.device)
-            if direction == "text-to-video":
-                recall = candidate_recall(chosen, videos)
-            else:
-                described = videos.unique()
-                recall = candidate_recall(videos[chosen[described]], described)
-            recalls[f"recall of the {self.candidates} candidates, {direction}"] = recall
+            own = video_of_text.to(chosen.device)
+            if direction == "video-to-text":
+                videos, own = own, own.unique()
+                chosen = videos[chosen[own]]
+            recalls[f"recall of the {self.candidates} candidates, {direction}"] = candidate_recall(chosen, own)
         return recalls
 
 
