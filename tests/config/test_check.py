@@ -82,7 +82,7 @@ def test_what_does_not_exist_is_named_with_what_does(option, value, said, capsys
             "[frame_word]",
             "decorrelation needs two contrasts, since the variance of frame_word alone",
         ),
-        (f"{MODEL}.evaluation.memory_gib", "-1", "evaluation.memory_gib must be positive, not -1.0"),
+        (f"{MODEL}.evaluation.audit", "2", "evaluation.audit must be at least 4, or 0 for no audit, not 2"),
     ],
 )
 def test_what_options_refuse_is_one_sentence(option, value, said, fixture, capsys):

@@ -18,7 +18,7 @@ from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.predictions import best_videos
 from tvr_lightning.evaluation.sources import AdjustedSource, TransposedSource
 from tvr_lightning.evaluation.streaming import streamed_ranks
-from tvr_lightning.evaluation.two_stage import TwoStage
+from tvr_lightning.evaluation.two_stage import TwoStage, UnscoredPairs
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 
 
@@ -93,8 +93,11 @@ def test_scoring_candidates_alone_ranks_as_a_pass_over_all_pairs(count):
         return second_stage(texts, videos)
 
     source, again = (PairScores(s, text, video, memory_budget_bytes=2**14) for s in (counting, second_stage))
-    scores, adjustments = TwoStage(count).fit_candidates(source)
-    found = streamed_ranks(scores, owner, *adjustments)
+    scores = UnscoredPairs(source)
+    adjust = TwoStage(count).fit(scores, Context("text-to-video"))
+    found = streamed_ranks(
+        scores, owner, adjust, TwoStage(count).fit(TransposedSource(scores), Context("video-to-text"))
+    )
     adjust = TwoStage(count).fit(again, Context("text-to-video"))
     expected = streamed_ranks(
         again, owner, adjust, TwoStage(count).fit(TransposedSource(again), Context("video-to-text"))

@@ -184,7 +184,7 @@ def test_pieces_of_a_matrix_give_what_the_matrix_gives(pieces):
         part = adjust(similarity[2:9, 3:8], slice(2, 9), slice(3, 8))
         torch.testing.assert_close(part, whole[2:9, 3:8])
     for source in (PiecesSource(similarity, *pieces), MatrixSource(similarity)):
-        assert best_of_gallery(source, 3).tolist() == similarity.topk(3).indices.tolist()
+        assert best_of_gallery(source, 3)[1].tolist() == similarity.topk(3).indices.tolist()
         torch.testing.assert_close(gallery_logsumexp(source, 100.0), (100 * similarity).logsumexp(0))
 
 

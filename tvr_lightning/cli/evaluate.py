@@ -69,7 +69,7 @@ def evaluate(
     overrides = [option for option in overrides if option not in own]
     check_before_parsing([], own, [])
     with loading("evaluate"):
-        from tvr_lightning.evaluation.external_scores import Banks, compare, evaluate_scores, intervals
+        from tvr_lightning.evaluation.external_scores import compare, evaluate_scores, intervals
         from tvr_lightning.evaluation.results import print_results, results_of, write_results
         from tvr_lightning.evaluation.scores_file import ScoresError, read_pairs, read_scores
         from tvr_lightning.evaluation.weights import Weights
@@ -91,7 +91,7 @@ def evaluate(
         matrix = (read_pairs if pairs else read_scores)(path, truth, video_ids)
         try:
             with shown(f"evaluate: ranking {path.name}"):
-                evaluation = evaluate_scores(matrix, truth, normalizer, Banks(texts, videos), ks)
+                evaluation = evaluate_scores(matrix, truth, normalizer, ks, texts, videos)
                 drawn = intervals(evaluation, truth, ks)
         except ValueError as error:
             raise ScoresError(f"{path}: {error}") from error

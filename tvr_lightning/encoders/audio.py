@@ -46,21 +46,20 @@ class AudioEncoder(FeatureEncoder):
             return video.audio, video.audio_mask
         if video.audio is None:
             raise UserError(f"The data has no audio. Set data.init_args.audio to {self.kind}")
-        with torch.no_grad(), torch.autocast(video.audio.values.device.type, enabled=False):
+        dimensions = {"whisper": 4, "wav2vec2": 2}[self.kind]
+        values = video.audio.values
+        if values.ndim != dimensions:
+            found = {4: "log-mel windows for whisper", 2: "waveforms for wav2vec2"}.get(values.ndim, "neither")
+            raise UserError(
+                f"{type(self).__name__} needs the input {self.kind!r}, but the data has {found} of shape "
+                f"{tuple(values.shape)}. Set data.init_args.audio to {self.kind}"
+            )
+        with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
             return self.encode_input(video.audio), video.audio.mask
 
     @abstractmethod
     def encode_input(self, audio: AudioInput) -> Tensor:
         """Return the audio vectors (M, F, D_a) of an audio input of M clips."""
-
-    def _check(self, audio: AudioInput) -> None:
-        dimensions = {"whisper": 4, "wav2vec2": 2}[self.kind]
-        if audio.values.ndim != dimensions:
-            found = {4: "log-mel windows for whisper", 2: "waveforms for wav2vec2"}.get(audio.values.ndim, "neither")
-            raise UserError(
-                f"{type(self).__name__} needs the input {self.kind!r}, but the data has {found} of shape "
-                f"{tuple(audio.values.shape)}. Set data.init_args.audio to {self.kind}"
-            )
 
 
 def pool_steps(vectors: Tensor, windows: Tensor) -> Tensor:

@@ -89,10 +89,9 @@ class Encoder(FeatureEncoder):
         return "the encoder's own tokens"
 
     def encode_text(self, text: list[str] | Tokens | TextFeatures, words: int) -> TextFeatures:
-        """Encode N captions, or their tokens, to sentence (N, D), words (N, W, D), word_mask (N, W).
+        """Encode N captions, their tokens, or stored features to sentence (N, D), words (N, W, D), word_mask (N, W).
 
-        W is the smaller of `words` (including SOT and EOT) and `context_length`. Features from a store are returned
-        unchanged.
+        W is the smaller of `words` (including SOT and EOT) and `context_length`.
         """
         if isinstance(text, TextFeatures):
             return text

@@ -94,18 +94,13 @@ class CaptionReport:
 class Captioner:
     """Vision-language model with its processor, which describes segments of pixels (B, F, 3, S, S).
 
-    Attributes:
-        name: Hub name or folder, as shown in results.
-        weights_hash: First 16 hexadecimal digits of the SHA-256 of all weights, the processor's rules and the
-            generation settings.
+    `weights_hash` has the first 16 hexadecimal digits of the SHA-256 of all weights, the processor's rules and the
+    generation settings.
 
     Args:
         model: image-text-to-text model of transformers; it is set to eval mode and stays on its device.
         processor: processor of the model, with a chat template.
-        name: name of the model, stored with the descriptions.
-
-    Raises:
-        UserError: The processor has no chat template.
+        name: Hub name or folder of the model, stored with the descriptions.
     """
 
     def __init__(self, model: nn.Module, processor: Any, name: str) -> None:
@@ -153,14 +148,10 @@ class Captioner:
 def load_captioner(model: str = CAPTION_MODEL, device: str | None = None) -> Captioner:
     """Load a captioner from a folder or from the Hugging Face cache; nothing is downloaded.
 
-    Args:
-        model: Hub name, or folder in the format of transformers.
-        device: Device such as "cpu" or "cuda"; by default a GPU if there is one. Weights are bfloat16 on a GPU and
-            float32 on a CPU.
+    The device is by default a GPU if there is one. Weights are bfloat16 on a GPU and float32 on a CPU.
 
     Raises:
-        MissingWeightsError: The weights are missing.
-        UserError: transformers is not installed, or the model cannot describe images.
+        UserError: transformers is not installed, the weights are missing, or the model cannot describe images.
     """
     try:
         from transformers import AutoModelForImageTextToText, AutoProcessor

@@ -166,10 +166,7 @@ class OpenClipEncoder(Encoder):
         return self.encode_tokens(tokens.ids.to(device), tokens.mask.to(device))
 
     def encode_tokens(self, ids: Tensor, mask: Tensor | None = None) -> TextFeatures:
-        """Encode token ids (N, W): projected words (N, W, D), and the sentence (N, D) as pooled by the tower.
-
-        Without a mask (N, W), ids are CLIP's: `[SOT] tokens [EOT]` with EOT the largest, zero-padded.
-        """
+        """Encode ids (N, W) and their mask (by default CLIP's, up to EOT) to sentence (N, D) and words (N, W, D)."""
         mask = word_mask(ids) if mask is None else mask.bool()
         sentence, words = encode_text(self._text, ids, mask, self.text_mask, self.tokenizer.pad_id)
         return TextFeatures(sentence, words, mask).float()  # as the authors' `.float()` on encoder outputs

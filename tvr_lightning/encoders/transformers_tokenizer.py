@@ -14,13 +14,10 @@ from tvr_lightning.encoders.hub import how_to_download, repository_folder
 from tvr_lightning.encoders.tokenizer import ClipTokenizer, Tokenizer
 from tvr_lightning.errors import UserError
 
-FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
-    "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "config.json",
+VOCABULARIES = (
+    "tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
 )  # fmt: skip
-VOCABULARIES = tuple(name for name in FILES if name not in (
-    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json", "merges.txt",
-))  # fmt: skip
+OTHERS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", "config.json")
 
 
 def build_tokenizer(text: dict[str, Any], architecture: str) -> Tokenizer:
@@ -42,7 +39,7 @@ def tokenizer_folder(source: str, architecture: str, repository: str) -> Path:
         VOCABULARIES,
         f"the tokenizer {source} of {architecture} is missing",
         f"{how_to_download(repository)}, or name a folder: encoder.tokenizer=/path/to/folder",
-        files=FILES,
+        files=(*VOCABULARIES, *OTHERS),
     )
 
 

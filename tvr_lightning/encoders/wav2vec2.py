@@ -50,7 +50,6 @@ class _Wav2Vec2Encoder(AudioEncoder):
 
     @override
     def encode_input(self, audio: AudioInput) -> Tensor:
-        self._check(audio)
         weight = self.model.feature_projection.projection.weight
         frames = audio.windows.shape[1]
         features = weight.new_zeros(len(audio), frames, self.dimension)
@@ -90,7 +89,9 @@ class Wav2Vec2Encoder(_Wav2Vec2Encoder):
     def __init__(self, size: Wav2Vec2Size = "base", weights: str | None = "facebook") -> None:
         if weights not in (None, "none"):
             folder = find_wav2vec2_weights(size, str(weights))
-            super().__init__(_load(folder, size), _normalizes(folder))
+            preprocessing = folder / "preprocessor_config.json"
+            settings = json.loads(preprocessing.read_text(encoding="utf-8")) if preprocessing.is_file() else {}
+            super().__init__(_load(folder, size), bool(settings.get("do_normalize", True)))
             logger.info("wav2vec2 %s: weights from %s", size, folder)
             return
         width, heads, layers = SIZES[size]
@@ -168,9 +169,3 @@ def _load(folder: Path, size: str) -> Any:
     if absent:
         raise UserError(f"{len(absent)} tensors of wav2vec2 {size} are missing in {folder}: {', '.join(absent[:8])}")
     return model
-
-
-def _normalizes(folder: Path) -> bool:
-    """Return whether the checkpoint's own preprocessing normalizes the waveform, which is transformers' default."""
-    path = folder / "preprocessor_config.json"
-    return bool(json.loads(path.read_text(encoding="utf-8")).get("do_normalize", True)) if path.is_file() else True

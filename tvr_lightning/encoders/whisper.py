@@ -43,7 +43,6 @@ class _WhisperEncoder(AudioEncoder):
 
     @override
     def encode_input(self, audio: AudioInput) -> Tensor:
-        self._check(audio)
         clips, windows = audio.values.shape[:2]  # log-mel windows of 30 s, (M, C, 80, 3000)
         weight = self.encoder.conv1.weight
         vectors = weight.new_zeros(clips * windows, WINDOW_STEPS, self.dimension)

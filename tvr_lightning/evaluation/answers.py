@@ -145,5 +145,5 @@ def write_answers(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     import pandas as pd
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    columns = ["question", "video_id", "answer", "probability", "right"]
-    write_whole(path, pd.DataFrame(list(rows), columns=pd.Index(columns)).to_parquet(index=False))
+    columns = pd.Index(["question", "video_id", "answer", "probability", "right"])
+    write_whole(path, pd.DataFrame(list(rows), columns=columns).to_parquet(index=False))

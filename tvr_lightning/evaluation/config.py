@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.metrics import RankMetric
 from tvr_lightning.evaluation.normalization import Normalizer
+from tvr_lightning.option_types import Count, Options, Range
 
 
 @dataclass
-class EvaluationConfig:
+class EvaluationConfig(Options):
     """Settings for turning scores into a results table.
 
     Attributes:
@@ -33,14 +35,15 @@ class EvaluationConfig:
     recall: list[int] = field(default_factory=lambda: [1, 5, 10])
     metrics: list[RankMetric] = field(default_factory=list)
     seed: int = 0
-    memory_gib: float = 2.0
-    top_k: int = 10
+    memory_gib: Annotated[float, Range(above=0)] = 2.0
+    top_k: Count = 10
     normalization: Normalizer | None = None
-    bank_size: int = 16384
+    bank_size: Count = 16384
     balance: bool = False
     audit: int = 64
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.recall or sorted(set(self.recall)) != list(self.recall) or self.recall[0] < 1:
             raise UserError(
                 f"evaluation.recall is {self.recall}; it must be ascending numbers of at least 1, such as [1, 5, 10]"
@@ -48,14 +51,8 @@ class EvaluationConfig:
         names = [metric.name for metric in self.metrics]
         if len(set(names)) < len(names):
             raise UserError(f"evaluation.metrics has several metrics with one name ({', '.join(names)}). Rename one.")
-        if self.memory_gib <= 0:
-            raise UserError(f"evaluation.memory_gib must be positive, not {self.memory_gib}")
-        if self.top_k < 1:
-            raise UserError(f"evaluation.top_k must be at least 1, not {self.top_k}")
         if self.audit and self.audit < 4:
             raise UserError(f"evaluation.audit must be at least 4, or 0 for no audit, not {self.audit}")
-        if self.bank_size < 1:
-            raise UserError(f"evaluation.bank_size must be at least 1, not {self.bank_size}")
 
     @property
     def memory_bytes(self) -> int:

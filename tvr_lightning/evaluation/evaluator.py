@@ -21,7 +21,7 @@ from tvr_lightning.evaluation.pair_scores import LeakingScore, PairScores, Score
 from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.evaluation.sources import AdjustedSource, Adjustment, ProcessShare, ScoreSource, TransposedSource
 from tvr_lightning.evaluation.streaming import streamed_ranks
-from tvr_lightning.evaluation.two_stage import TwoStage
+from tvr_lightning.evaluation.two_stage import TwoStage, UnscoredPairs
 from tvr_lightning.features import IndexedFeatures, TextFeatures, VideoFeatures, first_of_each
 
 LEAKS = "leaks ground truth"
@@ -178,10 +178,6 @@ class Evaluator:
             normalizer: Score normalization, applied to each direction separately.
             bank: Training texts and videos, for normalizers that need them.
             metrics: Metrics without ranks, which are updated; by default those of most papers.
-
-        Raises:
-            UserError: An index is outside the split, a score is NaN, the normalizer needs a bank that is not given,
-                or the videos have different numbers of captions under a released protocol.
         """
         read = len(_checked(text_index, len(texts), truth.texts, "text", truth).unique())
         _checked(video_index, len(videos), truth.videos, "video", truth)
@@ -194,14 +190,13 @@ class Evaluator:
         if len(placed_texts):
             source: ScoreSource = (pairs := self._source(placed_texts, placed_videos, video_of_text))
             adjust: tuple[Adjustment | None, Adjustment | None] = (None, None)
-            # Two-stage retrieval scores only the candidates.
             if isinstance(normalizer, TwoStage) and not self.leaks and not self.measure_balance:
-                source, adjust = normalizer.fit_candidates(pairs)
-            elif normalizer is not None:
+                source = UnscoredPairs(pairs)
+            if normalizer is not None:
                 captions = torch.bincount(video_of_text, minlength=pairs.gallery)
                 forward = self.context("text-to-video", normalizer, bank, pairs, captions)
                 backward = self.context("video-to-text", normalizer, bank, pairs, captions)
-                adjust = normalizer.fit(pairs, forward), normalizer.fit(TransposedSource(pairs), backward)
+                adjust = normalizer.fit(source, forward), normalizer.fit(TransposedSource(source), backward)
             text_ranks, video_ranks = streamed_ranks(source, video_of_text, *adjust)
             if normalizer is not None:
                 measured = normalizer.measured(video_of_text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,39 +24,28 @@ from tvr_lightning.evaluation.statistics import (
 )
 
 
-@dataclass
-class Banks:
-    """Scores of training queries against the split, for normalizers that need them.
-
-    Attributes:
-        texts: (K, M) scores of training texts against the split's videos, for text-to-video, or None.
-        videos: (N, K) scores of the split's texts against training videos, for video-to-text, or None.
-    """
-
-    texts: Tensor | None = None
-    videos: Tensor | None = None
-
-
 def evaluate_scores(
     scores: Tensor,
     truth: GroundTruth,
     normalizer: Normalizer | None = None,
-    banks: Banks | None = None,
     recall: Sequence[int] = (1, 5, 10),
+    bank_texts: Tensor | None = None,
+    bank_videos: Tensor | None = None,
 ) -> Evaluation:
     """Rank a similarity matrix in both directions.
 
     Args:
         scores: Similarity matrix (N, M) in the split's order.
         truth: Ground truth of the split.
-        normalizer: Post-processing, applied to each direction separately.
-        banks: Scores of training queries. A direction without a bank is not normalized, which adds a warning.
+        normalizer: Post-processing, applied to each direction separately. A direction without the bank that it needs
+            is not normalized, which adds a warning.
         recall: Values of K for R@K.
+        bank_texts: Scores (K, M) of training texts against the split's videos, for text-to-video.
+        bank_videos: Scores (N, K) of the split's texts against training videos, for video-to-text.
 
     Raises:
         UserError: The normalizer needs scores that are not given, or cannot be applied to a matrix.
     """
-    banks = banks or Banks()
     warnings: list[str] = []
     left_out = int((scores == NOT_FOUND).sum())
     if left_out:
@@ -66,16 +54,16 @@ def evaluate_scores(
     if normalizer is not None:
         if left_out:
             raise ScoresError(f"{normalizer.name} needs the scores of all pairs, but {left_out} have none")
-        if normalizer.needs_bank and banks.texts is None and banks.videos is None:
+        if normalizer.needs_bank and bank_texts is None and bank_videos is None:
             raise ScoresError(f"{normalizer.name} needs scores of training queries. Pass --bank_texts or --bank_videos")
         counts = torch.bincount(truth.video_of_text, minlength=truth.videos).double()
         ones = torch.ones(truth.texts, dtype=torch.float64)
-        if not normalizer.needs_bank or banks.texts is not None:
-            texts = normalize_scores(normalizer, texts, banks.texts, "text-to-video", ones, counts)
+        if not normalizer.needs_bank or bank_texts is not None:
+            texts = normalize_scores(normalizer, texts, bank_texts, "text-to-video", ones, counts)
         else:
             warnings.append("text-to-video is not normalized: no scores of training texts were given")
-        if not normalizer.needs_bank or banks.videos is not None:
-            bank = None if banks.videos is None else banks.videos.T
+        if not normalizer.needs_bank or bank_videos is not None:
+            bank = None if bank_videos is None else bank_videos.T
             videos = normalize_scores(normalizer, videos, bank, "video-to-text", counts, ones)
         else:
             warnings.append("video-to-text is not normalized: no scores of training videos were given")

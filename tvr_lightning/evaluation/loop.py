@@ -16,13 +16,13 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.ground_truth import GroundTruth
+from tvr_lightning.data.samplers import EvaluationSampler
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.bank import bank_loaders
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.evaluator import Evaluation, Evaluator
 from tvr_lightning.evaluation.metrics import RetrievalMetrics
@@ -133,7 +133,7 @@ def encode_split(
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     skipped: set[str] | None = None,
 ) -> SplitFeatures:
-    """Encode a whole split into main memory in float32.
+    """Encode a whole split into main memory in float32: every item once, by index, the same on every device.
 
     Args:
         method: Method that encodes, on every device.
@@ -141,9 +141,6 @@ def encode_split(
         compact: Keep only features that `score` uses.
         context: Context for encoding, such as autocast.
         skipped: Set to which files that could not be read are added.
-
-    Returns:
-        Features of every item once, sorted by index, the same on every device.
     """
     whole = Collection(skipped=set() if skipped is None else skipped)
     for loader in loaders:
@@ -162,16 +159,37 @@ def encode_split(
 
 
 def encode_bank(method: _Method, trainer: Trainer, skipped: set[str]) -> Bank:
-    """Encode training texts and videos as stand-ins for user queries in score normalization, compact in main memory.
-
-    At most `evaluation.bank_size` of each are sampled with `evaluation.seed`. Files that cannot be read are added to
-    `skipped`.
-    """
+    """Encode at most `evaluation.bank_size` training texts and videos each; unreadable files are added to `skipped`."""
     config, data = method.evaluation_config, trainer.datamodule  # type: ignore[attr-defined]
     loaders = bank_loaders(data.evaluation_dataloaders("train"), config.bank_size, config.seed)
     context = trainer.precision_plugin.forward_context
     split = encode_split(method, loaders, compact=True, context=context, skipped=skipped)
     return Bank(split.texts.features, split.videos.features)
+
+
+def bank_loaders(loaders: Sequence[DataLoader[Any]], size: int, seed: int) -> list[DataLoader[Any]]:
+    """Limit loaders of `evaluation_dataloaders("train")` to `size` items, sampled with the same seed in all processes.
+
+    Items keep the order of the split and their indices in it, and every process has equally many batches.
+    """
+    limited = []
+    for loader in loaders:
+        dataset: Any = loader.dataset
+        if len(dataset) > size:
+            drawn = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:size].sort().values
+            sampler = loader.sampler
+            assert isinstance(sampler, EvaluationSampler)
+            loader = type(loader)(  # a subclass may re-raise errors of its workers
+                Subset(dataset, drawn.tolist()),
+                batch_size=loader.batch_size,
+                sampler=EvaluationSampler(size, replicas=sampler.num_replicas, rank=sampler.rank),
+                num_workers=loader.num_workers,
+                multiprocessing_context=loader.multiprocessing_context,
+                pin_memory=loader.pin_memory,
+                collate_fn=loader.collate_fn,
+            )
+        limited.append(loader)
+    return limited
 
 
 def evaluate(
@@ -213,8 +231,6 @@ def _evaluator(method: _Method, **options: Any) -> Evaluator:
 
 def predict(method: _Method, split: SplitFeatures, truth: GroundTruth) -> tuple[Tensor, Tensor, Tensor]:
     """Find the best videos of every text, after the normalization of the recipe.
-
-    Some normalizations use the number of captions of each video.
 
     Returns:
         Ascending indices of the N texts (N,), descending scores (N, k), and indices of the videos (N, k).

@@ -167,15 +167,7 @@ def rank_metrics(recall: Sequence[int] = (1, 5, 10), more: Iterable[RankMetric] 
 
 
 class RetrievalMetrics(nn.Module):
-    """Metrics of both directions of retrieval.
-
-    Args:
-        recall: Values of K for R@K.
-        more: Metrics to add to each direction.
-
-    Attributes:
-        text_to_video, video_to_text: metrics of one direction by name.
-        sum_of_recalls: SumR, the sum of the recalls of both directions (percent, at most 200 times the number of K).
+    """Metrics of both directions of retrieval: those of `rank_metrics`, and SumR, the sum of all recalls.
 
     Example:
         >>> metrics = RetrievalMetrics()

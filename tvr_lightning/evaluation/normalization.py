@@ -206,10 +206,10 @@ class QueryBankNorm(Normalizer):
     @override
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
         bank = _need_bank(context, self.name)
-        seen = torch.bincount(best_of_gallery(bank, self.k).flatten(), minlength=bank.gallery)
+        seen = torch.bincount(best_of_gallery(bank, self.k)[1].flatten(), minlength=bank.gallery)
         popular = seen >= self.occurrences
         total = gallery_logsumexp(bank, self.beta)
-        chosen = popular[best_of_gallery(scores, 1).flatten()]
+        chosen = popular[best_of_gallery(scores, 1)[1].flatten()]
 
         def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
             normalized = (values.double() * self.beta - total[columns]).exp().to(values.dtype)

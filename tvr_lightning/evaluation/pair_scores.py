@@ -111,8 +111,12 @@ class PairScores(ScoreSource):
                 if not self._checked:
                     wrong = torch.isnan(block.values)
                     if wrong.any():
-                        first = first or self._name_first(wrong, block)
                         nan += int(wrong.sum())
+                        row, column = wrong.nonzero()[0].tolist()
+                        row, column = row + rows.start, column + columns.start
+                        text = row if self.text_index is None else int(self.text_index[row])
+                        video = column if self.video_index is None else int(self.video_index[column])
+                        first = first or f"text {text} against video {video}"
                 yield block
         if self._checked:
             return
@@ -140,13 +144,6 @@ class PairScores(ScoreSource):
                 f"{expected[1]} videos. The shape must be (N, M)."
             )
         return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-
-    def _name_first(self, wrong: Tensor, block: Block) -> str:
-        row, column = wrong.nonzero()[0].tolist()
-        row, column = row + block.rows.start, column + block.columns.start
-        text = row if self.text_index is None else int(self.text_index[row])
-        video = column if self.video_index is None else int(self.video_index[column])
-        return f"text {text} against video {video}"
 
 
 def _size_in_bytes(texts: TextFeatures) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from tvr_lightning.data.records import Split
@@ -19,34 +18,24 @@ def best_videos(
     """Return the k best scores of every text, descending (N, k), and the columns of their videos (N, k)."""
     if normalizer is not None:
         scores = AdjustedSource(scores, normalizer.fit(scores, context or Context()))
-    columns = best_of_gallery(scores, k)
-    values = torch.empty(columns.shape, device=scores.device)
-    for block in scores.blocks():
-        rows = columns[block.rows]
-        here = (rows >= block.columns.start) & (rows < block.columns.stop)
-        row, place = here.nonzero(as_tuple=True)
-        values[block.rows][row, place] = block.values[row, rows[here] - block.columns.start].float()
-    return values, columns
+    values, columns = best_of_gallery(scores, k)
+    return values.float(), columns
 
 
 def write_predictions(path: Path, split: Split, text_index: Tensor, scores: Tensor, video_index: Tensor) -> None:
-    """Write one row per text and place, with the correct video and its place (empty if it is not among the best).
+    """Write a Parquet file with one row per text and place, the correct video and its place (empty if not found).
 
-    Args:
-        path: Path of the Parquet file.
-        split: Split with the texts and videos.
-        text_index: Index of the text of each row of scores, (N,).
-        scores: Scores in descending order, (N, k).
-        video_index: Index of the video of each score, (N, k).
+    Texts (N,) and videos (N, k) are given by their indices in the split, with descending scores (N, k).
     """
     import pandas as pd
 
     n, k = scores.shape
     video_ids = [video.video_id for video in split.videos]
-    texts = [split.texts[index] for index in text_index.repeat_interleave(k).tolist()]
+    index_of_row = text_index.repeat_interleave(k).tolist()
+    texts = [split.texts[index] for index in index_of_row]
     frame = pd.DataFrame(
         {
-            "text_index": text_index.repeat_interleave(k).tolist(),
+            "text_index": index_of_row,
             "text": [text.text for text in texts],
             "place": list(range(1, k + 1)) * n,
             "video_id": [video_ids[index] for index in video_index.flatten().tolist()],

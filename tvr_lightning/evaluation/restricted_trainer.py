@@ -18,7 +18,6 @@ OPEN = {
 }  # fmt: skip
 """Attributes of the trainer that give no access to data."""
 
-
 _TRAINERS: WeakKeyDictionary[RestrictedTrainer, Any] = WeakKeyDictionary()
 
 

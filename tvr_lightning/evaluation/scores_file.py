@@ -30,7 +30,7 @@ class ScoresError(UserError):
 def read_scores(
     path: Path, truth: GroundTruth, video_ids: Sequence[str], bank: Literal["texts", "videos"] | None = None
 ) -> Tensor:
-    """Read a similarity matrix (N, M) of texts against videos without executing code from the file.
+    """Read a similarity matrix (N, M) in the order of the split without executing code from the file.
 
     `.npy` contains the matrix. `.npz` and `.pt` contain it alone or under `similarity`, with `video_ids` and
     `text_index` if rows and columns are not in the split's order.
@@ -41,13 +41,6 @@ def read_scores(
         video_ids: IDs of the M videos.
         bank: `texts` if the rows are training texts, `videos` if the columns are training videos; their order has no
             meaning and is kept. None for scores (N, M) of the split itself.
-
-    Returns:
-        Scores in the order of the split.
-
-    Raises:
-        ScoresError: The file cannot be read, contains no matrix, a score is NaN or infinite, or a text or video of the
-            split is missing, unknown or repeated.
     """
     if path.suffix not in (".npy", ".npz", ".pt", ".pth"):
         raise ScoresError(f"{path}: expected .npy, .npz, .pt or .parquet")
@@ -122,12 +115,7 @@ def _finite(path: Path, matrix: Tensor) -> Tensor:
 def read_pairs(path: Path, truth: GroundTruth, video_ids: Sequence[str]) -> Tensor:
     """Read scores of pairs in the format of `tvr predict`: Parquet with columns text_index, video_id and score.
 
-    Returns:
-        Scores (N, M) float64 in the split's order; `NOT_FOUND` for pairs that are not listed.
-
-    Raises:
-        ScoresError: The file cannot be read, contains texts or videos outside the split, lists a pair twice, or a
-            score is NaN.
+    Returns scores (N, M) float64 in the split's order; `NOT_FOUND` for pairs that are not listed.
     """
     try:
         table = pd.read_parquet(path, columns=["text_index", "video_id", "score"])

@@ -124,8 +124,8 @@ def query_logsumexp(source: ScoreSource, scale: float, gallery_weights: Tensor |
     return gallery_logsumexp(TransposedSource(source), scale, gallery_weights)
 
 
-def best_of_gallery(source: ScoreSource, k: int) -> Tensor:
-    """Return the k gallery items with the highest scores (Q, G) for each query, best first, (Q, min(k, G)) int64."""
+def best_of_gallery(source: ScoreSource, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k highest scores (Q, min(k, G)) float64 of each query, best first, and their gallery items."""
     k = min(k, source.gallery)
     scores = torch.full((source.queries, k), float("-inf"), dtype=torch.float64, device=source.device)
     items = torch.zeros(source.queries, k, dtype=torch.int64, device=source.device)
@@ -135,6 +135,6 @@ def best_of_gallery(source: ScoreSource, k: int) -> Tensor:
         numbers = torch.cat([items[block.rows], columns.expand(len(block.values), -1)], dim=1)
         scores[block.rows], place = candidates.topk(k, dim=1)
         items[block.rows] = numbers.gather(1, place)
-    all_scores, all_items = source.shard.gather(scores), source.shard.gather(items)
-    _, place = all_scores.transpose(0, 1).flatten(1).topk(k, dim=1)
-    return all_items.transpose(0, 1).flatten(1).gather(1, place)
+    all_scores, all_items = (source.shard.gather(part).transpose(0, 1).flatten(1) for part in (scores, items))
+    best, place = all_scores.topk(k, dim=1)
+    return best, all_items.gather(1, place)

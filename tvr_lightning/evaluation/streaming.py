@@ -32,9 +32,6 @@ def streamed_ranks(
 
     Returns:
         Ranks of the N texts by row, and ranks of the videos that have texts by column; the same on every process.
-
-    Raises:
-        UserError: A score is NaN.
     """
     video_of_text = video_of_text.to(source.device)
     videos, group = torch.unique(video_of_text, return_inverse=True)

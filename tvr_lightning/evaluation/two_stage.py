@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.normalization import LEFT_OUT, Context, Direction, Normalizer
@@ -54,35 +55,24 @@ class TwoStage(Normalizer):
         mask = video.frame_mask.to(video.frames.dtype).unsqueeze(-1)
         return (video.frames * mask).sum(1) / mask.sum(1).clamp(min=1.0)
 
-    def fit_candidates(self, source: PairScores) -> tuple[ScoreSource, tuple[Adjustment, Adjustment]]:
-        """Return scores and adjustments of both directions that rank as `fit`, but score only the candidates."""
-        adjust_texts = self._adjustment(source, "text-to-video", score_candidates_only=True)
-        adjust_videos = self._adjustment(source, "video-to-text", score_candidates_only=True)
-        return _Unscored(source), (adjust_texts, adjust_videos)
-
+    @override
+    @torch.no_grad()
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
-        """Find the candidates of every query.
-
-        Raises:
-            UserError: `scores` come from a matrix, without the features that the first stage needs.
-        """
         while isinstance(scores, (AdjustedSource, TransposedSource)):
             scores = scores.source
-        if not isinstance(scores, PairScores):
+        source = scores.pairs if isinstance(scores, UnscoredPairs) else scores
+        if not isinstance(source, PairScores):
             raise UserError(
                 "Two-stage retrieval needs the features of texts and videos for its first stage, but got a matrix."
             )
-        return self._adjustment(scores, context.direction)
-
-    @torch.no_grad()
-    def _adjustment(self, source: PairScores, direction: Direction, score_candidates_only: bool = False) -> Adjustment:
+        direction = context.direction
         queries = self.text_vectors(source.texts.float()).to(source.device)
         gallery = self.video_vectors(source.videos.float()).to(source.device)
         if direction == "video-to-text":
             queries, gallery = gallery, queries
         block = max(1, min(QUERIES_PER_BLOCK, source.budget // (16 * max(len(gallery), 1))))
         chosen = self._found[direction] = nearest(queries, gallery, self.candidates, block)
-        scored = _candidate_scores(source, chosen, direction) if score_candidates_only else None
+        scored = _candidate_scores(source, chosen, direction) if source is not scores else None
         queries, gallery = unit(queries).double(), unit(gallery).double()
 
         def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
@@ -95,30 +85,29 @@ class TwoStage(Normalizer):
 
         return adjust
 
+    @override
     def measured(self, video_of_text: Tensor) -> dict[str, float]:
-        """Return the recall of the candidates in percent for each fitted direction, by name."""
         recalls = {}
         for direction, chosen in self._found.items():
-            videos = video_of_text.to(chosen.device)
-            if direction == "text-to-video":
-                recall = candidate_recall(chosen, videos)
-            else:
-                described = videos.unique()
-                recall = candidate_recall(videos[chosen[described]], described)
-            recalls[f"recall of the {self.candidates} candidates, {direction}"] = recall
+            own = video_of_text.to(chosen.device)
+            if direction == "video-to-text":
+                videos, own = own, own.unique()
+                chosen = videos[chosen[own]]
+            recalls[f"recall of the {self.candidates} candidates, {direction}"] = candidate_recall(chosen, own)
         return recalls
 
 
-class _Unscored(ScoreSource):
-    """Blocks without scores, in the order of a method's blocks, for adjustments that know the scores already."""
+class UnscoredPairs(ScoreSource):
+    """Blocks of a method without scores, from which `TwoStage` scores only the candidates."""
 
-    def __init__(self, source: PairScores) -> None:
-        super().__init__(source.queries, source.gallery, source.device, source.shard)
-        self.source = source
+    def __init__(self, pairs: PairScores) -> None:
+        super().__init__(pairs.queries, pairs.gallery, pairs.device, pairs.shard)
+        self.pairs = pairs
 
+    @override
     def blocks(self) -> Iterator[Block]:
-        for columns in self.source.video_blocks():
-            for rows, _ in self.source.text_blocks:
+        for columns in self.pairs.video_blocks():
+            for rows, _ in self.pairs.text_blocks:
                 shape = rows.stop - rows.start, columns.stop - columns.start
                 yield Block(torch.zeros((), device=self.device).expand(shape), rows, columns)
 

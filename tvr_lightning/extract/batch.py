@@ -8,15 +8,11 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from tvr_lightning.data.batch import Media
-from tvr_lightning.data.datasets import MediaReader
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.media.read_many import Unread
 from tvr_lightning.store import Part
-
-Item = tuple[int, VideoRecord]
-"""A video with its position among those to extract."""
 
 
 @dataclass
@@ -24,8 +20,8 @@ class ExtractBatch:
     """Videos of a batch, with media once they are read and with features once they are encoded.
 
     Attributes:
-        read: Positions of the K readable videos.
-        failed: Position and reason for each of the other videos.
+        read: Positions in the batch of the K readable videos.
+        failed: Position in the batch and reason for each of the other videos.
         media: Media of the readable videos; None if there are none, or after encoding.
         features: Features (K, ...) and mask (K, F) of each part, on the CPU.
         problems: "path: reason" for each partly damaged audio track.
@@ -38,16 +34,11 @@ class ExtractBatch:
     problems: list[str] = field(default_factory=list)
 
 
-def read_item(read: MediaReader, item: Item) -> tuple[int, Media]:
-    """Read a video as in evaluation, and return its position and media."""
-    return item[0], read(item[1], None)
-
-
-def join(items: Sequence[tuple[int, Media] | Unread[Item]]) -> ExtractBatch:
-    """Join the results of `read_item` for a batch."""
-    read = [item for item in items if not isinstance(item, Unread)]
-    failed = [(item.item[0], item.reason) for item in items if isinstance(item, Unread)]
-    return ExtractBatch([place for place, _ in read], failed, Media.cat([media for _, media in read]) if read else None)
+def join(results: Sequence[Media | Unread[VideoRecord]]) -> ExtractBatch:
+    """Join the media of the readable videos of a batch."""
+    media = {place: result for place, result in enumerate(results) if not isinstance(result, Unread)}
+    failed = [(place, result.reason) for place, result in enumerate(results) if isinstance(result, Unread)]
+    return ExtractBatch([*media], failed, Media.cat([*media.values()]) if media else None)
 
 
 def encode(

@@ -15,35 +15,28 @@ from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
-from tvr_lightning.extract.batch import ExtractBatch, encode, join, read_item
+from tvr_lightning.extract.batch import ExtractBatch, encode, join
 from tvr_lightning.extract.plan import ExtractOptions
 from tvr_lightning.media.read_many import attempt
 from tvr_lightning.store import Part
+
+Models = tuple[Encoder, AudioEncoder | None]
 
 
 class EncodingActor:
     """Reader and encoder of batches on a machine of the cluster, where the media must have the same paths."""
 
-    def __init__(
-        self,
-        records: list[VideoRecord],
-        read: MediaReader,
-        encoder: Encoder,
-        audio_encoder: AudioEncoder | None,
-        device: str,
-    ) -> None:
-        self.records = records
-        self.read = partial(read_item, read)
-        self.encoder = encoder.to(device).eval()
-        self.audio_encoder = None if audio_encoder is None else audio_encoder.to(device).eval()
-        self.device = device
+    def __init__(self, records: list[VideoRecord], read: MediaReader, models: Models, device: str) -> None:
+        self.records, self.read, self.device = records, partial(read, generator=None), device
+        encoder, audio_encoder = models
+        self.models = (encoder.to(device).eval(), None if audio_encoder is None else audio_encoder.to(device).eval())
 
     @torch.no_grad()
     def __call__(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Encode one batch. A row contains positions and parts; the result contains features."""
         parts: list[Any] = [str(part) for part in rows["parts"][0]]
-        batch = join([attempt(self.read, (int(place), self.records[int(place)])) for place in rows["places"][0]])
-        encode(batch, parts, self.encoder, self.audio_encoder, self.device)
+        batch = join([attempt(self.read, self.records[int(place)]) for place in rows["places"][0]])
+        encode(batch, parts, *self.models, self.device)
         encoded = np.empty(1, dtype=object)
         encoded[0] = batch
         return {"encoded": encoded}
@@ -53,17 +46,12 @@ def encoded_by_ray(
     records: list[VideoRecord],
     batches: Sequence[tuple[Sequence[Part], list[int]]],
     read: MediaReader,
-    models: tuple[Encoder, AudioEncoder | None],
+    models: Models,
     options: ExtractOptions,
 ) -> Iterator[ExtractBatch]:
-    """Encode batches on `options.actors` actors and yield them in order, which gives the same store as one machine.
+    """Encode batches, given by parts and positions, on `options.actors` actors and yield them in order.
 
-    Args:
-        records: Records of all videos.
-        batches: Parts and positions of each batch.
-        read: Reader of one video.
-        models: Frame encoder and audio encoder.
-        options: Device, number of actors, and address of the cluster.
+    The store is the same as that of one machine.
 
     Raises:
         UserError: Ray is not installed, or there is no cluster at the address.
@@ -86,7 +74,7 @@ def encoded_by_ray(
         rows: list[dict[str, Any]] = [{"places": places, "parts": list(parts)} for parts, places in batches]
         encoded = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
             EncodingActor,
-            fn_constructor_args=(records, read, *models, options.device),
+            fn_constructor_args=(records, read, models, options.device),
             batch_size=1,
             concurrency=options.actors,
             num_gpus=1 if options.device.startswith("cuda") else 0,

@@ -59,8 +59,7 @@ def check_store(store: FeatureStore, encoder: Encoder, audio_encoder: AudioEncod
     """Check a store against the encoders of a run, and return a line for the user that lists its parts.
 
     Raises:
-        StoreError: The encoder is trained, or a part was created with another encoder or other weights. The message
-            contains both fingerprints.
+        StoreError: The encoder is trained, or a part was created with another encoder or other weights.
     """
     trained = [name for name, parameter in encoder.named_parameters() if parameter.requires_grad]
     if trained:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.extract.batch import ExtractBatch, encode, join, read_item
+from tvr_lightning.extract.batch import ExtractBatch, encode, join
 from tvr_lightning.extract.cluster import encoded_by_ray
 from tvr_lightning.extract.fingerprint import fingerprints
 from tvr_lightning.extract.plan import ExtractOptions, ExtractReport, ExtractSource, parts_of
@@ -136,8 +136,8 @@ class _Extraction:
                     batch = next(encoded)
                 with self.report.timing("encoding"):
                     encode(batch, lacking, self.encoder, self.audio_encoder, self.options.device)
-                read += [videos[i][1] for i in batch.read]
-                failed += [(videos[i][1], reason) for i, reason in batch.failed]
+                read += [videos[group[i]][1] for i in batch.read]
+                failed += [(videos[group[i]][1], reason) for i, reason in batch.failed]
                 self.report.problems += batch.problems
                 for part in lacking if batch.read else ():
                     features[part].append(batch.features[part])
@@ -155,8 +155,8 @@ class _Extraction:
         read = self.source.read
         if self.options.engine == "ray":
             return encoded_by_ray(records, groups, read, (self.encoder, self.audio_encoder), self.options)
-        items = [[(place, records[place]) for place in group] for _, group in groups]
-        return read_many(items, partial(read_item, read), join, workers=self.options.num_workers)
+        batches = [[records[i] for i in group] for _, group in groups]
+        return read_many(batches, partial(read, generator=None), join, workers=self.options.num_workers)
 
     def _is_done(self, part: Part, item: StoreItem) -> bool:
         """Return whether a part contains or skipped a video whose file is unchanged.

@@ -23,8 +23,6 @@ FILES = "files"
 def source_of_data(data: TextVideoDataModule, splits: Sequence[SplitName] = ("train", "val", "test")) -> ExtractSource:
     """Return the videos and texts of a dataset's splits, read as in evaluation.
 
-    Videos and texts that occur in several splits are extracted once, for the first of these splits.
-
     Raises:
         UserError: The data is read from a feature store, annotation files are missing, or the videos are copies, and
             some are incomplete or older than their originals.
@@ -57,13 +55,7 @@ def source_of_files(
     sampling: FrameSampling = "one-fps-uniform",
     audio: AudioOptions | None = None,
 ) -> ExtractSource:
-    """Return the videos in files and folders, searched recursively and sorted by path.
-
-    The ID of a video is its path as given. The other arguments are those of `MediaReader`.
-
-    Raises:
-        MissingAssetError: A path does not exist, or no video is found.
-    """
+    """Return the videos in files and folders, searched recursively and sorted; their IDs are their paths as given."""
     found: list[Path] = []
     for path in map(Path, paths):
         if not path.exists():

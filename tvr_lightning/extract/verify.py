@@ -26,15 +26,7 @@ def verify(
     sample: int = 8,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Check the store at `options.out`: digests, fingerprints, files, and a sample of its items computed again.
-
-    Args:
-        source: Videos and texts that the store was created from.
-        encoder: Encoder of frames and texts.
-        audio_encoder: Audio encoder, if the store contains audio.
-        options: Folder of the store and device.
-        sample: Number of videos and number of texts to compute again.
-        seed: Seed for selecting the sample.
+    """Check the store at `options.out`: digests, fingerprints, files, and `sample` videos and texts computed again.
 
     Returns:
         The largest deviation of each tensor, relative to the largest value of the item.

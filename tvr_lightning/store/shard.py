@@ -175,11 +175,7 @@ def _item(header: dict[str, Any]) -> StoreItem:
 
 
 def shard_content(header: ShardHeader, tensors: Mapping[str, Tensor], mask: Tensor) -> bytes:
-    """Return the bytes of a shard, which depend only on its content. Arguments are those of `StoreWriter.append`.
-
-    Raises:
-        StoreError: Features are NaN, infinite, or too large for the dtype, or their number differs from the items'.
-    """
+    """Return the bytes of a shard, which depend only on its content. Arguments are those of `StoreWriter.append`."""
     rows = {name: len(tensor) for name, tensor in {**tensors, "mask": mask}.items()}
     if header.items and set(rows.values()) != {len(header.items)}:
         raise StoreError(f"{header.part}: {len(header.items)} items, but features {rows}; expected one row per item")

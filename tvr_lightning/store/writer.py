@@ -87,9 +87,6 @@ class StoreWriter:
         """Write n items and their tensors (n, ...) as one shard, atomically; `mask` is (n, W) or (n, F).
 
         Tensors are "sentence" and "words", or one named after the part. `skipped` items have reasons.
-
-        Raises:
-            StoreError: The disk is full or not writable. The store stays unchanged.
         """
         index = self.parts[part]
         header = ShardHeader(part, index.fingerprint, self.command, self.dtype, list(items), list(skipped))
