@@ -71,8 +71,8 @@ class _PlanError(Exception):
     """The frames of the selected packets are not the expected ones, and only decoding the file shows the reason."""
 
 
-class VideoReader:
-    """Reader of an opened video file, which first lists its n packets in decoding order.
+class OpenedVideo:
+    """Video file that is opened for reading, and its n packets in decoding order.
 
     Attributes:
         pts: Presentation timestamps (n,) int64 in units of the stream's time base; empty if the container has none.
@@ -371,8 +371,8 @@ class VideoReader:
 
 
 @contextmanager
-def open_reader(path: str | Path) -> Iterator[VideoReader]:
+def open_reader(path: str | Path) -> Iterator[OpenedVideo]:
     """Open a video file and list its packets. Raise VideoError if it contains no video that can be decoded."""
     budget = TimeBudget(Path(path))
     with open_video(budget.path) as (container, stream):
-        yield VideoReader(container, stream, budget)
+        yield OpenedVideo(container, stream, budget)

@@ -17,7 +17,7 @@ from tvr_lightning.media.augment import FrameTransform
 from tvr_lightning.media.container import VideoError
 from tvr_lightning.media.decoder import SIDEWAYS, orientation_of
 from tvr_lightning.media.preparation import Pixels, Preparation
-from tvr_lightning.media.reader import Timeline, VideoReader, open_reader
+from tvr_lightning.media.reader import OpenedVideo, Timeline, open_reader
 from tvr_lightning.media.sampling import Positions, positions_at_rate, sample_frames
 from tvr_lightning.option_types import FrameSampling
 
@@ -165,7 +165,7 @@ def probe(path: str | Path) -> VideoInfo:
 
 
 def _read(
-    video: VideoReader,
+    video: OpenedVideo,
     divide: Callable[[float], list[S]],
     frames: int,
     sampling: FrameSampling,
