@@ -1,10 +1,10 @@
-"""Worlds of made-up features, each with one factor of a given strength: what `mechanisms.py` trains heads on.
+"""Synthetic worlds for `mechanisms.py`: features with one factor of a given strength.
 
 A content is a vector of 16 numbers. Texts and videos show it through linear maps of their own, with noise, as an
-encoder that was trained on pairs elsewhere would. Lengths and directions are like CLIP's: vectors are a few units long,
-so that softmaxes over inner products are soft, and every modality has an offset of its own (its cone, and between both
-the gap), at right angles to all contents unless a world is about it. A world is a function of a seed and a strength.
-Strength 0 is the control: the factor is absent, and sizes, noise and random numbers are the same.
+encoder would that was trained on other pairs. Lengths and directions are similar to CLIP's: vectors are a few units
+long, and each modality has an offset of its own (its cone), orthogonal to all contents unless a world is about it. A
+world is a function of a seed and a strength. Strength 0 is the control without the factor; sizes, noise, and random
+numbers are the same.
 """
 
 from __future__ import annotations
@@ -20,23 +20,17 @@ from tvr_lightning.methods.dpdv.captions import Captions
 
 CONTENT, DIMENSION, AUDIO = 16, 64, 48
 FRAMES, WORDS, PATCHES, SCENES = 8, 6, 4, 5
-TRAIN, TEST, BATCH = 512, 400, 64
+TRAIN, TEST, VALIDATION, BATCH = 512, 400, 400, 64
 LENGTH = 8 / 3
-"""Of what a vector shows of its content; offset and noise are in units of it."""
+"""Length of the part of a vector that shows its content; offsets and noise are in units of it."""
 OFFSET = 1.2
-"""Of a modality. Two texts then have a cosine of about 0.45, two videos of about 0.5."""
+"""Length of a modality's offset, for which two texts have a cosine of about 0.45, and two videos of about 0.5."""
 SENTENCE_NOISE, WORD_NOISE, FRAME_NOISE = 0.9, 1.2, 1.5
 
 
 @dataclass
 class Split:
-    """N matching pairs: row i of everything belongs together.
-
-    Attributes:
-        text: (N, ...) features of the captions.
-        video: (N, ...) features of the videos.
-        captions: several descriptions of each video, where the world has some.
-    """
+    """Features of N matching pairs, and several captions of each video if the world has them."""
 
     text: TextFeatures
     video: VideoFeatures
@@ -45,21 +39,21 @@ class Split:
 
 @dataclass
 class World:
-    """Training and test pairs, and how the former come in batches.
+    """Pairs for training, for the test, and for the choice of settings, which share no content.
 
     Attributes:
-        train, test: pairs that share no content.
-        copies: how many consecutive training pairs share one content.
-        together: how many of these meet in one batch; the others never do.
+        copies: Number of consecutive training pairs that share one content.
+        together: Number of these that are in one batch.
     """
 
     train: Split
     test: Split
+    validation: Split
     copies: int = 1
     together: int = 1
 
     def batches(self, generator: torch.Generator) -> Iterator[Tensor]:
-        """Yield the rows (BATCH,) of each batch of one epoch."""
+        """Yield the rows (BATCH,) of each batch of an epoch."""
         contents = len(self.train.text) // self.copies
         rows = torch.randperm(contents, generator=generator)[:, None] * self.copies + torch.arange(self.copies)
         groups = rows.unflatten(1, (-1, self.together)).transpose(0, 1)  # (groups, contents, together)
@@ -67,12 +61,12 @@ class World:
 
 
 class Space:
-    """What texts, videos and sound make of contents, fixed by a seed.
+    """Maps from contents to texts, videos, and sound.
 
     Args:
-        seed: all numbers of a world come from one generator, in one order.
-        offset: length of both modalities' offsets, in units of LENGTH.
-        neutral: offsets at right angles to all contents and to each other, so that they favour no text and no video.
+        seed: Seed of the one generator for all numbers of a world.
+        offset: Length of both modalities' offsets, in units of LENGTH.
+        neutral: Whether the offsets are orthogonal to all contents and to each other, so that they favor no item.
     """
 
     def __init__(self, seed: int, offset: float = OFFSET, neutral: bool = True) -> None:
@@ -88,11 +82,11 @@ class Space:
         self.text_offset, self.video_offset = offset * offsets / offsets.norm(dim=1, keepdim=True)
 
     def normal(self, *shape: int) -> Tensor:
-        """Draw standard normal numbers of any shape."""
+        """Draw standard normal numbers."""
         return torch.randn(shape, generator=self.generator)
 
     def uniform(self, *shape: int) -> Tensor:
-        """Draw numbers from [0, 1) of any shape."""
+        """Draw numbers from [0, 1)."""
         return torch.rand(shape, generator=self.generator)
 
     def contents(self, *shape: int) -> Tensor:
@@ -100,46 +94,46 @@ class Space:
         return unit(self.normal(*shape, CONTENT))
 
     def parts(self, content: Tensor, count: int) -> Tensor:
-        """Return `count` views (..., count, CONTENT) of contents (..., CONTENT), each of half of their numbers."""
+        """Return `count` parts (..., count, CONTENT) of contents, each with half of the numbers."""
         seen = self.uniform(*content.shape[:-1], count, CONTENT) < 0.5
         return content.unsqueeze(-2) * seen * 2**0.5
 
     def noise(self, *shape: int) -> Tensor:
-        """Draw noise (*shape) of about length 1."""
+        """Draw noise of about length 1."""
         return self.normal(*shape) / shape[-1] ** 0.5
 
     def in_text(self, content: Tensor, noise: float) -> Tensor:
-        """Return text vectors (..., DIMENSION) of contents, with noise of a length."""
+        """Return text vectors (..., DIMENSION) of contents."""
         vectors = content @ self.text_map + self.text_offset
         return LENGTH * (vectors + noise * self.noise(*vectors.shape))
 
     def in_video(self, content: Tensor, noise: float) -> Tensor:
-        """Return frame or patch vectors (..., DIMENSION) of contents, with noise of a length."""
+        """Return frame or patch vectors (..., DIMENSION) of contents."""
         vectors = content @ self.video_map + self.video_offset
         return LENGTH * (vectors + noise * self.noise(*vectors.shape))
 
     def in_audio(self, content: Tensor, noise: float) -> Tensor:
-        """Return audio vectors (..., AUDIO) of contents, with noise of a length."""
+        """Return audio vectors (..., AUDIO) of contents."""
         vectors = content @ self.audio_map
         return LENGTH * (vectors + noise * self.noise(*vectors.shape))
 
     def captions(
         self, said: Tensor, sentence_noise: float = SENTENCE_NOISE, word_noise: float = WORD_NOISE
     ) -> TextFeatures:
-        """Return texts of which word w tells a part of the content `said[:, w]` (N, WORDS, CONTENT)."""
+        """Return texts whose word w describes a part of the content `said[:, w]` (N, WORDS, CONTENT)."""
         words = self.in_text(self.parts(said, 1).squeeze(-2), word_noise)
         sentence = self.in_text(unit(said.mean(1)), sentence_noise)
         return TextFeatures(sentence, words, torch.ones(words.shape[:2], dtype=torch.bool))
 
     def videos(self, shown: Tensor, noise: float = FRAME_NOISE) -> VideoFeatures:
-        """Return videos of which frame f shows the content `shown[:, f]` (N, FRAMES, CONTENT), with patches."""
+        """Return videos whose frame f shows the content `shown[:, f]` (N, FRAMES, CONTENT), with patches."""
         frames = self.in_video(shown, noise)
         patches = self.in_video(self.parts(shown, PATCHES), noise)
         return VideoFeatures(frames, torch.ones(frames.shape[:2], dtype=torch.bool), patches)
 
 
 def unit(content: Tensor) -> Tensor:
-    """Return contents (..., CONTENT) at length 1."""
+    """Return vectors at length 1."""
     return content / content.norm(dim=-1, keepdim=True)
 
 
@@ -149,9 +143,9 @@ def repeated(content: Tensor, count: int) -> Tensor:
 
 
 def untold_scenes(seed: int, strength: float) -> World:
-    """A video has frames of a scene that its caption tells, and of scenes that it does not tell.
+    """The caption of a video describes one of its scenes; its frames are in random order.
 
-    Strength: share of the frames that are untold. Frames come in random order.
+    Strength: share of the frames that show other scenes.
     """
     space = Space(seed)
 
@@ -163,18 +157,18 @@ def untold_scenes(seed: int, strength: float) -> World:
         shown = shown.gather(1, order[..., None].expand(-1, -1, CONTENT))
         return Split(space.captions(repeated(told, WORDS)), space.videos(shown))
 
-    return World(split(TRAIN), split(TEST))
+    return World(split(TRAIN), split(TEST), split(VALIDATION))
 
 
-def told_at_test(seed: int, strength: float) -> World:
-    """As before in training, where further captions tell the other scenes; test videos show the told scene alone.
+def further_captions(seed: int, strength: float, at_test: float | None = 0.0) -> World:
+    """The caption of a training video describes one of its scenes, further captions describe the others.
 
-    Strength: share of the training frames that the caption leaves untold.
+    Test videos show only the described scene. Strength: share of the training frames that show other scenes.
     """
     space = Space(seed)
 
     def split(count: int, untold: float) -> Split:
-        scenes = space.contents(count, SCENES)  # the first one is told; the others have two frames each
+        scenes = space.contents(count, SCENES)  # the first one is described; the others have two frames each
         place = torch.arange(FRAMES) - (FRAMES * (1 - untold))
         scene = torch.where(place < 0, 0, place.div(2, rounding_mode="floor") + 1).long()
         video = space.videos(scenes[:, scene])
@@ -188,20 +182,29 @@ def told_at_test(seed: int, strength: float) -> World:
         )
         return Split(text, video, captions)
 
-    return World(split(TRAIN, strength), split(TEST, 0.0))
+    later = strength if at_test is None else at_test
+    return World(split(TRAIN, strength), split(TEST, later), split(VALIDATION, later))
+
+
+def further_captions_everywhere(seed: int, strength: float) -> World:
+    """The same, with the other scenes in test videos too.
+
+    Strength: share of all frames that show other scenes.
+    """
+    return further_captions(seed, strength, at_test=None)
 
 
 def cone(seed: int, strength: float) -> World:
-    """Videos lie more or less along the mean text, and texts along the mean video (NCL, App. D, Eq. 23).
+    """Videos are more or less similar to the mean text, and texts to the mean video (NCL, App. D, Eq. 23).
 
-    Such a video is nearer to all texts, whatever it shows. Strength: standard deviation of how far vectors go in the
-    mean direction of the other modality, in units of the length of what they show of their contents.
+    Such a video is more similar to all texts, regardless of its content. Strength: standard deviation of the part of
+    the vectors in the mean direction of the other modality, in units of the part that shows their content.
     """
     space = Space(seed)
     mean_text, mean_video = unit(space.text_offset), unit(space.video_offset)
 
     def moved(vectors: Tensor, direction: Tensor) -> Tensor:
-        # Noise that lies along the direction would be the factor, too.
+        # Without the noise in this direction, which would be the same factor.
         moves = strength * LENGTH * space.normal(len(vectors), *(1,) * (vectors.ndim - 1))
         return vectors - (vectors @ direction).unsqueeze(-1) * direction + moves * direction
 
@@ -211,13 +214,13 @@ def cone(seed: int, strength: float) -> World:
         text = replace(text, sentence=moved(text.sentence, mean_video))
         return Split(text, replace(video, frames=moved(video.frames, mean_text), patches=None))
 
-    return World(split(TRAIN), split(TEST))
+    return World(split(TRAIN), split(TEST), split(VALIDATION))
 
 
 def gap(seed: int, strength: float) -> World:
-    """Texts and videos lie apart: each modality has an offset in a random direction.
+    """Each modality has an offset in a random direction.
 
-    Strength: length of the offsets, in units of the length of what vectors show of their contents.
+    Strength: length of the offsets, in units of the part of a vector that shows its content.
     """
     space = Space(seed, strength, neutral=False)
 
@@ -225,13 +228,13 @@ def gap(seed: int, strength: float) -> World:
         content = space.contents(count)
         return Split(space.captions(repeated(content, WORDS)), space.videos(repeated(content, FRAMES)))
 
-    return World(split(TRAIN), split(TEST))
+    return World(split(TRAIN), split(TEST), split(VALIDATION))
 
 
 def false_negatives(seed: int, strength: float) -> World:
-    """Sixteen training pairs share a content, and some of them meet in a batch as each other's negatives.
+    """Sixteen training pairs share a content, and some of them are negatives of each other in a batch.
 
-    Strength: how many false negatives a text has in its batch. The pairs are the same for all strengths.
+    Strength: number of false negatives of a text in its batch. The pairs are the same for all strengths.
     """
     space, copies = Space(seed), 16
 
@@ -239,14 +242,15 @@ def false_negatives(seed: int, strength: float) -> World:
         content = space.contents(count // copies).repeat_interleave(copies, dim=0)
         return Split(space.captions(repeated(content, WORDS)), space.videos(repeated(content, FRAMES)))
 
-    return World(split(2 * TRAIN, copies), split(TEST, 1), copies, together=1 + int(strength))
+    splits = split(2 * TRAIN, copies), split(TEST, 1), split(VALIDATION, 1)
+    return World(*splits, copies, together=1 + int(strength))
 
 
 def false_negatives_of_a_style(seed: int, strength: float) -> World:
-    """As before, and a training pair has a style, half as long as its content, that text and video share.
+    """The same, and the text and the video of a training pair share a style, half as long as their content.
 
-    Of pairs of one content, only the style tells which text is whose. At test, a text's style and its video's have
-    nothing to do with each other, so that a head which has learnt styles loses. Strength: false negatives of a text.
+    Among pairs of one content, only the style identifies the match. In the test, the styles of a text and its video
+    are unrelated, so that a head that has learned styles is misled. Strength: number of false negatives of a text.
     """
     space, copies = Space(seed), 16
     styles = space.normal(4, DIMENSION) / DIMENSION**0.5
@@ -262,13 +266,14 @@ def false_negatives_of_a_style(seed: int, strength: float) -> World:
         frames = video.frames + (own if paired else other).unsqueeze(1)
         return Split(text, replace(video, frames=frames, patches=None))
 
-    return World(split(2 * TRAIN, copies, True), split(TEST, 1, False), copies, together=1 + int(strength))
+    splits = split(2 * TRAIN, copies, True), split(TEST, 1, False), split(VALIDATION, 1, False)
+    return World(*splits, copies, together=1 + int(strength))
 
 
 def noisy_sentences(seed: int, strength: float) -> World:
-    """Sentences at test are noisier than those of training, which have noise of 0.3.
+    """Sentences in the test are noisier than those in training, whose noise is 0.3.
 
-    Strength: how much longer the noise at test is, in units of the length of what a sentence shows of its content.
+    Strength: additional noise in the test, in units of the part of a sentence that shows its content.
     """
     space = Space(seed)
 
@@ -276,13 +281,13 @@ def noisy_sentences(seed: int, strength: float) -> World:
         content = space.contents(count)
         return Split(space.captions(repeated(content, WORDS), noise), space.videos(repeated(content, FRAMES)))
 
-    return World(split(TRAIN, 0.3), split(TEST, 0.3 + strength))
+    return World(split(TRAIN, 0.3), split(TEST, 0.3 + strength), split(VALIDATION, 0.3 + strength))
 
 
 def told_by_sound(seed: int, strength: float) -> World:
-    """Some videos have a twin that looks alike but sounds otherwise; their captions tell the sound too.
+    """Some videos have a twin with the same frames and another sound, and captions that describe the sound too.
 
-    Strength: share of the videos that have a twin. The others' captions tell what is seen alone.
+    Strength: share of the videos with a twin.
     """
     space = Space(seed)
 
@@ -296,13 +301,13 @@ def told_by_sound(seed: int, strength: float) -> World:
         audio = space.in_audio(repeated(sound, FRAMES), FRAME_NOISE)
         return Split(text, replace(video, patches=None, audio=audio, audio_mask=video.frame_mask))
 
-    return World(split(TRAIN), split(TEST))
+    return World(split(TRAIN), split(TEST), split(VALIDATION))
 
 
 def noisy_words(seed: int, strength: float) -> World:
-    """Words are noisier than sentences, for all pairs alike, so that the contrasts with words score lower and worse.
+    """Words are noisier than sentences in all pairs, so that contrasts with words have lower and less useful scores.
 
-    Strength: noise of the words beyond the usual, in units of the length of what a word shows of its content.
+    Strength: additional noise of the words, in units of the part of a word that shows its content.
     """
     space = Space(seed)
 
@@ -311,12 +316,13 @@ def noisy_words(seed: int, strength: float) -> World:
         text = space.captions(repeated(content, WORDS), word_noise=WORD_NOISE + strength)
         return Split(text, replace(space.videos(repeated(content, FRAMES)), patches=None))
 
-    return World(split(TRAIN), split(TEST))
+    return World(split(TRAIN), split(TEST), split(VALIDATION))
 
 
 WORLDS: dict[str, Callable[[int, float], World]] = {
     "untold scenes": untold_scenes,
-    "told at test": told_at_test,
+    "further captions": further_captions,
+    "further captions everywhere": further_captions_everywhere,
     "cone": cone,
     "gap": gap,
     "false negatives": false_negatives,
