@@ -30,7 +30,7 @@ import torch
 from mechanisms_claims import CLAIMS, DEVIATIONS, LEAKS, SETTINGS, Arm, Job, Trial
 from mechanisms_heads import TEXT_TO_VIDEO, outcome
 from mechanisms_page import summary, write_page
-from mechanisms_worlds import WORLDS
+from mechanisms_worlds import WORLDS, make_world
 
 from tvr_lightning.progress import clock
 
@@ -48,17 +48,18 @@ def key(job: Job) -> str:
 @cache
 def _source(world: str) -> str:
     """Return the code that makes and trains the heads of a world, without that of the other worlds."""
-    source = inspect.getsource(mechanisms_worlds).partition("\nWORLDS: ")[0]
-    for make in WORLDS.values():
-        source = source.replace(inspect.getsource(make), "")
-    return source + inspect.getsource(WORLDS[world]) + inspect.getsource(mechanisms_heads)
+    source = inspect.getsource(mechanisms_worlds)
+    for name, make in WORLDS.items():
+        if not (name.startswith(world) or world.startswith(name)):  # some worlds extend another one
+            source = source.replace(inspect.getsource(make), "")
+    return source + inspect.getsource(mechanisms_heads)
 
 
 def train(job: Job) -> Record:
     """Train one head with one thread, and return its record."""
     torch.set_num_threads(1)
     start = time.process_time()
-    world = WORLDS[job.world](job.seed, job.strength)
+    world = make_world(job.world, job.seed, job.strength)
     found = outcome(job.head, world, job.seed, job.rate, job.ratio, job.steps)
     about = {"key": key(job), "world": job.world, "strength": job.strength, "head": repr(job.head), "seed": job.seed}
     about |= {"rate": job.rate, "steps": job.steps, "settings": committed()}

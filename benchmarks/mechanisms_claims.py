@@ -137,199 +137,95 @@ DPDV_ARMS = (
     Arm("DPDV, paths without divergence", dpdv(divergence=NO_DIVERGENCE)),
 )
 SHARES, NUMBERS, NOISE = (0, 0.25, 0.5, 0.75), (0, 3, 15), (0, 1, 2, 4)
+# key, paper, world, strengths, arms, claim, and the ratio of the learning rates
 CLAIMS = (
-    Trial(
-        "conditioning",
-        "X-Pool",
-        "untold scenes",
-        SHARES,
-        (Arm("CLIP4Clip, mean of the frames", MeanPooled()), Arm("X-Pool, pooled for the text", PLAIN_XPOOL)),
-        "A video pooled for the text omits what the text does not describe.",
-    ),
-    Trial(
-        "contrasts",
-        "TC-MGC",
-        "untold scenes",
-        SHARES,
-        (
-            Arm("TC-MGC without conditioning", tcmgc(on="cosines", conditioned=False)),
-            Arm("TC-MGC", tcmgc(on="cosines")),
-        ),
-        "Contrasts with a video conditioned on the text are better than contrasts with one video for all texts "
-        "(Table 4). Both arms use SDR of cosines, as in the paper (Eq. 36).",
-    ),
-    Trial(
-        "normalization",
-        "NCL",
-        "cone",
-        (0, 0.4, 0.8, 1.6),
-        (
-            Arm("CLIP4Clip", MeanPooled()),
-            Arm("NCL: loss, and biases from training queries", MeanPooled(True), "training queries"),
-            Arm("NCL's loss alone", MeanPooled(True)),
-            Arm("biases from training queries alone", MeanPooled(), "training queries"),
-            Arm("NCL, biases from the test queries (oracle)", MeanPooled(True), "oracle"),
-        ),
-        "Balanced retrieval probabilities prevent videos that are similar to all texts from being retrieved for all.",
-    ),
-    Trial(
-        "gap",
-        "GARE",
-        "gap",
-        (0, 1, 2),
-        GARE_ARMS,
-        "An increment per pair relieves the anchors of the tension from the modality gap.",
-    ),
-    Trial(
-        "gap, slow encoders",
-        "GARE",
-        "gap",
-        (0, 1, 2),
-        GARE_ARMS,
-        "The same, with encoders that learn a hundred times more slowly than the head; the papers use 1e-7 and 1e-4.",
-        ratio=0.01,
-    ),
-    Trial(
-        "false negatives",
-        "GARE",
-        "false negatives",
-        NUMBERS,
-        GARE_ARMS,
-        "Increments absorb the gradients of false negatives, so that these harm the anchors less.",
-    ),
-    Trial(
-        "false negatives of a style",
-        "GARE",
-        "false negatives of a style",
-        NUMBERS,
-        GARE_ARMS,
-        "The same, where false negatives teach the baseline something that misleads it in the test.",
-    ),
-    Trial(
-        "paths",
-        "DPDV",
-        "further captions",
-        (0, 0.5, 0.875),
-        DPDV_ARMS,
-        "Dividing the frames by the caption, and further captions for the rest, compensate for what a caption omits.",
-    ),
-    Trial(
-        "paths, test like training",
-        "DPDV",
-        "further captions everywhere",
-        (0, 0.5, 0.875),
-        DPDV_ARMS,
-        "The same, where test videos show the other scenes too.",
-    ),
-    Trial(
-        "perturbation",
-        "GAID",
-        "noisy sentences",
-        (0, 0.3, 0.6, 0.9, 1.2),
-        (
-            Arm("GAID without perturbation", silent(perturbation=NoPerturbation())),
-            Arm("GAID, sigma from U[0, 1) as released", silent()),
-            Arm("GAID, sigma from N(0, 1) as in the paper", silent(perturbation=DASP(Normal()))),
-        ),
-        "Texts that are perturbed in training tolerate noise in the test.",
-    ),
-    Trial(
-        "decorrelation",
-        "TC-MGC",
-        "noisy words",
-        NOISE,
-        (
-            Arm("TC-MGC without SDR", tcmgc(0.0)),
-            Arm("SDR of logits, as released", tcmgc()),
-            Arm("SDR of cosines, as in the paper", tcmgc(on="cosines")),
-        ),
-        "A smaller variance of the contrasts' scores of a matching pair (SDR) prevents one contrast from dominating.",
-    ),
-    Trial(
-        "sound",
-        "GAID",
-        "told by sound",
-        (0, 0.25, 0.5, 0.75, 1),
-        (
-            Arm("GAID without sound", silent()),
-            Arm("GAID", gaid()),
-            Arm("GAID, gate without text", gaid(fusion=GatedFusion(text="none"))),
-        ),
-        "A gate per frame adds the sound where the query asks for it.",
-    ),
-    Trial(
-        "balance",
-        "TC-MGC",
-        "noisy words",
-        NOISE,
-        (
-            Arm("mean of the contrasts", tcmgc(0.0, aggregation="mean")),
-            Arm("LSA of logits, as released", tcmgc(0.0)),
-            Arm("LSA and SDR of cosines, as in the paper", tcmgc(on="cosines", aggregation_on="cosines")),
-        ),
-        "Learned weights of the contrasts (LSA) are better than their mean where their scores differ.",
-    ),
-)
+    Trial("conditioning", "X-Pool", "untold scenes", SHARES,
+          (Arm("CLIP4Clip, mean of the frames", MeanPooled()), Arm("X-Pool, pooled for the text", PLAIN_XPOOL)),
+          "A video pooled for the text omits what the text does not describe."),
+    Trial("contrasts", "TC-MGC", "untold scenes", SHARES,
+          (Arm("TC-MGC without conditioning", tcmgc(on="cosines", conditioned=False)),
+           Arm("TC-MGC", tcmgc(on="cosines"))),
+          "Contrasts with a video conditioned on the text are better than contrasts with one video for all texts "
+          "(Table 4). Both arms use SDR of cosines, as in the paper (Eq. 36)."),
+    Trial("normalization", "NCL", "cone", (0, 0.4, 0.8, 1.6),
+          (Arm("CLIP4Clip", MeanPooled()),
+           Arm("NCL: loss, and biases from training queries", MeanPooled(True), "training queries"),
+           Arm("NCL's loss alone", MeanPooled(True)),
+           Arm("biases from training queries alone", MeanPooled(), "training queries"),
+           Arm("NCL, biases from the test queries (oracle)", MeanPooled(True), "oracle")),
+          "Balanced retrieval probabilities keep videos that are similar to all texts from being retrieved for all."),
+    Trial("gap", "GARE", "gap", (0, 1, 2), GARE_ARMS,
+          "An increment per pair relieves the anchors of the tension from the modality gap."),
+    Trial("gap, slow encoders", "GARE", "gap", (0, 1, 2), GARE_ARMS,
+          "The same, with encoders that learn a hundred times more slowly than the head; the papers use 1e-7 and 1e-4.",
+          ratio=0.01),
+    Trial("false negatives", "GARE", "false negatives", NUMBERS, GARE_ARMS,
+          "Increments absorb the gradients of false negatives, so that these harm the anchors less."),
+    Trial("false negatives of a style", "GARE", "false negatives of a style", NUMBERS, GARE_ARMS,
+          "The same, where false negatives teach the baseline something that misleads it in the test."),
+    Trial("paths", "DPDV", "further captions", (0, 0.5, 0.875), DPDV_ARMS,
+          "Dividing the frames by the caption, and further captions for the rest, make up for what a caption omits."),
+    Trial("paths, test like training", "DPDV", "further captions everywhere", (0, 0.5, 0.875), DPDV_ARMS,
+          "The same, where test videos show the other scenes too."),
+    Trial("perturbation", "GAID", "noisy sentences", (0, 0.3, 0.6, 0.9, 1.2),
+          (Arm("GAID without perturbation", silent(perturbation=NoPerturbation())),
+           Arm("GAID, sigma from U[0, 1) as released", silent()),
+           Arm("GAID, sigma from N(0, 1) as in the paper", silent(perturbation=DASP(Normal())))),
+          "Texts that are perturbed in training tolerate noise in the test."),
+    Trial("decorrelation", "TC-MGC", "noisy words", NOISE,
+          (Arm("TC-MGC without SDR", tcmgc(0.0)), Arm("SDR of logits, as released", tcmgc()),
+           Arm("SDR of cosines, as in the paper", tcmgc(on="cosines"))),
+          "A smaller variance of the contrasts' scores of a matching pair (SDR) keeps one contrast from dominating."),
+    Trial("sound", "GAID", "told by sound", (0, 0.25, 0.5, 0.75, 1),
+          (Arm("GAID without sound", silent()), Arm("GAID", gaid()),
+           Arm("GAID, gate without text", gaid(fusion=GatedFusion(text="none")))),
+          "A gate per frame adds the sound where the query asks for it."),
+    Trial("balance", "TC-MGC", "noisy words", NOISE,
+          (Arm("mean of the contrasts", tcmgc(0.0, aggregation="mean")),
+           Arm("LSA of logits, as released", tcmgc(0.0)),
+           Arm("LSA and SDR of cosines, as in the paper", tcmgc(on="cosines", aggregation_on="cosines"))),
+          "Learned weights of the contrasts (LSA) are better than their mean where their scores differ."),
+)  # fmt: skip
 
 
 def _deviation(method: str, topic: str, world: str, strength: float, ours: Head, name: str, other: Head) -> Trial:
     return Trial(topic, method, world, (strength,), (Arm("here", ours), Arm(name, other)))
 
 
-def _gare(topic: str, name: str, **options: Any) -> Trial:
-    return _deviation("GARE", topic, "gap", 1, gare(), name, gare(**options))
-
-
-def _tcmgc(topic: str, name: str, **options: Any) -> Trial:
-    # Without SDR, since the released weight dominates everything else.
-    return _deviation("TCMGC", topic, "noisy words", 2, tcmgc(0.0), f"{name} (both without SDR)", tcmgc(0.0, **options))
-
-
-def _gaid(topic: str, name: str, **options: Any) -> Trial:
-    return _deviation("GAID", topic, "told by sound", 1, gaid(), name, gaid(**options))
-
-
-def _dpdv(topic: str, name: str, **options: Any) -> Trial:
-    return _deviation("DPDV", topic, "further captions", 0.75, dpdv(), name, dpdv(**options))
-
-
-def _tmass(topic: str, name: str, **options: Any) -> Trial:
-    return _deviation("TMASS", topic, "untold scenes", 0.5, tmass(), name, tmass(**options))
-
-
+_SOUND, _SCENES = ("told by sound", 1, gaid()), ("untold scenes", 0.5, tmass())
+_WORDS = ("noisy words", 2, tcmgc(0.0))  # without SDR, since its released weight dominates everything else
+_BANK = "training queries"
 LEAKS = tuple(
-    Trial("protocol", method, world, (at,), (Arm("here", head), Arm(RELEASED, head, "as released")))
-    for RELEASED in ["the released protocol, same weights"]
-    for method, world, at, head in (("GAID", "told by sound", 1, gaid()), ("TMASS", "untold scenes", 0.5, tmass()))
+    Trial("protocol", method, world, (at,), (Arm("here", head), Arm("the released protocol", head, "as released")))
+    for method, (world, at, head) in (("GAID", _SOUND), ("TMASS", _SCENES))
 )
-"""Released protocols that leak."""
-_NCL, _BANK = MeanPooled(True), "training queries"
+"""Released protocols that leak, with the same weights."""
 DEVIATIONS = (
-    _gare("pooling", "the paper's mean", pooling=MeanOfFrames()),
-    _gare("information bottleneck", "the paper's 0.07 times the mean", bottleneck=Bottleneck(0.07, reduction="mean")),
-    _gare("temperature", "the paper's fixed 0.01", fixed_temperature=0.01),
-    _tcmgc("interaction matrices", "the paper's, without matrices", interaction_matrices=False),
-    _tcmgc("projections", "the paper's, with projections", projections=True),
-    _tcmgc("scale of LSA", "the paper's, weights from cosines", aggregation_on="cosines"),
-    _deviation(
-        "TCMGC", "scale of SDR", "noisy words", 2, tcmgc(), "the paper's, variance of cosines", tcmgc(on="cosines")
-    ),
-    Trial(
-        "gradient of the biases",
-        "NCL",
-        "cone",
-        (0.4,),
-        (Arm("here", _NCL, _BANK), Arm("a gradient through Sinkhorn", MeanPooled(True, detach_biases=False), _BANK)),
-    ),
-    _gaid("gate", "the released gate", fusion=GatedFusion(text="paired")),
-    _deviation(
-        "GAID", "sigma", "noisy sentences", 0.9, silent(), "the paper's N(0, 1)", silent(perturbation=DASP(Normal()))
-    ),
-    _gaid("text", "the paper's normalized text", normalize_text=True),
-    _gaid("loss", "the paper's plain InfoNCE", loss_weighting="uniform"),
-    _dpdv("macro view", "Eq. 5, with the best frame", macro_interaction="weighted-max"),
-    _dpdv("partition", "a partition by every text", spot_partition="pairwise"),
-    _tmass("sigma", "T-MASS, the paper's N(0, 1)", prior=Normal()),
-    _tmass("support weight", "T-MASS, the released default of 0", support_weight=0.0),
-)
+    _deviation("GARE", "pooling", "gap", 1, gare(), "the paper's mean", gare(pooling=MeanOfFrames())),
+    _deviation("GARE", "information bottleneck", "gap", 1, gare(), "the paper's 0.07 times the mean",
+               gare(bottleneck=Bottleneck(0.07, reduction="mean"))),
+    _deviation("GARE", "temperature", "gap", 1, gare(), "the paper's fixed 0.01", gare(fixed_temperature=0.01)),
+    _deviation("TCMGC", "interaction matrices", *_WORDS, "the paper's, without matrices (both without SDR)",
+               tcmgc(0.0, interaction_matrices=False)),
+    _deviation("TCMGC", "projections", *_WORDS, "the paper's, with projections (both without SDR)",
+               tcmgc(0.0, projections=True)),
+    _deviation("TCMGC", "scale of LSA", *_WORDS, "the paper's, weights from cosines (both without SDR)",
+               tcmgc(0.0, aggregation_on="cosines")),
+    _deviation("TCMGC", "scale of SDR", "noisy words", 2, tcmgc(), "the paper's, variance of cosines",
+               tcmgc(on="cosines")),
+    Trial("gradient of the biases", "NCL", "cone", (0.4,),
+          (Arm("here", MeanPooled(True), _BANK),
+           Arm("a gradient through Sinkhorn", MeanPooled(True, detach_biases=False), _BANK))),
+    _deviation("GAID", "gate", *_SOUND, "the released gate", gaid(fusion=GatedFusion(text="paired"))),
+    _deviation("GAID", "sigma", "noisy sentences", 0.9, silent(), "the paper's N(0, 1)",
+               silent(perturbation=DASP(Normal()))),
+    _deviation("GAID", "text", *_SOUND, "the paper's normalized text", gaid(normalize_text=True)),
+    _deviation("GAID", "loss", *_SOUND, "the paper's plain InfoNCE", gaid(loss_weighting="uniform")),
+    _deviation("DPDV", "macro view", "further captions", 0.75, dpdv(), "Eq. 5, with the best frame",
+               dpdv(macro_interaction="weighted-max")),
+    _deviation("DPDV", "partition", "further captions", 0.75, dpdv(), "a partition by every text",
+               dpdv(spot_partition="pairwise")),
+    _deviation("TMASS", "sigma", *_SCENES, "T-MASS, the paper's N(0, 1)", tmass(prior=Normal())),
+    _deviation("TMASS", "support weight", *_SCENES, "T-MASS, the released default of 0", tmass(support_weight=0.0)),
+)  # fmt: skip
 """Readings in which the paper or the released code differs from this package."""

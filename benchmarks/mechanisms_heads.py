@@ -43,6 +43,10 @@ class MeanPooled:
 Head = MeanPooled | XPoolOptions | TMASSOptions | TCMGCOptions | GAREOptions | DPDVOptions | GAIDOptions
 """Options of a head; their type identifies the method."""
 
+METHODS: dict[type, tuple[Any, str]] = {
+    XPoolOptions: (XPool, "xpool"), TMASSOptions: (TMASS, "tmass"), TCMGCOptions: (TCMGC, "tcmgc"),
+    GAREOptions: (GARE, "gare"), DPDVOptions: (DPDV, "dpdv"), GAIDOptions: (GAID, "gaid"),
+}  # fmt: skip
 TEXT_TO_VIDEO, VIDEO_TO_TEXT = "text_to_video", "video_to_text"
 Metrics = dict[str, float]
 """R@1 of both directions in percent, and NCL's normalization errors (Eq. 5) as `..._error`."""
@@ -50,23 +54,15 @@ Metrics = dict[str, float]
 
 def method(head: Head, encoder: TinyClipEncoder) -> RetrievalModule:
     """Return a method with an encoder that only provides sizes."""
-    sizes: dict[str, Any] = {"words": WORDS, "frames": FRAMES}
-    match head:
-        case MeanPooled():
-            contrast = NCL(head.normalize_loss, detach_biases=head.detach_biases, queue_size=1024)
-            return CLIP4Clip(encoder, contrast=contrast, **sizes)
-        case XPoolOptions():
-            return XPool(encoder, xpool=head, **sizes)
-        case TMASSOptions():
-            return TMASS(encoder, tmass=head, **sizes)
-        case TCMGCOptions():
-            return TCMGC(encoder, tcmgc=head, **sizes)
-        case GAREOptions():
-            return GARE(encoder, gare=head, **sizes)
-        case DPDVOptions():
-            return DPDV(encoder, dpdv=head, **sizes)
-        case GAIDOptions():
-            return GAID(encoder, gaid=head, audio_encoder=_sound_encoder(head), **sizes)
+    options: dict[str, Any] = {"words": WORDS, "frames": FRAMES}
+    if isinstance(head, MeanPooled):
+        contrast = NCL(head.normalize_loss, detach_biases=head.detach_biases, queue_size=1024)
+        return CLIP4Clip(encoder, contrast=contrast, **options)
+    if isinstance(head, GAIDOptions):
+        options["audio_encoder"] = _sound_encoder(head)
+    kind, section = METHODS[type(head)]
+    made: RetrievalModule = kind(encoder, **{section: head}, **options)
+    return made
 
 
 def _sound_encoder(head: GAIDOptions) -> TinyWhisperEncoder | None:
