@@ -8,7 +8,6 @@ interrupted run continues; a change of a world or of the training trains its hea
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import inspect
 import json
@@ -18,7 +17,9 @@ import platform
 import subprocess
 import threading
 import time
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -38,6 +39,7 @@ HERE = Path(__file__).parent
 COMMITTED = ("mechanisms_worlds.py", "mechanisms_heads.py", "mechanisms_claims.py")
 QUICK = ((1e-3, 16),)
 Record = dict[str, Any]
+Settings = Sequence[tuple[float, int]]
 
 
 def key(job: Job) -> str:
@@ -121,90 +123,38 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def chosen(
-    trial: Trial, arm: Arm, point: float, settings: Sequence[tuple[float, int]], found: dict[str, Record]
-) -> Job:
-    """Return the job with seed 0 whose text-to-video R@1 on the validation pairs is the best for an arm at a point."""
-    point = point if point in trial.ends else trial.points[-1]
-    jobs = [trial.job(arm, point, 0, setting) for setting in settings]
-    return max(jobs, key=lambda job: validated(found, job, arm))
+def chosen(trial: Trial, arm: Arm, point: float, settings: Settings, found: dict[str, Record]) -> Job:
+    """Return the job with seed 0 that has the best text-to-video R@1 on the validation pairs for an arm at a point."""
+    jobs = [trial.job(arm, point if point in trial.ends else trial.points[-1], 0, setting) for setting in settings]
+    return max(jobs, key=lambda job: found[key(job)]["validation"][arm.reading][TEXT_TO_VIDEO])
 
 
-def validated(found: dict[str, Record], job: Job, arm: Arm) -> float:
-    """Return the text-to-video R@1 of an arm's head on the validation pairs."""
-    recall: float = found[key(job)]["validation"][arm.reading][TEXT_TO_VIDEO]
-    return recall
-
-
-def main() -> None:
-    """Train, write the data, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--claims", nargs="+", choices=[claim.key for claim in CLAIMS], help="only these claims")
-    parser.add_argument("--seeds", type=int, default=5, help="at least 2")
-    parser.add_argument("--num_workers", type=int, default=2, help="processes with one thread each")
-    parser.add_argument(
-        "--quick", action="store_true", help="only one setting of 16 steps, and the first and last point"
-    )
-    parser.add_argument("--page", action="store_true", help="train nothing, and write the page from mechanisms.json")
-    parser.add_argument(
-        "--out", type=Path, help="folder; by default benchmarks/results, or build/mechanisms for a part"
-    )
-    parser.add_argument("--records", type=Path, default=Path("build/mechanisms.jsonl"), help="finished heads")
-    args = parser.parse_args()
-    if args.seeds < 2 or args.num_workers < 1:
-        parser.error("--seeds must be at least 2, and --num_workers at least 1")
-    part = bool(args.claims or args.quick)
-    out: Path = args.out or (Path("build/mechanisms") if part else HERE / "results")
-    out.mkdir(parents=True, exist_ok=True)
-    if not args.page:
-        claims = [claim for claim in CLAIMS if claim.key in (args.claims or claim.key)]
-        settings = QUICK if args.quick else SETTINGS
-        data = measure(claims, () if part else (*LEAKS, *DEVIATIONS), settings, args)
-        (out / "mechanisms.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    write_page(json.loads((out / "mechanisms.json").read_text(encoding="utf-8")), out)
-
-
-def measure(
-    claims: Sequence[Trial],
-    deviations: Sequence[Trial],
-    settings: Sequence[tuple[float, int]],
-    args: argparse.Namespace,
-) -> Record:
+def measure(claims: Sequence[Trial], deviations: Sequence[Trial], settings: Settings, args: Namespace) -> Record:
     """Choose the settings, train all heads with them, and return the data of the page."""
     trials = [*claims, *deviations]
     found = run((job for trial in trials for job in trial.sweep(settings)), "choosing", args.records, args.num_workers)
 
-    def job(trial: Trial, arm: Arm, point: float, seed: int) -> Job:
-        best = chosen(trial, arm, point, settings, found)
-        return trial.job(arm, point, seed, (best.rate, best.steps))
+    def heads(trial: Trial, arm: Arm) -> list[list[Job]]:
+        """Return the jobs of an arm by point and seed."""
+        best = [(point, chosen(trial, arm, point, settings, found)) for point in trial.points]
+        return [[trial.job(arm, p, seed, (job.rate, job.steps)) for seed in range(args.seeds)] for p, job in best]
 
-    def points(trial: Trial) -> tuple[float, ...]:
-        return trial.ends if args.quick else trial.points
-
-    jobs = (
-        job(trial, arm, point, seed)
-        for trial in trials
-        for point in points(trial)
-        for arm in trial.arms
-        for seed in range(args.seeds)
-    )
+    jobs = (job for trial in trials for arm in trial.arms for same in heads(trial, arm) for job in same)
     found |= run(jobs, "seeds", args.records, args.num_workers)
 
-    def arms(trial: Trial) -> list[Record]:
-        made = []
-        for arm in trial.arms:
-            heads = [[job(trial, arm, point, seed) for seed in range(args.seeds)] for point in points(trial)]
-            made.append({
-                "name": arm.name, "implied": arm.implied,
-                "settings": [[own[0].rate, own[0].steps] for own in heads],
-                "runs": [[found[key(each)]["test"][arm.reading] for each in own] for own in heads],
-                "sweep": [validated(found, trial.job(arm, trial.points[-1], 0, each), arm) for each in settings],
-            })  # fmt: skip
-        return made
+    def measured(trial: Trial, arm: Arm) -> Record:
+        made, swept = heads(trial, arm), [trial.job(arm, trial.points[-1], 0, setting) for setting in settings]
+        return {
+            "name": arm.name,
+            "implied": arm.implied,
+            "settings": [(jobs[0].rate, jobs[0].steps) for jobs in made],
+            "runs": [[found[key(job)]["test"][arm.reading] for job in jobs] for jobs in made],
+            "sweep": [found[key(job)]["validation"][arm.reading][TEXT_TO_VIDEO] for job in swept],
+        }
 
     def described(trial: Trial) -> Record:
-        named = {name: getattr(trial, name) for name in ("key", "paper", "says", "world", "ratio")}
-        return {**named, "points": list(points(trial)), "swept": [*map(list, settings)], "arms": arms(trial)}
+        named = {name: getattr(trial, name) for name in ("key", "paper", "says", "world", "ratio", "points")}
+        return {**named, "swept": settings, "arms": [measured(trial, arm) for arm in trial.arms]}
 
     about = {
         "command": f"python benchmarks/mechanisms.py{' --quick' * args.quick}",
@@ -214,9 +164,33 @@ def measure(
         "heads": len(found),
         "minutes": sum(record["seconds"] for record in found.values()) / 60,
         "seeds": args.seeds,
-        "settings": [list(setting) for setting in settings],
+        "settings": settings,
     }
     return {"about": about, **summary([*map(described, claims)], [*map(described, deviations)], len(LEAKS))}
+
+
+def main() -> None:
+    """Train, write the data, and write the page."""
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--claims", nargs="+", choices=[claim.key for claim in CLAIMS], help="only these claims")
+    parser.add_argument("--seeds", type=int, default=5, help="at least 2")
+    parser.add_argument("--num_workers", type=int, default=2, help="processes with one thread each")
+    parser.add_argument("--quick", action="store_true", help="one setting of 16 steps, first and last strength only")
+    parser.add_argument("--page", action="store_true", help="train nothing, and write the page from mechanisms.json")
+    parser.add_argument("--out", type=Path, help="folder; default: benchmarks/results, or build/mechanisms for a part")
+    parser.add_argument("--records", type=Path, default=Path("build/mechanisms.jsonl"), help="finished heads")
+    args = parser.parse_args()
+    if args.seeds < 2 or args.num_workers < 1:
+        parser.error("--seeds must be at least 2, and --num_workers at least 1")
+    part = bool(args.claims or args.quick)
+    out: Path = args.out or (Path("build/mechanisms") if part else HERE / "results")
+    out.mkdir(parents=True, exist_ok=True)
+    if not args.page:
+        claims = [claim for claim in CLAIMS if claim.key in (args.claims or claim.key)]
+        claims = [replace(claim, points=claim.ends) for claim in claims] if args.quick else claims
+        data = measure(claims, () if part else (*LEAKS, *DEVIATIONS), QUICK if args.quick else SETTINGS, args)
+        (out / "mechanisms.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    write_page(json.loads((out / "mechanisms.json").read_text(encoding="utf-8")), out)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mechanisms_heads import Head, MeanPooled
@@ -84,13 +85,12 @@ class Trial:
         yield from (self.job(arm, p, 0, setting) for p in self.ends for arm in self.arms for setting in settings)
 
 
-PLAIN_XPOOL = XPoolOptions(dropout=0.0)
-NO_DIVERGENCE = Divergence(weight=0.0)
-
-
-def gare(**options: Any) -> GAREOptions:
-    """Return GARE without temporal layers."""
-    return GAREOptions(temporal_layers=0, **options)
+PLAIN_XPOOL, NO_DIVERGENCE = XPoolOptions(dropout=0.0), Divergence(weight=0.0)
+gare = partial(GAREOptions, temporal_layers=0)
+gaid = partial(GAIDOptions, attention=PLAIN_XPOOL)
+silent = partial(gaid, fusion=NoFusion())
+dpdv = partial(DPDVOptions, patch_reduction=EveryPatch())  # a frame has only four patches
+tmass = partial(TMASSOptions, PLAIN_XPOOL)
 
 
 def tcmgc(weight: float = 0.5, on: ScoreScale = "logits", conditioned: bool = True, **options: Any) -> TCMGCOptions:
@@ -103,26 +103,6 @@ def tcmgc(weight: float = 0.5, on: ScoreScale = "logits", conditioned: bool = Tr
         decorrelation=Decorrelation(weight=weight, scores=on) if weight else Decorrelation(weight=0.0),
         **options,
     )
-
-
-def gaid(**options: Any) -> GAIDOptions:
-    """Return GAID without dropout."""
-    return GAIDOptions(attention=PLAIN_XPOOL, **options)
-
-
-def silent(**options: Any) -> GAIDOptions:
-    """Return GAID without dropout and without sound."""
-    return gaid(fusion=NoFusion(), **options)
-
-
-def dpdv(**options: Any) -> DPDVOptions:
-    """Return DPDV without patch merging; a frame has four patches."""
-    return DPDVOptions(patch_reduction=EveryPatch(), **options)
-
-
-def tmass(**options: Any) -> TMASSOptions:
-    """Return T-MASS without dropout."""
-    return TMASSOptions(PLAIN_XPOOL, **options)
 
 
 GARE_ARMS = (
