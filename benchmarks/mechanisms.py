@@ -1,9 +1,8 @@
 """Try each paper's claim in a synthetic world that contains the factor it names at several strengths, including 0.
 
-`python benchmarks/mechanisms.py` trains small heads on synthetic features (mechanisms_worlds.py). First, each arm of a
-claim (mechanisms_claims.py) chooses a learning rate and a number of steps on validation pairs; then it is trained with
-five seeds. It writes mechanisms.json and, from that, mechanisms.md with figures. Finished heads are kept, so that an
-interrupted run continues; a change of a world or of the training trains its heads again.
+Each arm of a claim (mechanisms_claims.py) chooses a learning rate and a number of steps on validation pairs, then it is
+trained with five seeds. The script writes mechanisms.json and, from that, mechanisms.md with figures. It keeps finished
+heads, so that an interrupted run continues; a change of a world or of the training trains its heads again.
 """
 
 from __future__ import annotations
@@ -63,8 +62,7 @@ def train(job: Job) -> Record:
     start = time.process_time()
     world = make_world(job.world, job.seed, job.strength)
     found = outcome(job.head, world, job.seed, job.rate, job.ratio, job.steps)
-    about = {"key": key(job), "world": job.world, "strength": job.strength, "head": repr(job.head), "seed": job.seed}
-    about |= {"rate": job.rate, "steps": job.steps, "settings": committed()}
+    about = {"key": key(job), **vars(job), "head": repr(job.head), "settings": committed()}
     return {**about, "seconds": time.process_time() - start, **found}
 
 

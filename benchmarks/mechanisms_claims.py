@@ -1,7 +1,4 @@
-"""Claims of the papers, and the world and the heads that each is tried with; deviations that are measured the same way.
-
-Everything here was committed before the run whose results the page shows; the page prints the commit.
-"""
+"""Claims of the papers with the world and the heads of each, and deviations that are measured in the same way."""
 
 from __future__ import annotations
 
@@ -117,7 +114,6 @@ DPDV_ARMS = (
     Arm("DPDV, paths without divergence", dpdv(divergence=NO_DIVERGENCE)),
 )
 SHARES, NUMBERS, NOISE = (0, 0.25, 0.5, 0.75), (0, 3, 15), (0, 1, 2, 4)
-# key, paper, world, strengths, arms, claim, and the ratio of the learning rates
 CLAIMS = (
     Trial("conditioning", "X-Pool", "untold scenes", SHARES,
           (Arm("CLIP4Clip, mean of the frames", MeanPooled()), Arm("X-Pool, pooled for the text", PLAIN_XPOOL)),
@@ -179,7 +175,6 @@ LEAKS = tuple(
     Trial("protocol", method, world, (at,), (Arm("here", head), Arm("the released protocol", head, "as released")))
     for method, (world, at, head) in (("GAID", _SOUND), ("TMASS", _SCENES))
 )
-"""Released protocols that leak, with the same weights."""
 DEVIATIONS = (
     _deviation("GARE", "pooling", "gap", 1, gare(), "the paper's mean", gare(pooling=MeanOfFrames())),
     _deviation("GARE", "information bottleneck", "gap", 1, gare(), "the paper's 0.07 times the mean",
@@ -208,4 +203,3 @@ DEVIATIONS = (
     _deviation("TMASS", "sigma", *_SCENES, "T-MASS, the paper's N(0, 1)", tmass(prior=Normal())),
     _deviation("TMASS", "support weight", *_SCENES, "T-MASS, the released default of 0", tmass(support_weight=0.0)),
 )  # fmt: skip
-"""Readings in which the paper or the released code differs from this package."""

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+import yaml
 from matplotlib.axes import Axes
 from mechanisms_heads import TEXT_TO_VIDEO, VIDEO_TO_TEXT
 from mechanisms_worlds import BATCH, FRAMES, TEST, TRAIN, VALIDATION, WORDS, WORLDS
@@ -20,31 +21,7 @@ Data = dict[str, Any]
 DIRECTIONS = {TEXT_TO_VIDEO: "text to video", VIDEO_TO_TEXT: "video to text"}
 CONFIRMED, ANYWAY, NOT_SEEN, REVERSED = "confirmed", "not because of the factor", "not seen", "reversed"
 LEVEL = 0.05
-HISTORY = """## History
-
-These experiments were designed three times, and the first results were known when the later ones were designed.
-
-- On 2026-11-21, five seeds in earlier synthetic worlds gave the verdicts in the first column (commit 6fb589be).
-- On 2026-11-23, the worlds were redesigned with this knowledge, and two points and one arm were dropped after training
-  had begun (commit a642ba3). The second column has the verdicts at one learning rate of 1e-3 and 64 steps.
-- A review found that some of these depended on the learning rate, the number of steps, or the test set. Now every arm
-  chooses its settings on validation pairs, the dropped points and arm are back, and controls were added.
-
-| paper | claim | 2026-11-21 | 2026-11-23 |
-|---|---|---|---|
-| X-Pool | conditioning | appears, +40.5 | seen, +25.3 |
-| TC-MGC | contrasts | appears, +17.0 | seen, +10.8 |
-| NCL | normalization | not seen, +0.3 | seen, +62.3 |
-| GARE | gap | not tried | seen, +8.8 |
-| GARE | gap, slow encoders | not tried | seen, +54.8 |
-| GARE | false negatives | reversed, -3.6 | reversed, -13.0 |
-| GARE | false negatives of a style | not tried | reversed, -3.0 |
-| DPDV | paths | not seen, +0.7 | seen, +3.5 |
-| GAID | perturbation | not seen, +1.0 | seen, +3.7 |
-| TC-MGC | decorrelation | not tried | reversed, -70.4 |
-| GAID | sound | appears, +15.5 | seen, +24.4 |
-| TC-MGC | balance | reversed, -45.8 | seen, +18.0 |
-"""
+TEXT = yaml.safe_load(Path(__file__).with_name("mechanisms_remarks.yaml").read_text(encoding="utf-8"))
 
 
 def estimate(values: Sequence[float]) -> Data:
@@ -69,13 +46,13 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected.tolist()
 
 
-def verdict(effect: Data, p_effect: float, p_corrected: float) -> str:
-    """Return the verdict on a claim from its weakest implied arm."""
+def verdict(effect: Data, p_values: Sequence[float], p_corrected: float) -> str:
+    """Return the verdict on a claim from its weakest implied arm, with the p-values of the effect and of its rise."""
     if p_corrected <= LEVEL:
         return CONFIRMED
     if effect["mean"] < -effect["half_width"]:
         return REVERSED
-    return ANYWAY if p_effect <= LEVEL else NOT_SEEN
+    return ANYWAY if p_values[0] <= LEVEL < p_values[1] else NOT_SEEN
 
 
 def summary(claims: Sequence[Data], deviations: Sequence[Data], leaks: int) -> Data:
@@ -91,12 +68,10 @@ def summary(claims: Sequence[Data], deviations: Sequence[Data], leaks: int) -> D
                 arm[f"{direction}_p"] = [p_value(by_seed[-1]), p_value(rise)]
         implied = [method, *(arm for arm in others if arm["implied"])]
         weakest = max(implied, key=lambda arm: max(arm[f"{TEXT_TO_VIDEO}_p"]))
-        claim["weakest"], claim["p"] = weakest["name"], max(weakest[f"{TEXT_TO_VIDEO}_p"])
-    for claim, corrected in zip(claims, holm([claim["p"] for claim in claims]), strict=True):
-        arm = next(arm for arm in claim["arms"] if arm["name"] == claim["weakest"])
-        effect = arm[f"{TEXT_TO_VIDEO}_differences"][-1]
-        claim["p_corrected"] = corrected
-        claim["verdict"] = verdict(effect, arm[f"{TEXT_TO_VIDEO}_p"][0], corrected)
+        claim |= {"weakest": weakest["name"], "p": weakest[f"{TEXT_TO_VIDEO}_p"]}
+        claim |= {"effect": weakest[f"{TEXT_TO_VIDEO}_differences"][-1], "rise": weakest[f"{TEXT_TO_VIDEO}_rise"]}
+    for claim, corrected in zip(claims, holm([max(claim["p"]) for claim in claims]), strict=True):
+        claim |= {"p_corrected": corrected, "verdict": verdict(claim["effect"], claim["p"], corrected)}
     effects = []
     for item in deviations:
         ours, other = item["arms"]
@@ -117,8 +92,7 @@ def differences(arm: Data, baseline: Data, direction: str) -> list[list[float]]:
 
 def interval(found: Data) -> str:
     """Return an estimate as `+12.3 [+10.1, +14.5]`."""
-    mean, half = found["mean"], found["half_width"]
-    return f"{mean:+.1f} [{mean - half:+.1f}, {mean + half:+.1f}]"
+    return "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(found["mean"] + side * found["half_width"] for side in (0, -1, 1)))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -140,8 +114,7 @@ def page(data: Data) -> str:
     about = data["about"]
     verdicts = [
         (claim["paper"], f"[{claim['key']}](#{_name(claim)})", f"**{claim['verdict']}**", claim["weakest"],
-         interval(_weakest(claim)[f"{TEXT_TO_VIDEO}_differences"][-1]),
-         interval(_weakest(claim)[f"{TEXT_TO_VIDEO}_rise"]), f"{claim['p_corrected']:.2g}")
+         interval(claim["effect"]), interval(claim["rise"]), f"{claim['p_corrected']:.2g}")
         for claim in data["claims"]
     ]  # fmt: skip
     effects = [
@@ -156,7 +129,7 @@ def page(data: Data) -> str:
 processor time. Worlds, heads, and claims are those of commit {" and ".join(about["commits"])}. All numbers are in
 `mechanisms.json`, by seed; `--page` writes this page from it.
 
-{HISTORY}
+{TEXT["history"]}
 ## Method
 
 Each paper names a factor and claims that its method handles it. Here, small heads are trained on synthetic features
@@ -176,7 +149,7 @@ the control, corrected for {len(data["claims"])} claims (Holm).
 
 - **{CONFIRMED}**: better than the baseline, and more so than in the control; p at most {LEVEL}.
 - **{ANYWAY}**: better than the baseline, but not more so than in the control.
-- **{NOT_SEEN}**: neither better nor worse, or not after the correction.
+- **{NOT_SEEN}**: neither better nor worse, or better only before the correction.
 - **{REVERSED}**: worse than the baseline.
 
 The experiments show what a mechanism can do, not how much it does on real videos.
@@ -196,13 +169,12 @@ def _name(claim: Data) -> str:
     return f"{claim['paper']}-{claim['key']}".lower().replace(",", "").replace(" ", "-")
 
 
-def _weakest(claim: Data) -> Data:
-    return next(arm for arm in claim["arms"] if arm["name"] == claim["weakest"])
-
-
 def _section(claim: Data) -> str:
     points = ["0, control" if point == 0 else f"{point:g}" for point in claim["points"]]
-    recalls = [(arm["name"], *(f"{_mean(runs):.1f}" for runs in arm["runs"])) for arm in claim["arms"]]
+    recalls = [
+        (arm["name"], *(f"{fmean(run[TEXT_TO_VIDEO] for run in runs):.1f}" for runs in arm["runs"]))
+        for arm in claim["arms"]
+    ]
     rows = [
         (arm["name"], words, interval(arm[f"{direction}_differences"][-1]), interval(arm[f"{direction}_rise"]),
          " and ".join(f"{p:.2g}" for p in arm[f"{direction}_p"]))
@@ -215,7 +187,8 @@ def _section(claim: Data) -> str:
     ]  # fmt: skip
     world = " ".join((inspect.getdoc(WORLDS[claim["world"]]) or "").split())
     ratio = "" if claim["ratio"] == 1 else f" The maps' learning rate is {claim['ratio']:g} of the head's."
-    errors = "; ".join(f"{arm['name']} {_mean(arm['runs'][-1], f'{TEXT_TO_VIDEO}_error'):.3f}" for arm in claim["arms"])
+    found = {arm["name"]: fmean(run[f"{TEXT_TO_VIDEO}_error"] for run in arm["runs"][-1]) for arm in claim["arms"]}
+    errors = "; ".join(f"{name} {error:.3f}" for name, error in found.items())
     normalization = f"\nNormalization errors (NCL, Eq. 5) at the strongest factor: {errors}.\n"
     settings = [f"{rate:g}, {steps}" for rate, steps in claim["swept"]]
     return f"""<a id="{_name(claim)}"></a>
@@ -233,14 +206,12 @@ World "{claim["world"]}": {world}{ratio}
 
 {table(("arm", "direction", "difference at the strongest factor", "more than in the control", "p"), rows)}
 
+{TEXT["remarks"][claim["key"]]}
+
 Validation R@1 at the strongest factor by learning rate and steps, with one seed, and the chosen settings:
 
 {table(("arm", *settings, "control", "strongest"), sweep)}
 {normalization if claim["paper"] == "NCL" else ""}"""
-
-
-def _mean(runs: Sequence[Data], name: str = TEXT_TO_VIDEO) -> float:
-    return fmean(run[name] for run in runs)
 
 
 @in_style()
