@@ -1,10 +1,10 @@
-"""Does it matter whether dropout is drawn for every pair or for every video? Small heads in mechanisms.py's worlds.
+"""Effect of drawing dropout per video instead of per pair, with small heads in the worlds of mechanisms.py.
 
-    python benchmarks/dropout_draws.py    # five seeds; writes results/dropout-draws.md
+    python benchmarks/dropout_draws.py    # writes results/dropout-draws.md
 
-Heads and worlds are those of two claims of mechanisms.py, with the papers' dropout of 0.3. Each seed trains three heads
-from equal weights on equal batches: draws per pair (as released), draws per video, and no dropout, which tells whether
-dropout does anything there at all. What stands here was committed before the five seeds were run.
+Heads and worlds are those of two claims of mechanisms.py, with the papers' dropout of 0.3. Each seed trains three
+heads with equal weights on equal batches: dropout per pair (as released), per video, and none, which shows whether
+dropout has an effect at all. These settings were committed before the five seeds were run.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import torch
 from mechanisms_claims import gare, tcmgc
 from mechanisms_heads import TEXT_TO_VIDEO, VIDEO_TO_TEXT, Head, outcome
 from mechanisms_page import estimate
-from mechanisms_worlds import WORLDS
+from mechanisms_worlds import make_world
 
 from tvr_lightning.methods.gare import GapIncrement
 from tvr_lightning.methods.tcmgc import LanguageVideoAttention, TCMGCOptions
 from tvr_lightning.methods.xpool import XPoolOptions
 
-DROPOUT, ENCODER_RATE = 0.3, 1e-3
+DROPOUT, RATE = 0.3, 1e-3
 DRAWS = ("pair", "video", "none")
 
 
@@ -64,7 +64,7 @@ HEADS: dict[str, tuple[str, float, dict[str, Head]]] = {
         },
     ),
 }
-"""Of every method its world, the world's strength, and a head by what its dropout is drawn for."""
+"""World, strength, and heads by draws of dropout, for each method."""
 
 
 def main() -> None:
@@ -81,9 +81,9 @@ def main() -> None:
     for name, (world, strength, heads) in HEADS.items():
         found: dict[tuple[str, str], list[float]] = {}
         for seed in range(args.seeds):
-            made = WORLDS[world](seed, strength)
+            made = make_world(world, seed, strength)
             for draws in DRAWS:
-                figures = outcome(heads[draws], made, seed, ENCODER_RATE, args.steps)["plain"]
+                figures = outcome(heads[draws], made, seed, RATE, 1.0, args.steps)["test"]["plain"]
                 for direction in (TEXT_TO_VIDEO, VIDEO_TO_TEXT):
                     found.setdefault((draws, direction), []).append(figures[direction])
                 print(f"{name}, seed {seed}, {draws}: {figures[TEXT_TO_VIDEO]:.2f}", flush=True)

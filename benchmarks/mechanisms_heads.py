@@ -1,4 +1,4 @@
-"""Build a method's head for a world, train it there, and rank the test pairs in every way that it can be read."""
+"""Heads of the methods, trained and evaluated on the synthetic features of mechanisms_worlds.py."""
 
 from __future__ import annotations
 
@@ -26,17 +26,14 @@ from tvr_lightning.methods.tcmgc import TCMGCOptions
 from tvr_lightning.methods.tmass import TMASSOptions
 from tvr_lightning.methods.xpool import XPoolOptions
 
-LEARNING_RATE, STEPS = 1e-3, 64
-"""Of heads, and steps of every training: 8 epochs of 512 pairs."""
-
 
 @dataclass
 class MeanPooled:
-    """CLIP4Clip with mean pooling, whose loss NCL may normalise; queues keep 1024 training texts and videos.
+    """CLIP4Clip with mean pooling and NCL's queues of 1024 training texts and videos.
 
     Attributes:
-        normalize_loss: train with NCL's biases.
-        detach_biases: as of `NCL`.
+        normalize_loss: Whether to train with NCL's biases.
+        detach_biases: Option of `NCL`.
     """
 
     normalize_loss: bool = False
@@ -44,36 +41,32 @@ class MeanPooled:
 
 
 Head = MeanPooled | XPoolOptions | TMASSOptions | TCMGCOptions | GAREOptions | DPDVOptions | GAIDOptions
-"""A head is told by its options, whose type says the method."""
+"""Options of a head; their type identifies the method."""
 
+METHODS: dict[type, tuple[Any, str]] = {
+    XPoolOptions: (XPool, "xpool"), TMASSOptions: (TMASS, "tmass"), TCMGCOptions: (TCMGC, "tcmgc"),
+    GAREOptions: (GARE, "gare"), DPDVOptions: (DPDV, "dpdv"), GAIDOptions: (GAID, "gaid"),
+}  # fmt: skip
 TEXT_TO_VIDEO, VIDEO_TO_TEXT = "text_to_video", "video_to_text"
-Figures = dict[str, float]
-"""R@1 of both directions in percent, and NCL's normalisation errors (Eq. 5) under `..._error`."""
+Metrics = dict[str, float]
+"""R@1 of both directions in percent, and NCL's normalization errors (Eq. 5) as `..._error`."""
 
 
 def method(head: Head, encoder: TinyClipEncoder) -> RetrievalModule:
-    """Return the method of some options around an encoder that only says its sizes."""
-    sizes: dict[str, Any] = {"words": WORDS, "frames": FRAMES}
-    match head:
-        case MeanPooled():
-            contrast = NCL(head.normalize_loss, detach_biases=head.detach_biases, queue_size=1024)
-            return CLIP4Clip(encoder, contrast=contrast, **sizes)
-        case XPoolOptions():
-            return XPool(encoder, xpool=head, **sizes)
-        case TMASSOptions():
-            return TMASS(encoder, tmass=head, **sizes)
-        case TCMGCOptions():
-            return TCMGC(encoder, tcmgc=head, **sizes)
-        case GAREOptions():
-            return GARE(encoder, gare=head, **sizes)
-        case DPDVOptions():
-            return DPDV(encoder, dpdv=head, **sizes)
-        case GAIDOptions():
-            return GAID(encoder, gaid=head, audio_encoder=_sound_encoder(head), **sizes)
+    """Return a method with an encoder that only provides sizes."""
+    options: dict[str, Any] = {"words": WORDS, "frames": FRAMES}
+    if isinstance(head, MeanPooled):
+        contrast = NCL(head.normalize_loss, detach_biases=head.detach_biases, queue_size=1024)
+        return CLIP4Clip(encoder, contrast=contrast, **options)
+    if isinstance(head, GAIDOptions):
+        options["audio_encoder"] = _sound_encoder(head)
+    kind, section = METHODS[type(head)]
+    made: RetrievalModule = kind(encoder, **{section: head}, **options)
+    return made
 
 
 def _sound_encoder(head: GAIDOptions) -> TinyWhisperEncoder | None:
-    """Return an audio encoder that only says its size; worlds bring audio features of this size."""
+    """Return an audio encoder that only provides its size."""
     if isinstance(head.fusion, NoFusion):
         return None
     encoder = TinyWhisperEncoder(AUDIO)
@@ -83,11 +76,7 @@ def _sound_encoder(head: GAIDOptions) -> TinyWhisperEncoder | None:
 
 
 class Adapted(nn.Module):
-    """A method behind one linear map per modality, which stands for the encoder that would train with it.
-
-    Args:
-        method: its encoder gives the sizes and nothing else.
-    """
+    """A method after one linear map per modality, which replaces the encoder and is trained with it."""
 
     def __init__(self, method: RetrievalModule) -> None:
         super().__init__()
@@ -97,23 +86,17 @@ class Adapted(nn.Module):
             nn.init.eye_(layer.weight)
             nn.init.zeros_(layer.bias)
 
-    def groups(self, encoder_rate: float) -> list[dict[str, Any]]:
-        """Return what is trained, as groups for an optimiser: the maps at a rate of their own, and the rest."""
-        maps = [*self.text.parameters(), *self.video.parameters()]
-        rest = [parameter for parameter in self.method.parameters() if parameter.requires_grad]
-        return [{"params": maps, "lr": encoder_rate}, {"params": rest, "lr": LEARNING_RATE}]
-
     def texts(self, text: TextFeatures) -> TextFeatures:
-        """Return N texts as the method scores them."""
+        """Return texts as the method scores them."""
         return self.method.encode_text(replace(text, sentence=self.text(text.sentence), words=self.text(text.words)))
 
     def videos(self, video: VideoFeatures) -> VideoFeatures:
-        """Return M videos as the method scores them."""
+        """Return videos as the method scores them."""
         patches = None if video.patches is None or not self.method.needs_patches else self.video(video.patches)
         return self.method.encode_video(replace(video, frames=self.video(video.frames), patches=patches))
 
     def pairs(self, split: Split, rows: Tensor) -> PairedFeatures:
-        """Return the pairs at `rows` (B,) of a split as the method's losses take them."""
+        """Return the pairs in `rows` (B,) of a split for the method's losses."""
         extras: dict[str, Captions] = {}
         if split.captions is not None:
             listed = split.captions[rows]
@@ -122,30 +105,32 @@ class Adapted(nn.Module):
 
 
 def build(head: Head, seed: int) -> Adapted:
-    """Return a head from fresh weights, at CLIP's temperature of 0.01."""
+    """Return a head with new weights and CLIP's temperature of 0.01."""
     torch.manual_seed(seed)
     encoder = TinyClipEncoder(DIMENSION, image_size=16, text_layers=1, vision_layers=1, freeze="all")
-    torch.manual_seed(seed)  # an encoder may draw otherwise than another version's; heads then still start alike
+    torch.manual_seed(seed)  # regardless of the random numbers that the encoder has used
     adapted = Adapted(method(head, encoder))
     with torch.no_grad():
         adapted.method.temperature.logit_scale.fill_(math.log(100))
     return adapted
 
 
-def train(adapted: Adapted, world: World, seed: int, encoder_rate: float, steps: int = STEPS) -> None:
-    """Train maps and head with AdamW, a cosine schedule and clipped gradients.
+def train(adapted: Adapted, world: World, seed: int, rate: float, ratio: float, steps: int) -> None:
+    """Train the maps and the head with AdamW, a cosine schedule, and clipped gradients.
 
     Args:
-        adapted: what is trained.
-        world: its training pairs.
-        seed: of batches and dropout.
-        encoder_rate: peak learning rate of the maps; the head's is LEARNING_RATE.
-        steps: of the optimiser, some of an epoch's batches at the end perhaps.
+        adapted: The maps and the head.
+        world: Training pairs.
+        seed: Seed for batches and dropout.
+        rate: Maximum learning rate of the head.
+        ratio: Learning rate of the maps, relative to that of the head.
+        steps: Number of optimizer steps.
     """
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
-    groups = adapted.groups(encoder_rate)
-    parameters = [parameter for group in groups for parameter in group["params"]]
+    maps = [*adapted.text.parameters(), *adapted.video.parameters()]
+    rest = [parameter for parameter in adapted.method.parameters() if parameter.requires_grad]
+    groups: list[dict[str, Any]] = [{"params": maps, "lr": ratio * rate}, {"params": rest, "lr": rate}]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
     rates = [group["lr"] for group in groups]
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=steps + 1, pct_start=0.1)
@@ -157,7 +142,7 @@ def train(adapted: Adapted, world: World, seed: int, encoder_rate: float, steps:
         loss = torch.stack([term.reshape(()) for term in adapted.method.losses(pairs).values()]).sum()
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
+        nn.utils.clip_grad_norm_([*maps, *rest], 1.0)
         optimizer.step()
         schedule.step()
         adapted.method.temperature.clamp()
@@ -165,33 +150,31 @@ def train(adapted: Adapted, world: World, seed: int, encoder_rate: float, steps:
     adapted.eval()
 
 
-def readings(adapted: Adapted, world: World) -> dict[str, Figures]:
-    """Rank the test pairs as `tvr test` does, in every way that the head can be read.
+def readings(adapted: Adapted, split: Split) -> dict[str, Metrics]:
+    """Rank the pairs of a split as `tvr test` does, in every way that the head allows.
 
     Returns:
-        By name: `plain`, the scores as they are. With NCL's queues also `training queries` and `oracle`, with biases
-        from these or from the test queries. With increments `bare`, texts without them. Where the released protocol
-        leaks `as released`, under it.
+        By name: `plain` scores; `training queries` and `oracle` with NCL's biases from the queues or from the ranked
+        queries; `bare` texts without GARE's increments; `as released` under a released protocol that leaks.
     """
-    found = {"plain": evaluate(adapted, world)}
+    found = {"plain": evaluate(adapted, split)}
     match adapted.method:
         case CLIP4Clip():
-            found["training queries"] = evaluate(adapted, world, SinkhornBias())
-            found["oracle"] = evaluate(adapted, world, SinkhornBias(queries="oracle"))
+            found["training queries"] = evaluate(adapted, split, SinkhornBias())
+            found["oracle"] = evaluate(adapted, split, SinkhornBias(queries="oracle"))
         case GARE() if not isinstance(adapted.method.options.increment, NoIncrement):
             psi, adapted.method.head.psi = adapted.method.head.psi, None
-            found["bare"] = evaluate(adapted, world)
+            found["bare"] = evaluate(adapted, split)
             adapted.method.head.psi = psi
         case GAID() | TMASS():
-            found["as released"] = evaluate(adapted, world, released=True)
+            found["as released"] = evaluate(adapted, split, released=True)
     return found
 
 
 @torch.no_grad()
-def evaluate(adapted: Adapted, world: World, normalizer: Normalizer | None = None, released: bool = False) -> Figures:
-    """Rank the test pairs once."""
-    method, test = adapted.method, world.test
-    rows = torch.arange(len(test.text))
+def evaluate(adapted: Adapted, split: Split, normalizer: Normalizer | None = None, released: bool = False) -> Metrics:
+    """Rank the pairs of a split once."""
+    method, rows = adapted.method, torch.arange(len(split.text))
     evaluator = Evaluator(
         None if released else method.score,
         score_as_released=method.score_as_released if released else None,
@@ -201,7 +184,7 @@ def evaluate(adapted: Adapted, world: World, normalizer: Normalizer | None = Non
     bank = method.bank() if normalizer is not None and normalizer.needs_bank else None
     truth = GroundTruth(rows, len(rows), "synthetic features", "test", "one caption per video")
     found: Evaluation = evaluator.evaluate(
-        adapted.texts(test.text), rows, adapted.videos(test.video), rows, truth, normalizer, bank
+        adapted.texts(split.text), rows, adapted.videos(split.video), rows, truth, normalizer, bank
     )
     return {
         TEXT_TO_VIDEO: found.text_to_video["R@1"],
@@ -211,8 +194,10 @@ def evaluate(adapted: Adapted, world: World, normalizer: Normalizer | None = Non
     }
 
 
-def outcome(head: Head, world: World, seed: int, encoder_rate: float, steps: int = STEPS) -> dict[str, Figures]:
-    """Build a head, train it and read it; the seed is that of weights, dropout and batches."""
+def outcome(
+    head: Head, world: World, seed: int, rate: float, ratio: float, steps: int
+) -> dict[str, dict[str, Metrics]]:
+    """Build and train a head, and return its readings on the `validation` and the `test` pairs."""
     adapted = build(head, seed)
-    train(adapted, world, seed, encoder_rate, steps)
-    return readings(adapted, world)
+    train(adapted, world, seed, rate, ratio, steps)
+    return {"validation": readings(adapted, world.validation), "test": readings(adapted, world.test)}

@@ -1,10 +1,10 @@
-"""Worlds of made-up features, each with one factor of a given strength: what `mechanisms.py` trains heads on.
+"""Synthetic worlds for `mechanisms.py`: features with one factor of a given strength.
 
 A content is a vector of 16 numbers. Texts and videos show it through linear maps of their own, with noise, as an
-encoder that was trained on pairs elsewhere would. Lengths and directions are like CLIP's: vectors are a few units long,
-so that softmaxes over inner products are soft, and every modality has an offset of its own (its cone, and between both
-the gap), at right angles to all contents unless a world is about it. A world is a function of a seed and a strength.
-Strength 0 is the control: the factor is absent, and sizes, noise and random numbers are the same.
+encoder would that was trained on other pairs. Lengths and directions are similar to CLIP's: vectors are a few units
+long, and each modality has an offset of its own (its cone), orthogonal to all contents unless a world is about it. A
+world is a function that draws N pairs. Strength 0 is the control without the factor; sizes, noise, and random numbers
+are the same.
 """
 
 from __future__ import annotations
@@ -20,23 +20,19 @@ from tvr_lightning.methods.dpdv.captions import Captions
 
 CONTENT, DIMENSION, AUDIO = 16, 64, 48
 FRAMES, WORDS, PATCHES, SCENES = 8, 6, 4, 5
-TRAIN, TEST, BATCH = 512, 400, 64
+TRAIN, TEST, VALIDATION, BATCH = 512, 400, 400, 64
+COPIES = 16
+"""Training pairs that share one content in the worlds of false negatives, which have twice as many pairs."""
 LENGTH = 8 / 3
-"""Of what a vector shows of its content; offset and noise are in units of it."""
+"""Length of the part of a vector that shows its content; offsets and noise are in units of it."""
 OFFSET = 1.2
-"""Of a modality. Two texts then have a cosine of about 0.45, two videos of about 0.5."""
+"""Length of a modality's offset, for which two texts have a cosine of about 0.45, and two videos of about 0.5."""
 SENTENCE_NOISE, WORD_NOISE, FRAME_NOISE = 0.9, 1.2, 1.5
 
 
 @dataclass
 class Split:
-    """N matching pairs: row i of everything belongs together.
-
-    Attributes:
-        text: (N, ...) features of the captions.
-        video: (N, ...) features of the videos.
-        captions: several descriptions of each video, where the world has some.
-    """
+    """Features of N matching pairs, and several captions of each video if the world has them."""
 
     text: TextFeatures
     video: VideoFeatures
@@ -45,21 +41,21 @@ class Split:
 
 @dataclass
 class World:
-    """Training and test pairs, and how the former come in batches.
+    """Pairs for training, for the test, and for the choice of settings, which share no content.
 
     Attributes:
-        train, test: pairs that share no content.
-        copies: how many consecutive training pairs share one content.
-        together: how many of these meet in one batch; the others never do.
+        copies: Number of consecutive training pairs that share one content.
+        together: Number of these that are in one batch.
     """
 
     train: Split
     test: Split
-    copies: int = 1
-    together: int = 1
+    validation: Split
+    copies: int
+    together: int
 
     def batches(self, generator: torch.Generator) -> Iterator[Tensor]:
-        """Yield the rows (BATCH,) of each batch of one epoch."""
+        """Yield the rows (BATCH,) of each batch of an epoch."""
         contents = len(self.train.text) // self.copies
         rows = torch.randperm(contents, generator=generator)[:, None] * self.copies + torch.arange(self.copies)
         groups = rows.unflatten(1, (-1, self.together)).transpose(0, 1)  # (groups, contents, together)
@@ -67,12 +63,11 @@ class World:
 
 
 class Space:
-    """What texts, videos and sound make of contents, fixed by a seed.
+    """Maps from contents to texts, videos, and sound, and the one generator for all numbers of a world.
 
     Args:
-        seed: all numbers of a world come from one generator, in one order.
-        offset: length of both modalities' offsets, in units of LENGTH.
-        neutral: offsets at right angles to all contents and to each other, so that they favour no text and no video.
+        offset: Length of both modalities' offsets, in units of LENGTH.
+        neutral: Whether the offsets are orthogonal to all contents and to each other, so that they favor no item.
     """
 
     def __init__(self, seed: int, offset: float = OFFSET, neutral: bool = True) -> None:
@@ -81,6 +76,7 @@ class Space:
         self.text_map = shared / DIMENSION**0.5
         self.video_map = (shared + 0.5 * self.normal(CONTENT, DIMENSION)) / (1.25 * DIMENSION) ** 0.5
         self.audio_map = self.normal(CONTENT, AUDIO) / AUDIO**0.5
+        self.styles = self.normal(4, DIMENSION) / DIMENSION**0.5
         offsets = self.normal(2, DIMENSION)
         if neutral:
             shown = torch.linalg.qr(torch.cat([self.text_map, self.video_map]).T).Q
@@ -88,58 +84,42 @@ class Space:
         self.text_offset, self.video_offset = offset * offsets / offsets.norm(dim=1, keepdim=True)
 
     def normal(self, *shape: int) -> Tensor:
-        """Draw standard normal numbers of any shape."""
+        """Draw standard normal numbers."""
         return torch.randn(shape, generator=self.generator)
-
-    def uniform(self, *shape: int) -> Tensor:
-        """Draw numbers from [0, 1) of any shape."""
-        return torch.rand(shape, generator=self.generator)
 
     def contents(self, *shape: int) -> Tensor:
         """Draw contents (*shape, CONTENT) of length 1."""
         return unit(self.normal(*shape, CONTENT))
 
     def parts(self, content: Tensor, count: int) -> Tensor:
-        """Return `count` views (..., count, CONTENT) of contents (..., CONTENT), each of half of their numbers."""
-        seen = self.uniform(*content.shape[:-1], count, CONTENT) < 0.5
+        """Return `count` parts (..., count, CONTENT) of contents, each with half of the numbers."""
+        seen = torch.rand((*content.shape[:-1], count, CONTENT), generator=self.generator) < 0.5
         return content.unsqueeze(-2) * seen * 2**0.5
 
-    def noise(self, *shape: int) -> Tensor:
-        """Draw noise (*shape) of about length 1."""
-        return self.normal(*shape) / shape[-1] ** 0.5
+    def noisy(self, vectors: Tensor, noise: float) -> Tensor:
+        """Return vectors with noise in units of LENGTH."""
+        return LENGTH * (vectors + noise * self.normal(*vectors.shape) / vectors.shape[-1] ** 0.5)
 
-    def in_text(self, content: Tensor, noise: float) -> Tensor:
-        """Return text vectors (..., DIMENSION) of contents, with noise of a length."""
-        vectors = content @ self.text_map + self.text_offset
-        return LENGTH * (vectors + noise * self.noise(*vectors.shape))
-
-    def in_video(self, content: Tensor, noise: float) -> Tensor:
-        """Return frame or patch vectors (..., DIMENSION) of contents, with noise of a length."""
-        vectors = content @ self.video_map + self.video_offset
-        return LENGTH * (vectors + noise * self.noise(*vectors.shape))
-
-    def in_audio(self, content: Tensor, noise: float) -> Tensor:
-        """Return audio vectors (..., AUDIO) of contents, with noise of a length."""
-        vectors = content @ self.audio_map
-        return LENGTH * (vectors + noise * self.noise(*vectors.shape))
-
-    def captions(
-        self, said: Tensor, sentence_noise: float = SENTENCE_NOISE, word_noise: float = WORD_NOISE
-    ) -> TextFeatures:
-        """Return texts of which word w tells a part of the content `said[:, w]` (N, WORDS, CONTENT)."""
-        words = self.in_text(self.parts(said, 1).squeeze(-2), word_noise)
-        sentence = self.in_text(unit(said.mean(1)), sentence_noise)
+    def captions(self, said: Tensor, noise: float = SENTENCE_NOISE, word_noise: float = WORD_NOISE) -> TextFeatures:
+        """Return texts whose word w describes a part of the content `said[:, w]` (N, WORDS, CONTENT)."""
+        words = self.noisy(self.parts(said, 1).squeeze(-2) @ self.text_map + self.text_offset, word_noise)
+        sentence = self.noisy(unit(said.mean(1)) @ self.text_map + self.text_offset, noise)
         return TextFeatures(sentence, words, torch.ones(words.shape[:2], dtype=torch.bool))
 
-    def videos(self, shown: Tensor, noise: float = FRAME_NOISE) -> VideoFeatures:
-        """Return videos of which frame f shows the content `shown[:, f]` (N, FRAMES, CONTENT), with patches."""
-        frames = self.in_video(shown, noise)
-        patches = self.in_video(self.parts(shown, PATCHES), noise)
+    def videos(self, shown: Tensor) -> VideoFeatures:
+        """Return videos whose frame f shows the content `shown[:, f]` (N, FRAMES, CONTENT), with patches."""
+        frames = self.noisy(shown @ self.video_map + self.video_offset, FRAME_NOISE)
+        patches = self.noisy(self.parts(shown, PATCHES) @ self.video_map + self.video_offset, FRAME_NOISE)
         return VideoFeatures(frames, torch.ones(frames.shape[:2], dtype=torch.bool), patches)
+
+    def pairs(self, content: Tensor, noise: float = SENTENCE_NOISE, word_noise: float = WORD_NOISE) -> Split:
+        """Return texts and videos of contents (N, CONTENT)."""
+        text = self.captions(repeated(content, WORDS), noise, word_noise)
+        return Split(text, self.videos(repeated(content, FRAMES)))
 
 
 def unit(content: Tensor) -> Tensor:
-    """Return contents (..., CONTENT) at length 1."""
+    """Return vectors at length 1."""
     return content / content.norm(dim=-1, keepdim=True)
 
 
@@ -148,180 +128,136 @@ def repeated(content: Tensor, count: int) -> Tensor:
     return content.unsqueeze(1).expand(-1, count, -1)
 
 
-def untold_scenes(seed: int, strength: float) -> World:
-    """A video has frames of a scene that its caption tells, and of scenes that it does not tell.
+def untold_scenes(space: Space, count: int, strength: float, training: bool) -> Split:
+    """The caption of a video describes one of its scenes; its frames are in random order.
 
-    Strength: share of the frames that are untold. Frames come in random order.
+    Strength: share of the frames that show other scenes.
     """
-    space = Space(seed)
-
-    def split(count: int) -> Split:
-        told, others = space.contents(count), space.contents(count, SCENES - 1)
-        untold = torch.arange(FRAMES) >= FRAMES * (1 - strength)
-        shown = torch.where(untold[:, None], others.repeat_interleave(2, dim=1), repeated(told, FRAMES))
-        order = space.uniform(count, FRAMES).argsort(1)
-        shown = shown.gather(1, order[..., None].expand(-1, -1, CONTENT))
-        return Split(space.captions(repeated(told, WORDS)), space.videos(shown))
-
-    return World(split(TRAIN), split(TEST))
+    told, others = space.contents(count), space.contents(count, SCENES - 1)
+    untold = torch.arange(FRAMES) >= FRAMES * (1 - strength)
+    shown = torch.where(untold[:, None], others.repeat_interleave(2, dim=1), repeated(told, FRAMES))
+    order = torch.rand((count, FRAMES), generator=space.generator).argsort(1)
+    shown = shown.gather(1, order[..., None].expand(-1, -1, CONTENT))
+    return Split(space.captions(repeated(told, WORDS)), space.videos(shown))
 
 
-def told_at_test(seed: int, strength: float) -> World:
-    """As before in training, where further captions tell the other scenes; test videos show the told scene alone.
+def further_captions(space: Space, count: int, strength: float, training: bool) -> Split:
+    """The caption of a training video describes one of its scenes, and further captions describe the others.
 
-    Strength: share of the training frames that the caption leaves untold.
+    Test videos show only the described scene. Strength: share of the training frames that show other scenes.
     """
-    space = Space(seed)
-
-    def split(count: int, untold: float) -> Split:
-        scenes = space.contents(count, SCENES)  # the first one is told; the others have two frames each
-        place = torch.arange(FRAMES) - (FRAMES * (1 - untold))
-        scene = torch.where(place < 0, 0, place.div(2, rounding_mode="floor") + 1).long()
-        video = space.videos(scenes[:, scene])
-        text = space.captions(repeated(scenes[:, 0], WORDS))
-        listed = [space.captions(repeated(scenes[:, each], WORDS)) for each in range(SCENES)]
-        captions = Captions(
-            torch.stack([caption.sentence for caption in listed], 1),
-            torch.stack([caption.words for caption in listed], 1),
-            torch.stack([caption.word_mask for caption in listed], 1),
-            (torch.arange(SCENES) <= scene.max()).expand(count, -1),
-        )
-        return Split(text, video, captions)
-
-    return World(split(TRAIN, strength), split(TEST, 0.0))
+    return further_captions_everywhere(space, count, strength if training else 0.0, training)
 
 
-def cone(seed: int, strength: float) -> World:
-    """Videos lie more or less along the mean text, and texts along the mean video (NCL, App. D, Eq. 23).
+def further_captions_everywhere(space: Space, count: int, strength: float, training: bool) -> Split:
+    """The caption of a video describes one of its scenes, and further captions describe the others.
 
-    Such a video is nearer to all texts, whatever it shows. Strength: standard deviation of how far vectors go in the
-    mean direction of the other modality, in units of the length of what they show of their contents.
+    Strength: share of the frames that show other scenes, in training and in the test.
     """
-    space = Space(seed)
-    mean_text, mean_video = unit(space.text_offset), unit(space.video_offset)
+    scenes = space.contents(count, SCENES)  # the first one is described; the others have two frames each
+    place = torch.arange(FRAMES) - FRAMES * (1 - strength)
+    scene = torch.where(place < 0, 0, place.div(2, rounding_mode="floor") + 1).long()
+    video, text = space.videos(scenes[:, scene]), space.captions(repeated(scenes[:, 0], WORDS))
+    listed = [space.captions(repeated(scenes[:, each], WORDS)) for each in range(SCENES)]
+    sentence, words, mask = (
+        torch.stack([getattr(caption, name) for caption in listed], 1) for name in ("sentence", "words", "word_mask")
+    )
+    return Split(text, video, Captions(sentence, words, mask, (torch.arange(SCENES) <= scene.max()).expand(count, -1)))
+
+
+def cone(space: Space, count: int, strength: float, training: bool) -> Split:
+    """Videos are more or less similar to the mean text, and texts to the mean video (NCL, App. D, Eq. 23).
+
+    Such a video is more similar to all texts, regardless of its content. Strength: standard deviation of the part of
+    the vectors in the mean direction of the other modality, in units of the part that shows their content.
+    """
 
     def moved(vectors: Tensor, direction: Tensor) -> Tensor:
-        # Noise that lies along the direction would be the factor, too.
+        # Without the noise in this direction, which would be the same factor.
         moves = strength * LENGTH * space.normal(len(vectors), *(1,) * (vectors.ndim - 1))
         return vectors - (vectors @ direction).unsqueeze(-1) * direction + moves * direction
 
-    def split(count: int) -> Split:
-        content = space.contents(count)
-        text, video = space.captions(repeated(content, WORDS)), space.videos(repeated(content, FRAMES))
-        text = replace(text, sentence=moved(text.sentence, mean_video))
-        return Split(text, replace(video, frames=moved(video.frames, mean_text), patches=None))
-
-    return World(split(TRAIN), split(TEST))
+    pairs = space.pairs(space.contents(count))
+    text = replace(pairs.text, sentence=moved(pairs.text.sentence, unit(space.video_offset)))
+    return Split(text, replace(pairs.video, frames=moved(pairs.video.frames, unit(space.text_offset)), patches=None))
 
 
-def gap(seed: int, strength: float) -> World:
-    """Texts and videos lie apart: each modality has an offset in a random direction.
+def gap(space: Space, count: int, strength: float, training: bool) -> Split:
+    """Each modality has an offset in a random direction.
 
-    Strength: length of the offsets, in units of the length of what vectors show of their contents.
+    Strength: length of the offsets, in units of the part of a vector that shows its content.
     """
-    space = Space(seed, strength, neutral=False)
-
-    def split(count: int) -> Split:
-        content = space.contents(count)
-        return Split(space.captions(repeated(content, WORDS)), space.videos(repeated(content, FRAMES)))
-
-    return World(split(TRAIN), split(TEST))
+    return space.pairs(space.contents(count))
 
 
-def false_negatives(seed: int, strength: float) -> World:
-    """Sixteen training pairs share a content, and some of them meet in a batch as each other's negatives.
+def false_negatives(space: Space, count: int, strength: float, training: bool) -> Split:
+    """Sixteen training pairs share a content, and some of them are negatives of each other in a batch.
 
-    Strength: how many false negatives a text has in its batch. The pairs are the same for all strengths.
+    Strength: number of false negatives of a text in its batch. The pairs are the same for all strengths.
     """
-    space, copies = Space(seed), 16
-
-    def split(count: int, copies: int) -> Split:
-        content = space.contents(count // copies).repeat_interleave(copies, dim=0)
-        return Split(space.captions(repeated(content, WORDS)), space.videos(repeated(content, FRAMES)))
-
-    return World(split(2 * TRAIN, copies), split(TEST, 1), copies, together=1 + int(strength))
+    copies = COPIES if training else 1
+    return space.pairs(space.contents(count // copies).repeat_interleave(copies, dim=0))
 
 
-def false_negatives_of_a_style(seed: int, strength: float) -> World:
-    """As before, and a training pair has a style, half as long as its content, that text and video share.
+def false_negatives_of_a_style(space: Space, count: int, strength: float, training: bool) -> Split:
+    """The same, and the text and the video of a training pair share a style, half as long as their content.
 
-    Of pairs of one content, only the style tells which text is whose. At test, a text's style and its video's have
-    nothing to do with each other, so that a head which has learnt styles loses. Strength: false negatives of a text.
+    Among pairs of one content, only the style identifies the match. In the test, the styles of a text and its video
+    are unrelated, so that a head that has learned styles is misled. Strength: number of false negatives of a text.
     """
-    space, copies = Space(seed), 16
-    styles = space.normal(4, DIMENSION) / DIMENSION**0.5
-
-    def style(count: int) -> Tensor:
-        return 0.5 * LENGTH * unit(space.normal(count, len(styles))) @ styles
-
-    def split(count: int, copies: int, paired: bool) -> Split:
-        content = space.contents(count // copies).repeat_interleave(copies, dim=0)
-        text, video = space.captions(repeated(content, WORDS)), space.videos(repeated(content, FRAMES))
-        own, other = style(count), style(count)
-        text = replace(text, sentence=text.sentence + own, words=text.words + own.unsqueeze(1))
-        frames = video.frames + (own if paired else other).unsqueeze(1)
-        return Split(text, replace(video, frames=frames, patches=None))
-
-    return World(split(2 * TRAIN, copies, True), split(TEST, 1, False), copies, together=1 + int(strength))
+    pairs = false_negatives(space, count, strength, training)
+    own, other = (0.5 * LENGTH * unit(space.normal(count, len(space.styles))) @ space.styles for _ in range(2))
+    text = replace(pairs.text, sentence=pairs.text.sentence + own, words=pairs.text.words + own.unsqueeze(1))
+    frames = pairs.video.frames + (own if training else other).unsqueeze(1)
+    return Split(text, replace(pairs.video, frames=frames, patches=None))
 
 
-def noisy_sentences(seed: int, strength: float) -> World:
-    """Sentences at test are noisier than those of training, which have noise of 0.3.
+def noisy_sentences(space: Space, count: int, strength: float, training: bool) -> Split:
+    """Sentences in the test are noisier than those in training, whose noise is 0.3.
 
-    Strength: how much longer the noise at test is, in units of the length of what a sentence shows of its content.
+    Strength: additional noise in the test, in units of the part of a sentence that shows its content.
     """
-    space = Space(seed)
-
-    def split(count: int, noise: float) -> Split:
-        content = space.contents(count)
-        return Split(space.captions(repeated(content, WORDS), noise), space.videos(repeated(content, FRAMES)))
-
-    return World(split(TRAIN, 0.3), split(TEST, 0.3 + strength))
+    return space.pairs(space.contents(count), noise=0.3 if training else 0.3 + strength)
 
 
-def told_by_sound(seed: int, strength: float) -> World:
-    """Some videos have a twin that looks alike but sounds otherwise; their captions tell the sound too.
+def noisy_words(space: Space, count: int, strength: float, training: bool) -> Split:
+    """Words are noisier than sentences in all pairs, so that contrasts with words have lower and less useful scores.
 
-    Strength: share of the videos that have a twin. The others' captions tell what is seen alone.
+    Strength: additional noise of the words, in units of the part of a word that shows its content.
     """
-    space = Space(seed)
-
-    def split(count: int) -> Split:
-        picture, sound = space.contents(count), space.contents(count)
-        twins = torch.arange(count) < strength * count
-        picture = torch.where(twins[:, None], picture[torch.arange(count) // 2 * 2], picture)
-        second = torch.where(twins[:, None], sound, picture)
-        said = torch.cat([repeated(picture, WORDS // 2), repeated(second, WORDS // 2)], dim=1)
-        text, video = space.captions(said), space.videos(repeated(picture, FRAMES))
-        audio = space.in_audio(repeated(sound, FRAMES), FRAME_NOISE)
-        return Split(text, replace(video, patches=None, audio=audio, audio_mask=video.frame_mask))
-
-    return World(split(TRAIN), split(TEST))
+    pairs = space.pairs(space.contents(count), word_noise=WORD_NOISE + strength)
+    return Split(pairs.text, replace(pairs.video, patches=None))
 
 
-def noisy_words(seed: int, strength: float) -> World:
-    """Words are noisier than sentences, for all pairs alike, so that the contrasts with words score lower and worse.
+def told_by_sound(space: Space, count: int, strength: float, training: bool) -> Split:
+    """Some videos have a twin with the same frames and another sound, and captions that describe the sound too.
 
-    Strength: noise of the words beyond the usual, in units of the length of what a word shows of its content.
+    Strength: share of the videos with a twin.
     """
-    space = Space(seed)
+    picture, sound = space.contents(count), space.contents(count)
+    twins = torch.arange(count) < strength * count
+    picture = torch.where(twins[:, None], picture[torch.arange(count) // 2 * 2], picture)
+    second = torch.where(twins[:, None], sound, picture)
+    said = torch.cat([repeated(picture, WORDS // 2), repeated(second, WORDS // 2)], dim=1)
+    text, video = space.captions(said), space.videos(repeated(picture, FRAMES))
+    audio = space.noisy(repeated(sound, FRAMES) @ space.audio_map, FRAME_NOISE)
+    return Split(text, replace(video, patches=None, audio=audio, audio_mask=video.frame_mask))
 
-    def split(count: int) -> Split:
-        content = space.contents(count)
-        text = space.captions(repeated(content, WORDS), word_noise=WORD_NOISE + strength)
-        return Split(text, replace(space.videos(repeated(content, FRAMES)), patches=None))
 
-    return World(split(TRAIN), split(TEST))
-
-
-WORLDS: dict[str, Callable[[int, float], World]] = {
-    "untold scenes": untold_scenes,
-    "told at test": told_at_test,
-    "cone": cone,
-    "gap": gap,
-    "false negatives": false_negatives,
-    "false negatives of a style": false_negatives_of_a_style,
-    "noisy sentences": noisy_sentences,
-    "told by sound": told_by_sound,
-    "noisy words": noisy_words,
+FUNCTIONS = (
+    untold_scenes, further_captions, further_captions_everywhere, cone, gap, false_negatives,
+    false_negatives_of_a_style, noisy_sentences, noisy_words, told_by_sound,
+)  # fmt: skip
+WORLDS: dict[str, Callable[[Space, int, float, bool], Split]] = {
+    made.__name__.replace("_", " "): made for made in FUNCTIONS
 }
+
+
+def make_world(name: str, seed: int, strength: float) -> World:
+    """Return the splits of a world."""
+    space = Space(seed, strength, neutral=False) if name == "gap" else Space(seed)
+    shared = name.startswith("false negatives")
+    make, copies = WORLDS[name], COPIES if shared else 1
+    train = make(space, 2 * TRAIN if shared else TRAIN, strength, True)
+    test, validation = (make(space, count, strength, False) for count in (TEST, VALIDATION))
+    return World(train, test, validation, copies, 1 + int(strength) if shared else 1)
