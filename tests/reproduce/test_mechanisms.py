@@ -163,10 +163,11 @@ def test_intervals_are_student_s_and_p_values_are_corrected_for_their_number(ben
     assert page.p_value([1.0, 2.5, 0.5, 3.0, 2.0]) == pytest.approx(0.0089, abs=1e-3)
     assert page.holm([0.01, 0.04, 0.03, 0.5]) == pytest.approx([0.04, 0.09, 0.09, 0.5])
     above, around, below = ({"mean": mean, "half_width": 1.0} for mean in (2.0, 0.5, -2.0))
-    assert page.verdict(above, 0.01, 0.04) == "confirmed"
-    assert page.verdict(above, 0.01, 0.2) == "not because of the factor"
-    assert page.verdict(around, 0.2, 0.9) == "not seen"
-    assert page.verdict(below, 0.99, 1.0) == "reversed"
+    assert page.verdict(above, [0.01, 0.02], 0.04) == "confirmed"
+    assert page.verdict(above, [0.01, 0.3], 1.0) == "not because of the factor"
+    assert page.verdict(above, [0.01, 0.02], 0.2) == "not seen", "not after the correction"
+    assert page.verdict(around, [0.2, 0.1], 0.9) == "not seen"
+    assert page.verdict(below, [0.99, 0.5], 1.0) == "reversed"
 
 
 def summarized(benchmark, values):
