@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -77,7 +77,7 @@ class Trial:
         """Return the head of an arm at a point, with a learning rate and a number of steps."""
         return Job(self.world, point, arm.head, seed, setting[0], self.ratio, setting[1])
 
-    def sweep(self, settings: tuple[tuple[float, int], ...]) -> Iterator[Job]:
+    def sweep(self, settings: Sequence[tuple[float, int]]) -> Iterator[Job]:
         """Yield the heads with seed 0 from which the settings are chosen."""
         yield from (self.job(arm, p, 0, setting) for p in self.ends for arm in self.arms for setting in settings)
 

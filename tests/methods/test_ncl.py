@@ -195,8 +195,6 @@ def test_checkpoints_name_the_normalisation_in_plain_words(tmp_path):
     loaded = torch.load(tmp_path / "hparams.pt", weights_only=True)
     assert loaded["evaluation"]["normalization"]["class_path"] == "tvr_lightning.evaluation.normalization.SinkhornBias"
     assert SinkhornBias(**loaded["evaluation"]["normalization"]["init_args"]).name.startswith("Sinkhorn (train queries")
-    with pytest.raises(ValueError, match="bank_size must be at least 1"):
-        EvaluationConfig(bank_size=0)
 
 
 def test_queues_hold_the_last_pairs_of_all_steps():
