@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tvr_lightning.cli.tables import reproduce as run_reproduce
+from tvr_lightning.log_filters import quieten
 from tvr_lightning.reproduce.runs.card import read_card, read_cards
 from tvr_lightning.reproduce.runs.execute import execute
 from tvr_lightning.reproduce.runs.plan import Setting, make_plan
@@ -49,6 +50,7 @@ def test_a_run_trains_a_step_and_is_evaluated(table, run_name, folder):
         if path.is_file():
             continue
         inputs = {name: read_card(folder / "cards" / f"{key}.json").checkpoint for name, key in run.needs.items()}
+        quieten()  # as the process of a run does
         execute(write_task(run, folder, inputs))
         card = read_card(path)
         assert card.status == "finished"
