@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from tvr_lightning.config.recipe import from_recipe
+from tvr_lightning.evaluation.normalization import QueryBankNorm
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.features import PairedFeatures
 from tvr_lightning.reproduce.report.figures import figure_types as figures
@@ -48,7 +49,16 @@ def splits(tmp_path_factory):
         recipes = [RECIPES / f"{name}.yaml", RECIPES / "fixture.yaml", overlay]
         module, data = from_recipe(recipes, [f"--data.init_args.root={root}"])
         made[name] = encode_test_split(module.eval(), data)
+    fill_queues(made["ncl"])
     return made
+
+
+@torch.no_grad()
+def fill_queues(encoded):
+    """Let NCL's queues contain the test split itself, so that normalization has its best case."""
+    text, video = encoded.paired()
+    index = torch.arange(len(text))
+    encoded.module.update_state(PairedFeatures(text, video, index, index))
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +73,11 @@ def svg(chart):
 @pytest.mark.parametrize(
     ("name", "own"),
     [
-        ("gare", {"geometry", "gradients", "steps"}),
-        ("tcmgc", {"contrasts", "attention"}),
+        ("gare", {"geometry", "gradients", "steps", "hard_negatives"}),
+        ("tcmgc", {"contrasts", "attention", "map"}),
         ("gaid", {"gate"}),
         ("dpdv", {"merging"}),
-        ("ncl", set()),
+        ("ncl", {"mass"}),
     ],
 )
 def test_every_method_has_the_common_figures_and_its_own(splits, measured, name, own):
@@ -135,15 +145,46 @@ def test_mass_is_even_where_every_query_finds_its_own_and_uneven_with_a_hub(spli
     assert float(measure_balance(hub)["t2v.error"]) > 1
 
 
-def test_normalising_by_the_queues_is_measured_where_there_are_some(splits, measured):
-    encoded = splits["ncl"]
+def test_normalization_by_the_queues_evens_out_the_mass(measured):
     assert "balance.normalized.t2v.error" not in measured["gare"]
+    found = measured["ncl"]
+    assert float(found["balance.normalized.t2v.error"]) < float(found["balance.t2v.error"])
+
+
+def test_examples_of_mass_are_those_of_the_balance(splits, measured):
+    encoded, found = splits["ncl"], measured["ncl"]
+    rows = {encoded.name(row): row for row in range(len(encoded.videos))}
+    mass = np.stack([found[f"balance.{start}t2v.mass"] for start in ("", "normalized.")])
+    places = np.array([[rows[name] for name in names] for names in found["mass.names"]])
+    np.testing.assert_allclose(found["mass.mass"], mass[:, places], rtol=1e-6)
+    queries = [
+        [encoded.caption(row) for row in range(len(encoded.texts))].index(text) for text in found["mass.captions"]
+    ]
+    assert places[:, 0].tolist() == encoded.matching[queries].tolist()
+    assert places[:, 1].tolist() == encoded.similarity[queries].argmax(1).tolist()
+
+
+def test_hard_negatives_are_the_best_of_the_others_without_increments(splits, measured):
+    encoded, found = splits["gare"], measured["gare"]
+    rows, columns = encoded.pairs.T
+    scores = encoded.similarity[rows][:, columns]
     text, video = encoded.paired()
-    index = torch.arange(len(text))
-    with torch.no_grad():
-        encoded.module.update_state(PairedFeatures(text, video, index, index))
-    found = measure_balance(encoded)
-    assert float(found["normalized.t2v.error"]) < float(found["t2v.error"])  # the queries themselves are in the queue
+    weight = torch.einsum("nd,mfd->nmf", text.sentence, video.frames).div(3).softmax(-1)
+    pooled = torch.einsum("nmf,mfd->nmd", weight, video.frames)
+    plain = F.cosine_similarity(text.sentence.unsqueeze(1), pooled, dim=-1)
+    others = plain - 9 * torch.eye(len(plain))
+    hardest = others.argsort(dim=1, descending=True)[:, :-1]
+    for name, each in (("plain", plain), ("corrected", scores)):
+        gap = each.diagonal()[:, None] - each.gather(1, hardest)
+        np.testing.assert_allclose(found[f"hard_negatives.{name}"], gap.numpy(), atol=1e-4)
+
+
+def test_every_token_of_the_pairs_has_a_place_on_the_map(splits, measured):
+    text, video = splits["tcmgc"].paired()
+    found = measured["tcmgc"]
+    assert len(found["map.words"]) == len(found["map.words_pair"]) == int(text.word_mask.sum())
+    assert len(found["map.frames"]) == len(found["map.frames_pair"]) == int(video.frame_mask.sum())
+    assert np.isfinite(found["map.words"]).all()
 
 
 def test_the_sheet_shows_the_best_videos_and_the_own_one(splits):
@@ -297,6 +338,15 @@ def test_what_cannot_be_drawn_says_why(splits, measured):
         measure_unmatched(one)
 
 
+def test_a_bank_that_a_checkpoint_lacks_is_named(splits, monkeypatch):
+    encoded = splits["gare"]
+    config = replace(encoded.module.evaluation_config, normalization=QueryBankNorm())
+    monkeypatch.setattr(encoded.module, "evaluation_config", config)
+    found = measure_balance(encoded)
+    assert "training split" in found["normalized.missing"]
+    assert "t2v.error" in found
+
+
 def subset(arrays, kind):
     return {name: value for name, value in arrays.items() if name.startswith(f"{kind}.")}
 
@@ -336,6 +386,19 @@ def test_patches_only_ever_merge(splits, measured):
             for frame in range(video.shape[1]):
                 pairs = {(int(a), int(b)) for a, b in zip(fine[frame], coarse[frame], strict=True)}
                 assert len(pairs) == len(np.unique(fine[frame]))
+
+
+def test_crossed_out_frames_are_those_that_the_caption_leaves_to_the_other_path(splits, measured):
+    encoded, found = splits["dpdv"], measured["dpdv"]
+    rows = {encoded.name(row): row for row in range(len(encoded.videos))}
+    texts = {encoded.caption(row): row for row in range(len(encoded.texts))}
+    for name, caption, spot in zip(
+        *(found[f"merging.{field}"] for field in ("names", "captions", "spot")), strict=True
+    ):
+        assert encoded.matching[texts[str(caption)]] == rows[str(name)]
+        text, video = encoded.texts[[texts[str(caption)]]], encoded.videos[[rows[str(name)]]]
+        cosine = F.cosine_similarity(video.frames[0], text.sentence, dim=-1)
+        assert sorted(np.flatnonzero(spot)) == sorted(cosine.topk(2).indices.tolist())  # half of four frames
 
 
 def test_frames_that_are_words_of_their_own_caption_match(splits):

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.balance import balance
-from tvr_lightning.evaluation.evaluator import Evaluator
-from tvr_lightning.evaluation.sources import MatrixSource, TransposedSource
+from tvr_lightning.evaluation.normalization import Direction
+from tvr_lightning.evaluation.sources import MatrixSource
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
-from tvr_lightning.methods.contrast import EmptyQueueError
 from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, histograms, new_panels
-from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
+from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit, normalized_scores
 
 MOST_MASS = 5
 DIRECTIONS = {"t2v": "text to video", "v2t": "video to text"}
@@ -60,36 +60,24 @@ def measure_balance(encoded: EncodedSplit) -> dict[str, Any]:
     `.false_positive` (K,) by bins of it, and `<direction>.error`; after normalization by queues or the test set, also
     `normalized.<direction>.mass` and `.error`, otherwise `normalized.missing`, the reason.
     """
-    source = MatrixSource(encoded.similarity.double())
-    videos = torch.arange(source.gallery)
-    temperature = encoded.module.score_temperature()
+    scores: dict[str, Mapping[Direction, Tensor]] = {
+        "": {"text-to-video": encoded.similarity.double(), "video-to-text": encoded.similarity.double().T}
+    }
     arrays: dict[str, Any] = {}
-    for name, scores, queries, gallery in (
-        ("t2v", source, encoded.matching, videos),
-        ("v2t", TransposedSource(source), videos, encoded.matching),
-    ):
-        found = balance(scores, temperature, queries, gallery)
-        arrays |= {f"{name}.mass": found.mass / found.share, f"{name}.error": found.error}
-        for field in ("edges", "items", "false_negative", "false_positive"):
-            arrays[f"{name}.{field}"] = getattr(found.rates, field)
-    module, normalizer, bank = encoded.module, encoded.module.evaluation_config.normalization, None
-    if normalizer is None:
-        return arrays
-    if normalizer.needs_bank:
+    if encoded.module.evaluation_config.normalization is not None:
         try:
-            bank = module.contrast.bank()
-        except EmptyQueueError:
-            return arrays | {"normalized.missing": "the queues of training queries are empty"}
-        if bank is None:
-            reason = "it needs a bank of the training split, which is not encoded for figures"
-            return arrays | {"normalized.missing": reason}
-    evaluator = Evaluator(module.score, temperature=module.score_temperature(), measure_balance=True)
-    evaluation = evaluator.evaluate(
-        encoded.texts, encoded.text_index, encoded.videos, encoded.video_index, encoded.truth, normalizer, bank
-    )
-    for name, words in DIRECTIONS.items():
-        found = evaluation.balance[words.replace(" ", "-")]  # type: ignore[index]
-        arrays |= {f"normalized.{name}.mass": found.mass / found.share, f"normalized.{name}.error": found.error}
+            scores["normalized."] = normalized_scores(encoded)
+        except UserError as error:
+            arrays["normalized.missing"] = str(error)
+    videos, temperature = torch.arange(len(encoded.videos)), encoded.module.score_temperature()
+    groups = {"t2v": (encoded.matching, videos), "v2t": (videos, encoded.matching)}
+    for start, matrices in scores.items():
+        for name, words in DIRECTIONS.items():
+            matrix = matrices[words.replace(" ", "-")]  # type: ignore[index]
+            found = balance(MatrixSource(matrix), temperature, *groups[name])
+            arrays |= {f"{start}{name}.mass": found.mass / found.share, f"{start}{name}.error": found.error}
+            if not start:
+                arrays |= {f"{name}.{field}": rate for field, rate in vars(found.rates).items()}
     return arrays
 
 

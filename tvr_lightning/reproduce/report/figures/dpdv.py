@@ -1,4 +1,4 @@
-"""Figures of DPDV: patches merging stage by stage (Fig. S2), and frames that match no word of a caption (Fig. 1)."""
+"""Figures of DPDV: patch merging in the Spot-Path (Figs. S2 and S3), and frames that match no word (Fig. 1)."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ def merges(module: RetrievalModule) -> bool:
 
 @torch.no_grad()
 def measure_merging(encoded: EncodedSplit) -> dict[str, Any]:
-    """Return the stages of patch merging in the frames of some test videos.
+    """Return the stages of patch merging in the frames of some test videos, and the frames of the Spot-Path.
 
     `names` (K,), `members` (K, S, F, P): the merged patch of each patch after each of S stages, `left` (S,) patches per
-    frame, and `strips` (K, F, G CELL, G CELL, 3) for P = G x G.
+    frame, `strips` (K, F, G CELL, G CELL, 3) for P = G x G, and `spot` (K, F): the frames that the first of the
+    `captions` (K,) of a video selects.
     """
     module, merging = encoded.module, encoded.module.reduction
     batch = next(iter(encoded.data.evaluation_dataloaders("test")[1]))[:SHOWN_VIDEOS].to(module.device)
@@ -49,18 +50,41 @@ def measure_merging(encoded: EncodedSplit) -> dict[str, Any]:
         tokens = stage(tokens, clusters)
     rows = [int(torch.nonzero(encoded.video_index == index)) for index in batch.index.cpu()]
     strips = [encoded.strip(row, frames=count, size=math.isqrt(total) * CELL) for row in rows]
-    return {"names": batch.video_id, "members": torch.stack(members, 1), "left": schedule, "strips": np.stack(strips)}
+    texts = [int(torch.nonzero(encoded.matching == row)[0]) for row in rows]
+    return {
+        "names": batch.video_id,
+        "members": torch.stack(members, 1),
+        "left": schedule,
+        "strips": np.stack(strips),
+        "captions": [encoded.caption(text) for text in texts],
+        "spot": module.head.partition(encoded.texts[texts], encoded.videos[rows])[0],
+    }
 
 
 def draw_merging(arrays: Arrays) -> Iterator[Chart]:
-    """Draw every frame after each stage, with each merged patch in the mean color of its pixels."""
-    for name, strip, stages in zip(arrays["names"], arrays["strips"], arrays["members"], strict=True):
-        images = [frames(strip, f"Frames of {name}")]
+    """Draw every frame after each stage, and cross out the frames that are not in the Spot-Path."""
+    videos = (arrays[name] for name in ("names", "captions", "strips", "spot", "members"))
+    for name, caption, strip, spot, stages in zip(*videos, strict=True):
+        images = [frames(_crossed_out(strip, ~spot), f"Frames of {name}", f"The Spot-Path of “{caption}”")]
         for stage, (members, left) in enumerate(zip(stages, arrays["left"], strict=True), start=1):
-            caption = f"After stage {stage}: {left} patches per frame."
-            images.append(frames(_merged(strip, members), f"The same frames after stage {stage}", caption))
-        note = "DPDV, Fig. S2; a merged patch has the mean color of its pixels."
+            shown = _crossed_out(_merged(strip, members), ~spot)
+            images.append(
+                frames(shown, f"The same frames after stage {stage}", f"After stage {stage}: {left} patches per frame.")
+            )
+        note = (
+            "DPDV, Figs. S2 and S3; a merged patch has the mean color of its pixels. Crossed-out frames are those that "
+            "the caption leaves to the Recover-Path."
+        )
         yield Chart(f"Stages of patch merging: {name}", images, note=note)
+
+
+def _crossed_out(strip: np.ndarray, left_out: np.ndarray) -> np.ndarray:
+    """Return the frames (F, S, S, 3) with a red cross over some."""
+    size = strip.shape[1]
+    near = np.abs(np.subtract.outer(np.arange(size), np.arange(size))) < 2
+    crossed = strip.copy()
+    crossed[np.ix_(left_out)] = np.where((near | near[::-1])[..., None], (200, 30, 30), strip[left_out])
+    return crossed
 
 
 def _merged(strip: np.ndarray, members: np.ndarray) -> np.ndarray:

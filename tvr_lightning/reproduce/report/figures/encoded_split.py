@@ -13,16 +13,20 @@ from lightning.pytorch import Trainer, seed_everything
 from torch import Tensor
 
 from tvr_lightning.config.recipe import from_recipe
-from tvr_lightning.config.recipe_files import RecipeError
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.data.records import Split
-from tvr_lightning.errors import MissingAssetError
+from tvr_lightning.errors import MissingAssetError, UserError
+from tvr_lightning.evaluation.evaluator import Evaluator
 from tvr_lightning.evaluation.loop import encode_split
+from tvr_lightning.evaluation.normalization import Direction
 from tvr_lightning.evaluation.pair_scores import PairScores
+from tvr_lightning.evaluation.sources import AdjustedSource, ScoreSource, TransposedSource
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.video import DecodedClip, read_clip
+from tvr_lightning.methods import VideoQuestionAnswering
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.reproduce.report.figures.answer_examples import AnsweredSplit, answer_test_split
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
 
 MOST_PAIRS = 256  # in pairwise figures; more would not change what they show
@@ -76,18 +80,18 @@ class EncodedSplit:
         return self.clip(video, frames, size).pixels.permute(0, 2, 3, 1).numpy()
 
 
-def encode_run(run: ReportedRun) -> EncodedSplit:
-    """Rebuild a run from its settings and weights, and encode its test split."""
+def encode_run(run: ReportedRun) -> EncodedSplit | AnsweredSplit:
+    """Rebuild a run from its settings and weights, and encode its test split, or answer its questions."""
     checkpoint, results = run.card.checkpoint, run.results
     if checkpoint is None or not Path(checkpoint).is_file():
         raise MissingAssetError(f"the weights of run {run.card.name} are missing: {checkpoint}")
     config = {name: results["config"][name] for name in ("seed_everything", "model", "data")}
     module, data = from_recipe([], [f"--config={yaml.safe_dump(config)}"])
-    if not isinstance(module, RetrievalModule):
-        raise RecipeError(f"{type(module).__name__} does not rank videos, so there are no figures")
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
     module.on_load_checkpoint(saved)
     module.load_state_dict(saved["state_dict"])
+    if isinstance(module, VideoQuestionAnswering):
+        return answer_test_split(module, data)
     encoded = encode_test_split(module.to("cuda" if torch.cuda.is_available() else "cpu").eval(), data)
     encoded.post_processing = results["post_processing"]
     ranks, _ = read_ranks(run, "text_to_video")
@@ -114,11 +118,41 @@ def encode_test_split(module: RetrievalModule, data: TextVideoDataModule) -> Enc
     matching = row[truth.video_of_text[texts.index]]
     texts, matching = texts[matching >= 0], matching[matching >= 0]
     features = texts.features.to(module.device), videos.features.to(module.device)
-    similarity = torch.empty(len(texts), len(videos))
-    source = PairScores(module.score, *features, memory_budget_bytes=2**30, device=module.device)
-    for block in source.blocks():
-        similarity[block.rows, block.columns] = block.values.float().cpu()
+    similarity = _matrix(PairScores(module.score, *features, memory_budget_bytes=2**30, device=module.device)).float()
     matched, first = np.unique(matching.numpy(), return_index=True)  # the first text of every video
     spread = np.linspace(0, len(matched) - 1, min(len(matched), MOST_PAIRS)).astype(int)
     pairs = torch.tensor(np.stack([first, matched], axis=1)[spread])
     return EncodedSplit(module, data, split, truth, *features, texts.index, videos.index, similarity, matching, pairs)
+
+
+@torch.no_grad()
+def normalized_scores(encoded: EncodedSplit) -> dict[Direction, Tensor]:
+    """Return the scores after the method's normalization, texts (N, M) and videos (M, N) as queries.
+
+    Raises:
+        UserError: The normalization needs training queries that a checkpoint does not contain.
+    """
+    module, normalizer, bank = encoded.module, encoded.module.evaluation_config.normalization, None
+    if normalizer.needs_bank and (bank := module.contrast.bank()) is None:
+        raise UserError("it needs a bank of the training split, which is not encoded for figures")
+    evaluator = Evaluator(module.score, temperature=module.score_temperature(), device=module.device)
+    pairs = evaluator.pair_scores(
+        encoded.texts, encoded.videos, text_index=encoded.text_index, video_index=encoded.video_index
+    )
+    captions = torch.bincount(encoded.matching, minlength=pairs.gallery)
+    sources: dict[Direction, ScoreSource] = {"text-to-video": pairs, "video-to-text": TransposedSource(pairs)}
+    return {
+        direction: _matrix(
+            AdjustedSource(
+                source, normalizer.fit(source, evaluator.context(direction, normalizer, bank, pairs, captions))
+            )
+        )
+        for direction, source in sources.items()
+    }
+
+
+def _matrix(source: ScoreSource) -> Tensor:
+    matrix = torch.empty(source.queries, source.gallery, dtype=torch.float64)
+    for block in source.blocks():
+        matrix[block.rows, block.columns] = block.values.double().cpu()
+    return matrix

@@ -19,12 +19,25 @@ import torch
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import write_whole
+from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, Chart, in_style, not_drawn, shortened
-from tvr_lightning.reproduce.report.figures import any_method, dpdv, gaid, gare, retrieval_examples, tcmgc
+from tvr_lightning.reproduce.report.figures import (
+    answer_examples,
+    any_method,
+    dpdv,
+    feature_map,
+    gaid,
+    gare,
+    hard_negatives,
+    mass_examples,
+    retrieval_examples,
+    tcmgc,
+)
+from tvr_lightning.reproduce.report.figures.answer_examples import AnsweredSplit
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit, encode_run
 from tvr_lightning.reproduce.report.sources import ReportedRun
 
-VERSION = 5
+VERSION = 6
 """Version of what is measured; files of other versions are made again."""
 
 
@@ -33,9 +46,9 @@ class FigureType:
     """One type of figure, of the methods that `applies` accepts."""
 
     title: str
-    measure: Callable[[EncodedSplit], dict[str, Any]]
+    measure: Callable[[Any], dict[str, Any]]
     draw: Callable[[Arrays], Iterable[Chart]]
-    applies: Callable[[Any], bool] = lambda module: True
+    applies: Callable[[Any], bool] = lambda module: isinstance(module, RetrievalModule)
 
 
 FIGURES = {
@@ -44,15 +57,23 @@ FIGURES = {
         "Scores of matching and of other pairs", any_method.measure_similarity, any_method.draw_similarity
     ),
     "balance": FigureType("Retrieval mass and errors", any_method.measure_balance, any_method.draw_balance),
+    "mass": FigureType("Retrieval mass", mass_examples.measure_mass, mass_examples.draw_mass, mass_examples.applies),
     "modalities": FigureType("The two modalities", any_method.measure_modalities, any_method.draw_modalities),
     "geometry": FigureType("Geometry of the increments", gare.measure_geometry, gare.draw_geometry, gare.applies),
     "gradients": FigureType("Gradients by dimension", gare.measure_gradients, gare.draw_gradients, gare.applies),
     "steps": FigureType("Step error of the increments", gare.measure_steps, gare.draw_steps, gare.applies),
+    "hard_negatives": FigureType(
+        "Hard negatives", hard_negatives.measure_hard_negatives, hard_negatives.draw_hard_negatives, gare.applies
+    ),
     "contrasts": FigureType("Balance of the contrasts", tcmgc.measure_contrasts, tcmgc.draw_contrasts, tcmgc.applies),
     "attention": FigureType("Attention over frames", tcmgc.measure_attention, tcmgc.draw_attention, tcmgc.attends),
+    "map": FigureType("Map of words and frames", feature_map.measure_map, feature_map.draw_map, tcmgc.applies),
     "gate": FigureType("Weight of the audio per frame", gaid.measure_gate, gaid.draw_gate, gaid.applies),
     "merging": FigureType("Stages of patch merging", dpdv.measure_merging, dpdv.draw_merging, dpdv.merges),
     "unmatched": FigureType("Frames that match no word", dpdv.measure_unmatched, dpdv.draw_unmatched),
+    "answers": FigureType(
+        "Questions and answers", answer_examples.measure_answers, answer_examples.draw_answers, answer_examples.applies
+    ),
     # Only the comparison of two runs shows failures.
     "failures": FigureType("Failures", retrieval_examples.measure_failures, lambda arrays: ()),
 }
@@ -78,7 +99,7 @@ def figures_of(run: ReportedRun, folder: Path) -> Arrays:
 
 
 @torch.no_grad()
-def measure(encoded: EncodedSplit, figures: dict[str, FigureType] = FIGURES) -> Arrays:
+def measure(encoded: EncodedSplit | AnsweredSplit, figures: dict[str, FigureType] = FIGURES) -> Arrays:
     """Measure every figure that a method has. One that fails leaves its reason as `<figure>.missing`."""
     arrays: Arrays = {}
     for name, figure in figures.items():
