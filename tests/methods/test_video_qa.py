@@ -19,6 +19,8 @@ from tvr_lightning.methods.clip4clip import CLIP4Clip
 from tvr_lightning.methods.dpdv.method import DPDV
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.methods.video_qa_head import AnswerHead, words_patches
+from tvr_lightning.reproduce.report.figures.figure_types import draw, figures_of
+from tvr_lightning.reproduce.report.sources import read_runs
 from tvr_lightning.store import FeatureStore
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.optim import OptimizerConfig
@@ -233,6 +235,21 @@ def test_test_and_predict_repeat_what_the_run_found(run, root, tmp_path):
     assert len(table) == first["asked"]
     assert 100 * (table["answer"] == table["right"]).mean() == pytest.approx(first["accuracy"])
     assert table["probability"].between(0, 1).all()
+
+
+def test_the_report_shows_questions_with_the_given_and_the_correct_answer(run, root, tmp_path):
+    (reported,) = read_runs(run)
+    arrays = figures_of(reported, tmp_path)
+    entries = json.loads((root / "msrvtt" / "test_qa.json").read_text())
+    shown = zip(arrays["answers.question"].tolist(), arrays["answers.right"].tolist(), strict=True)
+    assert set(shown) <= {(entry["question"], entry["answer"]) for entry in entries}
+    charts = draw(arrays)
+    assert len(charts) == 4
+    for chart, answer, right in zip(charts, arrays["answers.answer"], arrays["answers.right"], strict=True):
+        (image,) = chart.images
+        assert answer in image.caption
+        assert right in image.caption
+        assert image.own == (answer == right)
 
 
 def test_videos_that_cannot_be_read_leave_their_questions_out_and_counted(run, root, tmp_path):

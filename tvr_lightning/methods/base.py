@@ -149,6 +149,10 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
         columns = self.logits(self.score(pairs.text, own.video).similarity)
         return {"info_nce": local_info_nce(rows, columns, rank() * len(own.text))}
 
+    def diagnostics(self, pairs: PairedFeatures) -> dict[str, Tensor]:
+        """Return further scalars of B matching pairs, which are logged every `log_every_n_steps`."""
+        return {}
+
     def logits(self, similarity: Tensor) -> Tensor:
         """Return the InfoNCE logits for scores (N, M), same shape. By default, the scores times the temperature."""
         return self.temperature() * similarity
@@ -241,6 +245,9 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
             self.log_dict({f"train/{name}": term.detach() for name, term in terms.items()}, sync_dist=of_parts)
         self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=of_parts)
         self.log("train/temperature", self.temperature().detach())
+        every = getattr(self._trainer, "log_every_n_steps", 0)
+        if every and (self.global_step + 1) % every == 0:
+            self.log_dict({f"train/{name}": value for name, value in self.diagnostics(pairs.float()).items()})
         return loss
 
     def optimizer_step(

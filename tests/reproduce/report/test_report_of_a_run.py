@@ -5,14 +5,17 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from browser import open_browser
 from metric_rows import summarize
 
+from tvr_lightning.cli import main
 from tvr_lightning.cli.tables import report as run_report
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.reproduce.report.figures.curves import read_curves
 from tvr_lightning.reproduce.report.figures.encoded_split import encode_run
 from tvr_lightning.reproduce.report.figures.figure_types import figures_of
+from tvr_lightning.reproduce.report.figures.gare_course import draw_course
 from tvr_lightning.reproduce.report.figures.retrieval_examples import measure_sheet
 from tvr_lightning.reproduce.report.sources import read_ranks, read_runs, run_of_card
 from tvr_lightning.reproduce.report.uncertainty import measure
@@ -66,6 +69,27 @@ def test_curves_are_those_that_the_run_logged(run):
     curves = read_curves(run)
     assert curves["train/loss"].index.tolist() == list(range(run.card.steps))
     assert curves["val/t2v_R@1"].iloc[-1] == pytest.approx(run.card.metrics("text_to_video")["R@1"])
+
+
+def test_the_geometry_of_increments_is_logged_without_changing_the_training(folder, tmp_path):
+    def fit(name, every):
+        configs = [
+            f"--config={path}" for path in (RECIPES / "gare.yaml", RECIPES / "fixture.yaml", folder / "tiny.yaml")
+        ]
+        more = [f"--data.init_args.root={folder / 'fixture'}", f"--trainer.log_every_n_steps={every}"]
+        assert main(["fit", *configs, *more, f"--results.directory={tmp_path / name}"]) == 0
+        (run,) = read_runs(tmp_path / name)
+        return run, torch.load(run.card.checkpoint, weights_only=True)["state_dict"]
+
+    (logged, weights), (_, without) = fit("logged", 1), fit("without", 0)
+    assert all(torch.equal(value, without[name]) for name, value in weights.items())
+    curves = read_curves(logged)
+    gap, corrected = (curves[f"train/{name}_to_video-matching"] for name in ("text", "corrected"))
+    assert len(gap) == len(curves["train/loss"]) > 1
+    assert (gap != corrected).all()
+    chart = draw_course(logged)
+    assert len(chart.images) == 5
+    assert chart.title == "Geometry of the increments during training"
 
 
 def test_a_repeated_run_is_measured_again(run, tmp_path):

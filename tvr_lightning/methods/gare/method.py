@@ -38,6 +38,7 @@ import math
 import warnings
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tvr_lightning.encoders.base import Encoder
@@ -54,6 +55,9 @@ from tvr_lightning.methods.gare.model import (
 )
 from tvr_lightning.methods.gare.options import GAREOptions, NoIncrement
 from tvr_lightning.training.losses import info_nce
+
+DIAGNOSED = 32
+"""Number of pairs of a batch whose geometry is logged."""
 
 
 class GARE(RetrievalModule):
@@ -119,3 +123,16 @@ class GARE(RetrievalModule):
         if direction.weight:
             terms["direction"] = direction.weight * directional_diversity(found, direction)
         return terms
+
+    @torch.no_grad()
+    def diagnostics(self, pairs: PairedFeatures) -> dict[str, Tensor]:
+        """Return means of the geometry of the increments over some pairs (Fig. 8), matching or not, without dropout."""
+        if isinstance(self.options.increment, NoIncrement) or self.options.increment.corrected == "video":
+            return {}
+        text, video = pairs.text[:DIAGNOSED], pairs.video[:DIAGNOSED]
+        own = torch.eye(len(text), dtype=torch.bool, device=self.device)
+        self.head.eval()
+        found = self.head.geometry(text, video)
+        self.head.train()
+        kinds = {"matching": own} if len(text) < 2 else {"matching": own, "other": ~own}
+        return {f"{name}-{kind}": value[mask].mean() for name, value in found.items() for kind, mask in kinds.items()}

@@ -18,6 +18,7 @@ from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, Chart, not_
 from tvr_lightning.reproduce.report.efficiency import efficiency_table
 from tvr_lightning.reproduce.report.figures.curves import draw_curves
 from tvr_lightning.reproduce.report.figures.figure_types import draw
+from tvr_lightning.reproduce.report.figures.gare_course import draw_course
 from tvr_lightning.reproduce.report.figures.retrieval_examples import comparisons
 from tvr_lightning.reproduce.report.leaderboard import leaderboards
 from tvr_lightning.reproduce.report.sources import ReportedRun
@@ -110,8 +111,8 @@ class Site:
 
     def _run(self, run: ReportedRun) -> None:
         folder = f"runs/{run.key}"
-        curves = draw_curves([run])
-        charts = [*([curves] if curves else []), *draw(self.arrays.get(run.key, {}))]
+        from_log = [chart for chart in (draw_curves([run]), draw_course(run)) if chart]
+        charts = [*from_log, *draw(self.arrays.get(run.key, {}))]
         card = asdict(run.card)
         config = (card["results"] or {}).pop("config", {})
         recipe, text = (yaml.safe_dump(value, sort_keys=False, allow_unicode=True) for value in (config, card))

@@ -79,10 +79,7 @@ def draw_geometry(arrays: Arrays) -> Iterator[Chart]:
         f"mean length of the text: {arrays['text_norm.positive_mean']:.3g}",
         f"of the corrected text, matching pairs: {arrays['corrected_norm.positive_mean']:.3g}",
     ]
-    note = (
-        "GARE, Figs. 3 and 8, after training, on the test split; values before the correction are dashed. The changes "
-        "during training that Fig. 8 shows are not recorded."
-    )
+    note = "GARE, Figs. 3 and 8, after training, on the test split; values before the correction are dashed."
     yield Chart("", drawings(axes, alt), facts, note)
 
 
