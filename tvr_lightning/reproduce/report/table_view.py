@@ -107,7 +107,7 @@ def view_table(table: TableRecipe, runs: Sequence[ReportedRun]) -> TableView:
     rows = table.published()
     number = table.table.replace("Fig", "Figure ") if table.table.startswith("Fig") else f"Table {table.table}"
     cautions = [NOT_COMPARABLE] if any(is_synthetic(run) for run in own_runs) else []
-    overlays = [run.planned["overlay"]["path"] for run in own_runs if run.planned["overlay"] is not None]
+    overlays = [run.planned["overlay"] for run in own_runs if run.planned["overlay"] is not None]
     cautions += [f"every run with the overlay {path}, not with the published settings" for path in overlays[:1]]
     view = TableView(table.name, f"{rows[0].paper}, {number}", "; ".join(cautions), pd.DataFrame(), made, [], [])
     view.results = pd.DataFrame(_records(table, rows, view), columns=["line", "name", *COLUMNS, *TEXTS])
@@ -252,7 +252,7 @@ def _notes(rows: Sequence[PublishedRow], made: Mapping[str, Sequence[ReportedRun
                 yield f"Test set of {', '.join(dict.fromkeys(of))} on {dataset}: {protocol}"
     runs = [run for own in made.values() for run in own]
     shared = {run.planned["share"] for run in runs}
-    encoders = ", ".join(sorted({f"{key}.json" for run in runs if (key := run.planned["encoder_from"])}))
+    encoders = ", ".join(sorted({f"{key}.json" for run in runs if (key := run.planned["needs"].get("encoder"))}))
     epochs = ", ".join(map(str, sorted({run.card.epochs for run in runs if run.card.epochs}))) or "no"
     if "features" in shared:
         yield (
