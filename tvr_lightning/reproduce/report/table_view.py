@@ -136,7 +136,7 @@ def _records(table: TableRecipe, rows: Sequence[PublishedRow], view: TableView) 
             "line": line, "title": view.title, "name": row.full_method, "method": row.method, "variant": row.variant,
             "dataset": row.dataset, "backbone": row.backbone, "direction": row.direction, "run": name,
             "cards": " ".join(f"{run.key}.json" for run in own), "warnings": ", ".join(warnings_of(own)),
-            "remarks": "; ".join(row.remarks()),
+            "remarks": row.note or "",
         }  # fmt: skip
         for metric in metrics:
             yield {**common, "metric": metric, **_cell(row, own, metric, baselines, not view.caution)}
@@ -238,8 +238,9 @@ def one_line(text: str) -> str:
 def _notes(rows: Sequence[PublishedRow], made: Mapping[str, Sequence[ReportedRun]]) -> Iterator[str]:
     """Yield sentences about the published rows, about every run, and about what the runs share."""
     for row in rows:
-        whose = ", ".join(filter(None, (row.full_method, row.dataset, row.backbone, row.direction)))
-        yield from (f"Published, {whose}: {remark}" for remark in row.remarks())
+        if row.note:
+            whose = ", ".join(filter(None, (row.full_method, row.dataset, row.backbone, row.direction)))
+            yield f"Published, {whose}: {row.note}"
     sets: dict[str, dict[str, list[str]]] = {}
     for name, runs in made.items():
         for run in runs:
