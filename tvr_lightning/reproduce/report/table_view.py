@@ -104,7 +104,7 @@ def view_table(table: TableRecipe, runs: Sequence[ReportedRun]) -> TableView:
     runs = sorted(runs, key=lambda run: run.seed or 0)
     made = {row.name: [run for run in runs if f"{table.name}/{row.name}" in run.claims] for row in table.runs}
     own_runs = [run for own in made.values() for run in own]
-    rows = table.published()
+    rows = table.rows
     number = table.table.replace("Fig", "Figure ") if table.table.startswith("Fig") else f"Table {table.table}"
     cautions = [NOT_COMPARABLE] if any(is_synthetic(run) for run in own_runs) else []
     overlays = [run.planned["overlay"] for run in own_runs if run.planned["overlay"] is not None]
