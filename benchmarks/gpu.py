@@ -18,12 +18,10 @@ import platform
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -37,7 +35,7 @@ from tvr_lightning.config.recipe_files import RECIPES
 from tvr_lightning.data.batch import PairBatch
 from tvr_lightning.encoders.pretrained import weights_follow
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.reproduce.profile.costs import batch_loss, count_flops, repeated
+from tvr_lightning.reproduce.profile.costs import batch_loss, count_flops, median_seconds, repeated
 from tvr_lightning.reproduce.profile.profile import random_batch
 from tvr_lightning.reproduce.report.table_view import markdown_table
 from tvr_lightning.synthetic import synthesize
@@ -72,15 +70,8 @@ def built(recipe: Path, args: argparse.Namespace, *overrides: str) -> RetrievalM
 
 
 def seconds(step: Callable[[], object], args: argparse.Namespace) -> float:
-    """Return the median time of a step, after two that are not counted."""
-    found = []
-    for _ in range(args.steps + 2):
-        start = time.perf_counter()
-        step()
-        if args.device == "cuda":
-            torch.cuda.synchronize()
-        found.append(time.perf_counter() - start)
-    return median(found[2:])
+    """Return the median time of a step."""
+    return median_seconds(step, torch.device(args.device), args.steps)
 
 
 @functools.cache

@@ -51,7 +51,7 @@ def fit(
         with loading("fit"):
             from tvr_lightning.config.recipe import Recipe
             from tvr_lightning.reproduce.profile.estimate import estimate as measure
-        print(measure(Recipe.parse(config, overrides)))
+        print(measure(Recipe.parse(config, overrides)).text)
         return 0
     return _run("fit", config, overrides, ckpt_path)
 

@@ -1,14 +1,13 @@
 """Published results as data: one row per method, dataset, and direction, as printed, with nothing inferred.
 
-`published.json` contains `rows` with the fields of `PublishedRow`, metrics under the papers' column names; null is not
-published. `note` states inconsistencies and how the row was read, `source_line` its line in the paper's text. A sixth
-"paper", `zero-shot`, collects the published results of untrained pretrained encoders, with sources in its notes.
+`published.json` contains `rows` with the fields of `PublishedRow`; null is not published. `note` states inconsistencies
+and how the row was read, `source_line` its line in the paper's text. A sixth "paper", `zero-shot`, collects the
+published results of untrained pretrained encoders, with sources in its notes.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -21,12 +20,8 @@ PaperName = Literal["gare", "tc-mgc", "ncl", "dpdv", "gaid", "zero-shot"]
 Printed = Literal["R@1", "R@5", "R@10", "R@50", "MdR", "MnR", "RSum", "SumR", "accuracy"]
 Entry = tuple[str | None, ...]
 PRINTED: tuple[Printed, ...] = ("R@1", "R@5", "R@10", "R@50", "MdR", "MnR", "RSum", "SumR", "accuracy")
-
-_ATTRIBUTES = {"R@1": "recall_1", "R@5": "recall_5", "R@10": "recall_10", "R@50": "recall_50", "MdR": "median_rank",
-               "MnR": "mean_rank", "RSum": "recall_sum", "SumR": "sum_of_recalls"}  # fmt: skip
-# First author, year, and title, run together, before the venue; every paper cited so has several authors.
-_BIBLIOGRAPHY_KEY = re.compile(r"([a-z]+)\d{4}\w* (.+?) ?(\d\d)")
-_VENUE = re.compile(r"(.+)['\u2019](\d\d)")
+IDENTITY = ("paper", "table", "dataset", "split", "backbone", "method", "variant", "post_process")
+"""Fields that only the other direction of a row shares."""
 
 
 @dataclass(frozen=True)
@@ -57,42 +52,28 @@ class PublishedRow:
 
     def printed(self, name: Printed) -> float | None:
         """Return a published value by the name of its column, or None."""
-        value: float | None = self.extra.get(name) if name == "accuracy" else getattr(self, _ATTRIBUTES[name])
-        return value
+        values = {
+            "R@1": self.recall_1, "R@5": self.recall_5, "R@10": self.recall_10, "R@50": self.recall_50,
+            "MdR": self.median_rank, "MnR": self.mean_rank, "RSum": self.recall_sum, "SumR": self.sum_of_recalls,
+            "accuracy": self.extra.get("accuracy"),
+        }  # fmt: skip
+        return values[name]
 
     @property
     def entry(self) -> Entry:
         """Identity of the row, which only its other direction shares."""
-        return (
-            self.paper, self.table, self.dataset, self.split, self.backbone, self.method, self.variant,
-            self.post_process,
-        )  # fmt: skip
+        return tuple(getattr(self, name) for name in IDENTITY)
 
     @property
     def full_method(self) -> str:
-        """The method and its variant, with citations in words."""
-        return f"{self.method}, {cited(self.variant)}" if self.variant else self.method
-
-    def remarks(self) -> list[str]:
-        """Return the note, if there is one, as a list."""
-        return [self.note] if self.note else []
+        """The method and its variant."""
+        return f"{self.method}, {self.variant}" if self.variant else self.method
 
     def unprinted(self, shows: str) -> PublishedRow:
         """Return a row without values for an additional run, whose description is added to the variant."""
+        own = dict(zip(IDENTITY, self.entry, strict=True))
         variant = shows if self.variant is None else f"{self.variant}, {shows}"
-        return PublishedRow(
-            self.paper, self.table, self.dataset, self.split, self.backbone, self.direction, self.method, variant,
-            post_process=self.post_process,
-        )  # fmt: skip
-
-
-def cited(variant: str) -> str:
-    """Return a variant with a citation in words: `Luo et al., Neurocomputing 22`, or `CVPR 21`."""
-    if key := _BIBLIOGRAPHY_KEY.fullmatch(variant):
-        return f"{key[1].title()} et al., {key[2]} {key[3]}"
-    if venue := _VENUE.fullmatch(variant):
-        return f"{venue[1]} {venue[2]}"
-    return variant
+        return PublishedRow(**own | {"direction": self.direction, "variant": variant})  # type: ignore[arg-type]
 
 
 def printed_figure(value: float) -> str:
@@ -104,10 +85,7 @@ def printed_figure(value: float) -> str:
 def published_rows() -> tuple[PublishedRow, ...]:
     """Return all rows in the order of the papers."""
     text = files("tvr_lightning.reproduce").joinpath("published.json").read_text(encoding="utf-8")
-    return tuple(
-        PublishedRow(**{_ATTRIBUTES.get(name, name): value for name, value in row.items()})
-        for row in json.loads(text)["rows"]
-    )
+    return tuple(PublishedRow(**row) for row in json.loads(text)["rows"])
 
 
 def select_published(
@@ -123,10 +101,10 @@ def select_published(
     for name, value in wanted.items():
         if value is None:
             continue
-        found = [(row, (getattr(row, name) or "").lower()) for row in rows]
-        kept = [row for row, own in found if (value.lower() in own if name == "method" else value.lower() == own)]
+        own = [((getattr(row, name) or "").lower(), row) for row in rows]
+        kept = [row for found, row in own if (value.lower() in found if name == "method" else value.lower() == found)]
         if not kept:
-            known = sorted({getattr(row, name) for row in rows if getattr(row, name) is not None})
+            known = sorted({getattr(row, name) for row in rows} - {None})
             raise UserError(f"No published row has {name} {value!r}. Available: {', '.join(known) or 'none'}.")
         rows = kept
     return rows

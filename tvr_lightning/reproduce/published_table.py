@@ -2,66 +2,57 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Literal
 
+import pandas as pd
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tvr_lightning.reproduce.published import PRINTED, PublishedRow, printed_figure
 
-IDENTITY = ("paper", "table", "dataset", "backbone", "variant", "direction")
+NAMES = ["paper", "table", "dataset", "backbone", "variant", "direction"]
 
 
-def print_published(rows: list[PublishedRow], format: Literal["table", "csv", "json"]) -> None:
+def print_published(rows: Sequence[PublishedRow], format: Literal["table", "csv", "json"]) -> None:
     """Print published rows as a table for reading, or as CSV or JSON for other tools."""
-    if format == "json":
-        plain = [{**asdict(row), "remarks": row.remarks()} for row in rows]
-        print(json.dumps(plain, indent=2, ensure_ascii=False))
-    elif format == "csv":
-        writer = csv.DictWriter(sys.stdout, fieldnames=[*asdict(rows[0]), "remarks"], lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({**asdict(row), "extra": json.dumps(row.extra), "remarks": "; ".join(row.remarks())})
-    else:
+    if format == "table":
         _print_table(rows)
+    elif format == "json":
+        print(json.dumps([asdict(row) for row in rows], indent=2, ensure_ascii=False))
+    else:
+        plain = [{**asdict(row), "extra": json.dumps(row.extra)} for row in rows]
+        print(pd.DataFrame(plain, dtype=object).to_csv(index=False, lineterminator="\n"), end="")
 
 
-def _print_table(rows: list[PublishedRow]) -> None:
-    columns = [name for name in PRINTED if any(row.printed(name) is not None for row in rows)]
-    speed, extra = any(row.speed_ms is not None for row in rows), any(row.extra for row in rows)
-    # What all rows share stands above them, so that figures keep their room in a narrow terminal.
-    shared = [name for name in IDENTITY if len({getattr(row, name) for row in rows}) == 1]
-    said = [f"{name} {getattr(rows[0], name)}" for name in shared if getattr(rows[0], name) is not None]
-    table = Table(title=_literal(", ".join([f"{len(rows)} published rows", *said])))
-    table.add_column("method", overflow="fold")
-    own = [name for name in IDENTITY if name not in shared]
-    for name in own:
-        table.add_column(name, overflow="fold")
-    for name in [*columns, *(["ms"] if speed else [])]:
-        table.add_column(name, justify="right", no_wrap=True, min_width=5)
-    if extra:
-        table.add_column("further")
-    notes: dict[str, int] = {}
+def _print_table(rows: Sequence[PublishedRow]) -> None:
+    """Print rows with what all of them share in the title, and with numbered notes below them."""
+    notes = {note: number for number, note in enumerate(dict.fromkeys(row.note for row in rows if row.note), start=1)}
+    cells = []
     for row in rows:
-        marks = "".join(f" [{notes.setdefault(text, len(notes) + 1)}]" for text in row.remarks())
-        cells = [row.method + marks, *(getattr(row, name) for name in own)]
-        cells += [_figure(row.printed(name)) for name in columns]
-        cells += [_figure(row.speed_ms)] if speed else []
-        cells += [", ".join(f"{key} {value}" for key, value in row.extra.items())] if extra else []
-        table.add_row(*[_literal("-" if cell is None else cell) for cell in cells])
+        values = {name: row.printed(name) for name in PRINTED} | {"ms": row.speed_ms}
+        cells.append({
+            "method": row.method + (f" [{notes[row.note]}]" if row.note else ""),
+            **{name: getattr(row, name) for name in NAMES},
+            **{name: None if value is None else printed_figure(value) for name, value in values.items()},
+            "further": ", ".join(f"{name} {value}" for name, value in row.extra.items()) or None,
+        })  # fmt: skip
+    frame = pd.DataFrame(cells, dtype=object).dropna(axis="columns", how="all")
+    shared = [name for name in NAMES if name in frame and frame[name].nunique(dropna=False) == 1]
+    title = [f"{len(rows)} published rows", *(f"{name} {frame[name].iloc[0]}" for name in shared)]
+    table = Table(title=escape(", ".join(title)))
+    own = frame.drop(columns=shared).fillna("-")
+    for name in own:
+        if name in (*PRINTED, "ms"):
+            table.add_column(name, justify="right", no_wrap=True, min_width=5)
+        else:
+            table.add_column(name, overflow="fold")
+    for line in own.to_numpy().tolist():
+        table.add_row(*map(escape, line))
     console = Console()
     console.print(table)
-    for text, number in notes.items():
-        console.print(_literal(f"[{number}] {text}"), highlight=False)
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:g}" if value >= 1000 else printed_figure(value)
-
-
-def _literal(text: str) -> str:
-    return text.replace("[", r"\[")
+    for note, number in notes.items():
+        console.print(escape(f"[{number}] {note}"), highlight=False)

@@ -74,7 +74,7 @@ def _verified(name: str, file: Path | None, workers: int) -> pd.DataFrame:
     table_name, run_name = RELEASED[name]
     table = load_table(table_name, RECIPES)
     run = next(run for run in table.runs if run.name == run_name)
-    rows = [row for row in table.published() if row.entry == run.entry and row.recall_1 is not None]
+    rows = [row for row in table.rows if row.entry == run.entry and row.recall_1 is not None]
     common = {"method": name, "published in": f"{table.paper}, Table {table.table}", "measured": math.nan}
     found = pd.DataFrame([{**common, "direction": row.direction, "published R@1": row.recall_1} for row in rows])
     if file is None:

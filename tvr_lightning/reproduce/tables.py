@@ -35,9 +35,9 @@ from typing import Any
 import yaml
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.reproduce.published import Entry, PublishedRow, published_rows, select_published
+from tvr_lightning.reproduce.published import IDENTITY, Entry, PublishedRow, published_rows, select_published
 
-_SELECTORS = ("dataset", "split", "backbone", "method", "variant", "post_process")
+_SELECTORS = IDENTITY[2:]
 _DIRECTIONS = ("t2v", "v2t")
 _OPTIONAL = {"row", "shows", "backbone", "on_fixture", "set", "trained_by", "trains"}
 
@@ -54,9 +54,7 @@ class TableRun:
     trained_by: str | None = None  # run whose weights it evaluates
     trains: bool = True
     on_fixture: Path | None = None  # recipe over fixture.yaml
-    shows: str | None = None  # description of additional rows
-    additional: tuple[PublishedRow, ...] = ()  # one per direction
-    below: Entry | None = None  # published row that the additional rows follow
+    shows: str | None = None  # description of additional rows, one per direction
 
 
 @dataclass(frozen=True)
@@ -67,17 +65,9 @@ class TableRecipe:
     paper: str
     table: str
     runs: tuple[TableRun, ...]
-    rows: tuple[PublishedRow, ...] = ()  # published; empty for a figure without numbers
-    baselines: tuple[str, ...] = ()  # runs that the others of the same dataset and backbone are compared with
-    note: str | None = None
-
-    def published(self) -> list[PublishedRow]:
-        """Return the published rows, with or without a run, and the additional rows."""
-        rows = []
-        for row in self.rows:
-            below = [each for run in self.runs if run.below == row.entry for each in run.additional]
-            rows += [row, *(each for each in below if each.direction == row.direction)]
-        return rows + [each for run in self.runs if run.below is None for each in run.additional]
+    rows: tuple[PublishedRow, ...]  # published ones, with or without a run, and additional ones
+    baselines: tuple[str, ...]  # runs that the others of the same dataset and backbone are compared with
+    note: str | None
 
 
 def known_tables(recipes: Path) -> list[str]:
@@ -105,20 +95,29 @@ def _table(name: str, recipes: Path, content: Any) -> TableRecipe:
         raise UserError("runs must be a mapping; use {} if the table is only published")
     known = {(row.paper.lower(), row.table.lower()) for row in published_rows()}
     unprinted = (paper.lower(), table.lower()) not in known and any("shows" in run for run in raw["runs"].values())
-    rows = [] if unprinted else select_published(paper, table)
-    runs = {str(run): _run(str(run), values, recipes, rows, paper, table) for run, values in raw["runs"].items()}
+    printed = [] if unprinted else select_published(paper, table)
+    runs: dict[str, TableRun] = {}
     claimed: dict[Entry, str] = {}
-    for run in runs.values():
+    placed = list(enumerate(printed))
+    for key, values in raw["runs"].items():
+        run, rows = _run(str(key), values, recipes, printed, paper, table)
         if (first := claimed.setdefault(run.entry, run.name)) != run.name:
             same = f"row {run.shows}. Rename" if run.shows else "published row. Narrow"
             raise UserError(f"runs {first} and {run.name} have the same {same} one of them.")
+        runs[run.name] = run
+        if run.shows is not None:
+            places = [printed.index(row) if row in printed else len(printed) for row in rows]
+            placed += [(place, row.unprinted(run.shows)) for place, row in zip(places, rows, strict=True)]
+    for run in runs.values():
         if run.trained_by is not None and (run.trained_by not in runs or not runs[run.trained_by].trains):
             raise UserError(f"run {run.name}: trained_by {run.trained_by!r} is not a run of this table that trains")
     given = raw.get("baseline") or ()
     baselines = (given,) if isinstance(given, str) else tuple(given)
     if unknown := [baseline for baseline in baselines if baseline not in runs]:
         raise UserError(f"baseline {unknown[0]!r} is not a run of this table. Available: {', '.join(runs)}")
-    return TableRecipe(name, paper, table, tuple(runs.values()), tuple(rows), baselines, note and str(note).strip())
+    # Additional rows follow the published ones that they belong to.
+    ordered = tuple(row for _, row in sorted(placed, key=lambda pair: pair[0]))
+    return TableRecipe(name, paper, table, tuple(runs.values()), ordered, baselines, note and str(note).strip())
 
 
 def _keys(where: str, values: Any, needed: set[str], allowed: set[str]) -> dict[str, Any]:
@@ -132,9 +131,11 @@ def _keys(where: str, values: Any, needed: set[str], allowed: set[str]) -> dict[
     return values
 
 
-def _run(name: str, values: Any, recipes: Path, rows: list[PublishedRow], paper: str, table: str) -> TableRun:
+def _run(
+    name: str, values: Any, recipes: Path, printed: list[PublishedRow], paper: str, table: str
+) -> tuple[TableRun, list[PublishedRow]]:
+    """Return a run and the rows that it stands for, or that its additional rows belong to."""
     raw = _keys(f"run {name}", values, {"config"}, _OPTIONAL)
-    row = _keys(f"run {name}, row", raw.get("row", {}), set(), set(_SELECTORS))
     if raw.get("trains", False) is not False or {"trains", "trained_by"} <= set(raw):
         raise UserError(f"run {name}: trains is {raw['trains']!r}; omit it, or set it to false without trained_by")
     config = tuple(recipes / file for file in raw["config"])
@@ -144,21 +145,20 @@ def _run(name: str, values: Any, recipes: Path, rows: list[PublishedRow], paper:
         if file is not None and not file.is_file():
             raise UserError(f"run {name}: there is no recipe {file}")
     if "row" in raw:
-        shown = _rows(name, row, rows)
+        rows = _rows(name, _keys(f"run {name}, row", raw["row"], set(), set(_SELECTORS)), printed)
     elif "shows" in raw:
-        named = next((each.paper for each in published_rows() if each.paper.lower() == paper.lower()), paper)
-        shown = [PublishedRow(named, table, None, None, None, direction, named, None) for direction in _DIRECTIONS]
+        named = next((row.paper for row in published_rows() if row.paper.lower() == paper.lower()), paper)
+        rows = [PublishedRow(named, table, None, None, None, direction, named, None) for direction in _DIRECTIONS]
     else:
         raise UserError(f"run {name}: set row (a published row), shows (an additional row), or both")
-    entry, below, shows = shown[0].entry, None, None
-    additional: tuple[PublishedRow, ...] = ()
+    entry, shows = rows[0].entry, None
     if "shows" in raw:
-        shows, below = str(raw["shows"]), entry if "row" in raw else None
-        additional = tuple(each.unprinted(shows) for each in shown if each.direction in _DIRECTIONS)
-        entry = additional[0].entry
+        shows = str(raw["shows"])
+        rows = [row for row in rows if row.direction in _DIRECTIONS]
+        entry = rows[0].unprinted(shows).entry
     trains = not {"trains", "trained_by"} & set(raw)
     settings, trained_by = raw.get("set") or {}, raw.get("trained_by")
-    return TableRun(name, config, settings, entry, backbone, trained_by, trains, on_fixture, shows, additional, below)
+    return TableRun(name, config, settings, entry, backbone, trained_by, trains, on_fixture, shows), rows
 
 
 def _rows(name: str, row: Mapping[str, Any], rows: list[PublishedRow]) -> list[PublishedRow]:

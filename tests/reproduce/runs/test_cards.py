@@ -58,7 +58,7 @@ def test_a_card_without_its_ranks_is_refused(path):
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [({"schema": 2}, "has schema 2, but this version reads schema 4"), ({"loss": 1.0}, "unknown fields loss")],
+    [({"schema": 2}, "has schema 2, but this version reads schema 5"), ({"loss": 1.0}, "unknown fields loss")],
 )
 def test_a_card_of_another_version_is_refused(path, changes, said):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

@@ -184,7 +184,7 @@ def test_only_restricts_to_runs_and_adds_what_trains_them(setting):
     made = plan(setting, "gaid-1", only=["gaid-dsl-b16"])
     assert [run.verb for run in made.runs.values()] == ["fit", "test"]
     train, test = made.runs.values()
-    assert test.trained_by == train.key
+    assert test.needs == {"weights": train.key}
     assert not keys_of(made, "gaid-1/x-pool")
     with pytest.raises(UserError, match=r"'gadi' is not a run of these tables\. Available: gaid-1/"):
         plan(setting, "gaid-1", only=["gadi"])
@@ -197,11 +197,11 @@ def test_dotted_settings_become_a_recipe():
 def test_runs_that_share_an_encoder_name_the_run_that_trains_it(setting):
     made = plan(replace(setting, share="encoder"), "gare-1", "gaid-1")
     (shared,) = (run for run in made.runs.values() if run.name == "shared/encoder")
-    assert (shared.dataset, shared.encoder_from, shared.claims) == ("msrvtt", None, [])
+    assert (shared.dataset, shared.needs, shared.claims) == ("msrvtt", {}, [])
     assert {run.dataset for run in made.runs.values()} == {"msrvtt", "didemo"}
     for run in made.runs.values():
         if run is not shared:
-            assert run.encoder_from == shared.key
+            assert run.needs["encoder"] == shared.key
             assert any(path.endswith("fixture-shared.yaml") for path in run.configs)
     assert {run.verb for run in made.runs.values()} == {"fit", "test"}
 
@@ -210,8 +210,8 @@ def test_runs_that_read_other_videos_or_other_parts_of_them_have_a_store_of_thei
     made = plan(replace(setting, share="features"), "gaid-1")
     reading = {}
     for run in made.runs.values():
-        if run.store is not None and run.dataset == "didemo":
-            data = made.runs[run.store].settings["data"]["init_args"]
+        if "features" in run.needs and run.dataset == "didemo":
+            data = made.runs[run.needs["features"]].settings["data"]["init_args"]
             reading[run.name.removeprefix("gaid-1/")] = (data["split"], data["seconds"])
     assert reading["x-clip-didemo"] == ("lists", 31.0)
     assert reading["t-mass-didemo"] == reading["t-mass-didemo-as-released"] == ("tmass", 31.0)
@@ -224,10 +224,10 @@ def test_stored_features_are_shared_and_further_backbones_omitted(setting):
     assert keys_of(made, "gaid-1/gaid")
     assert not keys_of(made, "gaid-1/gaid-b16")
     (key,) = keys_of(made, "gaid-1/gaid")
-    store = made.runs[made.runs[key].store]
-    assert store.encoder_from == made.runs[key].encoder_from
+    store, encoder = (made.runs[made.runs[key].needs[name]] for name in ("features", "encoder"))
+    assert store.needs == {"encoder": encoder.key}
     assert store.claims == []
-    assert list(made.runs).index(store.encoder_from) < list(made.runs).index(store.key) < list(made.runs).index(key)
+    assert list(made.runs).index(encoder.key) < list(made.runs).index(store.key) < list(made.runs).index(key)
     assert key not in plan(setting, "gaid-1").runs
 
 

@@ -24,7 +24,8 @@ from tvr_lightning.reproduce.runs.engines import LocalEngine, SlurmEngine
 from tvr_lightning.reproduce.runs.execute import PROGRESS, _earlier_seconds, execute, run_task
 from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Setting, make_plan
 from tvr_lightning.reproduce.runs.runner import (
-    _Progress,
+    _Runner,
+    durations_of,
     open_runs,
     plan_lines,
     run_plan,
@@ -94,12 +95,12 @@ def test_runs_share_an_encoder_and_its_stored_features(root, tmp_path):
     assert [card.status for card in cards.values()] == ["finished"] * 6, [card.error for card in cards.values()]
     shared, stored, *heads = cards.values()
     assert [card.name for card in (shared, stored)] == ["shared/encoder", "shared/features-msrvtt"]
-    assert (stored.run["verb"], stored.run["encoder_from"]) == ("extract", shared.key)
+    assert (stored.run["verb"], stored.run["needs"]) == ("extract", {"encoder": shared.key})
     assert stored.results["written"]["frames"] == stored.results["written"]["audio"] == VIDEOS
     assert sum("features stored in" in line for line in said) == 1
     weights = torch.load(shared.checkpoint, weights_only=True)["state_dict"]
     for card in heads:
-        assert (card.run["encoder_from"], card.run["store"]) == (shared.key, stored.key)
+        assert card.run["needs"].items() >= {"encoder": shared.key, "features": stored.key}.items()
         own = torch.load(card.checkpoint, weights_only=True)["state_dict"]
         for name, value in weights.items():
             if name.startswith("encoder."):
@@ -294,11 +295,12 @@ def test_estimates_come_from_finished_runs_alone(root, tmp_path):
     plan = tiny_plan(root, tmp_path, table="gare-1", only=())
     first, *rest = plan.runs.values()
     card = make_card(first, tmp_path / "cards", 1.0, seconds=90.0)
-    assert time_left(rest, {}) == f"{len(rest)} runs left"
-    assert time_left([replace(run, fixture_videos=None) for run in rest], {card.key: card}) == f"{len(rest)} runs left"
-    assert time_left(rest, {card.key: card}) == f"{len(rest)} runs left, about {clock(90 * len(rest))}"
-    assert time_left(rest, {card.key: card}, 2) == f"{len(rest)} runs left, about {clock(45 * len(rest))}"
-    assert time_left(rest[:1], {card.key: card}) == "1 run left, about 0:01:30"
+    assert time_left(rest, []) == f"{len(rest)} runs left"
+    known = durations_of({card.key: card})
+    assert time_left([replace(run, fixture_videos=None) for run in rest], known) == f"{len(rest)} runs left"
+    assert time_left(rest, known) == f"{len(rest)} runs left, about {clock(90 * len(rest))}"
+    assert time_left(rest, known, 2) == f"{len(rest)} runs left, about {clock(45 * len(rest))}"
+    assert time_left(rest[:1], known) == "1 run left, about 0:01:30"
     lines = plan_lines(plan, {card.key: card})
     assert sum(line.startswith("finished") for line in lines) == 1
     assert sum(line.endswith("about 0:01:30") for line in lines[:-1]) == len(rest)
@@ -307,16 +309,14 @@ def test_estimates_come_from_finished_runs_alone(root, tmp_path):
 def test_what_runs_says_how_long_all_of_it_takes(root, tmp_path):
     first, *rest = tiny_plan(root, tmp_path, "gare-1", ()).runs.values()
     out = tmp_path
-    progress = _Progress(out, print, LocalEngine(), {}, rest, 1 + len(rest))
-    progress.running[first.key] = (first, None, time.time() - 60)
-    assert progress.state() == f"{first.name}: starting"
+    runner = _Runner(out, print, LocalEngine(), {}, rest, 1 + len(rest))
+    runner.running[first.key] = (first, None, time.time() - 60)
+    assert runner.state() == f"{first.name}: starting; {1 + len(rest)} runs left"
     (out / "runs" / first.key).mkdir(parents=True)
     (out / "runs" / first.key / PROGRESS).write_text('{"doing": "training, step 2 of 6", "left": 120.0}')
     total = clock(120 + 180 * len(rest))
-    said = f"{first.name}: training, step 2 of 6, 0:02:00 left"
-    assert progress.state() == f"{said}; about {total} left in total"
-    progress.waiting = [replace(run, verb="extract") for run in rest]
-    assert progress.state() == said, "nothing is known about runs of another kind"
+    doing = f"{first.name}: training, step 2 of 6, 0:02:00 left"
+    assert runner.state() == f"{doing}; {1 + len(rest)} runs left, about {total}"
 
 
 @pytest.mark.slow

@@ -42,8 +42,7 @@ class Costs:
     """Measured costs; FLOPs are those of products, convolutions, and attention, two per multiplication and addition.
 
     Times are in milliseconds: an optimizer step, one item as its share of a batch, and all queries against one video.
-    Memory is the maximum allocated on a GPU; on a CPU, the maximum of the process so far; None if unknown. In
-    `flops_by_stage`, `encode_video` includes audio and `score` all pairs of the batch.
+    Memory is the maximum allocated on a GPU; on a CPU, the maximum of the process so far; None if unknown.
     """
 
     parameters: int
@@ -53,7 +52,6 @@ class Costs:
     encode_video_ms: float
     encode_text_ms: float
     score_ms_per_video: float
-    ms_per_video: float
     peak_inference_mib: float | None
     peak_training_mib: float | None
     flops_by_stage: dict[str, int] = field(default_factory=dict)
@@ -73,7 +71,7 @@ class ProfileCard:
     precision: str
     costs: Costs
     environment: dict[str, Any]  # versions, git state, machine, device, and date
-    schema: int = 4
+    schema: int = 5
 
 
 def read_profiles(folder: Path) -> list[ProfileCard]:
@@ -89,14 +87,14 @@ def profile_table(profiles: Sequence[ProfileCard]) -> pd.DataFrame:
     for profile in profiles:
         costs, flops = profile.costs, profile.costs.flops_by_stage
         # Scoring is counted over all pairs of the batch, the rest over its items.
-        items = sum(value for stage, value in flops.items() if stage not in ("training_step", "score"))
+        items = sum(flops[stage] for stage in STAGES if stage not in ("training_step", "score"))
         values = {
             "parameters, M": costs.parameters / 1e6,
             "FLOPs of one pair's inference, G": (items / profile.batch + flops["score"] / profile.batch**2) / 1e9,
             **{f"GFLOPs, {words}": flops[stage] / 1e9 for stage, words in STAGES.items()},
             "step, ms": costs.training_step_ms,
             "ms per text": costs.encode_text_ms,
-            "ms per video": costs.ms_per_video,
+            "ms per video": costs.encode_video_ms + costs.score_ms_per_video,
             "MiB, inference": costs.peak_inference_mib,
             "MiB, training": costs.peak_training_mib,
             "trained, M": costs.trainable / 1e6,
@@ -105,6 +103,18 @@ def profile_table(profiles: Sequence[ProfileCard]) -> pd.DataFrame:
         texts = {name: "-" if value is None else f"{value:.2f}" for name, value in values.items()}
         rows[profile.name] = first | {"batch": str(profile.batch)} | texts
     return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def median_seconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Return the median time of a call, after one that is not counted."""
+    times = []
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - began)
+    return median(times[1:])
 
 
 def measure_costs(
@@ -119,29 +129,22 @@ def measure_costs(
 
     Each time is the median of `repeats`; `precision` is the context of forward passes, such as autocast.
     """
-    device, pairs = module.device, len(batch)
-
-    def milliseconds(run: Callable[[], object]) -> float:
-        times = []
-        for _ in range(repeats + 1):
-            began = time.perf_counter()
-            run()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            times.append(time.perf_counter() - began)
-        return 1000 * median(times[1:])
+    device = module.device
 
     def encode(features: Callable[[Any], Any], items: FeatureBatch) -> Any:
         with precision():  # again in every call, since autocast keeps the weights that it casts until its end
             return features(items)
+
+    def milliseconds(run: Callable[[], object]) -> float:
+        return 1000 * median_seconds(run, device, repeats)
 
     _peak_mib_since_last(device)
     module.eval()
     with torch.no_grad():
         text = encode(module.text_features, batch.text).float()
         video = encode(module.video_features, batch.video).float()
-        text_ms = milliseconds(lambda: encode(module.text_features, batch.text)) / pairs
-        video_ms = milliseconds(lambda: encode(module.video_features, batch.video)) / pairs
+        text_ms = milliseconds(lambda: encode(module.text_features, batch.text)) / len(batch)
+        video_ms = milliseconds(lambda: encode(module.video_features, batch.video)) / len(batch)
         # Views of one item, since only their sizes count.
         every_text = text[:1].apply(lambda tensor: tensor.expand(queries, *tensor.shape[1:]))
         every_video = video[:1].apply(lambda tensor: tensor.expand(videos, *tensor.shape[1:]))
@@ -168,7 +171,6 @@ def measure_costs(
         encode_video_ms=video_ms,
         encode_text_ms=text_ms,
         score_ms_per_video=score_ms,
-        ms_per_video=video_ms + score_ms,
         peak_inference_mib=inference_mib,
         peak_training_mib=_peak_mib_since_last(device),
     )

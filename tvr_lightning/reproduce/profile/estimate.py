@@ -9,7 +9,6 @@ import time
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -33,7 +32,6 @@ AUDITED = 10  # times that the audit after a test encodes its videos
 MARGIN = 1.2  # for what allocators and kernels take
 GB = 1e9
 
-
 # Options of the trainer that decide how much a run computes.
 COUNTED = (
     "precision", "max_epochs", "max_steps", "limit_train_batches", "limit_val_batches", "limit_test_batches",
@@ -43,97 +41,67 @@ COUNTED = (
 
 @dataclass
 class Estimate:
-    """Requirements of a run; memory and disk space in bytes, times in seconds."""
+    """Requirements of a run."""
 
-    title: str
-    parameters: int
-    trained: int
-    memory: float  # maximum per device
-    checkpoints: float
-    free: float  # on their disk
-    clips_per_second: float  # of all workers of a device
-    workers: int
-    batch_seconds: float  # of training, including reading
-    batches: int
-    steps: int
-    epochs: float
-    validations: int
+    seconds: float
     evaluation_seconds: float  # of all validations and the test
-    startup_seconds: float
-    device: str
-
-    @property
-    def seconds(self) -> float:
-        """Time of the whole run."""
-        return self.batches * self.batch_seconds + self.evaluation_seconds + self.startup_seconds
-
-    def __str__(self) -> str:
-        """Return the lines that a user sees."""
-        memory = self.memory / GB
-        smallest = next((size for size in DEVICES_GB if memory <= size), None)
-        fits = f"a device with {smallest} GB is enough" if smallest else f"{DEVICES_GB[-1]} GB are not enough"
-        how = "measured" if self.device.startswith("cuda") else "estimated from small batches on the CPU"
-        short = "" if self.checkpoints < self.free else ": NOT ENOUGH"
-        return f"""{self.title}: requirements of a run
-  parameters: {self.parameters / 1e6:.1f} million, {self.trained / 1e6:.1f} million of them trained
-  memory per device: {memory:.2f} GB, {how}; {fits}
-  disk: {self.checkpoints / GB:.2f} GB for checkpoints, {self.free / GB:.0f} GB free{short}
-  reading: {self.clips_per_second:.1f} clips per second with {self.workers or "no"} workers, measured
-  batch: {self.batch_seconds:.2f} s on {self.device}
-  time: {clock(self.seconds)} for {self.batches:,} batches, {self.steps:,} steps, and {self.epochs:g} epochs, \
-including {clock(self.evaluation_seconds)} for {self.validations:,} validations and the test, and \
-{clock(self.startup_seconds)} for starting workers; writing checkpoints comes on top"""
+    memory: float  # maximum per device in bytes
+    text: str  # that a user sees
 
 
 def estimate(recipe: Recipe) -> Estimate:
     """Measure a recipe's data and method, and count the work of its run."""
     method, data, trainer = prepare(recipe)
     batches, epochs, validations = count_training(trainer)
-    replicas = _replicas(recipe.config.trainer)
-    validation = count_evaluation(method, data, "val", trainer.limit_val_batches, replicas)
-    test = count_evaluation(method, data, "test", trainer.limit_test_batches, replicas)
-
     batch, clips_per_second, start = _read(data)
-    device, precision = method.device, trainer.precision_plugin.forward_context
+    device, precision, replicas = method.device, trainer.precision_plugin.forward_context, _replicas(recipe)
+    on_gpu = device.type == "cuda"
     share, split = data.batch_size // replicas, data.load_split("test")
-    measured = share if device.type == "cuda" else min(share, SMALL)
+    measured = share if on_gpu else min(share, SMALL)
     some = repeated(batch, measured).to(device)
     costs = measure_costs(method, some, len(split.texts), len(split.videos), 2, precision)
     together = max if data.num_workers else sum  # workers read while the device computes
-    reading, step = 1 / clips_per_second, costs.training_step_ms / 1000 * share / measured
-    video = together((reading, costs.encode_video_ms / 1000))
-    pair = costs.score_ms_per_video / len(split.texts) / 1000
+    reading_ms = 1000 / clips_per_second
+    video_ms = together((reading_ms, costs.encode_video_ms))
+    batch_seconds = together((share * reading_ms, costs.training_step_ms * share / measured)) / 1000
 
-    def seconds(texts: int, videos: int, pairs: int) -> float:
-        return (texts * costs.encode_text_ms / 1000 + videos * video + pairs * pair) / replicas
+    def evaluation_ms(name: SplitName, limit: float) -> float:
+        texts, videos, pairs = count_evaluation(method, data, name, limit, replicas)
+        pairs_ms = pairs * costs.score_ms_per_video / len(split.texts)
+        return (texts * costs.encode_text_ms + videos * video_ms + pairs_ms) / replicas
+
+    audit_ms = AUDITED * min(method.evaluation_config.audit, len(split.videos)) * video_ms
+    test_ms = evaluation_ms("test", trainer.limit_test_batches) + audit_ms
+    evaluation = (validations * evaluation_ms("val", trainer.limit_val_batches) + test_ms) / 1000
+    startup = start * (3 if validations else 2)  # of the workers of each loader
+    seconds = batches * batch_seconds + evaluation + startup
 
     size = sum(p.numel() * p.element_size() for p in method.parameters())
     trained = sum(p.numel() * p.element_size() for p in method.parameters() if p.requires_grad)
-    if device.type == "cuda":
-        memory = (costs.peak_training_mib or 0.0) * 2**20
+    if on_gpu:
+        memory = MARGIN * (costs.peak_training_mib or 0.0) * 2**20
     else:  # weights, their gradients and two moments, and what the backward pass keeps
-        memory = size + 3 * trained + activation_bytes(method, batch, share, precision)
+        memory = MARGIN * (size + 3 * trained + activation_bytes(method, batch, share, precision))
     folder = Path(recipe.config.results.directory).absolute()
-    disk = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    audited = AUDITED * min(method.evaluation_config.audit, test[1])
-    return Estimate(
-        title=f"{method.title} on {data.title}",
-        parameters=costs.parameters,
-        trained=costs.trainable,
-        memory=MARGIN * memory,
-        checkpoints=CHECKPOINTS * (size + 2 * trained),
-        free=shutil.disk_usage(disk).free,
-        clips_per_second=clips_per_second,
-        workers=data.num_workers,
-        batch_seconds=together((share * reading, step)),
-        batches=batches,
-        steps=int(trainer.estimated_stepping_batches),
-        epochs=epochs,
-        validations=validations,
-        evaluation_seconds=validations * seconds(*validation) + seconds(*test) + audited * video,
-        startup_seconds=start * (3 if validations else 2),  # of the workers of each loader
-        device=str(device),
-    )
+    free = shutil.disk_usage(next(parent for parent in (folder, *folder.parents) if parent.exists())).free
+    needed = CHECKPOINTS * (size + 2 * trained)
+    text = f"""{method.title} on {data.title}: requirements of a run
+  parameters: {costs.parameters / 1e6:.1f} million, {costs.trainable / 1e6:.1f} million of them trained
+  memory per device: {memory / GB:.2f} GB, {"measured" if on_gpu else "estimated from small batches on the CPU"}; \
+{smallest_device(memory)}
+  disk: {needed / GB:.2f} GB for checkpoints, {free / GB:.0f} GB free{": NOT ENOUGH" if needed > free else ""}
+  reading: {clips_per_second:.1f} clips per second with {data.num_workers or "no"} workers, measured
+  batch: {batch_seconds:.2f} s on {device}
+  time: {clock(seconds)} for {batches:,} batches, {int(trainer.estimated_stepping_batches):,} steps, and {epochs:g} \
+epochs, including {clock(evaluation)} for {validations:,} validations and the test, and {clock(startup)} for starting \
+workers; writing checkpoints comes on top"""
+    return Estimate(seconds, evaluation, memory, text)
+
+
+def smallest_device(memory: float) -> str:
+    """Return in words which device has that many bytes."""
+    enough = next((size for size in DEVICES_GB if memory <= size * GB), None)
+    return f"a device with {enough} GB is enough" if enough else f"{DEVICES_GB[-1]} GB are not enough"
 
 
 def prepare(recipe: Recipe) -> tuple[RetrievalModule, TextVideoDataModule, Trainer]:
@@ -199,28 +167,28 @@ def count_evaluation(
     return texts + bank_texts, videos + bank_videos, pairs + bank_texts * videos + texts * bank_videos
 
 
-def _replicas(options: Any) -> int:
+def _replicas(recipe: Recipe) -> int:
     """Return the number of devices that share a batch."""
-    devices = options.get("devices")
-    count = len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdigit() else 0
-    return max(count or torch.cuda.device_count(), 1) * int(options.get("num_nodes") or 1)
+    devices, nodes = recipe.config.trainer.get("devices"), recipe.config.trainer.get("num_nodes")
+    count = len(devices) if isinstance(devices, list) else devices
+    if count in ("auto", "-1", -1, None):
+        count = max(torch.cuda.device_count(), 1)
+    return int(count) * int(nodes or 1)
 
 
 def _read(data: TextVideoDataModule) -> tuple[PairBatch, float, float]:
-    """Return a small training batch, the clips read per second, and the seconds until workers read."""
+    """Return a small training batch, the clips read per second, and the seconds until the first batch."""
     small = copy.copy(data)
     small.batch_size, small.trainer = min(SMALL, data.batch_size), None  # one process reads
-    ahead, began = 2 * data.num_workers, time.perf_counter()
-    batches = iter(small.train_dataloader())
-    *_, batch = islice(batches, 1 + ahead)  # those that were read while the first one was awaited
-    start, read, began = time.perf_counter() - began, 0, time.perf_counter()
-    for following in batches:
-        read += len(following)
-        if read >= 4 * SMALL * max(1, data.num_workers) or time.perf_counter() - began > PATIENCE:
+    ahead = 1 + 2 * data.num_workers  # batches that are read while the first one is awaited
+    counts, ends = [], [time.perf_counter()]
+    for batch in islice(small.train_dataloader(), ahead + 4 * max(1, data.num_workers)):
+        counts.append(len(batch))
+        ends.append(time.perf_counter())
+        if ends[-1] - ends[1] > PATIENCE:
             break
-    if not read:  # the split is smaller than what workers read ahead
-        return batch, (ahead + 1) * len(batch) / start, start
-    return batch, read / max(time.perf_counter() - began, 1e-9), start
+    first = ahead if len(counts) > ahead else 0  # 0 if the split is smaller than what workers read ahead
+    return batch, sum(counts[first:]) / (ends[-1] - ends[first]), ends[1] - ends[0]
 
 
 def activation_bytes(method: RetrievalModule, batch: PairBatch, share: int, precision: Precision) -> float:

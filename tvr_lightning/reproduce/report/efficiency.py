@@ -46,6 +46,6 @@ def _printed(row: PublishedRow) -> str:
     parts = [f"{name.replace('_', ' ')} {value}" for name, value in row.extra.items() if name != "retrained_by_authors"]
     if row.speed_ms is not None:
         parts.append(f"{row.speed_ms:g} ms")
-    if row.paper == "GARE":  # transcribed verbatim: name of the metric and its values
-        parts.append((row.variant or "").replace("\\times", " x ").replace("\\psi", "psi"))
+    if row.paper == "GARE" and row.variant:  # name of the metric and its values
+        parts.append(row.variant)
     return ", ".join(parts)

@@ -80,7 +80,7 @@ def run_of_card(card: Card, folder: Path) -> ReportedRun:
     if run["share"] != "nothing":
         words += ["--share", run["share"]]
     if run["overlay"] is not None:
-        words += ["--overlay", run["overlay"]["path"]]
+        words += ["--overlay", run["overlay"]]
     trained = card.checkpoint is not None and run["verb"] == "fit"
     log = Path(str(card.checkpoint)).parent.parent / METRICS if trained else None
     return ReportedRun(card, folder / f"{card.key}.parquet", log, shlex.join(words))

@@ -104,10 +104,10 @@ def view_table(table: TableRecipe, runs: Sequence[ReportedRun]) -> TableView:
     runs = sorted(runs, key=lambda run: run.seed or 0)
     made = {row.name: [run for run in runs if f"{table.name}/{row.name}" in run.claims] for row in table.runs}
     own_runs = [run for own in made.values() for run in own]
-    rows = table.published()
+    rows = table.rows
     number = table.table.replace("Fig", "Figure ") if table.table.startswith("Fig") else f"Table {table.table}"
     cautions = [NOT_COMPARABLE] if any(is_synthetic(run) for run in own_runs) else []
-    overlays = [run.planned["overlay"]["path"] for run in own_runs if run.planned["overlay"] is not None]
+    overlays = [run.planned["overlay"] for run in own_runs if run.planned["overlay"] is not None]
     cautions += [f"every run with the overlay {path}, not with the published settings" for path in overlays[:1]]
     view = TableView(table.name, f"{rows[0].paper}, {number}", "; ".join(cautions), pd.DataFrame(), made, [], [])
     view.results = pd.DataFrame(_records(table, rows, view), columns=["line", "name", *COLUMNS, *TEXTS])
@@ -136,7 +136,7 @@ def _records(table: TableRecipe, rows: Sequence[PublishedRow], view: TableView) 
             "line": line, "title": view.title, "name": row.full_method, "method": row.method, "variant": row.variant,
             "dataset": row.dataset, "backbone": row.backbone, "direction": row.direction, "run": name,
             "cards": " ".join(f"{run.key}.json" for run in own), "warnings": ", ".join(warnings_of(own)),
-            "remarks": "; ".join(row.remarks()),
+            "remarks": row.note or "",
         }  # fmt: skip
         for metric in metrics:
             yield {**common, "metric": metric, **_cell(row, own, metric, baselines, not view.caution)}
@@ -238,8 +238,9 @@ def one_line(text: str) -> str:
 def _notes(rows: Sequence[PublishedRow], made: Mapping[str, Sequence[ReportedRun]]) -> Iterator[str]:
     """Yield sentences about the published rows, about every run, and about what the runs share."""
     for row in rows:
-        whose = ", ".join(filter(None, (row.full_method, row.dataset, row.backbone, row.direction)))
-        yield from (f"Published, {whose}: {remark}" for remark in row.remarks())
+        if row.note:
+            whose = ", ".join(filter(None, (row.full_method, row.dataset, row.backbone, row.direction)))
+            yield f"Published, {whose}: {row.note}"
     sets: dict[str, dict[str, list[str]]] = {}
     for name, runs in made.items():
         for run in runs:
@@ -252,7 +253,7 @@ def _notes(rows: Sequence[PublishedRow], made: Mapping[str, Sequence[ReportedRun
                 yield f"Test set of {', '.join(dict.fromkeys(of))} on {dataset}: {protocol}"
     runs = [run for own in made.values() for run in own]
     shared = {run.planned["share"] for run in runs}
-    encoders = ", ".join(sorted({f"{key}.json" for run in runs if (key := run.planned["encoder_from"])}))
+    encoders = ", ".join(sorted({f"{key}.json" for run in runs if (key := run.planned["needs"].get("encoder"))}))
     epochs = ", ".join(map(str, sorted({run.card.epochs for run in runs if run.card.epochs}))) or "no"
     if "features" in shared:
         yield (

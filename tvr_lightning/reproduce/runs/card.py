@@ -44,7 +44,7 @@ class Card:
     seconds: float | None = None  # of the run's process, and of earlier ones that were interrupted
     peak_memory_mib: float | None = None
     peak_device_memory_mib: float | None = None  # None without a GPU
-    schema: int = 4
+    schema: int = 5
 
     def metrics(self, direction: CardDirection) -> dict[str, float]:
         """Return the metrics of one direction, R@K in percent; empty without retrieval results."""

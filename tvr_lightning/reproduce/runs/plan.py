@@ -19,6 +19,7 @@ RESULTS_VERSION = 1
 FIXTURE_SEED = 0
 Share = Literal["nothing", "encoder", "features"]
 Command = Literal["fit", "test", "extract"]
+Need = Literal["weights", "encoder", "features"]
 ARCHITECTURE = "model.init_args.encoder.init_args.architecture"
 WEIGHTS = "model.init_args.encoder.init_args.weights"
 FILES = (
@@ -57,21 +58,13 @@ class PlannedRun:
     fixture_videos: int | None
     share: Share
     fingerprints: dict[str, str]  # of config, code, data, weights, and files
-    trained_by: str | None = None  # whose weights it tests
-    encoder_from: str | None = None
-    store: str | None = None  # that stored the features which it reads
-    overlay: dict[str, str] | None = None  # path and digest
-
-    @property
-    def needs(self) -> dict[str, str]:
-        """Keys of the runs that must finish first, by what it takes from them."""
-        made = {"weights": self.trained_by, "encoder": self.encoder_from, "features": self.store}
-        return {name: key for name, key in made.items() if key is not None}
+    needs: dict[Need, str]  # runs that must finish first, by what it takes from them
+    overlay: str | None = None
 
     @property
     def kind(self) -> tuple[str, int | None, bool]:
         """What runs of similar duration share."""
-        return self.verb, self.fixture_videos, self.encoder_from is None
+        return self.verb, self.fixture_videos, "encoder" in self.needs
 
 
 @dataclass
@@ -109,32 +102,32 @@ def make_plan(tables: Sequence[TableRecipe], setting: Setting, only: Sequence[st
 def _add(plan: Plan, table: TableRecipe, run: TableRun, seed: int | None) -> PlannedRun:
     """Plan a table's run and the runs that it needs."""
     setting, claim = plan.setting, f"{table.name}/{run.name}"
-    trainer = next((other for other in table.runs if other.name == run.trained_by), None)
-    trained_by = _add(plan, table, trainer, seed) if trainer else None
-    files, encoder, store = list(run.config), None, None
-    if setting.fixture_videos is None:
-        files += [run.backbone] if run.backbone else []
-    else:  # whose own encoder replaces every backbone
-        files += [setting.recipes / "fixture.yaml", *([run.on_fixture] if run.on_fixture else [])]
+    needs: dict[Need, str] = {}
+    if run.trained_by is not None:
+        trainer = next(other for other in table.runs if other.name == run.trained_by)
+        needs["weights"] = _add(plan, table, trainer, seed).key
+    # The fixture's own encoder replaces every backbone.
+    own = [run.backbone] if setting.fixture_videos is None else [setting.recipes / "fixture.yaml", run.on_fixture]
+    files = [*run.config, *filter(None, own)]
     if setting.share != "nothing":
         # Trained with the plainest head, so that the encoder favors no method.
         names = ["clip4clip.yaml", "data/msrvtt.yaml", "fixture.yaml", "fixture-encoder.yaml"]
         head = {"model.init_args.clip4clip.similarity_header.class_path": "MeanP"}
-        encoder = _plan_run(plan, "shared/encoder", [setting.recipes / name for name in names], head)
+        recipes = [setting.recipes / name for name in names]
+        needs["encoder"] = _plan_run(plan, "shared/encoder", recipes, head, "fit", None, {}).key
         files.append(setting.recipes / f"fixture-{'shared' if setting.share == 'encoder' else 'features'}.yaml")
     if setting.share == "features":
         recipe = resolve(files, nested(run.settings))
         dataset = _dataset(claim, recipe)
         # GAID's recipe asks for audio features too.
         names = ["gaid.yaml", f"data/{dataset}.yaml", "fixture.yaml", "fixture-features.yaml"]
-        recipes = [setting.recipes / name for name in names]
         # Which videos, and which part of each; fixture-features.yaml sets the other options of reading.
-        reading = {f"data.init_args.{name}": recipe["data"]["init_args"][name] for name in ("split", "seconds")
-                   if name in recipe["data"]["init_args"]}  # fmt: skip
-        store = _plan_run(plan, f"shared/features-{dataset}", recipes, reading, "extract", encoder=encoder)
-    planned = _plan_run(
-        plan, claim, files, run.settings, "fit" if run.trains else "test", seed, trained_by, encoder, store
-    )
+        given = recipe["data"]["init_args"]
+        reading = {f"data.init_args.{name}": given[name] for name in ("split", "seconds") if name in given}
+        recipes, shared = [setting.recipes / name for name in names], f"shared/features-{dataset}"
+        encoder: dict[Need, str] = {"encoder": needs["encoder"]}
+        needs["features"] = _plan_run(plan, shared, recipes, reading, "extract", None, encoder).key
+    planned = _plan_run(plan, claim, files, run.settings, "fit" if run.trains else "test", seed, needs)
     if claim not in planned.claims:
         planned.claims.append(claim)
     return planned
@@ -143,13 +136,11 @@ def _add(plan: Plan, table: TableRecipe, run: TableRun, seed: int | None) -> Pla
 def _plan_run(
     plan: Plan,
     name: str,
-    files: list[Path],
+    files: Sequence[Path],
     settings: Mapping[str, Any],
-    verb: Command = "fit",
-    seed: int | None = None,
-    trained_by: PlannedRun | None = None,
-    encoder: PlannedRun | None = None,
-    store: PlannedRun | None = None,
+    verb: Command,
+    seed: int | None,
+    needs: dict[Need, str],
 ) -> PlannedRun:
     """Plan a run, or return the one of the plan that does the same."""
     setting, own, overlay = plan.setting, nested(settings), plan.setting.overlay
@@ -161,23 +152,17 @@ def _plan_run(
         for option in FILES
         if (found := file_fingerprint(str(lookup(recipe, option)), not option.startswith("data."))) is not None
     }
-    weights = lookup(recipe, WEIGHTS)
-    if encoder is not None:
-        of_weights = f"run {encoder.key}"
-    elif setting.fixture_videos is not None:
-        of_weights = "random"
-    else:
+    if setting.fixture_videos is None:
+        data, weights = data_fingerprint(setting.root / dataset), lookup(recipe, WEIGHTS)
         tag = "random" if weights in (None, "none") else f"tag {weights}"
         of_weights = f"{lookup(recipe, ARCHITECTURE)}: {read.get(WEIGHTS, tag)}"
-    if setting.fixture_videos is None:
-        data = data_fingerprint(setting.root / dataset)
     else:
         data = f"synthetic, {setting.fixture_videos} videos, seed {FIXTURE_SEED}, {dataset}"
+        of_weights = f"run {needs['encoder']}" if "encoder" in needs else "random"
     of_files = digest(read) if read else "none"
     fingerprints = {**deciding(files, own), "data": data, "weights": of_weights, "files": of_files}
-    needed = [run.key if run else None for run in (trained_by, encoder, store)]
     # The recipe's own seed, chosen explicitly, makes the same run.
-    key = digest(fingerprints, lookup(recipe, "seed_everything") if seed is None else seed, verb, needed)
+    key = digest(fingerprints, lookup(recipe, "seed_everything") if seed is None else seed, verb, needs)
     planned = PlannedRun(
         key=key,
         name=name,
@@ -191,10 +176,8 @@ def _plan_run(
         fixture_videos=setting.fixture_videos,
         share=setting.share,
         fingerprints=fingerprints,
-        trained_by=needed[0],
-        encoder_from=needed[1],
-        store=needed[2],
-        overlay={"path": str(overlay.absolute()), "digest": digest(resolve([overlay], {}))} if overlay else None,
+        needs=needs,
+        overlay=str(overlay.absolute()) if overlay else None,
     )
     return plan.runs.setdefault(key, planned)
 

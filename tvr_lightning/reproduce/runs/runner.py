@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import median
-from typing import Any
+from statistics import mean, median
 
 import yaml
 
@@ -25,6 +24,8 @@ from tvr_lightning.synthetic import synthesize
 ERROR_LINES = 15
 CARD_SECONDS = 30.0  # until a card that another machine wrote is visible on a shared disk
 Log = Callable[[str], None]
+Duration = tuple[PlannedRun, float]
+"""A run and its duration in seconds."""
 
 
 def run_plan(plan: Plan, out: Path, log: Log = print, engine: Engine | None = None) -> dict[str, Card]:
@@ -45,9 +46,9 @@ def run_plan(plan: Plan, out: Path, log: Log = print, engine: Engine | None = No
         if (videos := plan.setting.fixture_videos) is not None:
             for dataset in dict.fromkeys(run.dataset for run in todo):
                 write_fixture(dataset, plan.setting.root, videos, log)
-        progress = _Progress(out, log, engine or LocalEngine(), cards, todo, len(todo))
-        with shown(progress.state):
-            progress.run_all()
+        runner = _Runner(out, log, engine or LocalEngine(), cards, todo, len(todo))
+        with shown(runner.state):
+            runner.run_all()
         return {key: card for key, card in cards.items() if key in plan.runs}
 
 
@@ -56,25 +57,34 @@ def open_runs(plan: Plan, cards: Mapping[str, Card]) -> list[PlannedRun]:
     return [run for run in plan.runs.values() if run.key not in cards or cards[run.key].status != "finished"]
 
 
-def expected_seconds(run: PlannedRun, cards: Mapping[str, Card]) -> float | None:
-    """Return the median duration of finished runs of the same kind, on the same dataset if possible."""
-    finished = [(PlannedRun(**card.run), card.seconds) for card in cards.values() if card.status == "finished"]
-    alike = [(made.dataset, seconds) for made, seconds in finished if seconds and made.kind == run.kind]
+def durations_of(cards: Mapping[str, Card]) -> list[Duration]:
+    """Return the durations of finished runs."""
+    finished = [card for card in cards.values() if card.status == "finished"]
+    return [(PlannedRun(**card.run), card.seconds) for card in finished if card.seconds]
+
+
+def expected_seconds(run: PlannedRun, durations: Sequence[Duration]) -> float | None:
+    """Return the median duration of runs of the same kind, on the same dataset if possible."""
+    alike = [(other.dataset, seconds) for other, seconds in durations if other.kind == run.kind]
     same = [seconds for dataset, seconds in alike if dataset == run.dataset] or [seconds for _, seconds in alike]
     return median(same) if same else None
 
 
-def time_left(todo: list[PlannedRun], cards: Mapping[str, Card], parallel: int = 1) -> str:
-    """Return how many runs are left, and how long they will take, once a similar one has finished."""
+def time_left(
+    todo: Sequence[PlannedRun], durations: Sequence[Duration], parallel: int = 1, elapsed: float = 0.0
+) -> str:
+    """Return how many runs are left, and how long they will take, once the duration of a similar one is known."""
     if not todo:
         return "nothing left to run"
-    known = [seconds for run in todo if (seconds := expected_seconds(run, cards)) is not None]
-    total = sum(known) / max(len(known), 1) * len(todo) / min(parallel, len(todo))
-    return f"{len(todo)} {'run' if len(todo) == 1 else 'runs'} left" + (f", about {clock(total)}" if known else "")
+    left = f"{len(todo)} {'run' if len(todo) == 1 else 'runs'} left"
+    known = [seconds for run in todo if (seconds := expected_seconds(run, durations)) is not None]
+    if not known:
+        return left
+    return f"{left}, about {clock(max(mean(known) * len(todo) - elapsed, 0.0) / min(parallel, len(todo)))}"
 
 
 @dataclass
-class _Progress:
+class _Runner:
     """The runs of a plan that wait, that run, and that have ended."""
 
     out: Path
@@ -107,9 +117,12 @@ class _Progress:
         if card is not None:
             self.running.pop(run.key, None)
             self.cards[run.key] = card
-            left = [*self.waiting, *(other for other, _, _ in self.running.values())]
-            remaining = time_left(left, self.cards, self.engine.max_parallel)
+            left = self._left()
+            remaining = time_left(left, durations_of(self.cards), self.engine.max_parallel)
             self.log(f"[{self.total - len(left)}/{self.total}] {_outcome(card)}; {remaining}")
+
+    def _left(self) -> list[PlannedRun]:
+        return [*(run for run, _, _ in list(self.running.values())), *self.waiting]
 
     def _start(self, run: PlannedRun) -> None:
         seed = "" if run.seed is None else f", seed {run.seed}"
@@ -151,27 +164,18 @@ class _Progress:
 
     def state(self) -> str:
         """Return the current activity of the runs, and the time until the last one ends."""
-        doing: list[str] = []
-        left: list[float | None] = []
-        durations: dict[Any, float] = {}
+        doing, durations, elapsed = [], durations_of(self.cards), 0.0
         for run, _, began in list(self.running.values()):
-            elapsed, expected = time.time() - began, expected_seconds(run, self.cards)
+            elapsed += time.time() - began
             try:
                 progress = json.loads((self.out / "runs" / run.key / PROGRESS).read_text(encoding="utf-8"))
             except (OSError, ValueError):  # not written yet
                 progress = {"doing": "starting", "left": None}
-            seconds = progress["left"]
-            if seconds is not None:
-                durations[run.kind] = elapsed + seconds
-            elif expected is not None:
-                seconds = max(expected - elapsed, 0.0)
-            left.append(seconds)
-            doing.append(f"{run.name}: {progress['doing']}" + ("" if seconds is None else f", {clock(seconds)} left"))
-        left += [expected_seconds(run, self.cards) or durations.get(run.kind) for run in self.waiting]
-        known = [seconds for seconds in left if seconds is not None]
-        if known and len(known) == len(left):
-            doing.append(f"about {clock(sum(known) / min(self.engine.max_parallel, len(left)))} left in total")
-        return "; ".join(doing or ["starting"])
+            left = progress["left"]
+            if left is not None:
+                durations.append((run, time.time() - began + left))
+            doing.append(f"{run.name}: {progress['doing']}" + ("" if left is None else f", {clock(left)} left"))
+        return "; ".join([*doing, time_left(self._left(), durations, self.engine.max_parallel, elapsed)])
 
 
 def write_fixture(dataset: str, root: Path, videos: int, log: Log = print) -> None:
@@ -208,24 +212,19 @@ def write_task(run: PlannedRun, out: Path, inputs: Mapping[str, str]) -> Path:
 def _outcome(card: Card) -> str:
     if card.status == "failed":
         return f"{card.name} FAILED: {(card.error or '').strip().splitlines()[-1]}"
-    accuracy = card.accuracy()
-    if card.features is not None:
-        result = "features stored"
-    elif accuracy is not None:
-        result = f"accuracy {accuracy:.1f}"
-    else:
-        result = f"text-to-video R@1 {card.metrics('text_to_video')['R@1']:.1f}"
-    return f"{card.name}: {result} in {clock(card.seconds or 0.0)}"
+    values = {"accuracy": card.accuracy(), "text-to-video R@1": card.metrics("text_to_video").get("R@1")}
+    result = [f"{name} {value:.1f}" for name, value in values.items() if value is not None] or ["features stored"]
+    return f"{card.name}: {result[0]} in {clock(card.seconds or 0.0)}"
 
 
-def plan_lines(plan: Plan, cards: dict[str, Card]) -> list[str]:
+def plan_lines(plan: Plan, cards: Mapping[str, Card]) -> list[str]:
     """Return a line for every run with its state and expected duration, and one for all of them."""
-    lines = []
+    lines, durations, todo = [], durations_of(cards), open_runs(plan, cards)
     for run in plan.runs.values():
-        state, seconds = cards[run.key].status if run.key in cards else "open", expected_seconds(run, cards)
-        about = f", about {clock(seconds)}" if state != "finished" and seconds is not None else ""
+        state, seconds = cards[run.key].status if run.key in cards else "open", expected_seconds(run, durations)
+        about = f", about {clock(seconds)}" if run in todo and seconds is not None else ""
         seed = "" if run.seed is None else f", seed {run.seed}"
         name, *others = run.claims or [run.name]
         also = f" (also {', '.join(others)})" if others else ""
         lines.append(f"{state:8s} {run.verb:7s} {name}{also} on {run.dataset}{seed}{about}")
-    return [*lines, time_left(open_runs(plan, cards), cards)]
+    return [*lines, time_left(todo, durations)]
