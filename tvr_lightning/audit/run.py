@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import secrets
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -20,12 +21,11 @@ from tvr_lightning.audit.experiments import (
     compare_scores,
     recall_at_1,
 )
-from tvr_lightning.audit.normalizer import MOVED, NormalizerTrial
+from tvr_lightning.audit.normalizer import MOVED, normalizer_movement
 from tvr_lightning.audit.state import State
 from tvr_lightning.audit.subject import Features, Subject
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import SplitName
-from tvr_lightning.features import VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.methods.base import RetrievalModule
@@ -73,7 +73,9 @@ def audit_method(
     noise = encoding_noise(method)
     subject = Subject(method, data, split, videos, torch.Generator().manual_seed(seed), seconds)
     n, m, own = len(subject.texts), len(subject.videos), subject.own_text
-    findings = [Finding(f"overrides {name}", None, True) for name in overridden(method)]
+    # The audit cannot detect what these use.
+    overridden = [n for n in EVALUATION_PARTS if getattr(type(method), n) is not getattr(RetrievalModule, n)]
+    findings = [Finding(f"overrides {name}", None, True) for name in overridden]
     if before is not None:
         findings += _changed(before, "the evaluation")
     state = State(method)
@@ -88,7 +90,8 @@ def audit_method(
         findings += _changed(state, "scoring")
         features = subject.encode(subject.drawn(n), subject.drawn(m))
         state.restore()
-        audit = audit_scores(*features, subject.video_of_text, seed=seed, **subject.scoring)  # type: ignore[arg-type]
+        scoring: Any = {"score_as_released" if subject.released else "score": subject.scores}
+        audit = audit_scores(*features, subject.video_of_text, seed=seed, **scoring)
         similarity = subject.score(features, own)
         findings.append(compare_scores("half of the videos encoded", similarity[some][:, few], alone, None, noise))
         state.restore()
@@ -130,11 +133,6 @@ def attach(method: RetrievalModule, data: TextVideoDataModule) -> None:
     method.check_features()
 
 
-def overridden(method: RetrievalModule) -> list[str]:
-    """Return the parts of an evaluation that a method overrides. The audit cannot detect what they use."""
-    return [name for name in EVALUATION_PARTS if getattr(type(method), name) is not getattr(RetrievalModule, name)]
-
-
 def encoding_noise(method: RetrievalModule) -> float:
     """Return the largest change of a feature that counts as noise, in standard deviations.
 
@@ -152,18 +150,17 @@ def _of_normalizer(subject: Subject, features: Features) -> tuple[list[Finding],
     normalizer = method.evaluation_config.normalization
     if normalizer is None:
         return [], {}
-    denied, own, score = not normalizer.transductive, None, method.score
-    if method.protocol == "as-released":
-        own, score = subject.own_text, method.score_as_released  # type: ignore[assignment]
-    trial = NormalizerTrial(normalizer, score, *features, subject.video_of_text, own, method.score_temperature())
+    score: Any = method.score_as_released if subject.released else method.score
+    own = subject.own_text if subject.released else None
+    gamma, generator = method.score_temperature(), subject.generator
     with gathered(method, method.encoder):
-        movement = trial.movement(subject.generator)
-    moved = {direction: not change <= MOVED for direction, change in movement.items()}
+        movement = normalizer_movement(normalizer, score, *features, subject.video_of_text, own, gamma, generator)
+    moved = {str(direction): not change <= MOVED for direction, change in movement.items()}
     findings = [
-        Finding(f"{QUERIES}, {direction} with {normalizer.name}", change, moved[direction] and denied)
-        for direction, change in movement.items()
+        Finding(f"{QUERIES}, {name} with {normalizer.name}", change, moved[name] and not normalizer.transductive)
+        for name, change in movement.items()
     ]
-    return findings, {str(direction): found for direction, found in moved.items()}
+    return findings, moved
 
 
 def _of_bank(subject: Subject, features: Features) -> list[Finding]:
@@ -181,15 +178,9 @@ def _of_bank(subject: Subject, features: Features) -> list[Finding]:
         return []
     trained = {each.text for each in subject.data.load_split("train").texts}
     new = torch.tensor([each not in trained for each in subject.texts.text])  # type: ignore[union-attr]
-    found = {
-        "texts": _shared(text.sentence[new], bank.texts.sentence),
-        "videos": _shared(_means(video), _means(bank.videos)),
-    }
+    frames = masked_mean(video.frames, video.frame_mask), masked_mean(bank.videos.frames, bank.videos.frame_mask)
+    found = {"texts": _shared(text.sentence[new], bank.texts.sentence), "videos": _shared(*frames)}
     return [Finding(f"{count} audited {name} in the bank", None, count > 0) for name, count in found.items()]
-
-
-def _means(video: VideoFeatures) -> Tensor:
-    return masked_mean(video.frames, video.frame_mask)
 
 
 def _shared(vectors: Tensor, others: Tensor) -> int:
