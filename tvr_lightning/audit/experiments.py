@@ -7,9 +7,10 @@ that the score uses other information. The size of the effect is R@1 with this i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ orders of magnitude more.
 LEAST_ITEMS = 4
 """Minimum number of texts and of videos, so that some of them can be removed."""
 
-F = TypeVar("F", TextFeatures, VideoFeatures)
+Features = tuple[TextFeatures, VideoFeatures]
 ScorePairs = Callable[[TextFeatures, VideoFeatures], Scores]
 ScoreWithCaptions = Callable[[TextFeatures, VideoFeatures, TextFeatures], Scores]
 
@@ -164,18 +165,14 @@ def audit_scores(
     else:
         shift = 1 + int(torch.randint(m - 1, (1,), generator=generator))
         helpless = others["captions of other videos"] = scores(all_texts, all_videos, own.roll(shift))
-    scale = deviation(evaluated)
-    findings = [compare_scores(name, evaluated, other, scale) for name, other in others.items()]
+    findings = [compare_scores(name, evaluated, other) for name, other in others.items()]
     findings += [Finding(f"scoring changes {name} in place", None, True) for name in sorted(in_place)]
     return Audit(findings, recall_at_1(evaluated, video_of_text), recall_at_1(helpless, video_of_text), n, m)
 
 
-def compare_scores(
-    experiment: str, expected: Tensor, found: Tensor, scale: float | None = None, noise: float = NOISE
-) -> Finding:
-    """Compare two scorings (N, M) of the same pairs, in units of `scale` (by default the deviation of `expected`)."""
-    scale = deviation(expected) if scale is None else scale
-    change = float((expected.double() - found.double()).abs().max()) / scale
+def compare_scores(experiment: str, expected: Tensor, found: Tensor, noise: float = NOISE) -> Finding:
+    """Compare two scorings (N, M) of the same pairs, in units of the deviation of `expected`."""
+    change = float((expected.double() - found.double()).abs().max()) / deviation(expected)
     return Finding(experiment, change, not change <= noise)
 
 
@@ -196,18 +193,21 @@ def recall_at_1(similarity: Tensor, video_of_text: Tensor) -> float:
     return 100.0 * float(text_to_video_ranks(similarity, video_of_text).found_within(1).mean())
 
 
-def compare_features(experiment: str, expected: F, found: F, noise: float) -> Finding:
-    """Compare the features (N, ...) of the same items, encoded twice.
+def compare_features(experiment: str, expected: Features, found: Features, noise: float) -> list[Finding]:
+    """Compare the features (N, ...) and (M, ...) of the same texts and videos, encoded twice.
 
     `noise` is the largest change that counts as noise, in standard deviations of each feature tensor.
     """
-    changes = []
-    for one, other in zip(expected.tensors(), found.tensors(), strict=True):
-        if one.shape != other.shape:
-            changes.append(float("inf"))
-        elif one.is_floating_point() and one.numel() > 1:
-            one, other = one.double(), other.double()
-            scale = one.std().clamp(min=1e-6 * float(one.abs().max()) + 1e-12)
-            changes.append(float((one - other).abs().max() / scale))
-    leaks = not all(change <= noise for change in changes)  # also if a change is NaN
-    return Finding(f"{experiment}, {type(expected).__name__}", max(changes), leaks)
+    findings = []
+    for before, after in zip(expected, found, strict=True):
+        changes = []
+        for one, other in zip(before.tensors(), after.tensors(), strict=True):
+            if one.shape != other.shape:
+                changes.append(math.inf)
+            elif one.is_floating_point() and one.numel() > 1:
+                one, other = one.double(), other.double()
+                scale = one.std().clamp(min=1e-6 * float(one.abs().max()) + 1e-12)
+                changes.append(float((one - other).abs().max() / scale))
+        leaks = not all(change <= noise for change in changes)  # also if a change is NaN
+        findings.append(Finding(f"{experiment}, {type(before).__name__}", max(changes), leaks))
+    return findings

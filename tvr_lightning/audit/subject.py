@@ -8,24 +8,24 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from tvr_lightning.audit.experiments import LEAST_ITEMS
+from tvr_lightning.audit.experiments import LEAST_ITEMS, Features
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import TextBatch, VideoBatch, collate
 from tvr_lightning.data.datasets import TextDataset, VideoDataset
 from tvr_lightning.data.records import Split, SplitName
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.restricted_trainer import RestrictedTrainer
-from tvr_lightning.features import Scores, TextFeatures, VideoFeatures, first_of_each
+from tvr_lightning.features import IndexedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.training.sharding import gathered
 
 CAPTIONS = 3  # captions per video; more would take time and show nothing new
-Features = tuple[TextFeatures, VideoFeatures]
+F = TypeVar("F", TextFeatures, VideoFeatures)
 
 
 class Subject:
@@ -113,11 +113,7 @@ class Subject:
         return torch.randperm(items, generator=self.generator)[:count]
 
     def encode(self, texts: Tensor, videos: Tensor, batch_size: int | None = None) -> Features:
-        """Encode texts (n,) and then videos (m,) as an evaluation does, in batches; return features in ascending order.
-
-        Raises:
-            UserError: The method collects other items than those it was given.
-        """
+        """Encode texts (n,) and then videos (m,) as an evaluation does, in batches; return them in ascending order."""
         method, size = self.method, batch_size or self.batch_size
         method.on_test_epoch_start()
         loaders: list[tuple[TextBatch | VideoBatch, Tensor]] = [(self.texts, texts), (self.videos, videos)]
@@ -128,9 +124,7 @@ class Subject:
                 with self.precision():
                     method.test_step(items[rows], number, loader)
         split = method.encoded.join(method.device)
-        text = split.texts.features[_by_row(split.texts.index, self.texts.index, texts)]
-        video = split.videos.features[_by_row(split.videos.index, self.videos.index, videos)]
-        return text.float(), video.float()
+        return _only(split.texts, self.texts.index[texts]), _only(split.videos, self.videos.index[videos])
 
     def encode_told(self) -> Features:
         """Encode all items in the order of the split, with all help: their positions in the split and their names."""
@@ -153,10 +147,9 @@ class Subject:
         return self.scores(*features, *captions).similarity
 
 
-def _by_row(index: Tensor, places: Tensor, rows: Tensor) -> Tensor:
-    """Return the position in `index` of each row in ascending order. Duplicates count once."""
-    row = {place: number for number, place in enumerate(places.tolist())}
-    found, first = first_of_each(torch.tensor([row.get(place, -1) for place in index.tolist()]))
-    if not torch.equal(found, rows.sort().values):
-        raise UserError(f"the method was given {len(rows)} items and collected others: {index.tolist()[:8]} ...")
-    return first
+def _only(collected: IndexedFeatures[F], given: Tensor) -> F:
+    """Return the features of the given items (n,) in ascending order, after checking that there are no others."""
+    collected = collected.distinct()
+    if not torch.equal(collected.index, given.sort().values):
+        raise UserError(f"the method was given {len(given)} items and collected others: {collected.index[:8].tolist()}")
+    return collected.features.float()
