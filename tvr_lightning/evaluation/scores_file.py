@@ -135,5 +135,5 @@ def read_pairs(path: Path, truth: GroundTruth, video_ids: Sequence[str]) -> Tens
         raise ScoresError(f"{path}: text {text} with {video!r} occurs twice. Keep one of them.")
     _finite(path, torch.tensor(table["score"].to_numpy(), dtype=torch.float64)[None])
     matrix = table.pivot(index="text_index", columns="video_id", values="score")
-    matrix = matrix.reindex(index=range(truth.texts), columns=video_ids).fillna(NOT_FOUND)
+    matrix = matrix.reindex(index=range(truth.texts), columns=list(video_ids)).fillna(NOT_FOUND)
     return torch.tensor(matrix.to_numpy(dtype=np.float64))
