@@ -16,7 +16,7 @@ from lightning.pytorch import Trainer, seed_everything
 
 from tvr_lightning.audit.callback import LeakageAudit
 from tvr_lightning.audit.experiments import audit_scores
-from tvr_lightning.audit.normalizer import MOVED, NormalizerTrial
+from tvr_lightning.audit.normalizer import MOVED, normalizer_movement
 from tvr_lightning.audit.run import audit_method
 from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import from_recipe
@@ -458,8 +458,8 @@ def test_what_a_normaliser_uses_is_measured(name, data, encoder):
 
 
 def test_a_normaliser_that_counts_the_captions_of_the_test_set_is_seen():
-    trial = NormalizerTrial(SinkhornBias(0.1, marginals="count"), honest, *features(), VIDEO_OF_TEXT, None, 0.1)
-    movement = trial.movement(torch.Generator().manual_seed(0))
+    normalizer, generator = SinkhornBias(0.1, marginals="count"), torch.Generator().manual_seed(0)
+    movement = normalizer_movement(normalizer, honest, *features(), VIDEO_OF_TEXT, None, 0.1, generator)
     assert movement["text-to-video"] > 10 * MOVED
     assert movement["video-to-text"] < MOVED
 

@@ -32,7 +32,11 @@ class LeakageAudit(Callback):
 
     @override
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if _is_audited(trainer, pl_module):
+        if (
+            isinstance(pl_module, RetrievalModule)
+            and pl_module.evaluation_config.audit > 0
+            and not trainer.fast_dev_run  # type: ignore[attr-defined]
+        ):
             # Sharded parameters change their form when they are used.
             self._before = None if is_sharded(pl_module) else State(pl_module), pl_module.evaluation
 
@@ -56,18 +60,19 @@ class LeakageAudit(Callback):
         if before is None or evaluation is None:
             return
         assert isinstance(method, RetrievalModule)
-        config, data = method.evaluation_config, trainer.datamodule  # type: ignore[attr-defined]
         state, method.evaluation = before  # the evaluation itself may change
+        seed = trainer.strategy.broadcast(secrets.randbits(32))  # new in every audit, the same on every device
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        arguments = (method, data, method.evaluation_config.audit, seed, split, state)
         try:
-            seed = trainer.strategy.broadcast(secrets.randbits(32))  # new in every audit, the same on every device
             if is_sharded(method):  # all devices must compute together
-                evaluation.audit = _result(method, data, config.audit, seed, split, state)
+                evaluation.audit = _result(*arguments)
             else:
-                found = None
+                result = None
                 if trainer.is_global_zero:
                     with alone():
-                        found = _result(method, data, config.audit, seed, split, state, SECONDS)
-                evaluation.audit = trainer.strategy.broadcast(found)
+                        result = _result(*arguments, SECONDS)
+                evaluation.audit = trainer.strategy.broadcast(result)
         finally:
             method.evaluation = evaluation
 
@@ -77,8 +82,3 @@ def _result(*arguments: Any) -> AuditResult:
         return audit_method(*arguments).result
     except Exception as error:  # noqa: BLE001  the evaluation is done; its table says that the audit stopped
         return AuditResult(passed=False, problem=f"{type(error).__name__}: {error}")
-
-
-def _is_audited(trainer: Trainer, method: LightningModule) -> bool:
-    fast: bool = trainer.fast_dev_run  # type: ignore[attr-defined]
-    return isinstance(method, RetrievalModule) and method.evaluation_config.audit > 0 and not fast

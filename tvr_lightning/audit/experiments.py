@@ -7,16 +7,16 @@ that the score uses other information. The size of the effect is R@1 with this i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.audit_result import AuditResult
-from tvr_lightning.evaluation.metrics import RecallAtK
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 
@@ -30,7 +30,7 @@ orders of magnitude more.
 LEAST_ITEMS = 4
 """Minimum number of texts and of videos, so that some of them can be removed."""
 
-F = TypeVar("F", TextFeatures, VideoFeatures)
+Features = tuple[TextFeatures, VideoFeatures]
 ScorePairs = Callable[[TextFeatures, VideoFeatures], Scores]
 ScoreWithCaptions = Callable[[TextFeatures, VideoFeatures, TextFeatures], Scores]
 
@@ -52,15 +52,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Audit:
-    """Findings of an audit and the effect on the results table.
-
-    Attributes:
-        findings: One finding per experiment.
-        recall_with_help: Text-to-video R@1 in percent if other information can reveal the match of a text.
-        recall_without_help: The same without such information.
-        texts, videos: Number of audited texts and videos.
-        transductive: By direction, True if the score normalization uses other test queries; empty without one.
-    """
+    """Findings of an audit and the effect on the results table; the other attributes are those of `AuditResult`."""
 
     findings: list[Finding]
     recall_with_help: float
@@ -87,35 +79,6 @@ class Audit:
             recall_without_help=self.recall_without_help,
             transductive=self.transductive,
         )
-
-
-@dataclass
-class _Bench:
-    """One scoring function with the audited items.
-
-    `score` returns the scores (n, m) of rows of texts and of videos. `own` is the row of the text that the protocol
-    gives each video, if it gives any.
-    """
-
-    score: Callable[[Tensor, Tensor, Tensor | None], Tensor]
-    texts: int
-    videos: int
-    own: Tensor | None
-    generator: torch.Generator
-
-    def assembled(self, text_size: int, video_size: int) -> Tensor:
-        """Return scores (N, M) assembled from blocks of random partners, with `own` passed along."""
-        result: Tensor | None = None
-        rows = torch.randperm(self.texts, generator=self.generator)
-        columns = torch.randperm(self.videos, generator=self.generator)
-        for some in rows.split(text_size):
-            for few in columns.split(video_size):
-                block = self.score(some, few, None if self.own is None else self.own[few])
-                if result is None:
-                    result = block.new_full((self.texts, self.videos), float("nan"))
-                result[some.unsqueeze(1), few] = block
-        assert result is not None
-        return result
 
 
 def audit_scores(
@@ -147,78 +110,69 @@ def audit_scores(
     n, m = len(texts), len(videos)
     if min(n, m) < LEAST_ITEMS:
         raise UserError(f"an audit needs at least {LEAST_ITEMS} texts and {LEAST_ITEMS} videos, got {n} and {m}")
-    first_text = torch.full((m,), n).scatter_reduce(0, video_of_text, torch.arange(n), "amin")
-    if int(first_text.max()) == n:
+    own = torch.full((m,), n).scatter_reduce(0, video_of_text, torch.arange(n), "amin")
+    if int(own.max()) == n:
         raise UserError("An audit needs a text for every video. Omit the videos without one.")
-
+    generator = torch.Generator().manual_seed(seed)
+    all_texts, all_videos = torch.arange(n), torch.arange(m)
     in_place: set[str] = set()
 
     @torch.no_grad()
-    def black_box(some: Tensor, few: Tensor, own: Tensor | None) -> Tensor:
-        given: list[TextFeatures | VideoFeatures] = [texts[some], videos[few]]
-        given += [] if own is None else [texts[own]]
-        before = [[tensor._version for tensor in _tensors(record)] for record in given]
-        function: Callable[..., Scores] | None = score_as_released or score
-        assert function is not None
-        similarity = function(*given).similarity
+    def scores(rows: Tensor, columns: Tensor, captions: Tensor = own) -> Tensor:
+        """Return the scores of some texts and videos; `captions` are the texts that a protocol gives the M videos."""
+        given: list[Any] = [texts[rows], videos[columns]]
+        if score_as_released is not None:
+            given.append(texts[captions[columns]])
+        before = [[tensor._version for tensor in record.tensors()] for record in given]
+        function: Any = score_as_released or score
+        similarity: Tensor = function(*given).similarity
         for record, versions in zip(given, before, strict=True):
-            if versions != [tensor._version for tensor in _tensors(record)]:
+            if versions != [tensor._version for tensor in record.tensors()]:
                 in_place.add(type(record).__name__)
         return similarity
 
-    own = first_text if score_as_released is not None else None
-    bench = _Bench(black_box, n, m, own, torch.Generator().manual_seed(seed))
-    paired = torch.arange(n)[torch.argsort(video_of_text, stable=True)]
-    place = torch.argsort(paired)
+    def assembled(text_size: int, video_size: int) -> Tensor:
+        """Return the scores (N, M) assembled from blocks of random partners."""
+        result = torch.full((n, m), float("nan"), dtype=torch.float64)
+        rows, columns = torch.randperm(n, generator=generator), torch.randperm(m, generator=generator)
+        for some in rows.split(text_size):
+            for few in columns.split(video_size):
+                result[some[:, None], few] = scores(some, few).double()
+        return result
+
     # As in released code that keeps texts in the order of their videos, so that the position reveals the match.
-    evaluated = bench.score(paired, torch.arange(m), own)[place]
-    scale = deviation(evaluated)
-    findings = [
-        compare_scores(name, evaluated, other, scale)
-        for name, other in _experiments(bench, evaluated, paired, place).items()
-    ]
-    helpless = bench.assembled(max(2, n // 3), max(2, m // 3))
-    if own is not None:
-        helpless = _under_strangers_captions(bench, own)
-        findings.append(compare_scores("captions of other videos", evaluated, helpless, scale))
+    paired = torch.argsort(video_of_text, stable=True)
+    place = torch.argsort(paired)
+    evaluated = scores(paired, all_videos)[place]
+    order, columns = torch.randperm(n, generator=generator), torch.randperm(m, generator=generator)
+    permuted = scores(order, columns)[torch.argsort(order)][:, torch.argsort(columns)]
+    doubled = scores(torch.cat([paired, paired.flip(0)]), all_videos)[:n][place]
+    few = torch.randperm(m, generator=generator)[: max(2, m // 2)]
+    narrow = evaluated.clone()
+    narrow[:, few] = scores(paired, few)[place]
+    # With many items, blocks are larger, since thousands of blocks would take too long.
+    small, odd = (max(3, n // 8), max(2, m // 8)), (max(7, n // 5), max(5, m // 3))
+    others = {
+        "other order of texts and videos": permuted,
+        f"other partners, blocks of {small[0]} texts and {small[1]} videos": assembled(*small),
+        f"other partners, blocks of {odd[0]} texts and {odd[1]} videos": assembled(*odd),
+        "one video at a time": assembled(n, 1),
+        "other captions together with a text": doubled,
+        "half of the videos": narrow,
+    }
+    if score_as_released is None:
+        helpless = assembled(max(2, n // 3), max(2, m // 3))
+    else:
+        shift = 1 + int(torch.randint(m - 1, (1,), generator=generator))
+        helpless = others["captions of other videos"] = scores(all_texts, all_videos, own.roll(shift))
+    findings = [compare_scores(name, evaluated, other) for name, other in others.items()]
     findings += [Finding(f"scoring changes {name} in place", None, True) for name in sorted(in_place)]
     return Audit(findings, recall_at_1(evaluated, video_of_text), recall_at_1(helpless, video_of_text), n, m)
 
 
-def _experiments(bench: _Bench, evaluated: Tensor, paired: Tensor, place: Tensor) -> dict[str, Tensor]:
-    n, m, own = bench.texts, bench.videos, bench.own
-    order = torch.randperm(n, generator=bench.generator)
-    columns = torch.randperm(m, generator=bench.generator)
-    back = torch.argsort(columns)
-    permuted = bench.score(order, columns, None if own is None else own[columns])
-    doubled = bench.score(torch.cat([paired, paired.flip(0)]), torch.arange(m), own)
-    few = torch.randperm(m, generator=bench.generator)[: max(2, m // 2)]
-    # With many items, blocks are larger, since thousands of blocks would take too long.
-    small, odd = (max(3, n // 8), max(2, m // 8)), (max(7, n // 5), max(5, m // 3))
-    narrow = evaluated.clone()
-    narrow[:, few] = bench.score(paired, few, None if own is None else own[few])[place]
-    return {
-        "other order of texts and videos": permuted[torch.argsort(order)][:, back],
-        f"other partners, blocks of {small[0]} texts and {small[1]} videos": bench.assembled(*small),
-        f"other partners, blocks of {odd[0]} texts and {odd[1]} videos": bench.assembled(*odd),
-        "one video at a time": bench.assembled(n, 1),
-        "other captions together with a text": doubled[:n][place],
-        "half of the videos": narrow,
-    }
-
-
-def _under_strangers_captions(bench: _Bench, own: Tensor) -> Tensor:
-    """Return scores (N, M) with the caption of another video given to each video."""
-    shift = 1 + int(torch.randint(len(own) - 1, (1,), generator=bench.generator))
-    return bench.score(torch.arange(bench.texts), torch.arange(bench.videos), own.roll(shift))
-
-
-def compare_scores(
-    experiment: str, expected: Tensor, found: Tensor, scale: float | None = None, noise: float = NOISE
-) -> Finding:
-    """Compare two scorings (N, M) of the same pairs, in units of `scale` (by default the deviation of `expected`)."""
-    scale = deviation(expected) if scale is None else scale
-    change = float((expected.double() - found.double()).abs().max()) / scale
+def compare_scores(experiment: str, expected: Tensor, found: Tensor, noise: float = NOISE) -> Finding:
+    """Compare two scorings (N, M) of the same pairs, in units of the deviation of `expected`."""
+    change = float((expected.double() - found.double()).abs().max()) / deviation(expected)
     return Finding(experiment, change, not change <= noise)
 
 
@@ -236,24 +190,24 @@ def deviation(scores: Tensor) -> float:
 
 def recall_at_1(similarity: Tensor, video_of_text: Tensor) -> float:
     """Return text-to-video R@1 in percent for scores (N, M), given the video (N,) of each text."""
-    return float(RecallAtK(1).value(text_to_video_ranks(similarity, video_of_text)))
+    return 100.0 * float(text_to_video_ranks(similarity, video_of_text).found_within(1).mean())
 
 
-def compare_features(experiment: str, expected: F, found: F, noise: float) -> Finding:
-    """Compare the features (N, ...) of the same items, encoded twice.
+def compare_features(experiment: str, expected: Features, found: Features, noise: float) -> list[Finding]:
+    """Compare the features (N, ...) and (M, ...) of the same texts and videos, encoded twice.
 
     `noise` is the largest change that counts as noise, in standard deviations of each feature tensor.
     """
-    change = max(
-        float((a.double() - b.double()).abs().max() / a.double().std().clamp(min=1e-6 * float(a.abs().max()) + 1e-12))
-        if a.shape == b.shape
-        else float("inf")
-        for a, b in zip(_tensors(expected), _tensors(found), strict=True)
-    )
-    return Finding(f"{experiment}, {type(expected).__name__}", change, not change <= noise)
-
-
-def _tensors(features: TextFeatures | VideoFeatures) -> list[Tensor]:
-    found: list[Tensor] = []
-    features.apply(lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
-    return [tensor for tensor in found if tensor.is_floating_point() and tensor.numel() > 1]
+    findings = []
+    for before, after in zip(expected, found, strict=True):
+        changes = []
+        for one, other in zip(before.tensors(), after.tensors(), strict=True):
+            if one.shape != other.shape:
+                changes.append(math.inf)
+            elif one.is_floating_point() and one.numel() > 1:
+                one, other = one.double(), other.double()
+                scale = one.std().clamp(min=1e-6 * float(one.abs().max()) + 1e-12)
+                changes.append(float((one - other).abs().max() / scale))
+        leaks = not all(change <= noise for change in changes)  # also if a change is NaN
+        findings.append(Finding(f"{experiment}, {type(before).__name__}", max(changes), leaks))
+    return findings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import secrets
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -14,18 +15,18 @@ from torch import Tensor
 
 from tvr_lightning.audit.experiments import (
     Audit,
+    Features,
     Finding,
     audit_scores,
     compare_features,
     compare_scores,
     recall_at_1,
 )
-from tvr_lightning.audit.normalizer import MOVED, NormalizerTrial
+from tvr_lightning.audit.normalizer import MOVED, normalizer_movement
 from tvr_lightning.audit.state import State
-from tvr_lightning.audit.subject import Features, Subject
+from tvr_lightning.audit.subject import Subject
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import SplitName
-from tvr_lightning.features import VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.methods.base import RetrievalModule
@@ -73,7 +74,11 @@ def audit_method(
     noise = encoding_noise(method)
     subject = Subject(method, data, split, videos, torch.Generator().manual_seed(seed), seconds)
     n, m, own = len(subject.texts), len(subject.videos), subject.own_text
-    findings = [Finding(f"overrides {name}", None, True) for name in overridden(method)]
+    # The audit cannot detect what these use.
+    overridden = [
+        part for part in EVALUATION_PARTS if getattr(type(method), part) is not getattr(RetrievalModule, part)
+    ]
+    findings = [Finding(f"overrides {name}", None, True) for name in overridden]
     if before is not None:
         findings += _changed(before, "the evaluation")
     state = State(method)
@@ -88,14 +93,15 @@ def audit_method(
         findings += _changed(state, "scoring")
         features = subject.encode(subject.drawn(n), subject.drawn(m))
         state.restore()
-        audit = audit_scores(*features, subject.video_of_text, seed=seed, **subject.scoring)  # type: ignore[arg-type]
+        scoring: Any = {"score_as_released" if subject.released else "score": subject.scores}
+        audit = audit_scores(*features, subject.video_of_text, seed=seed, **scoring)
         similarity = subject.score(features, own)
-        findings.append(compare_scores("half of the videos encoded", similarity[some][:, few], alone, None, noise))
+        findings.append(compare_scores("half of the videos encoded", similarity[some][:, few], alone, noise))
         state.restore()
         again = subject.encode(subject.drawn(n), subject.drawn(m))
-        findings += _compared("encoded in another order", features, again, noise)
+        findings += compare_features("encoded in another order", features, again, noise)
         again = subject.encode(subject.drawn(n), subject.drawn(m), max(1, m // 3))
-        findings += _compared("encoded again in smaller batches", features, again, noise)
+        findings += compare_features("encoded again in smaller batches", features, again, noise)
         state.restore()
         of_normalizer, transductive = _of_normalizer(subject, features)
     state.restore()
@@ -106,8 +112,8 @@ def audit_method(
         told = subject.encode_told()
         helped = subject.score(told, own)
     state.restore()
-    findings += _compared("positions in the split given", features, told, noise)
-    findings.append(compare_scores("all help: positions, ground truth, earlier state", similarity, helped, None, noise))
+    findings += compare_features("positions in the split given", features, told, noise)
+    findings.append(compare_scores("all help: positions, ground truth, earlier state", similarity, helped, noise))
     findings += [Finding(f"accesses {name}", None, True) for name in dict.fromkeys(subject.asked)]
     return dataclasses.replace(
         audit,
@@ -130,11 +136,6 @@ def attach(method: RetrievalModule, data: TextVideoDataModule) -> None:
     method.check_features()
 
 
-def overridden(method: RetrievalModule) -> list[str]:
-    """Return the parts of an evaluation that a method overrides. The audit cannot detect what they use."""
-    return [name for name in EVALUATION_PARTS if getattr(type(method), name) is not getattr(RetrievalModule, name)]
-
-
 def encoding_noise(method: RetrievalModule) -> float:
     """Return the largest change of a feature that counts as noise, in standard deviations.
 
@@ -152,18 +153,17 @@ def _of_normalizer(subject: Subject, features: Features) -> tuple[list[Finding],
     normalizer = method.evaluation_config.normalization
     if normalizer is None:
         return [], {}
-    denied, own, score = not normalizer.transductive, None, method.score
-    if method.protocol == "as-released":
-        own, score = subject.own_text, method.score_as_released  # type: ignore[assignment]
-    trial = NormalizerTrial(normalizer, score, *features, subject.video_of_text, own, method.score_temperature())
+    score: Any = method.score_as_released if subject.released else method.score
+    own = subject.own_text if subject.released else None
+    gamma, generator = method.score_temperature(), subject.generator
     with gathered(method, method.encoder):
-        movement = trial.movement(subject.generator)
-    moved = {direction: not change <= MOVED for direction, change in movement.items()}
+        movement = normalizer_movement(normalizer, score, *features, subject.video_of_text, own, gamma, generator)
+    moved = {str(direction): not change <= MOVED for direction, change in movement.items()}
     findings = [
-        Finding(f"{QUERIES}, {direction} with {normalizer.name}", change, moved[direction] and denied)
-        for direction, change in movement.items()
+        Finding(f"{QUERIES}, {name} with {normalizer.name}", change, moved[name] and not normalizer.transductive)
+        for name, change in movement.items()
     ]
-    return findings, {str(direction): found for direction, found in moved.items()}
+    return findings, moved
 
 
 def _of_bank(subject: Subject, features: Features) -> list[Finding]:
@@ -181,15 +181,9 @@ def _of_bank(subject: Subject, features: Features) -> list[Finding]:
         return []
     trained = {each.text for each in subject.data.load_split("train").texts}
     new = torch.tensor([each not in trained for each in subject.texts.text])  # type: ignore[union-attr]
-    found = {
-        "texts": _shared(text.sentence[new], bank.texts.sentence),
-        "videos": _shared(_means(video), _means(bank.videos)),
-    }
+    frames = masked_mean(video.frames, video.frame_mask), masked_mean(bank.videos.frames, bank.videos.frame_mask)
+    found = {"texts": _shared(text.sentence[new], bank.texts.sentence), "videos": _shared(*frames)}
     return [Finding(f"{count} audited {name} in the bank", None, count > 0) for name, count in found.items()]
-
-
-def _means(video: VideoFeatures) -> Tensor:
-    return masked_mean(video.frames, video.frame_mask)
 
 
 def _shared(vectors: Tensor, others: Tensor) -> int:
@@ -205,13 +199,6 @@ def _changed(state: State, doing: str) -> list[Finding]:
     return findings or [Finding(f"state before and after {doing}", 0.0, False)]
 
 
-def _compared(name: str, expected: Features, found: Features, noise: float) -> list[Finding]:
-    return [
-        compare_features(name, expected[0], found[0], noise),
-        compare_features(name, expected[1], found[1], noise),
-    ]
-
-
 def report_audit(method: RetrievalModule, audit: Audit) -> int:
     """Print the findings of an audit. Return 1 if anything leaks, 0 otherwise."""
     console = Console()
@@ -219,8 +206,9 @@ def report_audit(method: RetrievalModule, audit: Audit) -> int:
     for heading in ("the same items again, with", "largest change (standard deviations)", ""):
         table.add_column(heading)
     for finding in audit.findings:
-        by_design = finding.experiment.startswith(QUERIES) and (finding.change or 0.0) > MOVED
-        verdict = "[red]LEAKS[/red]" if finding.leaks else "changes as declared" if by_design else "same"
+        verdict = "[red]LEAKS[/red]" if finding.leaks else "same"
+        if finding.experiment.startswith(QUERIES) and not finding.leaks and (finding.change or 0.0) > MOVED:
+            verdict = "changes as declared"
         table.add_row(finding.experiment, "" if finding.change is None else f"{finding.change:.1e}", verdict)
     console.print(table)
     effect = f"text-to-video R@1 {audit.recall_with_help:.1f} with help, {audit.recall_without_help:.1f} without"

@@ -29,14 +29,11 @@ DATA = (LightningDataModule, GroundTruth, Split, Dataset, DataLoader)
 METRICS = "metrics"
 """Module of the evaluation's metrics, which collect ranks."""
 
-UNINSPECTED = ("_modules", "_trainer", "_current_fx_name", "_metric_attributes")
-"""Attributes that are inspected as modules, or that Lightning changes."""
+UNINSPECTED = ("_parameters", "_buffers", "_modules", "_trainer", "_current_fx_name", "_metric_attributes")
+"""Attributes whose items are inspected one by one, or that Lightning changes."""
 
 OPAQUE = ("object", "data", "run", "again")
 """First elements of the tuples that replace uninspected values."""
-
-Place = tuple[str, Any, str]
-"""Name of a module or class, the object, and the attribute."""
 
 
 class State:
@@ -56,8 +53,7 @@ class State:
         self.data: list[str] = []
         self._frozen: dict[str, Any] = {}
         self._kept: dict[str, Any] = {}
-        for place, value in self._places():
-            name = _name(place)
+        for name, _, _, value in self._values():
             self._frozen[name] = self._freeze(value, name, {})
             if isinstance(value, Tensor):
                 self._kept[name] = self._frozen[name]
@@ -66,7 +62,7 @@ class State:
 
     def changes(self) -> list[str]:
         """Return the name of every parameter, buffer, and attribute that has changed, is new, or was removed."""
-        found = {_name(place): value for place, value in self._places()}
+        found = {name: value for name, _, _, value in self._values()}
         changed = [name for name in self._frozen if name not in found]
         for name, value in found.items():
             # Tensors are compared without a copy: copying an encoder each time takes longer than the rest of the audit.
@@ -79,35 +75,34 @@ class State:
     def restore(self) -> None:
         """Restore the changed values that could be copied."""
         changed = set(self.changes())
-        for place, value in [(place, value) for place, value in self._places() if _name(place) in changed]:
-            _, owner, attribute = place
-            kept = self._kept.get(_name(place))
-            if _name(place) not in self._frozen:
+        for name, owner, attribute, value in list(self._values()):
+            kept = self._kept.get(name)
+            if name not in changed:
+                continue
+            if name not in self._frozen:
                 delattr(owner, attribute)
             elif isinstance(value, Tensor) and isinstance(kept, Tensor):
                 if (_local(value).shape, value.dtype) == (kept.shape, kept.dtype):
                     _local(value).copy_(kept)
                 else:
                     setattr(owner, attribute, kept.to(value.device))
-            elif _name(place) in self._kept:
+            elif name in self._kept:
                 setattr(owner, attribute, copy.deepcopy(kept))
 
-    def _places(self) -> Iterator[tuple[Place, Any]]:
+    def _values(self) -> Iterator[tuple[str, Any, str, Any]]:
+        """Yield the name, owner, attribute, and value of all state of the modules, and of their own classes."""
         classes: dict[type, None] = {}
-        for name, module in self.method.named_modules():
-            if name.split(".")[0] == METRICS:
+        for prefix, module in self.method.named_modules():
+            if prefix.split(".")[0] == METRICS:
                 continue
             classes.update(dict.fromkeys(cls for cls in type(module).__mro__ if not _of_library(cls)))
-            for attribute, value in list(vars(module).items()):
-                if attribute in ("_parameters", "_buffers"):
-                    for key, tensor in list(value.items()):
-                        yield (name, module, key), tensor
-                elif attribute not in UNINSPECTED:
-                    yield (name, module, attribute), value
+            plain = {name: value for name, value in vars(module).items() if name not in UNINSPECTED}
+            for attribute, value in {**plain, **module._parameters, **module._buffers}.items():
+                yield f"{prefix}.{attribute}".removeprefix("."), module, attribute, value
         for cls in classes:
             for attribute, value in list(vars(cls).items()):
                 if not attribute.startswith("__") and isinstance(value, (Tensor, int, float, list, dict, set, deque)):
-                    yield (cls.__name__, cls, attribute), value
+                    yield f"{cls.__name__}.{attribute}", cls, attribute, value
 
     def _freeze(self, value: Any, name: str, seen: dict[int, int]) -> Any:
         """Convert a value to a form that later changes of the value do not affect."""
@@ -135,10 +130,12 @@ class State:
         if isinstance(value, dict):
             pairs = [(self._freeze(key, name, seen), self._freeze(item, name, seen)) for key, item in value.items()]
             return ["dict", *(part for pair in pairs for part in pair)]
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = [getattr(value, field.name) for field in dataclasses.fields(value) if hasattr(value, field.name)]
-            return [type(value).__name__, *(self._freeze(item, name, seen) for item in fields)]
-        if isinstance(value, type) or callable(value) or not hasattr(value, "__dict__") or _of_library(type(value)):
+        opaque = callable(value) or _of_library(type(value))
+        if (
+            isinstance(value, type)
+            or not hasattr(value, "__dict__")
+            or (opaque and not dataclasses.is_dataclass(value))
+        ):
             return ("object", id(value))
         return [type(value).__name__, self._freeze(vars(value), name, seen)]
 
@@ -146,10 +143,6 @@ class State:
 def _of_library(cls: type) -> bool:
     root = cls.__module__.partition(".")[0]
     return root in ("builtins", "torch") or (root in LIBRARIES and not issubclass(cls, nn.Module))
-
-
-def _name(place: Place) -> str:
-    return ".".join(part for part in (place[0], place[2]) if part)
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -165,19 +158,11 @@ def _plain(frozen: Any) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return (
-            isinstance(one, Tensor)
-            and isinstance(other, Tensor)
-            and (one.shape, one.dtype) == (other.shape, other.dtype)
-            # The bits are almost always equal, which takes one pass; only otherwise are three more passes needed.
-            and (_equal_bits(one, other) or bool(((one == other) | ((one != one) & (other != other))).all()))
-        )
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            return False
+        # Almost always equal, which takes one pass; only otherwise are passes for NaN needed.
+        return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_same, one, other))
     return type(one) is type(other) and bool(one == other)
-
-
-def _equal_bits(one: Tensor, other: Tensor) -> bool:
-    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(one.element_size())
-    return bits is not None and torch.equal(one.contiguous().view(bits), other.contiguous().view(bits))

@@ -6,25 +6,26 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from tvr_lightning.audit.experiments import LEAST_ITEMS
+from tvr_lightning.audit.experiments import LEAST_ITEMS, Features
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import TextBatch, VideoBatch, collate
 from tvr_lightning.data.datasets import TextDataset, VideoDataset
 from tvr_lightning.data.records import Split, SplitName
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.restricted_trainer import RestrictedTrainer
-from tvr_lightning.features import Scores, TextFeatures, VideoFeatures, first_of_each
+from tvr_lightning.features import IndexedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.training.sharding import gathered
 
 CAPTIONS = 3  # captions per video; more would take time and show nothing new
-Features = tuple[TextFeatures, VideoFeatures]
+F = TypeVar("F", TextFeatures, VideoFeatures)
 
 
 class Subject:
@@ -44,6 +45,7 @@ class Subject:
     Attributes:
         video_of_text: Index of the video that each text describes, (N,) int64.
         own_text: Index of the first text of each video, (M,) int64.
+        released: Whether the protocol gives every video its own caption.
         asked: Attributes of the trainer that the method accessed while it encoded and scored.
     """
 
@@ -59,6 +61,7 @@ class Subject:
         self.method, self.data, self.generator = method, data, generator
         self.seconds, self.deadline = seconds, time.monotonic() + seconds
         self.precision = method.trainer.precision_plugin.forward_context
+        self.released = method.protocol == "as-released"
         self.asked: list[str] = []
         items, read = data.load_split(split), data.video_reader(training=False)
         captions = items.texts_of_videos()
@@ -110,11 +113,7 @@ class Subject:
         return torch.randperm(items, generator=self.generator)[:count]
 
     def encode(self, texts: Tensor, videos: Tensor, batch_size: int | None = None) -> Features:
-        """Encode texts (n,) and then videos (m,) as an evaluation does, in batches; return features in ascending order.
-
-        Raises:
-            UserError: The method collects other items than those it was given.
-        """
+        """Encode texts (n,) and then videos (m,) as an evaluation does, in batches; return them in ascending order."""
         method, size = self.method, batch_size or self.batch_size
         method.on_test_epoch_start()
         loaders: list[tuple[TextBatch | VideoBatch, Tensor]] = [(self.texts, texts), (self.videos, videos)]
@@ -125,45 +124,32 @@ class Subject:
                 with self.precision():
                     method.test_step(items[rows], number, loader)
         split = method.encoded.join(method.device)
-        text = split.texts.features[_by_row(split.texts.index, self.texts.index, texts)]
-        video = split.videos.features[_by_row(split.videos.index, self.videos.index, videos)]
-        return text.float(), video.float()
+        return _only(split.texts, self.texts.index[texts]), _only(split.videos, self.videos.index[videos])
 
     def encode_told(self) -> Features:
         """Encode all items in the order of the split, with all help: their positions in the split and their names."""
-        method = self.method
+        method, size = self.method, self.batch_size
         with self.precision():
-            texts = [method.text_features(self.texts[rows]) for rows in self._in_order(self.texts)]
+            texts = [method.text_features(self.texts[rows]) for rows in torch.arange(len(self.texts)).split(size)]
             texts = [method.compact_text(text) for text in texts] if method.compacts_texts() else texts
-            videos = [method.video_features(self.videos[rows]) for rows in self._in_order(self.videos)]
+            videos = [method.video_features(self.videos[rows]) for rows in torch.arange(len(self.videos)).split(size)]
         return TextFeatures.cat(texts).float(), VideoFeatures.cat(videos).float()
 
-    def _in_order(self, batch: TextBatch | VideoBatch) -> tuple[Tensor, ...]:
-        return torch.arange(len(batch)).split(self.batch_size)
-
-    @property
-    def scoring(self) -> dict[str, Callable[..., Scores]]:
-        """Scoring function of the method, under the name that `audit_scores` uses for it. The scores are on the CPU."""
-        released = self.method.protocol == "as-released"
-        function: Callable[..., Scores] = self.method.score_as_released if released else self.method.score
-
-        def score(*records: TextFeatures | VideoFeatures) -> Scores:
-            with gathered(self.method, self.method.encoder):
-                return Scores(function(*records).similarity.cpu())
-
-        return {"score_as_released" if released else "score": score}
+    def scores(self, *features: TextFeatures | VideoFeatures) -> Scores:
+        """Score texts and videos (and, in a released protocol, the videos' own captions); the scores are on the CPU."""
+        score: Any = self.method.score_as_released if self.released else self.method.score
+        with gathered(self.method, self.method.encoder):
+            return Scores(score(*features).similarity.cpu())
 
     def score(self, features: Features, own: Tensor) -> Tensor:
-        """Return the scores (n, m) on the CPU; `own` (m,) are the released protocols' captions of the videos."""
-        ((name, score),) = self.scoring.items()
-        text, video = features
-        return (score(text, video, text[own]) if name == "score_as_released" else score(text, video)).similarity
+        """Return the scores (n, m); `own` (m,) are the rows of the released protocols' captions of the videos."""
+        captions = (features[0][own],) if self.released else ()
+        return self.scores(*features, *captions).similarity
 
 
-def _by_row(index: Tensor, places: Tensor, rows: Tensor) -> Tensor:
-    """Return the position in `index` of each row in ascending order. Duplicates count once."""
-    row = {place: number for number, place in enumerate(places.tolist())}
-    found, first = first_of_each(torch.tensor([row.get(place, -1) for place in index.tolist()]))
-    if not torch.equal(found, rows.sort().values):
-        raise UserError(f"the method was given {len(rows)} items and collected others: {index.tolist()[:8]} ...")
-    return first
+def _only(collected: IndexedFeatures[F], given: Tensor) -> F:
+    """Return the features of the given items (n,) in ascending order, after checking that there are no others."""
+    collected = collected.distinct()
+    if not torch.equal(collected.index, given.sort().values):
+        raise UserError(f"the method was given {len(given)} items and collected others: {collected.index[:8].tolist()}")
+    return collected.features.float()

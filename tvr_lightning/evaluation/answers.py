@@ -70,12 +70,11 @@ def evaluate_answers(
     correct = torch.tensor(right)
     known = correct >= 0
     hits = known & (torch.tensor(given) == correct)
-    words = {kind: torch.tensor([each == kind for each in kinds]) for kind in frequent_answers(kinds, len(kinds))}
     return AnswerEvaluation(
         accuracy=_percent(hits),
         answerable=_percent(hits[known]) if known.any() else 0.0,
         majority=_percent(correct == 0),
-        kinds={kind: _percent(hits[rows]) for kind, rows in words.items()},
+        kinds={word: _percent(hits[[kind == word for kind in kinds]]) for word in frequent_answers(kinds, len(kinds))},
         questions=len(hits),
         asked=asked,
         unknown_answers=int((~known).sum()),

@@ -179,40 +179,43 @@ class Evaluator:
             bank: Training texts and videos, for normalizers that need them.
             metrics: Metrics without ranks, which are updated; by default those of most papers.
         """
-        read = len(_checked(text_index, len(texts), truth.texts, "text", truth).unique())
-        _checked(video_index, len(videos), truth.videos, "video", truth)
+        _check_index(text_index, len(texts), truth.texts, "text", truth)
+        _check_index(video_index, len(videos), truth.videos, "video", truth)
         placed_texts, placed_videos, video_of_text = self._in_scoring_order(
             IndexedFeatures(text_index.cpu(), texts), IndexedFeatures(video_index.cpu(), videos), truth
         )
         warnings = [LEAKS] if self.leaks else []
-        measured: dict[str, float] = {}
-        balances: dict[Direction, Balance] = {}
-        if len(placed_texts):
-            source: ScoreSource = (pairs := self._source(placed_texts, placed_videos, video_of_text))
-            adjust: tuple[Adjustment | None, Adjustment | None] = (None, None)
-            if isinstance(normalizer, TwoStage) and not self.leaks and not self.measure_balance:
-                source = UnscoredPairs(pairs)
-            if normalizer is not None:
-                captions = torch.bincount(video_of_text, minlength=pairs.gallery)
-                forward = self.context("text-to-video", normalizer, bank, pairs, captions)
-                backward = self.context("video-to-text", normalizer, bank, pairs, captions)
-                adjust = normalizer.fit(source, forward), normalizer.fit(TransposedSource(source), backward)
-            text_ranks, video_ranks = streamed_ranks(source, video_of_text, *adjust)
-            if normalizer is not None:
-                measured = normalizer.measured(video_of_text)
-            if self.measure_balance and self.temperature is not None:
-                columns = torch.arange(len(placed_videos))
-                texts_first = AdjustedSource(pairs, adjust[0])
-                videos_first = AdjustedSource(TransposedSource(pairs), adjust[1])
-                balances = {
-                    "text-to-video": balance(texts_first, self.temperature, video_of_text, columns),
-                    "video-to-text": balance(videos_first, self.temperature, columns, video_of_text),
-                }
-        else:
+        if not len(placed_texts):
             warnings.append("nothing was ranked: no text was read together with its video")
-            text_ranks = video_ranks = Ranks(*(torch.empty(0, dtype=torch.int64) for _ in range(3)))
-        text_ranks = _in_split(text_ranks, placed_texts.index)
-        video_ranks = _in_split(video_ranks, placed_videos.index)
+        fitted = normalizer if len(placed_texts) else None
+        starts = range(0, len(placed_texts), len(placed_videos)) if self.leaks else ()
+        own = [start + torch.argsort(video_of_text[start : start + len(placed_videos)]) for start in starts]
+        pairs = self.pair_scores(
+            placed_texts.features,
+            placed_videos.features,
+            own_texts=[placed_texts.features[rows] for rows in own],
+            text_index=placed_texts.index,
+            video_index=placed_videos.index,
+        )
+        alone = isinstance(fitted, TwoStage) and not self.leaks and not self.measure_balance
+        source = UnscoredPairs(pairs) if alone else pairs
+        adjust: tuple[Adjustment | None, Adjustment | None] = (None, None)
+        if fitted is not None:
+            captions = torch.bincount(video_of_text, minlength=pairs.gallery)
+            forward = self.context("text-to-video", fitted, bank, pairs, captions)
+            backward = self.context("video-to-text", fitted, bank, pairs, captions)
+            adjust = fitted.fit(source, forward), fitted.fit(TransposedSource(source), backward)
+        ranks = streamed_ranks(source, video_of_text, *adjust)
+        balances: dict[Direction, Balance] = {}
+        if self.measure_balance and self.temperature is not None and len(placed_texts):
+            columns = torch.arange(len(placed_videos))
+            texts_first = AdjustedSource(pairs, adjust[0])
+            videos_first = AdjustedSource(TransposedSource(pairs), adjust[1])
+            balances = {
+                "text-to-video": balance(texts_first, self.temperature, video_of_text, columns),
+                "video-to-text": balance(videos_first, self.temperature, columns, video_of_text),
+            }
+        text_ranks, video_ranks = _in_split(ranks[0], placed_texts.index), _in_split(ranks[1], placed_videos.index)
         # All processes have all ranks. Each adds its share to the metrics, which torchmetrics synchronizes.
         share = slice(self.shard.rank, None, self.shard.world)
         metrics = metrics or RetrievalMetrics()
@@ -225,9 +228,9 @@ class Evaluator:
             warnings,
             texts=len(placed_texts),
             videos=len(placed_videos),
-            texts_without_video=read - len(placed_texts),
+            texts_without_video=len(text_index.unique()) - len(placed_texts),
             partial=len(placed_texts) < truth.texts or len(placed_videos) < truth.videos,
-            measured=measured,
+            measured=fitted.measured(video_of_text) if fitted else {},
             balance=balances,
         )
         if self.leaks:
@@ -255,19 +258,6 @@ class Evaluator:
             slot = _caption_slots(video_of_text, len(video_rows))
             order = order[torch.argsort(slot[order], stable=True)]
         return texts[text_rows[order]], videos[video_rows], video_of_text[order]
-
-    def _source(
-        self, texts: IndexedFeatures[TextFeatures], videos: IndexedFeatures[VideoFeatures], video_of_text: Tensor
-    ) -> PairScores:
-        starts = range(0, len(texts), len(videos)) if self.leaks else ()
-        orders = [start + torch.argsort(video_of_text[start : start + len(videos)]) for start in starts]
-        return self.pair_scores(
-            texts.features,
-            videos.features,
-            own_texts=[texts.features[order] for order in orders],
-            text_index=texts.index,
-            video_index=videos.index,
-        )
 
     def context(
         self, direction: Direction, normalizer: Normalizer, bank: Bank | None, source: PairScores, captions: Tensor
@@ -297,14 +287,12 @@ class Evaluator:
         return context
 
 
-def _checked(index: Tensor, items: int, size: int, kind: str, truth: GroundTruth) -> Tensor:
-    """Return the index of the items, after checking that it is in the split."""
+def _check_index(index: Tensor, items: int, size: int, kind: str, truth: GroundTruth) -> None:
     if index.shape != (items,):
         raise UserError(f"{kind}_index must be ({items},), one position per {kind}, got {tuple(index.shape)}")
     outside = index[(index < 0) | (index >= size)]
     if len(outside):
         raise UserError(f"{truth.dataset} {truth.split} has {size} {kind}s, but one has position {int(outside[0])}")
-    return index
 
 
 def _caption_slots(video_of_text: Tensor, videos: int) -> Tensor:

@@ -7,53 +7,32 @@ gather them in every encoding step, so all devices must encode equally often.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.data.samplers import EvaluationSampler
-from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.evaluator import Evaluation, Evaluator
 from tvr_lightning.evaluation.metrics import RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Bank
 from tvr_lightning.evaluation.predictions import best_videos
 from tvr_lightning.evaluation.sources import ProcessShare
-from tvr_lightning.features import IndexedFeatures, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.features import IndexedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.training.distributed import gather_batches, gather_objects, gather_tensor, rank, world_size
 from tvr_lightning.training.sharding import gathered, is_sharded
 
-
-class _Method(Protocol):
-    """Members of `RetrievalModule` that an evaluation uses."""
-
-    encoder: Encoder
-    evaluation_config: EvaluationConfig
-    protocol: Literal["query", "as-released"]
-    averaged_parts: Sequence[str]
-
-    @property
-    def device(self) -> torch.device: ...
-    def modules(self) -> Iterator[nn.Module]: ...
-    def restricted(self) -> AbstractContextManager[None]: ...
-    def text_features(self, batch: TextBatch) -> TextFeatures: ...
-    def video_features(self, batch: VideoBatch) -> VideoFeatures: ...
-    def compact_text(self, text: TextFeatures) -> TextFeatures: ...
-    def compact_video(self, video: VideoFeatures) -> VideoFeatures: ...
-    def score(self, text: TextFeatures, video: VideoFeatures) -> Scores: ...
-    def score_as_released(self, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures) -> Scores: ...
-    def score_temperature(self) -> float: ...
-    def bank(self) -> Bank: ...
+Method = Any
+"""A `RetrievalModule`, whose package imports this one."""
 
 
 @dataclass
@@ -77,7 +56,7 @@ class Collection:
     videos: list[IndexedFeatures[VideoFeatures]] = field(default_factory=list)
     skipped: set[str] = field(default_factory=set)
 
-    def add(self, method: _Method, batch: TextBatch | VideoBatch, compact: bool = False) -> None:
+    def add(self, method: Method, batch: TextBatch | VideoBatch, compact: bool = False) -> None:
         """Encode one batch on the method's device; if `compact`, keep only features that `score` uses.
 
         If no video of a batch could be read and the weights are sharded, a blank video is encoded, because all devices
@@ -93,7 +72,8 @@ class Collection:
                 video = method.video_features(batch.anonymous())
                 self.videos.append(IndexedFeatures(batch.index, method.compact_video(video) if compact else video))
             elif is_sharded(method):
-                method.video_features(_blank(batch))
+                blank = batch.video.apply(lambda t: t.new_full((1, *t.shape[1:]), t.dtype == torch.bool))
+                method.video_features(VideoBatch(blank, batch.index.new_zeros(1), ["blank"]))
 
     def clear(self) -> None:
         """Remove the features."""
@@ -115,18 +95,17 @@ class Collection:
 
     def nothing(self, kind: str) -> UserError:
         """Return the error for loaders without readable texts or videos."""
-        reasons = self.skipped_anywhere()
-        skipped = f"; skipped: {'; '.join(reasons[:5])}" if reasons else ""
-        return UserError(f"the evaluation loaders returned no {kind}{skipped}")
+        skipped = "; ".join(self.skipped_anywhere()[:5])
+        return UserError(f"the evaluation loaders returned no {kind}; skipped: {skipped or 'no file'}")
 
     def skipped_anywhere(self) -> list[str]:
         """Return the files that could not be read on any device, each with its reason."""
-        return sorted({reason for reasons in gather_objects(sorted(self.skipped)) for reason in reasons})
+        return sorted(set().union(*gather_objects(self.skipped)))
 
 
 @torch.no_grad()
 def encode_split(
-    method: _Method,
+    method: Method,
     loaders: Iterable[DataLoader[Any]],
     *,
     compact: bool = False,
@@ -149,16 +128,16 @@ def encode_split(
             with context():
                 part.add(method, batch.to(method.device), compact)
             # One batch at a time, so that no device stores more than its part of the split.
-            here: Any = (whole.texts, part.texts) if isinstance(batch, TextBatch) else (whole.videos, part.videos)
-            joined = gather_batches(here[1], method.device)
+            kind = "texts" if isinstance(batch, TextBatch) else "videos"
+            joined = gather_batches(getattr(part, kind), method.device)
             if joined is not None:
-                here[0].append(joined.float().to("cpu"))
+                getattr(whole, kind).append(joined.float().to("cpu"))
     if not whole.texts or not whole.videos:
         raise whole.nothing("videos" if whole.texts else "texts")
     return SplitFeatures(IndexedFeatures.cat(whole.texts).distinct(), IndexedFeatures.cat(whole.videos).distinct())
 
 
-def encode_bank(method: _Method, trainer: Trainer, skipped: set[str]) -> Bank:
+def encode_bank(method: Method, trainer: Trainer, skipped: set[str]) -> Bank:
     """Encode at most `evaluation.bank_size` training texts and videos each; unreadable files are added to `skipped`."""
     config, data = method.evaluation_config, trainer.datamodule  # type: ignore[attr-defined]
     loaders = bank_loaders(data.evaluation_dataloaders("train"), config.bank_size, config.seed)
@@ -193,7 +172,7 @@ def bank_loaders(loaders: Sequence[DataLoader[Any]], size: int, seed: int) -> li
 
 
 def evaluate(
-    method: _Method, split: SplitFeatures, truth: GroundTruth, metrics: RetrievalMetrics, sanity_check: bool = False
+    method: Method, split: SplitFeatures, truth: GroundTruth, metrics: RetrievalMetrics, sanity_check: bool = False
 ) -> Evaluation:
     """Rank all texts and videos of a split, and update the metrics.
 
@@ -217,7 +196,7 @@ def evaluate(
         )
 
 
-def _evaluator(method: _Method, **options: Any) -> Evaluator:
+def _evaluator(method: Method, **options: Any) -> Evaluator:
     config = method.evaluation_config
     return Evaluator(
         seed=config.seed,
@@ -229,7 +208,7 @@ def _evaluator(method: _Method, **options: Any) -> Evaluator:
     )
 
 
-def predict(method: _Method, split: SplitFeatures, truth: GroundTruth) -> tuple[Tensor, Tensor, Tensor]:
+def predict(method: Method, split: SplitFeatures, truth: GroundTruth) -> tuple[Tensor, Tensor, Tensor]:
     """Find the best videos of every text, after the normalization of the recipe.
 
     Returns:
@@ -252,9 +231,3 @@ def predict(method: _Method, split: SplitFeatures, truth: GroundTruth) -> tuple[
         scores, columns = best_videos(source, config.top_k, normalizer, context)
     back = torch.argsort(order)
     return texts.index[back], scores[back], videos.index.to(columns.device)[columns[back]]
-
-
-def _blank(batch: VideoBatch) -> VideoBatch:
-    """Return a batch of one black video with the shapes of an empty batch."""
-    video = batch.video.apply(lambda t: t.new_full((1, *t.shape[1:]), t.dtype == torch.bool))
-    return VideoBatch(video, batch.index.new_zeros(1), ["blank"])

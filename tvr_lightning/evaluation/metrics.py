@@ -109,11 +109,11 @@ class RecallSum(RankMetric):
 
     def __init__(self, recall: Sequence[int]) -> None:
         super().__init__()
-        self.recalls = [RecallAtK(k) for k in recall]
+        self.recall = recall
 
     @override
     def value(self, ranks: Ranks) -> Tensor:
-        return torch.stack([recall.value(ranks) for recall in self.recalls]).sum()
+        return torch.stack([100.0 * ranks.found_within(k).mean() for k in self.recall]).sum()
 
 
 class MedianRank(RankMetric):

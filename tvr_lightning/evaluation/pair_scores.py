@@ -62,10 +62,11 @@ class PairScores(ScoreSource):
         self.score = score
         self.own_texts = own_texts
         self.part = part
-        self.text_index = text_index
-        self.video_index = video_index
+        self.text_index = torch.arange(self.queries) if text_index is None else text_index
+        self.video_index = torch.arange(self.gallery) if video_index is None else video_index
         pairs = max(memory_budget_bytes // 2 // (PAIR_BYTES + BYTES_OF_A_PASS), 1)
-        text_bytes = max(_size_in_bytes(texts) // max(self.queries, 1), 1)
+        size = sum(tensor.nbytes for tensor in texts.tensors())
+        text_bytes = max(size // max(self.queries, 1), 1)
         texts_at_once = min(max(memory_budget_bytes // 4 // (COPIES_OF_TEXTS * text_bytes), 1), max(self.queries, 1))
         columns = memory_budget_bytes // 2 // (BYTES_OF_A_PASS * max(self.queries, 1))
         # Each block of videos repeats the work per text, so large galleries get larger blocks.
@@ -82,9 +83,8 @@ class PairScores(ScoreSource):
             for slot, start in enumerate(range(0, self.queries, slot_size))
             for first in range(start, start + slot_size, self.block_texts)
         ]
-        if _size_in_bytes(texts) <= memory_budget_bytes // 8:
-            texts = texts.to(self.device)
-        self.texts, self.videos = texts, videos
+        self.texts = texts.to(self.device) if size <= memory_budget_bytes // 8 else texts
+        self.videos = videos
 
     def video_blocks(self) -> list[slice]:
         """Return the video blocks of this process."""
@@ -99,25 +99,18 @@ class PairScores(ScoreSource):
         for columns in self.video_blocks():
             videos: VideoFeatures | None = None
             for rows, slot in self.text_blocks:
-                key = (rows.start, columns.start)
-                values = self._kept.get(key)
+                values = self._kept.get((rows.start, columns.start))
                 if values is None:
-                    if videos is None:
-                        videos = self.videos[columns].to(self.device)
+                    videos = self.videos[columns].to(self.device) if videos is None else videos
                     values = self._compute(rows, columns, slot, videos)
                     if self.queries * self.gallery * values.element_size() / self.shard.world <= self.budget / 8:
-                        self._kept[key] = values
-                block = Block(values, rows, columns)
-                if not self._checked:
-                    wrong = torch.isnan(block.values)
-                    if wrong.any():
-                        nan += int(wrong.sum())
-                        row, column = wrong.nonzero()[0].tolist()
-                        row, column = row + rows.start, column + columns.start
-                        text = row if self.text_index is None else int(self.text_index[row])
-                        video = column if self.video_index is None else int(self.video_index[column])
-                        first = first or f"text {text} against video {video}"
-                yield block
+                        self._kept[rows.start, columns.start] = values
+                wrong = None if self._checked else values.isnan().nonzero()
+                if wrong is not None and len(wrong):
+                    nan += len(wrong)
+                    text, video = self.text_index[rows][wrong[0, 0]], self.video_index[columns][wrong[0, 1]]
+                    first = first or f"text {text} against video {video}"
+                yield Block(values, rows, columns)
         if self._checked:
             return
         nan = int(self.shard.sum(torch.tensor([nan], device=self.device)))
@@ -144,7 +137,3 @@ class PairScores(ScoreSource):
                 f"{expected[1]} videos. The shape must be (N, M)."
             )
         return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-
-
-def _size_in_bytes(texts: TextFeatures) -> int:
-    return sum(t.numel() * t.element_size() for t in (texts.sentence, texts.words, texts.word_mask))

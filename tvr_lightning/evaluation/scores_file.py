@@ -123,22 +123,17 @@ def read_pairs(path: Path, truth: GroundTruth, video_ids: Sequence[str]) -> Tens
         raise ScoresError(
             f"{path}: not a parquet file with the columns text_index, video_id, and score ({error})"
         ) from error
-    where = f"{truth.dataset} {truth.split}"
-    column = table["video_id"].map({name: number for number, name in enumerate(video_ids)})
-    if column.isna().any():
-        name = table["video_id"][column.isna()].iloc[0]
-        raise ScoresError(f"{path}: video {name!r} is not in {where}. Use its video IDs, such as {video_ids[0]!r}.")
-    rows, columns = torch.tensor(table["text_index"].to_numpy()).long(), torch.tensor(column.to_numpy()).long()
-    if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= truth.texts):
-        wrong = int(rows[(rows < 0) | (rows >= truth.texts)][0])
-        raise ScoresError(f"{path}: text {wrong} is not in {where}. Its {truth.texts} texts are numbered from 0.")
-    pairs = rows * truth.videos + columns
-    if len(pairs.unique()) < len(pairs):
-        twice = table[table.duplicated(["text_index", "video_id"])].iloc[0]
-        raise ScoresError(
-            f"{path}: text {twice['text_index']} with {twice['video_id']!r} occurs twice. Keep one of them."
-        )
-    scores = _finite(path, torch.tensor(table["score"].to_numpy(), dtype=torch.float64)[None])[0]
-    matrix = torch.full((truth.texts, truth.videos), NOT_FOUND, dtype=torch.float64)
-    matrix[rows, columns] = scores
-    return matrix
+    ids: dict[str, Sequence[Any]] = {"text_index": range(truth.texts), "video_id": video_ids}
+    for column, known in ids.items():
+        unknown = table[column][~table[column].isin(known)].tolist()
+        if unknown:
+            entry = f"{column.partition('_')[0]} {unknown[0]!r} is not in {truth.dataset} {truth.split}"
+            raise ScoresError(f"{path}: {entry}. Use its values of {column}, such as {known[0]!r}.")
+    twice = table[table.duplicated(["text_index", "video_id"])]
+    if len(twice):
+        text, video, _ = twice.iloc[0]
+        raise ScoresError(f"{path}: text {text} with {video!r} occurs twice. Keep one of them.")
+    _finite(path, torch.tensor(table["score"].to_numpy(), dtype=torch.float64)[None])
+    matrix = table.pivot(index="text_index", columns="video_id", values="score")
+    matrix = matrix.reindex(index=range(truth.texts), columns=list(video_ids)).fillna(NOT_FOUND)
+    return torch.tensor(matrix.to_numpy(dtype=np.float64))
