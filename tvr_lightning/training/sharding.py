@@ -34,7 +34,6 @@ def shard(module: nn.Module, mesh: DeviceMesh, matrices_in: torch.dtype = torch.
     for unit in _units(module):
         if isinstance(unit, FSDPModule):
             continue
-        methods = _public_methods(unit)  # before FSDP adds its own
         for block in _blocks(unit):
             for part in _matrices(block) if isinstance(unit, Encoder) and matrices_in != torch.float32 else ():
                 # Under autocast, which casts the inputs.
@@ -42,7 +41,7 @@ def shard(module: nn.Module, mesh: DeviceMesh, matrices_in: torch.dtype = torch.
                 fully_shard(part, mesh=mesh, mp_policy=policy)
             fully_shard(block, mesh=mesh)
         fully_shard(unit, mesh=mesh)
-        _enter_by(unit, methods)
+        _gather_in_methods(unit)
 
 
 def is_sharded(module: Any) -> bool:
@@ -70,8 +69,8 @@ def gathered(module: Any, apart: Any) -> Iterator[None]:
             unit.reshard()
 
 
-def _enter_by(unit: nn.Module, names: list[str]) -> None:
-    """Make methods gather a unit's parameters as `forward` does, but not in nested calls, whose end would free them."""
+def _gather_in_methods(unit: nn.Module) -> None:
+    """Make public methods gather parameters as `forward` does, but not in nested calls, whose end frees them."""
     depth = 0
 
     def enter(*arguments: Any) -> None:
@@ -95,10 +94,11 @@ def _enter_by(unit: nn.Module, names: list[str]) -> None:
 
     unit.register_forward_pre_hook(enter)
     unit.register_forward_hook(leave, always_call=True)
-    for name in names:
-        plain = getattr(unit, name)
-        register_fsdp_forward_method(unit, name)
-        setattr(unit, name, wrap(plain, getattr(unit, name)))
+    for name, _ in inspect.getmembers(type(unit), inspect.isfunction):
+        if not (name.startswith("_") or hasattr(nn.Module, name) or hasattr(FSDPModule, name)):
+            plain = getattr(unit, name)
+            register_fsdp_forward_method(unit, name)
+            setattr(unit, name, wrap(plain, getattr(unit, name)))
 
 
 def _units(module: nn.Module) -> Iterator[nn.Module]:
@@ -128,12 +128,3 @@ def _matrices(block: nn.Module) -> Iterator[nn.Module]:
             yield from _matrices(part)
         elif any(parameter.ndim > 1 for parameter in part.parameters()):
             yield part
-
-
-def _public_methods(unit: nn.Module) -> list[str]:
-    """Return the names of a unit's public methods other than `forward` and the methods of nn.Module."""
-    return [
-        name
-        for name, value in inspect.getmembers(type(unit), inspect.isfunction)
-        if not name.startswith("_") and name != "forward" and not hasattr(nn.Module, name)
-    ]
