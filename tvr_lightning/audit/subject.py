@@ -163,7 +163,8 @@ class Subject:
 def _by_row(index: Tensor, places: Tensor, rows: Tensor) -> Tensor:
     """Return the position in `index` of each row in ascending order. Duplicates count once."""
     row = {place: number for number, place in enumerate(places.tolist())}
-    found, first = first_of_each(torch.tensor([row.get(place, -1) for place in index.tolist()]))
-    if not torch.equal(found, rows.sort().values):
+    found = torch.tensor([row.get(place, -1) for place in index.tolist()])
+    first = first_of_each(found)
+    if not torch.equal(found[first], rows.sort().values):
         raise UserError(f"the method was given {len(rows)} items and collected others: {index.tolist()[:8]} ...")
     return first

@@ -61,11 +61,7 @@ def create_run(runs: Path) -> Path:
 
 def locked_run(folder: Path) -> AbstractContextManager[None]:
     """Lock a run's folder within the context; raise OptionError if another process has locked it."""
-    busy = OptionError(
-        f"{folder} belongs to a run that is still active. Wait until it ends, or start another run without "
-        "--checkpoints.resume"
-    )
-    return file_lock(folder / LOCK, busy, "do not resume this run while it is active")
+    return file_lock(folder / LOCK, f"the run {folder}", OptionError)
 
 
 @contextmanager

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import random
-import secrets
 import signal
 import threading
 from collections.abc import Callable
@@ -24,7 +22,7 @@ from typing_extensions import override
 
 from tvr_lightning.data.loader import TrainingLoader
 from tvr_lightning.errors import UserError
-from tvr_lightning.files import lock_open
+from tvr_lightning.files import replace_whole
 from tvr_lightning.runs.folder import run_number
 from tvr_lightning.training.checkpoints import RECORD, read_checkpoint
 from tvr_lightning.training.distributed import gather_objects, rank, world_size
@@ -77,32 +75,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def _write(self, checkpoint: dict[str, Any], target: Path) -> None:
         checkpoint[RECORD] = self.record | {"file": target.stem}  # a file may be renamed later
-        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("xb") as file:  # with permissions by the user's umask
-                lock_open(file.fileno())
+            with replace_whole(target) as file:
                 torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-                partial.replace(target)  # while it is locked
         except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
-            with contextlib.suppress(OSError):  # the first error counts
-                partial.unlink()
             previous = "The previous checkpoint is intact" if target.exists() else "There is no previous checkpoint"
             raise UserError(
                 f"{target} could not be written ({str(error).splitlines()[0]}). {previous}. Free disk space, raise the "
                 "file size limit (ulimit -f), or choose another folder with results.directory; then resume the run."
             ) from error
-
-
-def sweep_partial(folder: Path) -> None:
-    """Delete incomplete checkpoints of killed processes in a folder of runs; files that are being written stay."""
-    for path in folder.glob("*/checkpoints/.*.ckpt.*"):
-        # The writer may finish at this moment, or belong to another user.
-        with contextlib.suppress(FileNotFoundError, PermissionError), path.open("rb") as file:
-            if lock_open(file.fileno()):
-                path.unlink()
 
 
 def checkpoint_folder(trainer: Trainer) -> Path:

@@ -50,7 +50,6 @@ from tvr_lightning.runs.resume import (
     RunInterruptedError,
     SaveRunning,
     newest_checkpoint,
-    sweep_partial,
 )
 from tvr_lightning.training.checkpoints import read_checkpoint
 
@@ -201,8 +200,6 @@ class Run:
     def _fit(self) -> None:
         """Train, test the selected weights, and print the results table."""
         trainer, data = self.trainer, self.datamodule
-        if trainer.is_global_zero:
-            sweep_partial(self._runs())
         start = str(self.resume_from) if self.resume_from else self.ckpt_path
         if start and "://" not in start and start not in FOUND_BY_LIGHTNING:
             read_checkpoint(Path(start))
