@@ -27,7 +27,6 @@ from tvr_lightning.config.recipe_files import FOUND_BY_LIGHTNING, OptionError, R
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.files import write_whole
-from tvr_lightning.log_filters import is_verbose
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.progress import SECONDS
 from tvr_lightning.runs.closing import (
@@ -40,7 +39,7 @@ from tvr_lightning.runs.closing import (
 )
 from tvr_lightning.runs.dataloader_monitor import DataloaderMonitor
 from tvr_lightning.runs.folder import CONFIG, RunTrainer, locked_run, new_run, run_of
-from tvr_lightning.runs.log import tee_log
+from tvr_lightning.runs.log import is_verbose, tee_log
 from tvr_lightning.runs.metrics_file import metrics_logger
 from tvr_lightning.runs.progress_bar import ProgressReport, RunProgressBar, print_progress
 from tvr_lightning.runs.resume import (
