@@ -155,16 +155,23 @@ class RecipeModule(LightningModule):
             raise CheckpointError(f"the checkpoint contains {kind}, but the recipe builds {own}")
         if "state_dict" not in checkpoint:  # ModelParallelStrategy has loaded the weights already
             return
-        wrong = _unfitting(self.state_dict(), checkpoint["state_dict"])
-        if not wrong:
-            return
-        more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
-        options = other_options(saved, dict(self.hparams))
-        made = f"It was trained with {', '.join(options)}. " if options else ""
-        raise CheckpointError(
-            f"the checkpoint does not fit this {own}: {'; '.join(wrong[:NAMED])}{more}. {made}"
-            "Use the recipe and options that it was trained with."
+        expected, found = (
+            {name: tuple(tensor.shape) for name, tensor in state.items()}
+            for state in (self.state_dict(), checkpoint["state_dict"])
         )
+        wrong = [
+            f"{name} has shape {found.get(name, 'none')}, expected {expected.get(name, 'none')}"
+            for name in expected | found
+            if found.get(name) != expected.get(name)
+        ]
+        if wrong:
+            more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
+            options = other_options(saved, dict(self.hparams))
+            made = f"It was trained with {', '.join(options)}. " if options else ""
+            raise CheckpointError(
+                f"the checkpoint does not fit this {own}: {'; '.join(wrong[:NAMED])}{more}. {made}"
+                "Use the recipe and options that it was trained with."
+            )
 
     def total_loss(self, terms: Mapping[str, Tensor], batch: PairBatch) -> Tensor:
         """Return the sum of the terms of a loss, and queue them for a check before the optimizer step."""
@@ -205,14 +212,3 @@ def _name_parameters(state: dict[str, Any], module: nn.Module, optimizer: Optimi
         state["state"] = {numbered[number]: value for number, value in state["state"].items()}
         for group in state["param_groups"]:
             group["params"] = [numbered[number] for number in group["params"]]
-
-
-def _unfitting(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
-    """Return a description of every tensor that is missing, unexpected or of another shape in a state dict."""
-    wrong = [f"{name} is missing" for name in expected if name not in found]
-    wrong += [f"{name} is unexpected" for name in found if name not in expected]
-    return wrong + [
-        f"{name} has shape {tuple(found[name].shape)}, expected {tuple(tensor.shape)}"
-        for name, tensor in expected.items()
-        if name in found and found[name].shape != tensor.shape
-    ]
