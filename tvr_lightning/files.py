@@ -48,20 +48,6 @@ def file_lock(
         lock.release()
 
 
-def lock_open(descriptor: int) -> bool:
-    """Lock an open file or folder until it is closed or its process ends, to mark it as in use.
-
-    Return False if another process has locked it, or if the disk does not support locks.
-    """
-    import fcntl  # only on Unix, and only for files that are locked
-
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
 @contextmanager
 def explain_write_errors(
     file: Path,

@@ -41,8 +41,8 @@ def check_selection(select_on: SelectOn, data: TextVideoDataModule, trainer: Tra
     if not trainer.checkpoint_callbacks or not limit or never:
         raise OptionError(
             f"results.select_on: {select_on} needs a checkpoint of a validation, but trainer.enable_checkpointing, "
-            f"trainer.limit_val_batches: {limit:g}, or trainer.check_val_every_n_epoch: {every} and trainer.max_epochs: "
-            f"{epochs} writes none. Change it, or use results.select_on: last."
+            f"trainer.limit_val_batches: {limit:g}, or trainer.check_val_every_n_epoch: {every} and "
+            f"trainer.max_epochs: {epochs} writes none. Change it, or use results.select_on: last."
         )
 
 
