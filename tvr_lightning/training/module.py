@@ -61,18 +61,15 @@ class RecipeModule(LightningModule):
 
     def __init__(self, optimizer: OptimizerConfig | None = None) -> None:
         super().__init__()
-        # Encoders built in Python instead of by a recipe are among the arguments; Lightning would copy them twice.
-        frame = inspect.currentframe()
-        assert frame is not None
-        by_recipe = _given_hyperparameters.get() is not None
-        arguments = [] if by_recipe else collect_init_args(frame, [], classes=(HyperparametersMixin,))
-        modules = [name for each in arguments for name, value in each.items() if isinstance(value, nn.Module)]
-        self.save_hyperparameters(logger=False, ignore=modules, frame=frame)
-        options = plain_options(dict(self.hparams))
-        self.hparams.clear()
-        self.hparams.update(options)
-        # Lets load_from_checkpoint instantiate classes from these plain options, as for a recipe.
-        self.hparams.setdefault("_instantiator", "lightning.pytorch.cli.instantiate_module")
+        given = _given_hyperparameters.get()  # by a recipe
+        if given is None:
+            frame = inspect.currentframe()
+            assert frame is not None
+            parts = collect_init_args(frame, [], classes=(HyperparametersMixin,))
+            given = {name: value for part in parts for name, value in part.items()}
+        # The instantiator lets load_from_checkpoint build classes from these plain options, as for a recipe.
+        instantiator = {"_instantiator": "lightning.pytorch.cli.instantiate_module"}
+        self.save_hyperparameters(plain_options(given) | instantiator, logger=False)
         self.optimizer_config = optimizer or OptimizerConfig()
         self.loss_check = LossCheck()
 

@@ -20,14 +20,10 @@ from tvr_lightning.encoders.base import Encoder
 def shard(module: nn.Module, mesh: DeviceMesh, matrices_in: torch.dtype = torch.float32) -> None:
     """Shard every child of `module` that has parameters, and each transformer block separately.
 
-    While they are unused, each of W devices stores 1 / W of the parameters; those of a block are gathered while it
-    computes. A second call changes nothing, because Lightning configures a model for every stage.
-
-    Args:
-        module: Method whose parameters are used only in the forward or public methods of its children.
-        mesh: One-dimensional mesh of the data-parallel devices.
-        matrices_in: Data type in which the matrices of the encoder's blocks are gathered and used, as under autocast.
-            Their gradients are reduced in float32, and every device stores its share of them in float32.
+    While they are unused, each of the W devices of `mesh` stores 1 / W of the parameters; those of a block are gathered
+    while it computes. Parameters must be used only in the forward or public methods of the children. The matrices of
+    the encoder's blocks are gathered and used in `matrices_in`, as under autocast, but stored and reduced in float32. A
+    second call changes nothing, because Lightning configures a model for every stage.
     """
     # Methods return views but do not modify them in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
@@ -45,7 +41,7 @@ def shard(module: nn.Module, mesh: DeviceMesh, matrices_in: torch.dtype = torch.
 
 
 def is_sharded(module: Any) -> bool:
-    """Return True if the parameters of `module` are sharded, so that all devices must compute with it together."""
+    """Return whether the parameters of `module` are sharded, so that all devices must compute with it together."""
     return any(isinstance(unit, FSDPModule) for unit in module.modules())
 
 
@@ -115,9 +111,9 @@ def _blocks(unit: nn.Module) -> list[nn.Module]:
     blocks: list[nn.Module] = []
     for part in unit.modules():
         if isinstance(part, (nn.ModuleList, nn.Sequential)) and len(part) > 1:
-            layers = list(part)
-            if type(layers[0]) is not nn.Linear and len({type(layer) for layer in layers}) == 1:
-                blocks += [layer for layer in layers if any(True for _ in layer.parameters())]
+            kinds = {type(layer) for layer in part}
+            if len(kinds) == 1 and nn.Linear not in kinds:
+                blocks += [layer for layer in part if any(True for _ in layer.parameters())]
     return blocks
 
 
