@@ -17,21 +17,14 @@ from tvr_lightning.config.recipe_files import OptionError
 from tvr_lightning.files import file_lock
 from tvr_lightning.training.checkpoints import read_checkpoint
 
-CONFIG, METRICS = "config.yaml", "metrics.csv"
-"""Files in a run's folder with all options of the run, and with its logged values, one column each."""
-LOCK = ".lock"
-"""File in a run's folder that is locked while the run is active; it stays there afterwards."""
+CONFIG, METRICS, LOCK = "config.yaml", "metrics.csv", ".lock"
+"""Files in a run's folder: all options, the logged values, and a file that is locked while the run is active."""
 
 
 class RunTrainer(Trainer):
-    """Trainer whose `log_dir` is the run's folder.
+    """Trainer whose `log_dir` is the run's folder, instead of the logger's, which may be shared by runs or not exist.
 
-    Lightning's `log_dir` depends on the logger: TensorBoard has a folder per run, W&B's `save_dir` is shared by all
-    runs, and MLflow on a server has none.
-
-    Attributes:
-        run_folder: Folder created by the first process; the other processes receive it from `log_dir`. None uses the
-            logger's folder.
+    The first process sets `run_folder`, and the others receive it from `log_dir`.
     """
 
     run_folder: Path | None = None

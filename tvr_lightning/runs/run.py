@@ -68,22 +68,16 @@ ANYWHERE = (
 
 
 class Run:
-    """Run of a recipe; creating it builds method, data, and trainer, and writes nothing.
+    """Run of a recipe, resumed from or evaluating `ckpt_path`; creating it builds everything and writes nothing.
 
-    Args:
-        command: What to run.
-        recipe: Parsed recipe.
-        ckpt_path: Checkpoint to resume from or to evaluate.
-        words: Command line of the run, for its page.
-        callbacks: Callbacks in addition to those of the recipe and of every run.
+    `words` are the command line for the page of the run, and `callbacks` are added to those of the recipe. The `folder`
+    of the run is None in processes other than the first, and for a fast_dev_run.
 
     Raises:
-        MissingAssetError: Data or weights are missing.
-        RecipeError: Options are out of range or conflict.
+        UserError: Data or weights are missing, or options are out of range or conflict.
     """
 
     folder: Path | None = None
-    """Folder of the run in the first process, None in the others and for a fast_dev_run."""
     _resume_from: Path | None = None
 
     def __init__(
@@ -132,9 +126,8 @@ class Run:
                 callbacks.append(LearningRateMonitor("step"))
             if options["enable_checkpointing"] is not False:
                 options["plugins"] = [*_listed(options["plugins"]), self.checkpoint_io]
-                # A single callback with save_last writes only if the monitored value has improved. The last weights
-                # are written after every epoch, because the last epoch may not be validated.
-                # Without a version counter, files of a killed run are overwritten.
+                # A single callback with save_last writes only if the monitored value has improved, and the last epoch
+                # may not be validated. Without a version counter, files of a killed run are overwritten.
                 checkpoint = partial(RunCheckpoint, mode="max", enable_version_counter=False)
                 callbacks += [
                     RandomState(),
@@ -150,13 +143,7 @@ class Run:
             raise RecipeError(refusals(str(error))) from error
 
     def start(self) -> None:
-        """Execute the run, and print and write its results.
-
-        Raises:
-            OptionError: Another process is executing the run to be resumed.
-            RecipeError: Settings cannot lead to a results table, or a file cannot be written.
-            RunInterruptedError: The run was stopped by a signal.
-        """
+        """Execute the run, and print and write its results; a signal raises RunInterruptedError."""
         with self._claimed_folder() as folder, tee_log(folder), self._explained():
             self.folder = folder
             if folder is not None:
@@ -222,9 +209,8 @@ class Run:
     def _claimed_folder(self) -> Iterator[Path | None]:
         """Lock the run's folder inside the context, and set the loggers that write to it.
 
-        Yields:
-            Folder in the first process. None in the others, which get it when training starts, because a launcher may
-            start them before or after the first one. None for a fast_dev_run, which has no folder.
+        Yield the folder in the first process. The others get it when training starts, because a launcher may start them
+        before or after the first one.
         """
         trainer, runs = self.trainer, self._runs()
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
