@@ -95,10 +95,7 @@ def write_whole(file: Path, content: bytes) -> None:
 class Journal:
     """Append-only file of JSON lines for long work: if the process is killed, only the line being written is lost.
 
-    Attributes:
-        file: Path of the journal.
-        header: First line, the settings of the work. For an existing journal, those it was created with.
-        entries: The other lines, oldest first.
+    `header` is the first line, the settings with which the journal was created, and `entries` are the other lines.
     """
 
     file: Path

@@ -49,10 +49,9 @@ def _every(seconds: float, do: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def shown(words: str | Callable[[], str], console: Console | None = None) -> Iterator[None]:
-    """Show on stderr that work is in progress, whose description is `words`.
+    """Show `words` on stderr, as a line that disappears at the end, or every ten seconds without a terminal.
 
-    On a terminal, it is a line that disappears at the end, and otherwise a line every ten seconds. Other output in the
-    meantime must use `console`.
+    Other output in the meantime must use `console`.
     """
     began = time.monotonic()
 
@@ -105,12 +104,9 @@ def progress_bar(shown: bool = True) -> Iterator[Progress]:
 
 @contextmanager
 def progress_file(file: Path, tasks: int = 1, seconds: float = 2.0) -> Iterator[Progress]:
-    """Write the state of tasks to a file for another process, regularly and at the end.
+    """Write the state of consecutive `tasks` to a JSON file for another process, regularly and at the end.
 
-    Args:
-        file: JSON file with `doing`, and `left` in seconds if known.
-        tasks: Number of consecutive tasks; the remaining time is known from the last one on.
-        seconds: Time between two writes.
+    The remaining time is known during the last task.
     """
 
     def write() -> None:
