@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tvr_lightning.data.batch import Media, VideoBatch
-from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
+from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures, first_of_each
 
 
 def text(n: int, dtype: torch.dtype = torch.float32) -> TextFeatures:
@@ -50,6 +50,10 @@ def test_pairs_reach_into_nested_records_and_extras():
     pairs = PairedFeatures(text(2), video, torch.arange(2), torch.arange(2), {"extra": torch.arange(2.0)})
     assert pairs[[1]].extras["extra"].tolist() == [1.0]
     assert PairedFeatures.cat([pairs, pairs]).video.frames.shape == (4, 3, 4)
+
+
+def test_first_of_each_finds_distinct_items():
+    assert first_of_each(torch.tensor([3, 1, 3, 0, 1])).tolist() == [3, 1, 0]
 
 
 def test_cat_refuses_a_field_that_only_some_records_have():

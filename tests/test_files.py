@@ -16,7 +16,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 def hold(file: Path) -> None:
-    with file_lock(file, UserError("busy"), ""):
+    with file_lock(file, "it"):
         file.with_name("child").touch()
         time.sleep(600)
 
@@ -28,12 +28,12 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path, ended):
     while not (tmp_path / "child").exists():
         assert holder.is_alive()
         time.sleep(0.01)
-    with pytest.raises(UserError, match="busy"), file_lock(file, UserError("busy"), ""):
+    with pytest.raises(UserError, match="Another process is writing it"), file_lock(file, "it"):
         pass
     os.kill(holder.pid, signal.SIGKILL)
     holder.join()
     for _ in range(2):
-        with file_lock(file, UserError("busy"), ""):
+        with file_lock(file, "it"):
             pass
 
 
@@ -42,10 +42,10 @@ def wait() -> None:
 
 
 def test_what_a_killed_holder_started_does_not_hold_the_lock(tmp_path, ended):
-    with file_lock(tmp_path / "lock", UserError("busy"), ""):
+    with file_lock(tmp_path / "lock", "it"):
         child = ended(FORK.Process(target=wait))
         child.start()
-    with file_lock(tmp_path / "lock", UserError("busy"), ""):
+    with file_lock(tmp_path / "lock", "it"):
         assert child.is_alive()
 
 
@@ -59,33 +59,34 @@ def test_on_a_disk_without_locks_it_is_said_and_work_goes_on(tmp_path, monkeypat
     monkeypatch.setattr(fcntl, "flock", refuse)
     said, reached = [], 0
     for _ in range(2):  # nothing stays behind that a second one would take for a lock
-        with file_lock(tmp_path / "lock", UserError("busy"), "start no second one", said.append):
+        with file_lock(tmp_path / "lock", "it", report=said.append):
             reached += 1
     assert reached == 2
     expected = (
-        f"{tmp_path} is on a disk without file locks ([Errno {answer}] {os.strerror(answer)}): start no second one"
+        f"{tmp_path} is on a disk without file locks ([Errno {answer}] {os.strerror(answer)}): "
+        "do not start a second process for it"
     )
     assert said == [expected, expected]
-    with pytest.warns(UserWarning, match="without file locks"), file_lock(tmp_path / "lock", UserError("busy"), ""):
+    with pytest.warns(UserWarning, match="without file locks"), file_lock(tmp_path / "lock", "it"):
         pass
 
 
 def test_what_goes_wrong_under_the_lock_is_not_taken_for_its_own_trouble(tmp_path):
-    with pytest.raises(OSError, match="no locks here"), file_lock(tmp_path / "lock", UserError("busy"), ""):
+    with pytest.raises(OSError, match="no locks here"), file_lock(tmp_path / "lock", "it"):
         raise OSError(errno.ENOLCK, "no locks here")
-    with file_lock(tmp_path / "lock", UserError("busy"), ""):
+    with file_lock(tmp_path / "lock", "it"):
         pass
 
 
 def test_a_lock_file_that_cannot_be_opened_is_no_missing_lock(tmp_path):
     (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match=r"lock"), file_lock(tmp_path / "lock", UserError("busy"), ""):
+    with pytest.raises(OSError, match=r"lock"), file_lock(tmp_path / "lock", "it"):
         pass
     assert not (tmp_path / "elsewhere").exists()
 
 
 def write(file: Path, count: int = 10**9) -> None:
-    with Journal.open(file, {"model": "a"}, UserError("busy"), "", "Earlier entries are kept.") as journal:
+    with Journal.open(file, {"model": "a"}, "it") as journal:
         for number in range(len(journal.entries), count):
             journal.append({"number": number, "text": "x" * 1000})
 
@@ -99,7 +100,7 @@ def test_a_killed_process_loses_at_most_the_entry_that_it_was_writing(tmp_path, 
         while len(read_journal(file)[0]) < before + 5:
             assert writer.is_alive()
             time.sleep(0.01)
-        with pytest.raises(UserError, match="busy"):
+        with pytest.raises(UserError, match="Another process is writing it"):
             write(file)
         os.kill(writer.pid, signal.SIGKILL)
         writer.join()
@@ -121,7 +122,7 @@ def test_a_journal_continues_after_its_last_complete_line(tmp_path, cut):
 def test_an_existing_journal_keeps_its_header_and_can_be_rewritten(tmp_path):
     file = tmp_path / "journal"
     write(file, 3)
-    with Journal.open(file, {"model": "b"}, UserError("busy"), "", "") as journal:
+    with Journal.open(file, {"model": "b"}, "it") as journal:
         assert journal.header == {"model": "a"}
         journal.append("last")
         journal.rewrite(journal.entries[2:])

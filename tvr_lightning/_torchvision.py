@@ -7,15 +7,12 @@ operators that the import needs is enough. If torchvision works or is not instal
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
-
-_library: Any = None  # the declarations exist as long as this object
 
 
 class TorchvisionFinder(MetaPathFinder):
@@ -24,26 +21,20 @@ class TorchvisionFinder(MetaPathFinder):
     So `import tvr_lightning` imports neither torch nor torchvision and stays fast.
     """
 
+    operators: Any = None  # the declarations exist as long as this object
+
     @override
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-        if fullname == "torchvision" and self in sys.meta_path:
-            sys.meta_path.remove(self)
-            declare_missing_operators()
+        found = PathFinder.find_spec(fullname) if fullname == "torchvision" and self.operators is None else None
+        if found is None or found.origin is None:
+            return
+        import torch
 
-
-def declare_missing_operators() -> None:
-    """Declare `nms` and `qnms` if torchvision's compiled operators cannot be loaded with the installed torch."""
-    global _library
-    spec = importlib.util.find_spec("torchvision")
-    if spec is None or spec.origin is None:
-        return
-    import torch
-
-    try:
-        for compiled in Path(spec.origin).parent.glob("_C*.so"):
-            torch.ops.load_library(str(compiled))  # as in torchvision's own import
-        torch.ops.torchvision.nms  # noqa: B018  whether there is one
-    except (OSError, AttributeError):
-        _library = torch.library.Library("torchvision", "FRAGMENT")
-        for name in ("nms", "qnms"):
-            _library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        try:
+            for compiled in Path(found.origin).parent.glob("_C*.so"):
+                torch.ops.load_library(str(compiled))  # as in torchvision's own import
+            torch.ops.torchvision.nms  # noqa: B018  whether there is one
+        except (OSError, AttributeError):
+            self.operators = torch.library.Library("torchvision", "FRAGMENT")
+            for name in ("nms", "qnms"):
+                self.operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

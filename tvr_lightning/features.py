@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from tvr_lightning.errors import UserError
@@ -31,36 +33,26 @@ class FeatureBatch:
 
     def __repr__(self) -> str:
         """Return the class and the shapes of its tensors."""
-        shapes = [f"{name} {tuple(x.shape)}" for name, x in self._fields() if isinstance(x, Tensor)]
+        shapes = [f"{name} {tuple(x.shape)}" for name, x in vars(self).items() if isinstance(x, Tensor)]
         return f"{type(self).__name__}({', '.join(shapes)})"
 
-    def _fields(self) -> list[tuple[str, Any]]:
-        return [(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)]
-
-    def _item_fields(self) -> list[tuple[str, Any]]:
-        return [(f.name, getattr(self, f.name)) for f in dataclasses.fields(self) if not f.metadata.get("whole")]
+    def _item_fields(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if not f.metadata.get("whole")}
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors (any shape), including nested ones, in the order of the fields."""
         found: list[Tensor] = []
-        self.apply(lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+        self.apply(found.append)
         return found
 
     def apply(self: R, function: Callable[[Any], Any], kinds: tuple[type, ...] = (Tensor,)) -> R:
         """Return a copy with `function` applied to every tensor, or every value of `kinds`, including nested ones."""
-        return dataclasses.replace(self, **{name: _apply(value, function, kinds) for name, value in self._fields()})
+        return apply_to_collection(self, kinds, function)
 
     def to(self: R, *args: Any, **kwargs: Any) -> R:
         """Return a copy with every tensor moved as by `Tensor.to`; a dtype changes only floating-point tensors."""
-        others = [arg for arg in args if not isinstance(arg, torch.dtype)]
-        named = {name: arg for name, arg in kwargs.items() if name != "dtype"}
-
-        def move(tensor: Tensor) -> Tensor:
-            if tensor.is_floating_point():
-                return tensor.to(*args, **kwargs)
-            return tensor.to(*others, **named) if others or named else tensor
-
-        return self.apply(move)
+        device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
+        return self.apply(lambda t: t.to(device, dtype if t.is_floating_point() else None, non_blocking))
 
     def pin_memory(self: R) -> R:
         """Return a copy in page-locked memory (called by the DataLoader's pinning thread)."""
@@ -76,7 +68,7 @@ class FeatureBatch:
 
     def __len__(self) -> int:
         """Return the number of items: the first dimension of all fields."""
-        for _, value in self._item_fields():
+        for value in self._item_fields().values():
             first = next(iter(value.values()), None) if isinstance(value, dict) else value
             if first is not None:
                 return len(first)
@@ -84,30 +76,14 @@ class FeatureBatch:
 
     def __getitem__(self: R, index: Any) -> R:
         """Return the items at `index`: a slice, a list of integers, or an index or mask tensor (K,)."""
-        return dataclasses.replace(self, **{name: _select(value, index) for name, value in self._item_fields()})
+        return dataclasses.replace(self, **_select(self._item_fields(), index))
 
     @classmethod
     def cat(cls: type[R], records: Sequence[R]) -> R:
-        """Concatenate along the first dimension.
-
-        Raises:
-            UserError: There are no records, or a field is None in only some of them.
-        """
+        """Concatenate along the first dimension; a field must be None in all records or in none."""
         if not records:
             raise UserError(f"{cls.__name__}.cat needs at least one record")
-        columns = {name: [getattr(record, name) for record in records] for name, _ in records[0]._fields()}
-        joined = {name: _cat(f"{cls.__name__}.{name}", values) for name, values in columns.items()}
-        return dataclasses.replace(records[0], **joined)
-
-
-def _apply(value: Any, function: Callable[[Any], Any], kinds: tuple[type, ...]) -> Any:
-    if isinstance(value, kinds):
-        return function(value)
-    if isinstance(value, FeatureBatch):
-        return value.apply(function, kinds)
-    if isinstance(value, dict):
-        return {key: _apply(item, function, kinds) for key, item in value.items()}
-    return value
+        return dataclasses.replace(records[0], **_cat(cls.__name__, [vars(record) for record in records]))
 
 
 def _select(value: Any, index: Any) -> Any:
@@ -134,7 +110,7 @@ def _cat(name: str, values: list[Any]) -> Any:
     if isinstance(first, FeatureBatch):
         return type(first).cat(values)
     if isinstance(first, dict):
-        return {key: _cat(f"{name}[{key!r}]", [value[key] for value in values]) for key in first}
+        return {key: _cat(f"{name}.{key}", [value[key] for value in values]) for key in first}
     return [item for value in values for item in value]
 
 
@@ -152,16 +128,12 @@ class IndexedFeatures(FeatureBatch, Generic[R]):
 
     def distinct(self) -> IndexedFeatures[R]:
         """Return every item once, in ascending order of positions."""
-        return self[first_of_each(self.index)[1]]
+        return self[first_of_each(self.index)]
 
 
-def first_of_each(index: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distinct values of `index` (N,) in ascending order, and the first position (K,) of each."""
-    values, inverse = index.unique(return_inverse=True)
-    first = torch.full_like(values, len(index)).scatter_reduce(
-        0, inverse, torch.arange(len(index), device=index.device), "amin"
-    )
-    return values, first
+def first_of_each(index: Tensor) -> Tensor:
+    """Return the first position (K,) of each distinct value of `index` (N,), in ascending order of the values."""
+    return torch.from_numpy(np.unique(index.cpu(), return_index=True)[1])
 
 
 @dataclass(repr=False)

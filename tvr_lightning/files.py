@@ -24,15 +24,12 @@ _WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, e
 
 @contextmanager
 def file_lock(
-    file: Path, busy: UserError, advice: str, report: Callable[[str], None] = warnings.warn
+    file: Path, what: str, kind: type[UserError] = UserError, report: Callable[[str], None] = warnings.warn
 ) -> Iterator[None]:
-    """Lock a file inside the context. On a disk without file locks, report this and continue.
+    """Lock a file in an existing folder inside the context; the file is created if missing, and may stay.
 
-    Args:
-        file: Lock file in an existing folder; it is created if missing, and may stay.
-        busy: Error to raise if another process has locked the file.
-        advice: Advice for disks without file locks, such as "start no second tvr index on it".
-        report: Function that reports the advice.
+    `what` is written under the lock, such as "the index my-index". If another process has locked the file, raise a
+    `kind` of error; on a disk without file locks, `report` this and continue.
     """
     # filelock's fallback without flock treats the existing file as the lock, which would remain locked if a process on
     # another machine is killed. Any thread may leave the context.
@@ -40,34 +37,23 @@ def file_lock(
     try:
         lock.acquire(blocking=False)
     except Timeout as error:
-        raise busy from error
+        raise kind(f"Another process is writing {what}. Wait for it or stop it.") from error
     except OSError as error:
         if error.errno not in _WITHOUT_LOCKS:
             raise
-        report(f"{file.parent} is on a disk without file locks ({error}): {advice}")
+        report(f"{file.parent} is on a disk without file locks ({error}): do not start a second process for {what}")
     try:
         yield
     finally:
         lock.release()
 
 
-def lock_open(descriptor: int) -> bool:
-    """Lock an open file or folder until it is closed or its process ends, to mark it as in use.
-
-    Return False if another process has locked it, or if the disk does not support locks.
-    """
-    import fcntl  # only on Unix, and only for files that are locked
-
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
 @contextmanager
 def explain_write_errors(
-    file: Path, kept: str, rerun: str = "the command.", kind: type[UserError] = UserError
+    file: Path,
+    kept: str = "Earlier entries are kept.",
+    rerun: str = "the command.",
+    kind: type[UserError] = UserError,
 ) -> Iterator[None]:
     """Turn an OSError into a `kind` of error that states what is `kept`, a fix, and the command to rerun."""
     try:
@@ -79,12 +65,13 @@ def explain_write_errors(
         ) from error
 
 
-def write_whole(file: Path, content: bytes) -> None:
-    """Write a file atomically, and flush it to disk before it gets its name; on an error, an existing file stays."""
+@contextmanager
+def replace_whole(file: Path) -> Iterator[IO[bytes]]:
+    """Open a file that atomically replaces `file` after it is flushed to disk; on an error, an existing file stays."""
     temporary = file.with_name(file.name + TEMPORARY)
     try:
         with temporary.open("wb") as target:
-            target.write(content)
+            yield target
             target.flush()
             os.fsync(target.fileno())
         temporary.replace(file)
@@ -98,62 +85,56 @@ def write_whole(file: Path, content: bytes) -> None:
         os.close(folder)
 
 
+def write_whole(file: Path, content: bytes) -> None:
+    """Write a file atomically."""
+    with replace_whole(file) as target:
+        target.write(content)
+
+
 @dataclass
 class Journal:
     """Append-only file of JSON lines for long work: if the process is killed, only the line being written is lost.
 
-    Attributes:
-        file: Path of the journal.
-        header: First line, the settings of the work. For an existing journal, those it was created with.
-        entries: The other lines, oldest first.
-        kept: Sentence for write errors, such as "Earlier copies are kept."
+    `header` is the first line, the settings with which the journal was created, and `entries` are the other lines.
     """
 
     file: Path
     header: Any
     entries: list[Any]
-    kept: str
     _target: IO[bytes]
 
     @classmethod
     @contextmanager
-    def open(cls, file: Path, header: Any, busy: UserError, advice: str, kept: str) -> Iterator[Journal]:
-        """Lock a journal, with the lock file `<file>.lock`, inside the context; create it if it is missing.
-
-        Args:
-            file: Path of the journal.
-            header: First line of a new journal.
-            busy: Error to raise if another process is writing the journal.
-            advice: Advice for disks without file locks.
-            kept: Sentence for write errors.
+    def open(cls, file: Path, header: Any, what: str) -> Iterator[Journal]:
+        """Lock a journal of `what`, such as "the captions a.parquet", inside the context; create it if it is missing.
 
         Raises:
-            UserError: The journal is damaged, or the disk is full or read-only.
+            UserError: The journal is damaged, another process is writing it, or the disk is full or read-only.
         """
         with ExitStack() as stack:
-            with explain_write_errors(file, kept):
+            with explain_write_errors(file):
                 file.parent.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(file_lock(file.with_name(f"{file.name}.lock"), busy, advice))
+                stack.enter_context(file_lock(file.with_name(f"{file.name}.lock"), what))
                 lines, length = read_journal(file)
                 # With a buffer, closing the file would try to write again and fail again on a full disk.
                 target = stack.enter_context(file.open("ab", buffering=0))
                 target.truncate(length)
-                journal = cls(file, lines[0] if lines else header, lines[1:], kept, target)
+                journal = cls(file, lines[0] if lines else header, lines[1:], target)
                 if not lines:
                     journal._write(header)
             yield journal
 
     def append(self, entry: Any) -> None:
         """Append an entry and flush it to disk."""
-        with explain_write_errors(self.file, self.kept):
+        with explain_write_errors(self.file):
             self._write(entry)
         self.entries.append(entry)
 
     def rewrite(self, entries: Iterable[Any]) -> None:
         """Replace all entries atomically, at the end of the work."""
         self.entries = list(entries)
-        with explain_write_errors(self.file, self.kept):
-            write_whole(self.file, b"".join(_line(entry) for entry in [self.header, *self.entries]))
+        with explain_write_errors(self.file):
+            write_whole(self.file, b"".join(map(_line, [self.header, *self.entries])))
 
     def _write(self, entry: Any) -> None:
         line = memoryview(_line(entry))

@@ -49,10 +49,9 @@ def _every(seconds: float, do: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def shown(words: str | Callable[[], str], console: Console | None = None) -> Iterator[None]:
-    """Show on stderr that work is in progress, whose description is `words`.
+    """Show `words` on stderr, as a line that disappears at the end, or every ten seconds without a terminal.
 
-    On a terminal, it is a line that disappears at the end, and otherwise a line every ten seconds. Other output in the
-    meantime must use `console`.
+    Other output in the meantime must use `console`.
     """
     began = time.monotonic()
 
@@ -60,12 +59,12 @@ def shown(words: str | Callable[[], str], console: Console | None = None) -> Ite
         return f"{words() if callable(words) else words}, {clock(time.monotonic() - began)} so far"
 
     console = console or Console(stderr=True)
-    if not console.is_terminal:
+    if console.is_terminal:
+        with console.status(escape(state())) as status, _every(1.0, lambda: status.update(escape(state()))):
+            yield
+    else:
         with _every(SECONDS, lambda: print(state(), file=sys.stderr, flush=True)):
             yield
-        return
-    with console.status(escape(state())) as status, _every(1.0, lambda: status.update(escape(state()))):
-        yield
 
 
 def clock(seconds: float) -> str:
@@ -74,33 +73,29 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
-def _pace(task: Task) -> str:
-    """Return the number of items per second and the remaining time, once known."""
-    speed, left = task.finished_speed or task.speed, task.time_remaining
-    if speed is None or left is None:
-        return ""
-    return f"{speed:.1f}/s" + ("" if task.finished else f", {clock(left)} left")
-
-
 class _PaceColumn(ProgressColumn):
-    """Column with the speed and the remaining time."""
+    """Number of items per second and the remaining time, once known."""
 
     @override
     def render(self, task: Task) -> Text:
-        return Text(_pace(task))
+        speed, left = task.finished_speed or task.speed, task.time_remaining
+        if speed is None or left is None:
+            return Text()
+        return Text(f"{speed:.1f}/s" if task.finished else f"{speed:.1f}/s, {clock(left)} left")
 
 
 @contextmanager
 def progress_bar(shown: bool = True) -> Iterator[Progress]:
     """Show a bar for tasks of counted items, or print their state every ten seconds; nothing unless `shown`."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _PaceColumn())
+    pace = _PaceColumn()
 
     def write() -> None:
         for task in bar.tasks:
             if not task.finished:
                 done = f"{task.description}: {task.completed:.0f}/{task.total:.0f}"
-                print(f"{done}, {_pace(task)}".removesuffix(", "), flush=True)
+                print(f"{done}, {pace.render(task)}".removesuffix(", "), flush=True)
 
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), pace)
     # By default, the speed is that of the last 30 seconds, but items finish in batches.
     bar = Progress(*columns, disable=not shown, speed_estimate_period=math.inf)
     with bar, _every(SECONDS, write) if shown and not bar.console.is_terminal else nullcontext():
@@ -109,12 +104,9 @@ def progress_bar(shown: bool = True) -> Iterator[Progress]:
 
 @contextmanager
 def progress_file(file: Path, tasks: int = 1, seconds: float = 2.0) -> Iterator[Progress]:
-    """Write the state of tasks to a file for another process, regularly and at the end.
+    """Write the state of consecutive `tasks` to a JSON file for another process, regularly and at the end.
 
-    Args:
-        file: JSON file with `doing`, and `left` in seconds if known.
-        tasks: Number of consecutive tasks; the remaining time is known from the last one on.
-        seconds: Time between two writes.
+    The remaining time is known during the last task.
     """
 
     def write() -> None:

@@ -385,8 +385,8 @@ BAD_STARTS = {
     "--ckpt_path=nowhere.ckpt": "nowhere.ckpt: no such checkpoint; looked for it at",
     "--ckpt_path=recipes": "recipes is a folder of shards, which cannot be read without running code from it",
     "--trainer.max_epochs=-1 --trainer.max_time=00:00:00:01": "trainer.max_epochs is -1. Set model.init_args.",
-    "--results.select_on=val --data.init_args.holdout=4 --trainer.limit_val_batches=0": "batches: 0 writes none",
-    "--results.select_on=val --data.init_args.holdout=4 --trainer.enable_checkpointing=false": "false writes none",
+    "--results.select_on=val --data.init_args.holdout=4 --trainer.limit_val_batches=0": "limit_val_batches: 0, or",
+    "--results.select_on=val --data.init_args.holdout=4 --trainer.enable_checkpointing=false": "enable_checkpointing",
     "--results.select_on=val --data.init_args.holdout=4 --trainer.check_val_every_n_epoch=2 --trainer.max_epochs=1": (
         "check_val_every_n_epoch: 2 and trainer.max_epochs: 1 writes none"
     ),

@@ -34,7 +34,6 @@ from tvr_lightning.runs.resume import (
     newest_checkpoint,
     random_state,
     restore_random_state,
-    sweep_partial,
 )
 from tvr_lightning.synthetic import synthesize
 
@@ -185,7 +184,7 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_previous_one(fixture_ro
     killed = forked.tvr(arguments, tmp_path, program=PROGRAM.with_name("kill_while_saving.py"))
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     assert last(tmp_path / "killed")["global_step"] == 1
-    (partial,) = (tmp_path / "killed").glob("*/*/checkpoints/.running.ckpt.*")
+    (partial,) = (tmp_path / "killed").glob("*/*/checkpoints/running.ckpt.writing")
     assert main([*arguments, "--checkpoints.resume=true"]) == 0
     assert not partial.exists()
     assert differences(last(tmp_path / "killed"), last(tmp_path / "whole")) == []
@@ -293,18 +292,17 @@ class Deadly:
 
 
 class Watched:
-    """Sweeps while a checkpoint with it is written, and looks what is left."""
+    """Looks what is there while a checkpoint with it is written."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.left = folder, 0
 
     def __reduce__(self):
-        sweep_partial(self.folder.parent.parent)
         self.left = len(list(self.folder.iterdir()))
         return (OrderedDict, ())
 
 
-def test_what_a_killed_process_left_of_a_checkpoint_is_swept_and_what_is_being_written_is_not(tmp_path):
+def test_what_a_killed_process_left_of_a_checkpoint_is_overwritten_by_the_next_one(tmp_path):
     folder = tmp_path / "version_0" / "checkpoints"
     AtomicCheckpointIO().save_checkpoint({"step": 1}, folder / "last.ckpt")
     child = os.fork()

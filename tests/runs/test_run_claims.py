@@ -144,7 +144,7 @@ def test_resuming_refuses_a_run_that_is_alive(root, tmp_path, start, capsys):
     assert main([*words, "--checkpoints.resume=true"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert str(run) in said
-    assert "still active" in said
+    assert "Another process is writing the run" in said
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     assert [path.name for path in run.parent.iterdir()] == ["version_0"]
     process.kill()

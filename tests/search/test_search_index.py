@@ -136,7 +136,7 @@ def test_on_a_disk_without_file_locks_the_index_is_written_with_a_warning(galler
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    with pytest.warns(UserWarning, match="without file locks .*do not start a second tvr index with the same --out"):
+    with pytest.warns(UserWarning, match="without file locks .*do not start a second process for the index"):
         assert make(gallery, tmp_path / "index", sources).total == 8
 
 

@@ -312,7 +312,7 @@ def refuse_locks(descriptor, operation):
 def test_on_a_disk_without_file_locks_a_store_is_written_with_a_warning(store, monkeypatch):
     monkeypatch.setattr("fcntl.flock", refuse_locks)
     with (
-        pytest.warns(UserWarning, match="without file locks .*do not start a second tvr extract with the same --out"),
+        pytest.warns(UserWarning, match="without file locks .*do not start a second process for the feature"),
         StoreWriter(store, {"frames": MADE["frames"]}, COMMAND) as writer,
     ):
         append_frames(writer, 6, 2)

@@ -17,7 +17,7 @@ import open_clip
 import pytest
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.files import lock_open
+from tvr_lightning.files import file_lock
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.synthetic.chinese import chinese_caption
 from tvr_lightning.synthetic.grammar import Caption, captions, describe_scene, paragraph, query
@@ -329,7 +329,7 @@ class TestSynthesize:
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
         command = [sys.executable, "-c", program, str(tmp_path)]
         process = ended(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, start_new_session=True))
-        while process.poll() is None and not list(tmp_path.glob(".msrvtt-unfinished-*/videos/*")):
+        while process.poll() is None and not list(tmp_path.glob(".msrvtt-unfinished/videos/*")):
             time.sleep(0.05)
         errors = None
         while errors is None:  # lost where it met code that cannot raise: ask again
@@ -340,16 +340,17 @@ class TestSynthesize:
         assert not list(tmp_path.iterdir())
 
     def test_what_a_killed_call_left_goes_with_the_next(self, tmp_path):
-        dead, alive = tmp_path / ".msrvtt-unfinished-dead", tmp_path / ".msrvtt-unfinished-alive"
-        for folder in (dead, alive):
-            (folder / "videos").mkdir(parents=True)
-        descriptor = os.open(alive, os.O_RDONLY)
-        assert lock_open(descriptor)
-        try:
+        dead = tmp_path / ".msrvtt-unfinished"
+        (dead / "videos").mkdir(parents=True)
+        with (
+            file_lock(tmp_path / ".msrvtt-unfinished.lock", "it"),
+            pytest.raises(UserError, match="Another process is writing the dataset"),
+        ):
             synthesize("msrvtt", tmp_path, 8, 0, workers=1, progress=False)
-        finally:
-            os.close(descriptor)
-        assert {path.name for path in tmp_path.iterdir()} == {"msrvtt", alive.name}
+        assert dead.exists()
+        synthesize("msrvtt", tmp_path, 8, 0, workers=1, progress=False)
+        assert not dead.exists()
+        assert (tmp_path / "msrvtt" / "scenes.json").is_file()
 
     @pytest.mark.parametrize(
         ("dataset", "videos", "workers", "message"),

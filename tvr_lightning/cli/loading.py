@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tvr_lightning.log_filters import quieten
 from tvr_lightning.progress import shown
+from tvr_lightning.runs.log import quieten
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from tvr_lightning._version import __version__
 from tvr_lightning.cli.commands import COMMANDS, RECIPE, Command
 from tvr_lightning.config.recipe_files import OptionError
 from tvr_lightning.errors import MissingAssetError, UserError
-from tvr_lightning.log_filters import VERBOSE, is_verbose
+from tvr_lightning.runs.log import VERBOSE, is_verbose
 
 UNREAD = 141
 """Exit status if the reader of a pipe has closed it, as in a shell for a process ended by SIGPIPE."""

@@ -22,7 +22,7 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.evaluation.weights import Weights, weights_of
 from tvr_lightning.media.preparation import PREPARATION
 from tvr_lightning.training.checkpoints import RECORD, CheckpointError, check_classes, named_classes, read_checkpoint
-from tvr_lightning.training.options import flat_options, plain_options, value_text
+from tvr_lightning.training.options import changed_options, plain_options, value_text
 
 # Options that may differ from the training, because scores do not depend on them or should follow the evaluation.
 UNSCORED = {
@@ -156,11 +156,9 @@ class TrainedOptions:
                 f"{self.path} was trained with options that this version does not have: {error}"
             ) from error
         for section in known:
-            now = dict(flat_options(section, _written_out(options[section].as_dict())))
-            then = dict(flat_options(section, _written_out(parsed[section].as_dict())))
-            for option in then | now:
-                value, trained = now.get(option, "nothing"), then.get(option, "nothing")
-                if value != trained and not self._linked(option):
+            then, now = (_written_out(found[section].as_dict()) for found in (parsed, options))
+            for option, trained, value in changed_options(section, then, now):
+                if not self._linked(option):
                     scored = self._scored(option, value, trained, options.data.class_path)
                     found.append(Difference(option, value, trained, scored))
         record = self.saved.get(RECORD) or {}

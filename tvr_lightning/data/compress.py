@@ -86,9 +86,8 @@ def compress_dataset(
         raise UserError(f"--out {out} is the folder of the originals. Choose another folder.")
     if read_copies(source) is not None:
         raise UserError(f"{source} already contains copies. Set data.init_args.root to the folder of the originals.")
-    busy = UserError(f"Another process is writing the copies in {folder}. Wait for it or stop it.")
-    advice = "do not start a second tvr data compress with the same --out"
-    with Journal.open(folder / MANIFEST, Copies(folder, source, how).header(), busy, advice, KEPT) as journal:
+    header = Copies(folder, source, how).header()
+    with Journal.open(folder / MANIFEST, header, f"the copies in {folder}") as journal:
         copies = read_copies(folder)
         assert copies is not None
         if copies.how != how:

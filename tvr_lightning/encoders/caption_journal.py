@@ -49,10 +49,8 @@ class CaptionJournal:
                 descriptions, another process writes it, or the disk is full or read-only.
         """
         file = out.with_name(out.name + ".unfinished")
-        busy = UserError(f"Another process is writing the captions {out}. Wait for it or stop it.")
-        advice = "do not start a second tvr caption with the same --out"
         _read(out, settings)  # refuses another file before it creates a journal
-        with Journal.open(file, settings, busy, advice, KEPT) as journal:
+        with Journal.open(file, settings, f"the captions {out}") as journal:
             _check(file, journal.header, settings)
             found = cls(out, settings, journal, {})
             found._take(_read(out, settings))

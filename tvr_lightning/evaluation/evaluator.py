@@ -244,7 +244,7 @@ class Evaluator:
 
         If videos are scored under their own captions, the first M texts describe different videos, as do the next M.
         """
-        text_rows, video_rows = first_of_each(texts.index)[1], first_of_each(videos.index)[1]
+        text_rows, video_rows = first_of_each(texts.index), first_of_each(videos.index)
         described = truth.video_of_text.cpu()[texts.index[text_rows]]
         known = torch.isin(described, videos.index)
         text_rows, described = text_rows[known], described[known]

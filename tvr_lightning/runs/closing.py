@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from rich.console import Console
@@ -32,76 +31,70 @@ def check_selection(select_on: SelectOn, data: TextVideoDataModule, trainer: Tra
         return
     validated = "test" if data.validation == "test" else "val"
     if select_on != validated:
-        holdout = ", or set data.init_args.holdout to a number of training videos" if validated == "test" else ""
         raise OptionError(
             f"results.select_on: {select_on} selects by the validation loop, but {type(data).__name__} split "
             f"{data.split} validates on its {validated} videos. Use results.select_on: last or {validated} (test is "
-            f"optimistic){holdout}."
+            "optimistic), or set data.init_args.holdout to a number of training videos to validate on."
         )
-    every, epochs, option = trainer.check_val_every_n_epoch, trainer.max_epochs, None
-    if not trainer.checkpoint_callbacks:
-        option = "trainer.enable_checkpointing: false"
-    elif not trainer.limit_val_batches:
-        option = f"trainer.limit_val_batches: {trainer.limit_val_batches:g}"
-    elif every is not None and epochs is not None and 0 < epochs < every:
-        option = f"trainer.check_val_every_n_epoch: {every} and trainer.max_epochs: {epochs}"
-    if option is not None:
+    every, epochs, limit = trainer.check_val_every_n_epoch, trainer.max_epochs, trainer.limit_val_batches
+    never = every is not None and epochs is not None and 0 < epochs < every
+    if not trainer.checkpoint_callbacks or not limit or never:
         raise OptionError(
-            f"results.select_on: {select_on} needs a checkpoint of a validation, but {option} writes none. "
-            "Change it, or use results.select_on: last."
+            f"results.select_on: {select_on} needs a checkpoint of a validation, but trainer.enable_checkpointing, "
+            f"trainer.limit_val_batches: {limit:g}, or trainer.check_val_every_n_epoch: {every} and "
+            f"trainer.max_epochs: {epochs} writes none. Change it, or use results.select_on: last."
         )
 
 
-def selected_checkpoint(select_on: SelectOn, trainer: Trainer) -> str | None:
-    """Return the checkpoint of the selected weights, None if the run writes none, and check its step."""
+def selected_checkpoint(select_on: SelectOn, trainer: Trainer) -> tuple[str | None, dict[str, Any] | None]:
+    """Return the checkpoint of the selected weights and its contents, or None if the run writes none."""
     name = "last" if select_on == "last" else "best"
     written = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.filename == name]
     path = written[0].best_model_path if written else ""
+    if not path and select_on == "last":
+        return None, None
     if not path:
-        if select_on == "last":
-            return None
         raise RecipeError(
             f"results.select_on: {select_on} found no best checkpoint, since no validation has taken place. Test the "
             "last weights with results.select_on: last."
         )
-    saved = int(read_checkpoint(Path(path))["global_step"])
-    if select_on == "last" and saved != trainer.global_step:
+    saved = read_checkpoint(Path(path))
+    step = int(saved["global_step"])
+    if select_on == "last" and step != trainer.global_step:
         raise RecipeError(
-            f"{path} contains the weights of step {saved}, but the run ended at step {trainer.global_step}, so nothing "
+            f"{path} contains the weights of step {step}, but the run ended at step {trainer.global_step}, so nothing "
             f"was tested. Resume from it with --ckpt_path={path}"
         )
-    return path
+    return path, saved
 
 
-def starting_weights(model: LightningModule, options: Namespace) -> Weights:
+def starting_weights(run: Run) -> Weights:
     """Return the record of the weights that are evaluated without a checkpoint."""
-    encoder = options.encoder.as_dict()
+    encoder = run.config.model.init_args.encoder.as_dict()
     kind, given = encoder["class_path"].rpartition(".")[2], encoder.get("init_args") or {}
     start = given.get("weights") or given.get("trained_in")
     if start in (None, "none"):
         return Weights("untrained", start=f"the encoder {kind} starts from random weights")
-    rest = f", and {new_layers(model)} parameters outside the encoder are untrained" if new_layers(model) else ""
+    new = new_layers(run.model)
+    rest = f", and {new} parameters outside the encoder are untrained" if new else ""
     return Weights("zero-shot", start=f"the encoder has its pretrained weights ({start}){rest}")
 
 
 def new_layers(model: LightningModule) -> int:
     """Return the number of parameters of a method apart from its encoders and the temperature, which come from CLIP."""
-    known = ("encoder", "audio_encoder", "temperature")
-    return sum(p.numel() for name, p in model.named_parameters() if not {*name.split(".")[:2]} & {*known})
+    known = {"encoder", "audio_encoder", "temperature"}
+    return sum(p.numel() for name, p in model.named_parameters() if not known & {*name.split(".")[:2]})
 
 
 def evaluated_weights(run: Run, saved: dict[str, Any] | None) -> Weights:
     """Return the record of the weights that a run evaluated, given the contents of their checkpoint if any."""
-    if run.command == "fit" and saved is not None:
-        return weights_of(saved)
-    if run.command == "fit" and run.trainer.global_step:
-        return Weights(
-            "last", str(run.folder) if run.folder else None, run.trainer.current_epoch, run.trainer.global_step
-        )
-    if run.command == "fit" or run.ckpt_path is None:
-        return starting_weights(run.model, run.config.model.init_args)
-    overridden = [str(change) for change in run.recipe.changes if change.scored]
-    return replace(Weights("unknown") if saved is None else weights_of(saved), overridden=overridden)
+    trainer = run.trainer
+    if run.command == "fit" and saved is None and trainer.global_step:
+        return Weights("last", str(run.folder) if run.folder else None, trainer.current_epoch, trainer.global_step)
+    if saved is None and (run.command == "fit" or run.ckpt_path is None):
+        return starting_weights(run)
+    weights = Weights("unknown") if saved is None else weights_of(saved)
+    return replace(weights, overridden=[str(change) for change in run.recipe.changes if change.scored])
 
 
 def write_best_videos(run: Run) -> None:
@@ -128,8 +121,11 @@ def close(run: Run, checkpoint: str | None, saved: dict[str, Any] | None) -> Non
     skipped = model.skipped  # synchronizes all processes
     if not run.trainer.is_global_zero:
         return
-    folder, weights = run.folder, evaluated_weights(run, saved)
+    weights = evaluated_weights(run, saved)
     words = model.encoder.positions(data.words)
+    preprocessing = {"words_asked": data.words, "words": words, "preparation": data.preparation.describe()}
+    if data.copies is not None:
+        preprocessing["data"] = data.copies.how.describe()
     details: dict[str, Any] = {
         "select_on": weights.select_on,
         "weights": weights,
@@ -139,12 +135,7 @@ def close(run: Run, checkpoint: str | None, saved: dict[str, Any] | None) -> Non
         "config": run.recipe.plain(),
         "precision": str(run.trainer.precision),
         "seed": run.config.seed_everything,
-        "preprocessing": {
-            "words_asked": data.words,
-            "words": words,
-            "preparation": data.preparation.describe(),
-            **({"data": data.copies.how.describe()} if data.copies is not None else {}),
-        },
+        "preprocessing": preprocessing,
     }
     split = data.read_split("val" if run.command == "validate" else "test")
     results: RunResults
@@ -163,16 +154,15 @@ def close(run: Run, checkpoint: str | None, saved: dict[str, Any] | None) -> Non
         tokenizer = getattr(model.encoder, "tokenizer", None)
         cut = 0 if tokenizer is None else sum(tokenizer.needed(text.text) > words for text in split.texts)
         if cut:
-            evaluation.warnings.append(
-                f"{cut} of {len(split.texts)} texts have more than {words} tokens and were truncated"
-            )
+            warning = f"{cut} of {len(split.texts)} texts have more than {words} tokens and were truncated"
+            evaluation.warnings.append(warning)
         results = results_of(evaluation, method=model.title, **details)
     print_results(results)
-    if folder is None:
+    if run.folder is None:
         return
-    paths = write_results(results, folder)
+    paths = write_results(results, run.folder)
     if isinstance(results, Results):
         if run.command != "validate":  # the validation split of some datasets is the test split
-            write_query_ranks(folder, evaluation, split, data.ground_truth("test").video_of_text)
-        write_run_page(folder, results, shlex.join(["tvr", *run.words]), type(model).__module__)
+            write_query_ranks(run.folder, evaluation, split, data.ground_truth("test").video_of_text)
+        write_run_page(run.folder, results, shlex.join(["tvr", *run.words]), type(model).__module__)
     Console().print(f"Wrote {paths[0]} and {paths[1].name}", highlight=False, soft_wrap=True)

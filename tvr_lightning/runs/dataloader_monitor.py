@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -18,35 +17,28 @@ MUCH = 0.3
 
 
 class DataloaderMonitor(Callback):
-    """Callback that measures the time that the steps of a run wait for batches.
+    """Callback that measures the time that steps on a device of one of the types wait for batches."""
 
-    Args:
-        say: Function that reports the warning.
-        devices: Device types to watch.
-    """
-
-    def __init__(self, say: Callable[[str], None] = rank_zero_info, devices: tuple[str, ...] = ("cuda", "mps")) -> None:
-        self.say, self.devices = say, devices
-        self._steps, self._began = 0, (0.0, 0.0)
+    def __init__(self, devices: tuple[str, ...] = ("cuda", "mps")) -> None:
+        self.devices = devices
+        self._steps, self._began, self._waited = 0, 0.0, 0.0
 
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *arguments: Any) -> None:
         data = trainer.datamodule  # type: ignore[attr-defined]
         loader = getattr(data, "training_loader", None)
-        if loader is None or pl_module.device.type not in self.devices:
-            return
-        if data.features is not None or data.copies is not None:
+        device = pl_module.device.type
+        if loader is None or device not in self.devices or data.features is not None or data.copies is not None:
             return
         self._steps += 1
-        now = time.perf_counter()
         if self._steps == WARM:
-            self._began = now, loader.waited
-        if self._steps == WARM + WATCHED:
-            seconds, waited = now - self._began[0], loader.waited - self._began[1]
-            if waited > MUCH * seconds:
-                clips = WATCHED * loader.batch_size / seconds
-                self.say(
-                    f"The {pl_module.device.type.upper()} device waited for clips {100 * waited / seconds:.0f} % of "
-                    f"the time, at {clips:.0f} clips per second. Small copies are read much faster: run `tvr data "
-                    "compress --out FOLDER` with the --config and --data options of this run."
+            self._began, self._waited = time.perf_counter(), loader.waited
+        elif self._steps == WARM + WATCHED:
+            seconds = time.perf_counter() - self._began
+            share = (loader.waited - self._waited) / seconds
+            if share > MUCH:
+                rank_zero_info(
+                    f"The {device.upper()} device waited for clips {share:.0%} of the time, at "
+                    f"{WATCHED * loader.batch_size / seconds:.0f} clips per second. Small copies are read much faster: "
+                    "run `tvr data compress --out FOLDER` with the --config and --data options of this run."
                 )

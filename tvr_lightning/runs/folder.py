@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import shutil
 from collections.abc import Iterator
@@ -9,26 +10,21 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import CSVLogger
 from typing_extensions import override
 
 from tvr_lightning.config.recipe_files import OptionError
 from tvr_lightning.files import file_lock
+from tvr_lightning.training.checkpoints import read_checkpoint
 
-CONFIG = "config.yaml"
-"""File in a run's folder with all options of the run."""
-LOCK = ".lock"
-"""File in a run's folder that is locked while the run is active; it stays there afterwards."""
+CONFIG, METRICS, LOCK = "config.yaml", "metrics.csv", ".lock"
+"""Files in a run's folder: all options, the logged values, and a file that is locked while the run is active."""
 
 
 class RunTrainer(Trainer):
-    """Trainer whose `log_dir` is the run's folder.
+    """Trainer whose `log_dir` is the run's folder, instead of the logger's, which may be shared by runs or not exist.
 
-    Lightning's `log_dir` depends on the logger: TensorBoard has a folder per run, W&B's `save_dir` is shared by all
-    runs, and MLflow on a server has none.
-
-    Attributes:
-        run_folder: Folder created by the first process; the other processes receive it from `log_dir`. None uses the
-            logger's folder.
+    The first process sets `run_folder`, and the others receive it from `log_dir`.
     """
 
     run_folder: Path | None = None
@@ -61,11 +57,7 @@ def create_run(runs: Path) -> Path:
 
 def locked_run(folder: Path) -> AbstractContextManager[None]:
     """Lock a run's folder within the context; raise OptionError if another process has locked it."""
-    busy = OptionError(
-        f"{folder} belongs to a run that is still active. Wait until it ends, or start another run without "
-        "--checkpoints.resume"
-    )
-    return file_lock(folder / LOCK, busy, "do not resume this run while it is active")
+    return file_lock(folder / LOCK, f"the run {folder}", OptionError)
 
 
 @contextmanager
@@ -91,3 +83,18 @@ def run_of(checkpoint: str | None) -> Path | None:
     folder = place.parent.parent
     own = place.parent.name == "checkpoints" and (folder / CONFIG).is_file()
     return folder if own and os.access(folder, os.W_OK | os.X_OK) else None
+
+
+def metrics_logger(folder: Path, resume_from: Path | None = None) -> CSVLogger:
+    """Return the logger of `metrics.csv` in a run's folder, which keeps the rows of the steps before `resume_from`."""
+    rows, file = [], folder / METRICS
+    if resume_from is not None and file.is_file():
+        steps = read_checkpoint(resume_from)["global_step"]
+        with file.open(newline="", encoding="utf-8") as content:
+            complete = [row for row in csv.DictReader(content) if None not in row.values()]
+        rows = [row for row in complete if int(row["step"]) < steps]
+    logger = CSVLogger(folder.parent, name=None, version=folder.name, flush_logs_every_n_steps=1)
+    for row in rows:
+        logger.experiment.log_metrics({name: value for name, value in row.items() if value}, int(row["step"]))
+    logger.save()
+    return logger

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import random
-import secrets
 import signal
 import threading
 from collections.abc import Callable
@@ -24,16 +22,14 @@ from typing_extensions import override
 
 from tvr_lightning.data.loader import TrainingLoader
 from tvr_lightning.errors import UserError
-from tvr_lightning.files import lock_open
+from tvr_lightning.files import replace_whole
 from tvr_lightning.runs.folder import run_number
 from tvr_lightning.training.checkpoints import RECORD, read_checkpoint
 from tvr_lightning.training.distributed import gather_objects, rank, world_size
 from tvr_lightning.training.loss_check import LossCheck
 
-RUNNING = "running.ckpt"
-"""Name of the checkpoint that a run writes between epochs and when it is interrupted."""
-LAST = "last.ckpt"
-"""Name of the checkpoint that a run writes at the end of every epoch."""
+RUNNING, LAST = "running.ckpt", "last.ckpt"
+"""Checkpoints that a run writes within an epoch or when it is interrupted, and at the end of every epoch."""
 
 
 class RunInterruptedError(UserError):
@@ -45,16 +41,13 @@ class RunInterruptedError(UserError):
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Checkpoint writer that replaces files atomically after they are complete and flushed to disk.
 
-    Lightning's own writer uses the system's temporary folder. Moving a file from there to another file system is a
-    copy, which stays incomplete if the process is killed or the disk is full. `running.ckpt` is written by a thread
-    while training continues; the next checkpoint and `teardown` wait for it and raise its error.
-
-    Attributes:
-        record: Entry of every checkpoint about the run that saved it, so that a test can describe its weights.
+    Lightning's own writer moves a file from the system's temporary folder, which may be a copy that stays incomplete if
+    the process is killed. `running.ckpt` is written by a thread while training continues; the next checkpoint and
+    `teardown` wait for it and raise its error.
     """
 
     def __init__(self) -> None:
-        self.record: dict[str, Any] = {}
+        self.record: dict[str, Any] = {}  # entry of every checkpoint about its run, to describe its weights
         self._thread = ThreadPoolExecutor(1)
         self._writing: Future[None] | None = None
 
@@ -77,32 +70,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def _write(self, checkpoint: dict[str, Any], target: Path) -> None:
         checkpoint[RECORD] = self.record | {"file": target.stem}  # a file may be renamed later
-        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("xb") as file:  # with permissions by the user's umask
-                lock_open(file.fileno())
+            with replace_whole(target) as file:
                 torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-                partial.replace(target)  # while it is locked
         except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
-            with contextlib.suppress(OSError):  # the first error counts
-                partial.unlink()
             previous = "The previous checkpoint is intact" if target.exists() else "There is no previous checkpoint"
             raise UserError(
                 f"{target} could not be written ({str(error).splitlines()[0]}). {previous}. Free disk space, raise the "
                 "file size limit (ulimit -f), or choose another folder with results.directory; then resume the run."
             ) from error
-
-
-def sweep_partial(folder: Path) -> None:
-    """Delete incomplete checkpoints of killed processes in a folder of runs; files that are being written stay."""
-    for path in folder.glob("*/checkpoints/.*.ckpt.*"):
-        # The writer may finish at this moment, or belong to another user.
-        with contextlib.suppress(FileNotFoundError, PermissionError), path.open("rb") as file:
-            if lock_open(file.fileno()):
-                path.unlink()
 
 
 def checkpoint_folder(trainer: Trainer) -> Path:
@@ -133,7 +110,6 @@ class RunCheckpoint(ModelCheckpoint):
             if saved["global_step"] > checkpoint["global_step"]:
                 # Written after the loaded checkpoint by a run that was then killed: its score counts.
                 state = checkpoint["callbacks"][self.state_key] = saved["callbacks"][self.state_key]
-
         state["dirpath"] = str(folder)
         for name in ("best_model_path", "kth_best_model_path", "last_model_path"):
             if state[name]:
@@ -142,9 +118,9 @@ class RunCheckpoint(ModelCheckpoint):
 
 
 class RandomState(Callback):
-    """Callback that saves the random state of every process and isolates it from evaluation.
+    """Callback that saves the random state of every process, so that dropout and noise resume exactly.
 
-    Dropout and noise are then the same regardless of interruptions and validations.
+    Validations do not change it.
     """
 
     def __init__(self) -> None:
@@ -198,17 +174,12 @@ def restore_random_state(state: dict[str, Any]) -> None:
 
 
 class SaveRunning(Checkpoint):
-    """Callback that saves `running.ckpt` every N steps and on SIGTERM or SIGUSR1, which then end the run.
+    """Callback that saves `running.ckpt` every N steps, if given, and on SIGTERM or SIGUSR1, which then end the run.
 
     It acts before the next batch of an epoch is read, when a validation after the previous step is complete. After the
-    last step of an epoch, `last.ckpt` is the checkpoint. A signal ends all processes together, regardless of which one
-    received it. Several processes share it in the reduction of `LossCheck`, so that they stop one step later.
-
-    Add it after the other checkpoint callbacks: Lightning calls a `Checkpoint` after all other callbacks, in this
-    order, and a signal must end the run after `last.ckpt` is written.
-
-    Args:
-        every_n_steps: number of optimizer steps between two saves; None saves only at signals.
+    last step of an epoch, `last.ckpt` is the checkpoint, so this callback must be added after the one that writes it. A
+    signal ends all processes together, regardless of which one received it. Several processes share it in the reduction
+    of `LossCheck`, so that they stop one step later.
     """
 
     def __init__(self, every_n_steps: int | None = None) -> None:
@@ -246,7 +217,7 @@ class SaveRunning(Checkpoint):
         if trainer.received_sigterm:  # while Lightning handled signals
             self.received = signal.SIGTERM
         # Lightning would save in the middle of a step, or end without saving.
-        self._handle_signals()
+        self.on_test_start(trainer, pl_module)
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -261,35 +232,29 @@ class SaveRunning(Checkpoint):
             return  # in the middle of a step
         due = self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0
         if received or due:
-            path = checkpoint_folder(trainer) / RUNNING
             self._between_steps = True
-            trainer.save_checkpoint(path, weights_only=False)  # with the optimizer state
+            trainer.save_checkpoint(checkpoint_folder(trainer) / RUNNING, weights_only=False)  # with optimizer state
             self._between_steps = False
             if received:
                 trainer.strategy.checkpoint_io.teardown()  # waits until it is written
-            self._stop(trainer, received, path)
+            self._stop(trainer, received, RUNNING)
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validated_at = trainer.global_step
 
     @override
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # The last checkpoint has just been written.
-        self._stop(trainer, self._received_by_any(trainer), checkpoint_folder(trainer) / LAST)
+    def on_train_epoch_end(self, trainer: Trainer, *arguments: Any, **named: Any) -> None:
+        received = torch.tensor(self.received, device=trainer.strategy.root_device)
+        self._stop(trainer, int(trainer.strategy.reduce(received, reduce_op="max")), LAST)
+
+    on_test_batch_end = on_train_epoch_end  # `last.ckpt` is written
 
     @override
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._handle_signals()
-
-    @override
-    def on_test_batch_end(self, trainer: Trainer, *arguments: Any) -> None:
-        received = self._received_by_any(trainer)
-        if received:
-            raise RunInterruptedError(
-                f"The run was stopped by {signal.Signals(received).name} while testing the trained weights. Nothing is "
-                "lost. Test them again with --checkpoints.resume=true"
-            )
+        if threading.current_thread() is threading.main_thread():  # only this thread can handle signals
+            for number in (signal.SIGTERM, signal.SIGUSR1):
+                self._handlers[number] = signal.signal(number, self._receive)
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -301,23 +266,15 @@ class SaveRunning(Checkpoint):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.teardown(trainer, pl_module, "")
 
-    def _handle_signals(self) -> None:
-        if threading.current_thread() is threading.main_thread():  # only this thread can handle signals
-            for number in (signal.SIGTERM, signal.SIGUSR1):
-                self._handlers[number] = signal.signal(number, self._receive)
-
     def _receive(self, number: int, frame: object) -> None:
         self.received = number
 
-    def _received_by_any(self, trainer: Trainer) -> int:
-        received = torch.tensor(self.received, device=trainer.strategy.root_device)
-        return int(trainer.strategy.reduce(received, reduce_op="max"))
-
-    def _stop(self, trainer: Trainer, received: int, path: Path) -> None:
+    def _stop(self, trainer: Trainer, received: int, saved: str) -> None:
         if received:
+            path = checkpoint_folder(trainer) / saved
             raise RunInterruptedError(
                 f"The run was stopped by {signal.Signals(received).name} after step {trainer.global_step} and saved "
-                f"{path}. Resume it with --ckpt_path={path}, or with --checkpoints.resume=true"
+                f"{path}. Resume it with --checkpoints.resume=true or --ckpt_path={path}"
             )
 
 

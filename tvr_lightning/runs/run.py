@@ -14,7 +14,7 @@ import torch
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import LearningRateMonitor, RichModelSummary
+from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -27,7 +27,6 @@ from tvr_lightning.config.recipe_files import FOUND_BY_LIGHTNING, OptionError, R
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.files import write_whole
-from tvr_lightning.log_filters import is_verbose
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.progress import SECONDS
 from tvr_lightning.runs.closing import (
@@ -39,9 +38,8 @@ from tvr_lightning.runs.closing import (
     write_best_videos,
 )
 from tvr_lightning.runs.dataloader_monitor import DataloaderMonitor
-from tvr_lightning.runs.folder import CONFIG, RunTrainer, locked_run, new_run, run_of
-from tvr_lightning.runs.log import tee_log
-from tvr_lightning.runs.metrics_file import metrics_logger
+from tvr_lightning.runs.folder import CONFIG, RunTrainer, locked_run, metrics_logger, new_run, run_of
+from tvr_lightning.runs.log import is_verbose, tee_log
 from tvr_lightning.runs.progress_bar import ProgressReport, RunProgressBar, print_progress
 from tvr_lightning.runs.resume import (
     AtomicCheckpointIO,
@@ -50,9 +48,9 @@ from tvr_lightning.runs.resume import (
     RunInterruptedError,
     SaveRunning,
     newest_checkpoint,
-    sweep_partial,
 )
 from tvr_lightning.training.checkpoints import read_checkpoint
+from tvr_lightning.training.options import changed_options
 
 Command = Literal["fit", "validate", "test", "predict"]
 MONITOR = "val/t2v_R@1"
@@ -60,33 +58,27 @@ MONITOR = "val/t2v_R@1"
 LOST = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited", "Connection was likely closed")
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 # Settings for the execution and outputs of a run, which may change when it is resumed.
-ANYWHERE = {
+ANYWHERE = (
     "checkpoints", "config", "results", "eval_memory", "data.init_args.root", "data.init_args.num_workers",
     "data.init_args.pixels", "trainer.accelerator", "trainer.strategy", "trainer.devices", "trainer.num_nodes",
     "trainer.logger", "trainer.log_every_n_steps", "trainer.enable_progress_bar", "trainer.enable_model_summary",
     "trainer.default_root_dir", "trainer.profiler", "trainer.limit_test_batches",
     "model.init_args.evaluation.memory_gib",
-}  # fmt: skip
+)  # fmt: skip
 
 
 class Run:
-    """Run of a recipe; creating it builds method, data, and trainer, and writes nothing.
+    """Run of a recipe, resumed from or evaluating `ckpt_path`; creating it builds everything and writes nothing.
 
-    Args:
-        command: What to run.
-        recipe: Parsed recipe.
-        ckpt_path: Checkpoint to resume from or to evaluate.
-        words: Command line of the run, for its page.
-        callbacks: Callbacks in addition to those of the recipe and of every run.
+    `words` are the command line for the page of the run, and `callbacks` are added to those of the recipe. The `folder`
+    of the run is None in processes other than the first, and for a fast_dev_run.
 
     Raises:
-        MissingAssetError: Data or weights are missing.
-        RecipeError: Options are out of range or conflict.
+        UserError: Data or weights are missing, or options are out of range or conflict.
     """
 
-    resume_from: Path | None = None
     folder: Path | None = None
-    """Folder of the run in the first process, None in the others and for a fast_dev_run."""
+    _resume_from: Path | None = None
 
     def __init__(
         self,
@@ -106,7 +98,7 @@ class Run:
         built = recipe.build()
         self.model: Any = built.model
         self.datamodule = built.data
-        self._built_trainer = built.trainer
+        self._trainer_options = vars(built.trainer)
         self.monitor = getattr(self.model, "monitor", MONITOR)
         self.checkpoint_io = AtomicCheckpointIO()
         self.trainer = self.build_trainer(callbacks=callbacks)
@@ -121,27 +113,21 @@ class Run:
 
     def build_trainer(self, callbacks: Sequence[Callback] = ()) -> RunTrainer:
         """Build the trainer with this project's callbacks; the loggers are set when the run has its folder."""
-        options = dict(vars(self._built_trainer))
-        given = options["callbacks"] or []
-        callbacks = [*(given if isinstance(given, list) else [given]), *callbacks, LeakageAudit()]
+        options = dict(self._trainer_options)
+        callbacks = [*_listed(options["callbacks"]), *callbacks, LeakageAudit()]
+        terminal = get_console().is_terminal
         if options["enable_progress_bar"] is not False:
-            options["enable_progress_bar"] = get_console().is_terminal
-            bar = RunProgressBar() if get_console().is_terminal else ProgressReport(print_progress, SECONDS)
-            callbacks.append(bar)
-        if options["enable_model_summary"] is not False and is_verbose():
-            callbacks.append(RichModelSummary())
-        else:
-            options["enable_model_summary"] = False
+            options["enable_progress_bar"] = terminal
+            callbacks.append(RunProgressBar() if terminal else ProgressReport(print_progress, SECONDS))
+        options["enable_model_summary"] = options["enable_model_summary"] is not False and is_verbose()
         if self.command == "fit" and not options["fast_dev_run"]:
             callbacks.append(DataloaderMonitor())
             if options["logger"] is not False:  # needs a logger
                 callbacks.append(LearningRateMonitor("step"))
             if options["enable_checkpointing"] is not False:
-                plugins = options["plugins"] or []
-                options["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), self.checkpoint_io]
-                # A single callback with save_last writes only if the monitored value has improved. The last weights
-                # are written after every epoch, because the last epoch may not be validated.
-                # Without a version counter, files of a killed run are overwritten.
+                options["plugins"] = [*_listed(options["plugins"]), self.checkpoint_io]
+                # A single callback with save_last writes only if the monitored value has improved, and the last epoch
+                # may not be validated. Without a version counter, files of a killed run are overwritten.
                 checkpoint = partial(RunCheckpoint, mode="max", enable_version_counter=False)
                 callbacks += [
                     RandomState(),
@@ -149,20 +135,15 @@ class Run:
                     checkpoint(monitor="step", filename="last", save_on_train_epoch_end=True),
                     SaveRunning(self.config.checkpoints.every_n_steps),
                 ]
-        logger = False if options["logger"] in (None, True) else options["logger"]
+        options["callbacks"] = callbacks
+        options["logger"] = False if options["logger"] is True else options["logger"] or False
         try:
-            return RunTrainer(**{**options, "callbacks": callbacks, "logger": logger})
+            return RunTrainer(**options)
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise RecipeError(refusals(str(error))) from error
 
     def start(self) -> None:
-        """Execute the run, and print and write its results.
-
-        Raises:
-            OptionError: Another process is executing the run to be resumed.
-            RecipeError: Settings cannot lead to a results table, or a file cannot be written.
-            RunInterruptedError: The run was stopped by a signal.
-        """
+        """Execute the run, and print and write its results; a signal raises RunInterruptedError."""
         with self._claimed_folder() as folder, tee_log(folder), self._explained():
             self.folder = folder
             if folder is not None:
@@ -191,7 +172,7 @@ class Run:
         device = trainer.strategy.root_device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
         devices = name if trainer.world_size == 1 else f"{trainer.world_size} x {name}"
-        start = starting_weights(model, self.config.model.init_args)
+        start = starting_weights(self)
         weights = f"weights of {self.ckpt_path}" if self.ckpt_path else f"{start.kind}: {start.start}"
         millions = sum(p.numel() for p in model.parameters()) / 1e6
         where = f"; writes to {folder}" if folder else ""
@@ -201,20 +182,18 @@ class Run:
     def _fit(self) -> None:
         """Train, test the selected weights, and print the results table."""
         trainer, data = self.trainer, self.datamodule
-        if trainer.is_global_zero:
-            sweep_partial(self._runs())
-        start = str(self.resume_from) if self.resume_from else self.ckpt_path
+        start = str(self._resume_from) if self._resume_from else self.ckpt_path
         if start and "://" not in start and start not in FOUND_BY_LIGHTNING:
             read_checkpoint(Path(start))
         # Checkpoints contain only tensors and plain values; loading runs no code.
         trainer.fit(self.model, datamodule=data, ckpt_path=start, weights_only=True)
-        checkpoint = selected_checkpoint(self.config.results.select_on, trainer)
+        checkpoint, saved = selected_checkpoint(self.config.results.select_on, trainer)
         trainer.test(self.model, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True)
-        close(self, checkpoint, None if checkpoint is None else read_checkpoint(Path(checkpoint)))
+        close(self, checkpoint, saved)
 
     def _evaluate(self) -> None:
         if self.ckpt_path is None and not isinstance(self.model, VideoQuestionAnswering):  # it raises its own error
-            weights = starting_weights(self.model, self.config.model.init_args)
+            weights = starting_weights(self)
             if weights.kind == "untrained" or new_layers(self.model):
                 rank_zero_warn(f"{weights.caption()}. To evaluate a trained run, pass its checkpoint with --ckpt_path.")
         # The run prints its own results table.
@@ -230,9 +209,8 @@ class Run:
     def _claimed_folder(self) -> Iterator[Path | None]:
         """Lock the run's folder inside the context, and set the loggers that write to it.
 
-        Yields:
-            Folder in the first process. None in the others, which get it when training starts, because a launcher may
-            start them before or after the first one. None for a fast_dev_run, which has no folder.
+        Yield the folder in the first process. The others get it when training starts, because a launcher may start them
+        before or after the first one.
         """
         trainer, runs = self.trainer, self._runs()
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -242,14 +220,11 @@ class Run:
         with ExitStack() as claim:
             try:
                 if self.command == "fit" and self.config.checkpoints.resume:
-                    self.resume_from = newest_checkpoint(runs, partial(self._resumes, claim))
-                    rank_zero_info(
-                        f"Resuming from {self.resume_from}"
-                        if self.resume_from
-                        else "There is no checkpoint to resume; starting a new run"
-                    )
-                if self.resume_from:
-                    folder = self.resume_from.parent.parent
+                    self._resume_from = found = newest_checkpoint(runs, partial(self._resumes, claim))
+                    none = "There is no checkpoint to resume; starting a new run"
+                    rank_zero_info(f"Resuming from {found}" if found else none)
+                if self._resume_from:
+                    folder = self._resume_from.parent.parent
                 elif trainer.is_global_zero:
                     folder = claim.enter_context(new_run(runs, trainer))
             except OSError as error:
@@ -262,7 +237,7 @@ class Run:
                 board = TensorBoardLogger(runs.parent, runs.name, folder.name, default_hp_metric=False)
                 trainer.loggers = [board, *trainer.loggers]
             if self.command == "fit":
-                trainer.loggers = [*trainer.loggers, metrics_logger(folder, self.resume_from)]
+                trainer.loggers = [*trainer.loggers, metrics_logger(folder, self._resume_from)]
             yield folder if trainer.is_global_zero else None
 
     def _runs(self) -> Path:
@@ -277,7 +252,17 @@ class Run:
         """Return whether a run has the same settings where results depend on them; if so, lock it, else log why."""
         file = run / CONFIG
         before = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        changed = list(changed_settings(before, self.recipe.plain()))
+        now = self.recipe.plain()
+        for options in (before, now):
+            method = options.get("model", {}).get("init_args", {})
+            if "evaluation" in method:  # --eval_memory makes the defaults explicit
+                method["evaluation"] = method["evaluation"] or asdict(EvaluationConfig())
+        changed = [
+            f"{name} was {value}, is {other}"
+            for section in before | now
+            for name, value, other in changed_options(section, before.get(section), now.get(section))
+            if not name.startswith(ANYWHERE)
+        ]
         if changed:
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             rank_zero_info(f"Not resuming {run}, which has other settings: {'; '.join(changed[:3])}{more}")
@@ -311,14 +296,6 @@ class Run:
             ) from error
 
 
-def changed_settings(then: Any, now: Any, name: str = "") -> Iterator[str]:
-    """Yield a description, with both values, of each setting of `name` that changed and affects results."""
-    if name in ANYWHERE:
-        return
-    if name == "model.init_args.evaluation":  # --eval_memory makes the defaults explicit
-        then, now = (value or asdict(EvaluationConfig()) for value in (then, now))
-    if isinstance(then, dict) and isinstance(now, dict):
-        for key in dict.fromkeys([*then, *now]):
-            yield from changed_settings(then.get(key), now.get(key), f"{name}.{key}" if name else key)
-    elif then != now:
-        yield f"{name} was {then}, is {now}"
+def _listed(value: Any) -> list[Any]:
+    """Return the values of an option that takes one value, a list, or nothing."""
+    return value if isinstance(value, list) else [] if value is None else [value]

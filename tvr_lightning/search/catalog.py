@@ -178,7 +178,7 @@ class Catalog:
         row = (key, file.id, place, segment.start, segment.end, content)
         self._run("INSERT INTO spans VALUES (?, ?, ?, ?, ?, ?)", row)
         for scorer, found in features.items():
-            tensors = {name: x.contiguous() for name, x in found.to("cpu")._fields() if x is not None}
+            tensors = {name: x.contiguous() for name, x in vars(found.to("cpu")).items() if x is not None}
             content = save({**tensors, "times": segment.clips[scorer].times})
             self._run("INSERT INTO features VALUES (?, ?, ?)", (key, scorer, content))
         for time, jpeg in segment.thumbnails.items():

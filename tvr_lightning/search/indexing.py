@@ -151,13 +151,9 @@ def _open_catalog(folder: Path) -> Iterator[Catalog]:
             f"{folder} contains files that are not part of an index ({', '.join(others[:3])}). Choose a new or empty "
             "folder with --out."
         )
-    busy = BusyError(f"Another process is writing the index {folder}. Wait for it or stop it.")
     with explain_write_errors(folder, "Finished batches are kept.", "tvr index.", SearchError):
         folder.mkdir(parents=True, exist_ok=True)
-        with (
-            file_lock(folder / LOCK, busy, "do not start a second tvr index with the same --out"),
-            contextlib.ExitStack() as undo,
-        ):
+        with file_lock(folder / LOCK, f"the index {folder}", BusyError), contextlib.ExitStack() as undo:
             if new:
                 undo.callback(_discard, folder, created_folder)
             with contextlib.closing(Catalog(folder, create=True)) as catalog:

@@ -59,12 +59,10 @@ class StoreWriter:
 
     def __enter__(self) -> StoreWriter:
         """Lock the folder and check its content."""
-        busy = StoreError(f"Another process is writing the feature store {self.path}. Wait for it or stop it.")
         with ExitStack() as undo:
             with self._explained(self.path / LOCK):
                 self.path.mkdir(parents=True, exist_ok=True)
-                advice = "do not start a second tvr extract with the same --out"
-                undo.enter_context(file_lock(self.path / LOCK, busy, advice))
+                undo.enter_context(file_lock(self.path / LOCK, f"the feature store {self.path}", StoreError))
             for file in self.path.glob(f"*{TEMPORARY}"):
                 file.unlink()
             for shard in find_shards(self.path):

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import shutil
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -15,7 +14,7 @@ from typing import Any, get_args
 from tvr_lightning.data.records import SYNTHETIC_FILE
 from tvr_lightning.data.recover_captions import Description, write_captions
 from tvr_lightning.errors import UserError
-from tvr_lightning.files import lock_open
+from tvr_lightning.files import file_lock
 from tvr_lightning.media.read_many import read_all
 from tvr_lightning.option_types import DatasetName
 from tvr_lightning.synthetic.formats import FORMATS, DatasetFormat, Item, Part, span_of, write_json, write_lines
@@ -80,33 +79,29 @@ def synthesize(
     dataset_format = FORMATS[dataset]
     items = _items(dataset, dataset_format, videos, seed)
     Path(root).mkdir(parents=True, exist_ok=True)
-    prefix = f".{dataset}-unfinished-"
-    _remove_leftovers(Path(root), prefix)
-    unfinished = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
-    descriptor = os.open(unfinished, os.O_RDONLY) if os.name == "posix" else None
-    if descriptor is not None:
-        lock_open(descriptor)
-    try:
-        for parent in {(unfinished / item.file).parent for item in items}:
-            parent.mkdir(parents=True, exist_ok=True)
-        write = partial(write_item, folder=unfinished, fps=dataset_format.fps)
-        read_all(items, write, workers=workers or os.cpu_count() or 1, title="writing videos", progress=progress)
-        dataset_format.write(items, unfinished)
-        write_captions(unfinished / CAPTIONS_FILE, _descriptions(items))
-        truth = {item.video_id: _truth_of(item, items, dataset_format.fps) for item in items}
-        scenes = {"dataset": dataset, "format": FORMAT_VERSION, "seed": seed, "videos": truth}
-        write_json(unfinished / "scenes.json", scenes, indent=1)
-        if dataset == "msrvtt":
-            write_questions(items, seed, unfinished)
-        _mark(unfinished)
-        unfinished.chmod(0o755)
-        if folder.exists():
-            folder.rmdir()
-        unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        if descriptor is not None:
-            os.close(descriptor)
+    unfinished = Path(root) / f".{dataset}-unfinished"
+    lock = Path(root) / f"{unfinished.name}.lock"
+    with file_lock(lock, f"the dataset {folder}"):
+        shutil.rmtree(unfinished, ignore_errors=True)  # of a killed process
+        try:
+            for parent in {(unfinished / item.file).parent for item in items}:
+                parent.mkdir(parents=True, exist_ok=True)
+            write = partial(write_item, folder=unfinished, fps=dataset_format.fps)
+            read_all(items, write, workers=workers or os.cpu_count() or 1, title="writing videos", progress=progress)
+            dataset_format.write(items, unfinished)
+            write_captions(unfinished / CAPTIONS_FILE, _descriptions(items))
+            truth = {item.video_id: _truth_of(item, items, dataset_format.fps) for item in items}
+            scenes = {"dataset": dataset, "format": FORMAT_VERSION, "seed": seed, "videos": truth}
+            write_json(unfinished / "scenes.json", scenes, indent=1)
+            if dataset == "msrvtt":
+                write_questions(items, seed, unfinished)
+            _mark(unfinished)
+            if folder.exists():
+                folder.rmdir()
+            unfinished.rename(folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            lock.unlink()
     return folder
 
 
@@ -114,17 +109,6 @@ def _mark(folder: Path) -> None:
     text = "`tvr data synth` generated these videos and captions. Results on them are marked as synthetic."
     if not (folder / SYNTHETIC_FILE).is_file():
         write_lines(folder / SYNTHETIC_FILE, [text])
-
-
-def _remove_leftovers(root: Path, prefix: str) -> None:
-    """Remove leftovers of killed calls; calls that are still running hold the lock of their folder."""
-    for folder in root.glob(f"{prefix}*") if os.name == "posix" else ():
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            if lock_open(descriptor):
-                shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(descriptor)
 
 
 def _same(scenes: Path, dataset: str, videos: int, seed: int) -> bool:

@@ -58,10 +58,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def check_classes(path: Path, saved: dict[str, Any], trusted: Sequence[str] = ()) -> None:
-    """Refuse a checkpoint that names a class of an untrusted module, without importing any module.
-
-    `trusted` are modules or packages that the user named.
-    """
+    """Refuse a checkpoint that names a class of a module that is not `trusted`, without importing any module."""
     for section in ("hyper_parameters", "datamodule_hyper_parameters"):
         for class_path in named_classes(saved.get(section)):
             module = class_path.rpartition(".")[0]

@@ -73,14 +73,9 @@ class _OwnSlice(torch.autograd.Function):
 
 
 def gather_tensor(tensor: Tensor, mode: Gather = "global") -> Tensor:
-    """Concatenate the tensors of all devices along the first dimension, in rank order.
+    """Concatenate tensors (B, ...), of the same length on every device, to (W * B, ...) in rank order.
 
-    Args:
-        tensor: Tensor (B, ...), such as sentences (B, D), with the same length on every device.
-        mode: Gradient of the gather, as described in the module's docstring.
-
-    Returns:
-        Tensor (W * B, ...), the same on every device; the input tensor with one device or mode `none`.
+    `mode` determines the gradient, as described in the module's docstring; `none` returns the input.
     """
     if mode == "none" or world_size() == 1:
         return tensor
@@ -111,31 +106,14 @@ def gather_record(record: R, mode: Gather = "global") -> R:
 def gather_batches(batches: Sequence[IndexedFeatures[R]], device: torch.device) -> IndexedFeatures[R] | None:
     """Join the encoded batches of all devices in rank order; devices may have different numbers of items.
 
-    Every device must call it, even without a batch, because all unreadable videos may be on the same device.
-
-    Args:
-        batches: Batches of B items each on `device`: indices (B,) and a record that contains only tensors.
-        device: Device of this process.
-
-    Returns:
-        All N items, the same on every device and without gradient; None if no device has any.
+    Every device must call it, even without a batch, because all unreadable videos may be on the same device. The result
+    is the same on every device and without gradient; None if no device has an item.
     """
-    record = IndexedFeatures.cat(batches) if batches else None
-    own = 0 if record is None else len(record)
-    counts = gather_tensor(torch.tensor([own], device=device)).tolist()
-    most = max(counts)
-    if not most:
-        return None
-    if min(counts) == 0:  # a device without items gets tensor shapes and dtypes from another
-        empty = None if record is None else record[:0].apply(lambda t: t.cpu().clone())
-        shapes = [found for found in gather_objects(empty) if found is not None]
-        record = shapes[0].to(device) if record is None else record
-    assert record is not None
-    if min(counts) == most:
-        return gather_record(record)
-    padded = record.apply(lambda t: torch.cat([t, t.new_zeros(most - own, *t.shape[1:])]))
-    rows = [device_rank * most + item for device_rank, count in enumerate(counts) for item in range(count)]
-    return gather_record(padded)[torch.tensor(rows, device=device)]
+    own = IndexedFeatures.cat(batches) if batches else None
+    if world_size() == 1:
+        return own
+    parts = [part for part in gather_objects(None if own is None else own.to("cpu")) if part is not None]
+    return IndexedFeatures.cat(parts).to(device) if parts else None
 
 
 def gather_objects(value: Any) -> list[Any]:

@@ -2,7 +2,8 @@
 
 Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup" (2021): the loss needs all
 features of a batch, but not the encoders' activations. These are computed again, chunk by chunk, when the gradient of a
-chunk's features is known. The memory is that of one chunk; the gradient is the gradient of the whole batch.
+chunk's features is known. The memory is that of one chunk; the gradient is the gradient of the whole batch. It uses
+plain autograd, so that clipping, accumulation, mixed precision, DDP and FSDP2 work as usual.
 """
 
 from __future__ import annotations
@@ -19,10 +20,7 @@ R = TypeVar("R", bound=FeatureBatch)
 
 
 def encode_in_chunks(encode: Callable[[B], R], batch: B, chunk: int) -> R:
-    """Return `encode(batch)`, encoding chunks again in the backward pass with the same random numbers.
-
-    It uses plain autograd, so that clipping, accumulation, mixed precision, DDP and FSDP2 work as usual.
-    """
+    """Return `encode(batch)`, encoding chunks again in the backward pass with the same random numbers."""
     chunks = [batch[start : start + chunk] for start in range(0, len(batch), chunk)]
     parts: list[Any] = [checkpoint(encode, items, use_reentrant=False) for items in chunks]
     return type(parts[0]).cat(parts)

@@ -25,10 +25,6 @@ def row_cross_entropy(logits: Tensor, weight: Tensor | None = None, first: int =
 
     `logits` (B, C) belong to B queries and C candidates, `weight` (B,) to the rows (1 / B by default); `first` is the
     column of the first row's match.
-
-    Example:
-        >>> row_cross_entropy(torch.tensor([[2.0, 0.0], [0.0, 2.0]]))
-        tensor(0.1269)
     """
     target = torch.arange(first, first + len(logits), device=logits.device)
     if weight is None:
@@ -72,31 +68,17 @@ def local_info_nce(rows: Tensor, columns: Tensor, first: int) -> Tensor:
 
     `rows` (B, C) are a device's B texts against all C videos, `columns` (C, B) all texts against its B videos, and
     `first` is the index of its first pair.
-
-    Example:
-        >>> logits = torch.arange(16.0).reshape(4, 4) % 5
-        >>> shares = [local_info_nce(logits[i : i + 2], logits[:, i : i + 2], first=i) for i in (0, 2)]
-        >>> torch.allclose(sum(shares) / 2, info_nce(logits))
-        True
     """
     return (row_cross_entropy(rows, first=first) + row_cross_entropy(columns.T, first=first)) / 2
 
 
 def positive_weights(similarity: Tensor) -> Tensor:
-    """Return weights w_i = s_ii / sum_k s_kk of pairs by their own similarity, without gradient (GAID, released).
+    """Return weights w_i = s_ii / sum_k s_kk of pairs by their similarity (B, B), without gradient (GAID, released).
 
     https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/trainer/trainer_stochastic.py#L65-L67
     https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/modules/loss.py#L27-L30
 
-    The released code uses these weights although the paper describes plain InfoNCE. A negative similarity of a matching
-    pair gives that pair a negative weight, as released.
-
-    Args:
-        similarity: Scores of B matching pairs, (B, B); a constant factor such as the temperature cancels.
-
-    Example:
-        >>> positive_weights(torch.tensor([[0.3, 0.0], [0.2, 0.1]]))
-        tensor([0.7500, 0.2500])
+    The paper describes plain InfoNCE. A negative similarity of a matching pair gives it a negative weight, as released.
     """
     own = similarity.detach().diagonal()
     return own / own.sum()

@@ -61,18 +61,15 @@ class RecipeModule(LightningModule):
 
     def __init__(self, optimizer: OptimizerConfig | None = None) -> None:
         super().__init__()
-        # Encoders built in Python instead of by a recipe are among the arguments; Lightning would copy them twice.
-        frame = inspect.currentframe()
-        assert frame is not None
-        by_recipe = _given_hyperparameters.get() is not None
-        arguments = [] if by_recipe else collect_init_args(frame, [], classes=(HyperparametersMixin,))
-        modules = [name for each in arguments for name, value in each.items() if isinstance(value, nn.Module)]
-        self.save_hyperparameters(logger=False, ignore=modules, frame=frame)
-        options = plain_options(dict(self.hparams))
-        self.hparams.clear()
-        self.hparams.update(options)
-        # Lets load_from_checkpoint instantiate classes from these plain options, as for a recipe.
-        self.hparams.setdefault("_instantiator", "lightning.pytorch.cli.instantiate_module")
+        given = _given_hyperparameters.get()  # by a recipe
+        if given is None:
+            frame = inspect.currentframe()
+            assert frame is not None
+            parts = collect_init_args(frame, [], classes=(HyperparametersMixin,))
+            given = {name: value for part in parts for name, value in part.items()}
+        # The instantiator lets load_from_checkpoint build classes from these plain options, as for a recipe.
+        instantiator = {"_instantiator": "lightning.pytorch.cli.instantiate_module"}
+        self.save_hyperparameters(plain_options(given) | instantiator, logger=False)
         self.optimizer_config = optimizer or OptimizerConfig()
         self.loss_check = LossCheck()
 
@@ -155,16 +152,23 @@ class RecipeModule(LightningModule):
             raise CheckpointError(f"the checkpoint contains {kind}, but the recipe builds {own}")
         if "state_dict" not in checkpoint:  # ModelParallelStrategy has loaded the weights already
             return
-        wrong = _unfitting(self.state_dict(), checkpoint["state_dict"])
-        if not wrong:
-            return
-        more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
-        options = other_options(saved, dict(self.hparams))
-        made = f"It was trained with {', '.join(options)}. " if options else ""
-        raise CheckpointError(
-            f"the checkpoint does not fit this {own}: {'; '.join(wrong[:NAMED])}{more}. {made}"
-            "Use the recipe and options that it was trained with."
+        expected, found = (
+            {name: tuple(tensor.shape) for name, tensor in state.items()}
+            for state in (self.state_dict(), checkpoint["state_dict"])
         )
+        wrong = [
+            f"{name} has shape {found.get(name, 'none')}, expected {expected.get(name, 'none')}"
+            for name in expected | found
+            if found.get(name) != expected.get(name)
+        ]
+        if wrong:
+            more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
+            options = other_options(saved, dict(self.hparams))
+            made = f"It was trained with {', '.join(options)}. " if options else ""
+            raise CheckpointError(
+                f"the checkpoint does not fit this {own}: {'; '.join(wrong[:NAMED])}{more}. {made}"
+                "Use the recipe and options that it was trained with."
+            )
 
     def total_loss(self, terms: Mapping[str, Tensor], batch: PairBatch) -> Tensor:
         """Return the sum of the terms of a loss, and queue them for a check before the optimizer step."""
@@ -205,14 +209,3 @@ def _name_parameters(state: dict[str, Any], module: nn.Module, optimizer: Optimi
         state["state"] = {numbered[number]: value for number, value in state["state"].items()}
         for group in state["param_groups"]:
             group["params"] = [numbered[number] for number in group["params"]]
-
-
-def _unfitting(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
-    """Return a description of every tensor that is missing, unexpected or of another shape in a state dict."""
-    wrong = [f"{name} is missing" for name in expected if name not in found]
-    wrong += [f"{name} is unexpected" for name in found if name not in expected]
-    return wrong + [
-        f"{name} has shape {tuple(found[name].shape)}, expected {tuple(tensor.shape)}"
-        for name, tensor in expected.items()
-        if name in found and found[name].shape != tensor.shape
-    ]

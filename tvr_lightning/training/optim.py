@@ -78,12 +78,8 @@ class OptimizerConfig(Options):
 def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
     """Split the trainable parameters by learning rate and decay; the logit scale gets the encoder's learning rate.
 
-    Args:
-        module: Method whose pretrained part is its attribute `encoder`, or a module that contains it as `method`.
-        config: Learning rates and decay rule.
-
-    Returns:
-        Up to four non-empty groups with `params`, `lr`, `weight_decay` and `name`, such as `encoder, decayed`.
+    The pretrained part of the module is its attribute `encoder` or `method.encoder`. Return up to four non-empty groups
+    with `params`, `lr`, `weight_decay` and `name`, such as `encoder, decayed`.
     """
     groups: dict[tuple[bool, bool], list[Tensor]] = {}
     for name, parameter in module.named_parameters():
@@ -105,14 +101,9 @@ def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[st
 
 
 def schedule_factor(config: OptimizerConfig, step: int, total: float) -> float:
-    """Return the learning rate at a step as a share of the peak in [0, 1]; 0 at step 0 with warmup.
+    """Return the learning rate after `step` of `total` optimizer steps, as a share of the peak in [0, 1].
 
     Only `warmup-cosine` changes after the end: it is periodic, as released, and rises again.
-
-    Args:
-        config: Schedule and warmup.
-        step: Number of optimizer steps so far, from 0.
-        total: Length of the schedule in optimizer steps.
     """
     if config.schedule == "warmup-cosine-shifted":
         warmup = int(config.warmup * total)  # whole steps, as released
@@ -134,13 +125,8 @@ def build_optimizer(
 ) -> tuple[torch.optim.Optimizer, LambdaLR]:
     """Build the optimizer of a method, and its schedule, to be stepped once after each optimizer step.
 
-    Args:
-        module: Method whose pretrained part is its attribute `encoder`.
-        config: Options of the recipe.
-        total_steps: Number of optimizer steps in the run.
-        epochs: Number of epochs in the run; required with `schedule_epochs`.
-        fused: Permission for AdamW to use a fused kernel on CPU or CUDA; otherwise it uses foreach kernels. BertAdam
-            always uses foreach kernels.
+    `total_steps` and `epochs` are those of the run; `epochs` is required with `schedule_epochs`. `fused` permits a
+    fused kernel of AdamW.
     """
     if total_steps < 1:
         raise UserError(f"a schedule needs at least one optimizer step, got {total_steps}; check trainer.max_epochs")
@@ -157,7 +143,6 @@ def build_optimizer(
     elif config.name == "adamw-hf":
         optimizer = HuggingFaceAdamW(groups, **common)
     else:
-        devices = {parameter.device.type for group in groups for parameter in group["params"]}
-        one_kernel = fused and devices <= {"cpu", "cuda"}
-        optimizer = torch.optim.AdamW(groups, fused=one_kernel, foreach=not one_kernel, **common)
+        fused = fused and {parameter.device.type for parameter in module.parameters()} <= {"cpu", "cuda"}
+        optimizer = torch.optim.AdamW(groups, fused=fused, foreach=not fused, **common)
     return optimizer, LambdaLR(optimizer, lambda step: schedule_factor(config, step, span))

@@ -46,17 +46,25 @@ def flat_options(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, list(value) if isinstance(value, tuple) else value
 
 
+def changed_options(name: str, then: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the dotted name and both values of every option in a section that differs; `nothing` if it is missing."""
+    before, after = dict(flat_options(name, then)), dict(flat_options(name, now))
+    for option in before | after:
+        values = before.get(option, "nothing"), after.get(option, "nothing")
+        if values[0] != values[1]:
+            yield option, *values
+
+
 def other_options(trained: dict[str, Any], here: dict[str, Any]) -> list[str]:
     """Return the differences between the options of a checkpoint and a model, as `option value (here: value)`.
 
     Options that only one of them has, such as an encoder built in Python, are ignored.
     """
     common = [name for name in trained if name in here and not name.startswith("_")]
-    then, now = (dict(pair for name in common for pair in flat_options(name, found[name])) for found in (trained, here))
     return [
-        f"{option} {value_text(then.get(option, 'nothing'))} (here: {value_text(now.get(option, 'nothing'))})"
-        for option in dict.fromkeys([*then, *now])
-        if then.get(option, "nothing") != now.get(option, "nothing")
+        f"{option} {value_text(then)} (here: {value_text(now)})"
+        for name in common
+        for option, then, now in changed_options(name, trained[name], here[name])
     ]
 
 

@@ -25,10 +25,7 @@ State = dict[str, Any]
 
 
 class ReleasedOptimizer(torch.optim.Optimizer, ABC):
-    """Base class of optimizers that update lists of tensors with one device, dtype and number of steps.
-
-    The arguments are those of torch.optim.AdamW; `options` are further options of the parameter groups.
-    """
+    """Base class of optimizers with AdamW's options that update lists of tensors (any shape) together."""
 
     def __init__(
         self,
@@ -50,16 +47,17 @@ class ReleasedOptimizer(torch.optim.Optimizer, ABC):
                 loss = closure()
         for group in self.param_groups:
             for parameters in self._together(group["params"]):
-                states = [self.state[parameter] for parameter in parameters]
-                for parameter, state in zip(parameters, states, strict=True):
+                for parameter in parameters:
+                    state = self.state[parameter]
                     if not state:
                         state.update(mean=torch.zeros_like(parameter), square=torch.zeros_like(parameter), step=0)
                     state["step"] += 1
-                self._update(parameters, states, group)
+                gradients = [parameter.grad for parameter in parameters]
+                self._update(parameters, gradients, [self.state[parameter] for parameter in parameters], group)
         return loss
 
     @abstractmethod
-    def _update(self, parameters: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
+    def _update(self, parameters: list[Tensor], gradients: Any, states: list[State], group: dict[str, Any]) -> None:
         """Update tensors of one device, dtype and number of steps."""
 
     def _together(self, parameters: list[Tensor]) -> Iterator[list[Tensor]]:
@@ -77,13 +75,7 @@ class ReleasedOptimizer(torch.optim.Optimizer, ABC):
         yield from lists.values()
 
 
-def _gradients(parameters: list[Tensor]) -> list[Tensor]:
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]
-
-
-def _mean_and_root(
-    gradients: list[Tensor], states: list[State], group: dict[str, Any]
-) -> tuple[list[Tensor], list[Tensor]]:
+def _mean_and_root(gradients: Any, states: list[State], group: dict[str, Any]) -> tuple[Any, Any]:
     """Update the running means of the gradients and of their squares; return the former, and sqrt(squares) + eps."""
     first, second = group["betas"]
     means = torch._foreach_mul([state["mean"] for state in states], first)
@@ -94,7 +86,7 @@ def _mean_and_root(
         state["mean"], state["square"] = mean, square
     roots = torch._foreach_sqrt(squares)
     torch._foreach_add_(roots, group["eps"])
-    return list(means), list(roots)
+    return means, roots
 
 
 class BertAdam(ReleasedOptimizer):
@@ -116,12 +108,11 @@ class BertAdam(ReleasedOptimizer):
         super().__init__(params, per_tensor_clip=per_tensor_clip, **options)
 
     @override
-    def _update(self, parameters: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
-        gradients = _gradients(parameters)
+    def _update(self, parameters: list[Tensor], gradients: Any, states: list[State], group: dict[str, Any]) -> None:
         if group["per_tensor_clip"] is not None:
             norms = torch.stack(torch._foreach_norm(gradients))
             clips = (group["per_tensor_clip"] / (norms + 1e-6)).clamp(max=1.0)
-            gradients = list(torch._foreach_mul(gradients, clips.unbind()))
+            gradients = torch._foreach_mul(gradients, clips.unbind())
         means, roots = _mean_and_root(gradients, states, group)
         del gradients
         updates = torch._foreach_div(means, roots)
@@ -143,8 +134,8 @@ class HuggingFaceAdamW(ReleasedOptimizer):
     """
 
     @override
-    def _update(self, parameters: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
-        means, roots = _mean_and_root(_gradients(parameters), states, group)
+    def _update(self, parameters: list[Tensor], gradients: Any, states: list[State], group: dict[str, Any]) -> None:
+        means, roots = _mean_and_root(gradients, states, group)
         first, second = (1.0 - beta ** states[0]["step"] for beta in group["betas"])
         torch._foreach_addcdiv_(parameters, means, roots, value=-group["lr"] * math.sqrt(second) / first)
         del roots

@@ -20,21 +20,16 @@ from tvr_lightning.encoders.base import Encoder
 def shard(module: nn.Module, mesh: DeviceMesh, matrices_in: torch.dtype = torch.float32) -> None:
     """Shard every child of `module` that has parameters, and each transformer block separately.
 
-    While they are unused, each of W devices stores 1 / W of the parameters; those of a block are gathered while it
-    computes. A second call changes nothing, because Lightning configures a model for every stage.
-
-    Args:
-        module: Method whose parameters are used only in the forward or public methods of its children.
-        mesh: One-dimensional mesh of the data-parallel devices.
-        matrices_in: Data type in which the matrices of the encoder's blocks are gathered and used, as under autocast.
-            Their gradients are reduced in float32, and every device stores its share of them in float32.
+    While they are unused, each of the W devices of `mesh` stores 1 / W of the parameters; those of a block are gathered
+    while it computes. Parameters must be used only in the forward or public methods of the children. The matrices of
+    the encoder's blocks are gathered and used in `matrices_in`, as under autocast, but stored and reduced in float32. A
+    second call changes nothing, because Lightning configures a model for every stage.
     """
     # Methods return views but do not modify them in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     for unit in _units(module):
         if isinstance(unit, FSDPModule):
             continue
-        methods = _public_methods(unit)  # before FSDP adds its own
         for block in _blocks(unit):
             for part in _matrices(block) if isinstance(unit, Encoder) and matrices_in != torch.float32 else ():
                 # Under autocast, which casts the inputs.
@@ -42,11 +37,11 @@ def shard(module: nn.Module, mesh: DeviceMesh, matrices_in: torch.dtype = torch.
                 fully_shard(part, mesh=mesh, mp_policy=policy)
             fully_shard(block, mesh=mesh)
         fully_shard(unit, mesh=mesh)
-        _enter_by(unit, methods)
+        _gather_in_methods(unit)
 
 
 def is_sharded(module: Any) -> bool:
-    """Return True if the parameters of `module` are sharded, so that all devices must compute with it together."""
+    """Return whether the parameters of `module` are sharded, so that all devices must compute with it together."""
     return any(isinstance(unit, FSDPModule) for unit in module.modules())
 
 
@@ -70,8 +65,8 @@ def gathered(module: Any, apart: Any) -> Iterator[None]:
             unit.reshard()
 
 
-def _enter_by(unit: nn.Module, names: list[str]) -> None:
-    """Make methods gather a unit's parameters as `forward` does, but not in nested calls, whose end would free them."""
+def _gather_in_methods(unit: nn.Module) -> None:
+    """Make public methods gather parameters as `forward` does, but not in nested calls, whose end frees them."""
     depth = 0
 
     def enter(*arguments: Any) -> None:
@@ -95,10 +90,11 @@ def _enter_by(unit: nn.Module, names: list[str]) -> None:
 
     unit.register_forward_pre_hook(enter)
     unit.register_forward_hook(leave, always_call=True)
-    for name in names:
-        plain = getattr(unit, name)
-        register_fsdp_forward_method(unit, name)
-        setattr(unit, name, wrap(plain, getattr(unit, name)))
+    for name, _ in inspect.getmembers(type(unit), inspect.isfunction):
+        if not (name.startswith("_") or hasattr(nn.Module, name) or hasattr(FSDPModule, name)):
+            plain = getattr(unit, name)
+            register_fsdp_forward_method(unit, name)
+            setattr(unit, name, wrap(plain, getattr(unit, name)))
 
 
 def _units(module: nn.Module) -> Iterator[nn.Module]:
@@ -115,9 +111,9 @@ def _blocks(unit: nn.Module) -> list[nn.Module]:
     blocks: list[nn.Module] = []
     for part in unit.modules():
         if isinstance(part, (nn.ModuleList, nn.Sequential)) and len(part) > 1:
-            layers = list(part)
-            if type(layers[0]) is not nn.Linear and len({type(layer) for layer in layers}) == 1:
-                blocks += [layer for layer in layers if any(True for _ in layer.parameters())]
+            kinds = {type(layer) for layer in part}
+            if len(kinds) == 1 and nn.Linear not in kinds:
+                blocks += [layer for layer in part if any(True for _ in layer.parameters())]
     return blocks
 
 
@@ -128,12 +124,3 @@ def _matrices(block: nn.Module) -> Iterator[nn.Module]:
             yield from _matrices(part)
         elif any(parameter.ndim > 1 for parameter in part.parameters()):
             yield part
-
-
-def _public_methods(unit: nn.Module) -> list[str]:
-    """Return the names of a unit's public methods other than `forward` and the methods of nn.Module."""
-    return [
-        name
-        for name, value in inspect.getmembers(type(unit), inspect.isfunction)
-        if not name.startswith("_") and name != "forward" and not hasattr(nn.Module, name)
-    ]

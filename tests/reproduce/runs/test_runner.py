@@ -183,7 +183,7 @@ def test_two_invocations_do_not_share_a_folder(root, tmp_path):
 
     class Second(LocalEngine):
         def start(self, task):
-            with pytest.raises(UserError, match="Another tvr reproduce is running in"):
+            with pytest.raises(UserError, match="Another process is writing the runs of tvr reproduce in"):
                 run_plan(plan, out, [].append)
             return super().start(task)
 
@@ -198,7 +198,7 @@ def test_on_a_disk_without_file_locks_runs_are_made_and_it_is_said(root, tmp_pat
     monkeypatch.setattr("fcntl.flock", refuse)
     said = []
     assert run_plan(replace(tiny_plan(root, tmp_path), runs={}), tmp_path / "out", said.append) == {}
-    assert any("without file locks" in line and "do not start a second tvr reproduce in it" in line for line in said)
+    assert any("without file locks" in line and "do not start a second process" in line for line in said)
 
 
 def test_an_engine_that_refuses_costs_its_run_alone(root, tmp_path):

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from tvr_lightning.cli.tables import reproduce as run_reproduce
-from tvr_lightning.log_filters import quieten
 from tvr_lightning.reproduce.runs.card import read_card, read_cards
 from tvr_lightning.reproduce.runs.execute import execute
 from tvr_lightning.reproduce.runs.plan import Setting, make_plan
 from tvr_lightning.reproduce.runs.runner import write_fixture, write_task
 from tvr_lightning.reproduce.tables import known_tables, load_table
+from tvr_lightning.runs.log import quieten
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 VIDEOS = 12

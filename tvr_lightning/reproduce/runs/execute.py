@@ -23,10 +23,10 @@ from tvr_lightning.evaluation.evaluator import Evaluation
 from tvr_lightning.extract.plan import ExtractOptions
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import source_of_data
-from tvr_lightning.log_filters import quieten
 from tvr_lightning.progress import progress_file, write_state
 from tvr_lightning.reproduce.runs.card import Card, peak_memory_mib, write_ranks, write_record
 from tvr_lightning.reproduce.runs.plan import PlannedRun, deciding
+from tvr_lightning.runs.log import quieten
 from tvr_lightning.runs.progress_bar import ProgressReport
 from tvr_lightning.runs.run import Run
 

@@ -34,8 +34,7 @@ def run_plan(plan: Plan, out: Path, log: Log = print, engine: Engine | None = No
     A failed run leaves a card with its error, as do the runs that need it. The next call makes them again.
     """
     out.mkdir(parents=True, exist_ok=True)
-    busy = UserError(f"Another tvr reproduce is running in {out}. Wait for it, or pass another --out.")
-    with file_lock(out / ".lock", busy, "do not start a second tvr reproduce in it", log):
+    with file_lock(out / ".lock", f"the runs of tvr reproduce in {out}", report=log):
         cards = read_cards(out / "cards")
         for key in cards.keys() & plan.runs.keys():
             claims = list(dict.fromkeys([*cards[key].run["claims"], *plan.runs[key].claims]))
