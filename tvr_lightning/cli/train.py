@@ -1,14 +1,14 @@
-"""Commands that run a recipe or use a trained method; their signatures and docstrings are the command line."""
+"""Commands that run a recipe or use a trained method."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from tvr_lightning.cli.loading import loading
-from tvr_lightning.cli.types import AtLeast4, File, NewFile
+from tvr_lightning.cli.options import AtLeast4, Config, File, NewFile, Trust
 from tvr_lightning.config.recipe_files import FOUND_BY_LIGHTNING, RECIPES, OptionError, refuse_options
 from tvr_lightning.option_types import Count
 from tvr_lightning.progress import shown
@@ -31,21 +31,12 @@ OVERLAYS = ("fixture", "demo", "features", "heads")
 
 
 def fit(
-    config: list[str] = [],  # noqa: B006
-    ckpt_path: str | None = None,
-    estimate: bool = False,
-    help_all: bool = False,
+    config: Config = [],  # noqa: B006
+    ckpt_path: Annotated[str | None, "checkpoint of an interrupted run to resume"] = None,
+    estimate: Annotated[bool, "print the memory, disk space, and time of the run, without training"] = False,
     overrides: Sequence[str] = (),
 ) -> int:
-    """Train a method, test it, and print and save the results.
-
-    Args:
-        config: name or path of a recipe, can be repeated; later ones override earlier ones.
-        ckpt_path: checkpoint of an interrupted run to resume.
-        estimate: print the memory, disk space, and time that the run needs, without training.
-        help_all: print all options of recipes.
-        overrides: options that override those of recipes.
-    """
+    """Train a method, test it, and print and save the results."""
     if estimate:
         refuse_options({"ckpt_path": ckpt_path}, "cannot be used with --estimate, which estimates a whole run.")
         with loading("fit"):
@@ -60,24 +51,15 @@ def _evaluating(command: str, summary: str) -> Callable[..., int]:
     """Return the function of a command that evaluates a checkpoint or a recipe."""
 
     def run(
-        config: list[str] = [],  # noqa: B006
-        ckpt_path: str | None = None,
-        override: bool = False,
-        trust: list[str] = [],  # noqa: B006
-        help_all: bool = False,
+        config: Config = [],  # noqa: B006
+        ckpt_path: Annotated[str | None, "checkpoint to evaluate; recipes override its options"] = None,
+        override: Annotated[bool, "score with the given options even if the training had others"] = False,
+        trust: Trust = [],  # noqa: B006
         overrides: Sequence[str] = (),
     ) -> int:
         return _run(command, config, overrides, ckpt_path, override, trust)
 
-    run.__doc__ = f"""{summary}
-
-    Args:
-        config: name or path of a recipe, can be repeated, whose options override those of the checkpoint.
-        ckpt_path: checkpoint to evaluate, which determines method, data, and options.
-        override: score with the given options even if the checkpoint was trained with others.
-        trust: module whose classes the checkpoint may use, in addition to this package's; can be repeated.
-        help_all: print all options of recipes.
-    """
+    run.__doc__ = summary
     return run
 
 
@@ -131,21 +113,13 @@ def recipes_and_examples(command: str) -> str:
 
 
 def audit(
-    config: list[str],
-    ckpt_path: File | None = None,
-    videos: AtLeast4 = 64,
-    seed: int | None = None,
+    config: Config,
+    ckpt_path: Annotated[File | None, "checkpoint of the recipe; its starting weights by default"] = None,
+    videos: Annotated[AtLeast4, "number of test videos to audit, with their texts"] = 64,
+    seed: Annotated[int | None, "seed for selecting and ordering videos and texts; a new one by default"] = None,
     overrides: Sequence[str] = (),
 ) -> int:
-    """Check empirically that scores depend only on the text and the video; the exit status is 1 if they do not.
-
-    Args:
-        config: recipe files, can be repeated; later ones override earlier ones.
-        ckpt_path: checkpoint of the recipe; by default the recipe's starting weights are audited.
-        videos: number of test videos to audit, with their texts.
-        seed: seed for selecting and ordering the audited videos and texts; a new one by default.
-        overrides: options that override those of recipes.
-    """
+    """Check empirically that no ground truth leaks into the scores; the exit status is 1 if any does."""
     with loading("audit"):
         from tvr_lightning.audit.run import audit_method, report_audit
         from tvr_lightning.config.recipe import from_recipe
@@ -162,24 +136,18 @@ def audit(
 
 
 def convert(
-    source: File,
-    out: NewFile,
+    source: Annotated[File, "authors' file (pytorch_model.bin.*, .pth, .pt, or .safetensors)"],
+    out: Annotated[NewFile, "output file"],
     /,
-    words: Count | None = None,
-    frames: Count | None = None,
-    method: ReleasedMethod | None = None,
-    openai_clip: File | None = None,
+    words: Annotated[Count | None, "number of text positions, including SOT and EOT"] = None,
+    frames: Annotated[Count | None, "number of frames per video"] = None,
+    method: Annotated[ReleasedMethod | None, "method of the checkpoint; detected by default"] = None,
+    openai_clip: Annotated[File | None, "OpenAI's CLIP weights, for UCoFiA"] = None,
 ) -> int:
     """Convert an authors' checkpoint into one that `tvr test --ckpt_path` loads.
 
-    Args:
-        source: authors' file (pytorch_model.bin.*, .pth, .pt or .safetensors).
-        out: output file.
-        words: number of text positions, including SOT and EOT; by default that of the released evaluation.
-        frames: number of frames per video; by default that of the released evaluation.
-        method: method that the checkpoint must belong to; detected by default.
-        openai_clip: file with OpenAI's CLIP weights for UCoFiA, whose released evaluation uses them in the attention of
-            vision blocks 10 and 11.
+    Words and frames are those of the released evaluation by default. UCoFiA's uses OpenAI's CLIP weights in the
+    attention of vision blocks 10 and 11.
     """
     with shown(f"convert: reading {source.name}"):
         from tvr_lightning.authors.convert import convert as convert_checkpoint
@@ -191,22 +159,14 @@ def convert(
 
 
 def push(
-    checkpoint: File,
-    name: str,
+    checkpoint: Annotated[File, "checkpoint of `tvr fit`"],
+    name: Annotated[str, "user/name of the repository; an existing one gets a new revision"],
     /,
-    results: File | None = None,
-    private: bool = False,
-    license: str | None = None,
+    results: Annotated[File | None, "results.json of these weights; that in the run's folder by default"] = None,
+    private: Annotated[bool, "hide a new repository from others"] = False,
+    license: Annotated[str | None, "identifier of the license for the model card, such as mit"] = None,
 ) -> int:
-    """Publish a trained method on the Hugging Face Hub; log in with `hf auth login` or set HF_TOKEN.
-
-    Args:
-        checkpoint: checkpoint of `tvr fit`.
-        name: user/name of the repository; a method that was pushed before gets a new revision.
-        results: results.json of these weights; by default the one in the run's folder.
-        private: hide a new repository from others.
-        license: identifier of the license for the model card, such as mit.
-    """
+    """Publish a trained method on the Hugging Face Hub; log in with `hf auth login` or set HF_TOKEN."""
     with loading("push"):
         from tvr_lightning.api.hub import push_to_hub
     print(push_to_hub(checkpoint, name, results=results, private=private, license=license))
