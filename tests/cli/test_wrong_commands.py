@@ -106,7 +106,7 @@ AT_ONCE = {
     "convert nowhere.pth out.ckpt --method xpool": "convert: source nowhere.pth: no such file; looked for it at ",
     "convert a.txt out.ckpt --method xpol": "convert: --method is xpol; expected clip4clip, drl, gaid, gare, tcmgc,",
     "audit --config gare --videos 3": "audit: --videos is 3; expected a whole number of at least 4",
-    "fit": "fit needs a recipe, such as tvr fit --config tcmgc. `tvr fit --help` lists recipes.",
+    "fit": "No method is given. Name its recipe, such as --config tcmgc, or a checkpoint to evaluate",
     "test --ckpt_path nowhere.ckpt": "nowhere.ckpt: no such checkpoint; looked for it at ",
     "fit --config nowhere.yaml": "--config nowhere.yaml: no such file; ",
 }

@@ -27,7 +27,7 @@ class Command:
     sections: tuple[str, ...] = ()
     resume: str | None = None
 
-    def function(self) -> Callable[..., int]:
+    def function(self) -> Callable[..., int | None]:
         """Return the function of the command; its module imports no torch."""
         module, name = self.run.split(":")
         return getattr(importlib.import_module(f"tvr_lightning.cli.{module}"), name)

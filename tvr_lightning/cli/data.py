@@ -34,12 +34,11 @@ def synth(
     videos: Annotated[AtLeast8, "total number of videos; a fifth is the test split"] = 500,
     seed: Annotated[int, "random seed; the same seed gives the same dataset"] = 0,
     num_workers: Processes = CORES,
-) -> int:
+) -> None:
     """Write a synthetic dataset of playable mp4 files in the layout of a real dataset."""
     from tvr_lightning.synthetic.generate import synthesize
 
     print(f"Wrote {synthesize(dataset, root, videos, seed, workers=num_workers)}")
-    return 0
 
 
 def import_(
@@ -69,7 +68,7 @@ def download(
     /,
     out: Annotated[NewFolder | None, "folder for the downloaded files; hub-<dataset> by default"] = None,
     annotations_only: Annotated[bool, "download the annotations without the videos"] = False,
-) -> int:
+) -> None:
     """Download a dataset that is openly available on the Hugging Face Hub; rerun the command to resume."""
     from tvr_lightning.data.importing.hub import fetch
 
@@ -77,7 +76,6 @@ def download(
     files = fetch(dataset, folder, annotations_only)
     size = sum(file.stat().st_size for file in files) / 1e9
     print(f"{len(files)} files ({size:.2f} GB) are in {folder}. Next: tvr data import {dataset} --from {folder}")
-    return 0
 
 
 def check(
@@ -125,7 +123,7 @@ def compress(
     return 1 if done.unread else 0
 
 
-def stats(config: Config, num_workers: Processes = CORES, overrides: Sequence[str] = ()) -> int:
+def stats(config: Config, num_workers: Processes = CORES, overrides: Sequence[str] = ()) -> None:
     """Print numbers of videos and captions, caption lengths in tokens, durations, and the share with audio."""
     with loading("data stats"):
         from tvr_lightning.config.recipe import data_from_recipe
@@ -136,7 +134,6 @@ def stats(config: Config, num_workers: Processes = CORES, overrides: Sequence[st
     data = data_from_recipe(config, overrides)
     tokens = ClipTokenizer(context_length=max(data.words, 3)).needed
     print_stats(statistics_of(data, tokens, workers=num_workers))
-    return 0
 
 
 def show(
@@ -145,7 +142,7 @@ def show(
     out: Annotated[NewFile, "image to write; the suffix sets the format (.png, .pdf, .svg)"] = Path("page.png"),
     frames: Annotated[Count, "number of frames"] = 12,
     sampling: Annotated[FrameSampling, "rule for selecting the frames"] = "one-fps-uniform",
-) -> int:
+) -> None:
     """Draw the frames of a video, its waveform, and its log-mel spectrogram on one page."""
     if out.suffix.lower() not in IMAGES:
         raise OptionError(f"--out {out} must end in {in_words(IMAGES)}")
@@ -153,4 +150,3 @@ def show(
 
     preview(video, out, frames=frames, sampling=sampling)
     print(f"Wrote {out}")
-    return 0

@@ -36,7 +36,7 @@ def evaluate(
     name: Annotated[str | None, "name of the method in the results table; the file's name by default"] = None,
     out: Annotated[NewFolder, "parent folder of the results"] = Path("runs"),
     overrides: Sequence[str] = (),
-) -> int:
+) -> None:
     """Rank a similarity matrix from any source, and print and save the results.
 
     A second matrix is compared with the first. Rows are the texts and columns the videos of a dataset's test split:
@@ -106,7 +106,6 @@ def evaluate(
         with shown("evaluate: comparing both"):
             comparison = compare(found[0], found[1], truth, ks)
         _report(comparison, scores, folder / "comparison.json")
-    return 0
 
 
 def _normalizer(options: Sequence[str]) -> Normalizer | None:

@@ -54,7 +54,7 @@ def extract(
     actors: Annotated[Count | None, "number of Ray actors; 1 by default"] = None,
     address: Annotated[str | None, "running Ray cluster with the same paths; a local one by default"] = None,
     overrides: Sequence[str] = (),
-) -> int:
+) -> None:
     """Encode a recipe's dataset, or any videos, once and store the features; rerun the command to resume.
 
     A recipe sets data and encoders. The options architecture, weights, audio_weights, frames, sampling, and seed are
@@ -110,11 +110,9 @@ def extract(
         sample = verify_sample or 8
         with shown(f"extract: computing {sample} items again"):
             deviations = compare_store(source, encoder, audio_encoder, options, sample=sample)
-        for name, deviation in deviations.items():
-            print(f"{name}: largest deviation {deviation:.1e}")
-        return 0
-    print("\n".join([*extract_features(source, encoder, audio_encoder, options).lines(), f"Wrote {out}"]))
-    return 0
+        print("\n".join(f"{name}: largest deviation {deviation:.1e}" for name, deviation in deviations.items()))
+    else:
+        print("\n".join([*extract_features(source, encoder, audio_encoder, options).lines(), f"Wrote {out}"]))
 
 
 def _file_source(
@@ -153,7 +151,7 @@ def caption(
     num_workers: Annotated[Workers, "number of processes that decode"] = 2,
     device: Device = None,
     overrides: Sequence[str] = (),
-) -> int:
+) -> None:
     """Describe a dataset's videos with a vision-language model; rerun the command to resume.
 
     Only the training split is described by default, since tests use no descriptions.
@@ -173,4 +171,3 @@ def caption(
     with shown(f"caption: loading {model}"):
         captioner = load_captioner(model, device)
     print("\n".join([*describe(videos, captioner, options).lines(), f"Wrote {out}"]))
-    return 0

@@ -79,20 +79,14 @@ def run(command: Command, words: list[str]) -> int:
         from tvr_lightning.config.recipe import recipe_parser
 
         recipe_parser().parse_args(words if of_class else ["--help"])  # prints the help and raises SystemExit
-    if not words and of_recipe:
-        checkpoint = "" if command.name == "fit" else "a checkpoint (--ckpt_path FILE) or "
-        raise OptionError(
-            f"{command.name} needs {checkpoint}a recipe, such as tvr {command.name} --config tcmgc. "
-            f"`tvr {command.name} --help` lists recipes."
-        )
     options, overrides = parse(command, words)
     recipes = options.get("config", [])
-    if recipes or overrides:
+    if of_recipe or recipes or overrides:
         from tvr_lightning.config.check import check_before_parsing
 
         # A checkpoint names its own classes; other commands without recipes refuse options of recipes themselves.
         complete = options.get("ckpt_path") if of_recipe else not recipes or command.name == "evaluate"
-        needed = [section for section in ("data", "model") if section in command.sections and not complete]
+        needed = [section for section in ("model", "data") if section in command.sections and not complete]
         check_before_parsing(recipes, overrides, needed)
     if overrides:
         options["overrides"] = overrides
@@ -100,7 +94,7 @@ def run(command: Command, words: list[str]) -> int:
     parameters = inspect.signature(function).parameters.values()
     positional = [options.pop(p.name) for p in parameters if p.kind is p.POSITIONAL_ONLY and p.name in options]
     try:
-        return function(*positional, **options)
+        return function(*positional, **options) or 0
     except MissingAssetError as error:
         raise MissingAssetError(f"{error}{_hint(command, recipes)}") from error
 
@@ -132,7 +126,7 @@ def list_commands(words: Sequence[str]) -> int:
     return 0
 
 
-def completion(shell: Annotated[Literal["bash", "zsh", "tcsh"], "shell of the script"], /) -> int:
+def completion(shell: Annotated[Literal["bash", "zsh", "tcsh"], "shell of the script"], /) -> None:
     """Print a script that completes commands and options in a shell, as for eval "$(tvr completion bash)"."""
     import argparse
 
@@ -153,7 +147,6 @@ def completion(shell: Annotated[Literal["bash", "zsh", "tcsh"], "shell of the sc
                 action.complete = shtab.DIRECTORY if action.metavar == "FOLDER" else shtab.FILE  # type: ignore[attr-defined]
         groups[group].add_parser(name, help=command.summary, parents=[parser], add_help=False)
     print(shtab.complete(whole, shell))
-    return 0
 
 
 def _interrupted(command: Command | None) -> int:

@@ -41,7 +41,7 @@ def parser_of(command: Command) -> CommandParser:
     if command.sections == RECIPE:
         from tvr_lightning.cli.train import recipes_and_examples
 
-        epilog = recipes_and_examples(command.name)
+        epilog = recipes_and_examples()
     elif command.sections:
         shown = " and ".join(f"--{section}.*" for section in command.sections)
         epilog = f"Options {shown} override those of the recipes, as for `tvr fit`."

@@ -109,7 +109,7 @@ def search(
     store: Store = None,
     trust: Trust = [],  # noqa: B006
     device: Device = None,
-) -> int:
+) -> None:
     """Find videos in an index by text or by an example."""
     if video and image:
         raise RefusedError("Use one example, either --video or --image.")
@@ -137,7 +137,6 @@ def search(
                 raise RefusedError(sentence(error.errors())) from error
             answer = searcher.search(asked)
     show(answer, as_json=json)
-    return 0
 
 
 def serve(
@@ -151,7 +150,7 @@ def serve(
     store: Store = None,
     trust: Trust = [],  # noqa: B006
     device: Device = None,
-) -> int:
+) -> None:
     """Serve a web page and an API that search an index.
 
     Clients send the token in a header, or once in the page's address.
@@ -164,7 +163,6 @@ def serve(
     options = ServerOptions(host, port, token, max_upload_mib * 2**20, max_pending, videos=tuple(videos))
     with Searcher(index, chosen_device(device), store, trust) as searcher:
         serve_index(searcher, options)
-    return 0
 
 
 def show(answer: Answer, as_json: bool) -> None:

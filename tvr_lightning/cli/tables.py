@@ -23,13 +23,12 @@ def published(
     method: Annotated[str | None, "part of the method's name, regardless of case, such as GARE"] = None,
     direction: Annotated[Literal["t2v", "v2t", "t2v+v2t"] | None, "retrieval direction; t2v+v2t for sums"] = None,
     format: Annotated[Literal["table", "csv", "json"], "output format"] = "table",
-) -> int:
+) -> None:
     """Print the results that the papers publish; a dash marks unpublished values."""
     from tvr_lightning.reproduce.published import select_published
     from tvr_lightning.reproduce.published_table import print_published
 
     print_published(select_published(paper, table, dataset, method, direction), format)
-    return 0
 
 
 def reproduce(
@@ -113,7 +112,7 @@ def report(
     /,
     recipes: Annotated[Path, "folder of the recipes, whose tables map runs to published rows"] = Path("recipes"),
     tables_only: Annotated[bool, "omit the figures that need weights and videos"] = False,
-) -> int:
+) -> None:
     """Write results as a folder of pages with tables and figures, report/index.html first.
 
     The figures are drawn from each run's own weights and test split: one pass, stored in figures/.
@@ -124,7 +123,6 @@ def report(
 
     for path in write_report(directory, recipes_folder(recipes), tables_only):
         print(f"Wrote {path}")
-    return 0
 
 
 def verify_released(
@@ -153,7 +151,7 @@ def profile(
     repeats: Annotated[Count, "number of time measurements, of which the median is reported"] = 3,
     device: Device = None,
     overrides: Sequence[str] = (),
-) -> int:
+) -> None:
     """Measure the parameters, memory, and time of a method on random inputs of the recipe's sizes.
 
     Neither a dataset nor trained weights are needed.
@@ -171,4 +169,3 @@ def profile(
 
     card = measure(Recipe.parse(config, overrides), batch_size, queries, repeats, device)
     print(f"Wrote {write_record(card, out / 'profiles' / f'{card.name}.json')}")
-    return 0

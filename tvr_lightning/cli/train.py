@@ -13,21 +13,27 @@ from tvr_lightning.config.recipe_files import FOUND_BY_LIGHTNING, RECIPES, Optio
 from tvr_lightning.option_types import Count
 from tvr_lightning.progress import shown
 
-OPTIONS = {
-    "--data.init_args.root FOLDER": "parent folder of the datasets; $TVR_DATA by default",
-    "--data.init_args.batch_size N": "text-video pairs per optimizer step, over all devices",
-    "--data.init_args.num_workers N": "worker processes that decode videos",
-    "--trainer.devices N": "number of GPUs; hardware/* also sets precision and strategy",
-    "--results.directory FOLDER": "parent folder of the results; by default runs, or the checkpoint's run",
-    "--eval_memory SIZE": "memory budget for scoring, such as 4GiB",
-}
-OF_FIT = {
-    "--trainer.max_epochs N": "number of training epochs",
-    "--seed_everything N": "seed of the run; 0 by default",
-    "--checkpoints.resume true": "resume the newest run of this method and dataset, or start one",
-}
 ReleasedMethod = Literal["clip4clip", "drl", "gaid", "gare", "tcmgc", "tmass", "ucofia", "xclip", "xpool"]
 OVERLAYS = ("fixture", "demo", "features", "heads")
+EPILOG = """\
+recipes:
+{recipes}
+
+common options of recipes:
+  --trainer.max_epochs N           number of training epochs
+  --trainer.devices N              number of GPUs; hardware/* also sets precision and strategy
+  --data.init_args.root FOLDER     parent folder of the datasets; $TVR_DATA by default
+  --data.init_args.batch_size N    text-video pairs per optimizer step, over all devices
+  --data.init_args.num_workers N   worker processes that decode videos
+  --seed_everything N              seed of the run; 0 by default
+  --eval_memory SIZE               memory budget for scoring, such as 4GiB
+  --checkpoints.resume true        resume the newest run of this method and dataset, or start one
+  --results.directory FOLDER       parent folder of the results; by default runs, or the checkpoint's run
+
+examples:
+  tvr fit --config gare --config fixture
+  tvr test --ckpt_path runs/gare-msrvtt/version_0/checkpoints/last.ckpt
+"""
 
 
 def fit(
@@ -35,7 +41,7 @@ def fit(
     ckpt_path: Annotated[str | None, "checkpoint of an interrupted run to resume"] = None,
     estimate: Annotated[bool, "print the memory, disk space, and time of the run, without training"] = False,
     overrides: Sequence[str] = (),
-) -> int:
+) -> None:
     """Train a method, test it, and print and save the results."""
     if estimate:
         refuse_options({"ckpt_path": ckpt_path}, "cannot be used with --estimate, which estimates a whole run.")
@@ -43,11 +49,11 @@ def fit(
             from tvr_lightning.config.recipe import Recipe
             from tvr_lightning.reproduce.profile.estimate import estimate as measure
         print(measure(Recipe.parse(config, overrides)))
-        return 0
-    return _run("fit", config, overrides, ckpt_path)
+    else:
+        _run("fit", config, overrides, ckpt_path)
 
 
-def _evaluating(command: str, summary: str) -> Callable[..., int]:
+def _evaluating(command: str, summary: str) -> Callable[..., None]:
     """Return the function of a command that evaluates a checkpoint or a recipe."""
 
     def run(
@@ -56,8 +62,8 @@ def _evaluating(command: str, summary: str) -> Callable[..., int]:
         override: Annotated[bool, "score with the given options even if the training had others"] = False,
         trust: Trust = [],  # noqa: B006
         overrides: Sequence[str] = (),
-    ) -> int:
-        return _run(command, config, overrides, ckpt_path, override, trust)
+    ) -> None:
+        _run(command, config, overrides, ckpt_path, override, trust)
 
     run.__doc__ = summary
     return run
@@ -75,7 +81,7 @@ def _run(
     ckpt_path: str | None,
     override: bool = False,
     trust: Sequence[str] = (),
-) -> int:
+) -> None:
     """Check what needs no torch, build the run, and start it."""
     file = None if ckpt_path is None or ckpt_path in FOUND_BY_LIGHTNING or "://" in ckpt_path else Path(ckpt_path)
     if file is not None and not file.exists():
@@ -87,29 +93,19 @@ def _run(
     words = [command, *(f"--config={name}" for name in config), *overrides]
     words += [f"--ckpt_path={ckpt_path}"] if ckpt_path else []
     Run(command, recipe, ckpt_path, words).start()  # type: ignore[arg-type]
-    return 0
 
 
-def recipes_and_examples(command: str) -> str:
+def recipes_and_examples() -> str:
     """Return the end of the help of fit, validate, test, and predict: recipes, common options, and examples."""
     names = sorted(path.stem for path in RECIPES.glob("*.yaml"))
-    groups = {
-        "methods": [name for name in names if "-" not in name and name not in OVERLAYS],
-        "overlays": [name for name in OVERLAYS if name in names],
-    }
+    groups = {"methods": [name for name in names if "-" not in name and name not in OVERLAYS], "overlays": OVERLAYS}
     for folder in ("data", "backbone", "hardware", "variants"):
         groups[folder] = [f"{folder}/{path.stem}" for path in sorted((RECIPES / folder).glob("*.yaml"))]
-    lines = ["recipes:"]
+    lines = []
     for title, found in groups.items():
-        listed = textwrap.shorten(" ".join(found), 3 * 100, placeholder=" ...")
-        first, later = f"  {title:<10}", " " * 12
-        lines += textwrap.wrap(listed, 118, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)
-    options = {**(OF_FIT if command == "fit" else {}), **OPTIONS}
-    lines += ["", "common options of recipes:", *(f"  {name:<32} {said}" for name, said in options.items())]
-    checkpoint = "runs/gare-msrvtt/version_0/checkpoints/last.ckpt"
-    example = "--config gare --config fixture" if command == "fit" else f"--ckpt_path {checkpoint}"
-    lines += ["", "example:", f"  tvr {command} {example}"]
-    return "\n".join(lines)
+        listed = f"  {title:<10}{textwrap.shorten(' '.join(found), 3 * 100, placeholder=' ...')}"
+        lines += textwrap.wrap(listed, 118, subsequent_indent=" " * 12, break_on_hyphens=False)
+    return EPILOG.format(recipes="\n".join(lines))
 
 
 def audit(
@@ -143,7 +139,7 @@ def convert(
     frames: Annotated[Count | None, "number of frames per video"] = None,
     method: Annotated[ReleasedMethod | None, "method of the checkpoint; detected by default"] = None,
     openai_clip: Annotated[File | None, "OpenAI's CLIP weights, for UCoFiA"] = None,
-) -> int:
+) -> None:
     """Convert an authors' checkpoint into one that `tvr test --ckpt_path` loads.
 
     Words and frames are those of the released evaluation by default. UCoFiA's uses OpenAI's CLIP weights in the
@@ -155,7 +151,6 @@ def convert(
 
         converted = convert_checkpoint(source, out, words, frames, method, openai_clip)
     print("\n".join(describe(converted)))
-    return 0
 
 
 def push(
@@ -165,15 +160,14 @@ def push(
     results: Annotated[File | None, "results.json of these weights; that in the run's folder by default"] = None,
     private: Annotated[bool, "hide a new repository from others"] = False,
     license: Annotated[str | None, "identifier of the license for the model card, such as mit"] = None,
-) -> int:
+) -> None:
     """Publish a trained method on the Hugging Face Hub; log in with `hf auth login` or set HF_TOKEN."""
     with loading("push"):
         from tvr_lightning.api.hub import push_to_hub
     print(push_to_hub(checkpoint, name, results=results, private=private, license=license))
-    return 0
 
 
-def schema() -> int:
+def schema() -> None:
     """Print the JSON schema of recipes, with which editors complete and check them."""
     import json
 
@@ -186,4 +180,3 @@ def schema() -> int:
 
             found = generate(recipe_parser())
     print(json.dumps(found, indent=2))
-    return 0
