@@ -107,6 +107,7 @@ def test_the_commands_of_a_page_and_their_options_exist(page):
         assert command is not None, f"tvr {' '.join(words)}"
         actions = parser_of(command)._actions
         known = {*RUN_OPTIONS, *(name for action in actions for name in action.option_strings)}
+        known |= {f"--{section}" for section in command.sections}
         options = [word.partition("=")[0] for word in words if word.startswith("--")]
         assert [name for name in options if name not in known and "." not in name] == [], f"tvr {' '.join(words)}"
 

@@ -366,7 +366,7 @@ TYPOS = {
     "published --paper gari": "No published row has paper 'gari'",
     "audit --config recipes/gare.yaml --videos many": "audit: --videos is many; expected a whole number of at least 4",
     "extract --config clip4clip --parts smell": "--parts is smell; expected text, frames, patches, audio, pixels, or",
-    "test": "test needs a checkpoint (--ckpt_path FILE) or a recipe, such as tvr test --config tcmgc",
+    "test": "No method is given. Name its recipe, such as --config tcmgc, or a checkpoint to evaluate (--ckpt_path).",
     "caption --config fixture": "No dataset is given. Name one before the overlays, such as --config data/msrvtt",
 }
 

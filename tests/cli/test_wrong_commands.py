@@ -12,23 +12,23 @@ import pytest
 
 from tvr_lightning.cli import main
 from tvr_lightning.cli.commands import COMMANDS
-from tvr_lightning.cli.types import PathKind, expected, metavar, value_type
+from tvr_lightning.cli.options import Option, PathKind
 from tvr_lightning.option_types import Range
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = [
-    (command, name, hint)
+    (command, name, Option(hint))
     for command in COMMANDS
     for name, hint in get_type_hints(command.function(), include_extras=True).items()
     if inspect.signature(command.function()).parameters.get(name) is not None and name != "overrides"
 ]
 NAMED = [
-    (command, name, hint)
-    for command, name, hint in OPTIONS
+    (command, name, option)
+    for command, name, option in OPTIONS
     if inspect.signature(command.function()).parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY
 ]
-NUMBERS = [option for option in NAMED if metavar(option[2]) in ("N", "X") and option[2] is not bool]
-PATHS = [option for option in NAMED if isinstance(value_type(option[2])[1], PathKind)]
+NUMBERS = [option for option in NAMED if option[2].kind in (int, float)]
+PATHS = [option for option in NAMED if isinstance(option[2].limit, PathKind)]
 
 
 def named(value):
@@ -51,26 +51,26 @@ def nothing_written(tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {"a.txt", "empty"}
 
 
-@pytest.mark.parametrize(("command", "name", "hint"), NUMBERS, ids=named)
-def test_text_instead_of_a_number_is_refused(command, name, hint, capsys):
-    line = f"tvr: {command.name}: --{name} is many; expected {expected(hint)}"
+@pytest.mark.parametrize(("command", "name", "option"), NUMBERS, ids=named)
+def test_text_instead_of_a_number_is_refused(command, name, option, capsys):
+    line = f"tvr: {command.name}: --{name} is many; expected {option.expected}"
     assert said([*command.name.split(), f"--{name}", "many"], capsys).startswith(line)
-    assert expected(hint) not in ("a whole number", "a number") or name == "seed" or name.startswith("segment_")
+    assert option.expected not in ("a whole number", "a number") or name == "seed" or name.startswith("segment_")
 
 
-@pytest.mark.parametrize(("command", "name", "hint"), NUMBERS, ids=named)
-def test_a_number_out_of_range_is_refused(command, name, hint, capsys):
-    limit = value_type(hint)[1] or Range()
+@pytest.mark.parametrize(("command", "name", "option"), NUMBERS, ids=named)
+def test_a_number_out_of_range_is_refused(command, name, option, capsys):
+    limit = option.limit or Range()
     below = [] if limit.at_least is None else [limit.at_least - 1]
     above = [] if limit.at_most is None else [limit.at_most + 1]
     for value in below + above:
-        line = f"tvr: {command.name}: --{name} is {value}; expected {expected(hint)}"
+        line = f"tvr: {command.name}: --{name} is {value}; expected {option.expected}"
         assert said([*command.name.split(), f"--{name}={value}"], capsys).startswith(line)
 
 
-@pytest.mark.parametrize(("command", "name", "hint"), PATHS, ids=named)
-def test_a_path_that_is_missing_or_of_another_kind_is_refused(command, name, hint, capsys):
-    kind, words = value_type(hint)[1].kind, [*command.name.split(), f"--{name.rstrip('_')}"]
+@pytest.mark.parametrize(("command", "name", "option"), PATHS, ids=named)
+def test_a_path_that_is_missing_or_of_another_kind_is_refused(command, name, option, capsys):
+    kind, words = option.limit.kind, [*command.name.split(), f"--{name.rstrip('_')}"]
     if kind in ("file", "new file"):
         assert "empty is a folder; name a file" in said([*words, "empty"], capsys)
     if kind in ("folder", "new folder"):
@@ -106,7 +106,7 @@ AT_ONCE = {
     "convert nowhere.pth out.ckpt --method xpool": "convert: source nowhere.pth: no such file; looked for it at ",
     "convert a.txt out.ckpt --method xpol": "convert: --method is xpol; expected clip4clip, drl, gaid, gare, tcmgc,",
     "audit --config gare --videos 3": "audit: --videos is 3; expected a whole number of at least 4",
-    "fit": "fit needs a recipe, such as tvr fit --config tcmgc. `tvr fit --help` lists recipes.",
+    "fit": "No method is given. Name its recipe, such as --config tcmgc, or a checkpoint to evaluate",
     "test --ckpt_path nowhere.ckpt": "nowhere.ckpt: no such checkpoint; looked for it at ",
     "fit --config nowhere.yaml": "--config nowhere.yaml: no such file; ",
 }

@@ -172,9 +172,9 @@ def test_the_schema_is_printed_for_editors(capsys):
     assert rate["description"]
 
 
-def test_classes_of_other_packages_are_left_to_the_parser():
+def test_options_of_classes_of_other_packages_are_left_to_the_parser():
     schema = cached_schema()
-    own = ["--model.class_path=mine.Method", "--model.init_args.anything=3", "--trainer.strategy=ddp"]
+    own = ["--model.class_path=decimal.Decimal", "--model.init_args.anything=3", "--trainer.strategy=ddp"]
     check_options(sources_of([], own), schema)
 
 

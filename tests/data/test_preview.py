@@ -68,7 +68,7 @@ def test_another_suffix_is_refused(tmp_path, capsys):
     video = tmp_path / "a.mp4"
     video.touch()
     assert main(["data", "show", str(video), "--out", str(tmp_path / "page.xyz")]) == 2
-    assert "page.xyz must end in .png, .pdf or .svg" in capsys.readouterr().err
+    assert "page.xyz must end in .png, .pdf, or .svg" in capsys.readouterr().err
 
 
 def test_what_is_no_video_is_named(tmp_path):

@@ -7,18 +7,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from tvr_lightning.cli.loading import loading
-from tvr_lightning.cli.types import File, Folder, NewFolder
-from tvr_lightning.config.check import check_before_parsing, check_options, refusals, sources_of
+from tvr_lightning.cli.options import Config, File, Folder, NewFolder
+from tvr_lightning.config.check import check_options, refusals, sources_of
 from tvr_lightning.config.recipe_files import OptionError, refuse_options, split_options
 from tvr_lightning.files import write_whole
 from tvr_lightning.option_types import Count
 from tvr_lightning.progress import shown
 
 if TYPE_CHECKING:
-    from tvr_lightning.data.ground_truth import GroundTruth
     from tvr_lightning.data.records import Split
     from tvr_lightning.evaluation.evaluator import Evaluation
     from tvr_lightning.evaluation.normalization import Normalizer
@@ -26,69 +25,57 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    scores: list[File],
+    scores: Annotated[list[File], ".npy, .npz, or .pt file, or a .parquet file with one row per pair"],
     /,
-    data: str | None = None,
-    config: list[str] = [],  # noqa: B006
-    root: Folder | None = None,
-    ids: File | None = None,
-    normalization: str | None = None,
-    bank_texts: File | None = None,
-    bank_videos: File | None = None,
-    recall: list[Count] = [],  # noqa: B006
-    name: str | None = None,
-    out: NewFolder = Path("runs"),
+    config: Config = [],  # noqa: B006
+    root: Annotated[Folder | None, "parent folder of the dataset; TVR_DATA by default"] = None,
+    ids: Annotated[File | None, "CSV, JSON Lines, or parquet table of the texts' videos, instead of a dataset"] = None,
+    bank_texts: Annotated[File | None, "scores of training texts (K, M) against the same videos"] = None,
+    bank_videos: Annotated[File | None, "scores of the same texts against training videos (N, K)"] = None,
+    recall: Annotated[list[Count], "K of R@K; 1, 5, and 10 by default"] = [],  # noqa: B006
+    name: Annotated[str | None, "name of the method in the results table; the file's name by default"] = None,
+    out: Annotated[NewFolder, "parent folder of the results"] = Path("runs"),
     overrides: Sequence[str] = (),
-) -> int:
-    """Rank a similarity matrix from any source on a dataset's test split, and optionally compare a second one with it.
+) -> None:
+    """Rank a similarity matrix from any source, and print and save the results.
 
-    Args:
-        scores: file with the scores of texts against videos: .npy, .npz, .pt, or parquet with one row per pair. If
-            there are two files, the second is compared with the first.
-        data: class of the dataset, such as MSRVTT; its test split defines the texts and videos and their order.
-        config: data overlays instead of --data, for another split or protocol, can be repeated; later ones override
-            earlier ones.
-        root: parent folder of the dataset; TVR_DATA by default.
-        ids: instead of a dataset, a CSV, JSON Lines, or parquet table with one row per text and the column video_id;
-            the columns of the matrix are the videos in the order of their first appearance.
-        normalization: class of the post-processing, such as DualSoftmax; --normalization.* sets its
-            options.
-        bank_texts: file with the scores of training texts (K, M) against the same videos, for some normalizations.
-        bank_videos: file with the scores of the same texts against training videos (N, K), for some normalizations.
-        recall: values of K for R@K, can be repeated; 1, 5, and 10 by default.
-        name: name of the method in the results table; the file's name by default.
-        out: parent folder of the results.
-        overrides: options that override those of recipes.
+    A second matrix is compared with the first. Rows are the texts and columns the videos of a dataset's test split:
+    --data CLASS, such as MSRVTT, or --config OVERLAY for another split or protocol. --ids FILE replaces the dataset:
+    it has a row per text and the column video_id, and the videos are in the order of their first appearance.
+    --normalization CLASS, such as DualSoftmax, is applied to the scores; some need a bank of training scores.
     """
+    of_normalization = [option for option in overrides if option.startswith("--normalization")]
+    of_data = [option for option in overrides if option not in of_normalization]
     if len(scores) > 2:
         raise OptionError(f"{len(scores)} files of scores were given. Give one, or two to compare.")
     if len(scores) == 2:
         refuse_options({"name": name}, "cannot be used with two files of scores, which keep their own names.")
-    own = [f"--normalization={normalization}"] if normalization else []
-    own += [option for option in overrides if option.startswith("--normalization.")]
-    overrides = [option for option in overrides if option not in own]
-    check_before_parsing([], own, [])
+    if ids is not None:
+        given = {"config": config or None, "root": root, **dict(split_options(of_data))}
+        refuse_options(given, "cannot be used with --ids, which reads no dataset.")
+    elif not config and not of_data:
+        raise OptionError("Give either a dataset (--data MSRVTT or --config OVERLAY) or a table of IDs (--ids FILE).")
     with loading("evaluate"):
+        from tvr_lightning.data.ground_truth import GroundTruth
         from tvr_lightning.evaluation.external_scores import compare, evaluate_scores, intervals
         from tvr_lightning.evaluation.results import print_results, results_of, write_results
         from tvr_lightning.evaluation.scores_file import ScoresError, read_pairs, read_scores
         from tvr_lightning.evaluation.weights import Weights
         from tvr_lightning.runs.folder import create_run
-    normalizer = _normalizer(own)
+    normalizer = _normalizer(of_normalization)
     if normalizer is None or not normalizer.needs_bank:
-        banks_given = {"bank_texts": bank_texts, "bank_videos": bank_videos}
-        refuse_options(banks_given, "can only be used with a normalization that needs a bank, such as QueryBankNorm.")
-    if ids is not None:
-        given = {"root": root, **dict(split_options(overrides))}
-        refuse_options(given, "cannot be used with --ids, which reads no dataset.")
-    truth, video_ids = _split_of(data, config, [*overrides, *([f"--data.init_args.root={root}"] if root else [])], ids)
+        banks = {"bank_texts": bank_texts, "bank_videos": bank_videos}
+        refuse_options(banks, "can only be used with a normalization that needs a bank, such as QueryBankNorm.")
+    if root is not None:
+        of_data.append(f"--data.init_args.root={root}")
+    title, split, warnings = _test_split(config, of_data) if ids is None else _split_of_ids(ids)
+    truth, video_ids = GroundTruth.of(title, split, warnings), [video.video_id for video in split.videos]
     ks = tuple(sorted(set(recall or (1, 5, 10))))
     texts = read_scores(bank_texts, truth, video_ids, "texts") if bank_texts else None
     videos = read_scores(bank_videos, truth, video_ids, "videos") if bank_videos else None
     found: list[Evaluation] = []
     for path in scores:
-        pairs = path.suffix == ".parquet"
-        matrix = (read_pairs if pairs else read_scores)(path, truth, video_ids)
+        matrix = (read_pairs if path.suffix == ".parquet" else read_scores)(path, truth, video_ids)
         try:
             with shown(f"evaluate: ranking {path.name}"):
                 evaluation = evaluate_scores(matrix, truth, normalizer, ks, texts, videos)
@@ -108,9 +95,8 @@ def evaluate(
             weights=Weights("outside", start=str(path)),
         )
         for direction, row in drawn.items():
-            results.intervals[direction] = {
-                metric: {"low": ends.low, "high": ends.high} for metric, ends in row.items()
-            }
+            ends = {metric: {"low": interval.low, "high": interval.high} for metric, interval in row.items()}
+            results.intervals[direction] = ends
         print_results(results)
         folder = create_run(out / f"{method}-{truth.dataset}".lower().replace(" ", "-"))
         json_path, csv_path = write_results(results, folder)
@@ -120,7 +106,6 @@ def evaluate(
         with shown("evaluate: comparing both"):
             comparison = compare(found[0], found[1], truth, ks)
         _report(comparison, scores, folder / "comparison.json")
-    return 0
 
 
 def _normalizer(options: Sequence[str]) -> Normalizer | None:
@@ -139,41 +124,32 @@ def _normalizer(options: Sequence[str]) -> Normalizer | None:
         raise OptionError(refusals(str(error))) from error
 
 
-def _split_of(
-    data: str | None, config: list[str], overrides: Sequence[str], ids: Path | None
-) -> tuple[GroundTruth, list[str]]:
-    """Return the pairing of the test split, and the names of its videos."""
+def _test_split(config: list[str], overrides: Sequence[str]) -> tuple[str, Split, list[str]]:
+    """Return the title, test split, and warnings of a dataset, whose videos may be missing."""
     from tvr_lightning.config.recipe import data_from_recipe
-    from tvr_lightning.data.ground_truth import GroundTruth
 
-    if (ids is not None) == bool(data or config):
-        raise OptionError("Give either a dataset (--data MSRVTT or --config OVERLAY) or a table of IDs (--ids FILE).")
-    if ids is not None:
-        split = _split_of_ids(ids)
-        title, warnings = ids.stem, []
-    else:
-        dataset = data_from_recipe(config, [*([f"--data={data}"] if data else []), *overrides])
-        absent = dataset.missing_annotations("test")
-        if absent:
-            raise dataset.incomplete(absent)
-        split, title, warnings = dataset.read_split("test"), dataset.full_title, dataset.warnings
-    return GroundTruth.of(title, split, warnings), [video.video_id for video in split.videos]
+    dataset = data_from_recipe(config, overrides)
+    if absent := dataset.missing_annotations("test"):
+        raise dataset.incomplete(absent)
+    return dataset.full_title, dataset.read_split("test"), dataset.warnings
 
 
-def _split_of_ids(file: Path) -> Split:
+def _split_of_ids(file: Path) -> tuple[str, Split, list[str]]:
+    """Return a title, a split, and no warnings for a table with the column video_id and one row per text."""
     from tvr_lightning.data.caption_table import read_records
     from tvr_lightning.data.records import Split, TextRecord, VideoRecord, malformed
 
     places: dict[str, int] = {}
     texts = []
     for entry, record in read_records(file):
-        if not str(record.get("video_id") or "").strip():
+        video = str(record.get("video_id") or "").strip()
+        if not video:
             raise malformed(file, entry, "no video_id", "add the ID of the text's video")
-        texts.append(TextRecord("", places.setdefault(str(record["video_id"]).strip(), len(places))))
+        texts.append(TextRecord("", places.setdefault(video, len(places))))
     if not texts:
         raise malformed(file, "whole file", "no rows", "write one row per text, with the column video_id")
-    videos = [VideoRecord(video_id, file) for video_id in places]
-    return Split("test", f"{len(texts)} texts and {len(videos)} videos of {file.name}", videos, texts)
+    protocol = f"{len(texts)} texts and {len(places)} videos of {file.name}"
+    return file.stem, Split("test", protocol, [VideoRecord(video, file) for video in places], texts), []
 
 
 def _report(comparison: dict[str, dict[str, Comparison]], scores: list[Path], file: Path) -> None:
@@ -181,9 +157,8 @@ def _report(comparison: dict[str, dict[str, Comparison]], scores: list[Path], fi
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{scores[1].name} minus {scores[0].name}, 95 % intervals over queries, p of permutation tests")
-    for column in ("direction", "metric", "difference", "interval", "p"):
-        table.add_column(column, justify="left" if column in ("direction", "metric") else "right")
+    title = f"{scores[1].name} minus {scores[0].name}, 95 % intervals over queries, p of permutation tests"
+    table = Table("direction", "metric", "difference", "interval", "p", title=title)
     for direction, row in comparison.items():
         for metric, found in row.items():
             ends = f"[{found.difference.low:+.1f}, {found.difference.high:+.1f}]"

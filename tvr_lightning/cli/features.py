@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tvr_lightning.cli.loading import chosen_device, loading
-from tvr_lightning.cli.types import AtLeast28, FileOrFolder, NewFile, NewFolder
+from tvr_lightning.cli.options import AtLeast28, Config, Device, FileOrFolder, NewFile, NewFolder
 from tvr_lightning.config.recipe_files import OptionError, refuse_options
 from tvr_lightning.data.records import SplitName
 from tvr_lightning.errors import check_present
@@ -33,52 +33,32 @@ if TYPE_CHECKING:
 
 
 def extract(
-    videos: list[FileOrFolder] = [],  # noqa: B006
+    videos: Annotated[list[FileOrFolder], "video files and folders, instead of a recipe"] = [],  # noqa: B006
     /,
-    config: list[str] = [],  # noqa: B006
-    out: NewFolder = Path("features"),
-    parts: list[FeaturePart] = [],  # noqa: B006
-    verify_sample: Count | None = None,
-    verify: bool = False,
-    architecture: str | None = None,
-    weights: str | None = None,
-    audio_weights: str | None = None,
-    frames: Count | None = None,
-    sampling: FrameSampling | None = None,
-    batch_size: Count = 32,
-    num_workers: Workers = 2,
-    dtype: StoreDtype = "float32",
-    device: str | None = None,
-    seed: int | None = None,
-    engine: ExtractEngine = "local",
-    actors: Count | None = None,
-    address: str | None = None,
+    config: Config = [],  # noqa: B006
+    out: Annotated[NewFolder, "folder of the feature store"] = Path("features"),
+    parts: Annotated[list[FeaturePart], "part to extract; all but pixels by default"] = [],  # noqa: B006
+    verify_sample: Annotated[Count | None, "number of items that --verify recomputes; 8 by default"] = None,
+    verify: Annotated[bool, "compare a sample of a finished store with recomputed features, write nothing"] = False,
+    architecture: Annotated[str | None, "open_clip name of the encoder; ViT-B-32 by default"] = None,
+    weights: Annotated[str | None, "its weights: a file, an open_clip tag, or none; openai by default"] = None,
+    audio_weights: Annotated[str | None, "Whisper weights for audio features: a file, or none"] = None,
+    frames: Annotated[Count | None, "number of frames per video; 12 by default"] = None,
+    sampling: Annotated[FrameSampling | None, "rule for selecting the frames; one-fps-uniform by default"] = None,
+    batch_size: Annotated[Count, "number of items per pass through an encoder"] = 32,
+    num_workers: Annotated[Workers, "number of processes that decode"] = 2,
+    dtype: Annotated[StoreDtype, "data type of the stored features"] = "float32",
+    device: Device = None,
+    seed: Annotated[int | None, "seed for random weights; 0 by default"] = None,
+    engine: Annotated[ExtractEngine, "ray uses actors of a Ray cluster to read and encode"] = "local",
+    actors: Annotated[Count | None, "number of Ray actors; 1 by default"] = None,
+    address: Annotated[str | None, "running Ray cluster with the same paths; a local one by default"] = None,
     overrides: Sequence[str] = (),
-) -> int:
+) -> None:
     """Encode a recipe's dataset, or any videos, once and store the features; rerun the command to resume.
 
-    Args:
-        videos: video files and folders, instead of a recipe; annotations are not needed.
-        config: recipe files, can be repeated, which set data and encoders; later ones override earlier ones.
-        out: folder of the feature store.
-        parts: parts to extract: text, frames, patches, audio, all of these (by default), or pixels; can be repeated.
-        verify_sample: number of items that `--verify` recomputes; 8 by default.
-        verify: compare a sample of a finished store with recomputed features, and write nothing.
-        architecture: open_clip name of the encoder, without a recipe; ViT-B-32 by default.
-        weights: weights of that encoder, without a recipe: a file, an open_clip tag, or none; openai by default.
-        audio_weights: Whisper weights for audio features, without a recipe: a file, or none.
-        frames: number of frames per video, without a recipe; 12 by default.
-        sampling: rule for selecting the frames, without a recipe; one-fps-uniform by default.
-        batch_size: number of items per pass through an encoder.
-        num_workers: number of processes that decode.
-        dtype: data type of the stored features.
-        device: device for the encoders; a GPU by default if available.
-        seed: seed for random weights, without a recipe; 0 by default.
-        engine: local, or ray for actors of a Ray cluster that read and encode while this process writes.
-        actors: number of Ray actors; 1 by default.
-        address: address of a running Ray cluster that sees the videos under the same paths; by default a local one is
-            started.
-        overrides: options that override those of recipes.
+    A recipe sets data and encoders. The options architecture, weights, audio_weights, frames, sampling, and seed are
+    for videos without a recipe, which need no annotations.
     """
     if bool(videos) == bool(config):
         raise OptionError("Give either a recipe (--config FILE) or video files and folders to extract from.")
@@ -97,8 +77,10 @@ def extract(
     elif verify:
         raise OptionError("--engine ray cannot be used with --verify, which computes in this process. Leave it out.")
     with loading("extract"):
+        from tvr_lightning.config.recipe import from_recipe
         from tvr_lightning.extract.plan import ExtractOptions
         from tvr_lightning.extract.run import extract as extract_features
+        from tvr_lightning.extract.source import source_of_data
         from tvr_lightning.extract.verify import verify as compare_store
 
     options = ExtractOptions(
@@ -115,7 +97,12 @@ def extract(
     )
     with shown("extract: loading the encoders"):
         if config:
-            source, encoder, audio_encoder = _recipe_source(config, overrides)
+            method, data = from_recipe(config, overrides)
+            source, encoder, audio_encoder = (
+                source_of_data(data),
+                method.encoder,
+                getattr(method, "audio_encoder", None),
+            )
         else:
             given = {name: value for name, value in of_files.items() if value is not None}
             source, encoder, audio_encoder = _file_source(videos, **given)
@@ -123,19 +110,9 @@ def extract(
         sample = verify_sample or 8
         with shown(f"extract: computing {sample} items again"):
             deviations = compare_store(source, encoder, audio_encoder, options, sample=sample)
-        for name, deviation in deviations.items():
-            print(f"{name}: largest deviation {deviation:.1e}")
-        return 0
-    print("\n".join([*extract_features(source, encoder, audio_encoder, options).lines(), f"Wrote {out}"]))
-    return 0
-
-
-def _recipe_source(config: list[str], overrides: Sequence[str]) -> tuple[ExtractSource, Encoder, AudioEncoder | None]:
-    from tvr_lightning.config.recipe import from_recipe
-    from tvr_lightning.extract.source import source_of_data
-
-    method, data = from_recipe(config, overrides)
-    return source_of_data(data), method.encoder, getattr(method, "audio_encoder", None)
+        print("\n".join(f"{name}: largest deviation {deviation:.1e}" for name, deviation in deviations.items()))
+    else:
+        print("\n".join([*extract_features(source, encoder, audio_encoder, options).lines(), f"Wrote {out}"]))
 
 
 def _file_source(
@@ -161,37 +138,23 @@ def _file_source(
 
 
 def caption(
-    config: list[str],
-    out: NewFile = Path("captions.parquet"),
-    model: str = CAPTION_MODEL,
-    prompt: str = CAPTION_PROMPT,
-    splits: list[SplitName] = [],  # noqa: B006
-    segments: Count = 6,
-    frames: Count = 4,
-    image_size: AtLeast28 = 448,
-    max_new_tokens: Count = 64,
-    batch_size: Count = 24,
-    num_workers: Workers = 2,
-    device: str | None = None,
+    config: Config,
+    out: Annotated[NewFile, "parquet file; train with it as data.init_args.extra_captions"] = Path("captions.parquet"),
+    model: Annotated[str, "Hugging Face Hub name, or a folder of a model saved by transformers"] = CAPTION_MODEL,
+    prompt: Annotated[str, "prompt that the model gets with the frames of a segment"] = CAPTION_PROMPT,
+    splits: Annotated[list[SplitName], "split whose videos are described; train by default"] = [],  # noqa: B006
+    segments: Annotated[Count, "number of equal segments per video, each described separately"] = 6,
+    frames: Annotated[Count, "number of frames per segment that the model receives"] = 4,
+    image_size: Annotated[AtLeast28, "side length of these square frames in pixels"] = 448,
+    max_new_tokens: Annotated[Count, "maximum length of a description in tokens"] = 64,
+    batch_size: Annotated[Count, "number of segments per batch"] = 24,
+    num_workers: Annotated[Workers, "number of processes that decode"] = 2,
+    device: Device = None,
     overrides: Sequence[str] = (),
-) -> int:
-    """Describe the segments of a dataset's videos with a vision-language model; rerun the command to resume.
+) -> None:
+    """Describe a dataset's videos with a vision-language model; rerun the command to resume.
 
-    Args:
-        config: recipe files or data overlays, can be repeated; later ones override earlier ones.
-        out: parquet file for the descriptions; set data.init_args.extra_captions to it to train with them.
-        model: Hugging Face Hub name, or a folder of a model saved by transformers.
-        prompt: prompt that the model gets with the frames of a segment.
-        splits: splits whose videos are described; only the training split by default, since tests use no
-            descriptions; can be repeated.
-        segments: number of equal segments per video, each described separately.
-        frames: number of frames per segment that the model receives.
-        image_size: side length of these square frames in pixels.
-        max_new_tokens: maximum length of a description in tokens.
-        batch_size: number of segments per batch.
-        num_workers: number of processes that decode.
-        device: device for the model; a GPU by default if available.
-        overrides: options that override those of recipes.
+    Only the training split is described by default, since tests use no descriptions.
     """
     with loading("caption"):
         from tvr_lightning.config.recipe import data_from_recipe
@@ -208,4 +171,3 @@ def caption(
     with shown(f"caption: loading {model}"):
         captioner = load_captioner(model, device)
     print("\n".join([*describe(videos, captioner, options).lines(), f"Wrote {out}"]))
-    return 0

@@ -5,10 +5,9 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
-import select
 import sys
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 from tvr_lightning._version import __version__
 from tvr_lightning.cli.commands import COMMANDS, RECIPE, Command
@@ -48,10 +47,12 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"tvr: {error}", file=sys.stderr)
         return error.exit_status
     except BrokenPipeError:
-        if args is not None or not _nobody_reads():
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for output that is flushed at the end
-        return UNREAD
+        try:
+            print(flush=True)
+        except BrokenPipeError:  # the reader has closed the output, as `head` does after enough lines
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at the end
+            return UNREAD
+        raise
     except OSError as error:
         if is_verbose() or not error.filename:
             raise
@@ -66,34 +67,26 @@ def run(command: Command, words: list[str]) -> int:
     Args:
         command: Command.
         words: Arguments after the command.
-
-    Raises:
-        UserError: An argument is invalid, or the command cannot be executed.
     """
     from tvr_lightning.cli.parser import parse, parser_of
 
     if {"-h", "--help"} & set(words):
         print(parser_of(command).format_help(), end="")
         return 0
+    of_recipe = command.sections == RECIPE
     of_class = [word for word in words if word.startswith("--") and word.partition("=")[0].endswith(".help")]
-    if (command.sections and of_class) or (command.sections == RECIPE and "--help_all" in words):
+    if (command.sections and of_class) or (of_recipe and "--help_all" in words):
         from tvr_lightning.config.recipe import recipe_parser
 
         recipe_parser().parse_args(words if of_class else ["--help"])  # prints the help and raises SystemExit
-    if not words and command.sections == RECIPE:
-        checkpoint = "" if command.name == "fit" else "a checkpoint (--ckpt_path FILE) or "
-        raise OptionError(
-            f"{command.name} needs {checkpoint}a recipe, such as tvr {command.name} --config tcmgc. "
-            f"`tvr {command.name} --help` lists recipes."
-        )
     options, overrides = parse(command, words)
-    recipes = options.get("config") or []
-    if recipes or overrides:
+    recipes = options.get("config", [])
+    if of_recipe or recipes or overrides:
         from tvr_lightning.config.check import check_before_parsing
 
         # A checkpoint names its own classes; other commands without recipes refuse options of recipes themselves.
-        complete = options.get("ckpt_path") if command.sections == RECIPE else not recipes or command.name == "evaluate"
-        needed = [section for section in ("data", "model") if section in command.sections and not complete]
+        complete = options.get("ckpt_path") if of_recipe else not recipes or command.name == "evaluate"
+        needed = [section for section in ("model", "data") if section in command.sections and not complete]
         check_before_parsing(recipes, overrides, needed)
     if overrides:
         options["overrides"] = overrides
@@ -101,7 +94,7 @@ def run(command: Command, words: list[str]) -> int:
     parameters = inspect.signature(function).parameters.values()
     positional = [options.pop(p.name) for p in parameters if p.kind is p.POSITIONAL_ONLY and p.name in options]
     try:
-        return function(*positional, **options)
+        return function(*positional, **options) or 0
     except MissingAssetError as error:
         raise MissingAssetError(f"{error}{_hint(command, recipes)}") from error
 
@@ -111,9 +104,6 @@ def list_commands(words: Sequence[str]) -> int:
 
     Args:
         words: Arguments that do not begin with a command.
-
-    Raises:
-        OptionError: The command does not exist.
     """
     if words and words[0] == "--version":
         print(__version__)
@@ -127,7 +117,7 @@ def list_commands(words: Sequence[str]) -> int:
         "usage: tvr COMMAND [options]\n\nText-video retrieval papers, reproduced with PyTorch Lightning.\n\ncommands:"
     )
     for command in COMMANDS:
-        print(f"  {command.name:<16} {command.help}")
+        print(f"  {command.name:<16} {command.summary}")
     print(
         "\nEach command has its own --help. fit, validate, test, and predict take --config RECIPE: a file, or the\n"
         "name of one of this project's recipes. Repeat --config to combine recipes; later ones override earlier ones.\n"
@@ -136,12 +126,8 @@ def list_commands(words: Sequence[str]) -> int:
     return 0
 
 
-def completion(shell: Literal["bash", "zsh", "tcsh"], /) -> int:
-    """Print a script that completes commands and options in a shell, such as for eval "$(tvr completion bash)".
-
-    Args:
-        shell: shell of the script.
-    """
+def completion(shell: Annotated[Literal["bash", "zsh", "tcsh"], "shell of the script"], /) -> None:
+    """Print a script that completes commands and options in a shell, as for eval "$(tvr completion bash)"."""
     import argparse
 
     try:
@@ -159,18 +145,8 @@ def completion(shell: Literal["bash", "zsh", "tcsh"], /) -> int:
         for action in parser._actions:
             if action.metavar in ("FILE", "FOLDER", "PATH", "RECIPE"):
                 action.complete = shtab.DIRECTORY if action.metavar == "FOLDER" else shtab.FILE  # type: ignore[attr-defined]
-        groups[group].add_parser(name, help=command.help, parents=[parser], add_help=False)
+        groups[group].add_parser(name, help=command.summary, parents=[parser], add_help=False)
     print(shtab.complete(whole, shell))
-    return 0
-
-
-def _nobody_reads() -> bool:
-    """Return whether the output is a pipe whose reader has closed it, as `head` does after enough lines."""
-    if not hasattr(select, "poll"):
-        return False
-    looked = select.poll()
-    looked.register(sys.stdout.fileno(), 0)  # errors and hang-ups are reported for any event mask
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in looked.poll(0))
 
 
 def _interrupted(command: Command | None) -> int:

@@ -6,22 +6,18 @@ import argparse
 import difflib
 import inspect
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, get_type_hints
 
-import docstring_parser
 from typing_extensions import override
 
-from tvr_lightning.cli.commands import Command
-from tvr_lightning.cli.types import convert, expected, metavar, value_type
+from tvr_lightning.cli.commands import RECIPE, Command
+from tvr_lightning.cli.options import Option
 from tvr_lightning.config.recipe_files import OptionError
 from tvr_lightning.option_types import Range
 
 NAMED = {"config": "RECIPE", "ckpt_path": "FILE"}
 """Placeholders of options whose value is a file, or a name of another kind."""
-LONGEST_CHOICES = 60
-"""Maximum number of characters of choices shown next to an option, since argparse does not wrap them."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -41,69 +37,67 @@ def parser_of(command: Command) -> CommandParser:
     absent, so that the function's defaults apply, except paths, which are checked.
     """
     function = command.function()
-    described = docstring_parser.parse(inspect.getdoc(function) or "")
-    paragraphs = filter(None, (described.short_description, described.long_description))
+    epilog = None
+    if command.sections == RECIPE:
+        from tvr_lightning.cli.train import recipes_and_examples
+
+        epilog = recipes_and_examples()
+    elif command.sections:
+        shown = " and ".join(f"--{section}.*" for section in command.sections)
+        epilog = f"Options {shown} override those of the recipes, as for `tvr fit`."
     parser = CommandParser(
         prog=f"tvr {command.name}",
-        description="\n\n".join(paragraphs),
-        epilog=command.epilog(),
+        description=inspect.getdoc(function),
+        epilog=epilog,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
     )
-    helps = {item.arg_name: " ".join((item.description or "").split()) for item in described.params}
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
         if name == "overrides":
             continue
-        hint, required, many = hints[name], parameter.default is parameter.empty, get_origin(hints[name]) is list
-        text = _help(hint, parameter, helps[name]).replace("%", "%%")
+        option, required = Option(hints[name]), parameter.default is parameter.empty
+        text = _help(option, parameter)
         if parameter.kind is parameter.POSITIONAL_ONLY:
             several = "+" if required else "*"
-            parser.add_argument(name, type=partial(convert, hint), nargs=several if many else None, help=text)
-        elif hint is bool:
+            parser.add_argument(name, type=option, nargs=several if option.many else None, help=text)
+        elif option.kind is bool:
             parser.add_argument(f"--{name}", action="store_true", help=text)
         else:
-            shown = NAMED.get(name, metavar(hint) if len(metavar(hint)) <= LONGEST_CHOICES else "NAME")
             parser.add_argument(
                 f"--{name.rstrip('_')}",  # --from for the keyword from_
                 dest=name,
-                type=partial(convert, hint),
+                type=option,
                 default=str(parameter.default) if isinstance(parameter.default, Path) else argparse.SUPPRESS,
-                action="append" if many else "store",
+                action="append" if option.many else "store",
                 required=required,
-                metavar=shown,
+                metavar=NAMED.get(name, option.metavar),
                 help=text,
             )
+    if command.sections == RECIPE:
+        parser.add_argument("--help_all", action="help", help="print all options of recipes")  # see `main.run`
     return parser
 
 
-def _help(hint: Any, parameter: inspect.Parameter, text: str) -> str:
+def _help(option: Option, parameter: inspect.Parameter) -> str:
     """Return the description of an option with its valid values and its default."""
-    text = text if text.endswith("...") else text.removesuffix(".")
-    kind, limit = value_type(hint)
-    notes = [expected(hint)] if isinstance(limit, Range) else []
-    if get_origin(kind) is Literal and not all(choice in text for choice in get_args(kind)):
-        shown = parameter.kind is not parameter.POSITIONAL_ONLY and len(metavar(hint)) <= LONGEST_CHOICES
-        text = text if shown else f"{text}; one of {expected(hint)}"
+    unnamed = [choice for choice in option.choices if choice not in option.help]
+    notes = [option.expected] if unnamed or isinstance(option.limit, Range) else []
+    if option.many and parameter.kind is not parameter.POSITIONAL_ONLY:
+        notes.append("can be repeated")
     if parameter.default not in (parameter.empty, None, [], "", False):
         notes.append(f"default {parameter.default}")
-    return f"{text} ({', '.join(notes)})" if notes else text
+    return (f"{option.help} ({', '.join(notes)})" if notes else option.help).replace("%", "%%")
 
 
 def parse(command: Command, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of a command's own arguments by name, and the arguments that override options of recipes.
+    """Return the values of a command's own arguments by name, and `--option=value` for each option of recipes.
 
     Raises:
         OptionError: An argument does not exist, or a value is missing or not allowed.
     """
     parser = parser_of(command)
-    own, overrides = _split_overrides(command, parser, words)
-    return vars(parser.parse_args(own)), overrides
-
-
-def _split_overrides(command: Command, parser: CommandParser, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split arguments into a command's own, and `--option=value` for those of recipes."""
     options = parser._option_string_actions
     own: list[str] = []
     overrides: list[str] = []
@@ -111,23 +105,20 @@ def _split_overrides(command: Command, parser: CommandParser, words: Sequence[st
     rest = iter(words)
     for word in rest:
         option, equals, _ = word.partition("=")
-        if not option.startswith("--"):
-            own.append(word)
-        elif option in options:
+        if option in options:
             if option in given and not isinstance(options[option], argparse._AppendAction):
                 parser.error(f"{option} is given more than once. Give it once")
             given.add(option)
             own.append(word)
-            if not equals and options[option].nargs != 0:
-                own.append(next(rest, ""))
-        else:
-            known = option[2:].partition(".")[0].rstrip("+") in command.sections
+        elif option.startswith("--"):
             near = difflib.get_close_matches(option, [*options, *(f"--{name}" for name in command.sections)], n=1)
-            if not known and (near or not command.sections or "--config" not in options):
+            if not command.sections or (near and option[2:].partition(".")[0].rstrip("+") not in command.sections):
                 meant = f"Did you mean {near[0]}? " if near else ""
                 raise OptionError(
                     f"{command.name} has no option {option}. {meant}`tvr {command.name} --help` lists all options."
                 )
             alone = equals or option == "--print_config"
             overrides.append(word if alone else f"{word}={next(rest, '')}")
-    return own, overrides
+        else:
+            own.append(word)
+    return vars(parser.parse_args(own)), overrides

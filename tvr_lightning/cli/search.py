@@ -1,4 +1,4 @@
-"""`tvr index`, `tvr search`, and `tvr serve`; their signatures and docstrings are the command line."""
+"""`tvr index`, `tvr search`, and `tvr serve`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tvr_lightning.cli.loading import chosen_device, loading
-from tvr_lightning.cli.types import File, FileOrFolder, Folder, Index, NewFolder, Port
+from tvr_lightning.cli.options import Device, File, FileOrFolder, Folder, Index, NewFolder, Port, Trust
 from tvr_lightning.config.recipe_files import refuse_options
 from tvr_lightning.option_types import Count, FrameSampling, Share
 from tvr_lightning.progress import shown
@@ -17,51 +17,33 @@ from tvr_lightning.search.errors import RefusedError, SearchError
 from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock, printable
 
 CAPTIONS_SHOWN = 2
+Store = Annotated[str | None, "qdrant://HOST:PORT with the index's vectors, if another user made the index"]
 
 
 def index(
-    videos: list[FileOrFolder] = [],  # noqa: B006
+    videos: Annotated[list[FileOrFolder], "video files and folders; those already in the index by default"] = [],  # noqa: B006
     /,
-    out: NewFolder = Path("index"),
-    ckpt_path: list[File] = [],  # noqa: B006
-    weights: str | None = None,
-    architecture: str | None = None,
-    frames: Count | None = None,
-    sampling: FrameSampling | None = None,
-    store: str | None = None,
-    bank: File | None = None,
-    captions: File | None = None,
-    trust: list[str] = [],  # noqa: B006
-    segments: SegmentKind | None = None,
-    segment_length: float | None = None,
-    segment_overlap: float | None = None,
-    batch_size: Count = 16,
-    num_workers: Count = 2,
-    device: str | None = None,
-    prune: bool = False,
+    out: Annotated[NewFolder, "folder of the index"] = Path("index"),
+    ckpt_path: Annotated[list[File], "checkpoint of a method; the vectors of the first find candidates"] = [],  # noqa: B006
+    weights: Annotated[str | None, "weights of a CLIP, without a checkpoint: a file, an open_clip tag, or none"] = None,
+    architecture: Annotated[str | None, "open_clip name of that CLIP; ViT-B-32 by default"] = None,
+    frames: Annotated[Count | None, "number of frames per video of that CLIP; 12 by default"] = None,
+    sampling: Annotated[FrameSampling | None, "rule for selecting those frames; one-fps-uniform by default"] = None,
+    store: Annotated[str | None, "lancedb, or qdrant://HOST:PORT"] = None,
+    bank: Annotated[File | None, "text file with one query per line, for --normalize sinkhorn"] = None,
+    captions: Annotated[File | None, "descriptions of the videos: parquet, .csv, or .jsonl as of `tvr caption`"] = None,
+    trust: Trust = [],  # noqa: B006
+    segments: Annotated[SegmentKind | None, "rule for cutting long videos: shots (default), windows, or none"] = None,
+    segment_length: Annotated[float | None, "maximum length of a segment in seconds; 20 by default"] = None,
+    segment_overlap: Annotated[float | None, "overlap of windows in seconds; 0 by default"] = None,
+    batch_size: Annotated[Count, "number of videos per pass through an encoder"] = 16,
+    num_workers: Annotated[Count, "number of threads that decode"] = 2,
+    device: Device = None,
+    prune: Annotated[bool, "remove missing videos even if they are over 5 % of the index, or were moved"] = False,
 ) -> int:
     """Make videos searchable, or update an index: only new, changed, and deleted files are processed.
 
-    Args:
-        videos: video files and folders; those already in the index by default.
-        out: folder of the index.
-        ckpt_path: checkpoints of one or more methods; the vectors of the first find candidates, and each can rank them;
-            can be repeated.
-        weights: weights of a CLIP with averaged frames, without a checkpoint: a file, an open_clip tag, or none.
-        architecture: open_clip name of that CLIP; ViT-B-32 by default.
-        frames: number of frames per video of that CLIP; 12 by default.
-        sampling: rule for selecting those frames; one-fps-uniform by default.
-        store: lancedb, or qdrant://HOST:PORT.
-        bank: text file with one query per line, for --normalize sinkhorn.
-        captions: file with descriptions of the videos: parquet from `tvr caption`, or .csv or .jsonl with its columns.
-        trust: module whose classes the checkpoints may name, can be repeated; its code is run.
-        segments: rule for cutting videos longer than segment_length: shots (by default), windows, or none.
-        segment_length: length of a window, and maximum length of a shot, in seconds; 20 by default.
-        segment_overlap: overlap of windows in seconds; 0 by default.
-        batch_size: number of videos per pass through an encoder.
-        num_workers: number of threads that decode.
-        device: device for the encoders; a GPU by default if available.
-        prune: removal of missing videos even if they are more than 5 % of the index, or moved within their folder.
+    Each checkpoint can rank the candidates of a search. Without one, videos are ranked by a CLIP with averaged frames.
     """
     encoder: dict[str, Any] = {"architecture": architecture, "frames": frames, "sampling": sampling}
     is_new = not (out / "catalog.sqlite").is_file()
@@ -73,7 +55,7 @@ def index(
     with loading("index"):
         from tvr_lightning.search.indexing import index as index_videos
         from tvr_lightning.search.scorer import ScorerSource
-        from tvr_lightning.search.segments import LENGTH, Segments
+        from tvr_lightning.search.segments import Segments
 
     sources = [ScorerSource(checkpoint=str(path)) for path in ckpt_path]
     if not sources and (weights or is_new):
@@ -86,10 +68,8 @@ def index(
         queries = None if bank is None else bank.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SearchError(f"{bank}: cannot be read as text: {error}") from error
-    cutting = None
-    if (segments, segment_length, segment_overlap) != (None, None, None):
-        length = LENGTH if segment_length is None else segment_length
-        cutting = Segments(segments or "shots", length, segment_overlap or 0.0)
+    cutting: dict[str, Any] = {"kind": segments, "length": segment_length, "overlap": segment_overlap}
+    cutting = {name: value for name, value in cutting.items() if value is not None}
     report = index_videos(
         videos,
         out,
@@ -101,7 +81,7 @@ def index(
         chosen_device(device),
         captions=captions,
         trust=trust,
-        segments=cutting,
+        segments=Segments(**cutting) if cutting else None,
         prune=prune,
     )
     for line in report.lines():
@@ -114,40 +94,23 @@ def index(
 
 
 def search(
-    query: list[str] = [],  # noqa: B006
+    query: Annotated[list[str], "description of the videos to find"] = [],  # noqa: B006
     /,
     index: Index = Path("index"),
-    video: File | None = None,
-    image: File | None = None,
-    top: Count = 10,
-    rerank: str | None = None,
-    candidates: Count = 256,
-    normalize: Normalize = "none",
-    folder: str | None = None,
-    min_relevance: Share | None = None,
-    json: bool = False,
-    store: str | None = None,
-    trust: list[str] = [],  # noqa: B006
-    device: str | None = None,
-) -> int:
-    """Find videos in an index by text or by an example.
-
-    Args:
-        query: description of the videos to find.
-        index: folder of the index.
-        video: example clip instead of or in addition to text.
-        image: example image instead of or in addition to text.
-        top: number of results.
-        rerank: scorer that ranks the candidates, such as gare, tcmgc or gaid; none keeps the order of the vectors.
-        candidates: number of segments that this scorer ranks.
-        normalize: sinkhorn keeps hub videos from dominating the results; the index needs a --bank.
-        folder: folder whose videos may be found, relative to an indexed folder.
-        min_relevance: minimum relevance of results, from 0 to 1: the share of unrelated queries that would score lower.
-        json: print JSON.
-        store: address of the index's vectors, qdrant://HOST:PORT, for an index that another user made.
-        trust: module whose classes the index's checkpoints may name, can be repeated; its code is run.
-        device: device for the methods; a GPU by default if available.
-    """
+    video: Annotated[File | None, "example clip instead of or in addition to text"] = None,
+    image: Annotated[File | None, "example image instead of or in addition to text"] = None,
+    top: Annotated[Count, "number of results"] = 10,
+    rerank: Annotated[str | None, "scorer that ranks the candidates, such as gare; none keeps their order"] = None,
+    candidates: Annotated[Count, "number of segments that this scorer ranks"] = 256,
+    normalize: Annotated[Normalize, "sinkhorn balances the results; the index needs a --bank"] = "none",
+    folder: Annotated[str | None, "folder whose videos may be found, relative to an indexed folder"] = None,
+    min_relevance: Annotated[Share | None, "minimum share of unrelated queries that would score lower"] = None,
+    json: Annotated[bool, "print JSON"] = False,
+    store: Store = None,
+    trust: Trust = [],  # noqa: B006
+    device: Device = None,
+) -> None:
+    """Find videos in an index by text or by an example."""
     if video and image:
         raise RefusedError("Use one example, either --video or --image.")
     with shown("search: opening the index; tvr serve keeps it open"):
@@ -174,34 +137,23 @@ def search(
                 raise RefusedError(sentence(error.errors())) from error
             answer = searcher.search(asked)
     show(answer, as_json=json)
-    return 0
 
 
 def serve(
     index: Index = Path("index"),
-    host: str = "127.0.0.1",
-    port: Port = 8321,
-    token: str | None = None,
-    max_upload_mib: Count = 64,
-    max_pending: Count = 16,
-    videos: list[Folder] = [],  # noqa: B006
-    store: str | None = None,
-    trust: list[str] = [],  # noqa: B006
-    device: str | None = None,
-) -> int:
+    host: Annotated[str, "address to bind to; any but this machine's own requires a token"] = "127.0.0.1",
+    port: Annotated[Port, "port to listen on"] = 8321,
+    token: Annotated[str | None, "token of clients; TVR_SEARCH_TOKEN, or a generated one, by default"] = None,
+    max_upload_mib: Annotated[Count, "maximum size of an example clip in MiB"] = 64,
+    max_pending: Annotated[Count, "maximum number of pending searches, and of uploads; more get status 429"] = 16,
+    videos: Annotated[list[Folder], "folder whose videos may be served; the indexed ones by default"] = [],  # noqa: B006
+    store: Store = None,
+    trust: Trust = [],  # noqa: B006
+    device: Device = None,
+) -> None:
     """Serve a web page and an API that search an index.
 
-    Args:
-        index: folder of the index.
-        host: address to bind to; an address other than this machine's own requires a token, generated by default.
-        port: port to listen on.
-        token: token that clients send in a header, or once in the page's address; TVR_SEARCH_TOKEN by default.
-        max_upload_mib: maximum size of an example clip in MiB.
-        max_pending: maximum number of running and pending searches, and of uploads; further requests get status 429.
-        videos: folder whose videos may be served, can be repeated; the folders that you indexed by default.
-        store: address of the index's vectors, qdrant://HOST:PORT, for an index that another user made.
-        trust: module whose classes the index's checkpoints may name, can be repeated; its code is run.
-        device: device for the methods; a GPU by default if available.
+    Clients send the token in a header, or once in the page's address.
     """
     with loading("serve"):
         from tvr_lightning.search.engine import Searcher
@@ -211,7 +163,6 @@ def serve(
     options = ServerOptions(host, port, token, max_upload_mib * 2**20, max_pending, videos=tuple(videos))
     with Searcher(index, chosen_device(device), store, trust) as searcher:
         serve_index(searcher, options)
-    return 0
 
 
 def show(answer: Answer, as_json: bool) -> None:

@@ -1,14 +1,14 @@
-"""Commands about published tables; their signatures and docstrings are the command line."""
+"""Commands about published tables."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from tvr_lightning.cli.loading import loading
-from tvr_lightning.cli.types import AtLeast2, AtLeast8, Folder, NewFolder, Runs
+from tvr_lightning.cli.options import AtLeast2, AtLeast8, Config, Device, Folder, NewFolder, Runs
 from tvr_lightning.config.recipe_files import OptionError, refuse_options, split_options
 from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import Count, NotNegative, Workers
@@ -17,73 +17,46 @@ BATCH, APPLIED = "data.init_args.batch_size", ("trainer.precision", "trainer.plu
 
 
 def published(
-    paper: str | None = None,
-    table: str | None = None,
-    dataset: str | None = None,
-    method: str | None = None,
-    direction: Literal["t2v", "v2t", "t2v+v2t"] | None = None,
-    format: Literal["table", "csv", "json"] = "table",
-) -> int:
-    """Print the results that the papers publish; a dash marks unpublished values.
-
-    Args:
-        paper: name of the paper: gare, tc-mgc, ncl, dpdv, gaid, or zero-shot for pretrained encoders; all by default.
-        table: number of the table in the paper, such as 1, 7a, S3 or Fig7.
-        dataset: name of the dataset, such as MSR-VTT.
-        method: part of the method's name, regardless of case, such as GARE.
-        direction: retrieval direction: t2v, v2t, or t2v+v2t for sums over both.
-        format: output format: a table for reading, or CSV or JSON for other tools.
-    """
+    paper: Annotated[str | None, "gare, tc-mgc, ncl, dpdv, gaid, or zero-shot for pretrained encoders"] = None,
+    table: Annotated[str | None, "number of the table in the paper, such as 1, 7a, S3, or Fig7"] = None,
+    dataset: Annotated[str | None, "name of the dataset, such as MSR-VTT"] = None,
+    method: Annotated[str | None, "part of the method's name, regardless of case, such as GARE"] = None,
+    direction: Annotated[Literal["t2v", "v2t", "t2v+v2t"] | None, "retrieval direction; t2v+v2t for sums"] = None,
+    format: Annotated[Literal["table", "csv", "json"], "output format"] = "table",
+) -> None:
+    """Print the results that the papers publish; a dash marks unpublished values."""
     from tvr_lightning.reproduce.published import select_published
     from tvr_lightning.reproduce.published_table import print_published
 
     print_published(select_published(paper, table, dataset, method, direction), format)
-    return 0
 
 
 def reproduce(
-    tables: list[str],
+    tables: Annotated[list[str], "name of a file in recipes/tables, such as gare-1"],
     /,
-    only: str = "",
-    seeds: str = "",
-    dry_run: bool = False,
-    out: NewFolder = Path("runs/reproduced"),
-    recipes: Path = Path("recipes"),
-    fixture: bool = False,
-    fixture_videos: AtLeast8 | None = None,
-    overlay: Path | None = None,
-    share: Literal["nothing", "encoder", "features"] = "nothing",
-    engine: Literal["local", "slurm"] = "local",
-    partition: str | None = None,
-    minutes: Count | None = None,
-    gpus: Workers | None = None,
-    memory_gib: Count | None = None,
-    max_parallel_jobs: Count | None = None,
+    only: Annotated[str, "names of the runs to make, separated by commas, as RUN or TABLE/RUN; all by default"] = "",
+    seeds: Annotated[str, "seeds separated by commas, such as 0,1,2; each recipe's own by default"] = "",
+    dry_run: Annotated[bool, "only show the plan"] = False,
+    out: Annotated[NewFolder, "folder for run cards, runs, tables, and synthetic data"] = Path("runs/reproduced"),
+    recipes: Annotated[Path, "folder of the recipes; this project's own if it does not exist"] = Path("recipes"),
+    fixture: Annotated[bool, "use the synthetic datasets even if $TVR_DATA is set"] = False,
+    fixture_videos: Annotated[AtLeast8 | None, "number of videos per synthetic dataset; 500 by default"] = None,
+    overlay: Annotated[Path | None, "recipe that overrides those of every run, but not the table's values"] = None,
+    share: Annotated[Literal["nothing", "encoder", "features"], "resource that synthetic runs share"] = "nothing",
+    engine: Annotated[Literal["local", "slurm"], "local, or slurm for jobs submitted with submitit"] = "local",
+    partition: Annotated[str | None, "SLURM partition"] = None,
+    minutes: Annotated[Count | None, "time limit of a SLURM job in minutes; 1440 by default"] = None,
+    gpus: Annotated[Workers | None, "number of GPUs of a SLURM job, the recipe's devices; 1 by default"] = None,
+    memory_gib: Annotated[Count | None, "memory of a SLURM job in GiB; 64 by default"] = None,
+    max_parallel_jobs: Annotated[Count | None, "maximum number of queued SLURM jobs; 16 by default"] = None,
 ) -> int:
-    """Rerun published tables, and write the results next to the published ones as markdown, CSV, and LaTeX.
+    """Rerun published tables and compare the results with the published ones, as markdown, CSV, and LaTeX.
 
     Without $TVR_DATA, every run uses the synthetic dataset in its dataset's layout. Finished runs are not repeated. The
     exit status is 1 if a run failed.
 
-    Args:
-        tables: names of files in recipes/tables, such as gare-1.
-        only: names of the runs to make, separated by commas, as RUN or TABLE/RUN; all by default.
-        seeds: seeds separated by commas, such as 0,1,2; each recipe's own by default.
-        dry_run: only show the plan.
-        out: folder for run cards, runs, tables, and synthetic datasets.
-        recipes: folder of the recipes; this project's own if the folder does not exist.
-        fixture: use the synthetic datasets even if $TVR_DATA is set.
-        fixture_videos: number of videos in each synthetic dataset; 500 by default.
-        overlay: recipe that overrides the recipes of every run, but not the table's own values; the tables mention it.
-        share: resource that the synthetic runs share: nothing; encoder, which is trained once and starts every run; or
-            features, which are that encoder's stored features (only heads are trained, and runs with other backbones
-            are omitted).
-        engine: local for one run after another on this machine, or slurm for jobs submitted with submitit.
-        partition: SLURM partition.
-        minutes: time limit of a SLURM job in minutes; 1440 by default.
-        gpus: number of GPUs of a SLURM job, equal to the recipe's devices; 1 by default.
-        memory_gib: memory of a SLURM job in GiB; 64 by default.
-        max_parallel_jobs: maximum number of SLURM jobs in the queue; 16 by default.
+    Synthetic runs can share an encoder, which is trained once and starts every run, or that encoder's stored features:
+    then only heads are trained, and runs with other backbones are omitted.
     """
     from tvr_lightning.config.recipe_files import find_recipe, recipes_folder
     from tvr_lightning.reproduce.runs.plan import Setting, make_plan
@@ -134,15 +107,15 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def report(directory: Runs, /, recipes: Path = Path("recipes"), tables_only: bool = False) -> int:
-    """Write the results of `tvr reproduce` or `tvr fit` to a folder of pages, report/index.html first.
+def report(
+    directory: Annotated[Runs, "folder of `tvr reproduce --out`, or of runs of `tvr fit`"],
+    /,
+    recipes: Annotated[Path, "folder of the recipes, whose tables map runs to published rows"] = Path("recipes"),
+    tables_only: Annotated[bool, "omit the figures that need weights and videos"] = False,
+) -> None:
+    """Write results as a folder of pages with tables and figures, report/index.html first.
 
     The figures are drawn from each run's own weights and test split: one pass, stored in figures/.
-
-    Args:
-        directory: folder that `tvr reproduce --out` wrote, or a folder of runs of `tvr fit`.
-        recipes: folder of the recipes, whose tables map runs to published rows.
-        tables_only: omit the figures that need weights and videos.
     """
     with loading("report"):
         from tvr_lightning.config.recipe_files import recipes_folder
@@ -150,16 +123,17 @@ def report(directory: Runs, /, recipes: Path = Path("recipes"), tables_only: boo
 
     for path in write_report(directory, recipes_folder(recipes), tables_only):
         print(f"Wrote {path}")
-    return 0
 
 
-def verify_released(checkpoints: Folder, /, tolerance: NotNegative = 0.3, num_workers: Workers = 2) -> int:
-    """Evaluate the authors' released checkpoints on $TVR_DATA; the exit status is 1 if a result is not as published.
+def verify_released(
+    checkpoints: Annotated[Folder, "folder with the authors' files, named by method: xpool.pth, gare.bin, ..."],
+    /,
+    tolerance: Annotated[NotNegative, "maximum difference from the published R@1, in percentage points"] = 0.3,
+    num_workers: Annotated[Workers, "number of processes that decode"] = 2,
+) -> int:
+    """Evaluate the authors' released checkpoints and compare the results with the published ones.
 
-    Args:
-        checkpoints: folder with the authors' files, named by method: xpool.pth, gare.bin, ...
-        tolerance: maximum difference from the published R@1, in percentage points.
-        num_workers: number of processes that decode.
+    The videos are those in $TVR_DATA. The exit status is 1 if a result is not as published.
     """
     if not os.environ.get("TVR_DATA"):
         raise UserError("The papers' test videos are required. Set TVR_DATA to their parent folder.")
@@ -170,29 +144,20 @@ def verify_released(checkpoints: Folder, /, tolerance: NotNegative = 0.3, num_wo
 
 
 def profile(
-    config: list[str],
-    out: NewFolder = Path("runs/reproduced"),
-    batch_size: AtLeast2 = 16,
-    queries: Count = 1000,
-    repeats: Count = 3,
-    device: str | None = None,
+    config: Config,
+    out: Annotated[NewFolder, "parent folder of profiles/, which `tvr report` shows"] = Path("runs/reproduced"),
+    batch_size: Annotated[AtLeast2, "number of matching pairs per batch"] = 16,
+    queries: Annotated[Count, "number of texts that each video is scored against"] = 1000,
+    repeats: Annotated[Count, "number of time measurements, of which the median is reported"] = 3,
+    device: Device = None,
     overrides: Sequence[str] = (),
-) -> int:
+) -> None:
     """Measure the parameters, memory, and time of a method on random inputs of the recipe's sizes.
 
     Neither a dataset nor trained weights are needed.
 
     Milliseconds per video: encoding one video (its share of a batch, media in memory) and scoring all queries against
     it. Times and memory are those of the recipe's precision and gradient cache.
-
-    Args:
-        config: recipe files, can be repeated; later ones override earlier ones.
-        out: parent folder of profiles/; by default that of `tvr reproduce`, whose report then shows the profiles.
-        batch_size: number of matching pairs per batch.
-        queries: number of texts that each video is scored against.
-        repeats: number of time measurements, of which the median is reported.
-        device: device to measure on; a GPU by default if available.
-        overrides: options that override those of recipes.
     """
     given = [option for option, _ in split_options(overrides)]
     ignored = [name for name in given if name == BATCH or (name.startswith("trainer.") and name not in APPLIED)]
@@ -204,4 +169,3 @@ def profile(
 
     card = measure(Recipe.parse(config, overrides), batch_size, queries, repeats, device)
     print(f"Wrote {write_record(card, out / 'profiles' / f'{card.name}.json')}")
-    return 0

@@ -1,83 +1,71 @@
-"""Commands that run a recipe or use a trained method; their signatures and docstrings are the command line."""
+"""Commands that run a recipe or use a trained method."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from tvr_lightning.cli.loading import loading
-from tvr_lightning.cli.types import AtLeast4, File, NewFile
+from tvr_lightning.cli.options import AtLeast4, Config, File, NewFile, Trust
 from tvr_lightning.config.recipe_files import FOUND_BY_LIGHTNING, RECIPES, OptionError, refuse_options
 from tvr_lightning.option_types import Count
 from tvr_lightning.progress import shown
 
-OPTIONS = {
-    "--data.init_args.root FOLDER": "parent folder of the datasets; $TVR_DATA by default",
-    "--data.init_args.batch_size N": "text-video pairs per optimizer step, over all devices",
-    "--data.init_args.num_workers N": "worker processes that decode videos",
-    "--trainer.devices N": "number of GPUs; hardware/* also sets precision and strategy",
-    "--results.directory FOLDER": "parent folder of the results; by default runs, or the checkpoint's run",
-    "--eval_memory SIZE": "memory budget for scoring, such as 4GiB",
-}
-OF_FIT = {
-    "--trainer.max_epochs N": "number of training epochs",
-    "--seed_everything N": "seed of the run; 0 by default",
-    "--checkpoints.resume true": "resume the newest run of this method and dataset, or start one",
-}
 ReleasedMethod = Literal["clip4clip", "drl", "gaid", "gare", "tcmgc", "tmass", "ucofia", "xclip", "xpool"]
 OVERLAYS = ("fixture", "demo", "features", "heads")
+EPILOG = """\
+recipes:
+{recipes}
+
+common options of recipes:
+  --trainer.max_epochs N           number of training epochs
+  --trainer.devices N              number of GPUs; hardware/* also sets precision and strategy
+  --data.init_args.root FOLDER     parent folder of the datasets; $TVR_DATA by default
+  --data.init_args.batch_size N    text-video pairs per optimizer step, over all devices
+  --data.init_args.num_workers N   worker processes that decode videos
+  --seed_everything N              seed of the run; 0 by default
+  --eval_memory SIZE               memory budget for scoring, such as 4GiB
+  --checkpoints.resume true        resume the newest run of this method and dataset, or start one
+  --results.directory FOLDER       parent folder of the results; by default runs, or the checkpoint's run
+
+examples:
+  tvr fit --config gare --config fixture
+  tvr test --ckpt_path runs/gare-msrvtt/version_0/checkpoints/last.ckpt
+"""
 
 
 def fit(
-    config: list[str] = [],  # noqa: B006
-    ckpt_path: str | None = None,
-    estimate: bool = False,
-    help_all: bool = False,
+    config: Config = [],  # noqa: B006
+    ckpt_path: Annotated[str | None, "checkpoint of an interrupted run to resume"] = None,
+    estimate: Annotated[bool, "print the memory, disk space, and time of the run, without training"] = False,
     overrides: Sequence[str] = (),
-) -> int:
-    """Train a method, test it, and print and save the results.
-
-    Args:
-        config: name or path of a recipe, can be repeated; later ones override earlier ones.
-        ckpt_path: checkpoint of an interrupted run to resume.
-        estimate: print the memory, disk space, and time that the run needs, without training.
-        help_all: print all options of recipes.
-        overrides: options that override those of recipes.
-    """
+) -> None:
+    """Train a method, test it, and print and save the results."""
     if estimate:
         refuse_options({"ckpt_path": ckpt_path}, "cannot be used with --estimate, which estimates a whole run.")
         with loading("fit"):
             from tvr_lightning.config.recipe import Recipe
             from tvr_lightning.reproduce.profile.estimate import estimate as measure
         print(measure(Recipe.parse(config, overrides)).text)
-        return 0
-    return _run("fit", config, overrides, ckpt_path)
+    else:
+        _run("fit", config, overrides, ckpt_path)
 
 
-def _evaluating(command: str, summary: str) -> Callable[..., int]:
+def _evaluating(command: str, summary: str) -> Callable[..., None]:
     """Return the function of a command that evaluates a checkpoint or a recipe."""
 
     def run(
-        config: list[str] = [],  # noqa: B006
-        ckpt_path: str | None = None,
-        override: bool = False,
-        trust: list[str] = [],  # noqa: B006
-        help_all: bool = False,
+        config: Config = [],  # noqa: B006
+        ckpt_path: Annotated[str | None, "checkpoint to evaluate; recipes override its options"] = None,
+        override: Annotated[bool, "score with the given options even if the training had others"] = False,
+        trust: Trust = [],  # noqa: B006
         overrides: Sequence[str] = (),
-    ) -> int:
-        return _run(command, config, overrides, ckpt_path, override, trust)
+    ) -> None:
+        _run(command, config, overrides, ckpt_path, override, trust)
 
-    run.__doc__ = f"""{summary}
-
-    Args:
-        config: name or path of a recipe, can be repeated, whose options override those of the checkpoint.
-        ckpt_path: checkpoint to evaluate, which determines method, data, and options.
-        override: score with the given options even if the checkpoint was trained with others.
-        trust: module whose classes the checkpoint may use, in addition to this package's; can be repeated.
-        help_all: print all options of recipes.
-    """
+    run.__doc__ = summary
     return run
 
 
@@ -93,7 +81,7 @@ def _run(
     ckpt_path: str | None,
     override: bool = False,
     trust: Sequence[str] = (),
-) -> int:
+) -> None:
     """Check what needs no torch, build the run, and start it."""
     file = None if ckpt_path is None or ckpt_path in FOUND_BY_LIGHTNING or "://" in ckpt_path else Path(ckpt_path)
     if file is not None and not file.exists():
@@ -105,47 +93,29 @@ def _run(
     words = [command, *(f"--config={name}" for name in config), *overrides]
     words += [f"--ckpt_path={ckpt_path}"] if ckpt_path else []
     Run(command, recipe, ckpt_path, words).start()  # type: ignore[arg-type]
-    return 0
 
 
-def recipes_and_examples(command: str) -> str:
+def recipes_and_examples() -> str:
     """Return the end of the help of fit, validate, test, and predict: recipes, common options, and examples."""
     names = sorted(path.stem for path in RECIPES.glob("*.yaml"))
-    groups = {
-        "methods": [name for name in names if "-" not in name and name not in OVERLAYS],
-        "overlays": [name for name in OVERLAYS if name in names],
-    }
+    groups = {"methods": [name for name in names if "-" not in name and name not in OVERLAYS], "overlays": OVERLAYS}
     for folder in ("data", "backbone", "hardware", "variants"):
         groups[folder] = [f"{folder}/{path.stem}" for path in sorted((RECIPES / folder).glob("*.yaml"))]
-    lines = ["recipes:"]
+    lines = []
     for title, found in groups.items():
-        listed = textwrap.shorten(" ".join(found), 3 * 100, placeholder=" ...")
-        first, later = f"  {title:<10}", " " * 12
-        lines += textwrap.wrap(listed, 118, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)
-    options = {**(OF_FIT if command == "fit" else {}), **OPTIONS}
-    lines += ["", "common options of recipes:", *(f"  {name:<32} {said}" for name, said in options.items())]
-    checkpoint = "runs/gare-msrvtt/version_0/checkpoints/last.ckpt"
-    example = "--config gare --config fixture" if command == "fit" else f"--ckpt_path {checkpoint}"
-    lines += ["", "example:", f"  tvr {command} {example}"]
-    return "\n".join(lines)
+        listed = f"  {title:<10}{textwrap.shorten(' '.join(found), 3 * 100, placeholder=' ...')}"
+        lines += textwrap.wrap(listed, 118, subsequent_indent=" " * 12, break_on_hyphens=False)
+    return EPILOG.format(recipes="\n".join(lines))
 
 
 def audit(
-    config: list[str],
-    ckpt_path: File | None = None,
-    videos: AtLeast4 = 64,
-    seed: int | None = None,
+    config: Config,
+    ckpt_path: Annotated[File | None, "checkpoint of the recipe; its starting weights by default"] = None,
+    videos: Annotated[AtLeast4, "number of test videos to audit, with their texts"] = 64,
+    seed: Annotated[int | None, "seed for selecting and ordering videos and texts; a new one by default"] = None,
     overrides: Sequence[str] = (),
 ) -> int:
-    """Check empirically that scores depend only on the text and the video; the exit status is 1 if they do not.
-
-    Args:
-        config: recipe files, can be repeated; later ones override earlier ones.
-        ckpt_path: checkpoint of the recipe; by default the recipe's starting weights are audited.
-        videos: number of test videos to audit, with their texts.
-        seed: seed for selecting and ordering the audited videos and texts; a new one by default.
-        overrides: options that override those of recipes.
-    """
+    """Check empirically that no ground truth leaks into the scores; the exit status is 1 if any does."""
     with loading("audit"):
         from tvr_lightning.audit.run import audit_method, report_audit
         from tvr_lightning.config.recipe import from_recipe
@@ -162,24 +132,18 @@ def audit(
 
 
 def convert(
-    source: File,
-    out: NewFile,
+    source: Annotated[File, "authors' file (pytorch_model.bin.*, .pth, .pt, or .safetensors)"],
+    out: Annotated[NewFile, "output file"],
     /,
-    words: Count | None = None,
-    frames: Count | None = None,
-    method: ReleasedMethod | None = None,
-    openai_clip: File | None = None,
-) -> int:
+    words: Annotated[Count | None, "number of text positions, including SOT and EOT"] = None,
+    frames: Annotated[Count | None, "number of frames per video"] = None,
+    method: Annotated[ReleasedMethod | None, "method of the checkpoint; detected by default"] = None,
+    openai_clip: Annotated[File | None, "OpenAI's CLIP weights, for UCoFiA"] = None,
+) -> None:
     """Convert an authors' checkpoint into one that `tvr test --ckpt_path` loads.
 
-    Args:
-        source: authors' file (pytorch_model.bin.*, .pth, .pt or .safetensors).
-        out: output file.
-        words: number of text positions, including SOT and EOT; by default that of the released evaluation.
-        frames: number of frames per video; by default that of the released evaluation.
-        method: method that the checkpoint must belong to; detected by default.
-        openai_clip: file with OpenAI's CLIP weights for UCoFiA, whose released evaluation uses them in the attention of
-            vision blocks 10 and 11.
+    Words and frames are those of the released evaluation by default. UCoFiA's uses OpenAI's CLIP weights in the
+    attention of vision blocks 10 and 11.
     """
     with shown(f"convert: reading {source.name}"):
         from tvr_lightning.authors.convert import convert as convert_checkpoint
@@ -187,33 +151,23 @@ def convert(
 
         converted = convert_checkpoint(source, out, words, frames, method, openai_clip)
     print("\n".join(describe(converted)))
-    return 0
 
 
 def push(
-    checkpoint: File,
-    name: str,
+    checkpoint: Annotated[File, "checkpoint of `tvr fit`"],
+    name: Annotated[str, "user/name of the repository; an existing one gets a new revision"],
     /,
-    results: File | None = None,
-    private: bool = False,
-    license: str | None = None,
-) -> int:
-    """Publish a trained method on the Hugging Face Hub; log in with `hf auth login` or set HF_TOKEN.
-
-    Args:
-        checkpoint: checkpoint of `tvr fit`.
-        name: user/name of the repository; a method that was pushed before gets a new revision.
-        results: results.json of these weights; by default the one in the run's folder.
-        private: hide a new repository from others.
-        license: identifier of the license for the model card, such as mit.
-    """
+    results: Annotated[File | None, "results.json of these weights; that in the run's folder by default"] = None,
+    private: Annotated[bool, "hide a new repository from others"] = False,
+    license: Annotated[str | None, "identifier of the license for the model card, such as mit"] = None,
+) -> None:
+    """Publish a trained method on the Hugging Face Hub; log in with `hf auth login` or set HF_TOKEN."""
     with loading("push"):
         from tvr_lightning.api.hub import push_to_hub
     print(push_to_hub(checkpoint, name, results=results, private=private, license=license))
-    return 0
 
 
-def schema() -> int:
+def schema() -> None:
     """Print the JSON schema of recipes, with which editors complete and check them."""
     import json
 
@@ -226,4 +180,3 @@ def schema() -> int:
 
             found = generate(recipe_parser())
     print(json.dumps(found, indent=2))
-    return 0

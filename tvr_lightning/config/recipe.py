@@ -146,28 +146,29 @@ class Recipe:
         """
         recipes = [*recipes, *(value for option, value in split_options(overrides) if option == "config")]
         sources = list(sources_of(recipes, overrides))
+        contents = [content for _, content in sources]
         named = [str(recipe) if is_written_out(recipe) else str(find_recipe(recipe)) for recipe in recipes]
         if only_data:
             named = [json.dumps({"data": read_recipe(recipe).get("data") or {}}) for recipe in recipes]
         words = [f"--config={recipe}" for recipe in named] + _options_for_parser(overrides)
         if checkpoint is None:
-            check_classes_given([content for _, content in sources], ("data",) if only_data else ("data", "model"))
+            check_classes_given(sources, ("data",) if only_data else ("data", "model"))
         parser = recipe_parser()
         try:
             if checkpoint is None:
                 recipe = cls(parser.parse_args(words))
             else:
-                trained = TrainedOptions(checkpoint, [content for _, content in sources], trust)
+                trained = TrainedOptions(checkpoint, contents, trust)
                 config = parser.parse_args([f"--config={json.dumps(trained.recipe())}", *words])
                 recipe = cls(config, trained, trained.differences(config, override))
         except ArgumentError as error:
             schema = generate(parser)
             keep(schema)
-            check_options(sources, schema, import_modules=True)
+            check_options(sources, schema)
             raise OptionError(refusals(str(error))) from error
         if cached_schema() is None:
             keep(generate(parser))
-        recipe._check_linked([content for _, content in sources])
+        recipe._check_linked(contents)
         recipe._set_memory()
         return recipe
 

@@ -112,7 +112,7 @@ def test_a_run_whose_videos_are_missing_loses_only_the_figures_that_show_them(fo
     try:
         # As with stored features: the test split is encoded, but no video can be shown.
         monkeypatch.setattr("tvr_lightning.reproduce.report.figures.figure_types.encode_run", lambda _: encoded)
-        assert run_report(folder, RECIPES) == 0
+        run_report(folder, RECIPES)
     finally:
         hidden.rename(videos)
         shutil.rmtree(folder / "figures")
@@ -127,14 +127,14 @@ def test_a_run_whose_videos_are_missing_loses_only_the_figures_that_show_them(fo
 
 
 def test_figures_are_drawn_after_the_weights_are_gone(folder, run):
-    assert run_report(folder, RECIPES) == 0
+    run_report(folder, RECIPES)
     first = page_of(folder, run)
     assert "Training curves" in first
     assert "Retrieval sheet: “" in first
     checkpoint = Path(run.card.checkpoint)
     hidden = checkpoint.rename(checkpoint.with_name("hidden"))
     try:
-        assert run_report(folder, RECIPES) == 0
+        run_report(folder, RECIPES)
     finally:
         hidden.rename(checkpoint)
     assert page_of(folder, run) == first
@@ -146,7 +146,7 @@ def test_a_figure_that_fails_is_stated_and_loses_nothing_else(folder, run, monke
         raise ValueError("no direction of a gradient of zero")
 
     monkeypatch.setattr("tvr_lightning.reproduce.report.write.figures_of", fail)
-    assert run_report(folder, RECIPES) == 0
+    run_report(folder, RECIPES)
     assert f"No figures of {run.card.name}: no direction of a gradient of zero" in capsys.readouterr().out
     assert "no direction of a gradient of zero" in page_of(folder, run)
     assert "Training curves" in page_of(folder, run)
@@ -156,7 +156,7 @@ def test_folders_of_fit_have_a_report_too(folder, run, tmp_path):
     """The folder in which the card's run trained is one of `tvr fit`: same values, curves, and figures."""
     for name in ("fit/version_0", "fit/100% #1"):
         shutil.copytree(Path(run.card.checkpoint).parent.parent, tmp_path / name)
-    assert run_report(tmp_path, RECIPES) == 0
+    run_report(tmp_path, RECIPES)
     _, plain = read_runs(tmp_path)
     assert plain.key == "fit-version_0"
     for metric in ("R@1", "R@5", "MnR"):
@@ -172,7 +172,7 @@ def test_folders_of_fit_have_a_report_too(folder, run, tmp_path):
 
 
 def test_a_phone_shows_words_of_figures_that_can_be_read(folder, run, tmp_path):
-    assert run_report(folder, RECIPES) == 0
+    run_report(folder, RECIPES)
     widths = """
         document.querySelectorAll('img').forEach(image => { image.loading = 'eager'; });
         return Promise.all([...document.querySelectorAll('img')].map(image => image.decode())).then(() =>
