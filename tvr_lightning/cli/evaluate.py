@@ -153,9 +153,7 @@ def _split_of(
         title, warnings = ids.stem, []
     else:
         dataset = data_from_recipe(config, [*([f"--data={data}"] if data else []), *overrides])
-        absent = dataset.missing_annotations("test")
-        if absent:
-            raise dataset.incomplete(absent)
+        dataset.check_present("test", annotations_only=True)
         split, title, warnings = dataset.read_split("test"), dataset.full_title, dataset.warnings
     return GroundTruth.of(title, split, warnings), [video.video_id for video in split.videos]
 
