@@ -53,7 +53,7 @@ def test_videos_end_at_the_annotated_duration_on_request(tmp_path):
     [
         (ANNOTATIONS, ["v_a-1"], "caption-without-video", "v__b2: val_ids.json does not list it"),
         ({**ANNOTATIONS, "v_a-1": {"sentences": []}}, ["v__b2", "v_a-1"], "video-without-caption", "v_a-1"),
-        ({**ANNOTATIONS, "v_a-1": {"sentences": ["x", " "]}}, ["v__b2", "v_a-1"], "empty-caption", "sentences[1]"),
+        ({**ANNOTATIONS, "v_a-1": {"sentences": ["x", " "]}}, ["v__b2", "v_a-1"], "empty-caption", "v_a-1, caption 1"),
         (ANNOTATIONS, ["v__b2", "v_a-1", "v_a-1"], "duplicate-id", "val_ids.json: v_a-1"),
         ({"v_a-1": {}}, ["v_a-1"], "malformed", "the key 'sentences' is missing"),
         ({"v_a-1": {"sentences": [3]}}, ["v_a-1"], "malformed", "expected str, found int"),

@@ -161,13 +161,14 @@ def test_stats_count_captions_tokens_durations_and_sound(healthy):
     ]
     source.write_text(json.dumps(content))
     train, test = stats(MSRVTT(root=str(healthy)), ClipTokenizer(77).needed, **QUIET)
-    assert (train.name, train.videos, train.texts, test.videos) == ("train", 2, 3, 4)
-    assert (train.captions_per_video.least, train.captions_per_video.greatest) == (1, 2)
-    assert (train.tokens.least, train.tokens.greatest) == (4, 42)
+    assert (train.split.name, len(train.split.videos), len(train.split.texts)) == ("train", 2, 3)
+    assert len(test.split.videos) == 4
+    assert train.row()["captions per video"].startswith("1 to 2")
+    assert (min(train.tokens), max(train.tokens)) == (4, 42)
     assert train.truncated == pytest.approx(1 / 3)
-    assert train.readable == 1
-    assert train.with_audio == 0.0
-    assert train.seconds.mean == pytest.approx(4.0, abs=0.2)
+    assert len(train.seconds) == 1
+    assert train.with_audio == [False]
+    assert train.seconds[0] == pytest.approx(4.0, abs=0.2)
     text = rendered(print_stats, [train, test])
     assert "33.33%" in text
     assert "over 32 tokens" in text

@@ -76,7 +76,12 @@ def test_the_paragraph_csv_reads_newlines_in_fields_and_absolute_paths(tmp_path)
     ("moments", "listed", "kind", "named"),
     [
         (MOMENTS, "1@N08_a.mov\n3@N01_c.avi\n", "video-without-caption", "test_data.json: 3@N01_c.avi"),
-        ([*MOMENTS, {"video": "2@N01_b.", "description": " "}], "2@N01_b.\n", "empty-caption", "[4], 2@N01_b."),
+        (
+            [*MOMENTS, {"video": "2@N01_b.", "description": " "}],
+            "2@N01_b.\n",
+            "empty-caption",
+            "json: 2@N01_b., caption 2",
+        ),
         (MOMENTS, "2@N01_b.\n2@N01_b.\n", "duplicate-id", "test_list.txt: 2@N01_b."),
         ([{"video": "2@N01_b."}], "2@N01_b.\n", "malformed", "[0]: the key 'description' is missing"),
     ],

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import Findings, Split, SplitName, VideoRecord, build_split, read_table
+from tvr_lightning.data.records import Findings, Split, SplitName, build_split, read_table
 from tvr_lightning.data.video_files import VideoFiles
 
 
@@ -27,6 +27,5 @@ class CsvDataset(TextVideoDataModule):
         for row in read_table(table, ["split", "video", "caption"]):
             if row["split"] == name:
                 captions.setdefault(row["video"], []).append(row["caption"])
-        videos = VideoFiles(self.video_root)
-        items = [(VideoRecord(video, videos.find(video)), texts) for video, texts in captions.items()]
-        return build_split(name, "all captions of a video as queries", items, findings, table)
+        find = VideoFiles(self.video_root).find
+        return build_split(name, "all captions of a video as queries", captions, find, findings, table)

@@ -129,8 +129,7 @@ def _test_split(config: list[str], overrides: Sequence[str]) -> tuple[str, Split
     from tvr_lightning.config.recipe import data_from_recipe
 
     dataset = data_from_recipe(config, overrides)
-    if absent := dataset.missing_annotations("test"):
-        raise dataset.incomplete(absent)
+    dataset.check_present("test", annotations_only=True)
     return dataset.full_title, dataset.read_split("test"), dataset.warnings
 
 

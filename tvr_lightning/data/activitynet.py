@@ -6,17 +6,10 @@ import math
 from pathlib import Path
 from typing import Any, Literal
 
+from typing_extensions import override
+
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import (
-    Findings,
-    Split,
-    SplitName,
-    VideoRecord,
-    build_split,
-    malformed,
-    read_json,
-    tidy,
-)
+from tvr_lightning.data.records import Findings, Span, Split, SplitName, build_split, malformed, read_json
 from tvr_lightning.data.video_files import VideoFiles
 
 FILES: dict[SplitName, tuple[str, str]] = {
@@ -62,12 +55,12 @@ $TVR_DATA/activitynet/
         super().__init__(split=split, frames=frames, words=words, **options)
         self.annotated_end = annotated_end
 
+    @override
     def required_files(self, name: SplitName) -> list[Path]:
-        """Files with the IDs and the sentences."""
         return [self.folder / file for file in FILES[name]]
 
+    @override
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
-        """Read a split: the videos with sentences, in the order of the ID file."""
         ids_file, source = self.required_files(name)
         ids = read_json(ids_file, [str])
         findings.duplicates(ids_file, ids)
@@ -77,24 +70,15 @@ $TVR_DATA/activitynet/
             findings.add(source, video, "caption-without-video", message, fix)
         for video in sorted(set(ids) - annotations.keys()):
             findings.note(ids_file, video, "video-without-caption", f"{source.name} has no such entry", "left out")
-        videos = VideoFiles(self.video_root, ".mp4")
-        items = []
-        for video in dict.fromkeys(ids):
-            if video in annotations:
-                sentences = [tidy(sentence) for sentence in annotations[video]["sentences"]]
-                for number, sentence in enumerate(sentences):
-                    if not sentence:
-                        entry, fix = f"{video}, sentences[{number}]", "write one or remove the entry"
-                        findings.add(source, entry, "empty-caption", "the sentence is empty", fix)
-                record = VideoRecord(video, videos.find(video), self._span(source, video, annotations[video]))
-                items.append((record, [" ".join(sentences)] if sentences else []))
+        captions = {video: annotations[video]["sentences"] for video in ids if video in annotations}
+        spans: dict[str, Span] = {}
+        for video in captions:
+            duration = annotations[video].get("duration")
+            if self.annotated_end and duration is not None:
+                if not isinstance(duration, int | float) or not 0 < duration < math.inf:
+                    message = f"{duration!r} is not a length in seconds"
+                    raise malformed(source, f"{video}, duration", message, "correct it")
+                spans[video] = 0.0, float(math.ceil(duration))
         protocol = "paragraph to video on val1, all sentences of a video as one query"
-        return build_split(name, protocol, items, findings, source)
-
-    def _span(self, source: Path, video: str, annotation: dict[str, Any]) -> tuple[float, float] | None:
-        if not self.annotated_end or "duration" not in annotation:
-            return None
-        duration = annotation["duration"]
-        if not isinstance(duration, int | float) or not 0 < duration < math.inf:
-            raise malformed(source, f"{video}, duration", f"{duration!r} is not a length in seconds", "correct it")
-        return 0.0, float(math.ceil(duration))
+        find = VideoFiles(self.video_root, ".mp4").find
+        return build_split(name, protocol, captions, find, findings, source, spans=spans, paragraph=True)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
+from typing_extensions import override
 
 from tvr_lightning.data.audio_alignment import AudioAlignment, AudioOptions
 from tvr_lightning.data.batch import PairBatch, TextBatch, Tokens, VideoBatch
@@ -33,7 +34,7 @@ from tvr_lightning.data.records import (
     shared_videos,
 )
 from tvr_lightning.data.recover_captions import RecoverCaptions, find_captions, read_captions
-from tvr_lightning.data.samplers import EvaluationSampler, TrainingSampler, check_divisible
+from tvr_lightning.data.samplers import EvaluationSampler, TrainingSampler
 from tvr_lightning.data.stored import FeatureReader, PixelReader, StoreReader, frame_fingerprint, text_fingerprint
 from tvr_lightning.data.subsets import draw_videos, hold_out
 from tvr_lightning.errors import MissingAssetError, UserError
@@ -43,12 +44,23 @@ from tvr_lightning.media.preparation import Interpolation, Preparation, ResizeMo
 from tvr_lightning.option_types import FrameSampling
 from tvr_lightning.store import FeatureStore, Part, StoreError
 
+EvaluationLoaders = list[DataLoader[TextBatch] | DataLoader[VideoBatch]]
 STAGES: dict[str | None, tuple[SplitName, ...]] = {
     "fit": ("train", "val"),
     "validate": ("val",),
     "test": ("test",),
     "predict": ("test",),
     None: ("train", "val", "test"),
+}
+LEAST_VALUES = {
+    "frames": 1,
+    "words": 3,
+    "batch_size": 1,
+    "eval_batch_size": 1,
+    "num_workers": 0,
+    "holdout": 0,
+    "max_train_videos": 1,
+    "seed": 0,
 }
 
 
@@ -162,16 +174,14 @@ class TextVideoDataModule(LightningDataModule, ABC):
         self._resume_at: dict[str, int] | None = None
         self._read: dict[SplitName, Split] = {}
         self._loaded: dict[SplitName, Split] = {}
-        self._opened: tuple[list[Part], FeatureStore] | None = None
+        self._stores: dict[tuple[Part, ...], FeatureStore] = {}
         self._check_options()
 
     def _check_options(self) -> None:
-        least_values = {"frames": 1, "batch_size": 1, "eval_batch_size": 1, "words": 3, "num_workers": 0, "seed": 0}
-        if self.max_train_videos is not None:
-            least_values["max_train_videos"] = 1
-        for name, least in (least_values | {"holdout": 0}).items():
-            if getattr(self, name) < least:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        for name, least in LEAST_VALUES.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"{name} is {value}; it must be at least {least}")
         if self.holdout and self.has_official_validation:
             raise UserError(
                 f"holdout {self.holdout}: {type(self).__name__} with split {self.split!r} has an official validation "
@@ -248,15 +258,13 @@ class TextVideoDataModule(LightningDataModule, ABC):
         """Title of the dataset, with the prefix "synthetic" for a synthetic dataset."""
         return f"synthetic {self.title}" if self.warnings else self.title
 
-    def missing_annotations(self, stage: str | None = None) -> list[str]:
-        """List the missing annotation files of a Lightning stage (None: all), one sentence each."""
+    def missing(self, stage: str | None = None, annotations_only: bool = False) -> list[str]:
+        """List missing annotation files, videos and captions of a stage (None: all), one sentence each."""
         sources = dict.fromkeys(self._source(name) for name in STAGES[stage])
         files = dict.fromkeys(path for name in sources for path in self.required_files(name))
-        return [f"{path.name}: looked for {path}" for path in files if not path.is_file()]
-
-    def missing(self, stage: str | None = None) -> list[str]:
-        """List missing annotation files, videos and captions of a stage (None: all), one sentence each."""
-        absent = self.missing_annotations(stage)
+        absent = [f"{path.name}: looked for {path}" for path in files if not path.is_file()]
+        if annotations_only:
+            return absent
         if self._stored_in is None and (not self.video_root.is_dir() or not any(self.video_root.iterdir())):
             absent.append(f"the videos: looked for files in {self.video_root}")
         if self.extra_captions is not None and "train" in STAGES[stage]:
@@ -266,9 +274,9 @@ class TextVideoDataModule(LightningDataModule, ABC):
                 absent.append(str(error))
         return absent
 
-    def check_present(self, stage: str | None = None) -> None:
-        """Raise MissingAssetError unless the annotation files and the video folder of a stage (None: all) exist."""
-        absent = self.missing(stage)
+    def check_present(self, stage: str | None = None, annotations_only: bool = False) -> None:
+        """Raise MissingAssetError unless the files that `missing` looks for exist."""
+        absent = self.missing(stage, annotations_only)
         if absent and not self.folder.is_dir():
             folder = self.folder if self.folder.parent.is_dir() else self.folder.parent
             absent.insert(0, f"the folder {folder.absolute()} does not exist; check data.init_args.root")
@@ -381,7 +389,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     def _open_store(self, path: str) -> FeatureStore:
         parts = self._stored_parts()
-        if self._opened is None or self._opened[0] != parts:
+        if parts not in self._stores:
             store = FeatureStore(path, parts)
             copies = "" if self.copies is None else self.copies.how.describe()
             frames = frame_fingerprint(self.frames, self.preparation, self.sampling, copies)
@@ -389,24 +397,20 @@ class TextVideoDataModule(LightningDataModule, ABC):
             if self.audio is not None:
                 expected["audio"] = {"preprocessing": self.audio.describe()}
             for part in parts:
-                if part in expected:
-                    store.require(part, expected[part])
+                store.require(part, expected.get(part, {}))
             store.verify()
-            self._opened = parts, store
-        return self._opened[1]
+            self._stores[parts] = store
+        return self._stores[parts]
 
-    def _stored_parts(self) -> list[Part]:
+    def _stored_parts(self) -> tuple[Part, ...]:
         """Return the parts of a store that the method reads; without a method, those that the data options name."""
         if self.pixels is not None:
-            return ["pixels"]
+            return ("pixels",)
         module = self.trainer.lightning_module if self.trainer else None
         uses_audio = self.audio is not None if module is None else getattr(module, "audio_encoder", None) is not None
-        parts: list[Part] = ["text", "frames"]
-        if getattr(module, "needs_patches", False):
-            parts.append("patches")
-        if uses_audio:
-            parts.append("audio")
-        return parts
+        patches: tuple[Part, ...] = ("patches",) if getattr(module, "needs_patches", False) else ()
+        audio: tuple[Part, ...] = ("audio",) if uses_audio else ()
+        return ("text", "frames", *patches, *audio)
 
     def ground_truth(self, name: SplitName) -> GroundTruth:
         """Return the index of the matching video of every text of a split, with the names used in results."""
@@ -414,8 +418,8 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     # Loaders
 
+    @override
     def setup(self, stage: str | None = None) -> None:
-        """Read the splits of a stage and check that no video is in two splits."""
         self.check_present(stage)
         for name in STAGES[stage]:
             self.load_split(name)
@@ -425,10 +429,9 @@ class TextVideoDataModule(LightningDataModule, ABC):
         """Compare all readable splits. Only stages that need an unreadable split fail because of it."""
         splits: dict[SplitName, Split] = {}
         for name in STAGES[None]:
-            if all(path.is_file() for path in self.required_files(self._source(name))):
-                with suppress(AnnotationError):
-                    split = self.read_split(name)
-                    splits[split.name] = split  # "val" may be the test split
+            with suppress(AnnotationError, FileNotFoundError):
+                split = self.read_split(name)
+                splits[split.name] = split  # "val" may be the test split
         for one, other in combinations(splits.values(), 2):
             ids = [video.video_id for video in shared_videos(one, other)]
             if ids:
@@ -436,10 +439,9 @@ class TextVideoDataModule(LightningDataModule, ABC):
                 entry, fix = f"{one.name} and {other.name}", "remove them from one of the two splits"
                 raise AnnotationError([Problem(str(self.folder), entry, "split-overlap", count, fix)])
 
+    @override
     def train_dataloader(self) -> DataLoader[PairBatch]:
-        """Return the shuffled loader of PairBatch with the share of the global batch of this device."""
         sharing = self._sharing()
-        check_divisible(self.batch_size, sharing["replicas"])
         dataset = PairDataset(
             self.load_split("train"),
             self.video_reader(training=True),
@@ -465,17 +467,18 @@ class TextVideoDataModule(LightningDataModule, ABC):
         self._resume_training()
         return self.training_loader
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the progress of training within its epoch, for checkpoints."""
         return {} if self.training_loader is None else {"training": self.training_loader.state_dict()}
 
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume training at the position in the checkpoint, before or after the loader is built."""
         if self.trainer is None or self.trainer.state.fn == "fit":
             self._resume_at = state_dict.get("training")
             self._resume_training()
 
     def _resume_training(self) -> None:
+        # FSDP restores checkpoints after it has built the loader.
         if self.training_loader is not None and self._resume_at is not None:
             self.training_loader.load_state_dict(self._resume_at)
             self._resume_at = None
@@ -488,43 +491,35 @@ class TextVideoDataModule(LightningDataModule, ABC):
         captions.require([video.video_id for video in self.load_split("train").videos])
         return captions
 
-    def evaluation_dataloaders(self, name: SplitName) -> list[DataLoader[TextBatch] | DataLoader[VideoBatch]]:
+    def evaluation_dataloaders(self, name: SplitName) -> EvaluationLoaders:
         """Return the loaders [unique texts, unique videos] of a split; for "train", the bank of a normalization.
 
         Every process gets the same number of batches. Repeated items have the index of the first one.
         """
         split = self.load_split(name)
         reader = self.video_reader(training=False)
-        texts = TextDataset(split, reader)
         videos = VideoDataset(split, reader, skip=self.on_corrupt == "skip")
-        sharing = self._sharing()
-        # Reading stored features takes less time than starting worker processes.
-        workers = self.num_workers if self.features is None else 0
-        return [
-            make_loader(
-                ReportingLoader,
-                items,
-                EvaluationSampler(len(items), **sharing),
-                self.eval_batch_size,
-                processes,
-                self.seed,
-            )
-            for items, processes in ((texts, 0), (videos, workers))
-        ]
+        # Reading texts or stored features takes less time than starting worker processes.
+        datasets = ((TextDataset(split, reader), 0), (videos, self.num_workers if self.features is None else 0))
+        loaders: EvaluationLoaders = []
+        for dataset, workers in datasets:
+            sampler = EvaluationSampler(len(dataset), **self._sharing())
+            loaders.append(make_loader(ReportingLoader, dataset, sampler, self.eval_batch_size, workers, self.seed))
+        return loaders
 
-    def val_dataloader(self) -> list[DataLoader[TextBatch] | DataLoader[VideoBatch]]:
-        """Return the loaders [unique texts, unique videos] of the validation split, each in a random order."""
+    @override
+    def val_dataloader(self) -> EvaluationLoaders:
         return self._shuffled("val", "limit_val_batches")
 
-    def test_dataloader(self) -> list[DataLoader[TextBatch] | DataLoader[VideoBatch]]:
-        """Return the loaders [unique texts, unique videos] of the test split, each in a random order."""
+    @override
+    def test_dataloader(self) -> EvaluationLoaders:
         return self._shuffled("test", "limit_test_batches")
 
-    def predict_dataloader(self) -> list[DataLoader[TextBatch] | DataLoader[VideoBatch]]:
-        """Return the loaders [unique texts, unique videos] of the test split, each in a random order."""
+    @override
+    def predict_dataloader(self) -> EvaluationLoaders:
         return self._shuffled("test", "limit_predict_batches")
 
-    def _shuffled(self, name: SplitName, limit: str) -> list[DataLoader[TextBatch] | DataLoader[VideoBatch]]:
+    def _shuffled(self, name: SplitName, limit: str) -> EvaluationLoaders:
         """Return evaluation loaders in independent random orders, so that positions reveal nothing about pairs.
 
         If the trainer limits batches, the texts and videos are the same as in the order of the split.
@@ -549,9 +544,9 @@ class TextVideoDataModule(LightningDataModule, ABC):
         )
         return media if self.pixels is None else PixelReader(self._open_store(self.pixels), self.directory, media)
 
+    @override
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Move a batch asynchronously; Lightning would wait for every tensor of a record."""
-        if isinstance(batch, FeatureBatch):
+        if isinstance(batch, FeatureBatch):  # Lightning would wait for every tensor of a record
             return batch.to(device, non_blocking=device.type == "cuda")
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
 

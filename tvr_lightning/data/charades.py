@@ -6,12 +6,14 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
+from typing_extensions import override
+
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import (
     Findings,
+    Span,
     Split,
     SplitName,
-    VideoRecord,
     build_split,
     malformed,
     read_lines,
@@ -20,7 +22,6 @@ from tvr_lightning.data.records import (
 from tvr_lightning.data.video_files import VideoFiles
 
 MOMENT = re.compile(r"(?P<video>\S+) (?P<start>\d+(?:\.\d+)?) (?P<end>\d+(?:\.\d+)?)\s*##(?P<text>.*)")
-Span = tuple[float, float]
 
 
 class Charades(TextVideoDataModule):
@@ -53,35 +54,31 @@ $TVR_DATA/charades/
         super().__init__(split=split, **options)
 
     @property
+    @override
     def one_caption_evaluation(self) -> bool:
-        """True for scripts; a span of Charades-STA can have several sentences."""
-        return self.split == "scripts"
+        return self.split == "scripts"  # a span of Charades-STA can have several sentences
 
+    @override
     def required_files(self, name: SplitName) -> list[Path]:
-        """Table of videos, and the file of sentences for Charades-STA."""
         table = self.folder / f"Charades_v1_{name}.csv"
         return [table] if self.split == "scripts" else [self.folder / f"charades_sta_{name}.txt", table]
 
+    @override
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
-        """Read a split, with a video per row of the table or an item per span in the order of the first sentences."""
-        if self.split == "scripts":
-            return self._parse_scripts(name, findings)
-        return self._parse_spans(name, findings)
+        return self._scripts(name, findings) if self.split == "scripts" else self._moments(name, findings)
 
-    def _parse_scripts(self, name: SplitName, findings: Findings) -> Split:
-        source = self.folder / f"Charades_v1_{name}.csv"
-        rows = read_table(source, ["id", "script"])
-        ids = [row["id"].strip() for row in rows]
-        findings.duplicates(source, ids)
-        videos = VideoFiles(self.video_root, ".mp4")
-        items = [
-            # {} marks an empty text in the table
-            (VideoRecord(video, videos.find(video)), ["" if row["script"].strip() == "{}" else row["script"]])
-            for video, row in zip(ids, rows, strict=True)
-        ]
-        return build_split(name, "scripts, one per video", items, findings, source)
+    def _scripts(self, name: SplitName, findings: Findings) -> Split:
+        """Read a split with a video per row of the table."""
+        (table,) = self.required_files(name)
+        rows = read_table(table, ["id", "script"])
+        findings.duplicates(table, [row["id"].strip() for row in rows])
+        # {} marks an empty text in the table
+        scripts = {row["id"].strip(): [row["script"] if row["script"].strip() != "{}" else ""] for row in rows}
+        find = VideoFiles(self.video_root, ".mp4").find
+        return build_split(name, "scripts, one per video", scripts, find, findings, table)
 
-    def _parse_spans(self, name: SplitName, findings: Findings) -> Split:
+    def _moments(self, name: SplitName, findings: Findings) -> Split:
+        """Read a split with an item per span, in the order of their first sentences."""
         source, table = self.required_files(name)
         lengths = {}
         for row in read_table(table, ["id", "length"]):
@@ -90,29 +87,31 @@ $TVR_DATA/charades/
             except ValueError as error:
                 message = f"length {row['length']!r} is not a number"
                 raise malformed(table, row["id"], message, "write seconds") from error
-        sentences: dict[tuple[str, Span], list[str]] = {}
+        videos = VideoFiles(self.video_root, ".mp4")
+        sentences: dict[str, list[str]] = {}
+        paths, spans = {}, {}
         for number, line in enumerate(read_lines(source), start=1):
             entry = f"line {number}"
             moment = MOMENT.fullmatch(line)
             if moment is None:
                 fix = "write <id> <start> <end>##<sentence>"
                 findings.add(source, entry, "malformed", f"cannot be read: {line[:60]!r}", fix)
-            elif moment["video"] not in lengths:
-                message = f"sentence for {moment['video']}, which is not in {table.name}"
+                continue
+            video = moment["video"]
+            if video not in lengths:
+                message = f"sentence for {video}, which is not in {table.name}"
                 findings.add(source, entry, "caption-without-video", message, "remove the line")
-            else:
-                given = float(moment["start"]), float(moment["end"])
-                span = _valid_span(given, lengths[moment["video"]])
-                if span != given:
-                    message = f"the span {given[0]} to {given[1]} s of {moment['video']} is reversed or outside"
-                    findings.note(source, entry, "reversed-span", message, f"read as {span[0]} to {span[1]} s")
-                sentences.setdefault((moment["video"], span), []).append(moment["text"])
-        videos = VideoFiles(self.video_root, ".mp4")
-        items = [
-            (VideoRecord(f"{video}_{span[0]:g}_{span[1]:g}", videos.find(video), span), texts)
-            for (video, span), texts in sentences.items()
-        ]
-        return build_split(name, "Charades-STA, sentences to spans", items, findings, source)
+                continue
+            given = float(moment["start"]), float(moment["end"])
+            start, end = _valid_span(given, lengths[video])
+            if (start, end) != given:
+                message = f"the span {given[0]} to {given[1]} s of {video} is reversed or outside"
+                findings.note(source, entry, "reversed-span", message, f"read as {start} to {end} s")
+            item = f"{video}_{start:g}_{end:g}"
+            paths[item], spans[item] = videos.find(video), (start, end)
+            sentences.setdefault(item, []).append(moment["text"])
+        protocol = "Charades-STA, sentences to spans"
+        return build_split(name, protocol, sentences, paths.__getitem__, findings, source, spans=spans)
 
 
 def _valid_span(span: Span, length: float) -> Span:

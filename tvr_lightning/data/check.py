@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import Problem, Split, VideoRecord, shared_videos
@@ -22,27 +22,24 @@ from tvr_lightning.option_types import FrameSampling
 from tvr_lightning.progress import shown
 
 TOO_SHORT_SECONDS = 1.0  # most methods use one frame per second
-HARMLESS = ("silent",)
 ROWS_PER_KIND = 20
 DECODED_SIZE = 32  # pixels; whether a frame can be decoded does not depend on the size
 
 
 @dataclass
 class Report:
-    """Result of a dataset check.
+    """Result of a dataset check, with the numbers of videos and texts by split.
 
     Attributes:
         dataset: Title of the dataset.
         protocol: Protocol of its test split.
-        videos: Number of checked videos by split.
-        texts: Number of texts by split.
         problems: Errors that must be fixed.
         warnings: Findings that may be intended, such as videos without audio.
         notes: Known quirks of the released files and how they are read; no fix is needed.
     """
 
     dataset: str
-    protocol: str
+    protocol: str = ""
     videos: dict[str, int] = field(default_factory=dict)
     texts: dict[str, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -55,25 +52,15 @@ def check(data: TextVideoDataModule, *, decode: bool = False, workers: int = 1, 
 
     The check finds missing or contradictory annotations, videos in more than one split, and video files that are
     missing, empty, undecodable, without timestamps, or shorter than a second. It warns about videos without an audio
-    track.
-
-    Args:
-        data: Dataset as configured.
-        decode: Whether to decode the evaluation frames of every clip.
-        workers: Number of processes that check files.
-        progress: Whether to show a progress bar.
-
-    Returns:
-        Report; the dataset is valid if its `problems` are empty.
+    track. With `decode`, it decodes the evaluation frames of every clip.
     """
-    report = Report(data.title, "")
+    report = Report(data.title)
     splits: list[Split] = []
     for name in data.official_splits:
         absent = [path for path in data.required_files(name) if not path.is_file()]
-        for path in absent:
-            fix = f"expected layout:\n{data.layout}"
-            report.problems.append(Problem(str(path), path.name, "missing-file", "no such file", fix))
         if absent:
+            fix = f"expected layout:\n{data.layout}"
+            report.problems += [Problem(str(path), path.name, "missing-file", "no such file", fix) for path in absent]
             continue
         with shown(f"reading the annotations of {data.title}, {name}") if progress else nullcontext():
             split, findings = data.examine_split(name)
@@ -84,10 +71,8 @@ def check(data: TextVideoDataModule, *, decode: bool = False, workers: int = 1, 
             report.videos[name], report.texts[name] = len(split.videos), len(split.texts)
             report.protocol = split.protocol
     for one, other in combinations(splits, 2):
-        message = f"the video is in {one.name} and in {other.name}"
-        for video in shared_videos(one, other):
-            fix = "remove it from one of the two splits"
-            report.problems.append(_problem(video, "split-overlap", message, fix))
+        message, fix = f"the video is in {one.name} and in {other.name}", "remove it from one of the two splits"
+        report.problems += [_problem(video, "split-overlap", message, fix) for video in shared_videos(one, other)]
     if data.features is None:  # stored features replace the files
         videos = list({(video.path, video.span): video for split in splits for video in split.videos}.values())
         read = partial(check_video, frames=data.frames if decode else 0, sampling=data.sampling)
@@ -96,10 +81,9 @@ def check(data: TextVideoDataModule, *, decode: bool = False, workers: int = 1, 
                 fix = "download it again, or set on_corrupt to skip"
                 found = [_problem(found.item, "undecodable", found.reason, fix)]
             for problem in found:
-                (report.warnings if problem.kind in HARMLESS else report.problems).append(problem)
-    report.problems = list(dict.fromkeys(report.problems))  # splits and spans share files
-    report.warnings = list(dict.fromkeys(report.warnings))
-    report.notes = list(dict.fromkeys(report.notes))
+                (report.warnings if problem.kind == "silent" else report.problems).append(problem)
+    for listed in (report.problems, report.warnings, report.notes):
+        listed[:] = dict.fromkeys(listed)  # splits and spans share files
     return report
 
 
@@ -147,11 +131,17 @@ def print_report(report: Report, console: Console | None = None) -> None:
     console = console or Console()
     seen = ", ".join(f"{name}: {report.videos[name]} videos, {report.texts[name]} texts" for name in report.videos)
     console.print(f"[bold]{report.dataset}[/bold] ({report.protocol}) {seen}", highlight=False)
-    _print_problems(report.problems, console)
-    for kind, count in Counter(warning.kind for warning in report.warnings).most_common():
-        first = next(warning for warning in report.warnings if warning.kind == kind)
-        files = "1 file" if count == 1 else f"{count} files"
-        line = f"warning: {kind}, {files}, first {first.entry}: {first.message}; {first.fix}"
+    for kind, found in _by_kind(report.problems).items():
+        columns = (Column(title, overflow="fold") for title in ("file", "entry", "problem", "fix"))
+        table = Table(*columns, title=f"{kind}: {len(found)}", title_justify="left", expand=True)
+        for problem in found[:ROWS_PER_KIND]:
+            file = "/".join(Path(problem.file).parts[-2:])  # all have the same parents, which are in the JSON report
+            table.add_row(*map(escape, (file, problem.entry, problem.message, problem.fix)))
+        if len(found) > ROWS_PER_KIND:
+            table.add_row(f"and {len(found) - ROWS_PER_KIND} more", "", "", "the JSON report lists them all")
+        console.print(table)
+    for kind, found in _by_kind(report.warnings).items():
+        line = f"warning: {kind}, files: {len(found)}, first {found[0].entry}: {found[0].message}; {found[0].fix}"
         console.print(line, highlight=False, markup=False)
     for note in report.notes[:ROWS_PER_KIND]:
         console.print(f"note: {note}", highlight=False, markup=False)
@@ -161,19 +151,12 @@ def print_report(report: Report, console: Console | None = None) -> None:
     console.print(f"{total} {_total(report.warnings, 'warning')}".strip(), highlight=False)
 
 
-def _print_problems(found: list[Problem], console: Console) -> None:
-    for kind, count in Counter(problem.kind for problem in found).most_common():
-        table = Table(title=f"{kind}: {count}", title_justify="left", expand=True)
-        for title in ("file", "entry", "problem", "fix"):
-            table.add_column(title, overflow="fold")
-        for problem in [problem for problem in found if problem.kind == kind][:ROWS_PER_KIND]:
-            file = "/".join(Path(problem.file).parts[-2:])  # all have the same parents, which are in the JSON report
-            table.add_row(*map(escape, (file, problem.entry, problem.message, problem.fix)))
-        if count > ROWS_PER_KIND:
-            table.add_row(f"and {count - ROWS_PER_KIND} more", "", "", "the JSON report lists them all")
-        console.print(table)
+def _by_kind(found: list[Problem]) -> dict[str, list[Problem]]:
+    """Return the problems by kind, the most frequent kind first."""
+    kinds = Counter(problem.kind for problem in found).most_common()
+    return {kind: [problem for problem in found if problem.kind == kind] for kind, _ in kinds}
 
 
 def _total(found: list[Problem], noun: str) -> str:
-    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(problem.kind for problem in found).most_common())
+    kinds = ", ".join(f"{len(of_kind)} {kind}" for kind, of_kind in _by_kind(found).items())
     return f"{len(found)} {noun}{'s' * (len(found) != 1)}: {kinds}." if found else ""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.copies import MANIFEST, CopiedFile, Copies, read_copies
@@ -28,35 +29,35 @@ class CompressReport:
     """Result of copying a dataset.
 
     Attributes:
-        folder: Folder of the copies of the dataset.
+        copies: Manifest of the copies.
         root: Value of `data.init_args.root` for training on the copies.
         new: Number of newly copied files.
         kept: Number of existing copies that are complete and match their source.
         redone: Existing copies that were replaced, each with the reason.
         notes: Differences between copies and their originals.
         unread: Unreadable videos, which have no copy, each with the reason.
-        bytes: Total size of the copies.
-        source_bytes: Total size of the originals.
     """
 
-    folder: Path
+    copies: Copies
     root: Path
     new: int = 0
     kept: int = 0
     redone: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
-    bytes: int = 0
-    source_bytes: int = 0
 
     def lines(self) -> list[str]:
         """Return a summary for the user, one line per item."""
-        share = f"{self.bytes / 1e6:,.1f} MB of {self.source_bytes / 1e6:,.1f} MB"
-        found = [f"copied {self.new} files, kept {self.kept} ({share}) in {self.folder}"]
-        found += [f"copied again: {line}" for line in self.redone]
-        found += [f"note: {line}" for line in self.notes]
-        found += [f"skipped: {line}" for line in self.unread]
-        return [*found, f"next: train with --data.init_args.root={self.root}"]
+        files = self.copies.files.values()
+        size, original = sum(file.copy_size for file in files), sum(file.size for file in files)
+        share = f"{size / 1e6:,.1f} MB of {original / 1e6:,.1f} MB"
+        return [
+            f"copied {self.new} files, kept {self.kept} ({share}) in {self.copies.folder}",
+            *(f"copied again: {line}" for line in self.redone),
+            *(f"note: {line}" for line in self.notes),
+            *(f"skipped: {line}" for line in self.unread),
+            f"next: train with --data.init_args.root={self.root}",
+        ]
 
 
 def compress_dataset(
@@ -90,26 +91,21 @@ def compress_dataset(
     with Journal.open(folder / MANIFEST, header, f"the copies in {folder}") as journal:
         copies = read_copies(folder)
         assert copies is not None
-        if copies.how != how:
+        if (copies.how, copies.source) != (how, source):
             raise UserError(
                 f"{folder} contains copies {copies.how.describe()}, {copies.how.interpolation}, not {how.describe()}, "
-                f"{how.interpolation}. Choose another --out, or resume with the same options."
-            )
-        if copies.source != source:
-            raise UserError(
-                f"{folder} contains copies of {copies.source}, not of {source}. Choose another --out, or that root."
+                f"{how.interpolation}, or copies of {copies.source}, not of {source}. Choose another --out, or resume "
+                "with the same options."
             )
         names = _files(data)
-        report = CompressReport(folder, out)
+        report = CompressReport(copies, out)
         read = partial(copy_file, data.folder, copies, names)
+        found = read_many([[name] for name in names], read, list, workers=0 if workers == 1 else workers)
         with progress_bar(progress) as bar:
-            found = read_many([[name] for name in names], read, list, workers=0 if workers == 1 else workers)
-            for name, (result,) in bar.track(
-                zip(names, found, strict=True), total=len(names), description=f"copying, {how.describe()}"
-            ):
-                source_file = names[name]
+            results = bar.track(found, total=len(names), description=f"copying, {how.describe()}")
+            for name, (result,) in zip(names, results, strict=True):
                 if isinstance(result, Unread):
-                    report.unread.append(f"{source_file}: {result.reason}")
+                    report.unread.append(f"{names[name]}: {result.reason}")
                     continue
                 file, reason = result
                 if file != copies.files.get(name):
@@ -118,9 +114,7 @@ def compress_dataset(
                 report.kept, report.new = report.kept + (reason == ""), report.new + (reason != "")
                 if reason:
                     report.redone.append(f"{folder / name}: {reason}")
-                report.notes += [f"{source_file}: {note}" for note in file.notes]
-        report.bytes = sum(file.copy_size for file in copies.files.values())
-        report.source_bytes = sum(file.size for file in copies.files.values())
+                report.notes += [f"{names[name]}: {note}" for note in file.notes]
         journal.rewrite(asdict(file) for file in copies.files.values())
     return report
 
@@ -145,27 +139,23 @@ def _files(data: TextVideoDataModule) -> dict[str, Path]:
 
 
 def copy_file(folder: Path, copies: Copies, names: Mapping[str, Path], name: str) -> tuple[CopiedFile, str | None]:
-    """Copy a file unless it is up to date; return its entry in the manifest and the reason for copying it again.
+    """Copy the file `names[name]` of `folder` to `name` unless its copy is up to date.
 
-    The reason is None for a new copy, and empty if the existing copy was kept.
-
-    Args:
-        folder: Folder of the originals.
-        copies: Manifest of the copies.
-        names: Originals by the path of their copy.
-        name: Path of the copy to write.
-
-    Raises:
-        VideoError: A video cannot be read.
+    Return its entry in the manifest and the reason for copying it again: None for a new copy, empty if the existing
+    copy was kept. Raise VideoError if a video cannot be read.
     """
     source, target, known = names[name], copies.folder / name, copies.files.get(name)
-    source_name = source.relative_to(folder).as_posix()
     if not source.is_file():
         raise VideoError(source, "there is no such file")
     status = source.stat()
+    original: dict[str, Any] = {
+        "source": source.relative_to(folder).as_posix(),
+        "size": status.st_size,
+        "modified": status.st_mtime_ns,
+    }
     reason = None
     if known is not None:
-        same = known.source == source_name and not known.has_changed(source)
+        same = known.source == original["source"] and not known.has_changed(source)
         if not target.is_file():
             reason = "it was missing"
         elif target.stat().st_size != known.copy_size or digest(target) != known.copy_sha256:
@@ -173,7 +163,7 @@ def copy_file(folder: Path, copies: Copies, names: Mapping[str, Path], name: str
         elif not same and digest(source) != known.sha256:
             reason = f"its source {source} has changed"
         else:  # the original may have been touched or moved
-            return replace(known, source=source_name, size=status.st_size, modified=status.st_mtime_ns), ""
+            return replace(known, **original), ""
     made = compress(source, copies.how) if name.endswith(".mp4") else None
     content = made.content if made else source.read_bytes()
     with explain_write_errors(target, KEPT):
@@ -187,14 +177,12 @@ def copy_file(folder: Path, copies: Copies, names: Mapping[str, Path], name: str
             raise
     file = CopiedFile(
         copy=name,
-        source=source_name,
-        size=status.st_size,
-        modified=status.st_mtime_ns,
         sha256=digest(source),
         copy_size=len(content),
         copy_sha256=hashlib.sha256(content).hexdigest(),
         frames=made.frames if made else 0,
         notes=made.notes if made else [],
+        **original,
     )
     if file.has_changed(source):
         raise VideoError(source, "it changed while it was copied")

@@ -23,16 +23,12 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class CopiedFile:
-    """Copied file and its original.
+    """Copied file and its original; paths are relative to the folders of the dataset.
 
     Attributes:
-        copy: Path of the copy relative to the dataset's folder of copies.
-        source: Path of the original relative to its folder.
-        size: Size of the original in bytes.
-        modified: Time of the last change of the original in ns.
-        sha256: Digest of the original.
-        copy_size: Size of the copy in bytes.
-        copy_sha256: Digest of the copy.
+        copy, source: Paths of the copy and of the original.
+        size, modified, sha256: Size in bytes, time of the last change in ns, and digest of the original.
+        copy_size, copy_sha256: Size in bytes and digest of the copy.
         frames: Number of frames; 0 for an annotation file.
         notes: Differences from the original, such as truncated audio.
     """
@@ -48,24 +44,16 @@ class CopiedFile:
     notes: list[str] = field(default_factory=list)
 
     def has_changed(self, source: Path) -> bool:
-        """Return whether the size or modification time of an existing original differs from the manifest."""
-        try:
-            status = source.stat()
-        except OSError:  # the originals may be on another machine
+        """Return whether an original differs from the manifest; it may also be on another machine."""
+        if not source.is_file():
             return False
+        status = source.stat()
         return (status.st_size, status.st_mtime_ns) != (self.size, self.modified)
 
 
 @dataclass
 class Copies:
-    """Manifest of compressed copies.
-
-    Attributes:
-        folder: Folder of the copies of the dataset.
-        source: Folder of the original dataset.
-        how: Settings of the compression.
-        files: Copied files by path relative to `folder`.
-    """
+    """Compressed copies in `folder` of the dataset in the folder `source`, by the path of the copy."""
 
     folder: Path
     source: Path
@@ -77,11 +65,7 @@ class Copies:
         return {"schema": SCHEMA, "source": str(self.source), "how": asdict(self.how)}
 
     def check(self, paths: Iterable[Path]) -> None:
-        """Compare existing copies with the manifest, and with their originals if these exist.
-
-        Raises:
-            UserError: A copy differs from the verified one, or its original has changed since.
-        """
+        """Raise UserError if existing copies differ from the manifest, or their originals have changed since."""
         wrong = [f"{path}: {reason}" for path in paths if (reason := self._problem(path)) is not None]
         if wrong:
             fix = "To copy these again, rerun `tvr data compress` with the same --out."
@@ -95,23 +79,20 @@ class Copies:
         if size != file.copy_size:
             return f"it has {size:,} bytes, but {file.copy_size:,} were written"
         source = self.source / file.source
-        if file.has_changed(source):
-            return f"its original {source} has changed since it was copied"
-        return None
+        return f"its original {source} has changed since it was copied" if file.has_changed(source) else None
 
 
 def read_copies(folder: Path) -> Copies | None:
     """Read the manifest of a dataset folder; return None for a folder of originals, which has no manifest."""
-    path = folder / MANIFEST
-    lines, _ = read_journal(path)
+    lines, _ = read_journal(folder / MANIFEST)
     if not lines:
         return None
     try:
-        header = lines[0]
-        if header["schema"] == SCHEMA:
-            files = [CopiedFile(**line) for line in lines[1:]]
-            how = Compression(**header["how"])
-            return Copies(folder, Path(header["source"]), how, {file.copy: file for file in files})
+        header, *entries = lines
+        if header["schema"] != SCHEMA:
+            raise KeyError(f"schema {header['schema']}, but this version reads {SCHEMA}")
+        files = [CopiedFile(**entry) for entry in entries]
+        how = Compression(**header["how"])
+        return Copies(folder, Path(header["source"]), how, {file.copy: file for file in files})
     except (KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error}). Delete the folder and compress again.") from error
-    raise UserError(f"{path} has schema {header['schema']}, but this version reads {SCHEMA}. Compress again.")
+        raise UserError(f"{folder / MANIFEST} is damaged ({error}). Delete the folder and compress again.") from error

@@ -99,84 +99,79 @@ class MediaReader:
         return [text] if self.tokenise is None else self.tokenise([text])
 
 
+@dataclass(eq=False)
 class TextDataset(Dataset[TextBatch]):
     """Texts of a split, each with its index."""
 
-    def __init__(self, split: Split, read: VideoReader) -> None:
-        self.split = split
-        self.read = read
+    split: Split
+    read: VideoReader
 
     def __len__(self) -> int:
         return len(self.split.texts)
 
     def __getitem__(self, index: int) -> TextBatch:
-        return text_item(self.split, index, self.read)
+        return TextBatch(self.read.text(self.split.texts[index].text), torch.tensor([index]))
 
 
+@dataclass(eq=False)
 class VideoDataset(Dataset[VideoBatch]):
     """Unique videos of a split, each with its index.
 
-    Args:
-        split: Texts and videos.
-        read: Reader of a video.
-        skip: Whether an unreadable video becomes a record of zero videos that names it in `skipped`. Otherwise it
-            is an error.
+    With `skip`, an unreadable video becomes a record of zero videos that names it in `skipped`.
     """
 
-    def __init__(self, split: Split, read: VideoReader, *, skip: bool = False) -> None:
-        self.split = split
-        self.read = read
-        self.skip = skip
+    split: Split
+    read: VideoReader
+    skip: bool = False
 
     def __len__(self) -> int:
         return len(self.split.videos)
 
     def __getitem__(self, index: int) -> VideoBatch:
         try:
-            return video_item(self.split, index, self.read, None)
+            return self.item(index)
         except (VideoError, AudioError) as error:
             if not self.skip:
                 raise
             return VideoBatch(self.read.empty(), torch.zeros(0, dtype=torch.int64), [], skipped=[str(error)])
 
+    def item(self, index: int, generator: np.random.Generator | None = None) -> VideoBatch:
+        """Return one video, or raise an error if it cannot be read; `generator` is for training."""
+        record = self.split.videos[index]
+        video = self.read(record, generator)
+        problems = video.problems if isinstance(video, Media) else []
+        return VideoBatch(video, torch.tensor([index]), [record.video_id], list(problems))
 
+
+@dataclass(eq=False)
 class PairDataset(Dataset[PairBatch]):
     """Matching pairs of a training split, indexed by the (epoch, sample) pairs of `TrainingSampler`.
 
-    Args:
+    Attributes:
         split: Texts and videos; every video has a text.
         read: Reader of a video.
         one_caption: Whether a sample is a video with one of its captions, selected randomly in each epoch. Otherwise
             every caption is a sample.
         seed: Seed that, with epoch and sample, determines caption, random frames and augmentation in any worker.
         skip: Whether an unreadable video is replaced by the next readable one and named in `skipped`.
-        captions: Additional descriptions, added to each pair as `extras["recover_captions"]`: a list of strings, or
-            their Tokens.
-        tokenise: The encoder's `caption_tokens` for these descriptions; None leaves them as strings.
+        captions: Additional descriptions, added to each pair as `extras["recover_captions"]`.
+        tokenise: The encoder's `caption_tokens` for these descriptions; None leaves them as a list of strings.
     """
 
-    def __init__(
-        self,
-        split: Split,
-        read: VideoReader,
-        *,
-        one_caption: bool = False,
-        seed: int = 0,
-        skip: bool = False,
-        captions: RecoverCaptions | None = None,
-        tokenise: Callable[[list[str]], Tokens] | None = None,
-    ) -> None:
-        self.split = split
-        self.read = read
-        self.one_caption = one_caption
-        self.seed = seed
-        self.skip = skip
-        self.captions = captions
-        self.tokenise = tokenise
-        self._captions = split.texts_of_videos()
+    split: Split
+    read: VideoReader
+    one_caption: bool = False
+    seed: int = 0
+    skip: bool = False
+    captions: RecoverCaptions | None = None
+    tokenise: Callable[[list[str]], Tokens] | None = None
+
+    def __post_init__(self) -> None:
+        self._texts, self._videos = TextDataset(self.split, self.read), VideoDataset(self.split, self.read)
+        self._captions = self.split.texts_of_videos()
 
     def __len__(self) -> int:
-        return len(self.split.videos) if self.one_caption else len(self.split.texts)
+        return len(self._videos if self.one_caption else self._texts)
 
     def __getitem__(self, position: tuple[int, int]) -> PairBatch:
         epoch, sample = position
@@ -186,13 +181,13 @@ class PairDataset(Dataset[PairBatch]):
         else:
             video, text = self.split.texts[sample].video, sample
         skipped: list[str] = []
-        for step in range(len(self.split.videos)):
+        for step in range(len(self._videos)):
             # Substitutes follow in file order, each with one of its captions, since the sample's does not fit.
-            candidate = (video + step) % len(self.split.videos)
+            candidate = (video + step) % len(self._videos)
             if step:
                 text = int(generator.choice(self._captions[candidate]))
             try:
-                item = video_item(self.split, candidate, self.read, generator)
+                item = self._videos.item(candidate, generator)
             except (VideoError, AudioError) as error:
                 if not self.skip:
                     raise
@@ -201,20 +196,7 @@ class PairDataset(Dataset[PairBatch]):
             item.skipped = skipped + item.skipped
             extras = {}
             if self.captions is not None:
-                described = self.captions.of(self.split.videos[candidate].video_id)
+                described = self.captions.of(item.video_id[0])
                 extras["recover_captions"] = [described if self.tokenise is None else self.tokenise(described)]
-            return PairBatch(text_item(self.split, text, self.read), item, extras)
+            return PairBatch(self._texts[text], item, extras)
         raise VideoError(self.split.videos[video].path, f"no video of the split can be read; first: {skipped[0]}")
-
-
-def text_item(split: Split, index: int, read: VideoReader) -> TextBatch:
-    """Return the text at `index` of a split as a TextBatch of one."""
-    return TextBatch(read.text(split.texts[index].text), torch.tensor([index]))
-
-
-def video_item(split: Split, index: int, read: VideoReader, generator: np.random.Generator | None) -> VideoBatch:
-    """Return the video at `index` of a split as a VideoBatch of one."""
-    record = split.videos[index]
-    video = read(record, generator)
-    problems = video.problems if isinstance(video, Media) else []
-    return VideoBatch(video, torch.tensor([index]), [record.video_id], list(problems))

@@ -5,17 +5,10 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+from typing_extensions import override
+
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import (
-    Findings,
-    Split,
-    SplitName,
-    VideoRecord,
-    build_split,
-    read_ids,
-    read_json,
-    read_table,
-)
+from tvr_lightning.data.records import Findings, Split, SplitName, build_split, read_ids, read_json, read_table
 from tvr_lightning.data.video_files import VideoFiles
 from tvr_lightning.errors import UserError
 
@@ -63,18 +56,18 @@ $TVR_DATA/didemo/
         super().__init__(split=split, frames=frames, words=words, **options)
 
     @property
+    @override
     def has_official_validation(self) -> bool:
-        """True, except for the Hub's lists."""
         return self.split != "hub"
 
+    @override
     def required_files(self, name: SplitName) -> list[Path]:
-        """List and JSON file, or CSV file."""
         if self.split == "tmass":
             return [self.folder / "tmass" / f"didemo_{name}_label.csv"]
         return [self.folder / f"{name}_list.txt", self.folder / f"{name}_data.json"]
 
+    @override
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
-        """Read a split, with the videos in the order of the list or of the rows of the CSV file."""
         source, file = self.required_files(name)[0], self.required_files(name)[-1]
         descriptions: dict[str, list[str]]
         if self.split == "tmass":
@@ -84,16 +77,9 @@ $TVR_DATA/didemo/
             descriptions = {video: [row["text"]] for video, row in zip(names, rows, strict=True)}
         else:
             descriptions = {video: [] for video in read_ids(source, findings)}
-            for number, moment in enumerate(read_json(file, [{"video": str, "description": str}])):
-                video, text = moment["video"], moment["description"].strip()
-                if not text and video in descriptions:
-                    fix = "write a description or remove the entry"
-                    findings.add(file, f"[{number}], {video}", "empty-caption", "the description is empty", fix)
-                elif video in descriptions:
-                    descriptions[video].append(text)
-        videos = VideoFiles(self.video_root)
-        items = [
-            (VideoRecord(video, videos.find(video), self.span), [" ".join(texts)] if texts else [])
-            for video, texts in descriptions.items()
-        ]
-        return build_split(name, PROTOCOL, items, findings, source, file)
+            for moment in read_json(file, [{"video": str, "description": str}]):
+                if moment["video"] in descriptions:
+                    descriptions[moment["video"]].append(moment["description"])
+        spans = {} if self.span is None else dict.fromkeys(descriptions, self.span)
+        find = VideoFiles(self.video_root).find
+        return build_split(name, PROTOCOL, descriptions, find, findings, source, file, spans, paragraph=True)

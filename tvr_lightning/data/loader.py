@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
+from typing_extensions import override
 
 from tvr_lightning.data.batch import collate
 from tvr_lightning.data.samplers import TrainingSampler
@@ -25,11 +26,9 @@ class ReportingDataset(Dataset[Any]):
         self.dataset = dataset
 
     def __len__(self) -> int:
-        """Return the number of items of the wrapped dataset."""
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the item, or the failure that occurred while reading it."""
         try:
             return self.dataset[index]
         except UserError as error:
@@ -43,14 +42,10 @@ def collate_or_fail(items: Sequence[Any]) -> Any:
 
 
 class ReportingLoader(DataLoader[Any]):
-    """DataLoader over a `ReportingDataset` that raises returned failures in the main process."""
+    """DataLoader over a `ReportingDataset` that raises returned failures, and lost workers, as UserErrors."""
 
+    @override
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # Lightning and torch only iterate it
-        """Return an iterator of batches.
-
-        Raises:
-            UserError: Reading an item failed in any process, or a worker process died.
-        """
         return batches_of(super().__iter__)
 
 
@@ -67,15 +62,11 @@ class TrainingLoader(ReportingLoader):
     before_next: Callable[[], None] | None = None
     """Function to call before the next batch of an epoch is read, when the step with the previous one is complete."""
     _epoch = 0
-    _batches = 0
+    _consumed = 0
 
+    @override
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Yield the batches of an epoch; after a resume, only those that were not yielded yet.
-
-        Raises:
-            UserError: Reading an item failed in any process.
-        """
-        self._epoch, self._batches = self.sampler.epoch, self.sampler.consumed // self.sampler.batch_size
+        self._epoch, self._consumed = self.sampler.epoch, self.sampler.consumed
         batches = super().__iter__()
         while True:
             start = time.perf_counter()
@@ -83,19 +74,19 @@ class TrainingLoader(ReportingLoader):
             self.waited += time.perf_counter() - start
             if batch is None:
                 return
-            self._batches += 1
+            self._consumed += self.sampler.batch_size
             yield batch
             if self.before_next is not None:
                 self.before_next()
 
     def state_dict(self) -> dict[str, int]:
         """Return the epoch and the number of its samples that were yielded, over all processes."""
-        return {"epoch": self._epoch, "consumed": self._batches * self.sampler.batch_size}
+        return {"epoch": self._epoch, "consumed": self._consumed}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Resume from `state`. Raise UserError if the interrupted run had a batch size that does not fit."""
         self.sampler.load_state_dict(state)
-        self._epoch, self._batches = state["epoch"], state["consumed"] // self.sampler.batch_size
+        self._epoch, self._consumed = state["epoch"], state["consumed"]
 
 
 L = TypeVar("L", bound=ReportingLoader)

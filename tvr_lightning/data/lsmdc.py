@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
+from typing_extensions import override
+
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import Findings, Split, SplitName, VideoRecord, build_split, read_text, tidy
+from tvr_lightning.data.records import Findings, Split, SplitName, build_split, read_text, tidy
 from tvr_lightning.data.video_files import VideoFiles, path_below
 
 FILES: dict[SplitName, str] = {
@@ -22,7 +24,7 @@ DROPPED = {
 }
 """Test clips that the released loaders omit, by split."""
 CLOCK = r"\d{2}\.\d{2}\.\d{2}\.\d{3}"
-CLIP = re.compile(rf"(?P<movie>.+)_{CLOCK}-{CLOCK}")
+CLIP = re.compile(rf".+_{CLOCK}-{CLOCK}")
 
 
 class LSMDC(TextVideoDataModule):
@@ -51,15 +53,16 @@ $TVR_DATA/lsmdc/
     def __init__(self, *, split: Literal["lsmdc16", "xpool", "gaid"] = "lsmdc16", **options: Any) -> None:
         super().__init__(split=split, **options)
 
+    @override
     def required_files(self, name: SplitName) -> list[Path]:
-        """Tab-separated file of the split."""
         return [self.folder / FILES[name]]
 
+    @override
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
-        """Read a split with unique clips, each with all its sentences."""
         source = self.folder / FILES[name]
+        dropped = DROPPED[self.split] if name == "test" else ()
         sentences: dict[str, list[str]] = {}
-        movies: dict[str, str] = {}
+        folders: dict[str, VideoFiles] = {}
         for number, line in enumerate(read_text(source).split("\n"), start=1):
             if not line.strip():
                 continue
@@ -69,20 +72,17 @@ $TVR_DATA/lsmdc/
                 message = f"{len(columns)} columns" if len(columns) != 6 else f"no clip id: {columns[0]!r}"
                 fix = "write six columns separated by tabs, the first <movie>_HH.MM.SS.mmm-HH.MM.SS.mmm"
                 findings.add(source, f"line {number}", "malformed", message, fix)
-                continue
-            lines = sentences.setdefault(clip[0], [])
-            if name != "train" and tidy(columns[5]) in map(tidy, lines):
+            elif name != "train" and tidy(columns[5]) in map(tidy, sentences.get(clip[0], [])):
                 message = f"{clip[0]} occurs again with the same sentence"
                 findings.add(source, f"line {number}", "duplicate-id", message, "remove the line")
-            else:
-                lines.append(columns[5])
-            movies[clip[0]] = clip["movie"]
-        folders = {movie: VideoFiles(path_below(self.video_root, movie), ".avi") for movie in set(movies.values())}
-        dropped = DROPPED[self.split] if name == "test" else ()
-        items = [
-            (VideoRecord(clip_id, folders[movies[clip_id]].find(clip_id)), lines)
-            for clip_id, lines in sentences.items()
-            if clip_id not in dropped
-        ]
+            elif clip[0] not in dropped:
+                sentences.setdefault(clip[0], []).append(columns[5])
+
+        def find(clip: str) -> Path:
+            movie = clip.rpartition("_")[0]
+            if movie not in folders:
+                folders[movie] = VideoFiles(path_below(self.video_root, movie), ".avi")
+            return folders[movie].find(clip)
+
         protocol = f"one sentence per clip, {1000 - len(dropped):,} public test clips"
-        return build_split(name, protocol, items, findings, source)
+        return build_split(name, protocol, sentences, find, findings, source)

@@ -6,17 +6,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from typing_extensions import override
+
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import (
-    Findings,
-    Problem,
-    Split,
-    SplitName,
-    VideoRecord,
-    build_split,
-    read_json,
-    read_table,
-)
+from tvr_lightning.data.records import Findings, Problem, Split, SplitName, build_split, read_json, read_table
 from tvr_lightning.data.video_files import VideoFiles
 
 
@@ -49,25 +42,25 @@ $TVR_DATA/msrvtt/
         super().__init__(split=split, **options)
 
     @property
+    @override
     def has_official_validation(self) -> bool:
-        """True for the full split."""
         return self.split == "full"
 
     @property
+    @override
     def one_caption_evaluation(self) -> bool:
-        """True for 9k and 7k, which test on the 1k-A pairs."""
         return self.split != "full"
 
+    @override
     def required_files(self, name: SplitName) -> list[Path]:
-        """Return the JSON file and the list of the split, or only the file of pairs for the 1k-A test."""
         if self.split != "full" and name == "test":
             return [self.folder / "MSRVTT_JSFUSION_test.csv"]
         return [self.folder / "MSRVTT_data.json", self.folder / f"MSRVTT_{name}.{self.split}.csv"]
 
+    @override
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
-        """Read a split from its list and the JSON file, or from the file of pairs for the 1k-A test."""
         file, source = self.required_files(name)[0], self.required_files(name)[-1]
-        pairs = file == source
+        pairs = file == source  # of the 1k-A test
         rows = read_table(source, ["video_id", "sentence"] if pairs else ["video_id"])
         ids = [row["video_id"].strip() for row in rows]
         if pairs:
@@ -76,12 +69,11 @@ $TVR_DATA/msrvtt/
             captions, problems = self._captions
             findings.problems += problems
         findings.duplicates(source, ids)
-        videos = VideoFiles(self.video_root, ".mp4")
-        items = [(VideoRecord(video, videos.find(video)), captions.get(video, [])) for video in dict.fromkeys(ids)]
         protocol = f"1k-A, one caption per video, trained on {self.split}"
         if self.split == "full":
             protocol = "full split, twenty captions per video"
-        return build_split(name, protocol, items, findings, source, file)
+        listed = {video: captions.get(video, []) for video in ids}
+        return build_split(name, protocol, listed, VideoFiles(self.video_root, ".mp4").find, findings, source, file)
 
     @cached_property
     def _captions(self) -> tuple[dict[str, list[str]], list[Problem]]:

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from torch.utils.data import DataLoader
+from typing_extensions import override
 
-from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.batch import TextBatch, VideoBatch
+from tvr_lightning.data.base import EvaluationLoaders, TextVideoDataModule
 from tvr_lightning.data.records import (
     Findings,
     Split,
@@ -72,15 +71,14 @@ $TVR_DATA/msrvtt/
                 "Unset extra_captions."
             )
 
+    @override
     def required_files(self, name: SplitName) -> list[Path]:
-        """JSON file of the split."""
         return [self.folder / f"{name}_qa.json"]
 
+    @override
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
-        """Read a split, with the videos in the order of their first questions."""
-        source = self.folder / f"{name}_qa.json"
-        folder = VideoFiles(self.video_root, ".mp4")
-        videos: dict[str, int] = {}
+        (source,) = self.required_files(name)
+        videos: dict[str, int] = {}  # in the order of their first questions
         questions: list[TextRecord] = []
         for number, entry in enumerate(read_json(source, [{"question": str, "answer": str}])):
             video_id = _video_id(source, f"[{number}]", entry)
@@ -94,12 +92,13 @@ $TVR_DATA/msrvtt/
                 questions.append(QuestionRecord(question, video, answer, entry.get("category_id")))
         if not videos:
             findings.add(source, "whole file", "malformed", "contains no questions", "download the file again")
+        folder = VideoFiles(self.video_root, ".mp4")
         records = [VideoRecord(video_id, folder.find(video_id)) for video_id in videos]
         return Split(name, "open-ended, one answer per question", records, questions)
 
-    def evaluation_dataloaders(self, name: SplitName) -> list[DataLoader[TextBatch] | DataLoader[VideoBatch]]:
-        """Return the loaders [unique videos, questions] of a split; answering needs the videos first."""
-        return super().evaluation_dataloaders(name)[::-1]
+    @override
+    def evaluation_dataloaders(self, name: SplitName) -> EvaluationLoaders:
+        return super().evaluation_dataloaders(name)[::-1]  # answering needs the videos first
 
     def questions(self, name: SplitName) -> list[QuestionRecord]:
         """Return the N questions of a split in the order of their index in batches."""
@@ -109,8 +108,8 @@ $TVR_DATA/msrvtt/
 def _video_id(source: Path, where: str, entry: dict[str, Any]) -> str:
     """Return the name of the video: `video7010` for 7010, "7010" and "video7010"."""
     found = entry.get("video_id")
-    name = "" if found is None or isinstance(found, bool) else str(found).strip()
-    if not isinstance(found, int | str) or not name:
+    name = str(found).strip()
+    if isinstance(found, bool) or not isinstance(found, int | str) or not name:
         fix = "write the video's number, such as 7010, or its name"
         raise malformed(source, where, f"the key 'video_id' is {found!r}", fix)
     return f"video{name}" if name.isdigit() else name

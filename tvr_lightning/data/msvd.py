@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import io
 import pickle
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from typing_extensions import override
+
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import (
-    Findings,
-    Split,
-    SplitName,
-    VideoRecord,
-    build_split,
-    expect,
-    malformed,
-    read_ids,
-)
+from tvr_lightning.data.records import Findings, Split, SplitName, build_split, expect, malformed, read_ids
 from tvr_lightning.data.video_files import VideoFiles
 
 
 class PlainUnpickler(pickle.Unpickler):
     """Unpickler of dicts, lists and strings, which rejects classes and functions and never calls them."""
 
+    @override
     def find_class(self, module_name: str, global_name: str) -> Any:
-        """Reject every class or function in the pickle."""
         raise pickle.UnpicklingError(f"it names {module_name}.{global_name}; only dicts, lists and strings are read")
 
 
@@ -55,24 +47,21 @@ $TVR_DATA/msvd/
 
     def __init__(self, *, split: Literal["official"] = "official", **options: Any) -> None:
         super().__init__(split=split, **options)
+        self._captions: dict[str, list[list[str]]] | None = None
 
+    @override
     def required_files(self, name: SplitName) -> list[Path]:
-        """List of clips and file of captions."""
         return [self.folder / f"{name}_list.txt", self.folder / "raw-captions.pkl"]
 
+    @override
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
-        """Read a split, with the clips in the order of the list."""
         source, file = self.required_files(name)
-        videos = VideoFiles(self.video_root, ".avi")
-        items = [
-            (VideoRecord(clip, videos.find(clip)), [" ".join(tokens) for tokens in self._captions.get(clip, [])])
-            for clip in read_ids(source, findings)
-        ]
-        return build_split(name, "all captions of a clip as queries", items, findings, source, file)
-
-    @cached_property
-    def _captions(self) -> dict[str, list[list[str]]]:
-        return read_captions(self.folder / "raw-captions.pkl")
+        if self._captions is None:
+            self._captions = read_captions(file)
+        listed = {clip: self._captions.get(clip, []) for clip in read_ids(source, findings)}
+        captions = {clip: [" ".join(tokens) for tokens in said] for clip, said in listed.items()}
+        find = VideoFiles(self.video_root, ".avi").find
+        return build_split(name, "all captions of a clip as queries", captions, find, findings, source, file)
 
 
 def read_captions(file: Path) -> dict[str, list[list[str]]]:

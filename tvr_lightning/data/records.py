@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from typing import Any, Literal
 from tvr_lightning.errors import UserError
 
 SplitName = Literal["train", "val", "test"]
+Span = tuple[float, float]
 SYNTHETIC_FILE = "SYNTHETIC.txt"
 """File in the folder of a dataset that `tvr data synth` wrote."""
 SYNTHETIC = "synthetic data, not comparable with published results"
@@ -33,7 +34,7 @@ class VideoRecord:
 
     video_id: str
     path: Path
-    span: tuple[float, float] | None = None
+    span: Span | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,35 +262,40 @@ def tidy(text: str) -> str:
 def build_split(
     name: SplitName,
     protocol: str,
-    items: Iterable[tuple[VideoRecord, Sequence[str]]],
+    captions: Mapping[str, Sequence[str]],
+    find: Callable[[str], Path],
     findings: Findings,
     source: Path,
     file: Path | None = None,
+    spans: Mapping[str, Span] | None = None,
+    paragraph: bool = False,
 ) -> Split:
     """Return the split with these videos and their captions, and report missing and empty captions.
 
     Args:
         name: Name of the split.
         protocol: Protocol under which results are published.
-        items: Videos, each with its captions.
+        captions: Captions of each video, by its ID.
+        find: Function that returns the path of a video, such as `VideoFiles.find`.
         findings: Collector of problems.
         source: File that lists the videos.
         file: File with the captions, if it is another one.
+        spans: Start and end in seconds of the videos that are only a part of their file.
+        paragraph: Whether the captions of a video are joined into one text.
     """
-    file = file or source
-    videos: list[VideoRecord] = []
+    file, spans = file or source, spans or {}
     texts: list[TextRecord] = []
-    for video, captions in items:
-        for number, text in enumerate(map(tidy, captions)):
-            if text:
-                texts.append(TextRecord(text, len(videos)))
-            else:
-                entry, fix = f"{video.video_id}, caption {number}", "write a caption or remove the entry"
+    for index, (video, said) in enumerate(captions.items()):
+        found = [tidy(text) for text in said]
+        for number, text in enumerate(found):
+            if not text:
+                entry, fix = f"{video}, caption {number}", "write a caption or remove the entry"
                 findings.add(file, entry, "empty-caption", "the caption is empty", fix)
-        if not captions:
+        if not found:
             fix = f"add its captions there, or remove it from {source.name}"
-            findings.add(file, video.video_id, "video-without-caption", "the video has no captions", fix)
-        videos.append(video)
-    if not videos:
+            findings.add(file, video, "video-without-caption", "the video has no captions", fix)
+        texts += [TextRecord(text, index) for text in ([" ".join(found)] if paragraph else found) if text]
+    if not captions:
         findings.add(source, "whole file", "malformed", "lists no videos", "download the file again")
+    videos = [VideoRecord(video, find(video), spans.get(video)) for video in captions]
     return Split(name, protocol, videos, texts)

@@ -5,28 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from torch.utils.data import Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from tvr_lightning.errors import UserError
 
-Position = tuple[int, int]
 
-
-class _Numbered(Dataset[int]):
-    """Placeholder for a dataset, of which DistributedSampler needs only the length."""
-
-    def __init__(self, items: int) -> None:
-        self.items = items
-
-    def __len__(self) -> int:
-        return self.items
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-class TrainingSampler(DistributedSampler[Position]):
+class TrainingSampler(DistributedSampler[tuple[int, int]]):
     """Sampler that shuffles the training samples and divides each global batch among the processes.
 
     It yields (epoch, sample) pairs, so that persistent workers know the epoch. The order depends only on seed and
@@ -64,7 +48,7 @@ class TrainingSampler(DistributedSampler[Position]):
                 f"set batch_size to {samples} or less, or drop_last to false"
             )
         check_divisible(batch_size, replicas)
-        super().__init__(_Numbered(samples), num_replicas=replicas, rank=rank, shuffle=True, seed=seed)
+        super().__init__(range(samples), replicas, rank, seed=seed)  # type: ignore[arg-type]  # only its length counts
         self.samples = samples
         self.batch_size = batch_size
         self.reshuffle = reshuffle
@@ -75,7 +59,7 @@ class TrainingSampler(DistributedSampler[Position]):
         """Return the number of samples of a full epoch on this process, also after a resume in its middle."""
         return self.read // self.num_replicas
 
-    def __iter__(self) -> Iterator[Position]:
+    def __iter__(self) -> Iterator[tuple[int, int]]:
         """Yield the (epoch, sample) pairs of this process; after a resume, only those not consumed yet."""
         random = np.random.default_rng([self.seed, self.epoch if self.reshuffle else 0])
         order = np.resize(random.permutation(self.samples), self.read)
@@ -90,18 +74,13 @@ class TrainingSampler(DistributedSampler[Position]):
         self.epoch = epoch
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Start the next iteration in epoch `state["epoch"]` after its first `state["consumed"]` samples.
-
-        Raises:
-            UserError: The number of consumed samples is not a multiple of the global batch size.
-        """
-        consumed = state["consumed"]
-        if consumed % self.batch_size:
+        """Start the next iteration in epoch `state["epoch"]` after its first `state["consumed"]` samples."""
+        if state["consumed"] % self.batch_size:
             raise UserError(
-                f"{consumed} consumed samples are not a multiple of the batch_size {self.batch_size}. Resume with the "
-                "batch_size of the interrupted run, or from the end of an epoch."
+                f"{state['consumed']} consumed samples are not a multiple of the batch_size {self.batch_size}. Resume "
+                "with the batch_size of the interrupted run, or from the end of an epoch."
             )
-        self.epoch, self.consumed = state["epoch"], consumed
+        self.epoch, self.consumed = state["epoch"], state["consumed"]
 
 
 class EvaluationSampler(DistributedSampler[int]):
@@ -117,17 +96,13 @@ class EvaluationSampler(DistributedSampler[int]):
     """
 
     def __init__(self, items: int, *, replicas: int = 1, rank: int = 0) -> None:
-        super().__init__(_Numbered(items), num_replicas=replicas, rank=rank, shuffle=False)
+        super().__init__(range(items), replicas, rank, shuffle=False)  # type: ignore[arg-type]  # only its length counts
         self.items = items
         self._order: tuple[list[int], int] | None = None
 
-    def shuffle_items(self, seed: list[int], first: int | None = None) -> None:
-        """Use a new order in every epoch, from a seed, among the first items if only these will be read."""
-        self._order = seed, self.items if first is None else min(first, self.items)
-
-    def __len__(self) -> int:
-        """Return the number of items of this process, which is the same on every process."""
-        return -(-self.items // self.num_replicas)
+    def shuffle_items(self, seed: list[int], first: int) -> None:
+        """Use a new order in every epoch, from a seed, in which the first items of the split come first."""
+        self._order = seed, first
 
     def __iter__(self) -> Iterator[int]:
         """Yield the items of this process: rank, rank + R, ..., continuing from the first item after the last."""
@@ -136,15 +111,11 @@ class EvaluationSampler(DistributedSampler[int]):
             seed, first = self._order
             random = np.random.default_rng([*seed, self.epoch])
             order = np.concatenate([random.permutation(order[:first]), random.permutation(order[first:])])
-        return iter([int(order[(self.rank + step * self.num_replicas) % self.items]) for step in range(len(self))])
+        return iter(np.resize(order, self.total_size)[self.rank :: self.num_replicas].tolist())
 
 
 def check_divisible(batch_size: int, replicas: int) -> None:
-    """Check that a global batch can be divided evenly among the processes.
-
-    Raises:
-        UserError: It cannot be divided. The message contains the nearest valid sizes.
-    """
+    """Raise UserError, with the nearest valid sizes, unless the processes can share a global batch evenly."""
     if batch_size % replicas:
         below, above = batch_size // replicas * replicas, -(-batch_size // replicas) * replicas
         nearest = f"{below} or {above}" if below else str(above)

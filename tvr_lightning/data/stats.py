@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from statistics import fmean
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import Split, SplitName
 from tvr_lightning.media.read_many import Unread, read_all
-from tvr_lightning.media.video import VideoInfo, probe
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Minimum, mean and maximum of a list of values."""
-
-    least: float
-    mean: float
-    greatest: float
-
-    @classmethod
-    def of(cls, values: list[int] | list[float]) -> Spread | None:
-        """Return the spread of the values; None if there are none."""
-        return cls(float(min(values)), float(np.mean(values)), float(max(values))) if values else None
+from tvr_lightning.media.video import probe
 
 
 @dataclass(frozen=True)
@@ -35,30 +20,38 @@ class SplitStats:
     """Statistics of one split.
 
     Attributes:
-        name: Name of the split.
-        protocol: Protocol of the split.
-        videos: Number of videos.
-        texts: Number of captions.
-        captions_per_video: Spread of the number of captions per video.
-        tokens: Spread of caption lengths in CLIP tokens, including start and end.
-        truncated: Share of captions longer than `words`, which the encoder truncates.
-        words: Configured maximum number of tokens.
-        readable: Number of videos with a readable file, to which `seconds` and `with_audio` refer.
-        seconds: Spread of durations; for a video with a span, the duration of the span.
-        with_audio: Share of videos with an audio track; None if no video is readable.
+        split: Videos and captions.
+        tokens: Length of every caption in CLIP tokens, including start and end.
+        words: Maximum number of tokens; the encoder truncates longer captions.
+        seconds: Duration of every readable video; for a video with a span, of the span.
+        with_audio: Whether every readable video has an audio track.
     """
 
-    name: str
-    protocol: str
-    videos: int
-    texts: int
-    captions_per_video: Spread | None
-    tokens: Spread | None
-    truncated: float
+    split: Split
+    tokens: list[int]
     words: int
-    readable: int
-    seconds: Spread | None
-    with_audio: float | None
+    seconds: list[float]
+    with_audio: list[bool]
+
+    @property
+    def truncated(self) -> float:
+        """Share of truncated captions."""
+        return sum(length > self.words for length in self.tokens) / max(1, len(self.tokens))
+
+    def row(self) -> dict[str, str]:
+        """Return all statistics as text by name."""
+        audio = f"{fmean(self.with_audio):.1%}" if self.with_audio else "-"
+        return {
+            "videos": str(len(self.split.videos)),
+            "captions": str(len(self.split.texts)),
+            "captions per video": _spread([len(texts) for texts in self.split.texts_of_videos()]),
+            "tokens per caption": _spread(self.tokens),
+            "truncated captions": f"{self.truncated:.2%} (over {self.words} tokens)",
+            "readable files": str(len(self.seconds)),
+            "duration": _spread(self.seconds, " s"),
+            "with audio track": audio,
+            "protocol": self.split.protocol,
+        }
 
 
 def stats(
@@ -73,52 +66,28 @@ def stats(
     splits = [data.read_split(name) for name in names]
     files = list(dict.fromkeys(video.path for split in splits for video in split.videos))
     probed = read_all(files, probe, workers=workers, title=f"reading {data.title}", progress=progress)
-    found = {path: info for path, info in zip(files, probed, strict=True) if not isinstance(info, Unread)}
-    return [_describe(split, data.words, found, tokens) for split in splits]
+    infos = {path: info for path, info in zip(files, probed, strict=True) if not isinstance(info, Unread)}
+    found = []
+    for split in splits:
+        readable = [(video.span, infos[video.path]) for video in split.videos if video.path in infos]
+        clips = [(span or (0.0, info.duration), info.duration) for span, info in readable]
+        seconds = [max(0.0, min(end, duration) - start) for (start, end), duration in clips]
+        lengths = [tokens(text.text) for text in split.texts]
+        found.append(SplitStats(split, lengths, data.words, seconds, [info.has_audio for _, info in readable]))
+    return found
 
 
-def _describe(split: Split, words: int, found: dict[Path, VideoInfo], tokens: Callable[[str], int]) -> SplitStats:
-    lengths = [tokens(text.text) for text in split.texts]
-    readable = [(video, found[video.path]) for video in split.videos if video.path in found]
-    seconds = []
-    for video, info in readable:
-        start, end = video.span or (0.0, info.duration)
-        seconds.append(max(0.0, min(end, info.duration) - start))
-    return SplitStats(
-        name=split.name,
-        protocol=split.protocol,
-        videos=len(split.videos),
-        texts=len(split.texts),
-        captions_per_video=Spread.of([len(texts) for texts in split.texts_of_videos()]),
-        tokens=Spread.of(lengths),
-        truncated=sum(length > words for length in lengths) / max(1, len(lengths)),
-        words=words,
-        readable=len(readable),
-        seconds=Spread.of(seconds),
-        with_audio=sum(info.has_audio for _, info in readable) / len(readable) if readable else None,
-    )
-
-
-def print_stats(splits: list[SplitStats], console: Console | None = None) -> None:
+def print_stats(found: Sequence[SplitStats], console: Console | None = None) -> None:
     """Print a table with one column per split."""
-    table = Table("", *(f"{split.name}" for split in splits))
-    rows: list[tuple[str, list[str]]] = [
-        ("videos", [str(split.videos) for split in splits]),
-        ("captions", [str(split.texts) for split in splits]),
-        ("captions per video", [_spread(split.captions_per_video, "") for split in splits]),
-        ("tokens per caption", [_spread(split.tokens, "") for split in splits]),
-        ("truncated captions", [f"{split.truncated:.2%} (over {split.words} tokens)" for split in splits]),
-        ("readable files", [str(split.readable) for split in splits]),
-        ("duration", [_spread(split.seconds, " s") for split in splits]),
-        ("with audio track", ["-" if s.with_audio is None else f"{s.with_audio:.1%}" for s in splits]),
-        ("protocol", [split.protocol for split in splits]),
-    ]
-    for name, cells in rows:
-        table.add_row(name, *cells)
+    table = Table("", *(each.split.name for each in found))
+    columns = [each.row() for each in found]
+    for name in columns[0]:
+        table.add_row(name, *(column[name] for column in columns))
     (console or Console()).print(table)
 
 
-def _spread(spread: Spread | None, unit: str) -> str:
-    if spread is None:
+def _spread(values: Sequence[float], unit: str = "") -> str:
+    """Return the minimum, maximum and mean of the values as text."""
+    if not values:
         return "-"
-    return f"{round(spread.least, 1):g} to {round(spread.greatest, 1):g}{unit}, mean {spread.mean:.1f}{unit}"
+    return f"{round(min(values), 1):g} to {round(max(values), 1):g}{unit}, mean {fmean(values):.1f}{unit}"

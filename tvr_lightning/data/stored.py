@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -15,11 +14,6 @@ from tvr_lightning.media.container import VideoError
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.option_types import FrameSampling
 from tvr_lightning.store import FeatureStore, Fingerprint, VideoKey, text_id
-
-
-def video_key(dataset: str, video: VideoRecord) -> VideoKey:
-    """Return the key of a video's features in a store."""
-    return dataset, video.video_id, video.span
 
 
 def frame_fingerprint(frames: int, preparation: Preparation, sampling: FrameSampling, copies: str = "") -> Fingerprint:
@@ -46,35 +40,34 @@ class StoreReader:
     dataset: str
 
     def key(self, video: VideoRecord) -> VideoKey:
+        """Return the key of a video's features."""
+        return self.dataset, video.video_id, video.span
+
+    def read_key(self, video: VideoRecord) -> VideoKey:
         """Return the key of a video, or raise VideoError if extraction skipped it."""
-        key = video_key(self.dataset, video)
-        reason = self._skipped(key)
+        reason = self.skipped(video)
         if reason is not None:
-            raise VideoError(Path(video.path), reason)
-        return key
+            raise VideoError(video.path, reason)
+        return self.key(video)
+
+    def skipped(self, video: VideoRecord) -> str | None:
+        """Return the reason why extraction skipped a video, or None."""
+        for part in self.store.parts:
+            if part != "text" and self.key(video) in self.store.skipped(part):
+                return f"skipped when features were extracted: {self.store.skipped(part)[self.key(video)]}"
+        return None
 
     def absent(self, split: Split) -> dict[int, str]:
-        """Check that the store is complete for a split, and return the videos that extraction skipped.
-
-        Returns:
-            Reasons by index in `split.videos`.
-        """
-        paths = {video_key(self.dataset, video): Path(video.path) for video in split.videos}
+        """Check that the store is complete for a split, and return why extraction skipped videos, by their index."""
+        paths = {self.key(video): video.path for video in split.videos}
         for part in self.store.parts:
             if part == "text":
                 self.store.require_items("text", [text_id(text.text) for text in split.texts])
             else:
                 self.store.require_items(part, list(paths))
                 self.store.require_files(part, paths)
-        reasons = [self._skipped(video_key(self.dataset, video)) for video in split.videos]
-        return {index: reason for index, reason in enumerate(reasons) if reason is not None}
-
-    def _skipped(self, key: VideoKey) -> str | None:
-        """Return the reason why extraction skipped a video, or None."""
-        for part in self.store.parts:
-            if part != "text" and key in self.store.skipped(part):
-                return f"skipped when features were extracted: {self.store.skipped(part)[key]}"
-        return None
+        reasons = ((index, self.skipped(video)) for index, video in enumerate(split.videos))
+        return {index: reason for index, reason in reasons if reason is not None}
 
 
 @dataclass(frozen=True)
@@ -82,8 +75,8 @@ class FeatureReader(StoreReader):
     """Reader of stored features, which replace the encoder."""
 
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> VideoFeatures:
-        """Return features with frames (1, F, D), or raise VideoError if extraction skipped the video."""
-        return self.store.video([self.key(video)], "patches" in self.store.parts)
+        """Return features with frames (1, F, D)."""
+        return self.store.video([self.read_key(video)], "patches" in self.store.parts)
 
     def empty(self) -> VideoFeatures:
         """Return features of zero videos with the other dimensions of the store."""
@@ -105,8 +98,8 @@ class PixelReader(StoreReader):
     media: MediaReader
 
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media:
-        """Return Media with pixels (1, F, 3, S, S), or raise VideoError if extraction skipped the video."""
-        return Media(*self.store.pixels([self.key(video)]))
+        """Return Media with pixels (1, F, 3, S, S)."""
+        return Media(*self.store.pixels([self.read_key(video)]))
 
     def empty(self) -> Media:
         """Return Media with pixels (0, F, 3, S, S)."""

@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
+from typing_extensions import override
+
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import Findings, Split, SplitName, VideoRecord, build_split, read_ids, read_json
+from tvr_lightning.data.records import Findings, Split, SplitName, build_split, read_ids, read_json
 from tvr_lightning.data.video_files import VideoFiles
 
 CAPTIONS = {"en": "enCap", "zh": "chCap"}
@@ -57,37 +59,35 @@ $TVR_DATA/vatex/
         self._captions: dict[Path, list[tuple[str, list[str]]]] = {}
 
     @property
+    @override
     def one_caption_evaluation(self) -> bool:
-        """Whether the protocol uses only the first caption."""
         return self.protocol == "first-caption"
 
+    @override
     def required_files(self, name: SplitName) -> list[Path]:
-        """HGR's list and the file of captions."""
         official = "vatex_training_v1.0.json" if name == "train" else "vatex_validation_v1.0.json"
         captions = "vatex_data.json" if self.annotations == "hgr" else official
         return [self.folder / f"{name}_list.txt", self.folder / captions]
 
+    @override
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
-        """Read a split, with the clips in the order of the list."""
         source, file = self.required_files(name)
         listed = read_ids(source, findings)
+        for clip in listed:
+            if CLIP.fullmatch(clip) is None:
+                fix = "write <youtube id>_<start>_<end>, six digits each"
+                findings.add(source, clip, "malformed", "no clip id", fix)
         if file not in self._captions:
             self._captions[file] = self._read_captions(file)
         findings.duplicates(file, (clip for clip, _ in self._captions[file]))
-        captions = dict(self._captions[file])
+        described = dict(self._captions[file])
         first = self.protocol == "first-caption"
         kept = 1 if first and name != "train" else None
-        videos = VideoFiles(self.video_root, ".mp4")
-        items = []
-        for clip in listed:
-            if CLIP.fullmatch(clip) is None:
-                findings.add(
-                    source, clip, "malformed", "no clip id", "write <youtube id>_<start>_<end>, six digits each"
-                )
-            items.append((VideoRecord(clip, videos.find(clip)), captions.get(clip, [])[:kept]))
+        captions = {clip: described.get(clip, [])[:kept] for clip in listed}
         count = "first caption of a clip" if first else "ten captions per clip"
-        tongue = "English" if self.language == "en" else "Chinese"
-        return build_split(name, f"HGR split, {count}, {tongue}", items, findings, source, file)
+        protocol = f"HGR split, {count}, {'English' if self.language == 'en' else 'Chinese'}"
+        find = VideoFiles(self.video_root, ".mp4").find
+        return build_split(name, protocol, captions, find, findings, source, file)
 
     def _read_captions(self, file: Path) -> list[tuple[str, list[str]]]:
         """Return the ID and the captions of every clip in a file of captions."""

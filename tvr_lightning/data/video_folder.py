@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from typing_extensions import override
+
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.caption_table import SUFFIXES, CaptionRow, read_caption_table
-from tvr_lightning.data.records import Findings, Split, SplitName, VideoRecord, build_split, malformed
+from tvr_lightning.data.records import Findings, Split, SplitName, build_split, malformed
 from tvr_lightning.data.video_files import VideoFiles, path_below
 from tvr_lightning.errors import UserError
 
@@ -55,26 +57,26 @@ FOLDER/                                              data.init_args.root, or $TV
             raise UserError(f"test_share is {test_share}; it must be between 0 and 1")
 
     @property
+    @override
     def folder(self) -> Path:
-        """Folder of the table and the videos."""
         return Path(self.root).expanduser() if self.root else super().folder
 
     @property
+    @override
     def video_root(self) -> Path:
-        """Subfolder `videos`, or the folder itself if there is none."""
         videos = self.folder / "videos"
         return videos if videos.is_dir() else self.folder
 
     @property
+    @override
     def has_official_validation(self) -> bool:
-        """Whether the table contains validation videos."""
         try:
             return any(row.split == "val" for row in self._table_rows())
         except (UserError, OSError):  # reported when a split is read
             return False
 
+    @override
     def required_files(self, name: SplitName) -> list[Path]:
-        """Path of the table."""
         if self.table is not None:
             return [self.folder / self.table]
         found = [self.folder / f"captions{suffix}" for suffix in SUFFIXES]
@@ -95,11 +97,8 @@ FOLDER/                                              data.init_args.root, or $TV
             self._rows = [replace(row, video=chosen[found[row.video]]) for row in rows]
         return self._rows
 
+    @override
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
-        """Read a split, with its videos in the order of their first rows in the table.
-
-        Video files that are not in the table are reported as notes and not used.
-        """
         captions: dict[str, list[str]] = {}
         for row in self._table_rows():
             captions.setdefault(row.video, []).extend(row.captions)
@@ -111,8 +110,9 @@ FOLDER/                                              data.init_args.root, or $TV
         for folder in self._folders.values():
             for file in folder.others():
                 findings.note(table, file.name, "video-without-caption", f"does not name {file}", "left out")
-        items = [(VideoRecord(v, self._paths[v]), texts) for v, texts in captions.items() if splits[v] == name]
-        return build_split(name, f"all captions of a video as queries{drawn}", items, findings, table)
+        described = {video: texts for video, texts in captions.items() if splits[video] == name}
+        protocol = f"all captions of a video as queries{drawn}"
+        return build_split(name, protocol, described, self._paths.__getitem__, findings, table)
 
     def _splits(self, table: Path, findings: Findings) -> tuple[dict[str, str], str]:
         """Return the split of every video, and an addition to the protocol if the test videos are sampled."""
