@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, normalize
 
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.xpool import PoolingHead, XPoolHead, XPoolOptions
+from tvr_lightning.methods.xpool import XPoolHead, XPoolOptions
 
 
-def pool_frames(head: PoolingHead, sentence: Tensor, frames: Tensor) -> Tensor:
+def pool_frames(head: XPoolHead, sentence: Tensor, frames: Tensor) -> Tensor:
     """Pool M videos for each of N texts, (M, N, D)."""
     attention = head.attention
     project = attention.cross_attn

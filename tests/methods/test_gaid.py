@@ -17,8 +17,8 @@ from tvr_lightning.encoders import TinyClipEncoder, TinyWhisperEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.stochastic import Normal, Uniform, trial_draws
 from tvr_lightning.methods.gaid import DASP, GAID, STP, GAIDOptions, GatedFusion, NoFusion, NoPerturbation
+from tvr_lightning.methods.gaid.method import score_as_released
 from tvr_lightning.methods.gaid.model import GAIDHead, branch_losses, pair_weights
-from tvr_lightning.methods.released import score_gaid
 from tvr_lightning.methods.xpool import XPoolOptions
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
 from tvr_lightning.synthetic import synthesize
@@ -68,7 +68,7 @@ def similarity(made, text, video, seed=0):
 
 
 def leaking(made, text, video, own_text):
-    return score_gaid(made, text, video, own_text, draws_of(made))
+    return score_as_released(made, text, video, own_text, draws_of(made))
 
 
 def model(audio_encoder=None, **options):
@@ -86,7 +86,7 @@ def fused_frames(made, sentence, frames, audio, mask):
     else:
         frame_part, audio_part = frames, audio
     parts = [frame_part, audio_part]
-    if made.gate.text:
+    if made.gate.text != "none":
         parts.append(sentence.expand(len(frame_part), -1))
     gate = made.gate.linear(torch.cat(parts, dim=-1)).sigmoid()
     return gate * audio + (1 - gate) * frames

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from typing_extensions import override
 
-from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.encoders.base import Encoder, TemporalInitialization
 from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import ConfigVariant, Count
 
@@ -64,31 +64,16 @@ class TemporalTransformer(nn.Module):
         layers: Number of blocks.
         heads: Number of attention heads. None uses CLIP's rule, D // 64.
         frames: Maximum number of frames F with a position embedding.
-
-    Raises:
-        UserError: `dimension` is not a multiple of `heads`, or a number is below 1.
     """
 
     def __init__(self, dimension: int, layers: int = 4, heads: int | None = None, frames: int = 77) -> None:
         super().__init__()
-        heads = max(dimension // 64, 1) if heads is None else heads
-        if min(dimension, layers, heads, frames) < 1:
-            raise UserError(
-                f"temporal transformer: dimension ({dimension}), layers ({layers}), heads ({heads}) and "
-                f"frames ({frames}) must be at least 1"
-            )
-        if dimension % heads:
-            raise UserError(f"temporal transformer: dimension {dimension} must be a multiple of heads {heads}")
         self.frame_position_embeddings = nn.Embedding(frames, dimension)
-        self.resblocks = nn.ModuleList(TemporalBlock(dimension, heads) for _ in range(layers))
+        self.resblocks = temporal_blocks(dimension, layers, heads)
         nn.init.normal_(self.frame_position_embeddings.weight, std=0.01)
 
     def forward(self, frames: Tensor, mask: Tensor) -> Tensor:
-        """Return the frames (M, F, D) of each video related over time.
-
-        Args:
-            frames: Frame vectors (M, F, D).
-            mask: Mask (M, F), True or 1 for valid frames.
+        """Return the related frames (M, F, D) of frames (M, F, D) with a mask (M, F) of the valid ones.
 
         Raises:
             UserError: There are more frames than position embeddings.
@@ -104,32 +89,23 @@ class TemporalTransformer(nn.Module):
             x = block(x, key_bias)
         return x + frames
 
-    @torch.no_grad()
-    def initialize(self, state: Mapping[str, Tensor]) -> None:
-        """Copy the first blocks and the positional embedding of CLIP's text transformer, as CLIP4Clip does.
 
-        Args:
-            state: `positional_embedding` (L, D) and `resblocks.{n}.*` of at least as many blocks as here, with the
-                names of an OpenAI CLIP text transformer. Positions after L keep their values.
+def temporal_blocks(dimension: int, layers: int, heads: int | None) -> nn.ModuleList:
+    """Return the blocks of a transformer over vectors of dimension D, with CLIP's D // 64 heads if `heads` is None."""
+    heads = max(dimension // 64, 1) if heads is None else heads
+    return nn.ModuleList(TemporalBlock(dimension, heads) for _ in range(layers))
 
-        Raises:
-            UserError: A tensor is missing or has another shape, or the text transformer's width is not D.
-        """
-        position = self.frame_position_embeddings.weight
-        source = state.get("positional_embedding")
-        if source is None or source.shape[-1] != position.shape[-1]:
-            found = "nothing" if source is None else f"shape {tuple(source.shape)}"
-            raise UserError(
-                f"temporal initialization: positional_embedding needs width {position.shape[-1]}, got {found}"
-            )
-        count = min(len(source), len(position))
-        position[:count] = source[:count].to(position)
-        for name, parameter in self.resblocks.named_parameters(prefix="resblocks"):
-            source = state.get(name)
-            if source is None or source.shape != parameter.shape:
-                found = "nothing" if source is None else f"shape {tuple(source.shape)}"
-                raise UserError(f"temporal initialization: {name} needs shape {tuple(parameter.shape)}, got {found}")
-            parameter.copy_(source)
+
+@torch.no_grad()
+def initialize(positions: nn.Embedding, blocks: nn.ModuleList, start: TemporalInitialization) -> None:
+    """Copy the positions and the first blocks of CLIP's text transformer, as CLIP4Clip does.
+
+    Positions after the encoder's context length keep their values.
+    """
+    count = min(len(start.positional_embedding), len(positions.weight))
+    positions.weight[:count] = start.positional_embedding[:count].to(positions.weight)
+    for block, state in zip(blocks, start.blocks, strict=True):
+        block.load_state_dict(state)
 
 
 class TemporalLSTM(nn.Module):
@@ -138,26 +114,17 @@ class TemporalLSTM(nn.Module):
     Args:
         dimension: Dimension D of the frame vectors and of the hidden state.
         layers: Number of stacked LSTM layers.
-
-    Raises:
-        UserError: A number is below 1.
     """
 
     def __init__(self, dimension: int, layers: int = 1) -> None:
         super().__init__()
-        if min(dimension, layers) < 1:
-            raise UserError(f"temporal LSTM: dimension ({dimension}) and layers ({layers}) must be at least 1")
         self.lstm_visual = nn.LSTM(dimension, dimension, num_layers=layers, batch_first=True)
 
     def forward(self, frames: Tensor, mask: Tensor) -> Tensor:
         """Return the related frames (M, F, D). Padded frames are unchanged (CLIP4Clip, modules/modeling.py).
 
-        Args:
-            frames: Frame vectors (M, F, D), valid frames first.
-            mask: Mask (M, F), True or 1 for valid frames.
-
         Raises:
-            UserError: A video has a valid frame after a padded one.
+            UserError: A video has a valid frame after a padded one, for the mask (M, F) of the valid frames.
         """
         real = mask.bool()
         if bool((real[:, 1:] & ~real[:, :-1]).any()):
@@ -172,25 +139,19 @@ class TemporalLSTM(nn.Module):
         return frames + output * real.unsqueeze(-1).to(frames.dtype)
 
 
-def temporal_transformer(encoder: Encoder, layers: int, frames: int) -> TemporalTransformer:
-    """Return seqTransf for an encoder, initialized from its text transformer if the encoder has one (CLIP4Clip).
+def temporal_transformer(encoder: Encoder, layers: int, frames: int) -> TemporalTransformer | None:
+    """Return seqTransf for `frames` frames of an encoder, or None for 0 layers.
 
-    Args:
-        encoder: Encoder with dimension D and the initial weights.
-        layers: Number of blocks.
-        frames: Maximum number of frames F. Position embeddings cover at least the encoder's context, as released.
+    As released, it is initialized from the encoder's text transformer, if the encoder has one, and its position
+    embeddings cover at least the encoder's context.
     """
+    if not layers:
+        return None
     start = encoder.temporal_initialization(layers)
-    positions = max(frames, encoder.context_length)
-    heads = None if start is None else start.heads
-    temporal = TemporalTransformer(encoder.dimension, layers=layers, heads=heads, frames=positions)
+    positions, heads = max(frames, encoder.context_length), None if start is None else start.heads
+    temporal = TemporalTransformer(encoder.dimension, layers, heads, positions)
     if start is not None:
-        blocks = {
-            f"resblocks.{number}.{name}": value
-            for number, block in enumerate(start.blocks)
-            for name, value in block.items()
-        }
-        temporal.initialize({"positional_embedding": start.positional_embedding, **blocks})
+        initialize(temporal.frame_position_embeddings, temporal.resblocks, start)
     return temporal
 
 
@@ -209,8 +170,9 @@ class TemporalHeader(SimilarityHeader, ABC):
 class MeanP(TemporalHeader):
     """No temporal encoder: CLIP's own frames."""
 
+    @override
     def module(self, encoder: Encoder, frames: int) -> None:
-        """Return None."""
+        return None
 
 
 class SeqTransf(TemporalHeader):
@@ -223,8 +185,8 @@ class SeqTransf(TemporalHeader):
     def __init__(self, blocks: Count = 4) -> None:
         self.blocks = blocks
 
-    def module(self, encoder: Encoder, frames: int) -> TemporalTransformer:
-        """Return the transformer for `frames` frames (M, F, D) of an encoder."""
+    @override
+    def module(self, encoder: Encoder, frames: int) -> TemporalTransformer | None:
         return temporal_transformer(encoder, self.blocks, frames)
 
 
@@ -239,6 +201,6 @@ class SeqLSTM(TemporalHeader):
     def __init__(self, layers: Count = 1) -> None:
         self.layers = layers
 
+    @override
     def module(self, encoder: Encoder, frames: int) -> TemporalLSTM:
-        """Return the LSTM for frames (M, F, D) of an encoder."""
         return TemporalLSTM(encoder.dimension, self.layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders.base import Encoder
@@ -50,14 +52,12 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
         gather: negatives and gradients that are shared across devices (`tvr_lightning.training.distributed`).
         contrast: modification of the contrastive loss, such as `NCL`; None leaves the loss unmodified.
 
-    Raises:
-        UserError: `gather: local` with a loss that needs all scores together.
-
     Attributes:
         needs_patches: whether `score` uses patches, which stored features must then contain.
         reads_padding: inputs (`words`, `frames`) whose padding affects the scores, as in some released code.
         protocol: evaluation protocol of the method.
         averaged_parts: names of the parts whose mean is the score; empty if the score is not a mean.
+        temporal: encoder that relates the frames of a video over time, if the method has one.
     """
 
     needs_patches = False
@@ -83,6 +83,7 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
                 "scores of the whole batch. Use gather: global"
             )
         self.encoder = encoder
+        self.temporal: nn.Module | None = None
         self.evaluation_config = evaluation or EvaluationConfig()
         self.contrast.check(self.evaluation_config)
         self.words = encoder.positions(words)
@@ -92,18 +93,16 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
         # Weights trained with a sigmoid loss, which have a bias, may exceed CLIP's bound on the scale.
         bound = {"maximum": scale} if encoder.initial_logit_bias() and scale > math.log(100.0) else {}
         self.temperature = Temperature(scale, **bound)
-        config = self.evaluation_config
-        self.metrics = nn.ModuleDict(
-            {stage: RetrievalMetrics(config.recall, config.metrics) for stage in ("val", "test")}
-        )
+        recall, metrics = self.evaluation_config.recall, self.evaluation_config.metrics
+        self.metrics = nn.ModuleDict({stage: RetrievalMetrics(recall, metrics) for stage in ("val", "test")})
         self.evaluation: Evaluation | None = None
-        self.predictions: tuple[Tensor, Tensor, Tensor] | None = None
+        self.predictions: tuple[Tensor, Tensor, Tensor] | None = None  # texts (N,), best scores and videos (N, k)
         self._pairs: list[PairedFeatures] = []
         self.encoded = Collection()
 
     @property
+    @override
     def title(self) -> str:
-        """Name in tables, such as `CLIP4Clip`, or `NCL on CLIP4Clip` with a modified contrastive loss."""
         name = type(self).__name__
         return f"{self.contrast.name} on {name}" if self.contrast.name else name
 
@@ -114,8 +113,10 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
         return text
 
     def encode_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Apply the method's own layers to M videos. The base class has none."""
-        return video
+        """Apply the method's own layers to M videos. By default, the temporal encoder relates the frames (M, F, D)."""
+        if self.temporal is None:
+            return video
+        return dataclasses.replace(video, frames=self.temporal(video.frames, video.frame_mask))
 
     @abstractmethod
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
@@ -215,13 +216,13 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
 
     # Training
 
+    @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Resize the queues to those of a checkpoint, and raise CheckpointError unless it fits the method."""
         self.contrast.make_room(checkpoint, "contrast.", getattr(self._trainer, "ckpt_path", None))
         super().on_load_checkpoint(checkpoint)
 
+    @override
     def on_train_start(self) -> None:
-        """Discard the pairs of an unfinished step of an interrupted run in this process."""
         super().on_train_start()
         self._pairs.clear()
 
@@ -232,8 +233,7 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
         encoded = encode_in_chunks(self.pair_features, batch, chunk) if chunk else self.pair_features(batch)
         pairs = gather_record(encoded, self.gather)
         with torch.autocast(self.device.type, enabled=False):
-            local = self.gather == "local" and world_size() > 1
-            if local:
+            if self.gather == "local" and world_size() > 1:
                 terms = self.local_losses(encoded.float(), pairs.float())
             else:
                 terms = self.contrast.terms(self.losses, pairs.float())
@@ -250,6 +250,7 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
             self.log_dict({f"train/{name}": value for name, value in self.diagnostics(pairs.float()).items()})
         return loss
 
+    @override
     def optimizer_step(
         self,
         epoch: int,
@@ -257,20 +258,16 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
         optimizer: Optimizer | LightningOptimizer,
         optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
-        """Step, clamp the temperature, and update the method's state.
-
-        Callbacks save checkpoints at the end of the batch, which must contain the updated state.
-        """
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         self.temperature.clamp()
-        if self._pairs:
+        if self._pairs:  # updated here, because callbacks save checkpoints at the end of the batch
             self.update_state(PairedFeatures.cat(self._pairs))
             self._pairs.clear()
 
     # Evaluation: Lightning hooks that call tvr_lightning/evaluation/loop.py
 
+    @override
     def validation_step(self, batch: TextBatch | VideoBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Encode one batch of unique texts or unique videos. Scoring follows at the end of the epoch."""
         # Words that no score uses would take most of the memory. Frames are kept whole for a first stage.
         self.encoded.add(self, batch, compact=isinstance(batch, TextBatch) and self.compacts_texts())
 
@@ -283,24 +280,24 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
 
     test_step = validation_step
 
+    @override
     def predict_step(self, batch: TextBatch | VideoBatch, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        """Encode one batch and return its indices (N,) or (M,), because Lightning expects a value."""
         self.validation_step(batch, batch_idx, dataloader_idx)
-        return batch.index
+        return batch.index  # Lightning expects a value
 
+    @override
     def on_validation_epoch_start(self) -> None:
-        """Discard the features of an earlier evaluation."""
         self.encoded.clear()
 
     on_test_epoch_start = on_validation_epoch_start
     on_predict_epoch_start = on_validation_epoch_start
 
+    @override
     def on_validation_epoch_end(self) -> None:
-        """Score all pairs and log the table."""
         self._evaluate("val")
 
+    @override
     def on_test_epoch_end(self) -> None:
-        """Score all pairs and log the table."""
         self._evaluate("test")
 
     def on_predict_epoch_end(self) -> None:

@@ -13,15 +13,14 @@ Deviations:
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, pad
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import override
 
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
@@ -32,8 +31,9 @@ from tvr_lightning.layers.temporal import (
     MeanP,
     QuickGELU,
     SimilarityHeader,
-    TemporalBlock,
     TemporalHeader,
+    initialize,
+    temporal_blocks,
 )
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.option_types import Count, Options, variant
@@ -62,10 +62,14 @@ class CLIP4ClipOptions(Options):
     similarity_header: SimilarityHeader = variant(MeanP)
 
 
+def pooled_frames(video: VideoFeatures) -> Tensor:
+    """Return the unit mean (M, D) of the unit frames of each video (CLIP4Clip, Eq. 2)."""
+    return normalize(masked_mean(normalize(video.frames, dim=-1), video.frame_mask), dim=-1)
+
+
 def mean_pooling_similarity(text: TextFeatures, video: VideoFeatures) -> Tensor:
-    """Return cosines (N, M) of sentences and mean normalized frames (CLIP4Clip, Eq. 2, "loose" heads)."""
-    pooled = normalize(masked_mean(normalize(video.frames, dim=-1), video.frame_mask), dim=-1)
-    return normalize(text.sentence, dim=-1) @ pooled.T
+    """Return cosines (N, M) of sentences and pooled frames (CLIP4Clip, "loose" heads)."""
+    return normalize(text.sentence, dim=-1) @ pooled_frames(video).T
 
 
 PAIRS_PER_BLOCK = 2048
@@ -87,9 +91,6 @@ class CrossEncoder(nn.Module):
         dropout: Dropout rate of the tokens with their positions in training (released: 0.1, cross_config.json; the
             blocks have no dropout).
         pairs_per_block: Number of pairs scored at once.
-
-    Raises:
-        UserError: `dimension` is not a multiple of `heads`, a number is below 1, or dropout is outside [0, 1).
     """
 
     def __init__(
@@ -102,20 +103,10 @@ class CrossEncoder(nn.Module):
         pairs_per_block: int = PAIRS_PER_BLOCK,
     ) -> None:
         super().__init__()
-        heads = max(dimension // 64, 1) if heads is None else heads
-        if min(dimension, layers, heads, positions, pairs_per_block) < 1:
-            raise UserError(
-                f"cross encoder: dimension ({dimension}), layers ({layers}), heads ({heads}), positions ({positions}) "
-                f"and pairs_per_block ({pairs_per_block}) must be at least 1"
-            )
-        if dimension % heads:
-            raise UserError(f"cross encoder: dimension {dimension} must be a multiple of heads {heads}")
-        if not 0.0 <= dropout < 1.0:
-            raise UserError(f"cross encoder: dropout is {dropout}; expected a number in [0, 1)")
         self.pairs_per_block = pairs_per_block
         self.position_embeddings = nn.Embedding(positions, dimension)
         self.dropout = nn.Dropout(dropout)
-        self.resblocks = nn.ModuleList(TemporalBlock(dimension, heads) for _ in range(layers))
+        self.resblocks = temporal_blocks(dimension, layers, heads)
         self.ln_pool = nn.LayerNorm(dimension, eps=1e-12)
         self.dense = nn.Linear(dimension, dimension)
         self.activation = QuickGELU()
@@ -146,32 +137,22 @@ class CrossEncoder(nn.Module):
                 f"cross encoder: a sentence and {tokens - 1} frames need {tokens} position embeddings, but there are "
                 f"{most}. Raise `frames`."
             )
-        text_step = max(1, self.pairs_per_block // max(len(frames), 1))
-        video_step = max(1, min(self.pairs_per_block, len(frames)))
-        blocks = -(-len(sentence) // text_step) * -(-len(frames) // video_step)
-        recompute = torch.is_grad_enabled() and blocks > 1
-        rows = []
-        for texts in sentence.split(text_step):
-            row = []
-            for some, mask in zip(frames.split(video_step), frame_mask.split(video_step), strict=True):
-                if recompute:
-                    row.append(checkpoint(self._block, texts, some, mask, use_reentrant=False))
-                else:
-                    row.append(self._block(texts, some, mask))
-            rows.append(torch.cat(row, dim=1))
-        return torch.cat(rows)
+        texts = sentence.split(max(1, self.pairs_per_block // max(len(frames), 1)))
+        step = max(1, min(self.pairs_per_block, len(frames)))
+        videos = list(zip(frames.split(step), frame_mask.split(step), strict=True))
+        recompute = torch.is_grad_enabled() and len(texts) * len(videos) > 1
+
+        def block(*inputs: Tensor) -> Tensor:
+            return checkpoint(self._block, *inputs, use_reentrant=False) if recompute else self._block(*inputs)
+
+        return torch.cat([torch.cat([block(some, *few) for few in videos], dim=1) for some in texts])
 
     def _block(self, sentence: Tensor, frames: Tensor, frame_mask: Tensor) -> Tensor:
         """Return the logits (N, M) of one block of pairs."""
         texts, (videos, length, dimension) = len(sentence), frames.shape
-        pairs = torch.cat(
-            [
-                sentence[:, None, None].expand(texts, videos, 1, dimension),
-                frames.expand(texts, videos, length, dimension),
-            ],
-            dim=2,
-        ).flatten(0, 1)
-        real = torch.nn.functional.pad(frame_mask.to(frames.dtype), (1, 0), value=1.0)
+        sentences = sentence[:, None, None].expand(texts, videos, 1, dimension)
+        pairs = torch.cat([sentences, frames.expand(texts, videos, length, dimension)], dim=2).flatten(0, 1)
+        real = pad(frame_mask.to(frames.dtype), (1, 0), value=1.0)
         key_bias = ((1.0 - real) * MASKED_LOGIT).repeat(texts, 1)
         x = self.dropout(pairs + self.position_embeddings.weight[: length + 1])
         for block in self.resblocks:
@@ -179,38 +160,18 @@ class CrossEncoder(nn.Module):
         pooled = self.activation(self.dense(self.ln_pool(x[:, 0])))
         return self.similarity_dense(pooled).view(texts, videos)
 
-    @torch.no_grad()
-    def initialize(self, position: Tensor, blocks: list[Mapping[str, Tensor]]) -> None:
-        """Copy the positions (L, D) and the first blocks of CLIP's text transformer, as CLIP4Clip does.
-
-        Raises:
-            UserError: The width of the text transformer is not D.
-        """
-        own = self.position_embeddings.weight
-        if position.shape[-1] != own.shape[-1]:
-            raise UserError(
-                f"cross encoder: the text transformer's width {position.shape[-1]} is not the features' {own.shape[-1]}"
-            )
-        count = min(len(position), len(own))
-        own[:count] = position[:count].to(own)
-        for block, state in zip(self.resblocks, blocks, strict=False):
-            block.load_state_dict(state)
-
 
 def cross_encoder(encoder: Encoder, layers: int, frames: int) -> CrossEncoder:
-    """Return tightTransf for an encoder, initialized from its text transformer if the encoder has one (CLIP4Clip).
+    """Return tightTransf for up to `frames` frames of an encoder.
 
-    Args:
-        encoder: Encoder with dimension D and the initial weights.
-        layers: Number of blocks.
-        frames: Maximum number of frames F. Position embeddings cover at least the encoder's context, as released.
+    As released, it is initialized from the encoder's text transformer, if the encoder has one, and its position
+    embeddings cover at least the encoder's context.
     """
     start = encoder.temporal_initialization(layers)
-    positions = max(frames + 1, encoder.context_length)
-    heads = None if start is None else start.heads
-    cross = CrossEncoder(encoder.dimension, layers=layers, heads=heads, positions=positions)
+    positions, heads = max(frames + 1, encoder.context_length), None if start is None else start.heads
+    cross = CrossEncoder(encoder.dimension, layers, heads, positions)
     if start is not None:
-        cross.initialize(start.positional_embedding, list(start.blocks))
+        initialize(cross.position_embeddings, cross.resblocks, start)
     return cross
 
 
@@ -229,43 +190,35 @@ class CLIP4Clip(RetrievalModule):
         super().__init__(encoder, **shared)
         self.options = clip4clip or CLIP4ClipOptions()
         header = self.options.similarity_header
-        self.temporal = header.module(encoder, self.frames) if isinstance(header, TemporalHeader) else None
+        if isinstance(header, TemporalHeader):
+            self.temporal = header.module(encoder, self.frames)
         self.cross: CrossEncoder | None = None
         if isinstance(header, TightTransf):
             self.cross = cross_encoder(encoder, header.blocks, self.frames)
             # No loss depends on it, and distributed training requires a gradient for every trained parameter.
             self.temperature.requires_grad_(False)
 
-    def encode_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Relate the frames (M, F, D) over time if the header has a temporal encoder."""
-        if self.temporal is None:
-            return video
-        return dataclasses.replace(video, frames=self.temporal(video.frames, video.frame_mask))
-
+    @override
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Return cosines (N, M) of sentences and pooled videos.
-
-        With TightTransf, return the cross encoder's logits, which are not scaled by the temperature.
-        """
         if self.cross is not None:
             return Scores(self.cross(text.sentence, video.frames, video.frame_mask))
         return Scores(mean_pooling_similarity(text, video))
 
+    @override
     def logits(self, similarity: Tensor) -> Tensor:
-        """Return the logits (N, M) of the released loss: scaled cosines, or TightTransf's scores unchanged."""
-        return similarity if self.cross is not None else self.temperature() * similarity
+        return similarity if self.cross is not None else super().logits(similarity)
 
+    @override
     def compact_text(self, text: TextFeatures) -> TextFeatures:
-        """Drop the words of N texts, because every header uses only the sentence."""
         return text.without_words()
 
+    @override
     def compact_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Pool the frames of M videos to (M, 1, D), which does not change scores. TightTransf keeps the frames."""
         if self.cross is not None:
             return video
-        pooled = normalize(masked_mean(normalize(video.frames, dim=-1), video.frame_mask), dim=-1).unsqueeze(1)
+        pooled = pooled_frames(video).unsqueeze(1)
         return VideoFeatures(pooled, torch.ones_like(pooled[..., 0], dtype=torch.bool))
 
+    @override
     def score_temperature(self) -> float:
-        """Return gamma, by which the loss divides scores; 1 for TightTransf, whose scores are logits."""
         return 1.0 if self.cross is not None else super().score_temperature()

@@ -17,13 +17,13 @@ Deviations:
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
@@ -35,7 +35,6 @@ from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.pair_head import PairHead
 from tvr_lightning.option_types import ConfigVariant, NotNegative, Options, Range, variant
 from tvr_lightning.pairwise import token_similarities
-from tvr_lightning.training.losses import info_nce
 
 MaskFill = Literal["zero", "exclude"]
 DecorrelationTokens = Literal["random", "matched", "weighted"]
@@ -116,45 +115,131 @@ class DRLOptions(Options):
         interaction: interaction of words and frames: `WeightedTokenWise` by default, `TokenWise`, or `DotProduct`.
         temporal_encoder: encoder of the frames before the interaction (released: --agg_module), by default `SeqTransf`.
         decorrelation: `ChannelDecorrelation` by default, or `NoDecorrelation`.
-
-    Raises:
-        UserError: A value is out of range, or decorrelation requires weights that the interaction does not learn.
     """
 
     interaction: DRLInteraction = variant(WeightedTokenWise)
     temporal_encoder: TemporalHeader = variant(SeqTransf)
     decorrelation: DRLDecorrelation = variant(ChannelDecorrelation)
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        interaction, decorrelation = self.interaction, self.decorrelation
-        weighted = isinstance(decorrelation, ChannelDecorrelation) and decorrelation.tokens == "weighted"
-        if weighted and not isinstance(interaction, WeightedTokenWise):
+        weighted = isinstance(self.decorrelation, ChannelDecorrelation) and self.decorrelation.tokens == "weighted"
+        if weighted and not isinstance(self.interaction, WeightedTokenWise):
             raise UserError(
-                f"decorrelation.tokens: weighted needs WTI's weights, but {type(interaction).__name__} has none. "
+                f"decorrelation.tokens: weighted needs WTI's weights, but {type(self.interaction).__name__} has none. "
                 "Choose matched or random, or decorrelation: NoDecorrelation"
             )
 
 
 @dataclass
 class PreparedTokens(FeatureBatch):
-    """Prepared tokens of texts or videos.
+    """Prepared tokens of B texts or videos: unit vectors, and weights that add up to 1 over the valid tokens."""
 
-    Attributes:
-        tokens: Unit vectors (B, T, D).
-        mask: Mask (B, T) bool, True for valid tokens.
-        weights: Weights (B, T) that add up to 1 over the valid tokens.
-    """
-
-    tokens: Tensor
-    mask: Tensor
-    weights: Tensor
+    tokens: Tensor  # (B, T, D)
+    mask: Tensor  # (B, T) bool
+    weights: Tensor  # (B, T)
 
 
-def standardized(tokens: Tensor) -> Tensor:
-    """Return tokens (T, D) scaled per channel to mean 0 and unbiased variance 1 over the tokens."""
-    centered = tokens - tokens.mean(0)
-    return centered / tokens.std(0).clamp(min=COSINE_EPS)
+def prepared(tokens: Tensor, mask: Tensor, network: nn.Module | None) -> PreparedTokens:
+    """Return unit tokens with weights from the unnormalized tokens. Without a network, weights are uniform."""
+    mask = mask.bool()
+    logits = tokens.new_zeros(mask.shape) if network is None else network(tokens).squeeze(-1)
+    # The lowest finite number, because minus infinity gives NaN for an item without tokens.
+    weights = logits.masked_fill(~mask, torch.finfo(logits.dtype).min).softmax(-1)
+    return PreparedTokens(unit(tokens), mask, weights)
+
+
+def token_weights(dimension: int, layers: int) -> nn.Module:
+    """Return the network that maps a token (D,) to its unnormalized weight (1,): 1 to 3 linear layers with ReLU."""
+    linear = [*(nn.Linear(dimension, dimension) for _ in range(layers - 1)), nn.Linear(dimension, 1)]
+    for layer in linear:
+        nn.init.normal_(layer.weight, std=0.02)
+        nn.init.zeros_(layer.bias)
+    modules = [module for layer in linear for module in (layer, nn.ReLU())]
+    return linear[0] if layers == 1 else nn.Sequential(*modules[:-1])
+
+
+class DRLHead(PairHead):
+    """Scores (N, M) of words and frames on the scale of a cosine, and channel decorrelation of matching pairs."""
+
+    def __init__(self, dimension: int, interaction: DRLInteraction | None = None) -> None:
+        super().__init__(dimension, side="both")
+        self.interaction = interaction = interaction or WeightedTokenWise()
+        self.fills_zero = not isinstance(interaction, TokenWise) or interaction.mask_fill == "zero"
+        self.word_weights: nn.Module | None = None
+        self.frame_weights: nn.Module | None = None
+        if isinstance(interaction, WeightedTokenWise):
+            self.word_weights = token_weights(dimension, interaction.weight_layers)
+            self.frame_weights = token_weights(dimension, interaction.weight_layers)
+
+    @override
+    def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[PreparedTokens, PreparedTokens]:
+        words = prepared(text.words, text.word_mask, self.word_weights)
+        return words, prepared(video.frames, video.frame_mask, self.frame_weights)
+
+    @override
+    def pair_numbers(self, text: PreparedTokens, video: PreparedTokens) -> int:
+        # Similarities, and masked copies in both directions.
+        return 4 * text.mask.shape[1] * video.mask.shape[1]
+
+    @override
+    def score(self, text: PreparedTokens, video: PreparedTokens, *given: Any) -> Scores:
+        if not isinstance(self.interaction, TokenWise):
+            last = (text.mask.sum(1) - 1).clamp(min=0)
+            sentence = text.tokens[torch.arange(len(text), device=last.device), last]
+            return Scores(sentence @ unit(masked_mean(video.tokens, video.mask)).T)
+        similarity = token_similarities(video.tokens, text.tokens)  # (F, m, W, n)
+        word_mask, frame_mask = text.mask.T, video.mask.T[:, :, None, None]
+        of_words = self._best(similarity, word_mask, frame_mask, 0)  # (m, W, n)
+        of_frames = self._best(similarity, frame_mask, word_mask, 2)  # (F, m, n)
+        text_to_video = (of_words * text.weights.T).sum(1)
+        video_to_text = (of_frames * video.weights.T.unsqueeze(-1)).sum(0)
+        return Scores((text_to_video + video_to_text).T / 2)
+
+    def _best(self, similarity: Tensor, own: Tensor, others: Tensor, dim: int) -> Tensor:
+        """Return the largest similarity with the other side's tokens along `dim`; 0 for padded tokens."""
+        if not torch.is_grad_enabled() and bool(own.all()) and bool(others.all()):  # training avoids the device sync
+            return similarity.amax(dim)
+        if self.fills_zero:
+            return similarity.masked_fill(~(own & others), 0.0).amax(dim)
+        best = similarity.masked_fill(~others, -torch.inf).amax(dim)
+        return torch.where((own & others).any(dim), best, 0.0)
+
+    def correlations(self, text: TextFeatures, video: VideoFeatures, tokens: DecorrelationTokens) -> Tensor | None:
+        """Return the channel correlation (D, D) of B matching pairs, or None with too few tokens for a variance."""
+        words, frames = self.prepare(text, video)
+        if tokens == "random":
+            return token_correlation(words, frames, _random_token(words.mask), _random_token(frames.mask))
+        if min(int(words.mask.sum()), int(frames.mask.sum())) < 2:
+            return None
+        similarity = torch.einsum("bwd,bfd->bwf", words.tokens, frames.tokens)
+        both = words.mask[:, :, None] & frames.mask[:, None, :]
+        similarity = similarity.masked_fill(~both, 0.0 if self.fills_zero else -torch.inf)
+        weighted = tokens == "weighted"
+        of_words = best_correlation(words, frames, similarity.argmax(2), weighted)
+        of_frames = best_correlation(frames, words, similarity.argmax(1), weighted)
+        return (of_words + of_frames) / 2
+
+
+def _random_token(mask: Tensor) -> Tensor:
+    """Sample the position (B,) of one valid token per item."""
+    return torch.multinomial(mask.float() + 1e-12, 1).squeeze(1)
+
+
+def token_correlation(words: PreparedTokens, frames: PreparedTokens, word: Tensor, frame: Tensor) -> Tensor | None:
+    """Return the channel correlation (D, D) of one word (B,) and one frame (B,) per pair, or None for B < 2."""
+    if len(words) < 2:
+        return None
+    row = torch.arange(len(words), device=word.device)
+    return channel_correlation(words.tokens[row, word], frames.tokens[row, frame])
+
+
+def best_correlation(own: PreparedTokens, others: PreparedTokens, best: Tensor, weighted: bool) -> Tensor:
+    """Return the channel correlation of all valid tokens and their `best` (B, T) tokens of the other side."""
+    partners = others.tokens.gather(1, best[..., None].expand(-1, -1, own.tokens.shape[-1]))
+    weights = own.weights[own.mask] / len(own) if weighted else None
+    return channel_correlation(own.tokens[own.mask], partners[own.mask], weights)
 
 
 def channel_correlation(first: Tensor, second: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -164,135 +249,15 @@ def channel_correlation(first: Tensor, second: Tensor, weights: Tensor | None = 
     return left.T @ standardized(second)
 
 
+def standardized(tokens: Tensor) -> Tensor:
+    """Return tokens (T, D) scaled per channel to mean 0 and unbiased variance 1 over the tokens."""
+    return (tokens - tokens.mean(0)) / tokens.std(0).clamp(min=COSINE_EPS)
+
+
 def decorrelation_sums(correlation: Tensor) -> tuple[Tensor, Tensor]:
     """Return sum_k (C_kk - 1)^2 and the sum of C_kl^2 over k != l for a correlation (D, D)."""
     diagonal = correlation.diagonal()
     return (diagonal - 1).square().sum(), correlation.square().sum() - diagonal.square().sum()
-
-
-def token_weights(dimension: int, layers: int) -> nn.Module:
-    """Return the network that maps a token (D,) to its unnormalized weight (1,): 1 to 3 linear layers with ReLU."""
-    linear: list[nn.Module] = [nn.Linear(dimension, dimension) for _ in range(layers - 1)]
-    linear.append(nn.Linear(dimension, 1))
-    for layer in linear:
-        assert isinstance(layer, nn.Linear)
-        nn.init.normal_(layer.weight, std=0.02)
-        nn.init.zeros_(layer.bias)
-    if layers == 1:
-        return linear[0]
-    modules = [module for layer in linear for module in (layer, nn.ReLU())]
-    return nn.Sequential(*modules[:-1])
-
-
-class DRLHead(PairHead):
-    """Scores (N, M) of words and frames on the scale of a cosine, and channel decorrelation of matching pairs.
-
-    Args:
-        dimension: Dimension D of the features.
-        interaction: Interaction of words and frames. None uses WTI as released.
-    """
-
-    def __init__(self, dimension: int, interaction: DRLInteraction | None = None) -> None:
-        super().__init__(dimension, side="both")
-        self.interaction = interaction = interaction or WeightedTokenWise()
-        self.word_weights: nn.Module | None = None
-        self.frame_weights: nn.Module | None = None
-        if isinstance(interaction, WeightedTokenWise):
-            self.word_weights = token_weights(dimension, interaction.weight_layers)
-            self.frame_weights = token_weights(dimension, interaction.weight_layers)
-
-    def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[PreparedTokens, PreparedTokens]:
-        """Return unit words of N texts and unit frames of M videos, with masks and weights."""
-        return self.prepare_words(text), self.prepare_frames(video)
-
-    def prepare_words(self, text: TextFeatures) -> PreparedTokens:
-        """Return unit words (N, W, D) with mask and weights (N, W)."""
-        return _prepared(text.words, text.word_mask.bool(), self.word_weights)
-
-    def prepare_frames(self, video: VideoFeatures) -> PreparedTokens:
-        """Return unit frames (M, F, D) with mask and weights (M, F)."""
-        return _prepared(video.frames, video.frame_mask.bool(), self.frame_weights)
-
-    def pair_numbers(self, text: FeatureBatch, video: FeatureBatch) -> int:
-        """Return the number of elements per pair: similarities, and masked copies in both directions."""
-        assert isinstance(text, PreparedTokens)
-        assert isinstance(video, PreparedTokens)
-        return 4 * text.mask.shape[1] * video.mask.shape[1]
-
-    def score(self, words: PreparedTokens, frames: PreparedTokens) -> Scores:
-        """Return scores (n, m) of the words of n texts and the frames of m videos."""
-        if not isinstance(self.interaction, TokenWise):
-            last = (words.mask.sum(1) - 1).clamp(min=0)
-            sentence = words.tokens[torch.arange(len(words), device=last.device), last]
-            return Scores(sentence @ unit(masked_mean(frames.tokens, frames.mask)).T)
-        similarity = token_similarities(frames.tokens, words.tokens)  # (F, m, W, n)
-        word_mask, frame_mask = words.mask.T, frames.mask.T[:, :, None, None]
-        of_words = self._best(similarity, word_mask, frame_mask, 0)  # (m, W, n)
-        of_frames = self._best(similarity, frame_mask, word_mask, 2)  # (F, m, n)
-        text_to_video = (of_words * words.weights.T).sum(1)
-        video_to_text = (of_frames * frames.weights.T.unsqueeze(-1)).sum(0)
-        return Scores((text_to_video + video_to_text).T / 2)
-
-    @property
-    def _fills_zero(self) -> bool:
-        return not isinstance(self.interaction, TokenWise) or self.interaction.mask_fill == "zero"
-
-    def _best(self, similarity: Tensor, own: Tensor, others: Tensor, dim: int) -> Tensor:
-        """Return the largest similarity with the other side's tokens along `dim`; 0 for padded tokens."""
-        if not torch.is_grad_enabled() and bool(own.all()) and bool(others.all()):  # training avoids the device sync
-            return similarity.amax(dim)
-        if self._fills_zero:
-            return similarity.masked_fill(~(own & others), 0.0).amax(dim)
-        best = similarity.masked_fill(~others, -torch.inf).amax(dim)
-        there = (own & others).any(dim)
-        return torch.where(there, best, 0.0)
-
-    def correlations(self, text: TextFeatures, video: VideoFeatures, tokens: DecorrelationTokens) -> Tensor | None:
-        """Return the channel correlation (D, D) of B matching pairs, or None with too few tokens for a variance."""
-        words, frames = self.prepare_words(text), self.prepare_frames(video)
-        if tokens == "random":
-            return self.token_correlation(words, frames, _random_token(words.mask), _random_token(frames.mask))
-        word, frame = (side.mask.flatten().nonzero().squeeze(1) for side in (words, frames))
-        if min(len(word), len(frame)) < 2:
-            return None
-        similarity = torch.einsum("bwd,bfd->bwf", words.tokens, frames.tokens)
-        both = words.mask[:, :, None] & frames.mask[:, None, :]
-        similarity = similarity.masked_fill(~both, 0.0 if self._fills_zero else -torch.inf)
-        return (
-            _matched(words, frames, similarity.argmax(2), word, tokens)
-            + _matched(frames, words, similarity.argmax(1), frame, tokens)
-        ) / 2
-
-    def token_correlation(
-        self, words: PreparedTokens, frames: PreparedTokens, word: Tensor, frame: Tensor
-    ) -> Tensor | None:
-        """Return the channel correlation (D, D) of one word (B,) and one frame (B,) per pair, or None for B < 2."""
-        if len(words) < 2:
-            return None
-        row = torch.arange(len(words), device=word.device)
-        return channel_correlation(words.tokens[row, word], frames.tokens[row, frame])
-
-
-def _prepared(tokens: Tensor, mask: Tensor, network: nn.Module | None) -> PreparedTokens:
-    """Return unit tokens with weights from the unnormalized tokens. Without a network, weights are uniform."""
-    logits = tokens.new_zeros(mask.shape) if network is None else network(tokens).squeeze(-1)
-    # The lowest finite number, because minus infinity gives NaN for an item without tokens.
-    weights = logits.masked_fill(~mask, torch.finfo(logits.dtype).min).softmax(-1)
-    return PreparedTokens(unit(tokens), mask, weights)
-
-
-def _random_token(mask: Tensor) -> Tensor:
-    """Sample the position (B,) of one valid token per item."""
-    return torch.multinomial(mask.float() + 1e-12, 1).squeeze(1)
-
-
-def _matched(
-    own: PreparedTokens, others: PreparedTokens, best: Tensor, real: Tensor, tokens: DecorrelationTokens
-) -> Tensor:
-    """Return the channel correlation of the tokens `real` (of B T) with the other side's tokens `best` (B, T)."""
-    partners = others.tokens.gather(1, best[..., None].expand(-1, -1, own.tokens.shape[-1]))
-    weights = own.weights.flatten()[real] / len(own) if tokens == "weighted" else None
-    return channel_correlation(own.tokens.flatten(0, 1)[real], partners.flatten(0, 1)[real], weights)
 
 
 class DRL(RetrievalModule):
@@ -307,29 +272,18 @@ class DRL(RetrievalModule):
     def __init__(self, encoder: Encoder, *, drl: DRLOptions | None = None, **shared: Any) -> None:
         super().__init__(encoder, **shared)
         self.options = options = drl or DRLOptions()
-        interaction = options.interaction
-        padding = isinstance(interaction, TokenWise) and interaction.mask_fill == "zero"
-        self.reads_padding = ("words", "frames") if padding else ()
         self.temporal = options.temporal_encoder.module(encoder, self.frames)
-        self.head = DRLHead(encoder.dimension, interaction).within(self.evaluation_config.memory_gib)
+        self.head = DRLHead(encoder.dimension, options.interaction).within(self.evaluation_config.memory_gib)
+        reads = isinstance(options.interaction, TokenWise) and options.interaction.mask_fill == "zero"
+        self.reads_padding = ("words", "frames") if reads else ()
 
-    def encode_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Relate the frames (M, F, D) over time."""
-        if self.temporal is None:
-            return video
-        return dataclasses.replace(video, frames=self.temporal(video.frames, video.frame_mask))
-
+    @override
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score N texts against M videos; `similarity` (N, M) is on the scale of a cosine."""
         return self.head(text, video)
 
+    @override
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return InfoNCE and the weighted channel decorrelation of B matching pairs, scalars.
-
-        With fewer than two tokens the variance is undefined. Decorrelation is then left out, with a warning.
-        """
-        similarity = self.score(pairs.text, pairs.video).similarity
-        terms = {"info_nce": info_nce(self.contrastive_logits(self.temperature() * similarity))}
+        terms = super().losses(pairs)
         options = self.options.decorrelation
         if not isinstance(options, ChannelDecorrelation) or options.weight == 0:
             return terms

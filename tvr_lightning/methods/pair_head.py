@@ -24,7 +24,7 @@ TRAINING_CACHE = 64 * MIB
 
 
 def check_dropout_per(per: DropoutPer, dropout: float) -> None:
-    """Raise a ValueError for dropout per video with a dropout rate of 0."""
+    """Reject dropout per video with a dropout rate of 0."""
     if per == "video" and not dropout:
         raise UserError("dropout_per is video, but dropout is 0, so dropout_per has no effect. Leave it at pair.")
 
@@ -73,7 +73,7 @@ class PairHead(nn.Module, ABC):
         self.required_form: type[Pairwise] | None = None
 
     def within(self: H, memory_gib: float) -> H:
-        """Set the memory budget in GiB, which methods take from `evaluation.memory_gib`, and return the head."""
+        """Set the memory budget, a method's `evaluation.memory_gib`, and return the head."""
         self.memory_gib = memory_gib
         return self
 
@@ -92,13 +92,8 @@ class PairHead(nn.Module, ABC):
     def score(self, text: Any, video: Any, *given: Any) -> Scores:
         """Score n prepared texts against m prepared videos: `similarity` (n, m), and parts (n, m, ...)."""
 
-    def pair_numbers(self, text: FeatureBatch, video: FeatureBatch) -> int:
-        """Return the number of elements per pair during scoring: several copies of its vectors, and `extra`.
-
-        Args:
-            text: Prepared texts.
-            video: Prepared videos.
-        """
+    def pair_numbers(self, text: Any, video: Any) -> int:
+        """Return the number of elements per pair during scoring: several copies of its vectors, and `extra`."""
         if not self.basis:
             return self.extra
         if self.form is DensePairVectors:
@@ -117,13 +112,9 @@ class PairHead(nn.Module, ABC):
     def in_blocks(
         self, score: Callable[[Any, Any], Scores], text: FeatureBatch, video: FeatureBatch, extra: int = 0
     ) -> Scores:
-        """Score N prepared texts against M prepared videos, block by block.
+        """Score N prepared texts against M prepared videos with `score`, block by block.
 
-        Args:
-            score: Function that scores n of the texts against m of the videos.
-            text: Prepared texts.
-            video: Prepared videos.
-            extra: Elements per pair in addition to those of `pair_numbers`.
+        `extra` is the number of elements per pair in addition to `pair_numbers`.
         """
         tensor = next(tensor for tensor in text.tensors() if tensor.is_floating_point())
         order = self.order(text)
@@ -141,7 +132,7 @@ class PairHead(nn.Module, ABC):
         back = order.argsort()
         return Scores(scores.similarity[back], {name: part[back] for name, part in scores.parts.items()})
 
-    def order(self, text: FeatureBatch) -> Tensor | None:
+    def order(self, text: Any) -> Tensor | None:
         """Return the order (N,) int64 in which prepared texts are scored; None keeps their order."""
         return None
 

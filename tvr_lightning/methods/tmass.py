@@ -19,10 +19,11 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
@@ -33,13 +34,14 @@ from tvr_lightning.layers.stochastic import (
     RadiusKind,
     Trials,
     Uniform,
+    drawn_text,
     support_text,
     trial_cosines,
     trial_draws,
 )
-from tvr_lightning.methods import released
 from tvr_lightning.methods.base import Protocol, RetrievalModule
-from tvr_lightning.methods.xpool import PoolingHead, Query, XPoolOptions
+from tvr_lightning.methods.released import CaptionedVideos, own_cosines, score_captioned
+from tvr_lightning.methods.xpool import Query, XPoolHead, XPoolOptions
 from tvr_lightning.option_types import NotNegative, Options, variant
 from tvr_lightning.training.losses import info_nce
 
@@ -64,33 +66,18 @@ class TMASSOptions(Options):
     support_weight: NotNegative = 0.8
 
 
-@dataclass
-class TrainingScores:
-    """Training scores and regions of B matching pairs.
+class TrainingScores(NamedTuple):
+    """Cosines of sampled and of support texts with the videos pooled for the texts, and the texts' regions."""
 
-    Attributes:
-        similarity: Cosines (B, B) of sampled texts (rows) and the videos pooled for the texts.
-        support_similarity: Cosines (B, B) of support texts and the same videos.
-        log_radius: Logarithm of the radius (B, D) of each text with its own video.
-        drawn: Sampled texts (B, D).
-        support: Support texts (B, D).
-    """
-
-    similarity: Tensor
-    support_similarity: Tensor
-    log_radius: Tensor
-    drawn: Tensor
-    support: Tensor
+    similarity: Tensor  # (B, B)
+    support_similarity: Tensor  # (B, B)
+    log_radius: Tensor  # (B, D), of each text with its own video
+    drawn: Tensor  # (B, D)
+    support: Tensor  # (B, D)
 
 
-class TMASSHead(PoolingHead):
-    """X-Pool's pooling and the region of a text (model/clip_stochastic.py).
-
-    Args:
-        dimension: Dimension D of the features.
-        frames: Number of frames F, which a linear radius requires.
-        options: Options of T-MASS.
-    """
+class TMASSHead(XPoolHead):
+    """X-Pool's pooling and the region of a text (model/clip_stochastic.py)."""
 
     def __init__(self, dimension: int, frames: int, options: TMASSOptions | None = None) -> None:
         options = options or TMASSOptions()
@@ -109,18 +96,13 @@ class TMASSHead(PoolingHead):
         pooled = self.pooled(query, video).materialize()[:, :, 0].transpose(0, 1)
         return trial_cosines(query.sentence, radius, pooled, draws), radius
 
-    def score(self, query: Query, video: VideoFeatures, draws: Tensor) -> Scores:
-        """Return the best cosines (n, m) over draws (K, D), or draws (m, K, n, D) if each pair has its own."""
-        return Scores(self.trials(query, video, draws.to(query.sentence))[0].amax(1).T)
+    @override
+    def score(self, text: Query, video: VideoFeatures, draws: Tensor) -> Scores:
+        # The best of draws (K, D), or of draws (m, K, n, D) if each pair has its own.
+        return Scores(self.trials(text, video, draws.to(text.sentence))[0].amax(1).T)
 
     def train_scores(self, text: TextFeatures, video: VideoFeatures, draw: Tensor) -> TrainingScores:
-        """Score B matching pairs with sampled and support texts.
-
-        Args:
-            text: Features of B texts.
-            video: Features of the matching B videos.
-            draw: Samples of sigma (B, D).
-        """
+        """Score B matching pairs with sampled and support texts, for samples of sigma (B, D)."""
         sentence, pooled = text.sentence, self.pooled(self.prepare(text, video)[0], video)
         similarity = torch.einsum("bd,bfd->bf", unit(sentence), unit(video.frames))
         log_radius = self.radius(similarity, video.frame_mask)
@@ -130,6 +112,23 @@ class TMASSHead(PoolingHead):
         texts = torch.stack([unit(drawn), unit(support)], dim=1)
         cosines = pooled.unit().dot(texts)[..., 0].permute(2, 1, 0)  # (2, B texts, B videos)
         return TrainingScores(cosines[0], cosines[1], log_radius, drawn, support)
+
+
+def score_as_released(
+    head: TMASSHead, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures, draws: Tensor
+) -> Scores:
+    """Score with the sample that the query's pooled video selects, against the video pooled for its own caption.
+
+    T-MASS, modules/metrics.py, `sim_matrix_inference_stochastic`.
+    """
+
+    def score(query: Query, videos: CaptionedVideos) -> Scores:
+        sigma = draws.to(query.sentence)
+        cosines, radius = head.trials(query, videos.video, sigma)
+        drawn = drawn_text(query.sentence, radius, sigma, cosines.argmax(1))
+        return own_cosines(head, drawn, videos, videos.video.frames)
+
+    return score_captioned(head, score, text, video, own_text)
 
 
 class TMASS(RetrievalModule):
@@ -153,24 +152,24 @@ class TMASS(RetrievalModule):
         self.protocol = protocol
         self.head = TMASSHead(encoder.dimension, self.frames, self.options).within(self.evaluation_config.memory_gib)
 
+    @override
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Return the best cosines (N, M) of the samples of a text with the video pooled for the text."""
         return self.head(text, video, self._draws())
 
+    @override
     def score_as_released(self, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures) -> Scores:
-        """Score N texts against M videos pooled for their own captions, which leaks ground truth."""
-        return released.score_tmass(self.head, text, video, own_text, self._draws())
+        return score_as_released(self.head, text, video, own_text, self._draws())
 
     def _draws(self) -> Tensor:
         options = self.options
         return trial_draws(options.prior, options.trials, self.encoder.dimension, self.evaluation_config.seed)
 
+    @override
     def compact_text(self, text: TextFeatures) -> TextFeatures:
-        """Drop the words of N texts, because only the sentence is used."""
         return text.without_words()
 
+    @override
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return InfoNCE of sampled texts and weighted InfoNCE of support texts, scalars, for B matching pairs."""
         draw = self.options.prior.draw(tuple(pairs.text.sentence.shape))
         scores, scale = self.head.train_scores(pairs.text, pairs.video, draw), self.temperature()
         terms = {"stochastic": info_nce(self.contrastive_logits(scale * scores.similarity))}

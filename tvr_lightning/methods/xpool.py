@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from typing_extensions import override
 
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.features import FeatureBatch, Scores, TextFeatures, VideoFeatures
@@ -40,15 +41,13 @@ class XPoolOptions(Options):
         dropout: dropout rate of the elements of FC(h) in training.
         dropout_per: unit with its own dropout samples: every `pair` (released), which computes the vectors of all
             pairs, or every `video`, whose pairs lose the same elements, which is cheaper.
-
-    Raises:
-        UserError: Dropout samples per video with a dropout rate of 0.
     """
 
     heads: Count = 1
     dropout: Dropout = 0.3
     dropout_per: DropoutPer = "pair"
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         check_dropout_per(self.dropout_per, self.dropout)
@@ -56,19 +55,14 @@ class XPoolOptions(Options):
 
 @dataclass
 class Query(FeatureBatch):
-    """Prepared features of N texts.
+    """Sentences of N texts, not normalized, and their attention queries."""
 
-    Attributes:
-        sentence: Sentences (N, D), not normalized.
-        queries: Attention queries (N, 1, D).
-    """
-
-    sentence: Tensor
-    queries: Tensor
+    sentence: Tensor  # (N, D)
+    queries: Tensor  # (N, 1, D)
 
 
-class PoolingHead(PairHead):
-    """Text-conditioned pooling of frames (M, F, D) (model/clip_transformer.py), shared with T-MASS and GAID.
+class XPoolHead(PairHead):
+    """Cosines (N, M) of texts and the videos whose frames are pooled for them (model/clip_transformer.py).
 
     Args:
         dimension: Dimension D of the features.
@@ -78,17 +72,16 @@ class PoolingHead(PairHead):
         extra: Additional memory per pair, see `PairHead`.
     """
 
-    def __init__(self, dimension: int, frames: int, options: XPoolOptions, *, basis: int = 1, extra: int = 0) -> None:
-        vectors = basis * options.heads * frames
-        super().__init__(
-            dimension, basis=vectors, dropout=options.dropout, dropout_per=options.dropout_per, extra=extra
-        )
-        self.attention = TextConditionedAttention(
-            dimension, options.heads, options.dropout, dropout_per=options.dropout_per
-        )
+    def __init__(
+        self, dimension: int, frames: int, options: XPoolOptions | None = None, *, basis: int = 1, extra: int = 0
+    ) -> None:
+        options = options or XPoolOptions()
+        dropout, per = options.dropout, options.dropout_per
+        super().__init__(dimension, basis=basis * options.heads * frames, dropout=dropout, dropout_per=per, extra=extra)
+        self.attention = TextConditionedAttention(dimension, options.heads, dropout, dropout_per=per)
 
+    @override
     def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[Query, VideoFeatures]:
-        """Return the queries of the texts, and the videos unchanged."""
         return Query(text.sentence, self.attention.queries(text.sentence.unsqueeze(1))), video
 
     def pooled(self, query: Query, video: VideoFeatures, frames: Tensor | PairFrames | None = None) -> Pairwise:
@@ -96,23 +89,10 @@ class PoolingHead(PairHead):
         queries = self.of_texts(query.queries, len(video))
         return self.attention(queries, video.frames if frames is None else frames, video.frame_mask)
 
-
-class XPoolHead(PoolingHead):
-    """Cosines (N, M) of texts and the videos pooled for them.
-
-    Args:
-        dimension: Dimension D of the features.
-        frames: Number of frames F.
-        options: Options of the attention.
-    """
-
-    def __init__(self, dimension: int, frames: int, options: XPoolOptions | None = None) -> None:
-        super().__init__(dimension, frames, options or XPoolOptions())
-
-    def score(self, query: Query, video: VideoFeatures) -> Scores:
-        """Return the cosines of n texts and m videos."""
-        pooled = self.pooled(query, video).unit()
-        return Scores(pooled.dot(unit(query.sentence).unsqueeze(1))[:, :, 0, 0].T)
+    @override
+    def score(self, text: Query, video: VideoFeatures, *given: Any) -> Scores:
+        pooled = self.pooled(text, video).unit()
+        return Scores(pooled.dot(unit(text.sentence).unsqueeze(1))[:, :, 0, 0].T)
 
 
 class XPool(RetrievalModule):
@@ -126,13 +106,13 @@ class XPool(RetrievalModule):
 
     def __init__(self, encoder: Encoder, *, xpool: XPoolOptions | None = None, **shared: Any) -> None:
         super().__init__(encoder, **shared)
-        self.options = options = xpool or XPoolOptions()
-        self.head = XPoolHead(encoder.dimension, self.frames, options).within(self.evaluation_config.memory_gib)
+        self.options = xpool or XPoolOptions()
+        self.head = XPoolHead(encoder.dimension, self.frames, self.options).within(self.evaluation_config.memory_gib)
 
+    @override
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Return cosines (N, M) of sentences and the videos pooled for them."""
         return self.head(text, video)
 
+    @override
     def compact_text(self, text: TextFeatures) -> TextFeatures:
-        """Drop the words of N texts, because only the sentence is used."""
         return text.without_words()

@@ -17,6 +17,7 @@ from tvr_lightning.methods.drl import (
     TokenWise,
     WeightedTokenWise,
     decorrelation_sums,
+    token_correlation,
 )
 from tvr_lightning.training.losses import info_nce
 
@@ -42,13 +43,14 @@ def compute_drl(case: ParityCase) -> dict[str, Tensor]:
     heads = _heads(case)
     found = {f"similarity.{name}": head(text, video).similarity for name, head in heads.items()}
     head = heads["wti" if "wti" in heads else "ti"]
+    own_words, own_frames = head.prepare(text, video)
     trained = str(case.config.get("interaction", "wti"))
     if trained not in heads:
         raise CaseError(f"{case.path}: interaction {trained!r} without its weights; expected {', '.join(heads)}")
     scaled = case_scale(case) * found[f"similarity.{trained}"]
     found |= {
-        "text_weight": head.prepare_words(text).weights,
-        "video_weight": head.prepare_frames(video).weights,
+        "text_weight": own_words.weights,
+        "video_weight": own_frames.weights,
         "train.scaled_similarity": scaled,
         "loss.similarity": info_nce(scaled),
     }
@@ -71,10 +73,10 @@ def _correlations(case: ParityCase, head: DRLHead, text: TextFeatures, video: Vi
     numbers = (2, 3) if isinstance(head.interaction, WeightedTokenWise) else (2,)
     found = {number: head.correlations(text, video, CDCR[number]) for number in numbers}
     if "cdcr1_text_index" in case.inputs:
-        words, frames = head.prepare_words(text), head.prepare_frames(video)
+        words, frames = head.prepare(text, video)
         word = torch.remainder(case.input("cdcr1_text_index"), words.mask.sum(1))
         frame = torch.remainder(case.input("cdcr1_video_index"), frames.mask.sum(1))
-        found[1] = head.token_correlation(words, frames, word, frame)
+        found[1] = token_correlation(words, frames, word, frame)
     if any(correlation is None for correlation in found.values()):
         raise CaseError(f"{case.path}: a single pair or token has no variance; give at least two texts and videos")
     return {number: correlation for number, correlation in found.items() if correlation is not None}

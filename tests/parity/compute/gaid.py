@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from tvr_lightning.authors.families import gaid_options
 from tvr_lightning.authors.names import GAID
 from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.methods.gaid.method import score_as_released
 from tvr_lightning.methods.gaid.model import GAIDHead, branch_losses
-from tvr_lightning.methods.released import score_gaid
 
 
 def compute_gaid(case: ParityCase) -> dict[str, Tensor]:
@@ -36,7 +36,7 @@ def compute_gaid(case: ParityCase) -> dict[str, Tensor]:
     found = {
         "gate_paired": (by_video[:count] + by_text[:count].unsqueeze(1)).sigmoid().squeeze(-1),
         "gate_pairwise": (by_video.squeeze(-1) + by_text.unsqueeze(1)).sigmoid(),
-        "similarity_as_released": score_gaid(head, text, video, text[: len(video)], None).similarity,
+        "similarity_as_released": score_as_released(head, text, video, text[: len(video)], None).similarity,
         "similarity_query_conditioned": head(text, video).similarity,
     }
     return found | (_training(case, head, text[:count], video[:count]) if "sigma" in case.inputs else {})

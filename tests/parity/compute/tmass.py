@@ -10,8 +10,7 @@ from torch import Tensor
 from tvr_lightning.authors.names import TMASS
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
-from tvr_lightning.methods.released import score_tmass
-from tvr_lightning.methods.tmass import TMASSHead, TMASSOptions
+from tvr_lightning.methods.tmass import TMASSHead, TMASSOptions, score_as_released
 from tvr_lightning.training.losses import info_nce
 
 SIGMA = "eval_sigma(video,trial,caption)"
@@ -54,7 +53,7 @@ def _as_released(case: ParityCase, head: TMASSHead, text: TextFeatures, video: V
                 f"{case.path}: video {int((own < 0).nonzero()[0])} has no caption {int(number)}; the released protocol "
                 "needs equally many captions of every video"
             )
-        scores[rows] = score_tmass(head, text[rows], video, text[own], draws[:, :, rows]).similarity
+        scores[rows] = score_as_released(head, text[rows], video, text[own], draws[:, :, rows]).similarity
     return scores
 
 

@@ -43,6 +43,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 from tvr_lightning.data.batch import VideoBatch
 from tvr_lightning.encoders.audio import AudioEncoder
@@ -51,14 +52,40 @@ from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.encoders.whisper import TinyWhisperEncoder, WhisperEncoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
-from tvr_lightning.layers.stochastic import trial_draws
-from tvr_lightning.methods import released
+from tvr_lightning.layers.stochastic import drawn_text, trial_cosines, trial_draws
 from tvr_lightning.methods.base import Protocol, RetrievalModule
 from tvr_lightning.methods.gaid.model import GAIDHead, branch_losses
 from tvr_lightning.methods.gaid.options import STP, GAIDOptions, NoFusion, NoPerturbation
+from tvr_lightning.methods.released import CaptionedVideos, own_cosines, score_captioned
+from tvr_lightning.methods.xpool import Query
 
 AUDIO = "audio_encoder."
 """Prefix of the audio encoder's tensors."""
+
+
+def score_as_released(
+    head: GAIDHead, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures, draws: Tensor | None
+) -> Scores:
+    """Score N texts against M videos that are fused and pooled for their own captions (M).
+
+    GAID, model/clip_stochastic.py, modules/metrics.py. `draws` are the samples (K, D) of `STP`, otherwise None.
+    """
+
+    def score(query: Query, videos: CaptionedVideos) -> Scores:
+        video, sentence = videos.video, head.normalized(query.sentence)
+        fused = head.fused(videos.own.sentence, video, paired=True)
+        if head.radius is not None:
+            std = head.std(fused.cosine(query.sentence), video.frame_mask.unsqueeze(1))
+            if draws is None:
+                sentence = head.perturbed(sentence, std)
+            else:
+                sigma = draws.to(sentence)
+                pooled = head.pooled(query, video, fused).materialize()[:, :, 0].transpose(0, 1)
+                best = trial_cosines(sentence, std, pooled, sigma).argmax(1)
+                sentence = drawn_text(sentence, std, sigma, best)
+        return own_cosines(head, sentence, videos, fused)
+
+    return score_captioned(head, score, text, video, own_text, extra=4 * head.dimension)  # the deviation of every pair
 
 
 class GAID(RetrievalModule):
@@ -72,10 +99,6 @@ class GAID(RetrievalModule):
         protocol: evaluation protocol: `query` fuses and pools every video for the query; `as-released` for its own
             caption, which leaks ground truth.
         shared: arguments of `RetrievalModule`.
-
-    Raises:
-        UserError: An audio encoder is set, but the fusion does not use audio.
-        MissingWeightsError: Whisper's weights are missing.
     """
 
     def __init__(
@@ -89,14 +112,17 @@ class GAID(RetrievalModule):
     ) -> None:
         super().__init__(encoder, **shared)
         self.options = options = gaid or GAIDOptions()
-        deaf = isinstance(options.fusion, NoFusion)
-        if deaf and audio_encoder is not None:
+        fuses = not isinstance(options.fusion, NoFusion)
+        if audio_encoder is not None and not fuses:
             raise UserError(
                 "audio_encoder conflicts with gaid.fusion: NoFusion, which does not use audio. Remove one of them."
             )
         self.protocol = protocol
         self.head = GAIDHead(encoder.dimension, self.frames, options).within(self.evaluation_config.memory_gib)
-        self.audio_encoder = None if deaf else audio_encoder or audio_companion(encoder)
+        if fuses and audio_encoder is None:
+            tiny = isinstance(encoder, TinyClipEncoder)
+            audio_encoder = TinyWhisperEncoder(seed=0) if tiny else WhisperEncoder("base", "openai")
+        self.audio_encoder = audio_encoder
         self.audio_projection: nn.Linear | None = None
         if self.audio_encoder is not None and self.audio_encoder.dimension != encoder.dimension:
             self.audio_projection = nn.Linear(self.audio_encoder.dimension, encoder.dimension)
@@ -112,16 +138,17 @@ class GAID(RetrievalModule):
             return []
         return WhisperEncoder.required_files(size="base", weights="openai")
 
+    @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Load the audio encoder's weights if the checkpoint does not contain them, as in the authors' checkpoints."""
         state = checkpoint.get("state_dict")
+        # Authors' checkpoints do not contain the audio encoder.
         if self.audio_encoder is not None and state is not None and not any(n.startswith(AUDIO) for n in state):
             self.audio_encoder.load_weights()
             state |= {f"{AUDIO}{name}": tensor for name, tensor in self.audio_encoder.state_dict().items()}
         super().on_load_checkpoint(checkpoint)
 
+    @override
     def video_features(self, batch: VideoBatch) -> VideoFeatures:
-        """Encode frames and audio of M videos. If audio is missing, the error names the option to set."""
         video = self.encoder.encode_video(batch.video)
         if self.audio_encoder is not None:
             # https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/model/clip_stochastic.py#L50-L57
@@ -129,12 +156,8 @@ class GAID(RetrievalModule):
             video = dataclasses.replace(video, audio=audio, audio_mask=audio_mask)
         return self.encode_video(video)
 
+    @override
     def encode_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Project audio (M, F, D_a) to (M, F, D), with zeros for silent frames.
-
-        Raises:
-            UserError: Fusion needs audio, but there is none.
-        """
         if self.audio_encoder is None:
             return dataclasses.replace(video, audio=None, audio_mask=None)
         if video.audio is None or video.audio_mask is None:
@@ -142,16 +165,16 @@ class GAID(RetrievalModule):
                 "gaid.fusion: GatedFusion needs audio, but these videos have none. Set data.init_args.audio to whisper "
                 "or wav2vec2 (as the audio encoder), or model.init_args.gaid.fusion to NoFusion."
             )
-        audio = video.audio if self.audio_projection is None else self.audio_projection(video.audio)
+        audio = video.audio if self.audio_projection is None else self.audio_projection(video.audio)  # (M, F, D)
         return dataclasses.replace(video, audio=audio * video.audio_mask.unsqueeze(-1))
 
+    @override
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Return cosines (N, M) of perturbed texts and the videos fused and pooled for the texts."""
         return self.head(text, video, self._draws())
 
+    @override
     def score_as_released(self, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures) -> Scores:
-        """Score N texts against M videos fused and pooled for their own captions, which leaks ground truth."""
-        return released.score_gaid(self.head, text, video, own_text, self._draws())
+        return score_as_released(self.head, text, video, own_text, self._draws())
 
     def _draws(self) -> Tensor | None:
         options = self.options.perturbation
@@ -159,12 +182,12 @@ class GAID(RetrievalModule):
             return None
         return trial_draws(options.prior, options.trials, self.encoder.dimension, self.evaluation_config.seed)
 
+    @override
     def compact_text(self, text: TextFeatures) -> TextFeatures:
-        """Drop the words of N texts, because only the sentence is used."""
         return text.without_words()
 
+    @override
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return the weighted loss of perturbed and support texts, scalars, for B matching pairs (Eqs. 8-10)."""
         options = self.options.perturbation
         moved = not isinstance(options, NoPerturbation)
         sigma = options.prior.draw(tuple(pairs.text.sentence.shape)) if moved else None
@@ -173,10 +196,5 @@ class GAID(RetrievalModule):
         perturbation, *support = branch_losses(cosines, self.temperature(), weighting, self.contrastive_logits)
         terms = {"perturbation": perturbation}
         if options.support_weight:
-            terms["support"] = options.support_weight * support[0]
+            terms["support"] = options.support_weight * support[0]  # lambda L_sup of Eq. 10
         return terms
-
-
-def audio_companion(encoder: Encoder) -> AudioEncoder:
-    """Return the default audio encoder of an encoder, for recipes that name none."""
-    return TinyWhisperEncoder(seed=0) if isinstance(encoder, TinyClipEncoder) else WhisperEncoder("base", "openai")

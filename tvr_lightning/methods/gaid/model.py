@@ -9,68 +9,50 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.stochastic import Radius, support_text, trial_cosines
-from tvr_lightning.methods.gaid.options import (
-    DASP,
-    STP,
-    GAIDOptions,
-    GatedFusion,
-    LossWeighting,
-    NoPerturbation,
-)
-from tvr_lightning.methods.xpool import PoolingHead, Query
+from tvr_lightning.methods.gaid.options import DASP, STP, GAIDOptions, GatedFusion, LossWeighting, NoPerturbation
+from tvr_lightning.methods.xpool import Query, XPoolHead
 from tvr_lightning.pairwise import PairFrames, PairGate, PlainFrames
 from tvr_lightning.training.losses import LogitMap, info_nce, positive_weights
 
 
-class GAIDHead(PoolingHead):
-    """Cosines (N, M) of perturbed texts and the videos that are fused and pooled for the texts.
-
-    Args:
-        dimension: Dimension D of the features.
-        frames: Number of frames F, which the radius requires.
-        options: Options of GAID.
-    """
+class GAIDHead(XPoolHead):
+    """Cosines (N, M) of perturbed texts and the videos that are fused and pooled for the texts."""
 
     def __init__(self, dimension: int, frames: int, options: GAIDOptions | None = None) -> None:
         options = options or GAIDOptions()
-        fusion, moved = options.fusion, not isinstance(options.perturbation, NoPerturbation)
-        gated = isinstance(fusion, GatedFusion)
+        fusion, perturbation = options.fusion, options.perturbation
         # STP uses the deviation of every pair in each trial; DASP's is computed when needed.
-        extra = 4 * dimension if isinstance(options.perturbation, STP) else 8 * frames
-        super().__init__(dimension, frames, options.attention, basis=2 if gated else 1, extra=extra)
+        extra = 4 * dimension if isinstance(perturbation, STP) else 8 * frames
+        vectors = 2 if isinstance(fusion, GatedFusion) else 1
+        super().__init__(dimension, frames, options.attention, basis=vectors, extra=extra)
         self.options = options
         self.gate = Gate(dimension, fusion) if isinstance(fusion, GatedFusion) else None
-        self.radius = Radius(frames, dimension) if moved else None
-        self.alpha = nn.Parameter(torch.tensor([0.5])) if isinstance(options.perturbation, DASP) else None
+        self.radius = None if isinstance(perturbation, NoPerturbation) else Radius(frames, dimension)
+        self.alpha = nn.Parameter(torch.tensor([0.5])) if isinstance(perturbation, DASP) else None
         if self.gate is not None and self.gate.of_pairs:  # every pair then has separate frames
             self.basis, self.extra = dimension, extra + 6 * dimension * frames
 
-    def score(self, query: Query, video: VideoFeatures, draws: Tensor | None = None) -> Scores:
-        """Return cos(t_pert, z) of n texts and m videos.
-
-        Args:
-            query: Queries of n texts.
-            video: Features of m videos, with audio (m, F, D) for fusion.
-            draws: Samples (K, D) of sigma for the trials of `STP`, of which the best counts.
-        """
-        fused = self.fused(query.sentence, video)  # Eqs. 1-2
-        pooled = self.pooled(query, video, fused)  # z: cross-attention of the text and the fused frames
-        text = self.normalized(query.sentence)
+    @override
+    def score(self, text: Query, video: VideoFeatures, draws: Tensor | None = None) -> Scores:
+        fused = self.fused(text.sentence, video)  # Eqs. 1-2
+        pooled = self.pooled(text, video, fused)  # z: cross-attention of the text and the fused frames
+        sentence = self.normalized(text.sentence)
         if self.radius is None:
-            return Scores(pooled.unit().dot(unit(text).unsqueeze(1))[:, :, 0, 0].T)
-        cosines = fused.cosine(query.sentence)  # (m, n, F)
-        if draws is not None:  # Eq. 3, once per trial
+            return Scores(pooled.unit().dot(unit(sentence).unsqueeze(1))[:, :, 0, 0].T)
+        cosines = fused.cosine(text.sentence)  # (m, n, F)
+        if draws is not None:  # Eq. 3 for each of STP's samples (K, D), of which the best counts
             vectors = pooled.materialize()[:, :, 0].transpose(0, 1)
             std = self.std(cosines, video.frame_mask.unsqueeze(1))
-            return Scores(trial_cosines(text, std, vectors, draws.to(text)).amax(1).T)
+            return Scores(trial_cosines(sentence, std, vectors, draws.to(sentence)).amax(1).T)
 
         def perturbed(j: int, texts: slice) -> Tensor:  # Eq. 5
-            return self.perturbed(text[texts], self.std(cosines[j, texts], video.frame_mask[j]))
+            return self.perturbed(sentence[texts], self.std(cosines[j, texts], video.frame_mask[j]))
 
         return Scores(pooled.cosine_each(perturbed)[..., 0].T)
 
@@ -103,15 +85,10 @@ class GAIDHead(PoolingHead):
     def train_cosines(self, text: TextFeatures, video: VideoFeatures, sigma: Tensor | None = None) -> Tensor:
         """Return cosines (2, B texts, B videos) of B matching pairs: of perturbed texts (Eq. 4) and of support texts.
 
-        Args:
-            text: Features of B texts.
-            video: Features of the matching B videos.
-            sigma: Samples (B, D). None without perturbation, which gives cosines (1, B, B).
+        `sigma` are samples (B, D), or None without perturbation, which gives cosines (1, B, B).
         """
         query, _ = self.prepare(text, video)
-        fusion = self.options.fusion
-        paired = isinstance(fusion, GatedFusion) and fusion.text == "paired"
-        fused = self.fused(text.sentence, video, paired)
+        fused = self.fused(text.sentence, video, paired=self.gate is not None and self.gate.text == "paired")
         pooled, sentence = self.pooled(query, video, fused), self.normalized(text.sentence)
         texts = [sentence]
         if self.radius is not None:
@@ -125,31 +102,23 @@ class GAIDHead(PoolingHead):
 
 
 class Gate(nn.Module):
-    """Gate of the audio in each frame: g = sigmoid(W_g [v; a; t] + b_g) (Eq. 1).
-
-    Args:
-        dimension: Dimension D of the features.
-        options: Level of the gate (one value per frame, per sample, from the means over the frames, or per dimension),
-            and the text that controls it.
-    """
+    """Gate of the audio in each frame: g = sigmoid(W_g [v; a; t] + b_g) (Eq. 1)."""
 
     def __init__(self, dimension: int, options: GatedFusion) -> None:
         super().__init__()
-        self.dimension, self.level, self.text = dimension, options.level, options.text != "none"
-        self.of_pairs = self.text and self.level == "token"
-        self.linear = nn.Linear((3 if self.text else 2) * dimension, dimension if self.level == "token" else 1)
+        self.dimension, self.level, self.text = dimension, options.level, options.text
+        self.of_pairs = self.text != "none" and self.level == "token"
+        parts, values = 2 if self.text == "none" else 3, dimension if self.level == "token" else 1
+        self.linear = nn.Linear(parts * dimension, values)
 
     def forward(self, video: VideoFeatures, text: Tensor, paired: bool = False) -> Tensor | PairGate:
-        """Return g of every pair, or (M, F or 1, E) if each video has one text or the gate does not use texts.
+        """Return g of every pair for texts (N, D), or (M, F or 1, E) if it does not depend on the pair.
 
-        Args:
-            video: Features of M videos with audio.
-            text: Texts (N, D), or with `paired` (M, D), one text per video.
-            paired: Whether each video has its own text.
+        Without texts it does not, and neither with `paired` texts (M, D), one per video.
         """
         # https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/model/clip_stochastic.py#L78-L82
-        logits = self.of_video(video)  # (M, F or 1, E)
-        if not self.text:
+        logits = self.of_video(video)
+        if self.text == "none":
             return logits.sigmoid()
         by_text = self.of_text(text)
         if paired:
@@ -178,8 +147,7 @@ def branch_losses(
 
     https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/trainer/trainer_stochastic.py#L62-L78
     """
-    weight = pair_weights(cosines[0], weighting)
-    logits = [scale * matrix for matrix in cosines]
+    weight, logits = pair_weights(cosines[0], weighting), scale * cosines
     return [info_nce(contrast(matrix) if contrast else matrix, weight=weight) for matrix in logits]
 
 
