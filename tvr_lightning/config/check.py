@@ -140,7 +140,7 @@ class _Walk:
                 self.value(where, node, item)
             return
         variants = list(self.variants(node))
-        classes = {class_name(variant): variant for variant in variants if class_name(variant)}
+        classes = {name: variant for variant in variants if (name := class_name(variant))}
         takes_text = any("string" in types_of(each) for each in (node, *node.get("anyOf", ())))
         if classes and (isinstance(value, dict) or (isinstance(value, str) and not takes_text)):
             self.section(where, classes, {"class_path": value} if isinstance(value, str) else value)

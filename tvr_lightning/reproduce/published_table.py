@@ -45,7 +45,7 @@ def _print_table(rows: Sequence[PublishedRow]) -> None:
     title = [f"{len(rows)} published rows", *(f"{name} {frame[name].iloc[0]}" for name in shared)]
     table = Table(title=escape(", ".join(title)))
     own = frame.drop(columns=shared).fillna("-")
-    for name in own:
+    for name in map(str, own):
         if name in (*PRINTED, "ms"):
             table.add_column(name, justify="right", no_wrap=True, min_width=5)
         else:

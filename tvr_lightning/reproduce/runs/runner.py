@@ -127,7 +127,7 @@ class _Runner:
         seed = "" if run.seed is None else f", seed {run.seed}"
         self.log(f"[{self.total - len(self.waiting)}/{self.total}] {run.name}{seed} ...")
         self._card(run).unlink(missing_ok=True)  # of an earlier failure
-        inputs = {}
+        inputs: dict[str, str] = {}
         for name, key in run.needs.items():
             made = self.cards.get(key)
             path = None if made is None else made.features if name == "features" else made.checkpoint
