@@ -25,7 +25,7 @@ from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.encoders.tokenizer import ClipTokenizer
 from tvr_lightning.evaluation.results import Results
 from tvr_lightning.evaluation.weights import Weights
-from tvr_lightning.runs.page import write_run_page
+from tvr_lightning.runs.closing import write_run_page
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[2] / "recipes"

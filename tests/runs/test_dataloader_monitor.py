@@ -8,8 +8,8 @@ from lightning.pytorch import Trainer
 
 from tvr_lightning.data.loader import TrainingLoader
 from tvr_lightning.data.samplers import TrainingSampler
-from tvr_lightning.runs import dataloader_monitor
-from tvr_lightning.runs.dataloader_monitor import DataloaderMonitor
+from tvr_lightning.runs import progress_report
+from tvr_lightning.runs.progress_report import DataloaderMonitor
 from tvr_lightning.testing.small import small
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "clip4clip.yaml"
@@ -39,9 +39,9 @@ def test_a_loader_counts_what_is_waited_for_it():
 def test_what_is_worth_saying_is_said_once(monkeypatch, caplog, slow, device, heard):
     """On a device that ought not to wait, after the watched steps, where the files are originals."""
     method, data = small(RECIPE)
-    monkeypatch.setattr(dataloader_monitor, "WARM", 1)
-    monkeypatch.setattr(dataloader_monitor, "WATCHED", 2)
-    monkeypatch.setattr(dataloader_monitor, "MUCH", 0.0 if slow else 1.0)
+    monkeypatch.setattr(progress_report, "WARM", 1)
+    monkeypatch.setattr(progress_report, "WATCHED", 2)
+    monkeypatch.setattr(progress_report, "MUCH", 0.0 if slow else 1.0)
     trainer = Trainer(
         accelerator="cpu", max_epochs=3, limit_train_batches=3, limit_val_batches=0, logger=False,
         callbacks=[DataloaderMonitor((device,))], enable_progress_bar=False,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lightning.pytorch import Callback, Trainer
 
-from tvr_lightning.runs.progress_bar import ProgressReport, RunProgressBar, print_progress
+from tvr_lightning.runs.progress_report import ProgressReport, RunProgressBar, print_progress
 from tvr_lightning.testing.small import small
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "clip4clip.yaml"

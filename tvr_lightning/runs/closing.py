@@ -1,8 +1,10 @@
-"""End of a run: selection of the tested weights, and its results as table and files."""
+"""End of a run: selection of the tested weights, and its results as table, files, and page."""
 
 from __future__ import annotations
 
+import datetime
 import shlex
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,19 +12,42 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from rich.console import Console
+from torch import Tensor
 
 from tvr_lightning.config.recipe_files import OptionError, RecipeError
 from tvr_lightning.data.base import TextVideoDataModule
+from tvr_lightning.data.records import Split
 from tvr_lightning.evaluation.answers import AnswerResults, write_answers
+from tvr_lightning.evaluation.evaluator import Evaluation
 from tvr_lightning.evaluation.predictions import write_predictions
-from tvr_lightning.evaluation.results import Results, RunResults, SelectOn, print_results, results_of, write_results
+from tvr_lightning.evaluation.results import (
+    Results,
+    RunResults,
+    SelectOn,
+    captions,
+    print_results,
+    results_of,
+    write_results,
+)
 from tvr_lightning.evaluation.weights import Weights, weights_of
+from tvr_lightning.files import write_whole
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
-from tvr_lightning.runs.page import write_query_ranks, write_run_page
-from tvr_lightning.training.checkpoints import RECORD, read_checkpoint
+from tvr_lightning.training.checkpoints import PACKAGE, RECORD, read_checkpoint
 
 if TYPE_CHECKING:
     from tvr_lightning.runs.run import Run
+
+PAGE, RANKS = "run.md", "ranks.parquet"
+_FILES = {
+    "results.json": "all results, with the data and the options; results.csv contains only the table",
+    "config.yaml": "all options of the run, including defaults",
+    "metrics.csv": "logged metrics, one column each; also in the TensorBoard event files",
+    "log.txt": "console output of the run",
+    RANKS: "rank of every query: direction, query, video, rank (the expected rank if scores are tied)",
+    "predictions.parquet": "top-ranked videos of every text, written by tvr predict",
+    "checkpoints/last.ckpt": "checkpoint of the last epoch",
+    "checkpoints/best.ckpt": "checkpoint with the best validation score",
+}
 
 
 def check_selection(select_on: SelectOn, data: TextVideoDataModule, trainer: Trainer) -> None:
@@ -166,3 +191,60 @@ def close(run: Run, checkpoint: str | None, saved: dict[str, Any] | None) -> Non
             write_query_ranks(run.folder, evaluation, split, data.ground_truth("test").video_of_text)
         write_run_page(run.folder, results, shlex.join(["tvr", *run.words]), type(model).__module__)
     Console().print(f"Wrote {paths[0]} and {paths[1].name}", highlight=False, soft_wrap=True)
+
+
+def write_run_page(folder: Path, results: Results, command: str, module: str = PACKAGE) -> Path:
+    """Write a page about a run and return its path; its commands trust the `module` of a method from elsewhere."""
+    names = list(results.text_to_video)
+    rows = [" | ".join([row["direction"], *(f"{row[name]:.1f}" for name in names)]) for row in results.rows()]
+    table = [" | ".join(["direction", *names]), "|".join(["---"] * (len(names) + 1)), *rows]
+    page = f"""# {results.method} on {results.dataset}
+
+{results.protocol}. Created on {datetime.date.today().isoformat()} with this command:
+
+```
+{command}
+```
+
+{_lines("| {} |", table)}
+
+{_lines("- {}", captions(results))}
+
+## Files
+
+{_lines("- {}", [f"`{name}`: {what}" for name, what in _FILES.items() if (folder / name).exists()])}
+"""
+    if results.checkpoint is not None:
+        options = f"--ckpt_path {results.checkpoint}"
+        if module.split(".")[0] != PACKAGE:
+            options += f" --trust {module}"
+        commands = [f"tvr test {options}", f"tvr predict {options}", f"tvr index VIDEOS/ --out my-index {options}"]
+        page += "\n## Next steps\n\n"
+        if Path(results.checkpoint).resolve().parent.parent == folder.resolve():  # trained by this run
+            page += "The first two commands write to the subfolders `test/` and `predict/`.\n\n"
+            commands.append(f"{command} --checkpoints.resume=true   # resume after an interruption")
+        page += f"```\n{_lines('{}', commands)}\n```\n"
+    write_whole(folder / PAGE, page.encode())
+    return folder / PAGE
+
+
+def _lines(form: str, values: Iterable[str]) -> str:
+    return "\n".join(form.format(value) for value in values)
+
+
+def write_query_ranks(folder: Path, evaluation: Evaluation, split: Split, video_of_text: Tensor) -> None:
+    """Write a parquet file of ranks from 1; `video_of_text` (N,) int64 are positions of videos in the split."""
+    import pandas as pd
+
+    ids = [video.video_id for video in split.videos]
+    texts, videos = evaluation.text_to_video_ranks, evaluation.video_to_text_ranks
+    asked, matches, own = texts.index.tolist(), video_of_text[texts.index.cpu()].tolist(), videos.index.tolist()
+    table = pd.DataFrame(
+        {
+            "direction": ["text-to-video"] * len(asked) + ["video-to-text"] * len(own),
+            "query": [*(split.texts[place].text for place in asked), *(ids[place] for place in own)],
+            "video": [ids[place] for place in [*matches, *own]],
+            "rank": [*texts.expected().tolist(), *videos.expected().tolist()],
+        }
+    )
+    write_whole(folder / RANKS, table.to_parquet(index=False))

@@ -37,10 +37,9 @@ from tvr_lightning.runs.closing import (
     starting_weights,
     write_best_videos,
 )
-from tvr_lightning.runs.dataloader_monitor import DataloaderMonitor
 from tvr_lightning.runs.folder import CONFIG, RunTrainer, locked_run, metrics_logger, new_run, run_of
 from tvr_lightning.runs.log import is_verbose, tee_log
-from tvr_lightning.runs.progress_bar import ProgressReport, RunProgressBar, print_progress
+from tvr_lightning.runs.progress_report import DataloaderMonitor, ProgressReport, RunProgressBar, print_progress
 from tvr_lightning.runs.resume import (
     AtomicCheckpointIO,
     RandomState,

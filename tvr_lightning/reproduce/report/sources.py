@@ -21,8 +21,8 @@ from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.reproduce.runs.card import Card, CardDirection, QueryKind, read_cards
 from tvr_lightning.reproduce.runs.card import read_ranks as read_ranks_of_card
 from tvr_lightning.reproduce.runs.fingerprint import digest
+from tvr_lightning.runs.closing import RANKS
 from tvr_lightning.runs.folder import METRICS
-from tvr_lightning.runs.page import RANKS
 
 
 @dataclass(eq=False)

@@ -27,7 +27,7 @@ from tvr_lightning.progress import progress_file, write_state
 from tvr_lightning.reproduce.runs.card import Card, peak_memory_mib, write_ranks, write_record
 from tvr_lightning.reproduce.runs.plan import PlannedRun, deciding
 from tvr_lightning.runs.log import quieten
-from tvr_lightning.runs.progress_bar import ProgressReport
+from tvr_lightning.runs.progress_report import ProgressReport
 from tvr_lightning.runs.run import Run
 
 TASK, LOG, PROGRESS = "run.json", "log.txt", "progress.json"
