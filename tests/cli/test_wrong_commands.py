@@ -32,7 +32,7 @@ PATHS = [option for option in NAMED if isinstance(option[2].limit, PathKind)]
 
 
 def named(value):
-    return getattr(value, "name", None) or str(value)
+    return getattr(value, "name", None) or getattr(value, "expected", None) or str(value)
 
 
 def said(words, capsys):
