@@ -35,8 +35,7 @@ from tvr_lightning.config.recipe_files import RECIPES
 from tvr_lightning.data.batch import PairBatch
 from tvr_lightning.encoders.pretrained import weights_follow
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.reproduce.profile.costs import batch_loss, count_flops, median_seconds, repeated
-from tvr_lightning.reproduce.profile.profile import random_batch
+from tvr_lightning.reproduce.profile.costs import batch_loss, count_flops, median_seconds, random_batch, repeated
 from tvr_lightning.reproduce.report.table_view import markdown_table
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.testing import method_recipes, small

@@ -15,7 +15,7 @@ from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods import GARE
 from tvr_lightning.methods.gare import GAREOptions
-from tvr_lightning.reproduce.profile.costs import measure_costs
+from tvr_lightning.reproduce.profile.costs import measure_costs, random_batch
 from tvr_lightning.reproduce.profile.estimate import (
     Estimate,
     activation_bytes,
@@ -26,7 +26,6 @@ from tvr_lightning.reproduce.profile.estimate import (
     saved_bytes,
     smallest_device,
 )
-from tvr_lightning.reproduce.profile.profile import random_batch
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parent.parent / "recipes"

@@ -11,9 +11,8 @@ from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.methods import GAID, GARE, CLIP4Clip
 from tvr_lightning.methods.gaid import GAIDOptions, NoFusion
 from tvr_lightning.methods.gare import GAREOptions
-from tvr_lightning.reproduce.profile import profile
-from tvr_lightning.reproduce.profile.costs import count_flops, measure_costs, read_profiles
-from tvr_lightning.reproduce.profile.profile import random_batch
+from tvr_lightning.reproduce.profile import costs as costs_module
+from tvr_lightning.reproduce.profile.costs import count_flops, measure_costs, random_batch, read_profiles
 from tvr_lightning.training.optim import OptimizerConfig
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
@@ -129,7 +128,7 @@ def test_random_weights_are_those_of_every_encoder(tmp_path, monkeypatch):
         built.append(module)
         sys.exit()
 
-    monkeypatch.setattr(profile, "measure_costs", stop)
+    monkeypatch.setattr(costs_module, "measure_costs", stop)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where no weights are
     for audio in ("", "{audio_encoder: {class_path: WhisperEncoder, init_args: {size: small}}}"):
         overlay = tmp_path / "audio.yaml"

@@ -25,8 +25,7 @@ def published(
     format: Annotated[Literal["table", "csv", "json"], "output format"] = "table",
 ) -> None:
     """Print the results that the papers publish; a dash marks unpublished values."""
-    from tvr_lightning.reproduce.published import select_published
-    from tvr_lightning.reproduce.published_table import print_published
+    from tvr_lightning.reproduce.published import print_published, select_published
 
     print_published(select_published(paper, table, dataset, method, direction), format)
 
@@ -119,7 +118,7 @@ def report(
     """
     with loading("report"):
         from tvr_lightning.config.recipe_files import recipes_folder
-        from tvr_lightning.reproduce.report.write import write_report
+        from tvr_lightning.reproduce.report.site import write_report
 
     for path in write_report(directory, recipes_folder(recipes), tables_only):
         print(f"Wrote {path}")
@@ -164,7 +163,7 @@ def profile(
     refuse_options(dict.fromkeys(ignored, True), "cannot be used in a profile, which has --batch_size and --device.")
     with loading("profile"):
         from tvr_lightning.config.recipe import Recipe
-        from tvr_lightning.reproduce.profile.profile import profile as measure
+        from tvr_lightning.reproduce.profile.costs import profile as measure
         from tvr_lightning.reproduce.runs.card import write_record
 
     card = measure(Recipe.parse(config, overrides), batch_size, queries, repeats, device)

@@ -12,9 +12,8 @@ from run_cards import keys_of, make_card
 
 from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.reproduce.report.leaderboard import leaderboards
-from tvr_lightning.reproduce.report.site import Site
+from tvr_lightning.reproduce.report.site import Site, views_of
 from tvr_lightning.reproduce.report.sources import read_ranks, read_runs
-from tvr_lightning.reproduce.report.write import views_of
 from tvr_lightning.reproduce.runs.card import write_ranks
 from tvr_lightning.reproduce.runs.plan import Setting, make_plan
 from tvr_lightning.reproduce.tables import load_table

@@ -16,9 +16,9 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.profile.costs import Costs, ProfileCard, read_profiles
 from tvr_lightning.reproduce.published import PRINTED, printed_figure, published_rows
 from tvr_lightning.reproduce.report.figures.figure_types import figures_of
+from tvr_lightning.reproduce.report.site import views_of
 from tvr_lightning.reproduce.report.sources import read_runs
 from tvr_lightning.reproduce.report.uncertainty import measure
-from tvr_lightning.reproduce.report.write import views_of
 from tvr_lightning.reproduce.runs.card import write_record
 from tvr_lightning.reproduce.runs.plan import Setting, make_plan
 from tvr_lightning.reproduce.runs.runner import run_plan

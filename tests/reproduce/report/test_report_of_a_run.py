@@ -145,7 +145,7 @@ def test_a_figure_that_fails_is_stated_and_loses_nothing_else(folder, run, monke
     def fail(*_):
         raise ValueError("no direction of a gradient of zero")
 
-    monkeypatch.setattr("tvr_lightning.reproduce.report.write.figures_of", fail)
+    monkeypatch.setattr("tvr_lightning.reproduce.report.site.figures_of", fail)
     run_report(folder, RECIPES)
     assert f"No figures of {run.card.name}: no direction of a gradient of zero" in capsys.readouterr().out
     assert "no direction of a gradient of zero" in page_of(folder, run)

@@ -44,8 +44,7 @@ def draw_similarity(arrays: Arrays) -> Iterator[Chart]:
     axis.legend()
     alt = "Two histograms of scores: of texts with their own videos, and of texts with other videos."
     facts = [
-        f"mean of matching pairs: {arrays['positive_mean']:.3g}",
-        f"mean of other pairs: {arrays['negative_mean']:.3g}",
+        f"mean of matching pairs: {arrays['positive_mean']:.3g}; of other pairs: {arrays['negative_mean']:.3g}",
         f"chance that another pair outscores a matching one: {arrays['overlap']:.3g} %",
     ]
     note = "DPDV, Fig. S1, and GAID, Fig. 6, also show those of a baseline: see the pages of the tables."
@@ -84,9 +83,7 @@ def measure_balance(encoded: EncodedSplit) -> dict[str, Any]:
 def draw_balance(arrays: Arrays) -> Iterator[Chart]:
     """Draw the distribution of retrieval mass and the errors by it."""
     axes = new_panels(4)
-    bins = np.linspace(0, MOST_MASS, 26)
-    ticks = [*map(str, range(MOST_MASS)), f"{MOST_MASS} and\nmore"]
-    facts = []
+    bins, facts = np.linspace(0, MOST_MASS, 26), []
     for spread, rates, (name, words) in zip(axes[::2], axes[1::2], DIRECTIONS.items(), strict=True):
         for start, color, label in (("", COLORS[3], "scores"), ("normalized.", COLORS[0], "normalized")):
             if f"{start}{name}.mass" in arrays:
@@ -98,9 +95,8 @@ def draw_balance(arrays: Arrays) -> Iterator[Chart]:
                 )
         spread.legend()
         spread.axvline(1.0, color=COLORS[2], linewidth=1)
-        spread.set(title=f"{words}: spread of the mass")
-        spread.set_xticks(range(MOST_MASS + 1), ticks)
-        spread.set(xlabel="mass over share", ylabel="items")
+        spread.set(title=f"{words}: spread of the mass", xlabel="mass over share", ylabel="items")
+        spread.set_xticks(range(MOST_MASS + 1), [*range(MOST_MASS), f"{MOST_MASS} and\nmore"])
         where = np.flatnonzero(arrays[f"{name}.items"] > 0)
         for field, color in (("false_negative", COLORS[0]), ("false_positive", COLORS[1])):
             values = 100 * arrays[f"{name}.{field}"][where]
@@ -109,10 +105,7 @@ def draw_balance(arrays: Arrays) -> Iterator[Chart]:
         rates.set_xticks(range(len(edges)), [f"{edge:g}" for edge in edges], rotation=60)
         rates.set(title=f"{words}: errors at rank 1", xlabel="mass over share, from", ylabel="errors, %")
         rates.legend()
-    alt = (
-        "For each direction a histogram of the items' retrieval mass relative to their share, and lines of the false "
-        "negative and false positive rates by that mass."
-    )
+    alt = "Histograms of the items' retrieval mass relative to their share, and lines of the error rates by that mass."
     note = "NCL, Eq. 5 and Figs. 2 and 3, with the run's temperature; before post-processing unless stated otherwise."
     if "normalized.missing" in arrays:
         note += f" Normalized scores are not drawn: {arrays['normalized.missing']}."
@@ -127,16 +120,11 @@ def measure_modalities(encoded: EncodedSplit) -> dict[str, Any]:
     text, video = encoded.paired()
     texts = unit(text.sentence).cpu()
     videos = unit(masked_mean(unit(video.frames), video.frame_mask)).cpu()
-    count = len(texts)
-    others = ~torch.eye(count, dtype=torch.bool)
-
-    def mean(a: Tensor, b: Tensor) -> Tensor:
-        return (a @ b.T)[others].mean()
-
+    others = ~torch.eye(len(texts), dtype=torch.bool)
     arrays: dict[str, Any] = {
-        "text_text": mean(texts, texts),
-        "video_video": mean(videos, videos),
-        "text_video": mean(texts, videos),
+        "text_text": (texts @ texts.T)[others].mean(),
+        "video_video": (videos @ videos.T)[others].mean(),
+        "text_video": (texts @ videos.T)[others].mean(),
         "matching": (texts * videos).sum(-1).mean(),
         "text_mean": texts.mean(0).norm(),
         "video_mean": videos.mean(0).norm(),
@@ -145,25 +133,16 @@ def measure_modalities(encoded: EncodedSplit) -> dict[str, Any]:
     points = torch.cat([texts, videos]).numpy()
     points -= points.mean(axis=0)
     axes = np.linalg.svd(points, full_matrices=False)[2][:2]
-    return arrays | {"map": (points @ axes.T).reshape(2, count, 2)}
+    return arrays | {"map": (points @ axes.T).reshape(2, len(texts), 2)}
 
 
 def draw_modalities(arrays: Arrays) -> Iterator[Chart]:
     """Draw mean similarities as bars, and the map with a line between each text and its video."""
-    bars = {
-        "text_text": "text-\ntext",
-        "video_video": "video-\nvideo",
-        "text_video": "text-\nvideo",
-        "matching": "matching",
-    }
-    axes = new_panels(2)
-    axes[0].bar([*bars.values()], [float(arrays[name]) for name in bars], color=COLORS[: len(bars)])
+    axes, bars = new_panels(2), ["text_text", "video_video", "text_video", "matching"]
+    axes[0].bar([name.replace("_", "-\n") for name in bars], [float(arrays[name]) for name in bars], color=COLORS[:4])
     axes[0].axhline(0, color=COLORS[4], linewidth=0.6)
     axes[0].set(title="means over pairs", ylabel="cosine")
-    note = (
-        "NCL, Figs. 7 and 8, after training: sentences and means of the unit frames, before any conditioning on each "
-        "other."
-    )
+    note = "NCL, Figs. 7 and 8, after training: sentences and means of the unit frames, before any conditioning."
     texts, videos = arrays["map"]
     axes[1].plot(*np.stack([texts, videos]).transpose(2, 0, 1), color=COLORS[5], linewidth=0.4, alpha=0.5)
     axes[1].scatter(texts[:, 0], texts[:, 1], s=9, color=COLORS[0], label="texts")
@@ -171,9 +150,6 @@ def draw_modalities(arrays: Arrays) -> Iterator[Chart]:
     axes[1].set(title="principal components; lines join pairs", xticks=[], yticks=[])
     axes[1].legend()
     alt = "Bars of the mean cosines within and between texts and videos, and a two-dimensional map of texts and videos."
-    facts = [
-        f"distance of the modal means: {arrays['mean_distance']:.3g}",
-        f"length of the texts' mean: {arrays['text_mean']:.3g}",
-        f"length of the videos' mean: {arrays['video_mean']:.3g}",
-    ]
+    lengths = f"length of the texts' mean: {arrays['text_mean']:.3g}; of the videos' mean: {arrays['video_mean']:.3g}"
+    facts = [f"distance of the modal means: {arrays['mean_distance']:.3g}", lengths]
     yield Chart("", drawings(axes, alt), facts, note)

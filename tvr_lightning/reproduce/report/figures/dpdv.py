@@ -30,11 +30,10 @@ def merges(module: RetrievalModule) -> bool:
 
 @torch.no_grad()
 def measure_merging(encoded: EncodedSplit) -> dict[str, Any]:
-    """Return the stages of patch merging in the frames of some test videos, and the frames of the Spot-Path.
+    """Return the stages of patch merging in the frames of K test videos, and the frames of the Spot-Path.
 
-    `names` (K,), `members` (K, S, F, P): the merged patch of each patch after each of S stages, `left` (S,) patches per
-    frame, `strips` (K, F, G CELL, G CELL, 3) for P = G x G, and `spot` (K, F): the frames that the first of the
-    `captions` (K,) of a video selects.
+    `members` (K, S, F, P) has the merged patch of each patch after each of S stages, `left` (S,) their number, and
+    `spot` (K, F) the frames that the first of the `captions` (K,) of a video selects.
     """
     module, merging = encoded.module, encoded.module.reduction
     batch = next(iter(encoded.data.evaluation_dataloaders("test")[1]))[:SHOWN_VIDEOS].to(module.device)
@@ -104,8 +103,8 @@ def _merged(strip: np.ndarray, members: np.ndarray) -> np.ndarray:
 def measure_unmatched(encoded: EncodedSplit) -> Arrays:
     """Return how many frames match no word of their own caption better than words of others.
 
-    A frame's match with a caption is its largest cosine with one of the words (without SOT, EOT, and padding). It is
-    unmatched if that is below the mean of its matches with the other captions. The paper does not define its count.
+    A frame matches a caption by its largest cosine with a word other than SOT and EOT. It is unmatched if its match
+    with the own caption is below the mean of those with the others. The paper does not define its count.
     """
     text, video = encoded.paired()
     position = torch.arange(text.words.shape[1], device=text.words.device)

@@ -37,7 +37,7 @@ from tvr_lightning.reproduce.report.figures.answer_examples import AnsweredSplit
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit, encode_run
 from tvr_lightning.reproduce.report.sources import ReportedRun
 
-VERSION = 6
+VERSION = 7
 """Version of what is measured; files of other versions are made again."""
 
 

@@ -25,10 +25,9 @@ def applies(module: RetrievalModule) -> bool:
 
 @torch.no_grad()
 def measure_gate(encoded: EncodedSplit) -> dict[str, Any]:
-    """Return the gate of matching pairs, and the audio of the two with the largest and the smallest weight.
+    """Return the gate of matching pairs, and the audio of the two pairs with the largest and the smallest weight.
 
-    `edges`, `histogram`, and `mean` of the weights of frames that have audio, `silent_mean` of the others (NaN if there
-    are none); for the two pairs `captions`, `weights` and `times` (2, F), `durations`, the waveform, and the frames.
+    The histogram and `mean` are of the F frames that have audio, `silent_mean` is of the others, NaN if there are none.
     """
     gate, (text, video) = encoded.module.head.gate, encoded.paired()
     assert video.audio_mask is not None
@@ -37,12 +36,8 @@ def measure_gate(encoded: EncodedSplit) -> dict[str, Any]:
     audible = (video.audio_mask & video.frame_mask).cpu()
     silent = (~video.audio_mask & video.frame_mask).cpu()
     histogram, edges = np.histogram(weights[audible].numpy(), np.linspace(0, 1, 41))
-    arrays: dict[str, Any] = {
-        "edges": edges,
-        "histogram": histogram / max(int(audible.sum()), 1),
-        "mean": weights[audible].mean(),
-        "silent_mean": weights[silent].mean(),
-    }
+    arrays: dict[str, Any] = {"edges": edges, "histogram": histogram / max(int(audible.sum()), 1)}
+    arrays |= {"mean": weights[audible].mean(), "silent_mean": weights[silent].mean()}
     mean = (weights * audible).sum(1) / audible.sum(1)  # NaN without audio
     rows = [row for row in mean.argsort(descending=True).tolist() if not mean[row].isnan()]
     examples = []
@@ -82,7 +77,7 @@ def draw_gate(arrays: Arrays) -> Iterator[Chart]:
         gate = wave.twinx()
         gate.plot(arrays["times"][place], arrays["weights"][place], marker="o", color=COLORS[1])
         gate.set(ylim=(0, 1), ylabel="weight of the audio")
-        alt = "A waveform over time with the gate's weight of each frame as a line above it."
-        images = [frames(arrays["strips"][place], "The frames of its video"), *drawings([wave], alt)]
+        drawn = drawings([wave], "A waveform over time with the gate's weight of each frame as a line above it.")
+        images = [frames(arrays["strips"][place], "The frames of its video"), *drawn]
         title = f"The video with the {'smallest' if place else 'largest'} audio weight: “{caption}”"
         yield Chart(title, images, note="GAID, Fig. 5; the gate for the matching caption.")

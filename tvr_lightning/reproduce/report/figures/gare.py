@@ -46,15 +46,12 @@ def measure_geometry(encoded: EncodedSplit) -> Arrays:
     """Return histograms of each quantity in GEOMETRY over `positive` and `negative` pairs, with bins by panel."""
     own = torch.eye(len(encoded.pairs), dtype=torch.bool)
     found = encoded.module.head.geometry(*encoded.paired())
+    quantities = {name: quantity.detach().double().cpu() for name, quantity in found.items()}
     arrays: Arrays = {}
     for names in GEOMETRY.values():
-        values: Arrays = {}
-        for name in names:
-            quantity = found[name].detach().double().cpu()
-            values |= {f"{name}.positive": quantity[own].numpy(), f"{name}.negative": quantity[~own].numpy()}
-        panel = histograms(values)
-        edges = panel.pop("edges")
-        arrays |= panel | {f"{name}.edges": edges for name in names}
+        values = {f"{name}.positive": quantities[name][own].numpy() for name in names}
+        panel = histograms(values | {f"{name}.negative": quantities[name][~own].numpy() for name in names})
+        arrays |= panel | {f"{names[0]}.edges": panel["edges"]}
     return arrays
 
 
@@ -66,31 +63,21 @@ def draw_geometry(arrays: Arrays) -> Iterator[Chart]:
             before = len(names) > 1 and name == names[0]
             for kind, pairs, color in (("positive", "matching", COLORS[0]), ("negative", "other", COLORS[1])):
                 label, dashes = (f"{pairs}, before", "--") if before else (pairs, "-")
-                axis.stairs(arrays[f"{name}.{kind}"], arrays[f"{name}.edges"], color=color, ls=dashes, label=label)
+                axis.stairs(arrays[f"{name}.{kind}"], arrays[f"{names[0]}.edges"], color=color, ls=dashes, label=label)
         axis.set(xlabel=words, ylabel="share of the pairs")
         axis.legend()
-    alt = (
-        "Histograms over matching and other pairs of the increments' angles and lengths, and of the distances of texts "
-        "and videos before and after the correction."
-    )
-    facts = [
-        f"mean angle of increment and gap, matching pairs, rad: {arrays['angle_to_gap.positive_mean']:.3g}",
-        f"other pairs, rad: {arrays['angle_to_gap.negative_mean']:.3g}",
-        f"mean length of the text: {arrays['text_norm.positive_mean']:.3g}",
-        f"of the corrected text, matching pairs: {arrays['corrected_norm.positive_mean']:.3g}",
-    ]
+    alt = "Histograms over pairs of angles, lengths, and distances, before and after the correction of the texts."
     note = "GARE, Figs. 3 and 8, after training, on the test split; values before the correction are dashed."
-    yield Chart("", drawings(axes, alt), facts, note)
+    yield Chart("", drawings(axes, alt), note=note)
 
 
 @torch.enable_grad()
 def measure_gradients(encoded: EncodedSplit) -> Arrays:
-    """Return the gradients of text-to-video InfoNCE on the anchors and on their corrected texts, by dimension.
+    """Return the gradients of text-to-video InfoNCE by dimension, with the pooled videos held constant.
 
-    The pooled videos are held constant. `anchor` is the gradient of t_i through the corrected texts of all its pairs
-    with the increments held constant, `total` through psi too, `positive` and `negative` those of the increment and the
-    corrected text of the matching pair and, added up, of the others; `plain_*` are the same without increments. Each
-    has `.mean` and `.deviation` (D,) over texts, and `.size`, the mean length.
+    `positive` is that of the corrected text of the matching pair, `negative` the sum over the other pairs, `anchor`
+    their sum, and `total` that of t_i through psi too; `plain_*` are without increments. Each has `.mean` and
+    `.deviation` (D,) over texts, and `.size`, the mean length.
     """
     method, (text, video) = encoded.module, _batch(encoded)
     scale = method.temperature().detach()
@@ -100,11 +87,12 @@ def measure_gradients(encoded: EncodedSplit) -> Arrays:
     delta = method.head.increments(texts, means, text, video).materialize().squeeze(2)  # (N, M, D)
     arrays: Arrays = {}
     for start, change in (("", delta), ("plain_", torch.zeros_like(delta))):
-        gradient = _gradient((sentence.unsqueeze(1) + change).detach(), pooled, scale)
+        corrected = sentence.unsqueeze(1) + change
+        gradient = _gradient(corrected.detach(), pooled, scale)
         own = gradient.diagonal().T
         found = {"anchor": gradient.sum(1), "positive": own, "negative": gradient.sum(1) - own}
         if not start:
-            (found["total"],) = torch.autograd.grad(_loss(sentence.unsqueeze(1) + delta, pooled, scale), sentence)
+            (found["total"],) = torch.autograd.grad(_loss(corrected, pooled, scale), sentence)
         for name, value in found.items():
             array = value.detach().double().cpu().numpy()
             arrays[f"{start}{name}.mean"] = array.mean(0)
@@ -150,16 +138,10 @@ def draw_gradients(arrays: Arrays) -> Iterator[Chart]:
         axis.ticklabel_format(axis="y", scilimits=(-2, 3))
         axis.legend()
     alt = "Mean and deviation over texts of the gradient in every dimension."
-    facts = [
-        f"mean length of the anchors' gradient without increments: {arrays['plain_anchor.size']:.3g}",
-        f"with increments held constant: {arrays['anchor.size']:.3g}",
-        f"with increments, through psi: {arrays['total.size']:.3g}",
-    ]
-    note = (
-        "GARE, Figs. 2, 4 and 7: text-to-video InfoNCE with the run's temperature, pooled videos held constant, after "
-        "training."
-    )
-    yield Chart("", drawings(axes, alt), facts, note)
+    sizes = {"without increments": "plain_anchor", "with constant ones": "anchor", "through psi": "total"}
+    lengths = "; ".join(f"{words}: {arrays[f'{name}.size']:.3g}" for words, name in sizes.items())
+    note = "GARE, Figs. 2, 4 and 7, after training: text-to-video InfoNCE with the run's temperature, constant videos."
+    yield Chart("", drawings(axes, alt), [f"mean length of the anchors' gradient {lengths}"], note)
 
 
 @torch.enable_grad()
@@ -171,7 +153,7 @@ def measure_steps(encoded: EncodedSplit) -> Arrays:
     `positive` and `negative` (STEPS,) are means over pairs whose gradient has not vanished in floating point.
     """
     method, (text, video) = copy.copy(encoded.module), _batch(encoded)
-    method._modules = {**method._modules, "head": copy.deepcopy(method.head)}  # the copy that is trained
+    method._modules = {**method._modules, "head": copy.deepcopy(method.head)}  # that is trained
     pairs = PairedFeatures(text.detach(), video.detach(), rows := torch.arange(len(text), device=method.device), rows)
     optimizer = torch.optim.AdamW(method.head.parameters(), lr=method.optimizer_config.lr)
     own = torch.eye(len(text), dtype=torch.bool, device=rows.device)
@@ -205,9 +187,8 @@ def draw_steps(arrays: Arrays) -> Iterator[Chart]:
     panels = (("positive", "matching pairs", COLORS[0]), ("negative", "other pairs", COLORS[1]))
     for axis, (kind, title, color) in zip(axes, panels, strict=True):
         axis.plot(np.arange(1, len(arrays[kind]) + 1), arrays[kind], marker="o", markersize=3, color=color)
-        axis.set(title=title)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.set(xlabel="step", ylabel="|eta - alpha|")
+        axis.set(title=title, xlabel="step", ylabel="|eta - alpha|")
     alt = "A line chart of the mean error of AdamW's step against the analytic step."
     note = (
         "GARE, Fig. 9 and Eqs. 41 to 43, for additional steps that train a copy of the trained weights on one fixed "

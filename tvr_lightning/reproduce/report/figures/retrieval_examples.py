@@ -20,8 +20,7 @@ MOST_FAILURES, FAILURE_FRAMES = 24, 2
 def measure_sheet(encoded: EncodedSplit) -> dict[str, Any]:
     """Return frames of the best videos for some queries, which are spread evenly over the ranks of the run.
 
-    For Q queries, the own video first and then the K best before post-processing: `names`, `score`, `correct` (Q, 1 +
-    K) and `strips` (Q, 1 + K, F, S, S, 3); `rank` (Q,) is that of the own video.
+    Arrays (Q, 1 + K, ...) have the own video first and then the K best before post-processing.
     """
     scores, matching, rank = encoded.similarity, encoded.matching, _ranks(encoded)
     places = np.linspace(0, len(rank) - 1, min(SHEET_QUERIES, len(rank))).round()
@@ -71,10 +70,9 @@ def draw_sheet(arrays: Arrays) -> Iterator[Chart]:
 
 
 def measure_failures(encoded: EncodedSplit) -> dict[str, Any]:
-    """Return frames of what is found instead of the right video, for queries whose video is not ranked first.
+    """Return frames of the best wrong video before post-processing, for queries whose own video is not ranked first.
 
-    Queries are drawn in one order, the same for every run on a dataset, so that runs share them if both fail. The wrong
-    video is the best before post-processing. Pages that compare two runs show them.
+    Queries are drawn in one order, the same for every run on a dataset, so that runs share them if both fail.
     """
     matching, rank = encoded.matching, _ranks(encoded)
     others = encoded.similarity.clone()

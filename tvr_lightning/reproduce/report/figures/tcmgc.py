@@ -33,22 +33,13 @@ def attends(module: RetrievalModule) -> bool:
 
 @torch.no_grad()
 def measure_contrasts(encoded: EncodedSplit) -> dict[str, Any]:
-    """Return the contrasts' scores of matching pairs, and the weights of their aggregation.
-
-    `scores` and `softmax` (G, B) are cosines and their softmax at LSA's scale, `lsa` (G, B) LSA's weights; `spread` is
-    the mean deviation of a pair's scores, `regularization` the weight of SDR.
-    """
+    """Return the scores (G, B) of G contrasts for matching pairs, and the weights (G, B) of their aggregation."""
     method = encoded.module
     found = method.score(*encoded.paired()).parts
     scores = torch.stack([part.diagonal() for part in found.values()])
     logits = scores * (method.temperature() if method.options.aggregation_on == "logits" else 1.0)
-    arrays = {
-        "names": list(found),
-        "scores": scores,
-        "softmax": logits.softmax(0),
-        "spread": scores.std(0, correction=0).mean(),
-        "regularization": float(method.options.decorrelation.weight),
-    }
+    sdr = float(method.options.decorrelation.weight)
+    arrays = {"names": list(found), "scores": scores, "softmax": logits.softmax(0), "regularization": sdr}
     if method.head.lsa is not None:
         arrays["lsa"] = method.head.lsa(logits.unsqueeze(-1))[..., 0]
     return arrays
@@ -56,22 +47,15 @@ def measure_contrasts(encoded: EncodedSplit) -> dict[str, Any]:
 
 def draw_contrasts(arrays: Arrays) -> Iterator[Chart]:
     """Draw the contrasts' scores and the weights of their aggregation over matching pairs."""
-    panels = {
-        "scores": ("contrasts", "cosine"),
-        "softmax": ("plain softmax", "weight"),
-        "lsa": ("linear softmax (LSA)", "weight"),
-    }
-    shown = [name for name in panels if name in arrays]
+    titles = {"scores": "contrasts", "softmax": "plain softmax", "lsa": "linear softmax (LSA)"}
+    shown = [name for name in titles if name in arrays]
     axes = new_panels(len(shown))
     for axis, name in zip(axes, shown, strict=True):
         boxes(axis, arrays[name], arrays["names"])
-        axis.set(title=panels[name][0], ylabel=panels[name][1])
+        axis.set(title=titles[name], ylabel="cosine" if name == "scores" else "weight")
     names = ", ".join(arrays["names"]).replace("_", "-")
     alt = f"Box plots over matching pairs of the scores of {names}, or of their weights."
-    facts = [
-        f"mean deviation of a pair's scores over the contrasts: {arrays['spread']:.3g}",
-        f"weight of SDR in training: {arrays['regularization']:.3g}",
-    ]
+    facts = [f"weight of SDR in training: {arrays['regularization']:.3g}"]
     yield Chart("", drawings(axes, alt), facts, "TC-MGC, Fig. 13, over all matching pairs of the test split.")
 
 
@@ -127,7 +111,7 @@ def draw_attention(arrays: Arrays) -> Iterator[Chart]:
         axis.set_xticks(range(1, count + 1, 1 + (count - 1) // 12))
         axis.set(xlabel="frame")
         axis.figure.colorbar(image, ax=axis).ax.set_title("weight", loc="left")
-        alt = "A heat map with one row each for the sentence and the words, over the frames."
+        drawn = drawings([axis], "A heat map with one row each for the sentence and the words, over the frames.")
+        images = [frames(strip, "The frames of its video"), *drawn]
         note = "TC-MGC, Fig. 11, which connects words and frames with lines; weights are means over heads."
-        images = [frames(strip, "The frames of its video"), *drawings([axis], alt)]
         yield Chart(f"Attention of sentence and words over frames: “{caption}”", images, note=note)
