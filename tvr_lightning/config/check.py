@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
-from tvr_lightning.config.recipe_files import OptionError, is_written_out, nested, read_recipe, split_options
+from tvr_lightning.config.recipe_files import (
+    OptionError,
+    find_recipe,
+    is_written_out,
+    nested,
+    read_recipe,
+    split_options,
+)
 from tvr_lightning.config.schema import BOUNDS, cached_schema, class_name, types_of
 from tvr_lightning.option_types import Range
 
@@ -26,8 +34,13 @@ MISSING = {
     "model": "No method is given. Name its recipe, such as --config tcmgc, or a checkpoint to evaluate (--ckpt_path).",
 }
 
-Source = tuple[str, dict[str, Any]]
-"""Where options come from, and the options."""
+
+class Source(NamedTuple):
+    """Options from one place: beginning of a message, content as of a recipe, and argument for the parser."""
+
+    where: str
+    content: dict[str, Any]
+    argument: str
 
 
 def check_before_parsing(recipes: Sequence[str], overrides: Sequence[str], needed: Sequence[str]) -> None:
@@ -44,27 +57,34 @@ def check_before_parsing(recipes: Sequence[str], overrides: Sequence[str], neede
 
 
 def sources_of(recipes: Iterable[str | Path], arguments: Sequence[str]) -> Iterator[Source]:
-    """Yield the contents of recipes, then the options of a command line as recipes would contain them.
+    """Yield the recipes, then the options of a command line.
 
     Args:
         recipes: Names, paths, or inline YAML.
-        arguments: Options of recipes as on the command line.
+        arguments: Options of recipes as on the command line, which may contain more recipes.
     """
-    for recipe in recipes:
-        yield "" if is_written_out(recipe) else f"--config {recipe}: ", read_recipe(recipe)
-    for option, value in split_options(arguments):
-        if not option.endswith(".help") and option not in ("config", "print_config"):  # jsonargparse's own
+    options = split_options(arguments)
+    for recipe in [*recipes, *(value for option, value in options if option == "config")]:
+        written_out = is_written_out(recipe)
+        argument = f"--config={recipe if written_out else find_recipe(recipe)}"
+        yield Source("" if written_out else f"--config {recipe}: ", read_recipe(recipe), argument)
+    for option, value in options:
+        if option == "print_config" or option.endswith(".help"):  # jsonargparse's own
+            yield Source("", {}, f"--{option}={value}".removesuffix("="))
+        elif option != "config":
             try:
-                plain = yaml.safe_load(value)
+                content = nested(option, yaml.safe_load(value))
             except yaml.YAMLError:
-                plain = value
-            yield "", nested(option, plain)
+                content = nested(option, value)
+            # The parser would read a null among the arguments of a class as the text "None".
+            null = value == "null" and ".init_args." in option
+            yield Source("", content, f"--config={json.dumps(content)}" if null else f"--{option}={value}")
 
 
 def check_classes_given(sources: Iterable[Source], sections: Iterable[str]) -> None:
     """Refuse recipes and options that name no class for a section."""
     for section in sections:
-        values = [options.get(section) for _, options in sources]
+        values = [source.content.get(section) for source in sources]
         if not any(isinstance(value, str) or "class_path" in (value or {}) for value in values):
             raise OptionError(MISSING[section])
 
@@ -80,12 +100,12 @@ def check_options(sources: Iterable[Source], schema: dict[str, Any]) -> None:
         OptionError: States where it is, and what is available, nearest first.
     """
     walk = _Walk(schema)
-    for where, options in sources:
+    for source in sources:
         try:
-            for name, value in options.items():
+            for name, value in source.content.items():
                 walk.option(name, value)
         except OptionError as error:
-            raise OptionError(f"{where}{error}") from None
+            raise OptionError(f"{source.where}{error}") from None
 
 
 def refusals(message: str) -> str:

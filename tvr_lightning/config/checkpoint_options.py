@@ -15,10 +15,8 @@ from typing import Any, get_args
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from jsonargparse._util import import_object
-from lightning.pytorch import LightningModule
 
 from tvr_lightning.config.schema import hints_of
-from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.evaluation.weights import Weights, weights_of
 from tvr_lightning.media.preparation import PREPARATION
 from tvr_lightning.training.checkpoints import RECORD, CheckpointError, check_classes, named_classes, read_checkpoint
@@ -81,10 +79,11 @@ class TrainedOptions:
         self.saved = read_checkpoint(path)
         vouched = [name.rpartition(".")[0] for content in contents for name in named_classes(content)]
         check_classes(path, self.saved, [*trusted, *filter(None, vouched)])
-        self._model = _class_and_options(self.saved["hyper_parameters"])
-        self._data = _class_and_options(self.saved.get("datamodule_hyper_parameters") or {})
+        self.method, self._model = _class_and_options(self.saved["hyper_parameters"])
+        self.dataset, self._data = _class_and_options(self.saved.get("datamodule_hyper_parameters") or {})
         self._asked_model = _last_class(contents, "model")
         self._asked_data = _last_class(contents, "data")
+        self._record = self.saved.get(RECORD) or {}
 
     @property
     def weights(self) -> Weights:
@@ -98,41 +97,38 @@ class TrainedOptions:
             CheckpointError: Neither the checkpoint nor the command names the method, encoder or data, or the command
                 names another method.
         """
-        here = _name(self._model)
-        if self._asked_model is not None and here is not None and self._asked_model != here:
+        if self._asked_model is not None and self.method is not None and self._asked_model != self.method:
             raise CheckpointError(
-                f"{self.path}: the checkpoint contains {here}, but the recipe builds {self._asked_model}. Use a recipe "
-                f"of {here}; to train question answering from it, set model.init_args.pretrained in `tvr fit`."
+                f"{self.path}: the checkpoint contains {self.method}, but the recipe builds {self._asked_model}. Use a "
+                f"recipe of {self.method}; to train question answering from it, set model.init_args.pretrained in "
+                "`tvr fit`."
             )
-        found: dict[str, Any] = {}
-        if "encoder" in self._model["init_args"] and here is not None:
-            found["model"] = _without(self._model, LINKED)
-            if "method" in found["model"]["init_args"]:
-                found["model"]["init_args"]["method"] = _without(found["model"]["init_args"]["method"], LINKED)
+        found = self._sections()
+        if "model" in found:
+            found["model"] = _without(found["model"], LINKED)
         elif self._asked_model is None:
             raise CheckpointError(
-                f"{self.path} does not record its {'method' if here is None else 'encoder'}. Pass the recipe of its "
+                f"{self.path} does not record its {'encoder' if self.method else 'method'}. Pass the recipe of its "
                 "training: --config FILE"
             )
-        if _name(self._data) is not None:
-            other = self._asked_data not in (None, _name(self._data))
-            found["data"] = _without(self._data, {*PREPARATION} | (OF_DATASET if other else set()))
-        elif self._asked_data is None:
+        if "data" not in found and self._asked_data is None:
             raise CheckpointError(
                 f"{self.path} does not record its training data. Name the data to test on, such as --config "
                 "recipes/data/msrvtt.yaml"
             )
-        record = self.saved.get(RECORD) or {}
-        if record.get("precision"):
-            found["trainer"] = {"precision": record["precision"]}
-        if record.get("seed") is not None:
-            found["seed_everything"] = record["seed"]
-        return json.loads(json.dumps(found))  # converts tuples to lists
+        if "data" in found and self._asked_data not in (None, self.dataset):
+            found["data"] = _without(found["data"], OF_DATASET)
+        if self._record.get("precision"):
+            found["trainer"] = {"precision": self._record["precision"]}
+        if self._record.get("seed") is not None:
+            found["seed_everything"] = self._record["seed"]
+        return found
 
-    def differences(self, options: Namespace, override: bool) -> list[Difference]:
+    def differences(self, parser: ArgumentParser, options: Namespace, override: bool) -> list[Difference]:
         """Return the options that differ between a command and the checkpoint, method first.
 
         Args:
+            parser: Parser of recipes.
             options: Parsed options of the command.
             override: Allow options that change the scores.
 
@@ -141,30 +137,23 @@ class TrainedOptions:
                 version.
         """
         found = []
-        known = {}
-        parser = ArgumentParser(exit_on_error=False)
-        if _name(self._model) is not None and "encoder" in self._model["init_args"]:
-            known["model"] = self._model
-            parser.add_subclass_arguments(LightningModule, "model")
-        if _name(self._data) is not None:
-            known["data"] = self._data
-            parser.add_subclass_arguments(TextVideoDataModule, "data")
+        known = self._sections()
         try:
-            parsed = parser.parse_object(json.loads(json.dumps(known)))  # converts tuples to lists
+            parsed = parser.parse_object(known)
         except ArgumentError as error:
             raise CheckpointError(
                 f"{self.path} was trained with options that this version does not have: {error}"
             ) from error
         for section in known:
-            then, now = (_written_out(found[section].as_dict()) for found in (parsed, options))
+            then, now = (_written_out(each[section]) for each in (parsed, options))
             for option, trained, value in changed_options(section, then, now):
-                if not self._linked(option):
+                linked = section == "model" and "data" in known and option.rpartition(".")[2] in LINKED
+                if not linked:
                     scored = self._scored(option, value, trained, options.data.class_path)
                     found.append(Difference(option, value, trained, scored))
-        record = self.saved.get(RECORD) or {}
-        precision = options.get("trainer.precision")
-        if record.get("precision") and str(precision) != record["precision"]:
-            found.append(Difference("trainer.precision", precision, record["precision"], False))
+        precision, trained_in = options.get("trainer.precision"), self._record.get("precision")
+        if trained_in and str(precision) != trained_in:
+            found.append(Difference("trainer.precision", precision, trained_in, False))
         lines = "".join(f"  - {item}\n" for item in found if item.scored)
         if lines and not override:
             raise CheckpointError(
@@ -173,16 +162,19 @@ class TrainedOptions:
             )
         return found
 
-    def _linked(self, option: str) -> bool:
-        if option in {f"data.init_args.{name}" for name in PREPARATION}:
-            return True
-        # The data options contain the value; converted checkpoints have no data.
-        return option.startswith("model.") and _name(self._data) is not None and option.rpartition(".")[2] in LINKED
+    def _sections(self) -> dict[str, Any]:
+        """Return the recorded sections of method and data; a method without its encoder cannot be built."""
+        found = {}
+        if self.method is not None and "encoder" in self._model["init_args"]:
+            found["model"] = self._model
+        if self.dataset is not None:
+            found["data"] = _without(self._data, {*PREPARATION})  # links from the model fill these
+        return found
 
     def _scored(self, option: str, value: Any, trained: Any, dataset: str) -> bool:
         section, *parts = option.split(".")
         if section == "data":
-            return dataset.rpartition(".")[2] == _name(self._data) and parts[-1] in READING
+            return dataset.rpartition(".")[2] == self.dataset and parts[-1] in READING
         if parts[-1] == "weights":  # the file matters only for the activation of random weights
             return (value in (None, "none")) != (trained in (None, "none"))
         return not UNSCORED & set(parts)
@@ -194,29 +186,31 @@ def _last_class(contents: Sequence[Mapping[str, Any]], section: str) -> str | No
     return next((str(name).rpartition(".")[2] for name in reversed(names) if name), None)
 
 
-def _class_and_options(saved: Mapping[str, Any]) -> dict[str, Any]:
+def _class_and_options(saved: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """Return the name of a recorded class, and its section of a recipe."""
     options = {name: value for name, value in saved.items() if name not in ("_class_path", "_instantiator")}
-    return {"class_path": saved.get("_class_path"), "init_args": options}
+    path = saved.get("_class_path")
+    section = {"class_path": path, "init_args": json.loads(json.dumps(options))}  # converts tuples to lists
+    return str(path).rpartition(".")[2] if path else None, section
 
 
-def _name(section: Mapping[str, Any]) -> str | None:
-    return str(section["class_path"]).rpartition(".")[2] if section["class_path"] else None
-
-
-def _written_out(section: dict[str, Any]) -> dict[str, Any]:
+def _written_out(section: Namespace) -> dict[str, Any]:
     """Return a parsed section whose options dataclasses contain their defaults instead of nulls."""
-    given = section.get("init_args") or {}
-    found = dict(given)
-    for option, hint in hints_of(import_object(section["class_path"])).items():
+    found = section.as_dict()
+    options = found.setdefault("init_args", {})
+    for option, hint in hints_of(import_object(section.class_path)).items():
         kind = next((item for item in get_args(hint) if dataclasses.is_dataclass(item)), None)
-        if kind is not None and option in given:
+        if kind is not None and option in options:
             parser = ArgumentParser(exit_on_error=False)
             parser.add_argument("--options", type=kind)
-            parsed = parser.parse_object({"options": given[option] or {}})
-            found[option] = plain_options(parser.instantiate(parsed).options)
-    return {**section, "init_args": found}
+            parsed = parser.parse_object({"options": options[option] or {}})
+            options[option] = plain_options(parser.instantiate(parsed).options)
+    return found
 
 
 def _without(section: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
-    options = {name: value for name, value in section.get("init_args", {}).items() if name not in names}
+    """Return a section without some options, also of a method within the method."""
+    options = {name: value for name, value in (section.get("init_args") or {}).items() if name not in names}
+    if "method" in options:
+        options["method"] = _without(options["method"], names)
     return {"class_path": section["class_path"], "init_args": options}

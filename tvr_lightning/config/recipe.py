@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonargparse
@@ -17,7 +18,7 @@ from jsonargparse._util import import_object
 from jsonargparse.typing import restricted_string_type
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer, seed_everything
-from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters_context
+from lightning.pytorch.cli import _InstantiatorFn
 
 import tvr_lightning.encoders
 import tvr_lightning.evaluation.two_stage
@@ -26,15 +27,7 @@ import tvr_lightning.training.tf32  # noqa: F401  recipes name classes by their 
 from tvr_lightning import data as datasets
 from tvr_lightning.config.check import check_classes_given, check_options, refusals, sources_of
 from tvr_lightning.config.checkpoint_options import LINKED, Difference, TrainedOptions
-from tvr_lightning.config.recipe_files import (
-    OptionError,
-    RecipeError,
-    find_recipe,
-    is_written_out,
-    nested,
-    read_recipe,
-    split_options,
-)
+from tvr_lightning.config.recipe_files import OptionError, RecipeError
 from tvr_lightning.config.schema import cached_schema, generate, keep
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.encoders.pretrained import weights_follow
@@ -144,23 +137,22 @@ class Recipe:
             RecipeError: A recipe does not exist or is invalid, or no recipe names a method or dataset.
             CheckpointError: The model cannot be built from the checkpoint, or the options change its scores.
         """
-        recipes = [*recipes, *(value for option, value in split_options(overrides) if option == "config")]
         sources = list(sources_of(recipes, overrides))
-        contents = [content for _, content in sources]
-        named = [str(recipe) if is_written_out(recipe) else str(find_recipe(recipe)) for recipe in recipes]
+        contents = [source.content for source in sources]
+        words = [source.argument for source in sources]
         if only_data:
-            named = [json.dumps({"data": read_recipe(recipe).get("data") or {}}) for recipe in recipes]
-        words = [f"--config={recipe}" for recipe in named] + _options_for_parser(overrides)
-        if checkpoint is None:
-            check_classes_given(sources, ("data",) if only_data else ("data", "model"))
+            words = [f"--config={json.dumps({'data': each['data']})}" for each in contents if each.get("data")]
+        trained = None
+        if checkpoint is not None:
+            trained = TrainedOptions(checkpoint, contents, trust)
+            words = [f"--config={json.dumps(trained.recipe())}", *words]
+        else:
+            check_classes_given(sources, ("data",) if only_data else ("model", "data"))
         parser = recipe_parser()
         try:
-            if checkpoint is None:
-                recipe = cls(parser.parse_args(words))
-            else:
-                trained = TrainedOptions(checkpoint, contents, trust)
-                config = parser.parse_args([f"--config={json.dumps(trained.recipe())}", *words])
-                recipe = cls(config, trained, trained.differences(config, override))
+            recipe = cls(parser.parse_args(words), trained)
+            if trained is not None:
+                recipe.changes = trained.differences(parser, recipe.config, override)
         except ArgumentError as error:
             schema = generate(parser)
             keep(schema)
@@ -185,24 +177,19 @@ class Recipe:
         """
         self.check_trainer()
         data = self.build_data()
-        evaluation = self.config.model.init_args.get("evaluation")
-        # A normalization may use queries of the training split.
-        normalized = evaluation is not None and evaluation.normalization is not None
+        model = self.config.model
+        evaluation = model.init_args.get("evaluation")
+        if evaluation is not None and evaluation.normalization is not None:
+            stage = None  # a normalization may use queries of the training split
         with self._checkpoint_follows(), _explained():
-            files = _required_files(self.config.model, self.config.model.init_args.encoder)
-            check_present([partial(data.check_present, None if normalized else stage), *files])
+            files = _required_files(model, model.init_args.encoder)
+            check_present([partial(data.check_present, stage), *files])
 
     def check_trainer(self) -> None:
-        """Refuse a precision or strategy that the method or the encoder does not support, before anything is loaded.
-
-        Raises:
-            OptionError: The precision or strategy is not supported.
-        """
+        """Refuse a precision or strategy that the method or the encoder does not support, before anything is loaded."""
         trainer, model = self.config.trainer, self.config.model.init_args
         precision, strategy = str(trainer.precision or "32-true"), trainer.strategy
-        encoder = model.encoder if "encoder" in model else model.method.init_args.encoder
-        named = strategy if isinstance(strategy, str) else str(strategy.class_path)
-        given = {} if isinstance(strategy, str) else vars(strategy.get("init_args") or Namespace())
+        named, given = (strategy, {}) if isinstance(strategy, str) else (strategy.class_path, _options_of(strategy))
         if given.get("save_distributed_checkpoint") or given.get("state_dict_type") == "sharded":
             raise OptionError(
                 "trainer.strategy: a checkpoint of shards cannot be read without running code from it. Set "
@@ -215,10 +202,10 @@ class Recipe:
                 f"trainer.strategy: {kind.__name__} does not train the layers of its method that only score pairs, so "
                 "DDP would stop at the second step. Add --trainer.strategy=ddp_find_unused_parameters_true"
             )
+        encoder = model.encoder if "encoder" in model else model.method.init_args.encoder
         try:
             check_precision(precision)
-            options = vars(encoder.get("init_args") or Namespace())
-            import_object(encoder.class_path).check_trainer(precision, named, **options)
+            import_object(encoder.class_path).check_trainer(precision, named, **_options_of(encoder))
         except UserError as error:
             raise OptionError(str(error)) from error
 
@@ -234,28 +221,17 @@ class Recipe:
 
         Returns:
             All sections; `model` and `data` are built, and `trainer` contains the arguments of a trainer.
-
-        Raises:
-            RecipeError: Options are out of range or conflict.
         """
         parser, seed = recipe_parser(), self.config.seed_everything
         if seed is not False:
             self.config.seed_everything = seed_everything(None if seed is True else seed, workers=True)
+        # Lightning's constructors record the options of the classes for checkpoints.
         sections = yaml.safe_load(parser.dump(self.config, skip_link_targets=False, skip_unset=False))
-
-        def built(section: str) -> Callable[..., Any]:
-            """Return the constructor of a section, which records its options for checkpoints as LightningCLI does."""
-            options = {"_class_path": sections[section]["class_path"], **sections[section].get("init_args", {})}
-
-            def build(kind: type, *args: Any, applied_instantiation_links: dict[str, Any], **given: Any) -> Any:
-                linked = applied_instantiation_links.items()
-                options.update({key.rpartition(".")[2]: v for key, v in linked if key.startswith(f"{section}.")})
-                with _given_hyperparameters_context(options, "lightning.pytorch.cli.instantiate_module"):
-                    return kind(*args, **given)
-
-            return build
-
-        kinds = [(built("model"), LightningModule, True), (built("data"), TextVideoDataModule, True)]
+        cli: Any = SimpleNamespace(config_dump=sections, _dump_config=lambda: None)
+        kinds = [
+            (_InstantiatorFn(cli, "model"), LightningModule, True),
+            (_InstantiatorFn(cli, "data"), TextVideoDataModule, True),
+        ]
         with self._checkpoint_follows(), _explained():
             return parser.instantiate(self.config, instantiators=kinds)
 
@@ -319,15 +295,8 @@ def _explained() -> Iterator[None]:
         raise RecipeError(refusals(str(error))) from error
 
 
-def _options_for_parser(arguments: Sequence[str]) -> list[str]:
-    """Return the options but --config; nulls of classes become recipes, as the parser would read them as "None"."""
-    found = []
-    for option, value in split_options(arguments):
-        if value == "null" and ".init_args." in option:
-            found.append(f"--config={json.dumps(nested(option, None))}")
-        elif option != "config":
-            found.append("--print_config" if (option, value) == ("print_config", "") else f"--{option}={value}")
-    return found
+def _options_of(section: Namespace) -> dict[str, Any]:
+    return vars(section.get("init_args") or Namespace())
 
 
 def _required_files(section: Namespace, encoder: Namespace) -> Iterator[Callable[[], object]]:
@@ -337,10 +306,10 @@ def _required_files(section: Namespace, encoder: Namespace) -> Iterator[Callable
         section: Section with class_path and init_args.
         encoder: Encoder section of the model, which nested methods use.
     """
-    options = section.get("init_args") or Namespace()
+    options = _options_of(section)
     kind = import_object(section.class_path)
     if hasattr(kind, "required_files"):
-        yield partial(kind.required_files, **{"encoder": encoder, **vars(options)})
-    for value in vars(options).values():
+        yield partial(kind.required_files, **{"encoder": encoder, **options})
+    for value in options.values():
         if isinstance(value, Namespace) and "class_path" in value:
             yield from _required_files(value, encoder)
