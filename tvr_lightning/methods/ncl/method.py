@@ -17,11 +17,7 @@ Deviations:
 - gradient of the loss: paper Eq. 28 misses a factor; here, with the temperature,
   dL/db_j = -(1 - sum_i P_t2v(v_j | t_i)) / (2 B gamma).
 - optimizer: paper Adam (appendix B); released CLIP4Clip, which it builds on, BertAdam; here as CLIP4Clip (`optimizer`).
-- precision of its base: released CLIP4Clip trains CLIP's matrices as float16 parameters with float16 moments, so that
-  a rate of 1e-7 moves CLIP about 40 times as far as in float32 (benchmarks/results/precision.md); here as released
-  (`encoder_precision: float16`), and `recipes/variants/float32.yaml` for bf16 and FSDP.
-- gradient of the gather of its base: released CLIP4Clip uses each device's own slice (`gather: own-slice`); here the
-  exact gradient.
+- gradient of the gather and precision of its base: released as CLIP4Clip; here as CLIP4Clip here.
 - marginals: paper Eqs. 8 and 9 have them exchanged; here rows add up to 1/m, columns to 1/n.
 - Support-Set Bottlenecks: paper also applies NCL to it (Table 4); here it is not built, because only the introduction
   of that paper (arXiv 2010.02824) was available; `recipes/tables/ncl-4.yaml` runs NCL on X-CLIP, DRL, and X-Pool.
