@@ -30,7 +30,7 @@ from tvr_lightning.methods.dpdv import (
     PatchMerging,
     SelectedPatches,
 )
-from tvr_lightning.methods.dpdv.captions import Captions, said_captions
+from tvr_lightning.methods.dpdv.captions import Captions, nonempty
 from tvr_lightning.methods.dpdv.model import DPDVHead, caption_order, recover_frames, spot_frames, view_divergence
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.losses import info_nce
@@ -411,7 +411,7 @@ def test_lacking_captions_are_named():
     with pytest.raises(UserError, match="video0 has 2 descriptions, but the Recover-Path needs 3"):
         module(recover_captions=3).encode_extras(batch)
     with pytest.raises(UserError, match=r"video7 has 3 descriptions, more than model\.init_args\.dpdv\.captions 2"):
-        said_captions(["video7"], [["a", "b", "c"]], 2, 1)
+        nonempty("video7", ["a", "b", "c"], 2, 1)
     made = module()
     with pytest.raises(UserError, match="encode_extras"):
         made.losses(dataclasses.replace(pairs(made), extras={}))
@@ -439,7 +439,7 @@ def test_videos_may_have_fewer_captions_than_others():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"views": ()}, "it must contain macro, micro, or both"),
+        ({"views": ()}, "it must contain some of macro, micro, each once"),
         ({"paths": ("spot", "spot")}, "each once"),
         ({"spot_ratio": 1.0}, "above 0 and below 1"),
         ({"recover_captions": 5}, r"between 1 and captions \(4\)"),

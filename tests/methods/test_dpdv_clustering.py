@@ -125,9 +125,3 @@ def test_weights_weigh_and_gradients_reach_every_token():
 
 def test_first_largest_takes_the_first_of_equals():
     assert first_largest(torch.tensor([1.0, 3.0, 3.0, 2.0, 3.0]), 4).tolist() == [1, 2, 4, 3]
-
-
-@pytest.mark.parametrize(("tokens", "clusters", "neighbours"), [(0, 1, 1), (3, 4, 1), (3, 0, 1), (3, 1, 0)])
-def test_impossible_numbers_are_refused(tokens, clusters, neighbours):
-    with pytest.raises(ValueError, match=f"{tokens} tokens cannot form {clusters} clusters"):
-        dpc_knn(torch.zeros(tokens, 2), clusters, neighbours)

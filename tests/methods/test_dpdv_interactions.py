@@ -4,8 +4,15 @@ import pytest
 import torch
 
 from tvr_lightning.layers.cosine import unit
-from tvr_lightning.methods.dpdv.interactions import MeanInteraction, SimilarityAggregation, WeightedMax
-from tvr_lightning.methods.dpdv.weighted_max import WeightedTokens, by_length, compacted, masked_softmax
+from tvr_lightning.methods.dpdv.interactions import (
+    MeanInteraction,
+    SimilarityAggregation,
+    WeightedMax,
+    WeightedTokens,
+    by_length,
+    compacted,
+    masked_softmax,
+)
 
 N, M, W, T, D = 5, 4, 6, 7, 16
 

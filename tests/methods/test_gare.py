@@ -508,10 +508,8 @@ def test_a_bottleneck_out_of_range_is_refused():
 
 def test_wanting_what_is_not_there_is_an_error():
     text, video = random_features()
-    with pytest.raises(ValueError, match="no increments to return"):
-        random_head(increment=NoIncrement())(text, video, True)
     shorter = VideoFeatures(video.frames[:, :2], video.frame_mask[:, :2])
-    with pytest.raises(ValueError, match="built for 3 frames, but got 2"):
+    with pytest.raises(ValueError, match="and 3 frames, but got"):
         random_head(increment=TextIncrement(dropout=0.0))(text, shorter)
     with pytest.raises(ValueError, match="geometry of corrected texts"):
         random_head(increment=gap(corrected="video")).geometry(text, video)

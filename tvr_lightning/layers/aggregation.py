@@ -1,8 +1,7 @@
 """Aggregation of a vector or a matrix of similarities to one score (UCoFiA's ISA and Bi-ISA, also used by TC-MGC).
 
 Slots are the first dimension, (S, ...), unless another axis is given, and minus infinity marks an absent slot. Every
-aggregate is a weighted sum. With `scaled`, similarities are already multiplied by the temperature, and the few sums are
-divided by it, which is cheaper than multiplying all similarities here.
+aggregate is a weighted sum.
 """
 
 from __future__ import annotations
@@ -11,11 +10,42 @@ from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from tvr_lightning.option_types import ConfigVariant, Positive
 
 
-class InteractiveSimilarityAggregation(nn.Module):
+class SlotAggregation(nn.Module, ABC):
+    """Sum of similarities over their slots, with weights from the similarities times a temperature.
+
+    Args:
+        temperature: Factor lambda inside the softmaxes.
+    """
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.temperature = temperature
+
+    def forward(self, similarities: Tensor, dim: int = 0, whole: bool = False, scaled: bool = False) -> Tensor:
+        """Return sums (...) of similarities (S, ...), or with the slots at `dim`.
+
+        Args:
+            similarities: Similarities, minus infinity for absent slots. Without slots, the sum is minus infinity.
+            dim: Axis of the slots.
+            whole: Whether all slots are known to be present.
+            scaled: Whether the similarities are already multiplied by the temperature. The few sums, which are not,
+                are then divided by it, which is cheaper than multiplying all similarities here.
+        """
+        if not scaled:
+            return self.total(similarities, self.temperature * similarities, dim, whole)
+        return self.total(similarities, similarities, dim, whole) / self.temperature
+
+    @abstractmethod
+    def total(self, similarities: Tensor, logits: Tensor, dim: int, whole: bool) -> Tensor:
+        """Return the sum of similarities (S, ...), with weights from `logits` of the same shape."""
+
+
+class InteractiveSimilarityAggregation(SlotAggregation):
     """ISA: weights from a softmax over a linear map of a softmax of the similarities (TC-MGC, Eqs. 18-19).
 
     Args:
@@ -24,13 +54,11 @@ class InteractiveSimilarityAggregation(nn.Module):
     """
 
     def __init__(self, slots: int, temperature: float) -> None:
-        super().__init__()
-        self.temperature = temperature
+        super().__init__(temperature)
         self.weight = nn.Parameter(torch.eye(slots))
 
-    def forward(self, similarities: Tensor, dim: int = 0, whole: bool = False, scaled: bool = False) -> Tensor:
-        """Return (...) for similarities (S, ...), or with the slots at `dim`. `whole`: no slot is absent."""
-        logits = similarities if scaled else self.temperature * similarities
+    @override
+    def total(self, similarities: Tensor, logits: Tensor, dim: int, whole: bool) -> Tensor:
         if not whole:  # the softmax of an empty set is NaN
             nothing = (similarities == -torch.inf).all(dim, keepdim=True)
             if torch.is_grad_enabled() or bool(nothing.any()):  # training avoids the device synchronization
@@ -38,35 +66,22 @@ class InteractiveSimilarityAggregation(nn.Module):
         relevance = logits.softmax(dim)
         # The temperature of the second softmax is applied to the matrix, which is smaller.
         matrix = self.temperature * self.weight.to(relevance.dtype).T
-        total = weighted_sum(similarities, mapped_slots(matrix, relevance, dim), dim, whole)
-        return total / self.temperature if scaled else total
+        return weighted_sum(similarities, mapped_slots(matrix, relevance, dim), dim, whole)
 
 
-class SoftmaxSimilarityAggregation(nn.Module):
-    """Weights from one softmax, as in X-CLIP and in TC-MGC's Table 4, for example from (S, N, M) to (N, M).
+class SoftmaxSimilarityAggregation(SlotAggregation):
+    """Weights from one softmax, as in X-CLIP and in TC-MGC's Table 4."""
 
-    Args:
-        temperature: Factor lambda inside the softmax.
-    """
-
-    def __init__(self, temperature: float) -> None:
-        super().__init__()
-        self.temperature = temperature
-
-    def forward(self, similarities: Tensor, dim: int = 0, whole: bool = False, scaled: bool = False) -> Tensor:
-        """Return (...) for similarities (S, ...), or with the slots at `dim`. `whole`: no slot is absent."""
-        if scaled:
-            return weighted_sum(similarities, similarities, dim, whole) / self.temperature
-        return weighted_sum(similarities, self.temperature * similarities, dim, whole)
+    @override
+    def total(self, similarities: Tensor, logits: Tensor, dim: int, whole: bool) -> Tensor:
+        return weighted_sum(similarities, logits, dim, whole)
 
 
-class MeanSimilarityAggregation(nn.Module):
-    """Mean over the slots that are present, for example from (S, N, M) to (N, M), without a temperature."""
+class MeanSimilarityAggregation(SlotAggregation):
+    """Mean over the slots that are present, without a temperature."""
 
-    temperature = 1.0
-
-    def forward(self, similarities: Tensor, dim: int = 0, whole: bool = False, scaled: bool = False) -> Tensor:
-        """Return (...) for similarities (S, ...), or with the slots at `dim`. `whole`: no slot is absent."""
+    @override
+    def total(self, similarities: Tensor, logits: Tensor, dim: int, whole: bool) -> Tensor:
         return similarities.mean(dim) if whole else weighted_sum(similarities, torch.zeros_like(similarities), dim)
 
 
@@ -85,27 +100,25 @@ class BidirectionalAggregation(nn.Module):
         self.frames_after_words = kind.module(frames)
         self.frames = kind.module(frames)
         self.words_after_frames = kind.module(words)
-
-    @property
-    def temperature(self) -> float:
-        """Factor of `scaled` similarities."""
-        temperature = self.words.temperature
-        assert isinstance(temperature, int | float)  # both directions have the same kind
-        return temperature
+        self.temperature = self.words.temperature
 
     def directions(
         self, similarities: Tensor, words: int = 1, whole: bool = False, scaled: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Return word-then-frame and frame-then-word scores (...) of similarities (frames, words, ...).
 
-        `scaled` similarities are multiplied by `temperature`; the scores are not.
+        Args:
+            similarities: Similarities with the frames first.
+            words: Axis of the words.
+            whole: Whether all slots are known to be present.
+            scaled: Whether the similarities are already multiplied by the temperature.
         """
         word_then_frame = self.frames_after_words(self.words(similarities, words, whole, scaled), 0, whole)
         frame_then_word = self.words_after_frames(self.frames(similarities, 0, whole, scaled), words - 1, whole)
         return word_then_frame, frame_then_word
 
     def forward(self, similarities: Tensor, words: int = 1, whole: bool = False, scaled: bool = False) -> Tensor:
-        """Return (...) for similarities (frames, words, ...), with the arguments of `directions`."""
+        """Return the mean (...) of both `directions`, with the same arguments."""
         word_then_frame, frame_then_word = self.directions(similarities, words, whole, scaled)
         return (word_then_frame + frame_then_word) / 2
 
@@ -114,7 +127,7 @@ class Aggregation(ConfigVariant, ABC):
     """Aggregation of the similarities of several slots to one."""
 
     @abstractmethod
-    def module(self, slots: int) -> nn.Module:
+    def module(self, slots: int) -> SlotAggregation:
         """Return the module that aggregates similarities (S, ...) over S `slots`."""
 
 
@@ -128,8 +141,8 @@ class ISA(Aggregation):
     def __init__(self, softmax_lambda: Positive = 100.0) -> None:
         self.softmax_lambda = softmax_lambda
 
-    def module(self, slots: int) -> nn.Module:
-        """Return the module that aggregates similarities (S, ...) over S `slots`."""
+    @override
+    def module(self, slots: int) -> SlotAggregation:
         return InteractiveSimilarityAggregation(slots, self.softmax_lambda)
 
 
@@ -143,17 +156,22 @@ class SoftmaxAggregation(Aggregation):
     def __init__(self, softmax_lambda: Positive = 100.0) -> None:
         self.softmax_lambda = softmax_lambda
 
-    def module(self, slots: int) -> nn.Module:
-        """Return the module that aggregates similarities (S, ...)."""
+    @override
+    def module(self, slots: int) -> SlotAggregation:
         return SoftmaxSimilarityAggregation(self.softmax_lambda)
 
 
 class MeanAggregation(Aggregation):
     """Mean over the slots."""
 
-    def module(self, slots: int) -> nn.Module:
-        """Return the module that averages similarities (S, ...)."""
+    @override
+    def module(self, slots: int) -> SlotAggregation:
         return MeanSimilarityAggregation()
+
+
+def without(absent: Tensor | None, similarity: Tensor) -> Tensor:
+    """Set similarities (S, ...) of `absent` slots (broadcast) to minus infinity. None means no slot."""
+    return similarity if absent is None else similarity.masked_fill(absent, -torch.inf)
 
 
 def weighted_sum(similarities: Tensor, logits: Tensor, dim: int = 0, whole: bool = False) -> Tensor:
@@ -165,8 +183,7 @@ def weighted_sum(similarities: Tensor, logits: Tensor, dim: int = 0, whole: bool
     if absent is None or not (torch.is_grad_enabled() or bool(absent.any())):  # training avoids the device sync
         return summed(logits.softmax(dim), similarities, dim)
     weights = logits.masked_fill(absent, torch.finfo(logits.dtype).min).softmax(dim)
-    total = (weights * similarities.masked_fill(absent, 0.0)).sum(dim)
-    return total.masked_fill(absent.all(dim), -torch.inf)
+    return summed(weights, similarities.masked_fill(absent, 0.0), dim).masked_fill(absent.all(dim), -torch.inf)
 
 
 def summed(weights: Tensor, similarities: Tensor, dim: int) -> Tensor:

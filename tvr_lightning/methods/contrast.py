@@ -38,15 +38,11 @@ class ContrastiveLearning(nn.Module):
         return logits
 
     def terms(self, losses: Losses, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return the loss terms of B matching pairs by name, from a method's loss that calls `contrastive_logits`."""
+        """Return the loss terms of B matching pairs by name. The method's loss must call `contrastive_logits`."""
         return losses(pairs)
 
     def check(self, evaluation: EvaluationConfig) -> None:
-        """Check that the training queries required by the evaluation are available.
-
-        Raises:
-            UserError: They are not. The message names the option to change.
-        """
+        """Reject an evaluation whose training queries are not available."""
 
     def remember(self, text: TextFeatures, video: VideoFeatures) -> None:
         """Store the compact features of a step's B texts and B videos from all devices."""
@@ -56,10 +52,7 @@ class ContrastiveLearning(nn.Module):
         return None
 
     def make_room(self, checkpoint: dict[str, Any], prefix: str, path: str | Path | None) -> None:
-        """Resize the stored features to those of a checkpoint, so that its tensors can be loaded.
+        """Resize the stored features to those of a checkpoint, whose tensors of this module begin with `prefix`.
 
-        Args:
-            checkpoint: Checkpoint that is about to be loaded.
-            prefix: Prefix of this module's tensors in the checkpoint.
-            path: File of the checkpoint, from which sharding strategies have already loaded the tensors.
+        Sharding strategies have already loaded the tensors from the checkpoint's file, `path`.
         """

@@ -8,11 +8,7 @@ Deviations:
   leaves them out).
 - off-diagonal weight of CDCR: released uses 0.06 by default and 0 in its commands; here 0.06, and 0 in the recipes.
 - cross-transformer interaction (xti): released has it as an option; here left out.
-- ties: released counts a tied query several times; here ranks ties by their expected rank.
-- gradient of the gather: released uses each device's own slice (`gather: own-slice`); here the exact gradient.
-- precision: released trains CLIP's matrices as float16 parameters with float16 moments, so that a rate of 1e-7 moves
-  CLIP about 40 times as far as in float32 (benchmarks/results/precision.md); here as released
-  (`encoder_precision: float16`), and `recipes/variants/float32.yaml` for bf16 and FSDP.
+- ties, gradient of the gather, precision: released as CLIP4Clip; here as CLIP4Clip here.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from tvr_lightning.errors import UserError
 from tvr_lightning.features import FeatureBatch, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.pairwise import DensePairVectors, DropoutPer, PairVectors, Pairwise, score_in_blocks
 
@@ -21,12 +20,6 @@ CACHES = {"video": 32 * MIB, "text": 32 * MIB, "both": 16 * MIB}
 
 TRAINING_CACHE = 64 * MIB
 """Maximum size of a block if gradients are computed, which keeps more data per block."""
-
-
-def check_dropout_per(per: DropoutPer, dropout: float) -> None:
-    """Reject dropout per video with a dropout rate of 0."""
-    if per == "video" and not dropout:
-        raise UserError("dropout_per is video, but dropout is 0, so dropout_per has no effect. Leave it at pair.")
 
 
 class PairHead(nn.Module, ABC):

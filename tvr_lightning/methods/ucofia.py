@@ -19,11 +19,7 @@ Deviations:
   algorithm over all training queries, added before the mean); here off. `evaluate_as: released` adds the three
   biases, and `recipes/variants/ucofia-sinkhorn.yaml` adds one bias to the mean.
 - unused parameters: released creates some; here they are left out.
-- ties: released counts a tied query several times; here ranks ties by their expected rank.
-- precision: released trains CLIP's matrices as float16 parameters with float16 moments, so that a rate of 1e-7 moves
-  CLIP about 40 times as far as in float32 (benchmarks/results/precision.md); here as released
-  (`encoder_precision: float16`), and `recipes/variants/float32.yaml` for bf16 and FSDP.
-- gradient of the gather: released uses each device's own slice (`gather: own-slice`); here the exact gradient.
+- ties, gradient of the gather, precision: released as CLIP4Clip; here as CLIP4Clip here.
 """
 
 from __future__ import annotations
@@ -34,6 +30,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
@@ -45,6 +42,7 @@ from tvr_lightning.layers.patch_selector import PatchSelection, PatchSelector
 from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.temporal import temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.methods.checks import check_sizes, distinct
 from tvr_lightning.methods.pair_head import PairHead
 from tvr_lightning.option_types import Layers, Options, variant
 from tvr_lightning.pairwise import mapped_between, mapped_by, token_similarities
@@ -66,9 +64,6 @@ class UCoFiAOptions(Options):
         evaluate_as: `trained` evaluates the trained model; `released` evaluates it as the released code does: without
             L1, with noise in the selection of patches, and with one Sinkhorn bias per alignment from training queries,
             unless `evaluation.normalization` names another. The trained vision blocks are kept.
-
-    Raises:
-        UserError: A value is out of range, or an option belongs to a score that is not computed.
     """
 
     temporal_layers: Layers = 4
@@ -78,11 +73,10 @@ class UCoFiAOptions(Options):
     patch_matrix: bool = True
     evaluate_as: Literal["trained", "released"] = "trained"
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.scores or len(set(self.scores)) < len(self.scores):
-            names = ", ".join(get_args(UCoFiAScore))
-            raise UserError(f"scores is {list(self.scores)}; it must contain some of {names}, each once")
+        self.scores = distinct("scores", self.scores, UCoFiAScore)
         if self.temporal_layers and "video_sentence" not in self.scores:
             raise UserError(
                 "Only video_sentence uses the temporal encoder. Set temporal_layers to 0, or add video_sentence."
@@ -96,44 +90,24 @@ class UCoFiAOptions(Options):
 
 @dataclass
 class UCoFiAText(FeatureBatch):
-    """Prepared features of N texts.
+    """Prepared features of N texts: unit vectors, and those of the alignments in use."""
 
-    Attributes:
-        mapped: Unit sentences (N, D) times the sentence's and the video's matrix, if videos are aligned.
-        sentence: Unit sentences (N, 1, D).
-        words: Unit words (N, W, D), if patches are aligned.
-    """
-
-    mapped: Tensor | None
-    sentence: Tensor
-    words: Tensor | None
+    mapped: Tensor | None  # sentences (N, D) times the sentence's and the video's matrix
+    sentence: Tensor  # (N, 1, D)
+    words: Tensor | None  # (N, W, D); the words or the patches, whichever are fewer, are multiplied by L L1^T
 
 
 @dataclass
 class UCoFiAVideo(FeatureBatch):
-    """Prepared features of M videos.
+    """Prepared features of M videos: unit vectors, and selected patches, if they are aligned."""
 
-    Attributes:
-        pooled: Unit vectors (M, D) of the videos.
-        frames: Unit vectors (M, F, D) of CLIP's frames.
-        patches: Selected patches (M, F P', D) of all frames in a row, times the temperature of their aggregation.
-            Either the words or the patches, whichever are fewer, are multiplied by L L1^T.
-    """
-
-    pooled: Tensor
-    frames: Tensor
-    patches: Tensor | None
+    pooled: Tensor  # (M, D)
+    frames: Tensor  # (M, F, D) of CLIP
+    patches: Tensor | None  # (M, F P', D) of all frames, times the temperature of their aggregation
 
 
 class UCoFiAHead(PairHead):
-    """Scores (N, M) of up to three alignments and their mean.
-
-    Args:
-        dimension: Dimension D of the features.
-        words: Number of words W.
-        frames: Number of frames F.
-        options: Options of UCoFiA.
-    """
+    """Scores (N, M) of up to three alignments and their mean."""
 
     def __init__(self, dimension: int, words: int, frames: int, options: UCoFiAOptions | None = None) -> None:
         options = options or UCoFiAOptions()
@@ -152,18 +126,9 @@ class UCoFiAHead(PairHead):
             self.patch_matrix = nn.Parameter(torch.eye(dimension)) if options.patch_matrix else None
             self.word_patch = BidirectionalAggregation(aggregation, frames * patches, words)
 
+    @override
     def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[UCoFiAText, UCoFiAVideo]:
-        """Return the prepared features of the texts and of the videos.
-
-        Raises:
-            UserError: The number of words, frames, or patches differs from the shape of the head's matrices.
-        """
-        found = (text.words.shape[1], video.frames.shape[1])
-        if found != (self.words, self.frames):
-            raise UserError(
-                f"UCoFiA was built for {self.words} words and {self.frames} frames, but got {found[0]} words and "
-                f"{found[1]} frames. Set model.init_args.words and frames, or those of the data."
-            )
+        check_sizes(text, video, self.words, self.frames)
         sentence, mapped, words, patches = unit(text.sentence), None, None, None
         if "video_sentence" in self.options.scores:  # (s G) . (v G1) = (s G G1^T) . v
             mapped = mapped_by(sentence, self.sentence_matrix, self.video_matrix.T)
@@ -178,15 +143,12 @@ class UCoFiAHead(PairHead):
             patches, words = video.patches.flatten(1, 2), unit(text.words)
             patches, words = mapped_between(patches, words, self.word_matrix, *behind)
             patches = self.word_patch.temperature * patches
-        before = video.frames if video.clip_frames is None else video.clip_frames
+        frames = unit(video.frames if video.clip_frames is None else video.clip_frames)
         pooled = unit(masked_mean(unit(video.frames), video.frame_mask))
-        return UCoFiAText(mapped, sentence.unsqueeze(1), words), UCoFiAVideo(pooled, unit(before), patches)
+        return UCoFiAText(mapped, sentence.unsqueeze(1), words), UCoFiAVideo(pooled, frames, patches)
 
+    @override
     def score(self, text: UCoFiAText, video: UCoFiAVideo, scale: Tensor) -> Scores:
-        """Score n texts against m videos: the mean of the alignments' scores, which are the `parts`.
-
-        Only word_patch is divided by exp(logit_scale). Times the scale, they equal the released scores.
-        """
         parts = {}
         if text.mapped is not None:
             parts["video_sentence"] = text.mapped @ video.pooled.T
@@ -195,6 +157,7 @@ class UCoFiAHead(PairHead):
             parts["sentence_frame"] = self.sentence_frame(similarity, whole=True).T
         if text.words is not None and video.patches is not None:
             similarity = token_similarities(video.patches, text.words)  # (F P', m, W, n)
+            # Only this one is divided by exp(logit_scale). Times the scale, the scores are those of the released code.
             parts["word_patch"] = self.word_patch(similarity, words=2, whole=True, scaled=True).T / scale
         return Scores(torch.stack(list(parts.values())).mean(0), parts)
 
@@ -219,24 +182,20 @@ class UCoFiA(RetrievalModule):
             self.evaluation_config = dataclasses.replace(self.evaluation_config, normalization=normalization)
         self.needs_patches = "word_patch" in options.scores
         self.reads_padding = ("words", "frames") if set(options.scores) - {"video_sentence"} else ()
-        layers = options.temporal_layers
-        self.temporal = temporal_transformer(encoder, layers, self.frames) if layers else None
+        self.temporal = temporal_transformer(encoder, options.temporal_layers, self.frames)
         self.selector = PatchSelector(encoder.dimension, selection) if self.needs_patches else None
-        self.head = UCoFiAHead(encoder.dimension, self.words, self.frames, options).within(
-            self.evaluation_config.memory_gib
-        )
+        head = UCoFiAHead(encoder.dimension, self.words, self.frames, options)
+        self.head = head.within(self.evaluation_config.memory_gib)
 
+    @override
     def encode_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Select the patches (M, F, P', D) of every frame, and relate the frames (M, F, D) in time."""
         patches = None
         if self.selector is not None:
             if video.patches is None:
                 raise UserError("UCoFiA's word_patch needs patches, but the encoder returned none")
-            patches = self.selector(video.frames, video.patches)
-        frames = video.frames if self.temporal is None else self.temporal(video.frames, video.frame_mask)
-        return dataclasses.replace(video, frames=frames, clip_frames=video.frames, patches=patches)
+            patches = self.selector(video.frames, video.patches)  # (M, F, P', D)
+        return dataclasses.replace(super().encode_video(video), clip_frames=video.frames, patches=patches)
 
+    @override
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Return the mean (N, M) of the alignments on the scale of a cosine, and the alignments as `parts`."""
-        scores: Scores = self.head(text, video, self.temperature())
-        return scores
+        return self.head(text, video, self.temperature())

@@ -23,6 +23,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.data.msrvtt_qa import QuestionRecord
@@ -37,6 +38,7 @@ from tvr_lightning.evaluation.metrics import RecallAtK
 from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.features import FeatureBatch, IndexedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.methods.checks import refuse
 from tvr_lightning.methods.video_qa_head import AnswerHead, FramePooling, Inputs
 from tvr_lightning.training.checkpoints import CheckpointError
 from tvr_lightning.training.distributed import gather_batches, gather_tensor, world_size
@@ -45,11 +47,11 @@ from tvr_lightning.training.optim import OptimizerConfig
 
 
 @dataclass
-class _Given(FeatureBatch):
-    """Answers to N questions: answer numbers (N,) int64 and probabilities (N,)."""
+class GivenAnswers(FeatureBatch):
+    """Answers to N questions."""
 
-    answer: Tensor
-    probability: Tensor
+    answer: Tensor  # (N,) int64, numbers of the answers
+    probability: Tensor  # (N,)
 
 
 class VideoQuestionAnswering(RecipeModule):
@@ -69,10 +71,6 @@ class VideoQuestionAnswering(RecipeModule):
         answers: number A of the most frequent training answers that can be predicted (HBI, EMCL-QA: 1,500).
         pretrained: retrieval checkpoint of the same method to start from; None starts from the encoder.
         hidden, dropout, pooling, spot_ratio, micro, inputs: see `AnswerHead`.
-
-    Raises:
-        UserError: `micro` is set for a method without patches, options of the method or the optimizer have no effect
-            on answering, or `AnswerHead` rejects its options.
     """
 
     monitor = "val/accuracy"
@@ -94,11 +92,23 @@ class VideoQuestionAnswering(RecipeModule):
     ) -> None:
         super().__init__(optimizer)
         self.method = method(encoder)
-        if micro and not self.method.needs_patches:
-            raise UserError(
-                f"micro: {type(self.method).__name__} has no patches. Choose another method or micro: false"
-            )
-        self._check_options()
+        unused = self._unused_options()
+        refuse(
+            (
+                micro and not self.method.needs_patches,
+                f"micro: {type(self.method).__name__} has no patches. Choose another method or micro: false",
+            ),
+            (
+                self.optimizer_config.gradient_cache is not None,
+                "optimizer.gradient_cache is for losses over a whole batch, but questions are answered one by one. Set "
+                "it to null, and set trainer.accumulate_grad_batches if a batch does not fit in memory.",
+            ),
+            (
+                unused,
+                f"model.init_args.method.init_args has {' and '.join(unused)}, which question answering does not use. "
+                "Remove them (the optimizer is set in model.init_args.optimizer).",
+            ),
+        )
         self.answers = answers
         self.pretrained = pretrained
         self.head = AnswerHead(encoder.dimension, answers, hidden, dropout, pooling, spot_ratio, micro, inputs)
@@ -112,24 +122,14 @@ class VideoQuestionAnswering(RecipeModule):
         self._asked_right = torch.zeros(0, dtype=torch.int64)
         self.encoded = Collection()
         self._bank: tuple[VideoFeatures, Tensor] | None = None
-        self._given: list[IndexedFeatures[_Given]] = []
+        self._given: list[IndexedFeatures[GivenAnswers]] = []
 
-    def _check_options(self) -> None:
-        """Reject options that have no effect, because the method only computes features here."""
-        if self.optimizer_config.gradient_cache is not None:
-            raise UserError(
-                "optimizer.gradient_cache is for losses over a whole batch, but questions are answered one by one. Set "
-                "it to null, and set trainer.accumulate_grad_batches if a batch does not fit in memory."
-            )
-        unused = {"optimizer": OptimizerConfig(), "evaluation": EvaluationConfig()}
-        wrong = [name for name, default in unused.items() if getattr(self.method, f"{name}_config") != default]
-        wrong += ["gather"] if self.method.gather != "global" else []
-        wrong += ["contrast"] if self.method.contrast.name else []
-        if wrong:
-            raise UserError(
-                f"model.init_args.method.init_args has {' and '.join(wrong)}, which question answering does not use. "
-                "Remove them (the optimizer is set in model.init_args.optimizer)."
-            )
+    def _unused_options(self) -> list[str]:
+        """Return the options of the method that have no effect, because it only computes features here."""
+        method, defaults = self.method, {"optimizer": OptimizerConfig(), "evaluation": EvaluationConfig()}
+        unused = [name for name, default in defaults.items() if getattr(method, f"{name}_config") != default]
+        unused += ["gather"] if method.gather != "global" else []
+        return unused + (["contrast"] if method.contrast.name else [])
 
     @property
     def encoder(self) -> Encoder:  # type: ignore[override]
@@ -156,15 +156,8 @@ class VideoQuestionAnswering(RecipeModule):
         """Files that could not be read so far, each with the reason, over all devices."""
         return self.encoded.skipped_anywhere()
 
+    @override
     def setup(self, stage: str) -> None:
-        """Select the answers, and load the retrieval checkpoint if there is one.
-
-        Raises:
-            UserError: The data have captions instead of questions.
-            CheckpointError: `pretrained` contains another method, or one with other sizes.
-            StoreError: Stored features were computed with another encoder.
-            UserError: The encoder's precision conflicts with the trainer's precision or strategy.
-        """
         super().setup(stage)
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         if not hasattr(data, "questions"):
@@ -180,26 +173,20 @@ class VideoQuestionAnswering(RecipeModule):
             "answer and are excluded from the loss."
         )
         if self.pretrained is not None:
-            self._load_pretrained(Path(self.pretrained))
+            path = Path(self.pretrained)
+            if not path.is_file():
+                raise CheckpointError(f"model.init_args.pretrained: there is no checkpoint {path.absolute()}")
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+            self.method.on_load_checkpoint(checkpoint)
+            self.method.load_state_dict(checkpoint["state_dict"])
 
-    def _load_pretrained(self, path: Path) -> None:
-        if not path.is_file():
-            raise CheckpointError(f"model.init_args.pretrained: there is no checkpoint {path.absolute()}")
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        self.method.on_load_checkpoint(checkpoint)
-        self.method.load_state_dict(checkpoint["state_dict"])
-
+    @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the answers with the weights."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["answers"] = list(self.vocabulary)
 
+    @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Load the answers of the checkpoint, and check its tensors.
-
-        Raises:
-            CheckpointError: The checkpoint contains a retrieval method, or tensors of other sizes.
-        """
         if "answers" not in checkpoint:
             raise CheckpointError(
                 "The checkpoint contains a retrieval method without answers. Pass it to `tvr fit` as "
@@ -209,22 +196,22 @@ class VideoQuestionAnswering(RecipeModule):
         super().on_load_checkpoint(checkpoint)
 
     def logits(self, text: TextFeatures, video: VideoFeatures) -> Tensor:
-        """Return the logits (B, K) of the learned answers to B questions about B videos, in float32.
+        """Return the logits (B, K) of the K learned answers to B questions about B videos, in float32.
 
-        K is min(A, number of learned answers). Row i of `text` is the question about video i.
+        Row i of `text` is the question about video i.
         """
         with torch.autocast(self.device.type, enabled=False):
             return self.head(text.float(), video.float())[:, : len(self.vocabulary)]
 
     # Training
 
+    @override
     def on_train_start(self) -> None:
-        """Set the numbers of the correct answers of the training questions."""
         super().on_train_start()
         _, self._training_right = self._numbered("train")
 
+    @override
     def training_step(self, batch: PairBatch, batch_idx: int) -> Tensor:
-        """Return the cross-entropy of the correct answers, a scalar. Questions with rare answers are ignored."""
         self.encoded.skipped.update(batch.video.skipped)
         logits = self.logits(self.method.text_features(batch.text), self.method.video_features(batch.video))
         right = self._training_right.to(logits.device)[batch.text.index]
@@ -243,12 +230,12 @@ class VideoQuestionAnswering(RecipeModule):
 
     # Evaluation: first each video is encoded once, then each question is answered on the device of its batch
 
+    @override
     def on_validation_epoch_start(self) -> None:
-        """Set the numbers of the correct answers of the validation questions."""
         self._start("val")
 
+    @override
     def on_test_epoch_start(self) -> None:
-        """Set the numbers of the correct answers of the test questions."""
         self._start("test")
 
     on_predict_epoch_start = on_test_epoch_start
@@ -264,8 +251,8 @@ class VideoQuestionAnswering(RecipeModule):
         self._bank = None
         self.accuracy.reset()
 
+    @override
     def validation_step(self, batch: TextBatch | VideoBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Encode one batch of unique videos, or answer one batch of questions."""
         if isinstance(batch, VideoBatch):
             self.encoded.add(self.method, batch)
             return
@@ -279,14 +266,14 @@ class VideoQuestionAnswering(RecipeModule):
         probability, given = (found[there] for found in logits.softmax(-1).max(-1))
         index = batch.index[there]
         self.accuracy.update(answer_ranks(index, given, self._asked_right.to(index.device)[index]))
-        self._given.append(IndexedFeatures(index, _Given(given, probability)))
+        self._given.append(IndexedFeatures(index, GivenAnswers(given, probability)))
 
     test_step = validation_step
 
+    @override
     def predict_step(self, batch: TextBatch | VideoBatch, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        """Encode or answer one batch and return its indices, because Lightning expects a value."""
         self.validation_step(batch, batch_idx, dataloader_idx)
-        return batch.index
+        return batch.index  # Lightning expects a value
 
     def _video_bank(self) -> tuple[VideoFeatures, Tensor]:
         """Return the videos read by all devices, and the row of each video of the split, -1 if it was not read."""
@@ -307,38 +294,31 @@ class VideoQuestionAnswering(RecipeModule):
 
     def _evaluate(self, stage: str) -> None:
         index, given, _ = self._answered()
-        right = self._asked_right[index]
-        video = torch.tensor([self._asked[i].video for i in index.tolist()], dtype=torch.int64)
-        self.hits = answer_ranks(index, given, right), video
-        seen = self._bank[1] if self._bank is not None else torch.zeros(0)
-        without = sum(int(seen[question.video]) < 0 for question in self._asked) if len(seen) else 0
-        self.evaluation = evaluate_answers(
-            given.tolist(),
-            right.tolist(),
-            [self._asked[i].kind for i in index.tolist()],
-            len(self._asked),
-            without,
-        )
+        right, asked = self._asked_right[index], [self._asked[i] for i in index.tolist()]
+        self.hits = answer_ranks(index, given, right), torch.tensor([each.video for each in asked], dtype=torch.int64)
+        unread = 0 if self._bank is None else sum(int(self._bank[1][each.video]) < 0 for each in self._asked)
+        kinds = [question.kind for question in asked]
+        self.evaluation = evaluate_answers(given.tolist(), right.tolist(), kinds, len(self._asked), unread)
         self.log(f"{stage}/accuracy", self.accuracy)
         others = {"answerable": self.evaluation.answerable, "majority": self.evaluation.majority}
         # Equal on all devices, of which the maximum is exact.
         self.log_dict({f"{stage}/{name}": value for name, value in others.items()}, sync_dist=True, reduce_fx="max")
 
+    @override
     def on_validation_epoch_end(self) -> None:
-        """Evaluate the answers and log the accuracy."""
         self._evaluate("val")
 
+    @override
     def on_test_epoch_end(self) -> None:
-        """Evaluate the answers and log the accuracy."""
         self._evaluate("test")
 
+    @override
     def on_predict_epoch_end(self) -> None:
-        """Store one row per question: question, video_id, answer, probability, right."""
         videos = self.trainer.datamodule.read_split("test").videos  # type: ignore[attr-defined]
-        rows = []
+        self.predictions = []
         for index, given, probability in zip(*(tensor.tolist() for tensor in self._answered()), strict=True):
             question = self._asked[index]
-            rows.append(
+            self.predictions.append(
                 {
                     "question": question.text,
                     "video_id": videos[question.video].video_id,
@@ -347,4 +327,3 @@ class VideoQuestionAnswering(RecipeModule):
                     "right": question.answer,
                 }
             )
-        self.predictions = rows

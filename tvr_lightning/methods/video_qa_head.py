@@ -7,10 +7,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
+from tvr_lightning.layers.pooling import masked_mean
+from tvr_lightning.methods.checks import refuse
 from tvr_lightning.methods.dpdv.model import spot_frames
+from tvr_lightning.methods.dpdv.options import Share
+from tvr_lightning.option_types import Count, Dropout, check
 
 FramePooling = Literal["spot", "mean"]
 Inputs = Literal["both", "question", "video"]
@@ -28,38 +31,35 @@ class AnswerHead(nn.Module):
         spot_ratio: Share of a video's frames that `spot` selects, at least one frame (paper: half).
         micro: Whether to add the patches most similar to the question's words.
         inputs: Inputs that the answer depends on. `question` measures the accuracy of the question text alone.
-
-    Raises:
-        UserError: A value is out of range, or options conflict.
     """
 
     def __init__(
         self,
         dimension: int,
-        answers: int,
-        hidden: int = 1024,
-        dropout: float = 0.1,
+        answers: Count,
+        hidden: Count = 1024,
+        dropout: Dropout = 0.1,
         pooling: FramePooling = "spot",
-        spot_ratio: float = 0.5,
+        spot_ratio: Share = 0.5,
         micro: bool = False,
         inputs: Inputs = "both",
     ) -> None:
         super().__init__()
-        for name, value in (("answers", answers), ("hidden", hidden)):
-            if value < 1:
-                raise UserError(f"{name} is {value}; expected at least 1")
-        if not 0 < spot_ratio < 1:
-            raise UserError(f"spot_ratio is {spot_ratio}; expected a share in (0, 1), or pooling: mean for all frames")
-        if not 0 <= dropout < 1:
-            raise UserError(f"dropout is {dropout}; expected a share in [0, 1)")
-        if pooling == "mean" and spot_ratio != 0.5:
-            raise UserError(f"spot_ratio {spot_ratio} is an option of pooling: spot. Remove it for pooling: mean.")
-        if micro and inputs != "both":
-            raise UserError(f"micro relates words and patches, so inputs must be both, not {inputs}")
         self.pooling = pooling
         self.spot_ratio = spot_ratio
         self.micro = micro
         self.inputs = inputs
+        check(self, dimension=dimension, answers=answers, hidden=hidden, dropout=dropout)
+        refuse(
+            (
+                pooling == "mean" and spot_ratio != 0.5,
+                f"spot_ratio {spot_ratio} is an option of pooling: spot. Remove it for pooling: mean.",
+            ),
+            (
+                micro and inputs != "both",
+                f"micro relates words and patches, so inputs must be both, not {inputs}",
+            ),
+        )
         width = dimension * (3 if micro else 2)
         self.classify = nn.Sequential(
             nn.LayerNorm(width),
@@ -73,7 +73,7 @@ class AnswerHead(nn.Module):
     def forward(self, text: TextFeatures, video: VideoFeatures) -> Tensor:
         """Return the logits (B, A) of the answers to B questions about B videos, row by row."""
         chosen = self.spotted(text.sentence, video) if self.pooling == "spot" else video.frame_mask
-        question, macro = text.sentence, masked_average(video.frames, chosen)
+        question, macro = text.sentence, masked_mean(video.frames, chosen)
         # Multiplied by 0 rather than left out, so that shapes stay and every parameter gets a gradient.
         if self.inputs == "question":
             macro = 0.0 * macro
@@ -91,24 +91,14 @@ class AnswerHead(nn.Module):
         return spot_frames(similarity, video.frame_mask.bool(), self.spot_ratio)
 
 
-def masked_average(vectors: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of vectors (B, K, D) over mask (B, K), or zeros if the mask is empty."""
-    weights = mask.to(vectors.dtype).unsqueeze(-1)
-    return (weights * vectors).sum(1) / weights.sum(1).clamp(min=1)
-
-
 def words_patches(text: TextFeatures, patches: Tensor, chosen: Tensor) -> Tensor:
     """Return the mean (B, D) of the patches most similar to each word of B questions (DPDV, Eq. 5, inner maximum).
 
-    Args:
-        text: Words (B, W, D) and their mask.
-        patches: Patches (B, F, P, D).
-        chosen: Mask (B, F) bool of the frames whose patches are used.
+    Patches (B, F, P, D) are those of the frames in the mask `chosen` (B, F).
     """
-    count = patches.shape[2]
     flat = patches.flatten(1, 2)
     cosine = unit(text.words) @ unit(flat).mT
-    cosine = cosine.masked_fill(~chosen.repeat_interleave(count, dim=1).unsqueeze(1), -torch.inf)
-    best = cosine.argmax(dim=-1)
+    usable = chosen.repeat_interleave(patches.shape[2], dim=1).unsqueeze(1)
+    best = cosine.masked_fill(~usable, -torch.inf).argmax(dim=-1)
     taken = flat.gather(1, best.unsqueeze(-1).expand(-1, -1, flat.shape[-1]))
-    return masked_average(taken, text.word_mask)
+    return masked_mean(taken, text.word_mask)

@@ -7,11 +7,7 @@ Deviations:
 - padding: released includes padded words and frames in the fine-grained contrasts; here as released (`mask_words` and
   `mask_frames` leave them out).
 - memory: released computes all frame-word similarities (N, W, M, F) of an evaluation at once; here block by block.
-- ties: released counts a tied query several times; here ranks ties by their expected rank.
-- gradient of the gather: released uses each device's own slice (`gather: own-slice`); here the exact gradient.
-- precision: released trains CLIP's matrices as float16 parameters with float16 moments, so that a rate of 1e-7 moves
-  CLIP about 40 times as far as in float32 (benchmarks/results/precision.md); here as released
-  (`encoder_precision: float16`), and `recipes/variants/float32.yaml` for bf16 and FSDP.
+- ties, gradient of the gather, precision: released as CLIP4Clip; here as CLIP4Clip here.
 """
 
 from __future__ import annotations
@@ -22,15 +18,24 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import FeatureBatch, Scores, TextFeatures, VideoFeatures
-from tvr_lightning.layers.aggregation import Aggregation, BidirectionalAggregation, mapped_slots, summed
+from tvr_lightning.layers.aggregation import (
+    Aggregation,
+    BidirectionalAggregation,
+    SlotAggregation,
+    mapped_slots,
+    summed,
+    without,
+)
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.temporal import MeanP, SeqTransf, TemporalHeader
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.methods.checks import check_sizes, distinct
 from tvr_lightning.methods.pair_head import PairHead
 from tvr_lightning.option_types import Options, Positive, variant
 from tvr_lightning.pairwise import mapped_between, token_similarities
@@ -38,7 +43,7 @@ from tvr_lightning.pairwise import mapped_between, token_similarities
 XCLIPContrast = Literal["video_sentence", "video_word", "sentence_frame", "frame_word"]
 
 
-class SimilarityAttention(nn.Module):
+class SimilarityAttention(SlotAggregation):
     """Attention over a vector of similarities x: sum_s x_s (softmax(lambda x) A)_s (X-CLIP, AOSM).
 
     As released, the matrix is applied after the softmax, so weights can be negative and need not add up to one.
@@ -49,32 +54,18 @@ class SimilarityAttention(nn.Module):
     """
 
     def __init__(self, slots: int, temperature: float) -> None:
-        super().__init__()
-        self.temperature = temperature
+        super().__init__(temperature)
         self.weight = nn.Parameter(torch.eye(slots))
 
-    def forward(self, similarities: Tensor, dim: int = 0, whole: bool = False, scaled: bool = False) -> Tensor:
-        """Return the sum (...) of similarities (S, ...), or minus infinity if all slots are absent.
-
-        Args:
-            similarities: Similarities (S, ...), or with the slots at `dim`.
-            dim: Axis of the slots.
-            whole: Whether all slots are known to be present.
-            scaled: Whether the similarities are multiplied by lambda. The result is not.
-        """
+    @override
+    def total(self, similarities: Tensor, logits: Tensor, dim: int, whole: bool) -> Tensor:
+        matrix = self.weight.to(logits.dtype).T
         absent = None if whole else similarities == -torch.inf
-        logits = similarities if scaled else self.temperature * similarities
         if absent is None or not bool(absent.any()):
-            total = summed(self._weights(logits, dim), similarities, dim)
-            return total / self.temperature if scaled else total
-        logits = logits.masked_fill(absent, torch.finfo(similarities.dtype).min)
-        total = (self._weights(logits, dim) * similarities.masked_fill(absent, 0.0)).sum(dim)
-        total = total / self.temperature if scaled else total
+            return summed(mapped_slots(matrix, logits.softmax(dim), dim), similarities, dim)
+        weights = logits.masked_fill(absent, torch.finfo(logits.dtype).min).softmax(dim)
+        total = summed(mapped_slots(matrix, weights, dim), similarities.masked_fill(absent, 0.0), dim)
         return total.masked_fill(absent.all(dim), -torch.inf)
-
-    def _weights(self, logits: Tensor, dim: int) -> Tensor:
-        weights = logits.softmax(dim)
-        return mapped_slots(self.weight.to(weights.dtype).T, weights, dim)
 
 
 class AOSM(Aggregation):
@@ -87,8 +78,8 @@ class AOSM(Aggregation):
     def __init__(self, softmax_lambda: Positive = 100.0) -> None:
         self.softmax_lambda = softmax_lambda
 
-    def module(self, slots: int) -> nn.Module:
-        """Return the module that sums similarities over S `slots`."""
+    @override
+    def module(self, slots: int) -> SlotAggregation:
         return SimilarityAttention(slots, self.softmax_lambda)
 
 
@@ -104,9 +95,6 @@ class XCLIPOptions(Options):
             `MeanAggregation`.
         mask_words: leave padded words out; the released code keeps them.
         mask_frames: leave padded frames out of the frame contrasts; the released code keeps them.
-
-    Raises:
-        UserError: A value is out of range, or an option belongs to contrasts that are not computed.
     """
 
     similarity_header: TemporalHeader = variant(SeqTransf)
@@ -115,76 +103,49 @@ class XCLIPOptions(Options):
     mask_words: bool = False
     mask_frames: bool = False
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = get_args(XCLIPContrast)
-        if not self.contrasts or len(set(self.contrasts)) < len(self.contrasts):
-            raise UserError(
-                f"contrasts is {list(self.contrasts)}; it must contain some of {', '.join(known)}, each once"
-            )
-        made = set(self.contrasts)
-        self.contrasts = tuple(name for name in known if name in made)
-        if made == {"video_sentence"} and self.similarity_aggregation != AOSM():
+        self.contrasts = distinct("contrasts", self.contrasts, XCLIPContrast)
+        used, listed = set(self.contrasts), ", ".join(self.contrasts)
+        if used == {"video_sentence"} and self.similarity_aggregation != AOSM():
             raise UserError(
                 "video_sentence alone has nothing to aggregate. Leave similarity_aggregation at its default."
             )
-        if self.mask_words and not made & {"video_word", "frame_word"}:
-            raise UserError(f"mask_words: none of the contrasts {list(self.contrasts)} has words to mask")
-        if self.mask_frames and not made & {"sentence_frame", "frame_word"}:
-            raise UserError(f"mask_frames: none of the contrasts {list(self.contrasts)} has frames to mask")
-        if not isinstance(self.similarity_header, MeanP) and not made & {"video_sentence", "video_word"}:
+        if self.mask_words and not used & {"video_word", "frame_word"}:
+            raise UserError(f"mask_words: none of the contrasts {listed} has words to mask")
+        if self.mask_frames and not used & {"sentence_frame", "frame_word"}:
+            raise UserError(f"mask_frames: none of the contrasts {listed} has frames to mask")
+        if not isinstance(self.similarity_header, MeanP) and not used & {"video_sentence", "video_word"}:
             raise UserError(
-                f"The contrasts {', '.join(self.contrasts)} use CLIP's frames, so nothing would use the temporal "
-                "encoder. Set similarity_header to MeanP."
+                f"The contrasts {listed} use CLIP's frames, so nothing would use the temporal encoder. Set "
+                "similarity_header to MeanP."
             )
 
 
 @dataclass
 class XCLIPText(FeatureBatch):
-    """Prepared features of N texts.
+    """Prepared features of N texts: unit vectors, and those of the interacting contrasts, if they are used."""
 
-    Attributes:
-        sentence: Unit sentences (N, 1, D).
-        interacting_sentence: Unit sentences (N, D) times the matrix G, if it exists.
-        words: Unit words (N, W, D).
-        interacting_words: Words of the frame-word contrast, if it is used.
-        word_mask: Mask (N, W) bool, True for valid tokens.
-    """
-
-    sentence: Tensor
-    interacting_sentence: Tensor | None
-    words: Tensor
-    interacting_words: Tensor | None
-    word_mask: Tensor
+    sentence: Tensor  # (N, 1, D)
+    interacting_sentence: Tensor | None  # (N, D), times the matrix G
+    words: Tensor  # (N, W, D)
+    interacting_words: Tensor | None  # (N, W, D); the words or the frames are multiplied by the matrix L
+    word_mask: Tensor  # (N, W) bool
 
 
 @dataclass
 class XCLIPVideo(FeatureBatch):
-    """Prepared features of M videos.
+    """Prepared features of M videos: unit vectors, and those of the frame-word contrast, if it is used."""
 
-    Attributes:
-        pooled: Unit vectors (M, D) of the videos.
-        frames: Unit vectors (M, F, D) of CLIP's frames.
-        interacting_frames: Frames (M, F, D) of the frame-word contrast, if it is used, times the temperature of its
-            aggregation. The tokens of one side are multiplied by L.
-        frame_mask: Mask (M, F) bool, True for valid frames.
-    """
-
-    pooled: Tensor
-    frames: Tensor
-    interacting_frames: Tensor | None
-    frame_mask: Tensor
+    pooled: Tensor  # (M, D)
+    frames: Tensor  # (M, F, D) of CLIP
+    interacting_frames: Tensor | None  # (M, F, D), times the temperature of their aggregation
+    frame_mask: Tensor  # (M, F) bool
 
 
 class XCLIPHead(PairHead):
-    """Scores (N, M) of up to four contrasts and their mean.
-
-    Args:
-        dimension: Dimension D of the features.
-        words: Number of word slots W.
-        frames: Number of frame slots F.
-        options: Options of X-CLIP.
-    """
+    """Scores (N, M) of up to four contrasts and their mean."""
 
     def __init__(self, dimension: int, words: int, frames: int, options: XCLIPOptions | None = None) -> None:
         options = options or XCLIPOptions()
@@ -204,35 +165,22 @@ class XCLIPHead(PairHead):
             self.local_matrix = nn.Parameter(torch.eye(dimension))
             self.frame_word = BidirectionalAggregation(aggregation, frames, words)
 
+    @override
     def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[XCLIPText, XCLIPVideo]:
-        """Return the prepared features of the texts and of the videos.
-
-        Args:
-            text: Sentences (N, D) and words (N, W, D).
-            video: `frames` (M, F, D) after the temporal encoder, and `clip_frames` before it if they differ.
-
-        Raises:
-            UserError: The number of words or frames differs from the shape of the head's matrices.
-        """
-        found = (text.words.shape[1], video.frames.shape[1])
-        if found != (self.words, self.frames):
-            raise UserError(
-                f"X-CLIP was built for {self.words} words and {self.frames} frames, but got {found[0]} words and "
-                f"{found[1]} frames. Set model.init_args.words and frames, or those of the data."
-            )
-        before = video.frames if video.clip_frames is None else video.clip_frames
+        check_sizes(text, video, self.words, self.frames)
         pooled = unit(masked_mean(unit(video.frames), video.frame_mask))
         contrasts, sentence, words = self.options.contrasts, unit(text.sentence), unit(text.words)
         by_global = sentence @ self.global_matrix if "video_sentence" in contrasts else None
-        frames, met_words, met_frames = unit(before), None, None
+        frames = unit(video.frames if video.clip_frames is None else video.clip_frames)
+        met_frames = met_words = None
         if "frame_word" in contrasts:  # (w L) . f
             met_frames, met_words = mapped_between(frames, words, self.local_matrix)
             met_frames = self.frame_word.temperature * met_frames
         texts = XCLIPText(sentence.unsqueeze(1), by_global, words, met_words, text.word_mask.bool())
         return texts, XCLIPVideo(pooled, frames, met_frames, video.frame_mask.bool())
 
-    def score(self, text: XCLIPText, video: XCLIPVideo) -> Scores:
-        """Return the mean (n, m) of the contrasts on the scale of a cosine, and the contrasts as `parts`."""
+    @override
+    def score(self, text: XCLIPText, video: XCLIPVideo, *given: Any) -> Scores:
         options, parts = self.options, {}
         no_word = ~text.word_mask.T if options.mask_words else None  # (W, n)
         no_frame = ~video.frame_mask.T.unsqueeze(-1) if options.mask_frames else None  # (F, m, 1)
@@ -255,11 +203,6 @@ class XCLIPHead(PairHead):
         return Scores(torch.stack(list(parts.values())).mean(0), parts)
 
 
-def without(absent: Tensor | None, similarity: Tensor) -> Tensor:
-    """Set similarities (S, ...) of `absent` slots (broadcast) to minus infinity. None means no slot."""
-    return similarity if absent is None else similarity.masked_fill(absent, -torch.inf)
-
-
 class XCLIP(RetrievalModule):
     """X-CLIP with its four contrasts.
 
@@ -275,17 +218,16 @@ class XCLIP(RetrievalModule):
         masked = {"words": options.mask_words, "frames": options.mask_frames}
         self.reads_padding = tuple(name for name, left_out in masked.items() if not left_out)
         self.temporal = options.similarity_header.module(encoder, self.frames)
-        self.head = XCLIPHead(encoder.dimension, self.words, self.frames, options).within(
-            self.evaluation_config.memory_gib
-        )
+        head = XCLIPHead(encoder.dimension, self.words, self.frames, options)
+        self.head = head.within(self.evaluation_config.memory_gib)
 
+    @override
     def encode_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Relate the frames (M, F, D) over time, and keep CLIP's own as `clip_frames` for the frame contrasts."""
         if self.temporal is None:
             return video
-        related = self.temporal(video.frames, video.frame_mask)
-        return dataclasses.replace(video, frames=related, clip_frames=video.frames)
+        # The frame contrasts use CLIP's own frames.
+        return dataclasses.replace(super().encode_video(video), clip_frames=video.frames)
 
+    @override
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Return the mean cosines (N, M) of the contrasts, and the contrasts as `parts`."""
         return self.head(text, video)

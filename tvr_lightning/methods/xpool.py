@@ -27,7 +27,8 @@ from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.features import FeatureBatch, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.pair_head import PairHead, check_dropout_per
+from tvr_lightning.methods.checks import check_dropout_per
+from tvr_lightning.methods.pair_head import PairHead
 from tvr_lightning.option_types import Count, Dropout, Options
 from tvr_lightning.pairwise import DropoutPer, PairFrames, Pairwise, TextConditionedAttention
 

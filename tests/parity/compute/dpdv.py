@@ -15,10 +15,10 @@ from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods.dpdv.captions import Captions
 from tvr_lightning.methods.dpdv.clustering import DensityRule, dpc_knn, merge_tokens
+from tvr_lightning.methods.dpdv.interactions import WeightedTokens
 from tvr_lightning.methods.dpdv.model import DPDVHead, caption_order, recover_frames, spot_frames, view_divergence
 from tvr_lightning.methods.dpdv.options import Divergence, DPDVOptions, EveryPatch, PatchMerging
 from tvr_lightning.methods.dpdv.patch_merging import PatchFeatureMerging
-from tvr_lightning.methods.dpdv.weighted_max import WeightedTokens
 from tvr_lightning.training.losses import info_nce
 
 HEAD_NAMES = {

@@ -1,7 +1,8 @@
-"""Features of the video descriptions for DPDV's Recover-Path, and checks that every video has enough of them."""
+"""Features of the video descriptions for DPDV's Recover-Path."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,90 +16,64 @@ from tvr_lightning.features import FeatureBatch
 
 @dataclass
 class Captions(FeatureBatch):
-    """Features of up to S descriptions of each of B videos.
+    """Features of up to S descriptions of each of B videos."""
 
-    Attributes:
-        sentence: Sentences (B, S, D).
-        words: Words (B, S, W, D).
-        word_mask: Mask (B, S, W) bool of the words.
-        mask: Mask (B, S) bool, True for valid descriptions.
-    """
-
-    sentence: Tensor
-    words: Tensor
-    word_mask: Tensor
-    mask: Tensor
+    sentence: Tensor  # (B, S, D)
+    words: Tensor  # (B, S, W, D)
+    word_mask: Tensor  # (B, S, W) bool
+    mask: Tensor  # (B, S) bool, True for valid descriptions
 
 
-def said_captions(video_ids: list[str], descriptions: list[list[str]], most: int, least: int) -> list[list[int]]:
-    """Return the positions of the nonempty descriptions of each of B videos.
-
-    Args:
-        video_ids: IDs of the B videos, for errors.
-        descriptions: Descriptions of each video.
-        most: Maximum number S of descriptions per video.
-        least: Number of descriptions that the Recover-Path uses.
+def nonempty(video_id: str, described: Sequence[str], most: int, least: int) -> list[int]:
+    """Return the positions of the nonempty descriptions of a video.
 
     Raises:
-        UserError: A video has fewer than `least` or more than `most` nonempty descriptions.
+        UserError: There are fewer than `least` or more than `most`.
     """
-    found = []
-    for video_id, described in zip(video_ids, descriptions, strict=True):
-        said = [place for place, text in enumerate(described) if text.strip()]
-        if len(said) < least:
-            raise UserError(
-                f"{video_id} has {len(said)} descriptions, but the Recover-Path needs {least}. Add descriptions to the "
-                "captions file, or lower model.init_args.dpdv.recover_captions."
-            )
-        if len(said) > most:
-            raise UserError(
-                f"{video_id} has {len(said)} descriptions, more than model.init_args.dpdv.captions {most}. Raise it."
-            )
-        found.append(said)
-    return found
+    places = [place for place, text in enumerate(described) if text.strip()]
+    if len(places) < least:
+        raise UserError(
+            f"{video_id} has {len(places)} descriptions, but the Recover-Path needs {least}. Add descriptions to the "
+            "captions file, or lower model.init_args.dpdv.recover_captions."
+        )
+    if len(places) > most:
+        raise UserError(
+            f"{video_id} has {len(places)} descriptions, more than model.init_args.dpdv.captions {most}. Raise it."
+        )
+    return places
 
 
 def encode_captions(
     encoder: Encoder,
     video_ids: list[str],
-    descriptions: list[list[str]] | list[Tokens],
+    descriptions: Sequence[list[str] | Tokens],
     words: int,
     most: int,
     least: int,
 ) -> Captions:
-    """Encode the descriptions of B videos with the text encoder, as in the paper. Missing descriptions are "".
+    """Encode `least` to `most` descriptions of each of B videos with the text encoder, as in the paper.
 
-    Args:
-        encoder: Text encoder.
-        video_ids: IDs of the B videos, for errors.
-        descriptions: Descriptions of each video, as strings or as the output of the encoder's `caption_tokens`.
-        words: Number of words W.
-        most: Maximum number S of descriptions per video.
-        least: Number of descriptions that the Recover-Path uses.
-
-    Raises:
-        UserError: A video has fewer than `least` or more than `most` nonempty descriptions.
+    Descriptions are strings or the output of the encoder's `caption_tokens`. Missing ones are encoded as "".
     """
-    strings = [described.captions if isinstance(described, Tokens) else described for described in descriptions]
-    said = said_captions(video_ids, strings, most, least)
-    texts: list[str] | Tokens = [
-        text
-        for described, places in zip(strings, said, strict=True)
-        for text in [*(described[place] for place in places), *[""] * (most - len(places))]
-    ]
-    tokens = [described for described in descriptions if isinstance(described, Tokens)]
+    texts: list[str] = []
+    tokens: list[Tokens] = []
+    counts = []
     tokenise = encoder.caption_tokens(words)
-    if tokenise is not None and len(tokens) == len(descriptions):
-        nothing = tokenise([""])
-        parts = [(of[places], nothing[[0] * (most - len(places))]) for of, places in zip(tokens, said, strict=True)]
-        texts = Tokens.cat([part for pair in parts for part in pair])
-    features = encoder.encode_text(texts, words)
-    mask = torch.tensor([[place < len(places) for place in range(most)] for places in said]).flatten()
-    mask = mask.to(features.sentence.device)
-    shape = (len(descriptions), -1)
+    blank = None if tokenise is None else tokenise([""])
+    for video_id, described in zip(video_ids, descriptions, strict=True):
+        strings = described.captions if isinstance(described, Tokens) else described
+        places = nonempty(video_id, strings, most, least)
+        missing = most - len(places)
+        texts += [*(strings[place] for place in places), *[""] * missing]
+        if isinstance(described, Tokens) and blank is not None:
+            tokens += [described[places], blank[[0] * missing]]
+        counts.append(len(places))
+    features = encoder.encode_text(Tokens.cat(tokens) if tokens else texts, words)
+    shape = (len(descriptions), most)
+    mask = torch.arange(most) < torch.tensor(counts).unsqueeze(1)
     return Captions(
         features.sentence.unflatten(0, shape),
         features.words.unflatten(0, shape),
         features.word_mask.unflatten(0, shape),
-        mask.unflatten(0, shape),
+        mask.to(features.sentence.device),
     )

@@ -1,39 +1,78 @@
-"""Interactions of the tokens of texts and videos: mean pooling, UCoFiA's aggregation, weighted-max (Table 5).
+"""Interactions of the tokens of texts and videos: mean pooling, UCoFiA's aggregation, weighted-max (DPDV, Table 5).
 
 An interaction prepares each side separately and then scores pairs. A score depends only on the tokens of its pair.
+Weighted-max is DPDV's own (Eqs. 5, 6, 9; Supplement, Eqs. 2 and 3), after DRL's weighted token-wise interaction.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from tvr_lightning.errors import UserError
+from tvr_lightning.features import FeatureBatch
 from tvr_lightning.layers.aggregation import ISA, BidirectionalAggregation
 from tvr_lightning.layers.cosine import COSINE_EPS, unit
-from tvr_lightning.methods.dpdv.weighted_max import (
-    PIECES,
-    TokenWeights,
-    WeightedTokens,
-    compacted,
-    masked_softmax,
-    weighted_max,
-    weighted_sum,
-)
+
+PIECES = 4
+"""Number of groups of similar length that the texts of a block are split into, to reduce the padding of short texts."""
+
+
+@dataclass
+class WeightedTokens(FeatureBatch):
+    """Prepared tokens of N texts or videos, with logits of their weights."""
+
+    vectors: Tensor  # (N, T, D)
+    logits: Tensor  # (N, T)
+    mask: Tensor  # (N, T) bool
+
+    @property
+    def weights(self) -> Tensor:
+        """Weights theta (N, T) that add up to 1 over the valid tokens, and are 0 elsewhere."""
+        return masked_softmax(self.logits, self.mask)
+
+
+def masked_softmax(logits: Tensor, mask: Tensor) -> Tensor:
+    """Return the softmax of logits (..., T) over the mask (..., T), with 0 for masked and for empty items."""
+    least = torch.finfo(logits.dtype).min
+    return logits.masked_fill(~mask, least).softmax(-1).masked_fill(~mask, 0.0)
+
+
+class TokenWeights(nn.Module):
+    """Logits of the token weights: Linear(D, 2D), ReLU, Linear(2D, 1) (Eq. 6; sizes of HBI's modeling.py)."""
+
+    def __init__(self, dimension: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(dimension, 2 * dimension), nn.ReLU(), nn.Linear(2 * dimension, 1))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits (N, T) for unnormalized tokens (N, T, D)."""
+        return self.layers(tokens).squeeze(-1)
 
 
 class Interaction(nn.Module, ABC):
     """Interaction that scores all pairs (N, M) from the tokens of both sides."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.text_weights: TokenWeights | None = None
+        self.video_weights: TokenWeights | None = None
+
     def text(self, tokens: Tensor, mask: Tensor) -> WeightedTokens:
         """Prepare unnormalized tokens (N, T, D) of texts with their mask (N, T)."""
-        return WeightedTokens(unit(tokens), tokens.new_zeros(mask.shape), mask.bool())
+        return self._prepared(tokens, mask, self.text_weights)
 
     def video(self, tokens: Tensor, mask: Tensor) -> WeightedTokens:
         """Prepare unnormalized tokens (M, T, D) of videos with their mask (M, T)."""
-        return self.text(tokens, mask)
+        return self._prepared(tokens, mask, self.video_weights)
+
+    def _prepared(self, tokens: Tensor, mask: Tensor, weights: TokenWeights | None) -> WeightedTokens:
+        logits = tokens.new_zeros(mask.shape) if weights is None else weights(tokens)
+        return WeightedTokens(unit(tokens), logits, mask.bool())
 
     def pair_numbers(self, text_tokens: int, video_tokens: int) -> int:
         """Return the number of elements per pair during scoring: cosines, their maxima, and masks."""
@@ -41,7 +80,7 @@ class Interaction(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, text: WeightedTokens, video: WeightedTokens, pair_mask: Tensor | None = None) -> Tensor:
-        """Return scores (N, M).
+        """Return scores (N, M), or 0 for pairs with a side without tokens.
 
         Args:
             text: Tokens of N texts, preferably sorted from long to short.
@@ -53,12 +92,13 @@ class Interaction(nn.Module, ABC):
 class MeanInteraction(Interaction):
     """Cosine (N, M) of the mean tokens of both sides (Eq. 1), without parameters."""
 
-    def text(self, tokens: Tensor, mask: Tensor) -> WeightedTokens:
-        """Return tokens (N, T, D) unchanged, because means are computed from unnormalized tokens."""
+    @override
+    def _prepared(self, tokens: Tensor, mask: Tensor, weights: TokenWeights | None) -> WeightedTokens:
+        # Means are computed from unnormalized tokens.
         return WeightedTokens(tokens, tokens.new_zeros(mask.shape), mask.bool())
 
+    @override
     def forward(self, text: WeightedTokens, video: WeightedTokens, pair_mask: Tensor | None = None) -> Tensor:
-        """Return cosines (N, M), or 0 for pairs with a side without tokens."""
         sentence = unit((text.weights.unsqueeze(-1) * text.vectors).sum(1))
         if pair_mask is None:
             return sentence @ unit((video.weights.unsqueeze(-1) * video.vectors).sum(1)).T
@@ -72,7 +112,7 @@ class MeanInteraction(Interaction):
 class SimilarityAggregation(Interaction):
     """UCoFiA's interactive similarity aggregation of the cosines, in one direction or both (Table 5).
 
-    The matrices have one row per token, so the number of tokens is fixed. Scores are (N, M).
+    The matrices have one row per token, so the number of tokens is fixed.
 
     Args:
         text_slots: Number of tokens of a text. 1 gives one direction.
@@ -89,16 +129,12 @@ class SimilarityAggregation(Interaction):
         else:
             self.aggregation = BidirectionalAggregation(ISA(temperature), video_slots, text_slots)
 
+    @override
     def pair_numbers(self, text_tokens: int, video_tokens: int) -> int:
-        """Return the number of elements per pair, including a softmax for each direction."""
-        return 3 * super().pair_numbers(text_tokens, video_tokens)
+        return 3 * super().pair_numbers(text_tokens, video_tokens)  # a softmax for each direction
 
+    @override
     def forward(self, text: WeightedTokens, video: WeightedTokens, pair_mask: Tensor | None = None) -> Tensor:
-        """Return scores (N, M), or 0 for pairs with a side without tokens.
-
-        Raises:
-            UserError: The number of tokens differs from the number of matrix rows.
-        """
         found = (text.vectors.shape[1], video.vectors.shape[1])
         if found != self.slots:
             raise UserError(
@@ -106,17 +142,16 @@ class SimilarityAggregation(Interaction):
                 f"but got {found[0]} and {found[1]}. Set model.init_args.words and frames to those of the data."
             )
         cosine = torch.einsum("nwd,mtd->twnm", text.vectors, video.vectors)
-        there = video.mask.T[:, None, None, :]
+        there = video.mask.T[:, None, None, :] & text.mask.T[None, :, :, None]
         if pair_mask is not None:
             there = there & pair_mask.permute(2, 0, 1).unsqueeze(1)
-        there = there & text.mask.T[None, :, :, None]
         cosine = cosine.masked_fill(~there, -torch.inf)
         score: Tensor = self.aggregation(cosine[:, 0] if self.slots[0] == 1 else cosine)
         return score.masked_fill(~there.any(0).any(0), 0.0)
 
 
 class WeightedMax(Interaction):
-    """Weighted-max interaction of texts and videos (Eqs. 5, 6 and 9), with scores (N, M).
+    """Weighted-max interaction of texts and videos (Eqs. 5, 6 and 9).
 
     Args:
         dimension: Dimension D of the tokens.
@@ -126,31 +161,91 @@ class WeightedMax(Interaction):
 
     def __init__(self, dimension: int, text_weights: bool = True, simplified: bool = False) -> None:
         super().__init__()
-        self.text_weights = TokenWeights(dimension) if text_weights else None
+        if text_weights:
+            self.text_weights = TokenWeights(dimension)
         self.video_weights = TokenWeights(dimension)
         self.simplified = simplified
 
-    def text(self, tokens: Tensor, mask: Tensor) -> WeightedTokens:
-        """Return unit tokens (N, T, D) of texts with the logits (N, T) of their weights, for a mask (N, T)."""
-        if self.text_weights is None:
-            return super().text(tokens, mask)
-        found: WeightedTokens = self.text_weights(tokens, mask)
-        return found
-
-    def video(self, tokens: Tensor, mask: Tensor) -> WeightedTokens:
-        """Return unit tokens (M, T, D) of videos with the logits (M, T) of their weights, for a mask (M, T)."""
-        found: WeightedTokens = self.video_weights(tokens, mask)
-        return found
-
+    @override
     def pair_numbers(self, text_tokens: int, video_tokens: int) -> int:
-        """Return the number of elements per pair. Without gradients, one piece of the texts is in memory at a time."""
         numbers = super().pair_numbers(text_tokens, video_tokens)
+        # Without gradients, one piece of the texts is in memory at a time.
         return numbers if torch.is_grad_enabled() else -(-numbers // PIECES)
 
+    @override
     def forward(self, text: WeightedTokens, video: WeightedTokens, pair_mask: Tensor | None = None) -> Tensor:
-        """Return scores (N, M) in the range of a cosine, or 0 for pairs with a side without tokens."""
         if pair_mask is None:
             video = compacted(video)
         if self.simplified and text.vectors.shape[1] == 1:
             return weighted_sum(text.vectors[:, 0], video, pair_mask)
         return weighted_max(text, video, pair_mask)
+
+
+def compacted(tokens: WeightedTokens, most: int | None = None) -> WeightedTokens:
+    """Return the valid tokens in order, padded to `most`; by default the largest number, with a device sync."""
+    most = max(int(tokens.mask.sum(1).max()), 1) if most is None else most
+    if most == tokens.mask.shape[1]:
+        return tokens
+    first = (~tokens.mask).to(torch.uint8).sort(dim=1, stable=True).indices[:, :most]
+    vectors = tokens.vectors.gather(1, first.unsqueeze(-1).expand(-1, -1, tokens.vectors.shape[-1]))
+    return WeightedTokens(vectors, tokens.logits.gather(1, first), tokens.mask.gather(1, first))
+
+
+def by_length(text: WeightedTokens) -> Tensor:
+    """Return the order (N,) int64 of texts from the longest to the shortest. Ties keep their order."""
+    return text.mask.sum(1).sort(descending=True, stable=True).indices
+
+
+def weighted_sum(text: Tensor, video: WeightedTokens, pair_mask: Tensor | None) -> Tensor:
+    """Return sum_f theta_f a_f (N, M) of unit sentences (N, D) and frames (Eq. 6); 0 for pairs without frames.
+
+    The sum over frames is computed once per video. Only frames selected by a mask (N, M, F) need their own cosines.
+    """
+    if pair_mask is None:
+        return text @ (video.weights.unsqueeze(-1) * video.vectors).sum(1).T
+    weight = masked_softmax(video.logits.expand_as(pair_mask), pair_mask & video.mask)
+    return (weight * torch.einsum("nd,mfd->nmf", text, video.vectors)).sum(-1)
+
+
+def weighted_max(text: WeightedTokens, video: WeightedTokens, pair_mask: Tensor | None) -> Tensor:
+    """Return 1/2 (sum_w theta_w max_t a_wt + sum_t theta_t max_w a_wt) of all pairs, for cosines a (Eqs. 5 and 9).
+
+    Groups of texts are trimmed to their longest text, so texts are preferably sorted from long to short (`by_length`).
+    """
+    if pair_mask is not None:
+        pair_mask = pair_mask & video.mask
+    # One device synchronization for the lengths of the texts and for whether a video token is absent.
+    present = (video.mask if pair_mask is None else pair_mask).all()
+    *lengths, complete = torch.cat([text.mask.sum(1), present.reshape(1)]).tolist()
+    size = -(-len(text) // PIECES)
+    rows = []
+    for start in range(0, len(text), size):
+        places = slice(start, start + size)
+        longest = max(1, *lengths[places])
+        padded = min(lengths[places]) < longest, not complete
+        piece = compacted(text[places], longest)
+        rows.append(_weighted_max(piece, video, None if pair_mask is None else pair_mask[places], padded))
+    return torch.cat(rows)
+
+
+def _weighted_max(
+    text: WeightedTokens, video: WeightedTokens, pair_mask: Tensor | None, padded: tuple[bool, bool]
+) -> Tensor:
+    """Return scores (N, M). `padded`: whether any token of a text, and of a video, is absent."""
+    texts, words, dimension = text.vectors.shape
+    videos, tokens, _ = video.vectors.shape
+    cosine = text.vectors.reshape(-1, dimension) @ video.vectors.reshape(-1, dimension).T
+    cosine = cosine.view(texts, words, videos, tokens)
+    if pair_mask is None:
+        video_mask, weight, has_tokens = video.mask[None, None], video.weights, video.mask.any(1)
+    else:
+        video_mask, has_tokens = pair_mask.unsqueeze(1), pair_mask.any(2)
+        weight = masked_softmax(video.logits.expand_as(pair_mask), pair_mask)
+    # An absent token has the weight 0 and must not be the maximum of another token. -2 is below any cosine but finite.
+    fill = Tensor.masked_fill if torch.is_grad_enabled() else Tensor.masked_fill_
+    for mask, some_absent in zip((text.mask[:, :, None, None], video_mask), padded, strict=True):
+        if some_absent:
+            cosine = fill(cosine, ~mask, -2.0)
+    best_word, best_token = cosine.amax(1), cosine.amax(3)  # (N, M, T), (N, W, M)
+    score = (text.weights.unsqueeze(-1) * best_token).sum(1) + (weight * best_word).sum(-1)
+    return (score / 2).masked_fill(~(text.mask.any(1).unsqueeze(1) & has_tokens), 0.0)

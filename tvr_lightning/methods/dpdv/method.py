@@ -35,6 +35,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from tvr_lightning.data.batch import PairBatch
 from tvr_lightning.encoders.base import Encoder
@@ -57,9 +58,6 @@ class DPDV(RetrievalModule):
         encoder: encoder of texts and videos.
         dpdv: options of DPDV.
         shared: arguments of `RetrievalModule`.
-
-    Raises:
-        UserError: Two paths are set for a single frame.
     """
 
     def __init__(self, encoder: Encoder, *, dpdv: DPDVOptions | None = None, **shared: Any) -> None:
@@ -70,38 +68,28 @@ class DPDV(RetrievalModule):
                 f"frames is {self.frames}, but two paths need at least 2. Set paths to [] to train without them."
             )
         self.needs_patches = "micro" in options.views
-        layers = options.temporal_layers
-        self.temporal = temporal_transformer(encoder, layers, self.frames) if layers else None
+        self.temporal = temporal_transformer(encoder, options.temporal_layers, self.frames)
         self.reduction: nn.Module | None = None
         reduction = options.patch_reduction
         if self.needs_patches and isinstance(reduction, PatchMerging):
             self.reduction = PatchFeatureMerging(encoder.dimension, reduction)
         elif self.needs_patches and isinstance(reduction, SelectedPatches):
             self.reduction = PatchSelector(encoder.dimension, reduction.selection)
-        self.head = DPDVHead(encoder.dimension, self.words, self.frames, options).within(
-            self.evaluation_config.memory_gib
-        )
+        head = DPDVHead(encoder.dimension, self.words, self.frames, options)
+        self.head = head.within(self.evaluation_config.memory_gib)
 
+    @override
     def encode_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Relate the frames (M, F, D) over time, and reduce the patches (M, F, P, D) of each frame to (M, F, P', D)."""
-        patches = video.patches if self.needs_patches else None
+        patches = video.patches if self.needs_patches else None  # (M, F, P, D)
         if patches is not None and isinstance(self.options.patch_reduction, AveragePatches):
             patches = patches.mean(2, keepdim=True)
         if patches is not None and self.reduction is not None:
             selects = isinstance(self.reduction, PatchSelector)
             patches = self.reduction(video.frames, patches) if selects else self.reduction(patches)
-        frames = video.frames if self.temporal is None else self.temporal(video.frames, video.frame_mask)
-        return dataclasses.replace(video, frames=frames, patches=patches)
+        return dataclasses.replace(super().encode_video(video), patches=patches)
 
+    @override
     def encode_extras(self, batch: PairBatch) -> dict[str, Any]:
-        """Encode the descriptions of the batch's videos, if the Recover-Path needs them.
-
-        Returns:
-            `captions`: Captions of the B videos.
-
-        Raises:
-            UserError: The data contain no captions, or a video has too few or too many.
-        """
         if "recover" not in self.options.paths:
             return {}
         listed = batch.extras.get("recover_captions")
@@ -112,39 +100,28 @@ class DPDV(RetrievalModule):
                 "model.init_args.dpdv.paths to [spot]."
             )
         most, least = self.options.captions, self.options.recover_captions
-        return {
-            "captions": encode_captions(self.encoder, batch.video.video_id, listed, self.words, most, least),
-        }
+        return {"captions": encode_captions(self.encoder, batch.video.video_id, listed, self.words, most, least)}
 
+    @override
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Return the mean (N, M) of the views' scores from all frames and patches, and the scores as `parts`.
+        return self.head(text, video)  # from all frames and patches; captions are not used
 
-        Scores are on the scale of a cosine. Captions are not used.
-        """
-        scores: Scores = self.head(text, video)
-        return scores
-
+    @override
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return the weighted terms of Eqs. 10 and 12, scalars by name, for B matching pairs.
-
-        `macro` and `micro` are L, `spot` and `recover` are alpha times L+ and L-, `divergence` is beta times L_KL.
-
-        Raises:
-            UserError: The Recover-Path is used, but `pairs.extras` contains no captions.
-        """
         options, scale = self.options, self.temperature()
         captions = pairs.extras.get("captions")
         if "recover" in options.paths and captions is None:
             raise UserError("DPDV's Recover-Path needs pairs.extras['captions'], which encode_extras makes")
         parts = self.head.matching(pairs.text, pairs.video, captions)
+        losses = {name: info_nce(self.contrastive_logits(scale * part)) for name, part in parts.items()}  # Eq. 10
         terms: dict[str, Tensor] = {}
-        if options.original_loss:
-            terms |= {view: info_nce(self.contrastive_logits(scale * parts[view])) for view in options.views}
-        if options.path_weight:
+        if options.original_loss:  # L of Eq. 12
+            terms |= {view: losses[view] for view in options.views}
+        if options.path_weight:  # alpha L+ and alpha L- of Eq. 12
             for path in options.paths:
-                logits = [self.contrastive_logits(scale * parts[f"{path}.{view}"]) for view in options.views]
-                terms[path] = options.path_weight * torch.stack([info_nce(matrix) for matrix in logits]).sum()
-        if options.divergence.weight:
+                of_views = torch.stack([losses[f"{path}.{view}"] for view in options.views])
+                terms[path] = options.path_weight * of_views.sum()
+        if options.divergence.weight:  # beta L_KL of Eq. 12
             compared = [
                 torch.stack(view_divergence(parts[view], parts[f"{path}.{view}"], scale, options.divergence)).mean()
                 for path in options.paths

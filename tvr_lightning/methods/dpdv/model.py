@@ -1,7 +1,7 @@
 """The equations of DPDV, in the paper's order (anonymous ACL submission).
 
 T_s (N, D) are sentences, T_w (N, W, D) words, V_f (M, F, D) frames, and V_p (M, F, P, D) their patches, merged by
-`patch_merging.py` (Eqs. 7-8). `interactions.py` has Eqs. 1, 5, 6 and 9, based on `weighted_max.py`.
+`patch_merging.py` (Eqs. 7-8). `interactions.py` has Eqs. 1, 5, 6 and 9.
 """
 
 from __future__ import annotations
@@ -12,15 +12,22 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import FeatureBatch, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.patch_selector import first_largest
 from tvr_lightning.methods.dpdv.captions import Captions
-from tvr_lightning.methods.dpdv.interactions import Interaction, MeanInteraction, SimilarityAggregation, WeightedMax
+from tvr_lightning.methods.dpdv.interactions import (
+    Interaction,
+    MeanInteraction,
+    SimilarityAggregation,
+    WeightedMax,
+    WeightedTokens,
+    by_length,
+)
 from tvr_lightning.methods.dpdv.options import Divergence, DPDVOptions
-from tvr_lightning.methods.dpdv.weighted_max import WeightedTokens, by_length
 from tvr_lightning.methods.pair_head import PairHead
 
 Part = Literal["all", "spot", "recover"]
@@ -66,40 +73,25 @@ def caption_order(captions: Tensor, mask: Tensor, frames: Tensor, recover: Tenso
 
 @dataclass
 class TextSide(FeatureBatch):
-    """Text features of N texts for a path.
-
-    Attributes:
-        tokens: Tokens by view: sentences (or captions) for `macro`, words for `micro`.
-        query: Unit sentences (N, D), which divide frames.
-    """
+    """Texts of a path: by view, sentences (or captions) for `macro` and words for `micro`, and unit sentences."""
 
     tokens: dict[str, WeightedTokens]
-    query: Tensor
+    query: Tensor  # (N, D), divides frames
 
 
 @dataclass
 class VideoSide(FeatureBatch):
-    """Video features of M videos for a path.
-
-    Attributes:
-        tokens: Tokens by view: frames for `macro`, patches for `micro`.
-        frames: Unit frames (M, F, D), which a text divides.
-        frame_mask: Mask (M, F) bool of the frames.
-    """
+    """Videos of a path: by view, frames for `macro` and patches for `micro`, and unit frames."""
 
     tokens: dict[str, WeightedTokens]
-    frames: Tensor
-    frame_mask: Tensor
+    frames: Tensor  # (M, F, D), divided by a text
+    frame_mask: Tensor  # (M, F) bool
 
 
 class DPDVHead(PairHead):
     """Scores of the original pairs in both views, and of matching pairs in both paths (sections 3.2 and 3.3).
 
-    Args:
-        dimension: Dimension D of the features.
-        words: Number of words W, which UCoFiA's aggregation fixes.
-        frames: Number of frames F, which UCoFiA's aggregation fixes.
-        options: Options of DPDV.
+    UCoFiA's aggregation fixes the numbers of words and frames.
     """
 
     def __init__(self, dimension: int, words: int = 32, frames: int = 12, options: DPDVOptions | None = None) -> None:
@@ -125,15 +117,15 @@ class DPDVHead(PairHead):
             if module is not None:
                 yield name, module
 
+    @override
     def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[TextSide, VideoSide]:
-        """Return the tokens of both sides; raise UserError if the micro view needs patches and there are none."""
         return self.of_text(text), self.of_video(video)
 
     def of_text(self, text: TextFeatures) -> TextSide:
         """Return the tokens of N texts: T_s for the macro view, T_w for the micro view."""
         sentence = text.sentence.unsqueeze(1)
         one = torch.ones(sentence.shape[:2], dtype=torch.bool, device=sentence.device)
-        return self._side(text, {"macro": (sentence, one), "micro": (text.words, text.word_mask)})
+        return self._text_side(text, macro=(sentence, one), micro=(text.words, text.word_mask))
 
     def of_captions(self, text: TextFeatures, captions: Captions, video: VideoFeatures, recover: Tensor) -> TextSide:
         """Return the tokens of the N_s^- captions most similar to the Recover-Path's frames (B, F) (Eq. 4).
@@ -142,26 +134,17 @@ class DPDVHead(PairHead):
         """
         _, order = caption_order(captions.sentence, captions.mask, video.frames, recover)
         rows = torch.arange(len(order), device=order.device).unsqueeze(1)
-        chosen = order[:, : self.options.recover_captions]
-        mask = captions.mask[rows, chosen]
-        words, word_mask = captions.words[rows, chosen], captions.word_mask[rows, chosen] & mask.unsqueeze(-1)
-        sentences, bags = (captions.sentence[rows, chosen], mask), (words.flatten(1, 2), word_mask.flatten(1, 2))
-        return self._side(text, {"macro": sentences, "micro": bags})
+        chosen = captions.apply(lambda each: each[rows, order[:, : self.options.recover_captions]])
+        word_mask = chosen.word_mask & chosen.mask.unsqueeze(-1)
+        words = chosen.words.flatten(1, 2), word_mask.flatten(1, 2)
+        return self._text_side(text, macro=(chosen.sentence, chosen.mask), micro=words)
 
-    def _side(self, text: TextFeatures, given: dict[str, tuple[Tensor, Tensor]]) -> TextSide:
+    def _text_side(self, text: TextFeatures, **given: tuple[Tensor, Tensor]) -> TextSide:
         """Return N texts that divide frames, with tokens (N, T, D) and masks (N, T) by view."""
         return TextSide({view: module.text(*given[view]) for view, module in self.views()}, unit(text.sentence))
 
     def of_video(self, video: VideoFeatures, mask: Tensor | None = None) -> VideoSide:
-        """Return the tokens of M videos: V_f for the macro view, V_p for the micro view.
-
-        Args:
-            video: Features of M videos.
-            mask: Mask (M, F) bool of the frames to use. Default: all valid frames.
-
-        Raises:
-            UserError: The micro view needs patches, but there are none.
-        """
+        """Return the tokens of M videos in a mask (M, F) of frames, by default all valid ones: V_f and V_p by view."""
         mask = (video.frame_mask if mask is None else mask).bool()
         tokens = {}
         if self.macro is not None:
@@ -173,14 +156,10 @@ class DPDVHead(PairHead):
             tokens["micro"] = self.micro.video(video.patches.flatten(1, 2), per_frame)
         return VideoSide(tokens, unit(video.frames), mask)
 
+    @override
     def score(self, text: TextSide, video: VideoSide, part: Part = "all") -> Scores:
-        """Return the mean over the views (n, m) of S_macro (Eqs. 5-6) and S_micro (Eq. 9), which are its `parts`.
-
-        Args:
-            text: Features of n texts.
-            video: Features of m videos.
-            part: `all` frames of a video, or the frames that each text selects for the `spot` or the `recover` path.
-        """
+        # The mean over the views of S_macro (Eqs. 5-6) and S_micro (Eq. 9), from `all` frames of a video, or from the
+        # frames that each text selects for the `spot` or the `recover` path.
         chosen = None if part == "all" else self.pair_frames(text, video, part)
         parts = {}
         for view, module in self.views():
@@ -197,19 +176,16 @@ class DPDVHead(PairHead):
         spot = spot_frames(similarity, mask, self.options.spot_ratio)
         return spot if part == "spot" else recover_frames(spot, mask)
 
-    def pair_numbers(self, text: FeatureBatch, video: FeatureBatch) -> int:
-        """Return the number of elements per pair during scoring: those of the views, and the frame masks."""
-        assert isinstance(text, TextSide)
-        assert isinstance(video, VideoSide)
-        tokens = [
-            module.pair_numbers(text.tokens[view].mask.shape[1], video.tokens[view].mask.shape[1])
-            for view, module in self.views()
-        ]
-        return 2 * video.frames.shape[1] + sum(tokens)
+    @override
+    def pair_numbers(self, text: TextSide, video: VideoSide) -> int:
+        numbers = 2 * video.frames.shape[1]  # frame masks
+        for view, module in self.views():
+            numbers += module.pair_numbers(text.tokens[view].mask.shape[1], video.tokens[view].mask.shape[1])
+        return numbers
 
-    def order(self, text: FeatureBatch) -> Tensor | None:
-        """Return the order (N,) of texts from long to short, so that each block has texts of similar length."""
-        assert isinstance(text, TextSide)
+    @override
+    def order(self, text: TextSide) -> Tensor | None:
+        # From long to short, so that each block has texts of similar length.
         return by_length(text.tokens["micro"]) if "micro" in text.tokens else None
 
     def partition(self, text: TextFeatures, video: VideoFeatures) -> tuple[Tensor, Tensor]:
@@ -220,12 +196,7 @@ class DPDVHead(PairHead):
         return spot, recover_frames(spot, mask)
 
     def matching(self, text: TextFeatures, video: VideoFeatures, captions: Captions | None = None) -> dict[str, Tensor]:
-        """Score B matching pairs in all paths.
-
-        Args:
-            text: Features of B texts.
-            video: Features of the matching B videos.
-            captions: Captions of these videos. Without them, the Recover-Path is left out.
+        """Score B matching pairs in all paths. Without the videos' captions, the Recover-Path is left out.
 
         Returns:
             S_m of the original pairs (B, B) with the names of the views, and of the paths as `spot.{view}` and
@@ -236,18 +207,21 @@ class DPDVHead(PairHead):
             sides, whole = self.of_text(text), self.of_video(video)
             parts = dict(self.in_blocks(self.score, sides, whole).parts)
             spot, recover = self.partition(text, video)
-            pairwise = self.options.spot_partition == "pairwise"
             if "spot" in self.options.paths:
-                parts |= self.path("spot", sides, whole if pairwise else self.of_video(video, spot))
+                parts |= self._path("spot", sides, video, spot)
             if "recover" in self.options.paths and captions is not None:
                 described = self.of_captions(text, captions.float(), video, recover)
-                parts |= self.path("recover", described, whole if pairwise else self.of_video(video, recover))
+                parts |= self._path("recover", described, video, recover)
         return parts
 
-    def path(self, name: Literal["spot", "recover"], text: TextSide, video: VideoSide) -> dict[str, Tensor]:
-        """Return the scores (N, M) of a path as `{name}.{view}`. `video` has only its frames if they are paired."""
-        part: Part = name if self.options.spot_partition == "pairwise" else "all"
-        scores = self.in_blocks(lambda some, few: self.score(some, few, part), text, video)
+    def _path(
+        self, name: Literal["spot", "recover"], text: TextSide, video: VideoFeatures, frames: Tensor
+    ) -> dict[str, Tensor]:
+        """Return the scores (B, B) of a path as `{name}.{view}`, of the paired `frames` (B, F) or of each pair's."""
+        pairwise = self.options.spot_partition == "pairwise"
+        part: Part = name if pairwise else "all"
+        side = self.of_video(video, None if pairwise else frames)
+        scores = self.in_blocks(lambda some, few: self.score(some, few, part), text, side)
         return {f"{name}.{view}": score for view, score in scores.parts.items()}
 
 

@@ -10,8 +10,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from tvr_lightning.errors import UserError
+from typing_extensions import override
+
 from tvr_lightning.layers.patch_selector import PatchSelection
+from tvr_lightning.methods.checks import distinct, refuse
 from tvr_lightning.methods.dpdv.clustering import DensityRule
 from tvr_lightning.option_types import ConfigVariant, Count, Layers, NotNegative, Options, Range, variant
 
@@ -39,8 +41,8 @@ class AveragePatches(PatchReduction):
     """Mean of the patches (Table S10, "CLIP4Clip")."""
 
     @property
+    @override
     def per_frame(self) -> int:
-        """One patch."""
         return 1
 
 
@@ -55,8 +57,8 @@ class SelectedPatches(PatchReduction):
         self.selection = selection or PatchSelection()
 
     @property
+    @override
     def per_frame(self) -> int:
-        """Number of selected patches and CLS."""
         return 1 + self.selection.kept
 
 
@@ -147,9 +149,6 @@ class DPDVOptions(Options):
         original_loss: train on the original pairs, L of Eq. 12 (Table 6).
         path_weight: alpha of Eq. 12 (the paper: 0.5).
         divergence: KL terms, L_KL of Eq. 12.
-
-    Raises:
-        UserError: A value is out of range, or options conflict.
     """
 
     temporal_layers: Layers = 0
@@ -166,50 +165,51 @@ class DPDVOptions(Options):
     path_weight: NotNegative = 0.5
     divergence: Divergence = field(default_factory=Divergence)
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.views or len(set(self.views)) < len(self.views):
-            raise UserError(f"views is {list(self.views)}; it must contain macro, micro, or both, each once")
-        if len(set(self.paths)) < len(self.paths):
-            raise UserError(f"paths is {list(self.paths)}; it must contain spot, recover, both, or none, each once")
-        self._check_losses()
-        self._check_captions()
-        self._check_views()
-
-    def _check_losses(self) -> None:
-        if not self.paths and (self.divergence.weight or self.spot_partition == "pairwise"):
-            raise UserError(
-                "paths is empty, so there are no paths to divide frames between or to compare the original pairs with. "
-                "Set divergence.weight to 0 and leave spot_partition at paired."
-            )
-        if not self.original_loss and not (self.paths and self.path_weight):
-            raise UserError("original_loss: false leaves no contrastive loss without paths that have a path_weight")
-        if self.paths and not (self.path_weight or self.divergence.weight):
-            raise UserError(
-                f"paths {list(self.paths)} are in no loss: path_weight and divergence.weight are 0. Set paths to []"
-            )
-
-    def _check_captions(self) -> None:
-        if self.recover_captions > self.captions:
-            raise UserError(
-                f"recover_captions is {self.recover_captions}; it must be between 1 and captions ({self.captions})"
-            )
-        if self.recover_captions > 1 and "recover" not in self.paths:
-            raise UserError(f"recover_captions {self.recover_captions} needs the path recover, which is not in paths")
-        if self.recover_captions > 1 and "ucofia" in (self.macro_interaction, self.micro_interaction):
-            raise UserError(
-                f"ucofia aggregates a fixed number of tokens, but recover_captions {self.recover_captions} gives more. "
-                "Set recover_captions to 1 or use weighted-max."
-            )
-
-    def _check_views(self) -> None:
+        self.views = distinct("views", self.views, View)
+        self.paths = distinct("paths", self.paths, Pathway) if self.paths else ()
         micro = self.micro_interaction != "weighted-max" or self.patch_reduction != PatchMerging()
-        if micro and "micro" not in self.views:
-            raise UserError("micro_interaction and patch_reduction need the view micro, which is not in views")
-        if self.macro_interaction != "weighted-sum" and "macro" not in self.views:
-            raise UserError("macro_interaction needs the view macro, which is not in views")
-        if self.micro_interaction == "ucofia" and self.patch_reduction.per_frame is None:
-            raise UserError(
-                f"micro_interaction: ucofia has a matrix with one row per patch, but {self.patch_reduction!r} leaves a "
-                "number that depends on the frames. Use SelectedPatches (UCoFiA's own) or AveragePatches."
-            )
+        several = self.recover_captions > 1
+        refuse(
+            (
+                not self.paths and (self.divergence.weight or self.spot_partition == "pairwise"),
+                "paths is empty, so there are no paths to divide frames between or to compare the original pairs "
+                "with. Set divergence.weight to 0 and leave spot_partition at paired.",
+            ),
+            (
+                not self.original_loss and not (self.paths and self.path_weight),
+                "original_loss: false leaves no contrastive loss without paths that have a path_weight",
+            ),
+            (
+                self.paths and not (self.path_weight or self.divergence.weight),
+                f"paths {list(self.paths)} are in no loss: path_weight and divergence.weight are 0. Set paths to []",
+            ),
+            (
+                self.recover_captions > self.captions,
+                f"recover_captions is {self.recover_captions}; it must be between 1 and captions ({self.captions})",
+            ),
+            (
+                several and "recover" not in self.paths,
+                f"recover_captions {self.recover_captions} needs the path recover, which is not in paths",
+            ),
+            (
+                several and "ucofia" in (self.macro_interaction, self.micro_interaction),
+                f"ucofia aggregates a fixed number of tokens, but recover_captions {self.recover_captions} gives more. "
+                "Set recover_captions to 1 or use weighted-max.",
+            ),
+            (
+                micro and "micro" not in self.views,
+                "micro_interaction and patch_reduction need the view micro, which is not in views",
+            ),
+            (
+                self.macro_interaction != "weighted-sum" and "macro" not in self.views,
+                "macro_interaction needs the view macro, which is not in views",
+            ),
+            (
+                self.micro_interaction == "ucofia" and self.patch_reduction.per_frame is None,
+                f"micro_interaction: ucofia has a matrix with one row per patch, but {self.patch_reduction!r} leaves "
+                "a number that depends on the frames. Use SelectedPatches (UCoFiA's own) or AveragePatches.",
+            ),
+        )

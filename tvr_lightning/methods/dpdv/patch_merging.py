@@ -10,15 +10,7 @@ from tvr_lightning.methods.dpdv.options import PatchMerging
 
 
 class TokenAttention(nn.Module):
-    """x + proj(attention(LN(x), LN(tokens))), one LayerNorm for both, no MLP (Eq. 8; HBI's `TCBlock`).
-
-    Args:
-        dimension: Dimension D of the tokens.
-        heads: Number of attention heads.
-
-    Raises:
-        UserError: D is not a multiple of the number of heads.
-    """
+    """x + proj(attention(LN(x), LN(tokens))), one LayerNorm for both, no MLP (Eq. 8; HBI's `TCBlock`)."""
 
     def __init__(self, dimension: int, heads: int) -> None:
         super().__init__()
@@ -43,11 +35,7 @@ class TokenAttention(nn.Module):
 
 
 class ScoredTokens(nn.Module):
-    """Residual convolution along the tokens with a LayerNorm, and a score for each token (HBI).
-
-    Args:
-        dimension: Dimension D of tokens (B, T, D).
-    """
+    """Residual convolution along the tokens with a LayerNorm, and a score for each token (HBI)."""
 
     def __init__(self, dimension: int) -> None:
         super().__init__()
@@ -62,12 +50,7 @@ class ScoredTokens(nn.Module):
 
 
 class PatchMergingStage(nn.Module):
-    """One merging stage: clustering, merging, and attention, from tokens (B, T, D) to (B, K, D).
-
-    Args:
-        dimension: Dimension D of the tokens.
-        options: Options of the merging, of which `ratio` and `stages` are not used.
-    """
+    """One merging stage: clustering, merging, and attention, from tokens (B, T, D) to (B, K, D)."""
 
     def __init__(self, dimension: int, options: PatchMerging) -> None:
         super().__init__()
@@ -90,12 +73,7 @@ class PatchMergingStage(nn.Module):
 
 
 class PatchFeatureMerging(nn.Module):
-    """PFMM: all merging stages, each with its own parameters. Frames are independent of each other.
-
-    Args:
-        dimension: Dimension D of patches (M, F, P, D).
-        options: Options of the merging.
-    """
+    """PFMM: all merging stages, each with its own parameters. Frames are independent of each other."""
 
     def __init__(self, dimension: int, options: PatchMerging | None = None) -> None:
         super().__init__()

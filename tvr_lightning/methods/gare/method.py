@@ -20,39 +20,29 @@ Deviations:
   `recipes/variants/gare-activitynet-paper.yaml`).
 - temporal transformer on MSVD: paper mentions no exception; released uses none; here as released (`temporal_layers: 0`
   in the recipe).
-- precision: released trains CLIP's matrices as float16 parameters with float16 moments, so that a rate of 1e-7 moves
-  CLIP about 40 times as far as in float32 (benchmarks/results/precision.md); here as released
-  (`encoder_precision: float16`), and `recipes/variants/float32.yaml` for bf16 and FSDP.
+- ties, gradient of the gather, precision: released as CLIP4Clip; here as CLIP4Clip here.
 - selection: released selects the best test R@1, every 150 steps; here uses the weights of the last step;
   `recipes/variants/gare-select-on-test.yaml` selects as released.
-- gradient of the gather: released uses each device's own slice (`gather: own-slice`); here the exact gradient.
 - draws of dropout: released draws for every pair; here too, or for every video, whose pairs then lose the same elements
   (`increment.dropout_per: video`).
-- ties: released counts a tied query several times; here ranks ties by their expected rank.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.temporal import temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.gare.increments import Increments
-from tvr_lightning.methods.gare.model import (
-    GAREHead,
-    anchored,
-    directional_diversity,
-    norm_variance,
-    relaxed_bottleneck,
-)
+from tvr_lightning.methods.gare.model import GAREHead, directional_diversity, norm_variance, relaxed_bottleneck
 from tvr_lightning.methods.gare.options import GAREOptions, NoIncrement
 from tvr_lightning.training.losses import info_nce
 
@@ -76,31 +66,20 @@ class GARE(RetrievalModule):
         if options.fixed_temperature is not None:
             self.temperature.logit_scale.data.fill_(-math.log(options.fixed_temperature))
             self.temperature.requires_grad_(False)
-        layers = options.temporal_layers
-        self.temporal = temporal_transformer(encoder, layers, self.frames) if layers else None
-        self.head = GAREHead(encoder.dimension, self.words, self.frames, options).within(
-            self.evaluation_config.memory_gib
-        )
+        self.temporal = temporal_transformer(encoder, options.temporal_layers, self.frames)
+        head = GAREHead(encoder.dimension, self.words, self.frames, options)
+        self.head = head.within(self.evaluation_config.memory_gib)
 
-    def encode_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Relate the frames (M, F, D) over time, unless there are no temporal layers."""
-        if self.temporal is None:
-            return video
-        return dataclasses.replace(video, frames=self.temporal(video.frames, video.frame_mask))
-
+    @override
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Return cosines (N, M) of corrected texts and pooled videos, or of texts and corrected videos."""
         return self.head(text, video)
 
+    @override
     def compact_text(self, text: TextFeatures) -> TextFeatures:
-        """Drop the words of N texts unless psi attends to them."""
         return text if self.options.increment.words else text.without_words()
 
+    @override
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return InfoNCE (Eq. 9) and the weighted regularization of increments (Eq. 28), scalars, for B matching pairs.
-
-        The variances of a single pair are undefined, so their terms are left out, with a warning.
-        """
         options = self.options
         bottleneck, lengths, direction = options.bottleneck, options.norm_variance, options.direction
         shaped = not isinstance(options.increment, NoIncrement) and any(
@@ -110,12 +89,13 @@ class GARE(RetrievalModule):
             warnings.warn("GARE: a batch of one pair has no variance, so only InfoNCE is trained on it", stacklevel=2)
             shaped = False
         scores = self.head(pairs.text, pairs.video, shaped)
-        terms = {"info_nce": info_nce(self.contrastive_logits(self.temperature() * scores.similarity))}
+        terms = {"info_nce": info_nce(self.contrastive_logits(self.temperature() * scores.similarity))}  # Eq. 9
         if not shaped:
             return terms
+        # The regularization of Eq. 28, from statistics that are computed together if possible.
         increment = scores.parts["increment"]
         plain = bool(bottleneck.weight) and not bottleneck.normalize
-        found = Increments(increment, anchored(bottleneck) if plain else None, bool(lengths.weight or direction.weight))
+        found = Increments(increment, bottleneck.axis if plain else None, bool(lengths.weight or direction.weight))
         if bottleneck.weight:
             terms["bottleneck"] = bottleneck.weight * relaxed_bottleneck(found if plain else increment, bottleneck)
         if lengths.weight:

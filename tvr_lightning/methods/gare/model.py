@@ -12,11 +12,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
+from tvr_lightning.methods.checks import check_sizes
 from tvr_lightning.methods.gare.increments import Increments
 from tvr_lightning.methods.gare.options import (
     Bottleneck,
@@ -38,51 +40,31 @@ P = TypeVar("P", bound=Pairwise)
 
 
 class GAREHead(PairHead):
-    """Cosines (N, M) of corrected texts and pooled videos (Eq. 4).
-
-    Args:
-        dimension: Dimension D of the features.
-        words: Number of words W, which psi may attend to.
-        frames: Number of frames F.
-        options: Options of GARE.
-    """
+    """Cosines (N, M) of corrected texts and pooled videos (Eq. 4). psi may attend to the words."""
 
     def __init__(self, dimension: int, words: int, frames: int, options: GAREOptions | None = None) -> None:
         options = options or GAREOptions()
         increment = options.increment
+        dropout, per = increment.dropout, increment.dropout_per
         super().__init__(
             dimension,
             basis=frames + words * increment.words,
-            dropout=increment.dropout,
-            dropout_per=increment.dropout_per,
+            dropout=dropout,
+            dropout_per=per,
             behind_dropout=4,
             side="text" if increment.words else "video",
         )
         self.options, self.frames = options, frames
-        no_gap = isinstance(increment, TextIncrement)
-        self.psi = (
-            None
-            if isinstance(increment, NoIncrement)
-            else IncrementNetwork(dimension, increment.dropout, increment.dropout_per)
-        )
-        self.magnitude = nn.Linear(frames, 1) if no_gap else None
+        self.psi = None if isinstance(increment, NoIncrement) else IncrementNetwork(dimension, dropout, per)
+        self.magnitude = nn.Linear(frames, 1) if isinstance(increment, TextIncrement) else None
 
+    @override
     def score(self, text: TextFeatures, video: VideoFeatures, increments: bool = False) -> Scores:
-        """Return s_ij = cos(t_i + Delta_ij, v_j), or cos(t_i, v_j + Delta_ij) (Eq. 4).
-
-        Args:
-            text: Features of n texts.
-            video: Features of m videos.
-            increments: Whether to return the increments (n, m, D) as the part `increment`.
-
-        Raises:
-            UserError: Increments are requested, but the options have none.
-        """
+        # s_ij = cos(t_i + Delta_ij, v_j), or cos(t_i, v_j + Delta_ij) (Eq. 4). With `increments`, these (n, m, D) are
+        # the part `increment`.
         texts, means = self.of_texts(text.sentence, len(video)), self.of_videos(self.mean_frames(video), len(text))
         videos = self.pooled(texts, means, video)
         if self.psi is None:
-            if increments:
-                raise UserError("increment is NoIncrement: there are no increments to return")
             return Scores(texts.cosine(videos)[..., 0].T)
         increment = self.increments(texts, means, text, video)
         if self.options.increment.corrected == "text":
@@ -131,11 +113,7 @@ class GAREHead(PairHead):
     def magnitudes(self, text: TextFeatures, video: VideoFeatures) -> Tensor:
         """Return R (M, N, 1) = exp(linear(cosines of the text with the frames)) (Table 5)."""
         assert self.magnitude is not None
-        if video.frames.shape[1] != self.frames:
-            raise UserError(
-                f"GARE without gap was built for {self.frames} frames, but got {video.frames.shape[1]}. Set "
-                "model.init_args.frames, or those of the data."
-            )
+        check_sizes(text, video, text.words.shape[1], self.frames)
         cosines = torch.einsum("nd,mfd->mnf", unit(text.sentence), unit(video.frames)) * video.frame_mask[:, None]
         weight, bias = self.magnitude.weight.to(cosines.dtype), self.magnitude.bias.to(cosines.dtype)
         return F.linear(cosines, weight, bias).exp()
@@ -143,11 +121,7 @@ class GAREHead(PairHead):
     def geometry(self, text: TextFeatures, video: VideoFeatures) -> dict[str, Tensor]:
         """Return the values of Figures 3 and 8 for every pair, by name, (N, M) each, for corrected texts.
 
-        The values are `angle_to_gap` and `angle_to_text` of the increment in radians, `increment_norm`, `text_norm`,
-        `corrected_norm`, and the Euclidean distances `text_to_video` and `corrected_to_video`.
-
-        Raises:
-            UserError: There are no increments, or videos are corrected.
+        Angles of the increment are in radians; `text_to_video` and `corrected_to_video` are Euclidean distances.
         """
         if self.psi is None or self.options.increment.corrected == "video":
             raise UserError("the geometry of corrected texts needs an increment with corrected: text")
@@ -174,11 +148,6 @@ class IncrementNetwork(nn.Module):
     h = LN2(o), psi = W_M LN3(h + dropout(W_1 h)). Not built are `log_std_proj` of the released module, whose output is
     unused, and `linear2` and `mlp`, which are never called. One head, as released:
     https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/psi_module.py#L134
-
-    Args:
-        dimension: Dimension D of the features.
-        dropout: Dropout rate of the elements of W_1 h in training.
-        dropout_per: Unit with its own dropout sample, every pair or every video.
     """
 
     def __init__(self, dimension: int, dropout: float = 0.3, dropout_per: DropoutPer = "pair") -> None:
@@ -203,12 +172,8 @@ class IncrementNetwork(nn.Module):
     def forward(self, query: Pairwise, context: Tensor, mask: Tensor | None = None, side: Side = "video") -> Pairwise:
         """Return the increment of every pair, in the form of `query` and with one slot.
 
-        Args:
-            query: Pair vectors with one slot, such as the gap.
-            context: Frames (M, F, D) of each video, or words (N, W, D) of each text.
-            mask: Mask (M, F) or (N, W), True for valid frames or words. Default: no mask. An item without any attends
-                uniformly.
-            side: Side of the vectors in `context`.
+        `context` are the frames (M, F, D) of each video, or the words (N, W, D) of each text, with a mask of the valid
+        ones; an item without any attends uniformly.
         """
         # https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/psi_module.py#L92-L93
         context = PlainFrames(context).layer_norm(self.layer_norm1).frames
@@ -259,15 +224,10 @@ def relaxed_bottleneck(increment: Tensor | Increments, options: Bottleneck) -> T
     """
     if options.normalize and isinstance(increment, Tensor):
         increment = unit(increment)
-    found = Increments.of(increment, anchored(options), products=False)
+    found = Increments.of(increment, options.axis, products=False)
     ratio = (found.deviation + 1e-6) / options.prior
     divergence = 0.5 * (ratio.square() + (found.mean / options.prior).square() - 1) - ratio.log()
     return (divergence.sum(-1) if options.reduction == "sum" else divergence.mean(-1)).mean()
-
-
-def anchored(options: Bottleneck) -> int:
-    """Return the axis of the increments (N, M, D) over which the distribution of an anchor is computed."""
-    return 0 if options.anchor == "video" else 1
 
 
 def trust_region_step(increment: Tensor, gradient: Tensor, radius: float) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from typing_extensions import override
+
 from tvr_lightning.errors import UserError
-from tvr_lightning.methods.pair_head import check_dropout_per
+from tvr_lightning.methods.checks import check_dropout_per
 from tvr_lightning.option_types import ConfigVariant, Dropout, Layers, NotNegative, Options, Positive, Range, variant
 from tvr_lightning.pairwise import DropoutPer
 
@@ -41,7 +43,11 @@ class Increment(ConfigVariant):
     corrected: Side = "text"
     dropout: float = 0.0
     dropout_per: DropoutPer = "pair"
-    words: bool = False
+
+    @property
+    def words(self) -> bool:
+        """Whether psi attends to words."""
+        return isinstance(self, GapIncrement) and self.context == "words"
 
 
 class NoIncrement(Increment):
@@ -60,10 +66,6 @@ class GapIncrement(Increment):
             element by element, or every `video`, whose pairs lose the same elements, which is cheaper.
         mask_context: leave padding out of the context that psi attends to; by default only padded words, since the
             released code attends to padded frames (psi_module.py).
-
-    Raises:
-        UserError: Dropout samples per video with a dropout rate of 0, or with words as context, whose basis depends
-            on the text.
     """
 
     def __init__(
@@ -88,11 +90,6 @@ class GapIncrement(Increment):
         self.mask_context = mask_context
         self.dropout_per = dropout_per
 
-    @property
-    def words(self) -> bool:  # type: ignore[override]
-        """Whether psi attends to words."""
-        return self.context == "words"
-
 
 class TextIncrement(Increment):
     """Increment from the text alone, in the direction v - psi(t, V) (Table 5, "no gap").
@@ -103,9 +100,6 @@ class TextIncrement(Increment):
         dropout: same as in `GapIncrement`.
         mask_context: leave padded frames out of the context that psi attends to.
         dropout_per: same as in `GapIncrement`.
-
-    Raises:
-        UserError: Dropout samples per video with a dropout rate of 0.
     """
 
     def __init__(self, dropout: Dropout = 0.3, mask_context: bool = False, dropout_per: DropoutPer = "pair") -> None:
@@ -133,6 +127,11 @@ class Bottleneck(Options):
     prior: Positive = 1.0
     normalize: bool = False
     reduction: Literal["sum", "mean"] = "sum"
+
+    @property
+    def axis(self) -> int:
+        """Axis of the increments (N, M, D) over which the distribution of an anchor is computed."""
+        return 0 if self.anchor == "video" else 1
 
 
 class NormRegularization(ConfigVariant):
@@ -205,9 +204,6 @@ class GAREOptions(Options):
         mask_frames: leave padded frames out of the pooling's softmax and of the mean of the frames. The released code
             removes their weights after the softmax, and counts them in the mean (modeling.py).
         fixed_temperature: fixed value of tau (section 3.1: 0.01); None learns CLIP's (modeling.py).
-
-    Raises:
-        UserError: A value is out of range, or increments are regularized but not used.
     """
 
     temporal_layers: Layers = 4
@@ -219,6 +215,7 @@ class GAREOptions(Options):
     mask_frames: bool = False
     fixed_temperature: Annotated[float, Range(at_least=0.01)] | None = None  # 1 / temperature is kept at or below 100
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         shaping = (self.bottleneck, self.norm_variance, self.direction)

@@ -17,11 +17,7 @@ Deviations:
 - gradient of the loss: paper Eq. 28 misses a factor; here, with the temperature,
   dL/db_j = -(1 - sum_i P_t2v(v_j | t_i)) / (2 B gamma).
 - optimizer: paper Adam (appendix B); released CLIP4Clip, which it builds on, BertAdam; here as CLIP4Clip (`optimizer`).
-- precision of its base: released CLIP4Clip trains CLIP's matrices as float16 parameters with float16 moments, so that
-  a rate of 1e-7 moves CLIP about 40 times as far as in float32 (benchmarks/results/precision.md); here as released
-  (`encoder_precision: float16`), and `recipes/variants/float32.yaml` for bf16 and FSDP.
-- gradient of the gather of its base: released CLIP4Clip uses each device's own slice (`gather: own-slice`); here the
-  exact gradient.
+- gradient of the gather and precision of its base: released as CLIP4Clip; here as CLIP4Clip here.
 - marginals: paper Eqs. 8 and 9 have them exchanged; here rows add up to 1/m, columns to 1/n.
 - Support-Set Bottlenecks: paper also applies NCL to it (Table 4); here it is not built, because only the introduction
   of that paper (arXiv 2010.02824) was available; `recipes/tables/ncl-4.yaml` runs NCL on X-CLIP, DRL, and X-Pool.
@@ -35,6 +31,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
@@ -62,9 +59,6 @@ class NCL(ContrastiveLearning):
             frames for methods that use them.
         bank: source of the training queries at test time: the `queue`, or the `training-split`, encoded again with the
             final weights and limited to `evaluation.bank_size`.
-
-    Raises:
-        UserError: A value is out of range, or options conflict.
     """
 
     name = "NCL"
@@ -93,19 +87,15 @@ class NCL(ContrastiveLearning):
         self.text_queue = FeatureQueue(queue_size) if queue_size else None
         self.video_queue = FeatureQueue(queue_size) if queue_size else None
 
+    @override
     def forward(self, logits: Tensor, temperature: Callable[[], Tensor]) -> Tensor:
-        """Add the biases to the logits (B, B), unless training does not use them (NCL, Sec. 3.3)."""
         self._asked = True
         if not self.needs_all_logits:
             return logits
-        return normalized_logits(logits, self.iterations, self.detach_biases, temperature())
+        return normalized_logits(logits, self.iterations, self.detach_biases, temperature())  # section 3.3
 
+    @override
     def terms(self, losses: Losses, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return the method's loss terms, at least one of which must be contrastive.
-
-        Raises:
-            UserError: None of the terms is contrastive.
-        """
         self._asked = False
         found = losses(pairs)
         if self.needs_all_logits and not self._asked:
@@ -113,30 +103,22 @@ class NCL(ContrastiveLearning):
             raise UserError(f"{name} passes no logits through contrastive_logits, so NCL cannot normalize them")
         return found
 
+    @override
     def check(self, evaluation: EvaluationConfig) -> None:
-        """Reject a normalization by training queries without a queue.
-
-        Raises:
-            UserError: The message names the option to change.
-        """
         normalizer = evaluation.normalization
         if self.bank_source == "queue" and not self.remembers and normalizer is not None and normalizer.needs_bank:
             raise UserError(
                 f"{normalizer.name} needs training queries. Set queue_size above 0, or bank: training-split"
             )
 
+    @override
     def remember(self, text: TextFeatures, video: VideoFeatures) -> None:
-        """Enqueue the texts and videos of a step (NCL, Sec. 3.4)."""
-        if self.text_queue is not None and self.video_queue is not None:
+        if self.text_queue is not None and self.video_queue is not None:  # section 3.4
             self.text_queue.push(text)
             self.video_queue.push(video)
 
+    @override
     def bank(self) -> Bank | None:
-        """Return the texts and videos of the queues, or None if the training split is to be encoded instead.
-
-        Raises:
-            EmptyQueueError: The queues are empty.
-        """
         if self.bank_source == "training-split":
             return None
         if self.text_queue is None or self.video_queue is None or not len(self.text_queue):
@@ -146,11 +128,12 @@ class NCL(ContrastiveLearning):
             )
         return Bank(self.text_queue.records(TextFeatures), self.video_queue.records(VideoFeatures))
 
+    @override
     def make_room(self, checkpoint: dict[str, Any], prefix: str, path: str | Path | None) -> None:
-        """Resize the queues to those of a checkpoint. If its weights are already loaded, read them from its file."""
         if not self.remembers:
             return
-        loaded = "state_dict" not in checkpoint  # ModelParallelStrategy has loaded the weights, but no new buffers
+        # ModelParallelStrategy has loaded the weights, but no new buffers, which are then read from the file.
+        loaded = "state_dict" not in checkpoint
         saved = torch.load(str(path), map_location="cpu", mmap=True, weights_only=True) if loaded else checkpoint
         weights = saved["state_dict"]
         for name, queue in (("text_queue.", self.text_queue), ("video_queue.", self.video_queue)):

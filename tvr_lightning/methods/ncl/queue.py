@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import FeatureBatch
@@ -20,12 +21,6 @@ class FeatureQueue(nn.Module):
     """Queue of the last K records (NCL, section 3.4), stored as buffers of K rows, such as (K, D).
 
     The buffers are created with the first record, which determines their fields, or from a checkpoint.
-
-    Args:
-        capacity: Capacity K, at least 1.
-
-    Raises:
-        UserError: `capacity` is below 1.
     """
 
     position: Tensor
@@ -33,8 +28,6 @@ class FeatureQueue(nn.Module):
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
-        if capacity < 1:
-            raise UserError(f"a queue needs a capacity of at least 1, got {capacity}")
         self.capacity = capacity
         self.register_buffer("position", torch.zeros(1, dtype=torch.int64))
         self.register_buffer("filled", torch.zeros(1, dtype=torch.int64))
@@ -47,24 +40,22 @@ class FeatureQueue(nn.Module):
     def push(self, records: FeatureBatch) -> None:
         """Append B records and drop the oldest ones that exceed the capacity.
 
-        Args:
-            records: Records with tensors (B, ...), whose remaining dimensions never change.
-
         Raises:
             UserError: Fields, sizes, or types differ from those of the stored records.
         """
-        tensors = _tensors(records)
-        stored = self._stored()
-        if not stored:
+        values = {field.name: getattr(records, field.name) for field in dataclasses.fields(records)}
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        if not self._stored():
             for name, tensor in tensors.items():
                 self.register_buffer(PREFIX + name, tensor.new_zeros((self.capacity, *tensor.shape[1:])))
-            stored = self._stored()
-        expected = {name: (tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in stored.items()}
-        found = {name: (tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in tensors.items()}
+        stored = self._stored()
+        expected, found = (
+            {name: (tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in each.items()}
+            for each in (stored, tensors)
+        )
         if found != expected:
             raise UserError(f"the queue contains {expected}, but got {found}")
-        count = len(records)
-        kept = min(count, self.capacity)
+        count, kept = len(records), min(len(records), self.capacity)
         places = (self.position + torch.arange(count - kept, count, device=self.filled.device)) % self.capacity
         for name, tensor in tensors.items():
             stored[name][places] = tensor[count - kept :].detach().to(stored[name].device)
@@ -80,12 +71,7 @@ class FeatureQueue(nn.Module):
         return kind(**{name: tensor[places] for name, tensor in self._stored().items()})
 
     def adopt(self, state: Mapping[str, Tensor], prefix: str = "") -> None:
-        """Create buffers with the shapes of a state dict, and remove all others, so that it can be loaded.
-
-        Args:
-            state: Tensors by name.
-            prefix: Prefix of this queue's tensors.
-        """
+        """Create buffers with the shapes of a state dict, and remove all others, so that it can be loaded."""
         start = prefix + PREFIX
         for name in self._stored():
             if start + name not in state:
@@ -95,6 +81,7 @@ class FeatureQueue(nn.Module):
                 room = torch.zeros((self.capacity, *tensor.shape[1:]), dtype=tensor.dtype, device=self.filled.device)
                 self.register_buffer(name.removeprefix(prefix), room)
 
+    @override
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         # ModelParallelStrategy loads one existing buffer at a time.
         if {prefix + "position", prefix + "filled"} <= state_dict.keys():
@@ -103,8 +90,3 @@ class FeatureQueue(nn.Module):
 
     def _stored(self) -> dict[str, Tensor]:
         return {name.removeprefix(PREFIX): t for name, t in self.named_buffers() if name.startswith(PREFIX)}
-
-
-def _tensors(records: FeatureBatch) -> dict[str, Tensor]:
-    values = {field.name: getattr(records, field.name) for field in dataclasses.fields(records)}
-    return {name: value for name, value in values.items() if isinstance(value, Tensor)}

@@ -19,16 +19,12 @@ Deviations:
 - padding: released keeps padded words and frames; here as released (`mask_words`, `mask_frames`).
 - repeated work: released computes all text-conditioned vectors twice; here once.
 - optimizer: paper Adam (section 4.1); released BertAdam; here as released (`optimizer`).
-- precision: released trains CLIP's matrices as float16 parameters with float16 moments, so that a rate of 1e-7 moves
-  CLIP about 40 times as far as in float32 (benchmarks/results/precision.md); here as released
-  (`encoder_precision: float16`), and `recipes/variants/float32.yaml` for bf16 and FSDP.
+- ties, gradient of the gather, precision: released as CLIP4Clip; here as CLIP4Clip here.
 - undefined switch: released reads `frame_features_conversion_flag`, which is never set; here it is off.
 - selection: released selects the best test R@1 of the epochs; here uses the weights of the last step;
   `recipes/variants/tcmgc-select-on-test.yaml` selects as released.
-- gradient of the gather: released uses each device's own slice (`gather: own-slice`); here the exact gradient.
 - draws of dropout: released draws for every pair; here too, or for every video, whose pairs then lose the same elements
   (`attention.dropout_per: video`).
-- ties: released counts a tied query several times; here ranks ties by their expected rank.
 """
 
 from __future__ import annotations
@@ -37,6 +33,7 @@ import dataclasses
 from typing import Any
 
 from torch import Tensor
+from typing_extensions import override
 
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
@@ -54,9 +51,6 @@ class TCMGC(RetrievalModule):
         encoder: encoder of texts and videos.
         tcmgc: options of TC-MGC.
         shared: arguments of `RetrievalModule`.
-
-    Raises:
-        UserError: Options, sizes, and keep rate conflict.
     """
 
     def __init__(self, encoder: Encoder, *, tcmgc: TCMGCOptions | None = None, **shared: Any) -> None:
@@ -64,28 +58,26 @@ class TCMGC(RetrievalModule):
         self.options = options = tcmgc or TCMGCOptions()
         masked = {"words": options.mask_words, "frames": options.mask_frames}
         self.reads_padding = tuple(part for part, mask in masked.items() if not mask)
-        layers = options.temporal_layers
-        self.temporal = temporal_transformer(encoder, layers, self.frames) if layers else None
-        self.head = TCMGCHead(encoder.dimension, self.words, self.frames, options).within(
-            self.evaluation_config.memory_gib
-        )
+        self.temporal = temporal_transformer(encoder, options.temporal_layers, self.frames)
+        head = TCMGCHead(encoder.dimension, self.words, self.frames, options)
+        self.head = head.within(self.evaluation_config.memory_gib)
 
+    @override
     def encode_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Relate the frames (M, F, D) over time (Eq. 1), and keep CLIP's own if they are contrasted."""
+        # Without attention, CLIP's own frames are contrasted.
         clip_frames = video.frames if self.options.attention is None else None
-        frames = video.frames if self.temporal is None else self.temporal(video.frames, video.frame_mask)
-        return dataclasses.replace(video, frames=frames, clip_frames=clip_frames)
+        return dataclasses.replace(super().encode_video(video), clip_frames=clip_frames)  # Eq. 1
 
+    @override
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Return the aggregated cosines (N, M) of the contrasts, and the contrasts as `parts`."""
         return self.head(text, video, self.temperature())
 
+    @override
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return InfoNCE and the weighted decorrelation of B matching pairs, scalars (Eqs. 33-37)."""
         scores, scale = self.score(pairs.text, pairs.video), self.temperature()
         logits = self.contrastive_logits(scale * scores.similarity)
-        terms = {"info_nce": info_nce(logits, reduction=self.options.loss_reduction)}
+        terms = {"info_nce": info_nce(logits, reduction=self.options.loss_reduction)}  # Eqs. 33-35
         weight = self.options.decorrelation.weight
         if weight:
-            terms["decorrelation"] = weight * self.head.decorrelation(scores, scale)
+            terms["decorrelation"] = weight * self.head.decorrelation(scores, scale)  # Eqs. 36-37
         return terms

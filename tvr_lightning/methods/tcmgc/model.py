@@ -11,12 +11,14 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import FeatureBatch, Scores, TextFeatures, VideoFeatures
-from tvr_lightning.layers.aggregation import BidirectionalAggregation
+from tvr_lightning.layers.aggregation import BidirectionalAggregation, without
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
+from tvr_lightning.methods.checks import check_sizes
 from tvr_lightning.methods.pair_head import PairHead
 from tvr_lightning.methods.tcmgc.options import LanguageVideoAttention, TCMGCOptions
 from tvr_lightning.methods.tcmgc.reorganization import Reorganization, kept_slots, reorganize
@@ -25,37 +27,18 @@ from tvr_lightning.pairwise import Pairwise, TextConditionedAttention
 
 @dataclass
 class TCMGCText(FeatureBatch):
-    """Prepared features of N texts.
+    """Prepared features of N texts: unit vectors, and attention queries."""
 
-    Attributes:
-        queries: Attention queries (N, 1 + W, D), the sentence first.
-        sentence: Unit sentences (N, 1, D).
-        interacting_sentence: Unit sentences times G, if it exists.
-        words: Unit words (N, W, D).
-        interacting_words: Unit words times L, if it exists.
-        word_mask: Mask (N, W), True for valid tokens.
-    """
-
-    queries: Tensor
-    sentence: Tensor
-    interacting_sentence: Tensor
-    words: Tensor
-    interacting_words: Tensor
-    word_mask: Tensor
+    queries: Tensor  # (N, 1 + W, D), the sentence first
+    sentence: Tensor  # (N, 1, D)
+    interacting_sentence: Tensor  # (N, 1, D), times the matrix G, if it exists
+    words: Tensor  # (N, W, D)
+    interacting_words: Tensor  # (N, W, D), times the matrix L, if it exists
+    word_mask: Tensor  # (N, W) bool
 
 
 class TCMGCHead(PairHead):
-    """Four scores per pair and their aggregate (sections 3.2 to 3.6).
-
-    Args:
-        dimension: Dimension D of the features.
-        words: Number of word slots W.
-        frames: Number of frames F.
-        options: Options of TC-MGC.
-
-    Raises:
-        UserError: Options, sizes, and keep rate conflict.
-    """
+    """Four scores per pair and their aggregate (sections 3.2 to 3.6)."""
 
     def __init__(self, dimension: int, words: int, frames: int, options: TCMGCOptions | None = None) -> None:
         options = options or TCMGCOptions()
@@ -89,63 +72,51 @@ class TCMGCHead(PairHead):
 
     def _build_contrasts(self) -> None:
         """Build the matrices of the contrasts in use. Others would never get a gradient."""
-        options, modes, aggregation = self.options, self.options.reorganization, self.options.similarity_aggregation
+        options, aggregation = self.options, self.options.similarity_aggregation
+        contrasts, matrices = options.contrasts, options.interaction_matrices
         self._kept: dict[str, int] = {}
 
-        def slots(count: int, mode: Reorganization, name: str) -> int:
+        def slots(name: str, count: int) -> int:
+            mode: Reorganization = getattr(options.reorganization, name)
             self._kept[name] = kept_slots(count, options.keep_rate, mode, name)
             return self._kept[name] + (mode == "fusion")
 
-        square = torch.eye(self.dimension) if options.interaction_matrices else None
         self.global_matrix = self.local_matrix = None
-        if "video_sentence" in options.contrasts and square is not None:
-            self.global_matrix = nn.Parameter(square.clone())
-        if "video_word" in options.contrasts:
-            self.video_word_aggregation = aggregation.module(slots(self.words, modes.video_word, "video_word"))
-        if "sentence_frame" in options.contrasts:
-            count = slots(self.frame_slots, modes.sentence_frame, "sentence_frame")
-            self.sentence_frame_aggregation = aggregation.module(count)
-        if "frame_word" in options.contrasts:
-            self.local_matrix = None if square is None else nn.Parameter(square.clone())
-            words = slots(self.words, modes.words, "words")
-            frames = slots(self.frame_slots, modes.frames, "frames")
+        if "video_sentence" in contrasts and matrices:
+            self.global_matrix = nn.Parameter(torch.eye(self.dimension))
+        if "video_word" in contrasts:
+            self.video_word_aggregation = aggregation.module(slots("video_word", self.words))
+        if "sentence_frame" in contrasts:
+            self.sentence_frame_aggregation = aggregation.module(slots("sentence_frame", self.frame_slots))
+        if "frame_word" in contrasts:
+            self.local_matrix = nn.Parameter(torch.eye(self.dimension)) if matrices else None
+            words, frames = slots("words", self.words), slots("frames", self.frame_slots)
             self.frame_word_aggregation = BidirectionalAggregation(aggregation, frames, words)
 
+    @override
     def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[TCMGCText, VideoFeatures]:
-        """Return the prepared features of the texts, and the videos.
-
-        Raises:
-            UserError: The number of words or frames differs from the head's, or `clip_frames` is missing although
-                CLIP's own frames are contrasted.
-        """
-        found = (text.words.shape[1], video.frames.shape[1])
-        if found != (self.words, self.frames):
-            raise UserError(
-                f"TC-MGC was built for {self.words} words and {self.frames} frames, but got {found[0]} words and "
-                f"{found[1]} frames. Set model.init_args.words and frames, or those of the data."
-            )
-        if self.attention is None and video.clip_frames is None:
-            raise UserError("without attention, TC-MGC contrasts CLIP's own frames, but clip_frames is missing")
+        check_sizes(text, video, self.words, self.frames)
         sentence, words = unit(text.sentence.unsqueeze(1)), unit(text.words)
         queries = torch.cat([text.sentence.unsqueeze(1), text.words], dim=1)
         queries = queries if self.attention is None else self.attention.queries(queries)  # Eqs. 2, 8
         by_global = sentence if self.global_matrix is None else sentence @ self.global_matrix
         by_local = words if self.local_matrix is None else words @ self.local_matrix
-        return TCMGCText(queries, sentence, by_global, words, by_local, text.word_mask), video
+        return TCMGCText(queries, sentence, by_global, words, by_local, text.word_mask.bool()), video
 
+    @override
     def score(self, text: TCMGCText, video: VideoFeatures, scale: Tensor) -> Scores:
-        """Return the aggregated cosines (n, m) (Eq. 32) of n texts and m videos, and those of the contrasts as `parts`.
-
-        Args:
-            text: Prepared features of n texts.
-            video: Features of m videos.
-            scale: exp(logit_scale), a scalar.
-        """
         coarse, fine = self.visual_vectors(text, video)
-        contrasts, parts, whole = self.options.contrasts, {}, self._whole
+        contrasts, parts = self.options.contrasts, {}
+        no_word, no_frame = self.padding(text, video)
+        whole = no_word is None and no_frame is None
+
+        def reorganized(similarity: Tensor, name: str, dim: int) -> Tensor:  # section 3.4
+            mode: Reorganization = getattr(self.options.reorganization, name)
+            return reorganize(similarity, self._kept[name], mode, dim, whole)
+
         of_videos = {"video_sentence": text.interacting_sentence, "video_word": text.words}
         of_frames = {"sentence_frame": text.sentence, "frame_word": text.interacting_words}
-        met: dict[str, Tensor] = {}
+        met: dict[str, Tensor] = {}  # similarities (M, N, words, frame slots)
         for vectors, met_by in ((coarse, of_videos), (fine, of_frames)):
             chosen = {name: each for name, each in met_by.items() if name in contrasts}
             if chosen:
@@ -153,24 +124,23 @@ class TCMGCHead(PairHead):
         if "video_sentence" in contrasts:  # Eq. 12; the matrix G is the released code's
             parts["video_sentence"] = met["video_sentence"][:, :, 0, 0].T
         if "video_word" in contrasts:  # Eqs. 13, 18-19
-            similarity = self._without_padding(met["video_word"], text, video, words=True, frames=False)
-            similarity = self._reorganized(similarity, "video_word", dim=2)  # (k, M, N, 1)
+            similarity = reorganized(without(no_word, met["video_word"]), "video_word", dim=2)  # (k, M, N, 1)
             parts["video_word"] = self.video_word_aggregation(similarity, whole=whole)[:, :, 0].T
         if "sentence_frame" in contrasts:  # Eqs. 14, 20-21
-            similarity = self._without_padding(met["sentence_frame"], text, video, words=False, frames=True)
-            similarity = self._reorganized(similarity, "sentence_frame", dim=3)  # (k + 1, M, N, 1)
+            similarity = reorganized(without(no_frame, met["sentence_frame"]), "sentence_frame", dim=3)
             parts["sentence_frame"] = self.sentence_frame_aggregation(similarity, whole=whole)[:, :, 0].T
         if "frame_word" in contrasts:  # Eqs. 15-17, 22-30; the matrix L is the released code's
-            similarity = self._without_padding(met["frame_word"], text, video, words=True, frames=True)
-            similarity = self._reorganized(similarity, "words", dim=2)  # (k, M, N, frame slots)
-            similarity = self._reorganized(similarity, "frames", dim=3)  # (k, k, M, N)
+            similarity = without(no_frame, without(no_word, met["frame_word"]))
+            similarity = reorganized(similarity, "words", dim=2)  # (k, M, N, frame slots)
+            similarity = reorganized(similarity, "frames", dim=3)  # (k, k, M, N)
             parts["frame_word"] = self.frame_word_aggregation(similarity, whole=whole).T
         return Scores(self.aggregate(torch.stack(list(parts.values())), scale), parts)
 
     def visual_vectors(self, text: TCMGCText, video: VideoFeatures) -> tuple[Pairwise, Pairwise]:
         """Return unit video vectors z^c (one slot) and frame vectors z^f (a slot per word) of all pairs (Eqs. 2-11)."""
         if self.attention is None:
-            assert video.clip_frames is not None  # checked in `prepare`
+            if video.clip_frames is None:
+                raise UserError("without attention, TC-MGC contrasts CLIP's own frames, but clip_frames is missing")
             pooled = unit(masked_mean(unit(video.frames), video.frame_mask))
             return self.of_videos(pooled, len(text)), self.of_videos(unit(video.clip_frames), len(text))
         # The released code computes everything twice, with the same result except for dropout.
@@ -181,28 +151,17 @@ class TCMGCHead(PairHead):
         conditioned = self.attention(self.of_texts(text.queries, len(video)), video.frames, frame_mask).unit()
         return conditioned.divided(1)
 
-    @property
-    def _whole(self) -> bool:
-        """Whether padded slots are treated as valid, as released."""
-        return not self.options.mask_words and (self.attention is not None or not self.options.mask_frames)
+    def padding(self, text: TCMGCText, video: VideoFeatures) -> tuple[Tensor | None, Tensor | None]:
+        """Return masks of the padded words and frame slots of similarities (M, N, words, frame slots).
 
-    def _reorganized(self, similarity: Tensor, name: str, dim: int) -> Tensor:
-        """Keep the largest similarities of a contrast, and fuse or remove the others (section 3.4)."""
-        mode: Reorganization = getattr(self.options.reorganization, name)
-        return reorganize(similarity, self._kept[name], mode, dim, self._whole)
-
-    def _without_padding(
-        self, similarity: Tensor, text: TCMGCText, video: VideoFeatures, words: bool, frames: bool
-    ) -> Tensor:
-        """Return similarities (M, N, words, frame slots) with minus infinity for padded slots."""
-        options, conditioned = self.options, self.attention is not None
-        if words and options.mask_words:
-            similarity = similarity.masked_fill(~text.word_mask.bool()[None, :, :, None], -torch.inf)
-        if frames and conditioned and options.mask_words:  # a conditioned frame belongs to a word
-            similarity = similarity.masked_fill(~text.word_mask.bool()[None, :, None, :], -torch.inf)
-        if frames and not conditioned and options.mask_frames:
-            similarity = similarity.masked_fill(~video.frame_mask.bool()[:, None, None, :], -torch.inf)
-        return similarity
+        None treats all slots as valid, as released. A conditioned frame belongs to a word.
+        """
+        no_word = ~text.word_mask[None] if self.options.mask_words else None
+        if self.attention is None:
+            no_frame = ~video.frame_mask.bool()[:, None, None, :] if self.options.mask_frames else None
+        else:
+            no_frame = None if no_word is None else no_word[:, :, None]
+        return None if no_word is None else no_word[..., None], no_frame
 
     def aggregate(self, scores: Tensor, scale: Tensor) -> Tensor:
         """Return the weighted sum (N, M) of the contrasts' cosines (G, N, M) (Eqs. 31-32, Figs. 7-8)."""
@@ -221,13 +180,10 @@ class TCMGCHead(PairHead):
 
 
 class LinearSoftmaxAggregation(nn.Module):
-    """LSA: weights of scores of several granularities from a softmax over a linear map of them (Eqs. 31-32).
+    """LSA: weights of scores of G granularities from a softmax over a linear map of them (Eqs. 31-32).
 
-    The released code uses the matrix without defining it. The paper initializes it as the identity.
+    The released code uses the matrix (G, G) without defining it. The paper initializes it as the identity.
     https://github.com/JingXiaolun/TC-MGC/blob/c1575747c0a6f62b82c033c105d8d87c53066f2a/modules/modeling_tcmgc.py#L426
-
-    Args:
-        scores: Number of granularities G. The matrix (G, G) is initialized as the identity.
     """
 
     def __init__(self, scores: int) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
+from typing_extensions import override
+
 from tvr_lightning.errors import UserError
 from tvr_lightning.layers.aggregation import ISA, Aggregation
-from tvr_lightning.methods.pair_head import check_dropout_per
+from tvr_lightning.methods.checks import check_dropout_per, distinct
 from tvr_lightning.methods.tcmgc.reorganization import Reorganization
 from tvr_lightning.option_types import Count, Dropout, Layers, NotNegative, Options, Range, variant
 from tvr_lightning.pairwise import DropoutPer
@@ -32,9 +34,6 @@ class LanguageVideoAttention(Options):
             pairs, or every `video`, whose pairs lose the same elements, which is cheaper.
         projections: use W_Q, W_K, W_V, and W_O of Eqs. 2-6, which the released code omits.
         residual: residual connection around FC (Table 11).
-
-    Raises:
-        UserError: Dropout samples per video with a dropout rate of 0.
     """
 
     heads: Count = 1
@@ -43,6 +42,7 @@ class LanguageVideoAttention(Options):
     residual: bool = True
     dropout_per: DropoutPer = "pair"
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         check_dropout_per(self.dropout_per, self.dropout)
@@ -104,10 +104,6 @@ class TCMGCOptions(Options):
             video-sentence and frame-word contrasts, which Eqs. 12 and 15 do not have.
         mask_frames: leave padded frames out of attention and contrasts; the released code keeps them.
         mask_words: leave padded words out of the contrasts; the released code keeps them.
-
-    Raises:
-        UserError: A value is out of range, decorrelation is used with a single contrast, or the output of the temporal
-            encoder is unused.
     """
 
     temporal_layers: Layers = 4
@@ -124,14 +120,10 @@ class TCMGCOptions(Options):
     mask_frames: bool = False
     mask_words: bool = False
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = get_args(Contrast)
-        if not self.contrasts or len(set(self.contrasts)) < len(self.contrasts):
-            raise UserError(
-                f"contrasts is {list(self.contrasts)}; it must contain some of {', '.join(known)}, each once"
-            )
-        self.contrasts = tuple(name for name in known if name in self.contrasts)
+        self.contrasts = distinct("contrasts", self.contrasts, Contrast)
         if self.decorrelation.weight and len(self.contrasts) == 1:
             raise UserError(
                 f"decorrelation needs two contrasts, since the variance of {self.contrasts[0]} alone is undefined. "
