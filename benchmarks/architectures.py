@@ -31,7 +31,7 @@ from torch import nn
 from tvr_lightning.encoders.clip import build_model
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.encoders.pretrained import find_weights
-from tvr_lightning.encoders.transformers_tokenizer import build_tokenizer
+from tvr_lightning.encoders.tokenizer import build_tokenizer
 
 BEGIN, END = "<!-- architectures: written by benchmarks/architectures.py -->", "<!-- end of architectures -->"
 CAPTIONS = ["a red ball rolls to the left", "two dogs"]

@@ -182,7 +182,7 @@ def test_a_checkpoint_of_openai_whisper_is_read(tmp_path):
 
 def test_weights_of_another_size_say_expected_and_found(tmp_path):
     checkpoint(tmp_path / "x.pt", "base")
-    with pytest.raises(ValueError, match=r"not Whisper small: .*768, 12, 12.* found .*512, 8, 6.*size to base"):
+    with pytest.raises(ValueError, match=r"not Whisper small: .*768, 12, 12.* found .*512, 8, 6.*'base': .512, 8, 6."):
         WhisperEncoder("small", str(tmp_path / "x.pt"))
 
 

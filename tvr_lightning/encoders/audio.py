@@ -33,23 +33,17 @@ class AudioEncoder(FeatureEncoder):
         """Load the weights that the constructor skipped inside `weights_follow`. Most encoders have none."""
 
     def encode_audio(self, video: Media | VideoFeatures) -> tuple[Tensor, Tensor]:
-        """Return audio vectors (M, F, D_a), zero for silent frames, and their mask (M, F), encoded or from a store.
-
-        Raises:
-            UserError: The media or the store contain no audio, or audio for another encoder.
-        """
+        """Return audio vectors (M, F, D_a), zero for silent frames, and their mask (M, F), encoded or from a store."""
         if isinstance(video, VideoFeatures):
             if video.audio is None or video.audio_mask is None:
-                raise UserError(
-                    "The stored features contain no audio. Add it to the store: `tvr extract --parts audio`"
-                )
+                raise UserError("The stored features contain no audio. Add it to the store: tvr extract --parts audio")
             return video.audio, video.audio_mask
         if video.audio is None:
             raise UserError(f"The data has no audio. Set data.init_args.audio to {self.kind}")
-        dimensions = {"whisper": 4, "wav2vec2": 2}[self.kind]
+        dimensions = {"whisper": 4, "wav2vec2": 2}
         values = video.audio.values
-        if values.ndim != dimensions:
-            found = {4: "log-mel windows for whisper", 2: "waveforms for wav2vec2"}.get(values.ndim, "neither")
+        if values.ndim != dimensions[self.kind]:
+            found = "log-mel windows for whisper" if values.ndim == 4 else "waveforms for wav2vec2"
             raise UserError(
                 f"{type(self).__name__} needs the input {self.kind!r}, but the data has {found} of shape "
                 f"{tuple(values.shape)}. Set data.init_args.audio to {self.kind}"
@@ -69,6 +63,5 @@ def pool_steps(vectors: Tensor, windows: Tensor) -> Tensor:
     https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/model/clip_stochastic.py#L50-L57
     """
     steps = torch.arange(vectors.shape[1], device=vectors.device)
-    inside = (steps >= windows[..., :1]) & (steps < windows[..., 1:])
-    weights = inside.to(vectors.dtype)
+    weights = ((steps >= windows[..., :1]) & (steps < windows[..., 1:])).to(vectors.dtype)
     return weights / weights.sum(dim=-1, keepdim=True).clamp_min(1) @ vectors

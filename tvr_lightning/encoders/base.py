@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from tvr_lightning.data.batch import Media, Tokens
-from tvr_lightning.encoders.fingerprint import fingerprint
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.preparation import Interpolation, Preparation, ResizeMode
@@ -154,3 +155,20 @@ class Encoder(FeatureEncoder):
     @classmethod
     def check_trainer(cls, precision: str, strategy: str, **options: Any) -> None:
         """Refuse a precision or strategy (Lightning's names) that is not supported with the constructor's options."""
+
+
+def fingerprint(configuration: Mapping[str, object], module: nn.Module) -> str:
+    """Return the hexadecimal SHA-256 of named settings and of all weights and buffers (any shapes) of a module.
+
+    Sharded weights are gathered, so every rank must call it.
+    """
+    digest = hashlib.sha256()
+    for key, value in sorted(configuration.items()):
+        digest.update(f"{key}={value!r};".encode())
+    for name, tensor in sorted(module.state_dict().items()):
+        whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        whole = cast(Tensor, whole).detach().cpu().contiguous()
+        digest.update(f"{name}:{whole.dtype}:{tuple(whole.shape)};".encode())
+        # numpy does not support bfloat16
+        digest.update(whole.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

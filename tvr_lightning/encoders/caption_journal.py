@@ -52,11 +52,11 @@ class CaptionJournal:
         _read(out, settings)  # refuses another file before it creates a journal
         with Journal.open(file, settings, f"the captions {out}") as journal:
             _check(file, journal.header, settings)
-            found = cls(out, settings, journal, {})
-            found._take(_read(out, settings))
-            there = set(found.descriptions)  # possibly all, if the process was killed before it removed the journal
-            found._take(row for group in journal.entries for row in group if row["video_id"] not in there)
-            yield found
+            captions = cls(out, settings, journal, {})
+            captions._take(_read(out, settings))
+            there = set(captions.descriptions)  # all of them if the process was killed before it removed the journal
+            captions._take(row for group in journal.entries for row in group if row["video_id"] not in there)
+            yield captions
 
     def add(self, descriptions: Sequence[Description]) -> None:
         """Append the descriptions of a group of videos to the journal and flush them to disk."""
@@ -70,9 +70,8 @@ class CaptionJournal:
         ids += [name for name in order if name in self.descriptions]
         made = {name: self.settings[name] for name in ("model", "prompt", "weights_hash")}
         table = pa.Table.from_pylist([row | made for name in ids for row in self.descriptions[name]], schema=SCHEMA)
-        table = table.replace_schema_metadata({SETTINGS: json.dumps(self.settings).encode()})
         sink = pa.BufferOutputStream()
-        pq.write_table(table, sink)
+        pq.write_table(table.replace_schema_metadata({SETTINGS: json.dumps(self.settings).encode()}), sink)
         with explain_write_errors(self.out, KEPT):
             write_whole(self.out, bytes(sink.getvalue()))
         self.journal.file.unlink(missing_ok=True)

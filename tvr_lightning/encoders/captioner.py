@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from tvr_lightning.data.records import VideoRecord, tidy
 from tvr_lightning.data.recover_captions import Description
+from tvr_lightning.encoders.base import fingerprint
 from tvr_lightning.encoders.caption_journal import CaptionJournal
-from tvr_lightning.encoders.fingerprint import fingerprint
 from tvr_lightning.encoders.hub import WEIGHTS, how_to_download, is_repository, repository_folder
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.read_many import Unread, read_many
@@ -107,17 +107,19 @@ class Captioner:
         if not getattr(processor, "chat_template", None):
             raise UserError(f"{name}: its processor has no chat template. Choose an instruction-tuned model.")
         self.model: Any = model.eval()
-        self.processor = processor
-        self.name = name
-        self.processor.tokenizer.padding_side = "left"  # generation continues after the last token of the prompt
-        if self.processor.tokenizer.pad_token is None:
-            self.processor.tokenizer.pad_token = self.processor.tokenizer.eos_token
-        generation: dict[str, Any] = cast(Any, model).generation_config.to_diff_dict()
+        self.processor, self.name = processor, name
+        tokenizer = processor.tokenizer
+        tokenizer.padding_side = "left"  # generation continues after the last token of the prompt
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        configuration: Any = model.generation_config
+        generation = configuration.to_diff_dict()
+        generation.pop("transformers_version", None)
         rules = {
             "chat_template": processor.chat_template,
-            "tokenizer": processor.tokenizer.backend_tokenizer.to_str(),
+            "tokenizer": tokenizer.backend_tokenizer.to_str(),
             "images": sorted(processor.image_processor.to_dict().items()),
-            "generation": sorted((name, value) for name, value in generation.items() if name != "transformers_version"),
+            "generation": sorted(generation.items()),
         }
         self.weights_hash = fingerprint(rules, model)[:16]
 
@@ -131,18 +133,11 @@ class Captioner:
         inputs = self.processor(text=[text] * len(segments), images=images, padding=True, return_tensors="pt")
         inputs = inputs.to(self.model.device)
         inputs["pixel_values"] = inputs["pixel_values"].to(self.model.dtype)
-        made = self.model.generate(
-            **inputs,
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            num_beams=1,
-            temperature=None,
-            top_p=None,
-            top_k=None,
-            pad_token_id=self.processor.tokenizer.pad_token_id,
-        )
-        said = made[:, inputs["input_ids"].shape[1] :]
-        return [tidy(line) for line in self.processor.batch_decode(said, skip_special_tokens=True)]
+        greedy = {"do_sample": False, "num_beams": 1, "temperature": None, "top_p": None, "top_k": None}
+        pad = self.processor.tokenizer.pad_token_id
+        tokens = self.model.generate(**inputs, **greedy, max_new_tokens=max_new_tokens, pad_token_id=pad)
+        generated = tokens[:, inputs["input_ids"].shape[1] :]
+        return [tidy(line) for line in self.processor.batch_decode(generated, skip_special_tokens=True)]
 
 
 def load_captioner(model: str = CAPTION_MODEL, device: str | None = None) -> Captioner:
@@ -172,16 +167,13 @@ def load_captioner(model: str = CAPTION_MODEL, device: str | None = None) -> Cap
 
 def find_captioner(model: str) -> Path:
     """Return the folder of a captioner (Hub name or folder) with its config and weights."""
-    fix = WITHOUT_A_MODEL
-    if is_repository(model):
-        fix = f"{how_to_download(model)}. {fix}"
+    fix = f"{how_to_download(model)}. {WITHOUT_A_MODEL}" if is_repository(model) else WITHOUT_A_MODEL
     return repository_folder(model, WEIGHTS, f"the captioner {model} has no weights", fix)
 
 
 def segment_spans(start: float, end: float, segments: int) -> list[tuple[float, float]]:
     """Return the (start, end) of equal parts of a time interval, all in seconds."""
-    edges = [start + (end - start) * i / segments for i in range(segments + 1)]
-    return list(itertools.pairwise(edges))
+    return list(itertools.pairwise(start + (end - start) * i / segments for i in range(segments + 1)))
 
 
 def _read_segments(video: VideoRecord, options: CaptionOptions) -> tuple[list[Description], Tensor]:
@@ -214,35 +206,30 @@ def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: Captio
         "segments": options.segments,
         "reading": f"{options.frames} frames of {options.image_size} pixels, {options.max_new_tokens} tokens",
     }
-    distinct = list({video.video_id: video for video in reversed(videos)}.values())[::-1]
-    size = max(1, options.batch_size // options.segments)
-    groups = [distinct[i : i + size] for i in range(0, len(distinct), size)]
+    distinct: dict[str, VideoRecord] = {}
+    for video in videos:
+        distinct.setdefault(video.video_id, video)
     report = CaptionReport()
     with CaptionJournal.open(options.out, settings) as journal:
         there = journal.descriptions.keys()
-        report.kept = sum(video.video_id in there for video in distinct)
+        report.kept = len(there & distinct.keys())
         # A group is described as a whole, except for videos that are already in the file.
-        waiting = [kept for group in groups if (kept := [v for v in group if v.video_id not in there])]
+        size = max(1, options.batch_size // options.segments)
+        groups = [list(distinct.values())[start : start + size] for start in range(0, len(distinct), size)]
+        waiting = [[video for video in group if video.video_id not in there] for group in groups]
         read = partial(_read_segments, options=options)
         with progress_bar(options.progress) as bar:
             task = bar.add_task("describing videos", total=len(distinct), completed=report.kept)
-            for found in read_many(waiting, read, list, workers=options.num_workers):
+            for found in read_many(list(filter(None, waiting)), read, list, workers=options.num_workers):
                 report.skipped += [f"{each.item.path}: {each.reason}" for each in found if isinstance(each, Unread)]
                 readable = [each for each in found if not isinstance(each, Unread)]
-                described = _describe(readable, captioner, options)
+                segments = [segment for described, _ in readable for segment in described]
+                texts: list[str] = []
+                for part in torch.cat([pixels for _, pixels in readable]).split(options.batch_size) if readable else ():
+                    texts += captioner.describe(part, options.prompt, options.max_new_tokens)
+                journal.add([replace(each, caption=text) for each, text in zip(segments, texts, strict=True)])
                 report.described += len(readable)
-                report.empty += sum(not each.caption for each in described)
-                journal.add(described)
+                report.empty += texts.count("")
                 bar.advance(task, len(found))
-        journal.finish([video.video_id for video in distinct])
+        journal.finish(list(distinct))
     return report
-
-
-def _describe(
-    videos: Sequence[tuple[list[Description], Tensor]], captioner: Captioner, options: CaptionOptions
-) -> list[Description]:
-    segments = [segment for described, _ in videos for segment in described]
-    texts: list[str] = []
-    for part in torch.cat([pixels for _, pixels in videos]).split(options.batch_size) if videos else ():
-        texts += captioner.describe(part, options.prompt, options.max_new_tokens)
-    return [replace(segment, caption=text) for segment, text in zip(segments, texts, strict=True)]

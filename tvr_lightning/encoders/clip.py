@@ -23,7 +23,7 @@ from tvr_lightning.encoders.pretrained import (
     local_folder,
     model_configuration,
 )
-from tvr_lightning.encoders.transformers_tokenizer import build_tokenizer, tokenizer_folder
+from tvr_lightning.encoders.tokenizer import build_tokenizer, tokenizer_folder
 from tvr_lightning.encoders.weights import load_weights, read_state_dict
 from tvr_lightning.errors import UserError
 
@@ -158,7 +158,7 @@ class SizedClipEncoder(OpenClipEncoder):
         vision, text = (vision_width, vision_layers, patch_size, image_size), (text_width, text_layers)
         configuration = openai_configuration(dimension, *vision, *text, context_length, vocabulary)
         model = build_model(configuration, encoder_precision)
-        super().__init__(model, "CLIP of these sizes", None, None, encoder_precision=encoder_precision, **switches)
+        super().__init__(model, "CLIP of these sizes", encoder_precision=encoder_precision, **switches)
 
     @override
     def temporal_initialization(self, layers: int) -> None:
@@ -222,8 +222,8 @@ def _report_activation(architecture: str, source: WeightSource, quick_gelu: bool
 def openai_sizes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Return the sizes of the CLIP in a state dict with OpenAI's names, as arguments of `SizedClipEncoder`."""
 
-    def blocks(prefix: str) -> int:
-        return len({name[len(prefix) :].split(".")[0] for name in tensors if name.startswith(prefix)})
+    def blocks(tower: str) -> int:
+        return sum(name.startswith(tower) and name.endswith("ln_1.weight") for name in tensors)
 
     try:
         vision_width, _, patch_size, _ = tensors["visual.conv1.weight"].shape

@@ -31,21 +31,19 @@ def compile_blocks(towers: Iterable[nn.Module]) -> None:
     """
     compiled = _compiler()
     for tower in towers:
-        lists = [
-            (f"{name}.", part)
-            for name, part in tower.named_modules()
-            if name.rpartition(".")[2] in BLOCKS and isinstance(part, nn.ModuleList | nn.Sequential)
-        ]
+        lists: list[str] = []
+        for name, part in tower.named_modules():
+            is_list = name.rpartition(".")[2] in BLOCKS and isinstance(part, nn.ModuleList | nn.Sequential)
+            if not is_list or name.startswith(tuple(lists)):  # no list, or a list inside a block
+                continue
+            lists.append(f"{name}.")
+            for block in part:
+                # Same attribute as nn.Module.compile, which would let the compiler's error end the run.
+                block._compiled_call_impl = compiled(block._call_impl)
         if not lists:
             raise UserError(
                 f"compile_towers: {type(tower).__name__} is not a transformer. Set compile_towers to false."
             )
-        for name, blocks in lists:
-            if any(name != outer and name.startswith(outer) for outer, _ in lists):
-                continue  # a list inside a block
-            for block in blocks:
-                # Same attribute as nn.Module.compile, which would let the compiler's error end the run.
-                block._compiled_call_impl = compiled(block._call_impl)
 
 
 def _compiler() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -57,15 +55,14 @@ def _compiler() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
         def call(*arguments: Any, **named: Any) -> Any:
             nonlocal failed
-            if failed:
-                return plain(*arguments, **named)
-            try:
-                return fast(*arguments, **named)
-            except torch._dynamo.exc.TorchDynamoException as error:  # raised before any code of the block has run
-                failed = True
-                reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-                logger.warning("compile_towers: torch.compile failed (%s); the towers run uncompiled", reason)
-                return plain(*arguments, **named)
+            if not failed:
+                try:
+                    return fast(*arguments, **named)
+                except torch._dynamo.exc.TorchDynamoException as error:  # raised before any code of the block has run
+                    failed = True
+                    reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+                    logger.warning("compile_towers: torch.compile failed (%s); the towers run uncompiled", reason)
+            return plain(*arguments, **named)
 
         return call
 

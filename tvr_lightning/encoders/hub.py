@@ -45,9 +45,13 @@ def repository_folder(name: str, any_of: Sequence[str], missing: str, fix: str, 
     Raises:
         MissingWeightsError: The files are missing and cannot be downloaded; the message names the searched places.
     """
+
+    def complete(folder: Path) -> bool:
+        return any((folder / file).is_file() for file in any_of)
+
     folder = Path(name).expanduser()
     if folder.is_dir():
-        if any((folder / file).is_file() for file in any_of):
+        if complete(folder):
             return folder
         raise MissingWeightsError(f"{missing}: {folder.absolute()} contains none of {', '.join(any_of)}. {fix}")
     looked = [str(folder.absolute())]
@@ -55,9 +59,9 @@ def repository_folder(name: str, any_of: Sequence[str], missing: str, fix: str, 
         looked.append(huggingface_hub.constants.HF_HUB_CACHE)
         fetch = partial(huggingface_hub.snapshot_download, name, allow_patterns=[*files])
         with suppress(LocalEntryNotFoundError):
-            found = Path(fetch(local_files_only=True))
-            if any((found / file).is_file() for file in any_of):
-                return found
+            cached = Path(fetch(local_files_only=True))
+            if complete(cached):
+                return cached
         if files and not huggingface_hub.constants.HF_HUB_OFFLINE:
             address = f"{huggingface_hub.constants.ENDPOINT}/{name}"
             try:

@@ -12,6 +12,7 @@ import torch
 from open_clip.hf_model import HFTextEncoder
 from open_clip.model import convert_weights_to_fp16
 from open_clip.transformer import Attention, ResidualAttentionBlock, Transformer, VisionTransformer
+from open_clip.utils import to_2tuple
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -20,7 +21,7 @@ from tvr_lightning.encoders.base import Encoder, EncoderPrecision, FreezeRule, T
 from tvr_lightning.encoders.compiled import compile_blocks
 from tvr_lightning.encoders.patch_shift import PatchShift
 from tvr_lightning.encoders.pixels import PixelPreparation
-from tvr_lightning.encoders.text_towers import encode_text
+from tvr_lightning.encoders.text_towers import encode_text, text_dimension
 from tvr_lightning.encoders.tokenizer import ClipTokenizer, Tokenizer, word_mask
 from tvr_lightning.encoders.vision_towers import encode_images
 from tvr_lightning.errors import UserError
@@ -105,12 +106,11 @@ class OpenClipEncoder(Encoder):
         self.clip = model
         self.tokenizer = tokenizer or ClipTokenizer(int(model.context_length))
         self.context_length = self.tokenizer.context_length
-        size = model.visual.image_size
-        sides = {size} if isinstance(size, int) else set(size)
+        sides = set(to_2tuple(model.visual.image_size))
         if len(sides) != 1:
-            raise UserError(f"architecture {name} needs frames of {size} pixels; only square frames are supported")
+            raise UserError(f"architecture {name} needs frames of {sides} pixels; only square frames are supported")
         self.image_size = int(sides.pop())
-        self.dimension = _dimension(self._text)
+        self.dimension = text_dimension(self._text)
         pixels = pixels or PixelPreparation()
         self.resize_mode, self.interpolation = pixels.resize_mode, pixels.interpolation
         # not persistent: they belong to the recipe, and weights with these names would be the authors' own
@@ -145,11 +145,10 @@ class OpenClipEncoder(Encoder):
 
     @override
     def encode_captions(self, captions: list[str], words: int) -> TextFeatures:
-        rows = self.clip.vocab_size if isinstance(self.clip, open_clip.CLIP) else self._text.vocab_size
-        if rows < self.tokenizer.vocabulary_size:
+        if self._text.vocab_size < self.tokenizer.vocabulary_size:
             raise UserError(
-                f"{self.name} embeds {rows} token IDs, but its tokenizer has {self.tokenizer.vocabulary_size}. "
-                "Pass IDs to encode_tokens."
+                f"{self.name} embeds {self._text.vocab_size} token IDs, but its tokenizer has "
+                f"{self.tokenizer.vocabulary_size}. Pass IDs to encode_tokens."
             )
         return self.encode_tokenised(self.tokenizer.encode(captions, words), words)
 
@@ -186,9 +185,8 @@ class OpenClipEncoder(Encoder):
         device = pixels.device.type
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else self.pixel_mean.dtype
-        scale = 1 / (255 * self.pixel_std)
         normalized = torch.empty(pixels.shape, dtype=dtype, device=pixels.device)
-        return torch.addcmul(-self.pixel_mean / self.pixel_std, pixels, scale, out=normalized)
+        return torch.addcmul(-self.pixel_mean / self.pixel_std, pixels, 1 / (255 * self.pixel_std), out=normalized)
 
     def encode_pixels(self, pixels: Tensor, frame_mask: Tensor, patches: bool = False) -> VideoFeatures:
         """Encode normalized frames (M, F, 3, S, S) and, on request, their patches (`vision_towers`).
@@ -229,8 +227,6 @@ class OpenClipEncoder(Encoder):
 
     @override
     def freeze(self, rule: FreezeRule) -> None:
-        if rule not in FROZEN:
-            raise UserError(f"freeze is {rule!r}; expected one of {', '.join(FROZEN)}")
         for name, parameter in self.clip.named_parameters():
             parameter.requires_grad_(not any(part.match(name) for part in FROZEN[rule]))
 
@@ -292,15 +288,6 @@ def no_float16(name: str) -> str:
         f"encoder_precision float16 is defined only for CLIP's own transformers, not for {name}. "
         "Add --config recipes/variants/float32.yaml to train in float32"
     )
-
-
-def _dimension(text: Any) -> int:
-    if isinstance(text, HFTextEncoder):
-        return int(text.output_dim)
-    projection = text.text_projection
-    if projection is None:
-        return int(text.ln_final.weight.shape[0])
-    return int(projection.out_features if isinstance(projection, nn.Linear) else projection.shape[1])
 
 
 def convert_weights(model: nn.Module) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, get_args
 
 from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
@@ -36,14 +36,11 @@ class PixelPreparation:
 
         Args:
             settings: Settings with open_clip's names; missing ones default to CLIP's, as in open_clip.
-            source: Source of the settings, for the error.
-
-        Raises:
-            UserError: A setting is not supported; the message names it.
+            source: Source of the settings, for errors about those that are not supported.
         """
-        known = {name: settings[name] for name in ("interpolation", "resize_mode") if settings.get(name)}
+        known = {field.name: settings[field.name] for field in fields(cls) if settings.get(field.name)}
         for name, kind in (("interpolation", Interpolation), ("resize_mode", ResizeMode)):
-            if known.get(name, get_args(kind)[0]) not in get_args(kind):
+            if name in known and known[name] not in get_args(kind):
                 raise UserError(
                     f"{source} preprocesses frames with {name} {known[name]!r}, which is not supported. Supported: "
                     + ", ".join(get_args(kind))
@@ -52,9 +49,8 @@ class PixelPreparation:
             raise UserError(
                 f"{source} preprocesses frames with colored borders or in another mode than RGB, which is not supported"
             )
-        for name in ("mean", "std"):
-            if settings.get(name):
-                known[name] = tuple(float(value) for value in settings[name])
-                if len(known[name]) != 3:
-                    raise UserError(f"{source} has a {name} of {len(known[name])} channels; expected RGB")
+        for name in known.keys() & {"mean", "std"}:
+            known[name] = tuple(map(float, known[name]))
+            if len(known[name]) != 3:
+                raise UserError(f"{source} has a {name} of {len(known[name])} channels; expected RGB")
         return cls(**known)

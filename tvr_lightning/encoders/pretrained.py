@@ -121,25 +121,27 @@ def find_weights(architecture: str, weights: str | None, preprocessing: str | No
             than the name.
     """
     quick_gelu, folder = bool(model_configuration(architecture).get("quick_gelu", False)), local_folder(architecture)
-    path = None if weights in (None, "none") else Path(str(weights)).expanduser()
+    name = str(weights)
+    path = None if weights in (None, "none") else Path(name).expanduser()
     if folder is not None:
         settings = _saved_configuration(folder).get("preprocess_cfg") or {}
         pixels = PixelPreparation.of(settings, f"{folder}/open_clip_config.json")
         return WeightSource(None if path is None else _folder_weights(folder, path), quick_gelu, pixels)
     base = architecture.removesuffix("-quickgelu")
     tags = {
-        tag: get_pretrained_cfg(name, tag)
-        for name in (base, architecture)
-        for tag in open_clip.list_pretrained_tags_by_model(name)
+        tag: get_pretrained_cfg(model, tag)
+        for model in (base, architecture)
+        for tag in open_clip.list_pretrained_tags_by_model(model)
     }
     if preprocessing is not None and preprocessing not in tags:
         raise UserError(f"encoder.preprocessing is {preprocessing!r}; the tags of {architecture}: {', '.join(tags)}")
+
+    def pixels_of(tag: str) -> PixelPreparation:
+        return PixelPreparation.of(tags[tag], f"open_clip's tag {tag}")
+
     if path is None or path.is_file():
-        named = [preprocessing] if preprocessing else list(tags)
-        preparations = {PixelPreparation.of(tags[tag], f"open_clip's tag {tag}") for tag in named}
-        if len(preparations) == 1:
-            return WeightSource(path, None, preparations.pop())
-        if preparations and path is not None:
+        preparations = {pixels_of(tag) for tag in ([preprocessing] if preprocessing else tags)}
+        if len(preparations) > 1 and path is not None:
             logger.warning(
                 "%s does not record the preprocessing of its training frames, and the tags of %s differ in it. Using "
                 "CLIP's preprocessing. Set encoder.preprocessing to the tag that it was published under: %s",
@@ -147,33 +149,29 @@ def find_weights(architecture: str, weights: str | None, preprocessing: str | No
                 architecture,
                 ", ".join(tags),
             )
-        return WeightSource(path, None, PixelPreparation())
-    name = str(weights)
-    tag = tags.get(name.lower().replace("-", "_"))
-    if tag is None and (os.sep in name or path.suffix in (".pt", ".pth", ".bin", ".safetensors")):
-        raise MissingWeightsError(
-            f"encoder.weights names the file {name}, looked for at {path.absolute()}: no such file. Expected an "
-            f"OpenAI archive or state dict (.pt), or an open_clip checkpoint (.pt, .bin, .safetensors) of "
-            f"{architecture}. {WITHOUT_WEIGHTS}",
-            looked_for=f"no weights file {name}: looked for {path.absolute()}",
-        )
-    if tag is None:
+        return WeightSource(path, None, preparations.pop() if len(preparations) == 1 else PixelPreparation())
+    tag = name.lower().replace("-", "_")
+    if tag not in tags:
+        if os.sep in name or path.suffix in (".pt", ".pth", ".bin", ".safetensors"):
+            raise MissingWeightsError(
+                f"encoder.weights names the file {name}, looked for at {path.absolute()}: no such file. Expected an "
+                f"OpenAI archive or state dict (.pt), or an open_clip checkpoint (.pt, .bin, .safetensors) of "
+                f"{architecture}. {WITHOUT_WEIGHTS}",
+                looked_for=f"no weights file {name}: looked for {path.absolute()}",
+            )
         raise UserError(
             f"encoder.weights is {name!r}: no file of that name and no open_clip tag of {architecture}; its tags: "
             + (", ".join(sorted(tags)) or "none")
         )
-    trained_with_quick_gelu = bool(tag.get("quick_gelu", False))
+    trained_with_quick_gelu = bool(tags[tag].get("quick_gelu", False))
     if architecture.endswith("-quickgelu") and not trained_with_quick_gelu:
         raise UserError(
             f"QuickGELU mismatch: the architecture {architecture} uses QuickGELU, but open_clip's weights {name!r} "
             f"were trained with GELU. Use the architecture {base}"
         )
-    pixels = PixelPreparation.of(
-        tags[preprocessing] if preprocessing else tag, f"open_clip's tag {preprocessing or name}"
-    )
-    found = None if do_weights_follow() else _obtain(architecture, name, tag)
+    found = None if do_weights_follow() else _obtain(architecture, name, tags[tag])
     # An architecture with QuickGELU but without it in its name (roberta-ViT-B-32) has no other weights.
-    return WeightSource(found, trained_with_quick_gelu or quick_gelu, pixels)
+    return WeightSource(found, trained_with_quick_gelu or quick_gelu, pixels_of(preprocessing or tag))
 
 
 def _folder_weights(folder: Path, path: Path) -> Path | None:
@@ -199,12 +197,14 @@ def _obtain(architecture: str, weights: str, tag: dict[str, Any]) -> Path:
     sources = []
     repository, filename = os.path.split(tag.get("hf_hub", ""))
     if repository:
-        safe = str(Path(filename).with_suffix(".safetensors")) if filename else HF_SAFE_WEIGHTS_NAME
-        for name in (safe, filename or HF_WEIGHTS_NAME):
+        names = HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME
+        if filename:
+            names = str(Path(filename).with_suffix(".safetensors")), filename
+        for name in names:
             cached = huggingface_hub.try_to_load_from_cache(repository, name)
             if isinstance(cached, str):
                 return Path(cached)
-            looked.append(f"{huggingface_hub.constants.HF_HUB_CACHE} ({repository}, {name})")
+        looked.append(f"{huggingface_hub.constants.HF_HUB_CACHE} ({repository}, {' or '.join(names)})")
         if not huggingface_hub.constants.HF_HUB_OFFLINE:
             sources.append((True, f"{huggingface_hub.constants.ENDPOINT}/{repository}"))
     if tag.get("url"):

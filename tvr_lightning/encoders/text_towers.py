@@ -47,6 +47,13 @@ def encode_text(text: Any, ids: Tensor, mask: Tensor, text_mask: bool, pad_id: i
     return words[torch.arange(len(words), device=words.device), end], words
 
 
+def text_dimension(text: Any) -> int:
+    """Return the size D of the sentences and words of a text tower."""
+    if isinstance(text, HFTextEncoder):
+        return int(text.output_dim)
+    return _project(text, text.ln_final.weight.detach()).shape[0]
+
+
 def _project(text: Any, x: Tensor) -> Tensor:
     """Project normalized vectors (..., width) into the space of the frames, or copy them if there is no projection."""
     projection = text.text_projection

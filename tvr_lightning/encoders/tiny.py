@@ -63,8 +63,7 @@ class TinyClipEncoder(OpenClipEncoder):
             "text_cfg": {"width": width, "layers": text_layers, "heads": width // 64, "context_length": context_length},
         }
         model = build_model(configuration, encoder_precision)
-        precision = encoder_precision
-        super().__init__(model, "tiny", None, None, encoder_precision=precision, patch_shift=False, **switches)
+        super().__init__(model, "tiny", encoder_precision=encoder_precision, patch_shift=False, **switches)
         for path in self.required_files(trained_in=trained_in):
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
             own = {name.removeprefix(PREFIX): value for name, value in state.items() if name.startswith(PREFIX)}

@@ -1,22 +1,35 @@
-"""Tokenization of captions, with the truncation and padding of the retrieval papers; CLIP's byte-pair encoding."""
+"""Tokenization of captions, with the truncation and padding of the retrieval papers.
+
+The tokenizers are open_clip's: CLIP's byte-pair encoding, and those of the transformers library (SigLIP, CLIPA,
+multilingual text towers).
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from abc import ABC, abstractmethod
 from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 import regex as re
 import torch
-from open_clip.tokenizer import SimpleTokenizer
+from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
 from torch import Tensor
 from typing_extensions import override
 
 from tvr_lightning.data.batch import Tokens
+from tvr_lightning.encoders.hub import how_to_download, repository_folder
 from tvr_lightning.errors import UserError
 
 logger = logging.getLogger(__name__)
 
+VOCABULARIES = (
+    "tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
+)  # fmt: skip
+OTHERS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", "config.json")
 OPENAI_SPECIAL = ("<|startoftext|>", "<|endoftext|>")
 
 
@@ -64,17 +77,19 @@ class Tokenizer(ABC):
                 f"words is {words}; it must be between 3 (SOT, one token, EOT) and the encoder's context length "
                 f"{self.context_length}"
             )
-        lines, needed = [], []
+        ids = torch.full((len(captions), words), self.pad_id)
+        mask = torch.zeros(len(captions), words, dtype=torch.bool)
+        needed = []
         for row, caption in enumerate(captions):
             if not isinstance(caption, str):
                 raise UserError(f"caption {row} of the batch is {caption!r}, a {type(caption).__name__}; expected text")
             line = self.tokens(caption)
             needed.append(len(line) + self.blank_end)
-            lines.append(line if needed[-1] <= words else self.tokens(caption, words))
-        padded = [line + [self.pad_id] * (words - len(line)) for line in lines]
-        lengths = torch.tensor([len(line) for line in lines], dtype=torch.int64)
-        ids = torch.tensor(padded, dtype=torch.int64).reshape(len(captions), words)
-        return Tokens(list(captions), ids, torch.arange(words) < lengths[:, None], needed)
+            if needed[-1] > words:
+                line = self.tokens(caption, words)
+            ids[row, : len(line)] = torch.tensor(line)
+            mask[row, : len(line)] = True
+        return Tokens(list(captions), ids, mask, needed)
 
     def __call__(self, captions: list[str], words: int) -> Tensor:
         """Return only the ids (N, W) of `encode`."""
@@ -86,13 +101,8 @@ class Tokenizer(ABC):
         for caption, needed in zip(tokens.captions, tokens.needed, strict=True):
             if needed > words and not self._reported:
                 self._reported = True
-                logger.warning(
-                    "A caption needs %d token positions and is truncated to %d before EOT: %r. Others are not "
-                    "reported.",
-                    needed,
-                    words,
-                    caption,
-                )
+                message = "A caption needs %d token positions and is truncated to %d before EOT: %r (reported once)"
+                logger.warning(message, needed, words, caption)
 
     def needed(self, caption: str) -> int:
         """Return the number of positions that a caption needs, including start and end."""
@@ -146,6 +156,95 @@ class ClipTokenizer(Tokenizer):
     @override
     def describe(self) -> str:
         return "CLIP byte pairs" if self.clean == "lower" else f"CLIP byte pairs, {self.clean}"
+
+
+class TransformersTokenizer(Tokenizer):
+    """Tokenizer of the transformers library, loaded from files, with the text cleaning of open_clip.
+
+    Args:
+        folder: folder with the files of the tokenizer.
+        context_length: maximum number of positions of the text tower.
+        clean: open_clip's name of the cleaning: `whitespace`, `lower`, or `canonicalize` (SigLIP: lower case, no
+            punctuation).
+        strip_sep_token: whether to remove the token that separates sentences (CLIPA).
+        language: language of the captions, for tokenizers that mark it, such as `zho_Hans` (NLLB).
+
+    Raises:
+        UserError: transformers is not installed, or the files do not contain a readable tokenizer.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        context_length: int,
+        clean: str = "whitespace",
+        strip_sep_token: bool = False,
+        language: str | None = None,
+    ) -> None:
+        super().__init__(context_length)
+        try:
+            made = HFTokenizer(
+                str(folder), context_length, clean, strip_sep_token, language=language, local_files_only=True
+            )
+        except ModuleNotFoundError as error:
+            raise UserError(
+                f"the tokenizer in {folder} needs transformers: pip install 'tvr-lightning[encoders]'"
+            ) from error
+        except (OSError, ValueError, ImportError, KeyError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"{folder} cannot be read as a tokenizer of transformers: {reason}") from error
+        self._inner: Any = made.tokenizer
+        self._clean = made.clean_fn
+        self._described = f"{clean}{', no separator' * strip_sep_token}{f', {language}' if language else ''}"
+        self._dropped = self._inner.sep_token_id if strip_sep_token else None
+        self.blank_end = int(strip_sep_token)
+        self.pad_id = 0 if strip_sep_token else int(self._inner.pad_token_id or 0)
+        self.vocabulary_size = len(self._inner)
+        backend = getattr(self._inner, "backend_tokenizer", None)
+        # Read before any caption, because the rules of a fast tokenizer include how the last one was truncated.
+        rules = json.dumps(sorted(self._inner.get_vocab().items())) if backend is None else backend.to_str()
+        self._digest = hashlib.sha256(rules.encode()).hexdigest()[:12]
+
+    @override
+    def tokens(self, caption: str, words: int | None = None) -> list[int]:
+        cut = {} if words is None else {"truncation": True, "max_length": words}
+        found = self._inner(self._clean(caption), verbose=False, **cut)["input_ids"]
+        if self._dropped is None:
+            return list(found)
+        # Padding replaces the separator, as in open_clip; at the end it does not count as a token of the caption.
+        kept = [self.pad_id if token == self._dropped else token for token in found]
+        return kept[:-1] if found[-1] == self._dropped else kept
+
+    @override
+    def piece(self, token: int) -> str:
+        return str(self._inner.decode([token])).strip()
+
+    @override
+    def describe(self) -> str:
+        return f"{type(self._inner).__name__} {self._digest}, {self._described}"
+
+
+def build_tokenizer(text: dict[str, Any], architecture: str) -> Tokenizer:
+    """Build the tokenizer for open_clip's `text_cfg`, whose `hf_tokenizer_name` is a local folder."""
+    options, context_length = dict(text.get("tokenizer_kwargs") or {}), int(text.get("context_length", 77))
+    if not text.get("hf_tokenizer_name"):
+        return ClipTokenizer(context_length, options.pop("clean", "lower"))
+    if text.get("tokenizer_mode"):
+        raise UserError(
+            f"architecture {architecture} has the tokenizer mode {text['tokenizer_mode']!r}, which is not supported"
+        )
+    return TransformersTokenizer(Path(text["hf_tokenizer_name"]), context_length, **options)
+
+
+def tokenizer_folder(source: str, architecture: str, repository: str) -> Path:
+    """Return the folder of a tokenizer, named or in the Hub's cache; the other arguments are for the error."""
+    return repository_folder(
+        source,
+        VOCABULARIES,
+        f"the tokenizer {source} of {architecture} is missing",
+        f"{how_to_download(repository)}, or name a folder: encoder.tokenizer=/path/to/folder",
+        files=(*VOCABULARIES, *OTHERS),
+    )
 
 
 def word_mask(ids: Tensor) -> Tensor:

@@ -22,15 +22,14 @@ Wav2Vec2Size = Literal["base", "large"]
 
 # (width, heads, layers) of the transformers (Baevski et al. 2020, Section 4.2)
 SIZES: dict[str, tuple[int, int, int]] = {"base": (768, 12, 12), "large": (1024, 16, 24)}
-SILENT: dict[str, Any] = {
-    "hidden_dropout": 0.0,
-    "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
-    "feat_proj_dropout": 0.0,
-    "layerdrop": 0.0,
-    "mask_time_prob": 0.0,
-    "mask_feature_prob": 0.0,
-}
+SILENT: dict[str, Any] = dict.fromkeys(
+    [
+        "hidden_dropout", "attention_dropout", "activation_dropout", "feat_proj_dropout", "layerdrop", "mask_time_prob",
+        "mask_feature_prob",
+    ],
+    0.0,
+)  # fmt: skip
+"""Settings without dropout and masking."""
 
 logger = logging.getLogger(__name__)
 
@@ -87,16 +86,16 @@ class Wav2Vec2Encoder(_Wav2Vec2Encoder):
     """
 
     def __init__(self, size: Wav2Vec2Size = "base", weights: str | None = "facebook") -> None:
-        if weights not in (None, "none"):
-            folder = find_wav2vec2_weights(size, str(weights))
-            preprocessing = folder / "preprocessor_config.json"
-            settings = json.loads(preprocessing.read_text(encoding="utf-8")) if preprocessing.is_file() else {}
-            super().__init__(_load(folder, size), bool(settings.get("do_normalize", True)))
-            logger.info("wav2vec2 %s: weights from %s", size, folder)
+        if weights in (None, "none"):
+            width, heads, layers = SIZES[size]
+            super().__init__(_build(width, heads, layers, intermediate_size=4 * width), normalize=True)
+            logger.warning("wav2vec2 %s starts from RANDOM weights (weights: none) and is untrained", size)
             return
-        width, heads, layers = SIZES[size]
-        super().__init__(_build(width, heads, layers, intermediate_size=4 * width), normalize=True)
-        logger.warning("wav2vec2 %s starts from RANDOM weights (weights: none) and is untrained", size)
+        folder = find_wav2vec2_weights(size, str(weights))
+        preprocessing = folder / "preprocessor_config.json"
+        settings = json.loads(preprocessing.read_text(encoding="utf-8")) if preprocessing.is_file() else {}
+        super().__init__(_load(folder, size), bool(settings.get("do_normalize", True)))
+        logger.info("wav2vec2 %s: weights from %s", size, folder)
 
     @classmethod
     @override
@@ -156,11 +155,9 @@ def _load(folder: Path, size: str) -> Any:
     width, _, layers = SIZES[size]
     found = (config.hidden_size, config.num_hidden_layers)
     if found != (width, layers):
-        fitting = [name for name, (w, _, n) in SIZES.items() if (w, n) == found]
-        hint = f"; set audio_encoder.size to {fitting[0]}" if fitting else ""
         raise UserError(
             f"{folder / 'config.json'} is not wav2vec2 {size}: expected width {width} and {layers} layers, found width "
-            f"{found[0]} and {found[1]} layers{hint}"
+            f"{found[0]} and {found[1]} layers. Set audio_encoder.size to the size with these, of {SIZES}"
         )
     model, report = library.Wav2Vec2Model.from_pretrained(
         folder, local_files_only=True, weights_only=True, output_loading_info=True, **SILENT

@@ -48,10 +48,10 @@ class _WhisperEncoder(AudioEncoder):
         vectors = weight.new_zeros(clips * windows, WINDOW_STEPS, self.dimension)
         last = audio.windows[..., 1].amax(dim=1, keepdim=True)
         starts = WINDOW_STEPS * torch.arange(windows, device=last.device)
-        heard = (starts < last).flatten().nonzero().flatten()
         mel = audio.values.flatten(0, 1)
-        for part in heard.split(WINDOWS_AT_ONCE) if len(heard) else ():
-            vectors[part] = self.encoder(mel[part].to(weight.dtype))
+        for part in (starts < last).flatten().nonzero().flatten().split(WINDOWS_AT_ONCE):
+            if len(part):
+                vectors[part] = self.encoder(mel[part].to(weight.dtype))
         return pool_steps(vectors.view(clips, windows * WINDOW_STEPS, self.dimension), audio.windows)
 
     @override
@@ -85,8 +85,18 @@ class WhisperEncoder(_WhisperEncoder):
             logger.warning("Whisper %s starts from RANDOM weights (weights: none) and is untrained", self.size)
             return
         path = find_whisper_weights(self.size, str(self.weights))
-        tensors = _read(path, self.size)
-        self.encoder.load_state_dict(fitted(tensors, self.encoder.state_dict(), f"{path} (Whisper {self.size})"))
+        content = read_plain(path)
+        if not isinstance(content, dict) or not content.keys() >= {"dims", "model_state_dict"}:
+            raise UserError(f"{path} is not an openai-whisper checkpoint: expected the keys dims and model_state_dict")
+        found = tuple(content["dims"].get(name) for name in ("n_audio_state", "n_audio_head", "n_audio_layer"))
+        if found != SIZES[self.size]:
+            raise UserError(
+                f"{path} is not Whisper {self.size}: expected width, heads, and layers {SIZES[self.size]}, found "
+                f"{found}. Set audio_encoder.size to the size with these, of {SIZES}"
+            )
+        prefix = "encoder."
+        state = {n.removeprefix(prefix): t for n, t in content["model_state_dict"].items() if n.startswith(prefix)}
+        self.encoder.load_state_dict(fitted(state, self.encoder.state_dict(), f"{path} (Whisper {self.size})"))
         logger.info("Whisper %s: weights from %s", self.size, path)
 
     @classmethod
@@ -132,19 +142,3 @@ def find_whisper_weights(size: str, weights: str) -> Path:
         f"`python -c \"import whisper; whisper.load_model('{size}')\"` (it writes {cache}), or name a checkpoint: "
         f"audio_encoder.weights=/path/to/{size}.pt. null means random weights."
     )
-
-
-def _read(path: Path, size: str) -> dict[str, Tensor]:
-    """Return the state of the encoder without its prefix, after checking the size."""
-    content = read_plain(path)
-    dims, state = (content.get(key) if isinstance(content, dict) else None for key in ("dims", "model_state_dict"))
-    if not isinstance(dims, dict) or not isinstance(state, dict):
-        raise UserError(f"{path} is not an openai-whisper checkpoint: expected the keys 'dims' and 'model_state_dict'")
-    found = tuple(dims.get(name) for name in ("n_audio_state", "n_audio_head", "n_audio_layer"))
-    if found != SIZES[size]:
-        fitting = [name for name, sizes in SIZES.items() if sizes == found]
-        hint = f"; set audio_encoder.size to {fitting[0]}" if fitting else ""
-        raise UserError(
-            f"{path} is not Whisper {size}: expected width, heads, and layers {SIZES[size]}, found {found}{hint}"
-        )
-    return {name.removeprefix("encoder."): t for name, t in state.items() if name.startswith("encoder.")}

@@ -10,8 +10,7 @@ from torch import nn
 
 from tvr_lightning.data.stored import frame_fingerprint, text_fingerprint
 from tvr_lightning.encoders.audio import AudioEncoder
-from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.encoders.fingerprint import fingerprint
+from tvr_lightning.encoders.base import Encoder, fingerprint
 from tvr_lightning.extract.plan import ExtractSource
 from tvr_lightning.store import FeatureStore, Fingerprint, Part, StoreError
 
