@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from matplotlib import colormaps
-from sklearn.manifold import TSNE
 from torch import Tensor
 
 from tvr_lightning.reproduce.report.drawing import Arrays, Chart, drawings, new_panels
@@ -31,6 +30,8 @@ def measure_map(encoded: EncodedSplit) -> Arrays:
 
 
 def _map(tokens: Tensor) -> np.ndarray:
+    from sklearn.manifold import TSNE  # takes a second, and only TC-MGC needs it
+
     perplexity = min(30.0, (len(tokens) - 1) / 3)
     return np.asarray(TSNE(perplexity=perplexity, random_state=0).fit_transform(tokens.float().cpu().numpy()))
 
