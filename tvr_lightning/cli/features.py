@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from tvr_lightning.cli.loading import chosen_device, loading
 from tvr_lightning.cli.options import AtLeast28, Config, Device, FileOrFolder, NewFile, NewFolder
@@ -25,11 +25,6 @@ from tvr_lightning.option_types import (
     Workers,
 )
 from tvr_lightning.progress import shown
-
-if TYPE_CHECKING:
-    from tvr_lightning.encoders import Encoder
-    from tvr_lightning.encoders.audio import AudioEncoder
-    from tvr_lightning.extract.plan import ExtractSource
 
 
 def extract(
@@ -62,7 +57,7 @@ def extract(
     """
     if bool(videos) == bool(config):
         raise OptionError("Give either a recipe (--config FILE) or video files and folders to extract from.")
-    of_files: dict[str, Any] = {
+    of_files = {
         "architecture": architecture, "weights": weights, "audio_weights": audio_weights, "frames": frames,
         "sampling": sampling, "seed": seed,
     }  # fmt: skip
@@ -77,10 +72,14 @@ def extract(
     elif verify:
         raise OptionError("--engine ray cannot be used with --verify, which computes in this process. Leave it out.")
     with loading("extract"):
+        import torch
+
         from tvr_lightning.config.recipe import from_recipe
+        from tvr_lightning.data.audio_alignment import AudioOptions
+        from tvr_lightning.encoders import ClipEncoder, WhisperEncoder
         from tvr_lightning.extract.plan import ExtractOptions
         from tvr_lightning.extract.run import extract as extract_features
-        from tvr_lightning.extract.source import source_of_data
+        from tvr_lightning.extract.source import source_of_data, source_of_files
         from tvr_lightning.extract.verify import verify as compare_store
 
     options = ExtractOptions(
@@ -104,8 +103,12 @@ def extract(
                 getattr(method, "audio_encoder", None),
             )
         else:
-            given = {name: value for name, value in of_files.items() if value is not None}
-            source, encoder, audio_encoder = _file_source(videos, **given)
+            torch.manual_seed(seed or 0)  # random weights must be the same when an interrupted extraction resumes
+            encoder = ClipEncoder(architecture or "ViT-B-32", weights or "openai")
+            audio_encoder = WhisperEncoder(weights=audio_weights) if audio_weights else None
+            audio = AudioOptions("whisper") if audio_weights else None
+            rule = sampling or "one-fps-uniform"
+            source = source_of_files(videos, encoder.preparation, frames or 12, rule, audio)
     if verify:
         sample = verify_sample or 8
         with shown(f"extract: computing {sample} items again"):
@@ -113,28 +116,6 @@ def extract(
         print("\n".join(f"{name}: largest deviation {deviation:.1e}" for name, deviation in deviations.items()))
     else:
         print("\n".join([*extract_features(source, encoder, audio_encoder, options).lines(), f"Wrote {out}"]))
-
-
-def _file_source(
-    videos: Sequence[Path],
-    architecture: str = "ViT-B-32",
-    weights: str = "openai",
-    audio_weights: str | None = None,
-    frames: int = 12,
-    sampling: FrameSampling = "one-fps-uniform",
-    seed: int = 0,
-) -> tuple[ExtractSource, Encoder, AudioEncoder | None]:
-    import torch
-
-    from tvr_lightning.data.audio_alignment import AudioOptions
-    from tvr_lightning.encoders import ClipEncoder, WhisperEncoder
-    from tvr_lightning.extract.source import source_of_files
-
-    torch.manual_seed(seed)  # random weights must be the same when an interrupted extraction resumes
-    encoder = ClipEncoder(architecture, weights)
-    audio_encoder = None if audio_weights is None else WhisperEncoder(weights=audio_weights)
-    audio = None if audio_encoder is None else AudioOptions("whisper")
-    return source_of_files(videos, encoder.preparation, frames, sampling, audio), encoder, audio_encoder
 
 
 def caption(
@@ -164,10 +145,10 @@ def caption(
     options = CaptionOptions(out, prompt, segments, frames, image_size, max_new_tokens, batch_size, num_workers)
     data = data_from_recipe(config, overrides)
     data.extra_captions = None  # the recipe may name the file that is about to be written
-    chosen: list[SplitName] = splits or ["train"]
-    stages = ["fit" if name == "train" else "validate" if name == "val" else "test" for name in chosen]
-    check_present([*(partial(data.check_present, stage) for stage in stages), partial(find_captioner, model)])
-    videos = [video for name in chosen for video in data.read_split(name).videos]
+    names: list[SplitName] = splits or ["train"]
+    stages = {"train": "fit", "val": "validate", "test": "test"}
+    check_present([*(partial(data.check_present, stages[name]) for name in names), partial(find_captioner, model)])
+    videos = [video for name in names for video in data.read_split(name).videos]
     with shown(f"caption: loading {model}"):
         captioner = load_captioner(model, device)
     print("\n".join([*describe(videos, captioner, options).lines(), f"Wrote {out}"]))

@@ -37,12 +37,12 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         status = list_commands(words) if command is None else run(command, words[command.name.count(" ") + 1 :])
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        return _interrupted(command)
-    except SystemExit as error:
-        if isinstance(error.__context__, KeyboardInterrupt):  # Lightning exits this way
-            return _interrupted(command)
-        raise
+    except (KeyboardInterrupt, SystemExit) as error:
+        if not isinstance(error, KeyboardInterrupt) and not isinstance(error.__context__, KeyboardInterrupt):
+            raise  # any exit but that of Lightning after an interruption
+        advice = f"; {command.resume}" if command and command.resume else ""
+        print(f"tvr: {command.name if command else 'tvr'} was interrupted{advice}", file=sys.stderr)
+        return 130
     except UserError as error:
         print(f"tvr: {error}", file=sys.stderr)
         return error.exit_status
@@ -62,12 +62,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def run(command: Command, words: list[str]) -> int:
-    """Parse the arguments of a command and run it.
-
-    Args:
-        command: Command.
-        words: Arguments after the command.
-    """
+    """Parse the arguments of a command, which follow its name, and run it."""
     from tvr_lightning.cli.parser import parse, parser_of
 
     if {"-h", "--help"} & set(words):
@@ -100,11 +95,7 @@ def run(command: Command, words: list[str]) -> int:
 
 
 def list_commands(words: Sequence[str]) -> int:
-    """Print the list of commands, or refuse a command that does not exist.
-
-    Args:
-        words: Arguments that do not begin with a command.
-    """
+    """Print the list of commands, or refuse arguments that do not begin with a command."""
     if words and words[0] == "--version":
         print(__version__)
         return 0
@@ -147,13 +138,6 @@ def completion(shell: Annotated[Literal["bash", "zsh", "tcsh"], "shell of the sc
                 action.complete = shtab.DIRECTORY if action.metavar == "FOLDER" else shtab.FILE  # type: ignore[attr-defined]
         groups[group].add_parser(name, help=command.summary, parents=[parser], add_help=False)
     print(shtab.complete(whole, shell))
-
-
-def _interrupted(command: Command | None) -> int:
-    name = "tvr" if command is None else command.name
-    advice = "" if command is None or command.resume is None else f"; {command.resume}"
-    print(f"tvr: {name} was interrupted{advice}", file=sys.stderr)
-    return 130
 
 
 def _hint(command: Command, recipes: Sequence[str]) -> str:

@@ -39,12 +39,7 @@ def refuse_options(options: Mapping[str, object], reason: str) -> None:
 def find_recipe(name: str | Path, option: str = "--config") -> Path:
     """Return the path of a recipe: a file of the user, or else one of this project's recipes.
 
-    Args:
-        name: Path of a file, or of this project's recipes as `recipes/data/didemo.yaml`, or `data/didemo` for short.
-        option: Option that contains the name, for the error.
-
-    Raises:
-        OptionError: The recipe does not exist; the message contains the closest name.
+    `recipes/data/didemo.yaml` is `data/didemo` for short. The error for a missing recipe names the option.
     """
     path = Path(name)
     if path.exists() and not path.is_dir():
@@ -63,22 +58,13 @@ def recipes_folder(folder: Path) -> Path:
 
 
 def read_recipe(name: str | Path) -> dict[str, Any]:
-    """Return a recipe's plain values, empty for an empty file; tags that would run code are refused.
-
-    Args:
-        name: Name or path, as for `find_recipe`, or inline YAML.
-
-    Raises:
-        RecipeError: The file does not exist or is not a YAML mapping of plain values.
-    """
+    """Return the plain values of a recipe, given as for `find_recipe` or as inline YAML; refuse tags that run code."""
     try:
         text = str(name) if is_written_out(name) else find_recipe(name).read_text(encoding="utf-8")
         content = yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark is not None else ""
-        said = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise RecipeError(f"--config {name}{where}: not a recipe (YAML with plain values): {said}") from error
+        said = " ".join(str(error).split())
+        raise RecipeError(f"--config {name}: not a recipe (YAML with plain values): {said}") from error
     if not isinstance(content, dict | None):
         raise RecipeError(f"--config {name} is not a recipe: it contains a {type(content).__name__}, not named options")
     return content or {}
@@ -86,10 +72,9 @@ def read_recipe(name: str | Path) -> dict[str, Any]:
 
 def _near(path: Path) -> str:
     """Return a hint: the closest recipe in the folder of `path` and in this project, or the searched folders."""
-    there: dict[str, Path] = {}
     own = [Path("recipes") / file.relative_to(RECIPES) for file in RECIPES.rglob("*.yaml")]
-    for file in [*path.parent.glob("*.yaml"), *sorted(own, key=lambda file: (len(file.parts), file))]:
-        there.setdefault(file.stem, file)
+    nearest_first = [*path.parent.glob("*.yaml"), *sorted(own, key=lambda file: (len(file.parts), file))]
+    there = {file.stem: file for file in reversed(nearest_first)}
     names = difflib.get_close_matches(path.name.removesuffix(".yaml").removesuffix(".yml"), there, n=1)
     return f"did you mean {there[names[0]]}?" if names else f"looked for it at {path.absolute()} and in {RECIPES}"
 

@@ -85,15 +85,14 @@ def generate(parser: ArgumentParser) -> dict[str, Any]:
 def add_ranges(schema: dict[str, Any], kind: type) -> None:
     """Add the `Range` of each option of a class to its schema."""
     for name, hint in hints_of(kind).items():
-        node = schema.get("properties", {}).get(name)
-        if node is None:
-            continue
+        node = schema.get("properties", {}).get(name, {})
         for inner in (hint, *get_args(hint)):
             if get_origin(inner) is Annotated:
-                limits = {k: v for item in get_args(inner) if isinstance(item, Range) for k, v in vars(item).items()}
+                ranges = [vars(item) for item in get_args(inner) if isinstance(item, Range)]
+                limits = {BOUNDS[k]: v for each in ranges for k, v in each.items() if v is not None}
                 for numbers in (node, *node.get("anyOf", ())):
                     if {"integer", "number"} & set(types_of(numbers)):
-                        numbers |= {BOUNDS[bound]: value for bound, value in limits.items() if value is not None}
+                        numbers |= limits
             elif dataclasses.is_dataclass(inner) and isinstance(inner, type) and "properties" in node:
                 add_ranges(node, inner)
 
