@@ -297,4 +297,6 @@ class Run:
 
 def _listed(value: Any) -> list[Any]:
     """Return the values of an option that takes one value, a list, or nothing."""
-    return value if isinstance(value, list) else [] if value is None else [value]
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
