@@ -55,6 +55,8 @@ class RecipeModule(LightningModule):
 
     encoder: Encoder
     words: int
+    monitor = "val/t2v_R@1"
+    """Metric that selects the best checkpoint."""
     trains_all_parameters = True
     """Whether every trainable parameter gets a gradient in every step, as DDP requires by default."""
 
