@@ -67,7 +67,7 @@ def by_importer(family, checkpoint):
     words, frames = SIZES.get(method) or (min(WORDS[method], 77 if method in ("xpool", "tmass", "gaid") else 40), 12)
     sound = {"audio_encoder": TinyWhisperEncoder(D, seed=0)} if method == "gaid" else {}
     module = import_checkpoint(checkpoint, "file", words, frames, method, **sound)
-    options = {"words": words, "frames": frames, "image_size": module.image_size, "num_workers": 0}
+    options = {"words": words, "frames": frames, "image_size": module.encoder.image_size, "num_workers": 0}
     variants = [f"recipes/variants/{method}-as-released.yaml"] if method in ("tmass", "gaid") else []
     data = data_from_recipe(
         [f"recipes/{method}.yaml", *variants], [f"--data.init_args.{name}={value}" for name, value in options.items()]

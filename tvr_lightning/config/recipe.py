@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,7 +95,7 @@ def recipe_parser() -> ArgumentParser:
         # For question answering, the options are those of a nested method; links to missing arguments are skipped.
         parser.link_arguments(f"data.init_args.{name}", f"model.init_args.method.init_args.{name}")
     for name in PREPARATION:
-        parser.link_arguments(f"model.{name}", f"data.init_args.{name}", apply_on="instantiate")
+        parser.link_arguments("model.encoder", f"data.init_args.{name}", attrgetter(name), apply_on="instantiate")
     return parser
 
 

@@ -52,7 +52,6 @@ from tvr_lightning.training.checkpoints import read_checkpoint
 from tvr_lightning.training.options import changed_options
 
 Command = Literal["fit", "validate", "test", "predict"]
-MONITOR = "val/t2v_R@1"
 # Parts of gloo and NCCL errors if another process has ended.
 LOST = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited", "Connection was likely closed")
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
@@ -98,7 +97,6 @@ class Run:
         self.model: Any = built.model
         self.datamodule = built.data
         self._trainer_options = vars(built.trainer)
-        self.monitor = getattr(self.model, "monitor", MONITOR)
         self.checkpoint_io = AtomicCheckpointIO()
         self.trainer = self.build_trainer(callbacks=callbacks)
         if command == "fit":
@@ -130,7 +128,7 @@ class Run:
                 checkpoint = partial(RunCheckpoint, mode="max", enable_version_counter=False)
                 callbacks += [
                     RandomState(),
-                    checkpoint(monitor=self.monitor, filename="best"),
+                    checkpoint(monitor=self.model.monitor, filename="best"),
                     checkpoint(monitor="step", filename="last", save_on_train_epoch_end=True),
                     SaveRunning(self.config.checkpoints.every_n_steps),
                 ]
@@ -149,7 +147,7 @@ class Run:
                 self.checkpoint_io.record = {
                     "run": str(folder),
                     "chosen_on": "test" if self.datamodule.validation == "test" else "val",
-                    "monitor": self.monitor,
+                    "monitor": self.model.monitor,
                     "precision": str(self.trainer.precision),
                     "seed": self.config.seed_everything,
                     "trained_on": self.datamodule.full_title,
@@ -297,4 +295,6 @@ class Run:
 
 def _listed(value: Any) -> list[Any]:
     """Return the values of an option that takes one value, a list, or nothing."""
-    return value if isinstance(value, list) else [] if value is None else [value]
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]

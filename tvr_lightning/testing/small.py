@@ -66,7 +66,7 @@ def random_pairs(method: RetrievalModule, items: int, seed: int = 0) -> PairBatc
     Every third clip is missing its last frame; captions are short, long, and longer than the method's maximum.
     """
     generator = torch.Generator().manual_seed(seed)
-    frames, side = method.frames, method.image_size
+    frames, side = method.frames, method.encoder.image_size
     texts = [f"a {COLOURS[i % 4]} {SHAPES[i // 4 % 2]}{' moves' * (method.words * (i % 3) // 2)}" for i in range(items)]
     index = torch.arange(items)
     pixels = torch.randint(0, 256, (items, frames, 3, side, side), dtype=torch.uint8, generator=generator)

@@ -24,7 +24,6 @@ from tvr_lightning.data.batch import PairBatch
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.extract.fingerprint import check_store
-from tvr_lightning.media.preparation import Interpolation, ResizeMode
 from tvr_lightning.training.checkpoints import CheckpointError
 from tvr_lightning.training.loss_check import LossCheck
 from tvr_lightning.training.optim import OptimizerConfig, build_optimizer
@@ -56,6 +55,8 @@ class RecipeModule(LightningModule):
 
     encoder: Encoder
     words: int
+    monitor = "val/t2v_R@1"
+    """Metric that selects the best checkpoint."""
     trains_all_parameters = True
     """Whether every trainable parameter gets a gradient in every step, as DDP requires by default."""
 
@@ -77,21 +78,6 @@ class RecipeModule(LightningModule):
     def title(self) -> str:
         """Return the name used in tables and folder names."""
         return type(self).__name__
-
-    @property
-    def image_size(self) -> int:
-        """Return the side length of the encoder's square frames in pixels; recipes link it to the data."""
-        return self.encoder.image_size
-
-    @property
-    def resize_mode(self) -> ResizeMode:
-        """Return the encoder's mode for making frames square; recipes link it to the data."""
-        return self.encoder.resize_mode
-
-    @property
-    def interpolation(self) -> Interpolation:
-        """Return the interpolation of the encoder for resizing; recipes link it to the data."""
-        return self.encoder.interpolation
 
     @override
     def setup(self, stage: str) -> None:

@@ -69,32 +69,24 @@ def _gather_in_methods(unit: nn.Module) -> None:
     """Make public methods gather parameters as `forward` does, but not in nested calls, whose end frees them."""
     depth = 0
 
-    def enter(*arguments: Any) -> None:
-        nonlocal depth
-        depth += 1
-
-    def leave(*arguments: Any) -> None:
-        nonlocal depth
-        depth -= 1
-
-    def wrap(plain: Callable[..., Any], gathering: Callable[..., Any]) -> Callable[..., Any]:
+    def outermost(plain: Callable[..., Any], gathering: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(plain)
         def method(*arguments: Any, **options: Any) -> Any:
-            enter()
+            nonlocal depth
+            depth += 1
             try:
                 return (plain if depth > 1 else gathering)(*arguments, **options)
             finally:
-                leave()
+                depth -= 1
 
         return method
 
-    unit.register_forward_pre_hook(enter)
-    unit.register_forward_hook(leave, always_call=True)
+    unit.forward = outermost(unit.forward, unit.forward)
     for name, _ in inspect.getmembers(type(unit), inspect.isfunction):
         if not (name.startswith("_") or hasattr(nn.Module, name) or hasattr(FSDPModule, name)):
             plain = getattr(unit, name)
             register_fsdp_forward_method(unit, name)
-            setattr(unit, name, wrap(plain, getattr(unit, name)))
+            setattr(unit, name, outermost(plain, getattr(unit, name)))
 
 
 def _units(module: nn.Module) -> Iterator[nn.Module]:

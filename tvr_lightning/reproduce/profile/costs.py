@@ -285,7 +285,7 @@ def profile(recipe: Recipe, batch_size: int, queries: int, repeats: int, device:
 def random_batch(module: RetrievalModule, count: int) -> PairBatch:
     """Return matching pairs of a fixed caption and random media with audio, in the method's sizes."""
     generator = torch.Generator().manual_seed(0)
-    frames, size = module.frames, module.image_size
+    frames, size = module.frames, module.encoder.image_size
     pixels = torch.randint(0, 256, (count, frames, 3, size, size), dtype=torch.uint8, generator=generator)
     audio, encoder = None, getattr(module, "audio_encoder", None)
     if encoder is not None:
