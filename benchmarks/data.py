@@ -32,9 +32,9 @@ from torch.utils.data import DataLoader
 import tvr_lightning  # noqa: F401  first, see tvr_lightning._torchvision
 from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.batch import Media, collate
-from tvr_lightning.data.datasets import VideoDataset, VideoReader
+from tvr_lightning.data.datasets import VideoDataset
+from tvr_lightning.data.readers import FeatureReader, PixelReader, VideoReader
 from tvr_lightning.data.records import Split, VideoRecord
-from tvr_lightning.data.stored import FeatureReader, PixelReader
 from tvr_lightning.encoders import ClipEncoder, WhisperEncoder
 from tvr_lightning.encoders.tokenizer import ClipTokenizer
 from tvr_lightning.extract.plan import ExtractOptions, ExtractReport, ExtractSource
@@ -66,6 +66,9 @@ class NaiveReader:
 
     def empty(self) -> Media:
         return Media(torch.zeros(0, FRAMES, 3, SIZE, SIZE, dtype=torch.uint8), torch.zeros(0, FRAMES, dtype=torch.bool))
+
+    def absent(self, split: Split) -> dict[int, str]:
+        return {}
 
     def text(self, text: str) -> list[str]:
         return [text]

@@ -13,7 +13,8 @@ from broken_videos import write_video
 from sound_files import tone, write_clip
 
 from tvr_lightning.data.audio_alignment import AudioOptions
-from tvr_lightning.data.datasets import MediaReader, VideoDataset
+from tvr_lightning.data.datasets import VideoDataset
+from tvr_lightning.data.readers import MediaReader
 from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.errors import UserError
 from tvr_lightning.media import container, reader

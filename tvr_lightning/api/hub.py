@@ -243,7 +243,7 @@ def model_card(name: str, results: dict[str, Any], recipe: dict[str, Any], licen
     ]
     data = ModelCardData(
         base_model=_base_model(recipe["model"]["init_args"].get("encoder") or {}),
-        datasets=None if repository is None else [repository.name],
+        datasets=None if repository is None else [repository],
         eval_results=evaluated,
         library_name="tvr-lightning",
         license=license,

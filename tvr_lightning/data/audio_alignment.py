@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from dataclasses import dataclass
@@ -27,7 +28,6 @@ MEL_COLUMNS = 2 * WINDOW_STEPS
 SHORTEST_WAVEFORM = 400
 
 _log = logging.getLogger(__name__)
-_warned: set[float] = set()
 
 
 @dataclass(frozen=True)
@@ -74,21 +74,20 @@ def frame_cells(timestamps: Tensor, frame_mask: Tensor, duration: float) -> Tens
     timestamp (a repeated last frame) share a cell.
     """
     cells = torch.zeros(len(timestamps), 2, dtype=torch.float64)
-    if not frame_mask.any():
-        return cells
-    moments, moment_of_frame = torch.unique(timestamps[frame_mask].double(), return_inverse=True)
-    middles = (moments[1:] + moments[:-1]) / 2
-    end = max(duration, float(moments[-1]))
-    starts = torch.cat([torch.zeros(1, dtype=torch.float64), middles])
-    ends = torch.cat([middles, torch.full((1,), end, dtype=torch.float64)])
-    cells[frame_mask] = torch.stack([starts, ends], dim=1)[moment_of_frame]
+    if frame_mask.any():
+        moments, moment_of_frame = torch.unique(timestamps[frame_mask].double(), return_inverse=True)
+        end = moments[-1:].clamp(min=duration)
+        edges = torch.cat([torch.zeros_like(end), (moments[1:] + moments[:-1]) / 2, end])
+        cells[frame_mask] = torch.stack([edges[:-1], edges[1:]], dim=1)[moment_of_frame]
     return cells
 
 
 def audio_input(
     track: AudioTrack, options: AudioOptions, timestamps: Tensor, frame_mask: Tensor, duration: float
 ) -> AudioInput:
-    """Convert a track into the input of an audio encoder, with the steps of each frame.
+    """Convert a track into the input of an audio encoder for one clip (M = 1), with the steps of each frame.
+
+    Without audio, everything is zero and all windows are empty.
 
     Args:
         track: Audio track of the clip.
@@ -96,9 +95,6 @@ def audio_input(
         timestamps: (F,) seconds of the frames from the start of the clip.
         frame_mask: (F,) bool, True for frames that are not padding.
         duration: Duration of the clip in seconds.
-
-    Returns:
-        Input of one clip (M = 1); all zeros, with empty windows, if there is no audio.
     """
     waveform = torch.from_numpy(track.waveform)
     samples = min(len(waveform), options.samples)
@@ -133,7 +129,7 @@ def add_sound(
     options: AudioOptions,
     on_corrupt: Literal["error", "skip"],
 ) -> None:
-    """Read the audio of one decoded clip into the fields `audio`, `audio_mask` and `problems` of its media (M = 1).
+    """Read the audio of one decoded clip into the fields `audio` and `problems` of its media (M = 1).
 
     With `on_corrupt` skip, a broken track is read as far as possible and listed in `media.problems`.
     """
@@ -143,7 +139,6 @@ def add_sound(
         path, duration=duration, span=(start, start + duration), on_corrupt="zeros" if on_corrupt == "skip" else "error"
     )
     media.audio = audio_input(track, options, clip.timestamps - start, clip.frame_mask, duration)
-    media.audio_mask = media.audio.mask
     if track.problem:
         media.problems = [f"{path}: audio track: {track.problem}"]
 
@@ -198,10 +193,9 @@ def _decoded_windows(cells: Tensor, heard: np.ndarray, steps: int) -> Tensor:
     return windows
 
 
+@functools.cache
 def _warn_cut(seconds: float) -> None:
-    if seconds not in _warned:
-        _warned.add(seconds)
-        _log.warning(
-            "Some clips are longer than %g s. Their later frames have no audio. Raise audio_seconds to include it.",
-            seconds,
-        )
+    """Warn once."""
+    _log.warning(
+        "Some clips are longer than %g s. Their later frames have no audio. Raise audio_seconds to include it.", seconds
+    )

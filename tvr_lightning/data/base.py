@@ -18,10 +18,18 @@ from typing_extensions import override
 
 from tvr_lightning.data.audio_alignment import AudioAlignment, AudioOptions
 from tvr_lightning.data.batch import PairBatch, TextBatch, Tokens, VideoBatch
-from tvr_lightning.data.copies import Copies, read_copies
-from tvr_lightning.data.datasets import MediaReader, PairDataset, TextDataset, VideoDataset, VideoReader
+from tvr_lightning.data.compress import Copies, read_copies
+from tvr_lightning.data.datasets import PairDataset, TextDataset, VideoDataset
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.data.loader import ReportingLoader, TrainingLoader, make_loader
+from tvr_lightning.data.readers import (
+    FeatureReader,
+    MediaReader,
+    PixelReader,
+    VideoReader,
+    frame_fingerprint,
+    text_fingerprint,
+)
 from tvr_lightning.data.records import (
     SYNTHETIC,
     SYNTHETIC_FILE,
@@ -31,12 +39,12 @@ from tvr_lightning.data.records import (
     Split,
     SplitName,
     abbreviated,
+    draw_videos,
+    hold_out,
     shared_videos,
 )
-from tvr_lightning.data.recover_captions import RecoverCaptions, find_captions, read_captions
+from tvr_lightning.data.recover_captions import find_captions, read_captions
 from tvr_lightning.data.samplers import EvaluationSampler, TrainingSampler
-from tvr_lightning.data.stored import FeatureReader, PixelReader, StoreReader, frame_fingerprint, text_fingerprint
-from tvr_lightning.data.subsets import draw_videos, hold_out
 from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.features import FeatureBatch
 from tvr_lightning.media.augment import Augmentation
@@ -53,14 +61,9 @@ STAGES: dict[str | None, tuple[SplitName, ...]] = {
     None: ("train", "val", "test"),
 }
 LEAST_VALUES = {
-    "frames": 1,
-    "words": 3,
-    "batch_size": 1,
-    "eval_batch_size": 1,
-    "num_workers": 0,
-    "holdout": 0,
-    "max_train_videos": 1,
-    "seed": 0,
+    0: ("num_workers", "holdout", "seed"),
+    1: ("frames", "batch_size", "eval_batch_size", "max_train_videos"),
+    3: ("words",),
 }
 
 
@@ -103,9 +106,6 @@ class TextVideoDataModule(LightningDataModule, ABC):
         audio_seconds: maximum length of the audio of a clip in seconds.
         extra_captions: file with additional descriptions (`data.recover_captions`), a path or a name in the dataset's
             folder; training pairs then include the descriptions of their video.
-
-    Raises:
-        UserError: Options are out of range or contradict each other. The message names both and the fix.
     """
 
     title: ClassVar[str]
@@ -178,10 +178,11 @@ class TextVideoDataModule(LightningDataModule, ABC):
         self._check_options()
 
     def _check_options(self) -> None:
-        for name, least in LEAST_VALUES.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"{name} is {value}; it must be at least {least}")
+        for least, names in LEAST_VALUES.items():
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and value < least:
+                    raise UserError(f"{name} is {value}; it must be at least {least}")
         if self.holdout and self.has_official_validation:
             raise UserError(
                 f"holdout {self.holdout}: {type(self).__name__} with split {self.split!r} has an official validation "
@@ -243,9 +244,8 @@ class TextVideoDataModule(LightningDataModule, ABC):
         """Folder of the dataset in `root` or TVR_DATA, one of which must be set."""
         root = self.root or os.environ.get("TVR_DATA")
         if not root:
-            raise self.incomplete(
-                ["the parent folder: neither data.init_args.root nor the environment variable TVR_DATA is set"]
-            )
+            unset = "neither data.init_args.root nor the environment variable TVR_DATA is set"
+            raise self.incomplete([f"the parent folder: {unset}"])
         return Path(root).expanduser() / self.directory
 
     @property
@@ -300,9 +300,8 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     def _source(self, name: SplitName) -> SplitName:
         """Return the split of the annotation files from which `name` is built."""
-        if name == "val" and self.validation != "official":
-            return "train" if self.validation == "holdout" else "test"
-        return name
+        sources: dict[str, SplitName] = {"official": "val", "holdout": "train", "test": "test"}
+        return sources[self.validation] if name == "val" else name
 
     def examine_split(self, name: SplitName) -> tuple[Split | None, Findings]:
         """Read a split from the annotation files, and return it (None if it cannot be read) with all findings."""
@@ -316,10 +315,8 @@ class TextVideoDataModule(LightningDataModule, ABC):
     def read_split(self, name: SplitName) -> Split:
         """Return a split as defined by the annotation files and the options `holdout` and `max_train_videos`.
 
-        `validation` defines "val"; if it is "test", the returned split is named test.
-
-        Raises:
-            AnnotationError: The files contradict themselves. The error lists every problem.
+        `validation` defines "val"; if it is "test", the returned split is named test. An AnnotationError lists all
+        contradictions in the files.
         """
         source = self._source(name)
         name = "test" if source == "test" else name
@@ -335,19 +332,16 @@ class TextVideoDataModule(LightningDataModule, ABC):
         return self._read[name]
 
     def load_split(self, name: SplitName) -> Split:
-        """Return a split that the loaders serve, after checking that its video files exist.
+        """Return a split that the loaders serve, after checking that its video files exist and copies are up to date.
 
         With `on_corrupt: skip`, training omits videos whose files are missing (`skipped` lists them). Evaluation keeps
         their positions, so that texts and videos are numbered as in the annotation files.
-
-        Raises:
-            MissingAssetError: Files are missing and `on_corrupt` is "error".
-            AnnotationError: The annotation files contradict themselves.
-            UserError: The videos are copies (`tvr data compress`), and some are incomplete or older than their source.
         """
         if name not in self._loaded:
             split = self.read_split(name)
-            absent = self._absent(split)
+            absent = self.video_reader(training=False).absent(split)
+            if self._stored_in is None and self.copies is not None:
+                self.copies.check(video.path for i, video in enumerate(split.videos) if i not in absent)
             if absent and self.on_corrupt == "error":
                 count = f"{len(absent)} of the {len(split.videos)} video files of the {split.name} split"
                 hint = "To continue without them, set data.init_args.on_corrupt to skip"
@@ -366,17 +360,6 @@ class TextVideoDataModule(LightningDataModule, ABC):
     def copies(self) -> Copies | None:
         """Manifest of the folder, if it contains copies of another folder (`tvr data compress`)."""
         return read_copies(self.folder)
-
-    def _absent(self, split: Split) -> dict[int, str]:
-        """Return the indices of videos that cannot be served, each with the reason."""
-        if self._stored_in is not None:
-            reader = self.video_reader(training=False)
-            assert isinstance(reader, StoreReader)
-            return reader.absent(split)
-        absent = {i: "no such file" for i, video in enumerate(split.videos) if not video.path.is_file()}
-        if self.copies is not None:
-            self.copies.check(video.path for i, video in enumerate(split.videos) if i not in absent)
-        return absent
 
     @property
     def _stored_in(self) -> str | None:
@@ -397,7 +380,8 @@ class TextVideoDataModule(LightningDataModule, ABC):
             if self.audio is not None:
                 expected["audio"] = {"preprocessing": self.audio.describe()}
             for part in parts:
-                store.require(part, expected.get(part, {}))
+                if part in expected:
+                    store.require(part, expected[part])
             store.verify()
             self._stores[parts] = store
         return self._stores[parts]
@@ -423,13 +407,9 @@ class TextVideoDataModule(LightningDataModule, ABC):
         self.check_present(stage)
         for name in STAGES[stage]:
             self.load_split(name)
-        self._check_disjoint()
-
-    def _check_disjoint(self) -> None:
-        """Compare all readable splits. Only stages that need an unreadable split fail because of it."""
         splits: dict[SplitName, Split] = {}
         for name in STAGES[None]:
-            with suppress(AnnotationError, FileNotFoundError):
+            with suppress(AnnotationError, FileNotFoundError):  # of a split that this stage does not need
                 split = self.read_split(name)
                 splits[split.name] = split  # "val" may be the test split
         for one, other in combinations(splits.values(), 2):
@@ -442,22 +422,21 @@ class TextVideoDataModule(LightningDataModule, ABC):
     @override
     def train_dataloader(self) -> DataLoader[PairBatch]:
         sharing = self._sharing()
+        split, captions = self.load_split("train"), None
+        if self.extra_captions is not None:
+            captions = read_captions(find_captions(self.extra_captions, self.folder))
+            captions.require([video.video_id for video in split.videos])
         dataset = PairDataset(
-            self.load_split("train"),
+            split,
             self.video_reader(training=True),
             one_caption=self.captions_per_epoch == "one",
             seed=self.seed,
             skip=self.on_corrupt == "skip",
-            captions=self.recover_captions(),
+            captions=captions,
             tokenise=self.tokenise,
         )
         self.training_sampler = TrainingSampler(
-            len(dataset),
-            self.batch_size,
-            seed=self.seed,
-            drop_last=self.drop_last,
-            reshuffle=self.reshuffle,
-            **sharing,
+            len(dataset), self.batch_size, seed=self.seed, drop_last=self.drop_last, reshuffle=self.reshuffle, **sharing
         )
         self.training_sampler.set_epoch(self.trainer.current_epoch if self.trainer else 0)
         batch_size = self.batch_size // sharing["replicas"]
@@ -482,14 +461,6 @@ class TextVideoDataModule(LightningDataModule, ABC):
         if self.training_loader is not None and self._resume_at is not None:
             self.training_loader.load_state_dict(self._resume_at)
             self._resume_at = None
-
-    def recover_captions(self) -> RecoverCaptions | None:
-        """Return additional descriptions of all training videos; None if `extra_captions` is not set."""
-        if self.extra_captions is None:
-            return None
-        captions = read_captions(find_captions(self.extra_captions, self.folder))
-        captions.require([video.video_id for video in self.load_split("train").videos])
-        return captions
 
     def evaluation_dataloaders(self, name: SplitName) -> EvaluationLoaders:
         """Return the loaders [unique texts, unique videos] of a split; for "train", the bank of a normalization.

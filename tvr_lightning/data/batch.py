@@ -47,7 +47,6 @@ class Media(FeatureBatch):
             encoder normalizes on its device.
         frame_mask: (M, F) bool, True for frames that are not padding.
         audio: Input of the audio encoder (log-mel or waveform) with the steps of each frame, if audio is read.
-        audio_mask: (M, F) bool, True for frames with audio.
         duration: (M,) float32, duration in seconds.
         problems: "path: reason" for each damaged audio track, of which only the readable part is used.
     """
@@ -55,7 +54,6 @@ class Media(FeatureBatch):
     pixels: Tensor
     frame_mask: Tensor
     audio: AudioInput | None = None
-    audio_mask: Tensor | None = None
     duration: Tensor | None = None
     problems: list[str] = field(default_factory=list, metadata=WHOLE)
 

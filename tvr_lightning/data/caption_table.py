@@ -20,7 +20,7 @@ SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
 
 @dataclass(frozen=True, slots=True)
 class CaptionRow:
-    """One row of a table.
+    """Captions of a video in one row of a table.
 
     Attributes:
         entry: Position in the file, for messages.
@@ -59,13 +59,9 @@ def _row(file: Path, entry: str, record: Mapping[str, Any], video: str, columns:
     captions = []
     for column in columns:
         cell = record.get(column)
-        said = cell if isinstance(cell, list) else [cell] if cell is not None else []
-        several = len(columns) > 1
-        captions += [
-            expect(file, f"{entry}, {column}", text, str)
-            for text in said
-            if not (several and isinstance(text, str) and not text.strip())
-        ]
+        for text in cell if isinstance(cell, list) else [cell]:
+            if text is not None and (len(columns) == 1 or str(text).strip()):
+                captions.append(expect(file, f"{entry}, {column}", text, str))
     split = record.get("split")
     if split is not None and str(split).strip() not in SPLITS:
         raise malformed(file, entry, f"no split {split!r}", f"write one of {', '.join(SPLITS)}")

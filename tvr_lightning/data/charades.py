@@ -9,16 +9,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import (
-    Findings,
-    Span,
-    Split,
-    SplitName,
-    build_split,
-    malformed,
-    read_lines,
-    read_table,
-)
+from tvr_lightning.data.records import Findings, Split, SplitName, build_split, malformed, read_lines, read_table
 from tvr_lightning.data.video_files import VideoFiles
 
 MOMENT = re.compile(r"(?P<video>\S+) (?P<start>\d+(?:\.\d+)?) (?P<end>\d+(?:\.\d+)?)\s*##(?P<text>.*)")
@@ -89,7 +80,8 @@ $TVR_DATA/charades/
                 raise malformed(table, row["id"], message, "write seconds") from error
         videos = VideoFiles(self.video_root, ".mp4")
         sentences: dict[str, list[str]] = {}
-        paths, spans = {}, {}
+        paths: dict[str, Path] = {}
+        spans: dict[str, tuple[float, float]] = {}
         for number, line in enumerate(read_lines(source), start=1):
             entry = f"line {number}"
             moment = MOMENT.fullmatch(line)
@@ -103,7 +95,9 @@ $TVR_DATA/charades/
                 findings.add(source, entry, "caption-without-video", message, "remove the line")
                 continue
             given = float(moment["start"]), float(moment["end"])
-            start, end = _valid_span(given, lengths[video])
+            start, end = sorted(given)
+            if start >= lengths[video] or start == end:  # outside the video, or empty
+                start, end = 0.0, lengths[video]
             if (start, end) != given:
                 message = f"the span {given[0]} to {given[1]} s of {video} is reversed or outside"
                 findings.note(source, entry, "reversed-span", message, f"read as {start} to {end} s")
@@ -112,11 +106,3 @@ $TVR_DATA/charades/
             sentences.setdefault(item, []).append(moment["text"])
         protocol = "Charades-STA, sentences to spans"
         return build_split(name, protocol, sentences, paths.__getitem__, findings, source, spans=spans)
-
-
-def _valid_span(span: Span, length: float) -> Span:
-    """Return a span with its ends in order, or the whole video if the span is outside it or empty."""
-    start, end = min(span), max(span)
-    if start >= length or start == end:
-        return 0.0, length
-    return start, end

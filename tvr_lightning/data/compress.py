@@ -1,27 +1,107 @@
-"""Compressed copies of datasets for training (`tvr data compress`): smaller videos with the same annotation files."""
+"""Compressed copies of datasets for training (`tvr data compress`): smaller videos with the same annotation files.
+
+In the folder of the copies, the first line of `compressed.jsonl` contains the settings, and each following line a
+`CopiedFile`; the last line for a file is the valid one. A line is written after its copy is complete and verified, so
+a file without a line is not a valid copy.
+"""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.copies import MANIFEST, CopiedFile, Copies, read_copies
-from tvr_lightning.data.records import SYNTHETIC_FILE
+from tvr_lightning.data.records import SYNTHETIC_FILE, abbreviated
 from tvr_lightning.data.recover_captions import find_captions
 from tvr_lightning.errors import UserError
-from tvr_lightning.files import Journal, explain_write_errors, write_whole
+from tvr_lightning.files import Journal, explain_write_errors, read_journal, write_whole
 from tvr_lightning.media.compression import Compression, compress, verify_copy
 from tvr_lightning.media.container import VideoError
 from tvr_lightning.media.read_many import Unread, read_many
 from tvr_lightning.progress import progress_bar
 
-KEPT = "Earlier copies are kept."
+if TYPE_CHECKING:
+    from tvr_lightning.data.base import TextVideoDataModule
+
+MANIFEST = "compressed.jsonl"
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class CopiedFile:
+    """Copied file and its original; paths are relative to the folders of the dataset.
+
+    Attributes:
+        copy, source: Paths of the copy and of the original.
+        size, modified, sha256: Size in bytes, time of the last change in ns, and digest of the original.
+        copy_size, copy_sha256: Size in bytes and digest of the copy.
+        frames: Number of frames; 0 for an annotation file.
+        notes: Differences from the original, such as truncated audio.
+    """
+
+    copy: str
+    source: str
+    size: int
+    modified: int
+    sha256: str
+    copy_size: int
+    copy_sha256: str
+    frames: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def has_changed(self, source: Path) -> bool:
+        """Return whether an original differs from the manifest; it may also be on another machine."""
+        if not source.is_file():
+            return False
+        status = source.stat()
+        return (status.st_size, status.st_mtime_ns) != (self.size, self.modified)
+
+
+@dataclass
+class Copies:
+    """Compressed copies in `folder` of the dataset in the folder `source`, by the path of the copy."""
+
+    folder: Path
+    source: Path
+    how: Compression
+    files: dict[str, CopiedFile]
+
+    def check(self, paths: Iterable[Path]) -> None:
+        """Raise UserError if existing copies differ from the manifest, or their originals have changed since."""
+        wrong = [f"{path}: {reason}" for path in paths if (reason := self._problem(path)) is not None]
+        if wrong:
+            fix = "To copy these again, rerun `tvr data compress` with the same --out."
+            raise UserError(f"{abbreviated(wrong)}. {fix}")
+
+    def _problem(self, path: Path) -> str | None:
+        file = self.files.get(path.relative_to(self.folder).as_posix())
+        if file is None:
+            return f"it is not in {MANIFEST}: it was not finished, or was added by hand"
+        size = path.stat().st_size
+        if size != file.copy_size:
+            return f"it has {size:,} bytes, but {file.copy_size:,} were written"
+        source = self.source / file.source
+        return f"its original {source} has changed since it was copied" if file.has_changed(source) else None
+
+
+def read_copies(folder: Path) -> Copies | None:
+    """Read the manifest of a dataset folder; return None for a folder of originals, which has no manifest."""
+    lines, _ = read_journal(folder / MANIFEST)
+    if not lines:
+        return None
+    try:
+        header, *entries = lines
+        if header["schema"] != SCHEMA:
+            raise KeyError(f"schema {header['schema']}, but this version reads {SCHEMA}")
+        files = [CopiedFile(**entry) for entry in entries]
+        how = Compression(**header["how"])
+        return Copies(folder, Path(header["source"]), how, {file.copy: file for file in files})
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{folder / MANIFEST} is damaged ({error}). Delete the folder and compress again.") from error
 
 
 @dataclass
@@ -31,11 +111,9 @@ class CompressReport:
     Attributes:
         copies: Manifest of the copies.
         root: Value of `data.init_args.root` for training on the copies.
-        new: Number of newly copied files.
-        kept: Number of existing copies that are complete and match their source.
-        redone: Existing copies that were replaced, each with the reason.
+        new, kept: Numbers of newly copied files and of existing copies that are complete and match their source.
+        redone, unread: Replaced copies and unreadable videos, which have no copy, each with the reason.
         notes: Differences between copies and their originals.
-        unread: Unreadable videos, which have no copy, each with the reason.
     """
 
     copies: Copies
@@ -65,19 +143,8 @@ def compress_dataset(
 ) -> CompressReport:
     """Copy all videos of a dataset's splits at reduced size, and its annotation files unchanged, in the same layout.
 
-    The same call resumes an interrupted run. Existing copies are compared with the manifest and with their source, and
-    made again if they differ from either.
-
-    Args:
-        data: Dataset as configured; its `root` is the folder of the originals.
-        out: Folder that becomes the `root` of the copies.
-        how: Frame rate, size and kind of the copies.
-        workers: Number of processes that decode and encode.
-        progress: Whether to show a progress bar.
-
-    Raises:
-        UserError: Files of the dataset are missing, the originals are copies themselves, the folder contains copies
-            made with other settings, the disk is full or not writable, or another process is writing the copies.
+    `out` becomes the `root` of the copies. The same call resumes an interrupted run: existing copies are compared with
+    the manifest and with their source, and made again if they differ from either.
     """
     data.check_present()
     target = copy.copy(data)
@@ -87,7 +154,7 @@ def compress_dataset(
         raise UserError(f"--out {out} is the folder of the originals. Choose another folder.")
     if read_copies(source) is not None:
         raise UserError(f"{source} already contains copies. Set data.init_args.root to the folder of the originals.")
-    header = Copies(folder, source, how).header()
+    header = {"schema": SCHEMA, "source": str(source), "how": asdict(how)}
     with Journal.open(folder / MANIFEST, header, f"the copies in {folder}") as journal:
         copies = read_copies(folder)
         assert copies is not None
@@ -166,7 +233,7 @@ def copy_file(folder: Path, copies: Copies, names: Mapping[str, Path], name: str
             return replace(known, **original), ""
     made = compress(source, copies.how) if name.endswith(".mp4") else None
     content = made.content if made else source.read_bytes()
-    with explain_write_errors(target, KEPT):
+    with explain_write_errors(target, "Earlier copies are kept."):
         target.parent.mkdir(parents=True, exist_ok=True)
         write_whole(target, content)
     if made is not None:

@@ -4,99 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from tvr_lightning.data.audio_alignment import AudioOptions, add_sound, no_audio
 from tvr_lightning.data.batch import Media, PairBatch, TextBatch, Tokens, VideoBatch
-from tvr_lightning.data.records import Split, VideoRecord
+from tvr_lightning.data.readers import VideoReader
+from tvr_lightning.data.records import Split
 from tvr_lightning.data.recover_captions import RecoverCaptions
-from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.audio import AudioError
-from tvr_lightning.media.augment import Augmentation, draw_augmentation
 from tvr_lightning.media.container import VideoError
-from tvr_lightning.media.preparation import Preparation
-from tvr_lightning.media.video import read_clip
-from tvr_lightning.option_types import FrameSampling
-
-
-class VideoReader(Protocol):
-    """Reader of one video or one text, from raw files or from a feature store."""
-
-    def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media | VideoFeatures:
-        """Return a record of one video; `generator` drives random sampling and augmentation (None in evaluation)."""
-        ...
-
-    def empty(self) -> Media | VideoFeatures:
-        """Return a record of zero videos with the other dimensions of the records that are read."""
-        ...
-
-    def text(self, text: str) -> list[str] | Tokens | TextFeatures:
-        """Return one text in the form in which it is batched: the caption, its token IDs, or its features."""
-        ...
-
-
-@dataclass(frozen=True)
-class MediaReader:
-    """Decoder of clips from video files.
-
-    Attributes:
-        frames: Number of frames F per clip; shorter clips are padded and masked.
-        preparation: Conversion of a frame into the square input of the encoder.
-        sampling: Rule for selecting the frames of a clip.
-        augmentation: Augmentation sampled once per clip, for all its frames. It applies only in training, with a
-            generator.
-        audio: Settings of the audio encoder input; None reads no audio.
-        on_corrupt: Handling of a broken audio track: "error" raises an error; "skip" uses the readable part and adds
-            the file to `problems`.
-        tokenise: The encoder's `caption_tokens`; None leaves captions as strings.
-    """
-
-    frames: int
-    preparation: Preparation
-    sampling: FrameSampling
-    augmentation: Augmentation = "none"
-    audio: AudioOptions | None = None
-    on_corrupt: Literal["error", "skip"] = "error"
-    tokenise: Callable[[list[str]], Tokens] | None = None
-
-    def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media:
-        """Return Media with pixels (1, F, 3, S, S), frame_mask (1, F) and duration (1,) in seconds."""
-        random = generator is not None and self.augmentation != "none"
-        augment = draw_augmentation(self.augmentation if random else "none", self.preparation, generator)
-        clip = read_clip(
-            video.path,
-            frames=self.frames,
-            image_size=self.preparation.image_size,
-            sampling=self.sampling,
-            span=video.span,
-            generator=generator,
-            augment=augment,
-        )
-        duration = torch.tensor([clip.duration], dtype=torch.float32)
-        media = Media(pixels=clip.pixels[None], frame_mask=clip.frame_mask[None], duration=duration)
-        if self.audio is not None:
-            add_sound(media, video.path, video.span, clip, self.audio, self.on_corrupt)
-        return media
-
-    def empty(self) -> Media:
-        """Return Media with pixels (0, F, 3, S, S)."""
-        audio = None if self.audio is None else no_audio(self.audio, self.frames)
-        size, dtype = self.preparation.image_size, torch.uint8 if self.preparation.antialias else torch.float16
-        return Media(
-            pixels=torch.zeros(0, self.frames, 3, size, size, dtype=dtype),
-            frame_mask=torch.zeros(0, self.frames, dtype=torch.bool),
-            audio=audio,
-            audio_mask=None if audio is None else audio.mask,
-            duration=torch.zeros(0),
-        )
-
-    def text(self, text: str) -> list[str] | Tokens:
-        """Return the caption as token IDs, or unchanged if the encoder tokenizes it."""
-        return [text] if self.tokenise is None else self.tokenise([text])
 
 
 @dataclass(eq=False)

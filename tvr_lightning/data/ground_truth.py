@@ -19,13 +19,8 @@ class GroundTruth:
     Attributes:
         video_of_text: (N,) int64, index of the video that each text of the split describes.
         videos: Number of videos M of the split; videos without a text are distractors.
-        dataset: Name of the dataset, such as `MSR-VTT`.
-        split: Name of the split, such as `test`.
-        protocol: Evaluation protocol, such as `1k-A, one caption per video`.
+        dataset, split, protocol: Names for results, such as `MSR-VTT`, `test` and `1k-A, one caption per video`.
         warnings: Warnings of every result on the dataset.
-
-    Raises:
-        UserError: A text describes a video outside the split, or there are no texts or no videos.
     """
 
     video_of_text: Tensor
@@ -51,14 +46,8 @@ class GroundTruth:
     @classmethod
     def of(cls, dataset: str, split: Split, warnings: Sequence[str] = ()) -> GroundTruth:
         """Return the pairs of a split, with the title and warnings of the dataset."""
-        return cls(
-            video_of_text=torch.tensor([text.video for text in split.texts], dtype=torch.int64),
-            videos=len(split.videos),
-            dataset=dataset,
-            split=split.name,
-            protocol=split.protocol,
-            warnings=list(warnings),
-        )
+        pairs = torch.tensor([text.video for text in split.texts], dtype=torch.int64)
+        return cls(pairs, len(split.videos), dataset, split.name, split.protocol, list(warnings))
 
     @property
     def texts(self) -> int:

@@ -9,16 +9,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from tvr_lightning.data.base import EvaluationLoaders, TextVideoDataModule
-from tvr_lightning.data.records import (
-    Findings,
-    Split,
-    SplitName,
-    TextRecord,
-    VideoRecord,
-    malformed,
-    read_json,
-    tidy,
-)
+from tvr_lightning.data.records import Findings, Split, SplitName, TextRecord, VideoRecord, malformed, read_json, tidy
 from tvr_lightning.data.video_files import VideoFiles
 from tvr_lightning.errors import UserError
 

@@ -16,7 +16,6 @@ from tvr_lightning.option_types import FrameSampling
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 PER_ROW = 6
 COLORS = ("#4477aa", "#ccbb44")
@@ -24,16 +23,15 @@ COLORS = ("#4477aa", "#ccbb44")
 
 @dataclass
 class Preview:
-    """Contents of the image of a clip.
+    """Frames and audio of a clip.
 
-    Attributes:
-        clip: Sampled frames.
-        track: Audio track with the timestamps of the video.
-        cells: (F, 2) start and end in seconds of the audio of each frame under the alignment "duration".
+    `seconds` are the times of the frames in the clip, and `cells` (F, 2) the start and end in seconds of the audio of
+    each frame under the alignment "duration".
     """
 
     clip: DecodedClip
     track: AudioTrack
+    seconds: list[float]
     cells: np.ndarray
 
 
@@ -51,56 +49,51 @@ def preview(
     Bands of two colors mark the audio of each frame; hatching marks intervals that were not decoded. The suffix of
     `out` determines the format (.png, .pdf, .svg). `span` is in seconds; None uses the whole file.
     """
+    # Figure without pyplot: no global state, no display, thread-safe.
+    from matplotlib.figure import Figure
+
     clip = read_clip(video, frames=frames, image_size=image_size, sampling=sampling, span=span)
     start, end = span or (0.0, clip.duration)
     duration = min(end, clip.duration) - start
     track = read_audio(video, duration=duration, span=(start, start + duration))
-    cells = frame_cells(clip.timestamps - start, clip.frame_mask, duration).numpy()
-    shown = Preview(clip, track, cells)
-    figure = _page(Path(video).name, shown, sampling, start)
+    times = clip.timestamps - start
+    shown = Preview(clip, track, times.tolist(), frame_cells(times, clip.frame_mask, duration).numpy())
+
+    rows = -(-len(clip.pixels) // PER_ROW)
+    figure = Figure(figsize=(12, 2.1 * rows + 5.2), layout="constrained")
+    upper, lower = np.asarray(figure.subfigures(2, 1, height_ratios=[2.1 * rows, 5.2]))
+    length, count = len(track.waveform) / SAMPLE_RATE, int(clip.frame_mask.sum())
+    figure.suptitle(f"{Path(video).name}: {length:.2f} s, {count} frames, {sampling}", parse_math=False)
+    for index, axes in enumerate(np.ravel(upper.subplots(rows, PER_ROW))):
+        axes.axis("off")
+        if index < len(clip.pixels) and clip.frame_mask[index]:
+            axes.imshow(clip.pixels[index].permute(1, 2, 0).numpy())
+            axes.set_title(f"{shown.seconds[index]:.2f} s", color=COLORS[index % 2], fontsize=10)
+    waveform, spectrogram = lower.subplots(2, 1, sharex=True)
+    _draw_waveform(waveform, shown)
+    samples = torch.from_numpy(track.waveform)
+    mel = log_mel(torch.nn.functional.pad(samples, (0, max(0, SHORTEST_WAVEFORM - len(samples)))))
+    spectrogram.imshow(mel.numpy(), origin="lower", aspect="auto", extent=(0, max(length, 0.01), 0, len(mel)))
+    spectrogram.set(xlabel="seconds", ylabel="log-mel band", xlim=(0, max(length, 0.01)))
+
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=110)
     return shown
 
 
-def _page(name: str, shown: Preview, sampling: FrameSampling, start: float) -> Figure:
-    # Figure without pyplot: no global state, no display, thread-safe.
-    from matplotlib.figure import Figure
-
-    clip, track = shown.clip, shown.track
-    rows = -(-len(clip.pixels) // PER_ROW)
-    figure = Figure(figsize=(12, 2.1 * rows + 5.2), layout="constrained")
-    halves = np.asarray(figure.subfigures(2, 1, height_ratios=[2.1 * rows, 5.2]))
-    upper, lower = halves[0], halves[1]
-    seconds, count = len(track.waveform) / SAMPLE_RATE, int(clip.frame_mask.sum())
-    figure.suptitle(f"{name}: {seconds:.2f} s, {count} frames, {sampling}", parse_math=False)
-    images = np.atleast_1d(upper.subplots(rows, PER_ROW)).reshape(-1)
-    for index, axes in enumerate(images):
-        axes.axis("off")
-        if index < len(clip.pixels) and clip.frame_mask[index]:
-            axes.imshow(clip.pixels[index].permute(1, 2, 0).numpy())
-            axes.set_title(f"{float(clip.timestamps[index]) - start:.2f} s", color=COLORS[index % 2], fontsize=10)
-    wave, mel = lower.subplots(2, 1, sharex=True)
-    _draw_waveform(wave, shown, start)
-    _draw_log_mel(mel, track)
-    return figure
-
-
-def _draw_waveform(axes: Axes, shown: Preview, start: float) -> None:
+def _draw_waveform(axes: Axes, shown: Preview) -> None:
     track = shown.track
-    seconds = len(track.waveform) / SAMPLE_RATE
     # Minimum and maximum per pixel column: a line through every sample would hide short peaks.
     columns = max(1, min(2000, len(track.waveform)))
     parts = np.array_split(track.waveform, columns) if len(track.waveform) else [np.zeros(1, np.float32)]
-    moments = (np.arange(len(parts)) + 0.5) * seconds / len(parts)
+    moments = (np.arange(len(parts)) + 0.5) * len(track.waveform) / SAMPLE_RATE / len(parts)
     axes.fill_between(moments, [p.min() for p in parts], [p.max() for p in parts], color="black", linewidth=0.5)
     limit = max(0.01, 1.05 * float(np.abs(track.waveform).max(initial=0.0)))
-    axes.set_ylim(-limit, limit)
-    axes.set_ylabel("waveform")
+    axes.set(ylim=(-limit, limit), ylabel="waveform")
     for index, (first, last) in enumerate(shown.cells):
         if last > first:
             axes.axvspan(first, last, color=COLORS[index % 2], alpha=0.25, linewidth=0)
-            axes.axvline(float(shown.clip.timestamps[index]) - start, color=COLORS[index % 2], linewidth=1)
+            axes.axvline(shown.seconds[index], color=COLORS[index % 2], linewidth=1)
     edges = np.flatnonzero(np.diff(~track.heard, prepend=False, append=False)) / STEPS_PER_SECOND
     for first, last in edges.reshape(-1, 2).tolist():  # intervals in which no audio was decoded
         axes.axvspan(first, last, facecolor="white", edgecolor="grey", alpha=0.8, linewidth=0, hatch="//")
@@ -109,13 +102,3 @@ def _draw_waveform(axes: Axes, shown: Preview, start: float) -> None:
         axes.text(0.5, 0.5, problem, ha="center", va="center", transform=axes.transAxes, parse_math=False)
     elif track.problem:
         axes.set_title(f"damaged: {track.problem}", fontsize=9, color="firebrick", parse_math=False)
-
-
-def _draw_log_mel(axes: Axes, track: AudioTrack) -> None:
-    waveform = torch.from_numpy(track.waveform)
-    seconds = len(waveform) / SAMPLE_RATE
-    spectrogram = log_mel(torch.nn.functional.pad(waveform, (0, max(0, SHORTEST_WAVEFORM - len(waveform)))))
-    axes.imshow(spectrogram.numpy(), origin="lower", aspect="auto", extent=(0, max(seconds, 0.01), 0, len(spectrogram)))
-    axes.set_ylabel("log-mel band")
-    axes.set_xlabel("seconds")
-    axes.set_xlim(0, max(seconds, 0.01))

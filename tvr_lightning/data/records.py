@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from tvr_lightning.errors import UserError
 
 SplitName = Literal["train", "val", "test"]
@@ -24,13 +26,7 @@ FIX = "fix the file, or download it again"
 
 @dataclass(frozen=True, slots=True)
 class VideoRecord:
-    """One video of a split.
-
-    Attributes:
-        video_id: Identifier in the dataset.
-        path: Path of the file, or its expected path if it is missing.
-        span: Start and end of the clip inside the file in seconds; None for the whole file.
-    """
+    """One video of a split: its file (expected if missing), and the span in seconds if it is a part of the file."""
 
     video_id: str
     path: Path
@@ -47,13 +43,9 @@ class TextRecord:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One split of a dataset under one protocol.
+    """One split of a dataset, with M unique videos and N texts.
 
-    Attributes:
-        name: Name of the split: train, val or test.
-        protocol: Protocol under which results on this dataset are published; part of every result file.
-        videos: M unique videos.
-        texts: N texts, each with the index of its video.
+    `protocol` is the protocol under which results on this dataset are published; it is part of every result file.
     """
 
     name: SplitName
@@ -98,7 +90,6 @@ class Problem:
     fix: str
 
     def __str__(self) -> str:
-        """Return one sentence with the file, the entry and the fix."""
         return f"{self.file}: {self.entry}: {self.message}; {self.fix}"
 
 
@@ -119,9 +110,7 @@ class AnnotationError(UserError):
 class Findings:
     """Collector of the problems in annotation files, so that one pass reports all of them.
 
-    Attributes:
-        problems: Errors that must be fixed.
-        notes: Known quirks of the released files; the documentation of the dataset describes how they are read.
+    `notes` are known quirks of the released files; the documentation of the dataset describes how they are read.
     """
 
     problems: list[Problem] = field(default_factory=list)
@@ -139,9 +128,8 @@ class Findings:
         """Add a problem for every ID that occurs more than once in `ids`."""
         for name, count in Counter(ids).items():
             if count > 1:
-                self.add(
-                    file, name, "duplicate-id", f"the {what} occurs {count} times", "keep one entry and remove the rest"
-                )
+                message, fix = f"the {what} occurs {count} times", "keep one entry and remove the rest"
+                self.add(file, name, "duplicate-id", message, fix)
 
 
 def malformed(file: Path, entry: str, message: str, fix: str) -> AnnotationError:
@@ -170,15 +158,20 @@ def read_ids(file: Path, findings: Findings) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
+def _require_unique(file: Path, names: Iterable[str], what: str) -> None:
+    findings = Findings()
+    findings.duplicates(file, names, what)
+    if findings.problems:
+        raise AnnotationError(findings.problems)
+
+
 def read_json(file: Path, shape: Any = object) -> Any:
     """Return a parsed JSON file of a `shape` (see `expect`), in which no object contains the same key twice."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         mapping = dict(pairs)
         if len(mapping) != len(pairs):
-            findings = Findings()
-            findings.duplicates(file, (key for key, _ in pairs), "key")
-            raise AnnotationError(findings.problems)
+            _require_unique(file, (key for key, _ in pairs), "key")
         return mapping
 
     try:
@@ -189,12 +182,7 @@ def read_json(file: Path, shape: Any = object) -> Any:
 
 
 def read_table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """Return the rows of a comma-separated file with a header, each as a dict from column to text.
-
-    Raises:
-        AnnotationError: A quote is not closed or not escaped, a column is missing or occurs twice, or the number of
-            fields in a row differs from the header.
-    """
+    """Return the rows of a strictly valid CSV file with a header, which contains `columns`, as dicts by column."""
     rows, start = [], 1
     # newline="": a quoted field may contain line endings as part of the text, and only the csv reader detects them
     reader = csv.reader(io.StringIO(read_text(file), newline=""), strict=True)
@@ -204,22 +192,14 @@ def read_table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
                 rows.append(row)
             start = reader.line_num + 1
     except csv.Error as error:
-        reason = "a quote is opened and never closed" if "end of data" in str(error) else str(error)
-        fix = "close the quote, and write a quote inside a quoted field twice"
-        raise malformed(file, f"line {start}", f"not CSV: {reason}", fix) from error
+        fix = "close every quote, and write a quote inside a quoted field twice"
+        raise malformed(file, f"line {start}", f"not CSV: {error}", fix) from error
     header = [name.strip() for name in rows[0]] if rows else []
-    findings = Findings()
-    findings.duplicates(file, header, "column")
-    if findings.problems:
-        raise AnnotationError(findings.problems)
-    absent = [name for name in columns if name not in header]
-    if absent:
-        raise malformed(
-            file,
-            "header",
-            f"column {absent[0]!r} is missing, found {header}",
-            f"the first line must name the columns {', '.join(columns)}",
-        )
+    _require_unique(file, header, "column")
+    for name in columns:
+        if name not in header:
+            fix = f"the first line must name the columns {', '.join(columns)}"
+            raise malformed(file, "header", f"column {name!r} is missing, found {header}", fix)
     for number, row in enumerate(rows[1:], start=2):
         if len(row) != len(header):
             message = f"{len(row)} fields, but the header has {len(header)}"
@@ -228,14 +208,10 @@ def read_table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 
 def expect(file: Path, entry: str, value: Any, shape: Any) -> Any:
-    """Return a parsed value, which must have a shape.
+    """Return a parsed value, the `entry` of a file ("" for all of it), which must have a shape.
 
-    Args:
-        file: File that contains the value.
-        entry: Position of the value in the file; empty for the whole file.
-        value: Value to check.
-        shape: Type, such as `str`; list `[shape]`; object `{"key": shape}`, which may contain further keys; or object
-            `{str: shape}` with any keys.
+    A shape is a type, such as `str`; a list `[shape]`; an object `{"key": shape}`, which may contain further keys; or
+    an object `{str: shape}` with any keys.
     """
     kind: Any = shape if isinstance(shape, type) else type(shape)
     if not isinstance(value, kind):
@@ -275,12 +251,12 @@ def build_split(
     Args:
         name: Name of the split.
         protocol: Protocol under which results are published.
-        captions: Captions of each video, by its ID.
+        captions: Captions by video ID.
         find: Function that returns the path of a video, such as `VideoFiles.find`.
         findings: Collector of problems.
         source: File that lists the videos.
         file: File with the captions, if it is another one.
-        spans: Start and end in seconds of the videos that are only a part of their file.
+        spans: Spans in seconds of the videos that are parts of their files.
         paragraph: Whether the captions of a video are joined into one text.
     """
     file, spans = file or source, spans or {}
@@ -299,3 +275,31 @@ def build_split(
         findings.add(source, "whole file", "malformed", "lists no videos", "download the file again")
     videos = [VideoRecord(video, find(video), spans.get(video)) for video in captions]
     return Split(name, protocol, videos, texts)
+
+
+def hold_out(train: Split, videos: int, seed: int, one_caption: bool) -> tuple[Split, Split]:
+    """Divide a training split into a training split and a validation split "val" without shared video files.
+
+    `videos` is the number of files to hold out; clips of one file are held out together. With `one_caption`, only the
+    first text of a held-out video is kept, as in the test protocol.
+    """
+    files = list(dict.fromkeys(video.path for video in train.videos))
+    count = len(files)
+    if videos >= count:
+        raise UserError(f"holdout {videos} leaves no training videos of {count}; hold out fewer")
+    drawn = np.random.default_rng([seed, count]).permutation(count)[:videos].tolist()
+    held_files = {files[index] for index in drawn}
+    held = train.take_videos([i for i, video in enumerate(train.videos) if video.path in held_files])
+    texts = [held.texts[indices[0]] for indices in held.texts_of_videos()] if one_caption else held.texts
+    protocol = f"{train.protocol}, {videos} training videos held out"
+    rest = train.take_videos([i for i, video in enumerate(train.videos) if video.path not in held_files])
+    return rest, Split("val", protocol, held.videos, texts)
+
+
+def draw_videos(split: Split, videos: int, seed: int) -> Split:
+    """Return the split with `videos` of its videos, sampled with `seed`, in file order; unchanged if it has no more."""
+    count = len(split.videos)
+    if videos >= count:
+        return split
+    drawn = np.random.default_rng([seed, count, videos]).permutation(count).tolist()
+    return split.take_videos(sorted(drawn[:videos]))

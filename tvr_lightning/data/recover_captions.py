@@ -15,16 +15,16 @@ from tvr_lightning.data.records import abbreviated, expect, malformed
 from tvr_lightning.errors import MissingAssetError, UserError
 
 SCHEMA = pa.schema(
-    [
-        ("video_id", pa.string()),
-        ("segment", pa.int32()),
-        ("start", pa.float64()),
-        ("end", pa.float64()),
-        ("caption", pa.string()),
-        ("model", pa.string()),
-        ("prompt", pa.string()),
-        ("weights_hash", pa.string()),
-    ]
+    {
+        "video_id": pa.string(),
+        "segment": pa.int32(),
+        "start": pa.float64(),
+        "end": pa.float64(),
+        "caption": pa.string(),
+        "model": pa.string(),
+        "prompt": pa.string(),
+        "weights_hash": pa.string(),
+    }
 )
 REQUIRED = ("video_id", "segment", "caption")
 WITHOUT_MODEL = (
@@ -35,17 +35,13 @@ WITHOUT_MODEL = (
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """Description of one segment of a video.
+    """Description of one segment of a video, from `start` to `end` in seconds.
 
     Attributes:
         video_id: Identifier in the annotation files of the dataset.
         segment: Number of the segment in temporal order, from 0.
-        start: Start of the segment in seconds.
-        end: End of the segment in seconds.
-        caption: Text of the description.
         model: Author: the name of a model, or a person.
-        prompt: Prompt of the model; empty for human authors.
-        weights_hash: Hash of the model weights; empty for human authors.
+        prompt, weights_hash: Prompt of the model and hash of its weights; empty for human authors.
     """
 
     video_id: str
@@ -60,13 +56,7 @@ class Description:
 
 @dataclass(frozen=True)
 class RecoverCaptions:
-    """Descriptions by video.
-
-    Attributes:
-        path: File of the descriptions, for errors.
-        descriptions: Descriptions of each video ID in temporal order, without empty ones.
-        empty: Number of empty descriptions in the file.
-    """
+    """Descriptions of each video ID in a file in temporal order, without the `empty` ones, which are only counted."""
 
     path: Path
     descriptions: dict[str, list[str]]
@@ -100,20 +90,15 @@ class RecoverCaptions:
 def find_captions(name: str, folder: Path) -> Path:
     """Return the captions file at the path `name`, or else at `name` in the dataset's folder."""
     paths = list(dict.fromkeys((Path(name).expanduser(), folder / name)))
-    for path in paths:
-        if path.is_file():
-            return path
-    checked = " and ".join(map(str, paths))
-    raise MissingAssetError(f"no captions file {name}: looked for {checked}. {WITHOUT_MODEL}")
+    found = next((path for path in paths if path.is_file()), None)
+    if found is None:
+        checked = " and ".join(map(str, paths))
+        raise MissingAssetError(f"no captions file {name}: looked for {checked}. {WITHOUT_MODEL}")
+    return found
 
 
 def read_captions(path: Path) -> RecoverCaptions:
-    """Read a captions file: CSV (.csv), Parquet (.parquet) or JSON Lines with the columns of `REQUIRED`.
-
-    Raises:
-        MissingAssetError: The file does not exist.
-        AnnotationError: The file cannot be used. The message contains the row and the column.
-    """
+    """Read a captions file: CSV (.csv), Parquet (.parquet) or JSON Lines with the columns of `REQUIRED`."""
     if not path.is_file():
         raise MissingAssetError(f"no captions file: looked for {path}. {WITHOUT_MODEL}")
     captions: dict[tuple[str, int], str] = {}

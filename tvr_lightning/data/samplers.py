@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from torch.utils.data.distributed import DistributedSampler
+from typing_extensions import override
 
 from tvr_lightning.errors import UserError
 
@@ -26,9 +27,6 @@ class TrainingSampler(DistributedSampler[tuple[int, int]]):
         reshuffle: Whether every epoch has a new order. Otherwise all have the order of epoch 0.
         replicas: Number of data-parallel processes R.
         rank: Index r of this process.
-
-    Raises:
-        UserError: There is no complete batch although incomplete ones are dropped, or R does not divide the batch.
     """
 
     def __init__(
@@ -67,9 +65,9 @@ class TrainingSampler(DistributedSampler[tuple[int, int]]):
         for sample in order[start + self.rank :: self.num_replicas]:
             yield self.epoch, int(sample)
 
+    @override
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that determines the next order; another epoch discards a resume point."""
-        if epoch != self.epoch:
+        if epoch != self.epoch:  # it discards a resume point
             self.consumed = 0
         self.epoch = epoch
 
@@ -88,11 +86,6 @@ class EvaluationSampler(DistributedSampler[int]):
 
     A process that runs out of batches early would leave the others waiting in collective operations. Repeated items
     are recognized by their index and dropped. Items are in the order of the split, unless `shuffle_items` was called.
-
-    Args:
-        items: Number of items n, at least 1.
-        replicas: Number of data-parallel processes.
-        rank: Index of this process.
     """
 
     def __init__(self, items: int, *, replicas: int = 1, rank: int = 0) -> None:
@@ -104,8 +97,8 @@ class EvaluationSampler(DistributedSampler[int]):
         """Use a new order in every epoch, from a seed, in which the first items of the split come first."""
         self._order = seed, first
 
+    @override
     def __iter__(self) -> Iterator[int]:
-        """Yield the items of this process: rank, rank + R, ..., continuing from the first item after the last."""
         order = np.arange(self.items)
         if self._order is not None:
             seed, first = self._order

@@ -33,11 +33,7 @@ class VideoFiles:
 
     A file is found by its exact name, or as the only video with the same stem, because copies of datasets are often
     re-encoded into another container. Subtitles, playlists and other files are ignored.
-
-    Args:
-        folder: Folder of the files.
-        suffix: Suffix of the files, with its dot, if annotation files omit it; empty if names in the annotation files
-            include it.
+    Names in the annotation files omit `suffix`, a suffix with its dot; if it is empty, they include theirs.
     """
 
     def __init__(self, folder: Path, suffix: str = "") -> None:

@@ -40,17 +40,11 @@ FOLDER/                                              data.init_args.root, or $TV
     one_caption_evaluation = False  # all captions are queries
 
     def __init__(
-        self,
-        *,
-        split: Literal["table"] = "table",
-        table: str | None = None,
-        test_share: float = 0.2,
-        **options: Any,
+        self, *, split: Literal["table"] = "table", table: str | None = None, test_share: float = 0.2, **options: Any
     ) -> None:
         self.table = table
         self.test_share = test_share
         self._rows: list[CaptionRow] | None = None
-        self._paths: dict[str, Path] = {}
         self._folders: dict[str, VideoFiles] = {}
         super().__init__(split=split, **options)
         if not 0 < test_share < 1:
@@ -93,7 +87,6 @@ FOLDER/                                              data.init_args.root, or $TV
             rows = read_caption_table(files[0])
             found = {spelling: self._find(spelling) for spelling in sorted({row.video for row in rows})}
             chosen = {path: spelling for spelling, path in found.items()}
-            self._paths = {name: path for path, name in chosen.items()}
             self._rows = [replace(row, video=chosen[found[row.video]]) for row in rows]
         return self._rows
 
@@ -112,7 +105,7 @@ FOLDER/                                              data.init_args.root, or $TV
                 findings.note(table, file.name, "video-without-caption", f"does not name {file}", "left out")
         described = {video: texts for video, texts in captions.items() if splits[video] == name}
         protocol = f"all captions of a video as queries{drawn}"
-        return build_split(name, protocol, described, self._paths.__getitem__, findings, table)
+        return build_split(name, protocol, described, self._find, findings, table)
 
     def _splits(self, table: Path, findings: Findings) -> tuple[dict[str, str], str]:
         """Return the split of every video, and an addition to the protocol if the test videos are sampled."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tvr_lightning.data.datasets import MediaReader
+from tvr_lightning.data.readers import MediaReader
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder

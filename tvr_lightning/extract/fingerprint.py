@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from tvr_lightning.data.stored import frame_fingerprint, text_fingerprint
+from tvr_lightning.data.readers import frame_fingerprint, text_fingerprint
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder, fingerprint
 from tvr_lightning.extract.plan import ExtractSource

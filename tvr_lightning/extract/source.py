@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.datasets import MediaReader
+from tvr_lightning.data.readers import MediaReader
 from tvr_lightning.data.records import SplitName, VideoRecord
 from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.extract.plan import ExtractSource

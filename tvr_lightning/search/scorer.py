@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tvr_lightning.data.audio_alignment import AudioKind, AudioOptions, add_sound, audio_input
 from tvr_lightning.data.batch import Media, TextBatch, VideoBatch
-from tvr_lightning.data.stored import frame_fingerprint
+from tvr_lightning.data.readers import frame_fingerprint
 from tvr_lightning.encoders import ClipEncoder
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.pretrained import weights_follow
@@ -121,7 +121,6 @@ class Scorer:
         if self.audio is not None:
             silence = AudioTrack(np.zeros(SAMPLE_RATE, np.float32), SAMPLE_RATE, np.zeros(STEPS_PER_SECOND, bool))
             media.audio = audio_input(silence, self.audio, times, mask[0], 1.0)
-            media.audio_mask = media.audio.mask
         return Clip(media, times)
 
     @torch.no_grad()

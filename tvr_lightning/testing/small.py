@@ -79,7 +79,6 @@ def random_pairs(method: RetrievalModule, items: int, seed: int = 0) -> PairBatc
         values = 0.1 * torch.randn(shape, generator=generator)
         windows = 15 * (torch.arange(frames)[:, None] + torch.tensor([0, 1])).repeat(items, 1, 1)
         media.audio = AudioInput(values, torch.full((items,), 14400), torch.full((items,), 15 * frames), windows)
-        media.audio_mask = media.audio.mask
     described = [[f"{text} {verb}" for verb in ("moves", "rests", "turns", "comes", "goes", "stays")] for text in texts]
     video = VideoBatch(media, index, [f"video{i}" for i in range(items)])
     return PairBatch(TextBatch(texts, index), video, {"recover_captions": described})

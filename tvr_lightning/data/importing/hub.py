@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -17,88 +16,61 @@ NO_ANSWER: type[Exception] = HfHubHTTPError.__bases__[0]
 GUIDE = "For the source and terms of each dataset, see docs/datasets.md."
 
 
-@dataclass(frozen=True)
-class Repository:
-    """Dataset repository on the Hub.
-
-    Attributes:
-        name: Owner and name, separated by a slash.
-        files: Patterns of the files that `tvr data import` reads.
-    """
-
-    name: str
-    files: tuple[str, ...]
-
-
 REPOSITORIES = {
-    "msrvtt": Repository("friedrichor/MSR-VTT", ("msrvtt_*.json", "MSRVTT_Videos.zip")),
-    "msvd": Repository("friedrichor/MSVD", ("msvd_*.json", "MSVD_Videos.zip")),
-    "didemo": Repository("friedrichor/DiDeMo", ("didemo_*.json", "DiDeMo_Videos_mp4_*.tar*")),
-    "activitynet": Repository(
-        "friedrichor/ActivityNet_Captions", ("activitynet_captions_*.json", "ActivityNet_Videos.tar*")
-    ),
+    "msrvtt": "friedrichor/MSR-VTT",
+    "msvd": "friedrichor/MSVD",
+    "didemo": "friedrichor/DiDeMo",
+    "activitynet": "friedrichor/ActivityNet_Captions",
 }
-"""Third-party copies without a license; the terms of the original datasets apply."""
+"""Third-party copies of the datasets without a license; the terms of the original datasets apply."""
+FILES = {
+    "msrvtt": ["msrvtt_*.json", "MSRVTT_Videos.zip"],
+    "msvd": ["msvd_*.json", "MSVD_Videos.zip"],
+    "didemo": ["didemo_*.json", "DiDeMo_Videos_mp4_*.tar*"],
+    "activitynet": ["activitynet_captions_*.json", "ActivityNet_Videos.tar*"],
+}
+"""Patterns of the files that `tvr data import` reads."""
 
 
 def fetch(dataset: str, folder: Path, annotations_only: bool = False, endpoint: str | None = None) -> list[Path]:
-    """Download the files of a dataset from the Hub into a folder; existing files are kept.
+    """Download the files of a dataset from the Hub into a folder, and return their paths; existing files are kept.
 
     An interrupted connection is resumed up to five times. After a failed call, an incomplete file is downloaded again.
-
-    Args:
-        dataset: Folder name of the dataset.
-        folder: Target folder.
-        annotations_only: Whether to omit the videos.
-        endpoint: Address of the Hub. Default: the endpoint of huggingface_hub (HF_ENDPOINT).
-
-    Returns:
-        Paths of the files.
-
-    Raises:
-        ImportFailed: The dataset is not publicly available, the Hub cannot be reached, or the disk is full.
+    The default `endpoint` is that of huggingface_hub (HF_ENDPOINT).
     """
     if dataset not in REPOSITORIES:
         raise ImportFailed(f"{dataset} cannot be downloaded from the Hub, only {', '.join(REPOSITORIES)}. {GUIDE}")
     repository = REPOSITORIES[dataset]
-    patterns = [pattern for pattern in repository.files if pattern.endswith(".json") or not annotations_only]
+    patterns = [pattern for pattern in FILES[dataset] if pattern.endswith(".json") or not annotations_only]
     try:
-        info = huggingface_hub.HfApi(endpoint).dataset_info(repository.name, files_metadata=True)
+        info = huggingface_hub.HfApi(endpoint).dataset_info(repository, files_metadata=True)
         sizes = {
             item.rfilename: item.size or 0
             for item in info.siblings or []
             if any(fnmatch(item.rfilename, pattern) for pattern in patterns)
         }
         if not sizes:
-            raise ImportFailed(f"{repository.name} on the Hub no longer contains any of {', '.join(patterns)}. {GUIDE}")
+            raise ImportFailed(f"{repository} on the Hub no longer contains any of {', '.join(patterns)}. {GUIDE}")
         folder.mkdir(parents=True, exist_ok=True)
-        needed = sum(sizes[name] for name in _incomplete(folder, sizes))
+        needed = sum(size for name, size in sizes.items() if not (folder / name).is_file())
         free = shutil.disk_usage(folder).free
         if needed > free:
             space = f"{free / 1e9:.1f} GB of free space, but {needed / 1e9:.1f} GB are needed"
             raise ImportFailed(f"{folder} has {space}. Free disk space.")
         for name in sizes:
             huggingface_hub.hf_hub_download(
-                repository.name, name, repo_type="dataset", revision=info.sha, local_dir=folder, endpoint=endpoint
+                repository, name, repo_type="dataset", revision=info.sha, local_dir=folder, endpoint=endpoint
             )
     except RepositoryNotFoundError as error:
-        raise ImportFailed(f"{repository.name} on the Hub is no longer public ({_first(error)}). {GUIDE}") from error
+        raise ImportFailed(f"{repository} on the Hub is no longer public ({_first(error)}). {GUIDE}") from error
     except (NO_ANSWER, OSError) as error:
         raise ImportFailed(
-            f"{repository.name} could not be downloaded from {endpoint or huggingface_hub.constants.ENDPOINT} "
+            f"{repository} could not be downloaded from {endpoint or huggingface_hub.constants.ENDPOINT} "
             f"({_first(error)}). Rerun the command to download the missing files. {GUIDE}"
         ) from error
-    for name in _incomplete(folder, sizes):
-        raise ImportFailed(f"{folder / name} is incomplete. Remove it and rerun the command.")
     return [folder / name for name in sizes]
 
 
 def _first(error: Exception) -> str:
     """Return the first line of a message, or the name of the error if it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
-def _incomplete(folder: Path, sizes: dict[str, int]) -> list[str]:
-    return [
-        name for name, size in sizes.items() if not (file := folder / name).is_file() or file.stat().st_size != size
-    ]

@@ -17,13 +17,13 @@ from tvr_lightning.data.activitynet import ActivityNet
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.charades import Charades
 from tvr_lightning.data.didemo import DiDeMo
-from tvr_lightning.data.importing.hub_lists import read_hub_list, read_pairs, read_paragraphs
-from tvr_lightning.data.lsmdc import CLIP, LSMDC
 from tvr_lightning.data.lsmdc import FILES as LSMDC_FILES
+from tvr_lightning.data.lsmdc import LSMDC
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.msvd import MSVD
-from tvr_lightning.data.records import SplitName, malformed, read_json, read_lines
+from tvr_lightning.data.records import SplitName, expect, malformed, read_json, read_lines
 from tvr_lightning.data.vatex import VATEX
+from tvr_lightning.data.video_files import stem
 
 Files = dict[str, Path]
 Converted = dict[str, bytes]
@@ -36,8 +36,8 @@ class AnnotationLayout:
 
     Attributes:
         name: Name for the option `--layout`.
-        needed: Required files that identify the layout: expected file name mapped to a pattern of the source file.
-        convert: Function from source files, by expected name, to file contents by name; None copies files unchanged.
+        needed: Required files that identify the layout: key or expected file name, and pattern of the source file.
+        convert: Function from source files, by their key, to file contents by name; None copies files unchanged.
         further: Optional files, in the same form as `needed`.
         note: Difference of data in this layout.
     """
@@ -50,25 +50,22 @@ class AnnotationLayout:
 
     def find(self, folder: Path) -> tuple[Files, list[str]]:
         """Return the files of a folder that belong to the layout, and the names of the missing ones."""
-        files = sorted(path for path in folder.iterdir() if path.is_file())
-        found: Files = {}
-        for ours, pattern in {**self.needed, **self.further}.items():
-            matching = (path for path in files if re.fullmatch(pattern, path.name, re.IGNORECASE))
-            if (path := next(matching, None)) is not None:
-                found[ours] = path
+        files = sorted((path for path in folder.iterdir() if path.is_file()), reverse=True)
+        patterns = {**self.needed, **self.further}.items()
+        # Of several matching files, the first one in alphabetical order is used.
+        found = {
+            ours: path
+            for ours, pattern in patterns
+            for path in files
+            if re.fullmatch(pattern, path.name, re.IGNORECASE)
+        }
         missing = [pattern for ours, pattern in self.needed.items() if ours not in found]
         return found, [re.sub(r"\(\w+[^()]*\)\?|\\|\?", "", pattern) for pattern in missing]
 
 
 @dataclass(frozen=True)
 class ImportableDataset:
-    """Dataset with its supported layouts.
-
-    Attributes:
-        kind: Class of the dataset.
-        layouts: Annotation layouts.
-        configurations: Options of the dataset class, each with the published number of videos by split.
-    """
+    """Dataset class with its layouts, and options of the class, each with the published number of videos by split."""
 
     kind: type[TextVideoDataModule]
     layouts: tuple[AnnotationLayout, ...]
@@ -95,14 +92,34 @@ def _csv(columns: list[str], rows: Iterable[Sequence[str]]) -> bytes:
     return pd.DataFrame(list(rows), columns=columns).to_csv(index=False, lineterminator="\r\n").encode()
 
 
+def read_hub_list(file: Path) -> dict[str, list[str]]:
+    """Return the captions of every video of a list `[{"video": ..., "caption": ...}, ...]`, in file order.
+
+    A record identifies its video by `video_id`, or by its file under `video`. Its `caption` is one caption or a list of
+    captions; `sentences`, as in ActivityNet, are used instead if present. Records of one video are merged.
+    """
+    captions: dict[str, list[str]] = {}
+    for number, record in enumerate(read_json(file, [dict])):
+        entry = f"[{number}]"
+        key = "sentences" if "sentences" in record else "caption"
+        name = record.get("video_id") or stem(Path(expect(file, entry, record, {"video": str})["video"]).name)
+        texts = expect(file, entry, record, {key: object})[key]
+        found = captions.setdefault(expect(file, f"{entry}, video_id", name, str), [])
+        found += expect(file, f"{entry}, {key}", texts if isinstance(texts, list) else [texts], [str])
+    return captions
+
+
 def _msrvtt_from_hub(files: Files) -> Converted:
     training = {name: read_hub_list(files[name]) for name in ("9k", "7k") if name in files}
     captions: dict[str, list[str]] = {}
     for found in training.values():
-        for video, said in found.items():
-            captions.setdefault(video, said)
-    test = read_pairs(files["test"]).items()
-    pairs = [[f"ret{i}", f"msr{video.removeprefix('video')}", video, text] for i, (video, text) in enumerate(test)]
+        captions |= {video: said for video, said in found.items() if video not in captions}
+    pairs = []
+    for number, (video, said) in enumerate(read_hub_list(files["test"]).items()):
+        if len(said) != 1:
+            message, fix = f"{len(said)} captions, but the protocol has one per video", "use the protocol's pairs"
+            raise malformed(files["test"], video, message, fix)
+        pairs.append([f"ret{number}", f"msr{video.removeprefix('video')}", video, said[0].strip()])
     videos = [{"video_id": video} for video in captions]
     sentences = [{"video_id": video, "caption": text} for video, said in captions.items() for text in said]
     return {
@@ -113,37 +130,25 @@ def _msrvtt_from_hub(files: Files) -> Converted:
 
 
 def _msrvtt_from_official(files: Files) -> Converted:
-    videos: list[Any] = []
-    sentences: list[Any] = []
-    named = {"train": "train", "validate": "val", "test": "test"}
-    lists: dict[str, list[list[str]]] = {ours: [] for ours in named.values()}
-    for file in (files["train_val"], files["test"]):
-        data = read_json(file, {"videos": [{"video_id": str, "split": str}], "sentences": list})
-        videos += data["videos"]
-        sentences += data["sentences"]
-        for number, video in enumerate(data["videos"]):
-            if video["split"] not in named:
-                fix = f"write one of {', '.join(named)}"
-                raise malformed(file, f"videos[{number}]", f"split {video['split']!r}", fix)
-            lists[named[video["split"]]].append([video["video_id"]])
-    return {
-        "MSRVTT_data.json": _json({"videos": videos, "sentences": sentences}),
-        **{f"MSRVTT_{name}.full.csv": _csv(["video_id"], rows) for name, rows in lists.items()},
-    }
+    shape = {"videos": [{"video_id": str, "split": str}], "sentences": list}
+    train_val, test = read_json(files["train_val"], shape), read_json(files["test"], shape)
+    videos = train_val["videos"] + test["videos"]
+    converted = {"MSRVTT_data.json": _json({"videos": videos, "sentences": train_val["sentences"] + test["sentences"]})}
+    for theirs, ours in (("train", "train"), ("validate", "val"), ("test", "test")):
+        listed = [[video["video_id"]] for video in videos if video["split"] == theirs]
+        converted[f"MSRVTT_{ours}.full.csv"] = _csv(["video_id"], listed)
+    return converted
 
 
-def _msvd(splits: Mapping[str, list[str]], captions: Mapping[str, list[str]]) -> Converted:
+def _msvd(splits: Mapping[str, Iterable[str]], captions: Mapping[str, list[str]]) -> Converted:
     tokens = {video: [text.split() for text in said] for video, said in captions.items()}
-    return {
-        "raw-captions.pkl": pickle.dumps(tokens, protocol=4),
-        **{f"{name}_list.txt": _lines(videos) for name, videos in splits.items()},
-    }
+    lists = {f"{name}_list.txt": _lines(videos) for name, videos in splits.items()}
+    return {"raw-captions.pkl": pickle.dumps(tokens, protocol=4), **lists}
 
 
 def _msvd_from_hub(files: Files) -> Converted:
     found = {name: read_hub_list(files[name]) for name in SPLITS}
-    captions = {video: said for listed in found.values() for video, said in listed.items()}
-    return _msvd({name: list(listed) for name, listed in found.items()}, captions)
+    return _msvd(found, found["train"] | found["val"] | found["test"])
 
 
 def _msvd_from_official(files: Files) -> Converted:
@@ -158,17 +163,16 @@ def _msvd_from_official(files: Files) -> Converted:
 def _didemo_from_hub(files: Files) -> Converted:
     converted = {}
     for name, file in files.items():
-        said = read_paragraphs(file)
-        converted[f"{name}_list.txt"] = _lines(said)
-        converted[f"{name}_data.json"] = _json([{"video": v, "description": text} for v, text in said.items()])
+        found = read_hub_list(file)
+        moments = [{"video": video, "description": text} for video, said in found.items() for text in said]
+        converted[f"{name}_list.txt"], converted[f"{name}_data.json"] = _lines(found), _json(moments)
     return converted
 
 
 def _didemo_from_official(files: Files) -> Converted:
-    converted = {}
+    converted = {name: file.read_bytes() for name, file in files.items()}
     for name, file in files.items():
         listed = dict.fromkeys(moment["video"] for moment in read_json(file, [{"video": str}]))
-        converted[name] = file.read_bytes()
         converted[name.replace("_data.json", "_list.txt")] = _lines(listed)
     return converted
 
@@ -185,10 +189,7 @@ def _activitynet_from_hub(files: Files) -> Converted:
 def _vatex_from_hub(files: Files) -> Converted:
     found = {name: read_hub_list(files[name]) for name in SPLITS}
     captions = {video: {"enCap": said} for listed in found.values() for video, said in listed.items()}
-    return {
-        "vatex_data.json": _json(captions),
-        **{f"{name}_list.txt": _lines(listed) for name, listed in found.items()},
-    }
+    return {"vatex_data.json": _json(captions), **{f"{name}_list.txt": _lines(found[name]) for name in SPLITS}}
 
 
 def _lsmdc_from_hub(files: Files) -> Converted:
@@ -196,8 +197,6 @@ def _lsmdc_from_hub(files: Files) -> Converted:
     for name, ours in LSMDC_FILES.items():
         rows = []
         for clip, said in read_hub_list(files[name]).items():
-            if CLIP.fullmatch(clip) is None:
-                raise malformed(files[name], clip, "no clip id", "write <movie>_HH.MM.SS.mmm-HH.MM.SS.mmm")
             start, _, end = clip.rpartition("_")[2].partition("-")
             rows += ["\t".join((clip, start, end, start, end, " ".join(text.split()))) for text in said]
         converted[ours] = _lines(rows)
@@ -206,8 +205,8 @@ def _lsmdc_from_hub(files: Files) -> Converted:
 
 MSRVTT_TEST = {"test": r"msrvtt(_ret)?_test_?1k\.json"}
 MSRVTT_9K, MSRVTT_7K = ({name: rf"msrvtt(_ret)?_train_?{name}\.json"} for name in ("9k", "7k"))
-MSRVTT_FILES = ("MSRVTT_data.json", "MSRVTT_JSFUSION_test.csv")
-MSRVTT_FULL = tuple(f"MSRVTT_{name}.full.csv" for name in SPLITS)
+MSRVTT_FILES = _same("MSRVTT_data.json", "MSRVTT_JSFUSION_test.csv")
+MSRVTT_FULL = _same(*(f"MSRVTT_{name}.full.csv" for name in SPLITS))
 LISTS = _same(*(f"{name}_list.txt" for name in SPLITS))
 DESCRIPTIONS = _same(*(f"{name}_data.json" for name in SPLITS))
 
@@ -220,10 +219,10 @@ DATASETS = {
             AnnotationLayout("hub", {**MSRVTT_TEST, **MSRVTT_7K}, _msrvtt_from_hub),
             AnnotationLayout(
                 "clip4clip",
-                _same(*MSRVTT_FILES, "MSRVTT_train.9k.csv"),
-                further=_same("MSRVTT_train.7k.csv", *MSRVTT_FULL),
+                MSRVTT_FILES | _same("MSRVTT_train.9k.csv"),
+                further=MSRVTT_FULL | _same("MSRVTT_train.7k.csv"),
             ),
-            AnnotationLayout("clip4clip", _same(*MSRVTT_FILES, "MSRVTT_train.7k.csv"), further=_same(*MSRVTT_FULL)),
+            AnnotationLayout("clip4clip", MSRVTT_FILES | _same("MSRVTT_train.7k.csv"), further=MSRVTT_FULL),
             AnnotationLayout(
                 "official",
                 {"train_val": r"train_val_videodatainfo\.json", "test": r"test_videodatainfo\.json"},
@@ -303,9 +302,7 @@ DATASETS = {
         LSMDC,
         (
             AnnotationLayout(
-                "hub",
-                {**_hub("lsmdc", "train", "val"), "test": r"lsmdc(_ret)?_test(_1000)?\.json"},
-                _lsmdc_from_hub,
+                "hub", {**_hub("lsmdc", "train", "val"), "test": r"lsmdc(_ret)?_test(_1000)?\.json"}, _lsmdc_from_hub
             ),
             AnnotationLayout("official", _same(*LSMDC_FILES.values())),
         ),

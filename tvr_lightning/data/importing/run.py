@@ -22,13 +22,9 @@ class ImportReport:
     """Result of an import.
 
     Attributes:
-        title: Title of the dataset.
-        folder: Folder of the imported dataset.
-        layout: Recognized layout of the source.
-        source: Folder of the source annotations.
+        layout: Recognized layout of the annotations in the folder `source`.
         splits: Numbers of videos and texts, by configuration and split.
         differences: Differences from the protocol, one sentence each.
-        videos: Result of importing the videos.
         absent: Videos with captions but without a file.
         written: Newly written annotation files.
     """
@@ -59,27 +55,17 @@ class ImportReport:
 
 
 def import_dataset(
-    dataset: str,
-    source: Path,
-    root: Path,
-    *,
-    layout: str | None = None,
-    way: Way = "link",
-    progress: bool = True,
+    dataset: str, source: Path, root: Path, *, layout: str | None = None, way: Way = "link", progress: bool = True
 ) -> ImportReport:
-    """Import a dataset into the expected layout; nothing is deleted or overwritten.
+    """Import a dataset into the expected layout in `root`; nothing is deleted or overwritten.
 
     Args:
-        dataset: Folder name of the dataset, a key of `DATASETS`.
-        source: Folder with annotations and videos, as files or in archives.
-        root: Parent folder of all datasets.
-        layout: Name of the layout, if several are possible.
+        dataset: Folder name of the dataset.
+        source: Folder of its annotations and videos.
+        root: Parent folder of the imported datasets.
+        layout: Name of the annotation layout, if several are possible.
         way: Method of placing videos: "link" or "copy".
         progress: Whether to show progress bars.
-
-    Raises:
-        ImportFailed: No layout or several layouts are recognized, a file is truncated, or a different file exists.
-        AnnotationError: An annotation file contradicts itself.
     """
     importable = DATASETS[dataset]
     target = root.expanduser() / importable.kind.directory
@@ -90,7 +76,7 @@ def import_dataset(
     report = ImportReport(importable.kind.title, target, chosen, folder)
     if chosen.note:
         report.differences.append(chosen.note)
-    folders = {stem(path.name): path.parent for path in _read_videos(importable, contents, report)}
+    folders = _video_folders(importable, contents, report)
     loose, archives = find_videos(source)
     for name, content in contents.items():
         file = target / name
@@ -104,25 +90,18 @@ def import_dataset(
             report.written.append(name)
     (target / "videos").mkdir(exist_ok=True)
     report.videos = import_videos(loose, archives, folders, way, progress)
-    existing = filter(Path.is_dir, set(folders.values()))
-    present = {(parent, stem(path.name)) for parent in existing for path in parent.iterdir() if path.exists()}
-    report.absent = [name for name, parent in folders.items() if (parent, name) not in present]
+    placed = (file for folder in set(folders.values()) for file in folder.glob("*") if file.exists())
+    present = {(file.parent, stem(file.name)) for file in placed}
+    report.absent = [name for name, folder in folders.items() if (folder, name) not in present]
     return report
 
 
 def find_layout(
     dataset: ImportableDataset, source: Path, name: str | None = None, skip: Path | None = None
 ) -> tuple[AnnotationLayout, Files, Path]:
-    """Return the layout of the annotations in a folder or its subfolders, their files, and their folder.
+    """Return the layout (only `name`, if given) of the annotations in a folder, their files, and their folder.
 
-    Args:
-        dataset: Dataset with its layouts.
-        source: Folder to search.
-        name: Name of the layout, if several are possible.
-        skip: Subfolder to skip, because earlier imports wrote it.
-
-    Raises:
-        ImportFailed: No layout or more than one was found.
+    Subfolders are searched too, except `skip`, which earlier imports wrote. Raise ImportFailed unless there is one.
     """
     title = dataset.kind.title
     layouts = [layout for layout in dataset.layouts if name in (None, layout.name)]
@@ -134,21 +113,20 @@ def find_layout(
     nearest: dict[str, list[str]] = {}
     level = [source]
     for _ in range(DEPTH + 1):
-        complete: list[tuple[AnnotationLayout, Files, Path]] = []
+        complete: dict[frozenset[Path], tuple[AnnotationLayout, Files, Path]] = {}
         for folder, layout in itertools.product(level, layouts):
-            files, missing = layout.find(folder)
+            found, missing = layout.find(folder)
             if not missing:
-                complete.append((layout, files, folder))
+                complete[frozenset(found.values())] = layout, found, folder
             nearest[layout.name] = min(nearest.get(layout.name, missing), missing, key=len)
-        read = [set(files.values()) for _, files, _ in complete]
-        complete = [one for one in complete if not any(set(one[1].values()) < other for other in read)]
-        if len(complete) > 1:
-            several = " and ".join(f"{layout.name} in {folder}" for layout, _, folder in complete)
+        fullest = [one for files, one in complete.items() if not any(files < others for others in complete)]
+        if len(fullest) > 1:
+            several = " and ".join(f"{layout.name} in {folder}" for layout, _, folder in fullest)
             raise ImportFailed(
                 f"{source} contains several layouts of {title}: {several}. Choose one with --layout or --from."
             )
-        if complete:
-            return complete[0]
+        if fullest:
+            return fullest[0]
         inside = (path for folder in level for path in sorted(folder.iterdir()))
         level = [path for path in inside if path.is_dir() and path.name != "videos" and path != skip]
     absent = "; ".join(f"for {layout} {', '.join(missing)}" for layout, missing in nearest.items())
@@ -158,8 +136,9 @@ def find_layout(
     )
 
 
-def _read_videos(dataset: ImportableDataset, contents: dict[str, bytes], report: ImportReport) -> Iterator[Path]:
-    """Read the converted files, record differences from the protocol, and yield the target paths of the videos."""
+def _video_folders(dataset: ImportableDataset, contents: dict[str, bytes], report: ImportReport) -> dict[str, Path]:
+    """Read the converted files, record their splits in the report, and return the target folder of every video."""
+    folders: dict[str, Path] = {}
     with TemporaryDirectory() as root:
         folder = Path(root) / dataset.kind.directory
         for name, content in contents.items():
@@ -185,4 +164,6 @@ def _read_videos(dataset: ImportableDataset, contents: dict[str, bytes], report:
                     which = f"{configuration}, {name}" if configuration else name
                     found = f"{which} has {len(split.videos):,} videos, but the protocol has {expected:,}"
                     report.differences.append(found)
-                yield from (report.folder / video.path.relative_to(folder) for video in split.videos)
+                for video in split.videos:
+                    folders[stem(video.path.name)] = report.folder / video.path.parent.relative_to(folder)
+    return folders

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal, cast
 
+from typing_extensions import override
+
 from tvr_lightning.data.video_files import is_video, stem
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import explain_write_errors, write_whole
@@ -31,11 +33,7 @@ class ImportFailed(UserError):  # noqa: N818  reads as what happened
 
 
 def find_videos(folder: Path) -> tuple[dict[str, Path], list[list[Path]]]:
-    """Return the videos in a folder and its subfolders by name without suffix, and the parts of its archives in order.
-
-    Raises:
-        ImportFailed: Two different files have the same name, or a part of an archive is missing.
-    """
+    """Return the videos in a folder and its subfolders by name without suffix, and each archive as a list of parts."""
     loose: dict[str, Path] = {}
     archives: list[list[Path]] = []
     parts: dict[str, dict[str, Path]] = {}
@@ -53,9 +51,7 @@ def find_videos(folder: Path) -> tuple[dict[str, Path], list[list[Path]]]:
         order = sorted(numbered)
         if all(number.isdigit() for number in order):
             order.sort(key=int)
-            present = set(map(int, order))
-            first = min(present) if min(present) <= 1 else 0
-            absent = set(range(first, max(present))) - present
+            absent = set(range(1, int(order[-1]))) - set(map(int, order))
             if absent:
                 raise ImportFailed(f"{whole}: part {min(absent)} is missing. Download it, too.")
         archives.append([numbered[number] for number in order])
@@ -64,13 +60,7 @@ def find_videos(folder: Path) -> tuple[dict[str, Path], list[list[Path]]]:
 
 @dataclass
 class ImportedVideos:
-    """Result of importing videos.
-
-    Attributes:
-        new: Number of videos that were linked, copied or unpacked.
-        present: Number of videos that already existed.
-        unused: Names of videos without a caption, which were not imported.
-    """
+    """Numbers of newly imported and of existing videos, and the names of those without a caption (not imported)."""
 
     new: int = 0
     present: int = 0
@@ -78,23 +68,16 @@ class ImportedVideos:
 
 
 def import_videos(
-    loose: Mapping[str, Path],
-    archives: list[list[Path]],
-    folders: Mapping[str, Path],
-    way: Way,
-    progress: bool = True,
+    loose: Mapping[str, Path], archives: list[list[Path]], folders: Mapping[str, Path], way: Way, progress: bool = True
 ) -> ImportedVideos:
     """Link, copy or unpack videos to their folders. Existing ones are kept, so rerunning resumes an interrupted import.
 
     Args:
         loose: Video files by name without suffix.
-        archives: Zip and tar archives, each as a list of its parts in order.
+        archives: Zip and tar archives, each as a list of its parts in order; they are always unpacked.
         folders: Target folder of each video, by name without suffix.
-        way: Method for single files: "link" or "copy". Archives are always unpacked.
+        way: Method for single files: "link" or "copy".
         progress: Whether to show a progress bar.
-
-    Raises:
-        ImportFailed: A different file with the same name exists, or an archive is truncated.
     """
     result = ImportedVideos(unused=sorted(loose.keys() - folders.keys()))
     targets = {file: folders[name] / file.name for name, file in loose.items() if name in folders}
@@ -116,10 +99,8 @@ def import_videos(
                 write_whole(target, file.read_bytes())
             result.new += 1
         for parts in archives:
-            task = bar.add_task(f"checking {parts[0].name}", total=None)
+            task = bar.add_task(f"unpacking {parts[0].name}", total=None)
             try:
-                _check_tar(parts)
-                bar.update(task, description=f"unpacking {parts[0].name}")
                 for file_name, size, content in _videos_in(parts):
                     bar.advance(task)
                     name = stem(file_name)
@@ -148,7 +129,7 @@ def _unpack(target: Path, size: int, content: IO[bytes], result: ImportedVideos)
 
 def _videos_in(parts: list[Path]) -> Iterator[tuple[str, int, IO[bytes]]]:
     """Yield the file name, the size in bytes and the content of each video of an archive."""
-    if _is_zip(parts):
+    if parts[0].suffix.lower() == ".zip":
         with zipfile.ZipFile(parts[0]) as archive:
             for entry in archive.infolist():
                 if is_video(entry.filename):
@@ -156,36 +137,25 @@ def _videos_in(parts: list[Path]) -> Iterator[tuple[str, int, IO[bytes]]]:
                         raise ImportFailed(f"{parts[0]} is encrypted. Unpack it, and import the folder with its files.")
                     with archive.open(entry) as content:
                         yield Path(entry.filename).name, entry.file_size, content
-    else:
-        with _open_tar(parts) as tar:
-            for member in tar:
-                if member.isfile() and is_video(member.name):
-                    yield Path(member.name).name, member.size, cast("IO[bytes]", tar.extractfile(member))
-
-
-def _check_tar(parts: list[Path]) -> None:
-    """Read a tar archive to its end before anything is unpacked. A zip archive has a checksum for each member.
-
-    Raises:
-        tarfile.ReadError: The archive is truncated or has an invalid header, where tarfile would stop silently.
-    """
-    if _is_zip(parts):
         return
     with _open_tar(parts) as tar:
+        # Reads to the end before anything is unpacked: at an invalid header, tarfile would stop silently, and the
+        # members of a tar archive have no checksums.
         for _ in tar:
             pass
-        assert tar.fileobj is not None
-        while rest := tar.fileobj.read(2**20):
-            if rest.strip(b"\0"):
+        rest = cast("IO[bytes]", tar.fileobj)
+        while block := rest.read(2**20):
+            if block.strip(b"\0"):
                 raise tarfile.ReadError("a header is invalid; its parts may not belong together")
-
-
-def _is_zip(parts: list[Path]) -> bool:
-    return parts[0].suffix.lower() == ".zip"
+    with _open_tar(parts) as tar:
+        for member in tar:
+            if member.isfile() and is_video(member.name):
+                yield Path(member.name).name, member.size, cast("IO[bytes]", tar.extractfile(member))
 
 
 @contextmanager
 def _open_tar(parts: list[Path]) -> Iterator[tarfile.TarFile]:
+    """Open the concatenation of the parts of a tar archive."""
     with ExitStack() as stack:
         files = [stack.enter_context(part.open("rb")) for part in parts]
         yield stack.enter_context(tarfile.open(fileobj=_Joined(files), mode="r|*"))
@@ -197,6 +167,6 @@ class _Joined(io.RawIOBase):
     def __init__(self, files: Sequence[IO[bytes]]) -> None:
         self.files = files
 
+    @override
     def read(self, size: int = -1) -> bytes:
-        """Return at most `size` bytes, and none only at the end of the last file."""
         return next(filter(None, (file.read(size) for file in self.files)), b"")

@@ -1,19 +1,84 @@
-"""Readers of videos and texts from a feature store: features instead of an encoder, or frames instead of decoding."""
+"""Readers of one video or text: from media files, or from a feature store instead of an encoder or of decoding."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
+import torch
 
+from tvr_lightning.data.audio_alignment import AudioOptions, add_sound, no_audio
 from tvr_lightning.data.batch import Media, Tokens
-from tvr_lightning.data.datasets import MediaReader
 from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.media.augment import Augmentation, draw_augmentation
 from tvr_lightning.media.container import VideoError
 from tvr_lightning.media.preparation import Preparation
+from tvr_lightning.media.video import read_clip
 from tvr_lightning.option_types import FrameSampling
 from tvr_lightning.store import FeatureStore, Fingerprint, VideoKey, text_id
+
+
+@dataclass(frozen=True)
+class MediaReader:
+    """Decoder of clips from video files.
+
+    Attributes:
+        frames: Number of frames F per clip; shorter clips are padded and masked.
+        preparation: Conversion of a frame into the square input of the encoder.
+        sampling: Rule for selecting the frames of a clip.
+        augmentation: Augmentation sampled once per clip, for all its frames, only with a generator.
+        audio: Settings of the audio encoder input; None reads no audio.
+        on_corrupt: Handling of a broken audio track; "skip" uses the readable part and reports it in `problems`.
+        tokenise: The encoder's `caption_tokens`; None leaves captions as strings.
+    """
+
+    frames: int
+    preparation: Preparation
+    sampling: FrameSampling
+    augmentation: Augmentation = "none"
+    audio: AudioOptions | None = None
+    on_corrupt: Literal["error", "skip"] = "error"
+    tokenise: Callable[[list[str]], Tokens] | None = None
+
+    def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media:
+        """Return Media with pixels (1, F, 3, S, S), frame_mask (1, F) and duration (1,) in seconds."""
+        random = generator is not None and self.augmentation != "none"
+        augment = draw_augmentation(self.augmentation if random else "none", self.preparation, generator)
+        clip = read_clip(
+            video.path,
+            frames=self.frames,
+            image_size=self.preparation.image_size,
+            sampling=self.sampling,
+            span=video.span,
+            generator=generator,
+            augment=augment,
+        )
+        duration = torch.tensor([clip.duration], dtype=torch.float32)
+        media = Media(pixels=clip.pixels[None], frame_mask=clip.frame_mask[None], duration=duration)
+        if self.audio is not None:
+            add_sound(media, video.path, video.span, clip, self.audio, self.on_corrupt)
+        return media
+
+    def empty(self) -> Media:
+        """Return Media with pixels (0, F, 3, S, S)."""
+        size, dtype = self.preparation.image_size, torch.uint8 if self.preparation.antialias else torch.float16
+        return Media(
+            pixels=torch.zeros(0, self.frames, 3, size, size, dtype=dtype),
+            frame_mask=torch.zeros(0, self.frames, dtype=torch.bool),
+            audio=None if self.audio is None else no_audio(self.audio, self.frames),
+            duration=torch.zeros(0),
+        )
+
+    def absent(self, split: Split) -> dict[int, str]:
+        """Return which videos have no file, by their index."""
+        return {index: "no such file" for index, video in enumerate(split.videos) if not video.path.is_file()}
+
+    def text(self, text: str) -> list[str] | Tokens:
+        """Return the caption as token IDs, or unchanged if the encoder tokenizes it."""
+        return [text] if self.tokenise is None else self.tokenise([text])
 
 
 def frame_fingerprint(frames: int, preparation: Preparation, sampling: FrameSampling, copies: str = "") -> Fingerprint:
@@ -108,3 +173,6 @@ class PixelReader(StoreReader):
     def text(self, text: str) -> list[str] | Tokens:
         """Return the caption as token IDs, or unchanged if the encoder tokenizes it."""
         return self.media.text(text)
+
+
+VideoReader = MediaReader | FeatureReader | PixelReader
