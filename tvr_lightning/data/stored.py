@@ -13,7 +13,7 @@ from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.container import VideoError
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.option_types import FrameSampling
-from tvr_lightning.store import FeatureStore, Fingerprint, VideoKey, text_id
+from tvr_lightning.store import FeatureStore, Fingerprint, VideoKey
 
 
 def frame_fingerprint(frames: int, preparation: Preparation, sampling: FrameSampling, copies: str = "") -> Fingerprint:
@@ -59,13 +59,10 @@ class StoreReader:
 
     def absent(self, split: Split) -> dict[int, str]:
         """Check that the store is complete for a split, and return why extraction skipped videos, by their index."""
-        paths = {self.key(video): video.path for video in split.videos}
+        videos = {self.key(video): video.path for video in split.videos}
         for part in self.store.parts:
-            if part == "text":
-                self.store.require_items("text", [text_id(text.text) for text in split.texts])
-            else:
-                self.store.require_items(part, list(paths))
-                self.store.require_files(part, paths)
+            files = dict.fromkeys(text.text for text in split.texts) if part == "text" else videos
+            self.store.require_items(part, files)
         reasons = ((index, self.skipped(video)) for index, video in enumerate(split.videos))
         return {index: reason for index, reason in reasons if reason is not None}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import torch
 
@@ -64,7 +63,7 @@ def verify(
             _compare(deviations, item.path, store.video([item.key], "patches" in parts), computed)
     for part in parts:
         if part != "text":
-            store.require_files(part, {item.key: Path(item.path) for _, item in source.videos})
+            store.require_items(part, {item.key: record.path for record, item in source.videos})
     return deviations
 
 
