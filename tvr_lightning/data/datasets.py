@@ -16,7 +16,7 @@ from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.data.recover_captions import RecoverCaptions
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.audio import AudioError
-from tvr_lightning.media.augment import Augmentation, draw_augmentation
+from tvr_lightning.media.augment import Augmentation, FrameTransform, draw_augmentation
 from tvr_lightning.media.container import VideoError
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import read_clip
@@ -65,8 +65,9 @@ class MediaReader:
 
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media:
         """Return Media with pixels (1, F, 3, S, S), frame_mask (1, F) and duration (1,) in seconds."""
-        random = generator is not None and self.augmentation != "none"
-        augment = draw_augmentation(self.augmentation if random else "none", self.preparation, generator)
+        augment: FrameTransform = self.preparation
+        if generator is not None:
+            augment = draw_augmentation(self.augmentation, self.preparation, generator)
         clip = read_clip(
             video.path,
             frames=self.frames,

@@ -96,7 +96,7 @@ class PixelReader(StoreReader):
 
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media:
         """Return Media with pixels (1, F, 3, S, S)."""
-        return Media(*self.store.pixels([self.read_key(video)]))
+        return Media(*self.store.read("pixels", [self.read_key(video)]))
 
     def empty(self) -> Media:
         """Return Media with pixels (0, F, 3, S, S)."""

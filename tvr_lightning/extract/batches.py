@@ -27,6 +27,13 @@ Group = tuple[Sequence[Part], list[int]]
 """Parts to extract, and the positions of the videos of one batch."""
 
 
+def start_inference(models: Models, device: str) -> None:
+    """Move encoders to a device, in eval mode."""
+    for model in models:
+        if model is not None:
+            model.to(device).eval()
+
+
 @dataclass
 class ExtractBatch:
     """Videos of a batch, with media once they are read and with features once they are encoded.
@@ -83,9 +90,7 @@ class EncodingActor:
 
     def __init__(self, records: list[VideoRecord], read: MediaReader, models: Models, device: str) -> None:
         self.records, self.read, self.models, self.device = records, partial(read, generator=None), models, device
-        for model in models:
-            if model is not None:
-                model.to(device).eval()
+        start_inference(models, device)
 
     @torch.no_grad()
     def __call__(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

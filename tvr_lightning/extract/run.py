@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from rich.progress import Progress
-from torch import Tensor, nn
+from torch import Tensor
 
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.extract.batches import read_batches
+from tvr_lightning.extract.batches import read_batches, start_inference
 from tvr_lightning.extract.fingerprint import fingerprints
 from tvr_lightning.extract.plan import ExtractOptions, ExtractReport, ExtractSource, parts_of
 from tvr_lightning.features import TextFeatures
@@ -26,21 +26,7 @@ from tvr_lightning.store import Part, StoreItem, StoreWriter
 from tvr_lightning.store.shard import file_mark, is_same_file
 
 
-@contextmanager
-def frozen(device: str, *models: nn.Module | None) -> Iterator[None]:
-    """Run models on a device, in eval mode and without gradients, and restore their modes afterwards."""
-    present = [model.to(device) for model in models if model is not None]
-    modes = [model.training for model in present]
-    try:
-        for model in present:
-            model.eval()
-        with torch.no_grad():
-            yield
-    finally:
-        for model, mode in zip(present, modes, strict=True):
-            model.train(mode)
-
-
+@torch.no_grad()
 def extract(
     source: ExtractSource,
     encoder: Encoder,
@@ -56,10 +42,10 @@ def extract(
         StoreError: The store has other settings, another process is writing it, or the disk is full.
     """
     began = time.perf_counter()
+    start_inference((encoder, audio_encoder), options.device)
     parts = parts_of(options.what, source, encoder, audio_encoder)
     made = fingerprints(source, encoder, audio_encoder, parts)
     with (
-        frozen(options.device, encoder, audio_encoder),
         StoreWriter.open(options.out, made, options.command, options.dtype) as writer,
         bar or progress_bar(options.progress) as progress,
     ):

@@ -146,19 +146,19 @@ class FeatureStore:
 
         Keys are (dataset, video ID, span); with `patches`, the patch vectors (M, F, P, D) are included.
         """
-        frames, mask = self._read("frames", keys, "frames", "mask")
+        frames, mask = self.read("frames", keys)
         features = VideoFeatures(frames.float(), mask)
         if patches:
-            features.patches = self._read("patches", keys, "patches")[0].float()
+            features.patches = self.read("patches", keys)[0].float()
         if "audio" in self._parts:
-            audio, features.audio_mask = self._read("audio", keys, "audio", "mask")
+            audio, features.audio_mask = self.read("audio", keys)
             features.audio = audio.float()
         return features
 
-    def pixels(self, keys: Sequence[VideoKey]) -> tuple[Tensor, Tensor]:
-        """Return the sampled frames (M, F, 3, S, S) of M videos as the encoder expects them, and their mask (M, F)."""
-        pixels, mask = self._read("pixels", keys, "pixels", "mask")
-        return pixels, mask
+    def read(self, part: Part, keys: Sequence[VideoKey]) -> tuple[Tensor, Tensor]:
+        """Return the values (M, F, ...) of M videos in a part as they are stored, and their mask (M, F)."""
+        values, mask = self._read(part, keys, part, "mask")
+        return values, mask
 
     def first_video(self, patches: bool = False) -> VideoFeatures:
         """Return the features of the first video, which show the shapes to expect from `video`."""
