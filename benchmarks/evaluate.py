@@ -226,7 +226,7 @@ def write_test(folder: Path, items: int, args: argparse.Namespace) -> list[str]:
     reader = data.video_reader(training=False)
     source = ExtractSource(videos, texts, reader, data.words)
     text, video = features(items, args)
-    with StoreWriter(
+    with StoreWriter.open(
         folder / "features", fingerprints(source, method.encoder, None, ["text", "frames"]), "-"
     ) as writer:
         sides = {"sentence": text.sentence, "words": text.words}

@@ -59,9 +59,7 @@ def test_pictures_beyond_the_bound_are_never_decoded(tmp_path, name, function):
     path = write_packets(tmp_path / name, png(6400, 6400), 20, (6400, 6400))
     assert path.stat().st_size < 3 * 2**20
     began = time.process_time()
-    with pytest.raises(
-        VideoError, match=rf"{name}: its frames have 6,400 x 6,400 pixels; the maximum is {MAX_PIXELS:,}"
-    ):
+    with pytest.raises(VideoError, match=rf"{name}: .*too large: the maximum is {MAX_PIXELS:,} pixels"):
         function(path)
     assert time.process_time() - began < 0.5, "decoding a single one takes longer"
 

@@ -54,7 +54,7 @@ def shard_of(store, number):
 @pytest.fixture
 def store(tmp_path):
     """A store of three shards of two videos each."""
-    with StoreWriter(tmp_path / "store", {"frames": MADE["frames"]}, COMMAND) as writer:
+    with StoreWriter.open(tmp_path / "store", {"frames": MADE["frames"]}, COMMAND) as writer:
         for first in (0, 2, 4):
             append_frames(writer, first, 2)
     return tmp_path / "store"
@@ -71,7 +71,7 @@ def test_every_part_comes_back_as_it_was_put_in(tmp_path):
     heard = ~mask
     word_mask = torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
     texts = [StoreItem.of_text(text, "set", "train") for text in ("a dog barks", "a cat sleeps")]
-    with StoreWriter(tmp_path, MADE, COMMAND) as writer:
+    with StoreWriter.open(tmp_path, MADE, COMMAND) as writer:
         writer.append("frames", videos(0, 3), {"frames": frames}, mask)
         writer.append("patches", videos(0, 3), {"patches": patches}, mask)
         writer.append("audio", videos(0, 3), {"audio": audio}, heard)
@@ -95,7 +95,7 @@ def test_every_part_comes_back_as_it_was_put_in(tmp_path):
 
 def test_the_table_says_everything_of_every_item(tmp_path):
     made = {"frames": MADE["frames"], "text": MADE["text"]}
-    with StoreWriter(tmp_path, made, COMMAND) as writer:
+    with StoreWriter.open(tmp_path, made, COMMAND) as writer:
         append_frames(writer, 0, 2)
         append_frames(writer, 2, 2, [(StoreItem("set", "test", "film", "film.mp4", (1.0, 2.5)), "no video stream")])
         texts, mask = [StoreItem.of_text("a dog barks", "set", "test")], torch.ones(1, WORDS, dtype=torch.bool)
@@ -130,7 +130,7 @@ def test_a_shard_is_its_own_manifest(store):
 def test_half_precision_halves_the_shards_and_rounds_as_float16(tmp_path):
     values, mask = numbers(2, FRAMES, 1024), torch.ones(2, FRAMES, dtype=torch.bool)
     for dtype in ("float32", "float16"):
-        with StoreWriter(tmp_path / dtype, {"frames": MADE["frames"]}, COMMAND, dtype) as writer:
+        with StoreWriter.open(tmp_path / dtype, {"frames": MADE["frames"]}, COMMAND, dtype) as writer:
             writer.append("frames", videos(0, 2), {"frames": values}, mask)
     found = FeatureStore(tmp_path / "float16").video([key(0), key(1)]).frames
     assert found.dtype == torch.float32
@@ -139,11 +139,11 @@ def test_half_precision_halves_the_shards_and_rounds_as_float16(tmp_path):
     assert sizes[0] < 0.6 * sizes[1]
     with (
         pytest.raises(StoreError, match="contains float16, but this run writes float32"),
-        StoreWriter(tmp_path / "float16", {"frames": MADE["frames"]}, COMMAND),
+        StoreWriter.open(tmp_path / "float16", {"frames": MADE["frames"]}, COMMAND),
     ):
         pass
     with (
-        StoreWriter(tmp_path / "large", {"frames": MADE["frames"]}, COMMAND, "float16") as writer,
+        StoreWriter.open(tmp_path / "large", {"frames": MADE["frames"]}, COMMAND, "float16") as writer,
         pytest.raises(StoreError, match="too large for float16"),
     ):
         writer.append("frames", videos(0, 2), {"frames": 1e6 * values}, mask)
@@ -152,7 +152,7 @@ def test_half_precision_halves_the_shards_and_rounds_as_float16(tmp_path):
 def test_spans_of_one_video_are_items_of_their_own(tmp_path):
     spans = [(0.0, 2.5), (2.5, 7.0)]
     items = [StoreItem("set", "test", "film", "film.mp4", span) for span in spans]
-    with StoreWriter(tmp_path, {"frames": MADE["frames"]}, COMMAND) as writer:
+    with StoreWriter.open(tmp_path, {"frames": MADE["frames"]}, COMMAND) as writer:
         mask = torch.ones(2, FRAMES, dtype=torch.bool)
         writer.append("frames", items, {"frames": numbers(2, FRAMES, WIDTH)}, mask)
     store = FeatureStore(tmp_path)
@@ -164,7 +164,7 @@ def test_spans_of_one_video_are_items_of_their_own(tmp_path):
 
 def test_what_was_skipped_keeps_its_reason_until_it_is_read(tmp_path):
     bad = videos(9, 1)[0]
-    with StoreWriter(tmp_path, {"frames": MADE["frames"]}, COMMAND) as writer:
+    with StoreWriter.open(tmp_path, {"frames": MADE["frames"]}, COMMAND) as writer:
         append_frames(writer, 0, 2, [(bad, "no video stream")])
         assert set(writer.parts["frames"].places) == {key(0), key(1)}
         assert set(writer.parts["frames"].skipped) == {key(9)}
@@ -172,7 +172,7 @@ def test_what_was_skipped_keeps_its_reason_until_it_is_read(tmp_path):
     assert store.skipped("frames") == {key(9): "no video stream"}
     with pytest.raises(StoreError, match="no features of video9: it was skipped: no video stream"):
         store.video([key(9)])
-    with StoreWriter(tmp_path, {"frames": MADE["frames"]}, COMMAND) as writer:
+    with StoreWriter.open(tmp_path, {"frames": MADE["frames"]}, COMMAND) as writer:
         append_frames(writer, 9, 1)
     store = FeatureStore(tmp_path)
     assert store.skipped("frames") == {}
@@ -184,7 +184,7 @@ def test_a_store_made_otherwise_is_refused_with_both_values(store):
     message = "weights: the store has 'abcd', this run 'ffff'; sampling: the store has 'four frames', this run 'twelve"
     with pytest.raises(StoreError, match=message):
         FeatureStore(store).require("frames", other)
-    with pytest.raises(StoreError, match=message), StoreWriter(store, {"frames": other}, COMMAND):
+    with pytest.raises(StoreError, match=message), StoreWriter.open(store, {"frames": other}, COMMAND):
         pass
     FeatureStore(store).require("frames", MADE["frames"])
 
@@ -196,9 +196,9 @@ def test_a_part_that_is_not_there_names_the_command_that_adds_it(store):
 
 def test_missing_items_name_the_command_that_completes_the_store(store):
     opened = FeatureStore(store)
-    opened.require_items("frames", [key(i) for i in range(6)])
+    opened.require_items("frames", {key(i): None for i in range(6)})
     with pytest.raises(StoreError, match=r"2 of 4 items of part 'frames' are missing .*first video7.*tvr extract"):
-        opened.require_items("frames", [key(0), key(7), key(8), key(1)])
+        opened.require_items("frames", {key(i): None for i in (0, 7, 8, 1)})
 
 
 def damage(path, how):
@@ -225,7 +225,7 @@ def test_a_damaged_shard_is_refused_with_the_command_and_rewritten_by_it(store, 
         opened.verify()
     with pytest.raises(StoreError, match=rf"{damaged.name}|no features of video3"):
         opened.video([key(3)])
-    with StoreWriter(store, {"frames": MADE["frames"]}, COMMAND) as writer:
+    with StoreWriter.open(store, {"frames": MADE["frames"]}, COMMAND) as writer:
         assert len(writer.rewritten) == 1
         assert set(writer.parts["frames"].places) == {key(i) for i in (0, 1, 4, 5)}
         append_frames(writer, 2, 2)
@@ -239,8 +239,8 @@ def test_what_a_removed_shard_held_is_missing_and_written_again(store):
     before = {file.name: file.read_bytes() for file in store.iterdir()}
     shard_of(store, 1).unlink()
     with pytest.raises(StoreError, match=f"2 of 6 items.*are missing.*first video2.*Complete it with: {COMMAND}"):
-        FeatureStore(store).require_items("frames", [key(i) for i in range(6)])
-    with StoreWriter(store, {"frames": MADE["frames"]}, COMMAND) as writer:
+        FeatureStore(store).require_items("frames", {key(i): None for i in range(6)})
+    with StoreWriter.open(store, {"frames": MADE["frames"]}, COMMAND) as writer:
         append_frames(writer, 2, 2)
     assert {file.name: file.read_bytes() for file in store.iterdir()} == before
 
@@ -261,17 +261,17 @@ def test_half_a_shard_is_no_shard_and_swept_up(store):
     half = store / f"{shard_of(store, 2).name}.writing"
     half.write_bytes(shard_of(store, 2).read_bytes()[:100])
     assert len(FeatureStore(store)) == 6
-    with StoreWriter(store, {"frames": MADE["frames"]}, COMMAND) as writer:
+    with StoreWriter.open(store, {"frames": MADE["frames"]}, COMMAND) as writer:
         assert writer.rewritten == []
     assert not half.exists()
 
 
 def test_shards_of_two_stores_in_one_folder_are_told_apart(store, tmp_path):
     other = {**MADE["frames"], "weights": "ffff"}
-    with StoreWriter(tmp_path / "other", {"frames": other}, COMMAND) as writer:
+    with StoreWriter.open(tmp_path / "other", {"frames": other}, COMMAND) as writer:
         append_frames(writer, 6, 2)
     shutil.copy(shard_of(tmp_path / "other", 0), store)
-    with pytest.raises(StoreError, match="mixes shards of two stores, part 'frames': weights: the store has"):
+    with pytest.raises(StoreError, match=r"frames-00000-.* has other settings, part 'frames': weights: the store has"):
         FeatureStore(store)
 
 
@@ -280,7 +280,7 @@ def test_a_link_out_of_the_store_is_not_read(store):
     shard.rename(elsewhere)
     shard.symlink_to(elsewhere)
     before = sorted(store.parent.rglob("*"))
-    for open_store in (lambda: FeatureStore(store), StoreWriter(store, MADE, COMMAND).__enter__):
+    for open_store in (lambda: FeatureStore(store), StoreWriter.open(store, MADE, COMMAND).__enter__):
         with pytest.raises(StoreError, match=rf"{shard.name} is a link to .*elsewhere.*outside the feature store"):
             open_store()
     assert sorted(store.parent.rglob("*")) == before
@@ -290,16 +290,16 @@ def test_a_store_may_itself_be_reached_by_a_link(store):
     link = store.parent / "link"
     link.symlink_to(store)
     assert len(FeatureStore(link)) == 6
-    with StoreWriter(link, {"frames": MADE["frames"]}, COMMAND) as writer:
+    with StoreWriter.open(link, {"frames": MADE["frames"]}, COMMAND) as writer:
         append_frames(writer, 6, 2)
     assert len(FeatureStore(link)) == 8
 
 
 def test_only_one_process_writes(store):
-    with StoreWriter(store, {"frames": MADE["frames"]}, COMMAND):
+    with StoreWriter.open(store, {"frames": MADE["frames"]}, COMMAND):
         with (
             pytest.raises(StoreError, match="Another process is writing"),
-            StoreWriter(store, {"frames": MADE["frames"]}, COMMAND),
+            StoreWriter.open(store, {"frames": MADE["frames"]}, COMMAND),
         ):
             pass
         assert len(FeatureStore(store)) == 6, "readers need no lock"
@@ -313,7 +313,7 @@ def test_on_a_disk_without_file_locks_a_store_is_written_with_a_warning(store, m
     monkeypatch.setattr("fcntl.flock", refuse_locks)
     with (
         pytest.warns(UserWarning, match="without file locks .*do not start a second process for the feature"),
-        StoreWriter(store, {"frames": MADE["frames"]}, COMMAND) as writer,
+        StoreWriter.open(store, {"frames": MADE["frames"]}, COMMAND) as writer,
     ):
         append_frames(writer, 6, 2)
     assert len(FeatureStore(store)) == 8
@@ -324,13 +324,13 @@ def test_a_store_that_cannot_be_locked_for_want_of_rights_says_what_stands_in_th
     (store / "writer.lock").mkdir()
     with (
         pytest.raises(StoreError, match=r"writer\.lock cannot be written: Is a directory"),
-        StoreWriter(store, {"frames": MADE["frames"]}, COMMAND),
+        StoreWriter.open(store, {"frames": MADE["frames"]}, COMMAND),
     ):
         pass
 
 
 def keep_writing(path, shards):
-    with StoreWriter(path, {"frames": MADE["frames"]}, COMMAND) as writer:
+    with StoreWriter.open(path, {"frames": MADE["frames"]}, COMMAND) as writer:
         for number in range(shards):
             append_frames(writer, 2 * number, 2)
 
@@ -366,7 +366,7 @@ def test_stores_travel_to_worker_processes(store):
 
 def test_reading_maps_the_shard_and_does_not_load_it(tmp_path):
     count, width = 1024, 4096
-    with StoreWriter(tmp_path, {"frames": MADE["frames"]}, COMMAND) as writer:
+    with StoreWriter.open(tmp_path, {"frames": MADE["frames"]}, COMMAND) as writer:
         mask = torch.ones(count, FRAMES, dtype=torch.bool)
         writer.append("frames", videos(0, count), {"frames": torch.zeros(count, FRAMES, width)}, mask)
     store = FeatureStore(tmp_path)
@@ -378,7 +378,7 @@ def test_reading_maps_the_shard_and_does_not_load_it(tmp_path):
 
 
 def write_until_full(path):
-    with StoreWriter(path, {"frames": MADE["frames"]}, COMMAND) as writer:
+    with StoreWriter.open(path, {"frames": MADE["frames"]}, COMMAND) as writer:
         append_frames(writer, 0, 2)
         append_frames(writer, 2, 2)
         # The third shard is larger than a file may become: writing it fails half-way, as on a full disk.
@@ -397,7 +397,7 @@ def test_a_full_disk_stops_with_the_store_still_valid(tmp_path, ended):
     store.verify()
     assert len(store) == 4
     assert not [file for file in tmp_path.rglob("*") if "writing" in file.name]
-    with StoreWriter(tmp_path, {"frames": MADE["frames"]}, COMMAND) as writer:
+    with StoreWriter.open(tmp_path, {"frames": MADE["frames"]}, COMMAND) as writer:
         append_frames(writer, 4, 2)
     assert len(FeatureStore(tmp_path)) == 6
 
@@ -414,7 +414,7 @@ def write_within(path, limit):
 
 def write_six(path):
     """Write shards of one, two, and three videos, so that each is larger than the previous one."""
-    with StoreWriter(path, {"frames": MADE["frames"]}, COMMAND) as writer:
+    with StoreWriter.open(path, {"frames": MADE["frames"]}, COMMAND) as writer:
         for first, count in ((0, 1), (1, 2), (3, 3)):
             if key(first) not in writer.parts["frames"].places:
                 append_frames(writer, first, count)
@@ -449,7 +449,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_valid_store(tmp_path, ended):
         time.sleep(0.02 * (trial + 1))
         os.kill(writer.pid, signal.SIGKILL)
         writer.join()
-        with StoreWriter(path, {"frames": MADE["frames"]}, COMMAND) as again:
+        with StoreWriter.open(path, {"frames": MADE["frames"]}, COMMAND) as again:
             done = len(again.parts["frames"].places)
             assert again.rewritten == []
             append_frames(again, done, 2)
@@ -465,6 +465,6 @@ def test_a_shard_has_a_row_for_each_of_its_items(tmp_path):
     items = [StoreItem.of_text(text, "msrvtt", "test") for text in ("a dog", "a cat")]
     uneven = {"sentence": torch.zeros(3, 4)}, torch.ones(2, 1, dtype=torch.bool)
     message = r"text: 2 items, but features .*'sentence': 3.*one row per item"
-    with StoreWriter(tmp_path, {"text": {}}, "tvr extract") as writer, pytest.raises(ValueError, match=message):
+    with StoreWriter.open(tmp_path, {"text": {}}, "tvr extract") as writer, pytest.raises(ValueError, match=message):
         writer.append("text", items, *uneven)
     assert not list(tmp_path.glob("*.safetensors"))

@@ -13,12 +13,12 @@ from tvr_lightning.data.audio_alignment import AudioOptions, add_sound, no_audio
 from tvr_lightning.data.batch import Media, Tokens
 from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.media.augment import Augmentation, draw_augmentation
+from tvr_lightning.media.augment import Augmentation, FrameTransform, draw_augmentation
 from tvr_lightning.media.container import VideoError
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import read_clip
 from tvr_lightning.option_types import FrameSampling
-from tvr_lightning.store import FeatureStore, Fingerprint, VideoKey, text_id
+from tvr_lightning.store import FeatureStore, Fingerprint, VideoKey
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,9 @@ class MediaReader:
 
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media:
         """Return Media with pixels (1, F, 3, S, S), frame_mask (1, F) and duration (1,) in seconds."""
-        random = generator is not None and self.augmentation != "none"
-        augment = draw_augmentation(self.augmentation if random else "none", self.preparation, generator)
+        augment: FrameTransform = self.preparation
+        if generator is not None:
+            augment = draw_augmentation(self.augmentation, self.preparation, generator)
         clip = read_clip(
             video.path,
             frames=self.frames,
@@ -124,13 +125,10 @@ class StoreReader:
 
     def absent(self, split: Split) -> dict[int, str]:
         """Check that the store is complete for a split, and return why extraction skipped videos, by their index."""
-        paths = {self.key(video): video.path for video in split.videos}
+        videos = {self.key(video): video.path for video in split.videos}
         for part in self.store.parts:
-            if part == "text":
-                self.store.require_items("text", [text_id(text.text) for text in split.texts])
-            else:
-                self.store.require_items(part, list(paths))
-                self.store.require_files(part, paths)
+            files = dict.fromkeys(text.text for text in split.texts) if part == "text" else videos
+            self.store.require_items(part, files)
         reasons = ((index, self.skipped(video)) for index, video in enumerate(split.videos))
         return {index: reason for index, reason in reasons if reason is not None}
 
@@ -164,7 +162,7 @@ class PixelReader(StoreReader):
 
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media:
         """Return Media with pixels (1, F, 3, S, S)."""
-        return Media(*self.store.pixels([self.read_key(video)]))
+        return Media(*self.store.read("pixels", [self.read_key(video)]))
 
     def empty(self) -> Media:
         """Return Media with pixels (0, F, 3, S, S)."""

@@ -19,22 +19,13 @@ from tvr_lightning.store import PARTS, Part, StoreItem
 
 @dataclass
 class ExtractOptions(Options):
-    """Settings of an extraction.
+    """Settings of an extraction, with the defaults of `tvr extract`, which documents them.
 
     Attributes:
-        out: Folder of the store.
         what: Parts to extract; none or "all" means every part of features that the source and the encoders provide.
-        batch_size: Number of items per pass through an encoder.
         shard_size: Number of items per shard, best a multiple of `batch_size`; if the process is killed, at most one
             shard is lost.
-        num_workers: Number of processes that decode.
-        dtype: Data type of the features on disk.
-        device: Device of the encoders, such as "cpu" or "cuda".
         command: Command line that repeats the extraction, for the messages of the store.
-        progress: Whether to show a progress bar.
-        engine: `local`, or `ray` for actors of a Ray cluster that decode and encode while this process writes.
-        actors: Number of Ray actors, each with its own copy of the encoders.
-        address: Address of a running Ray cluster; None starts one on this machine.
     """
 
     out: str

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageOps
 
-from tvr_lightning.errors import UserError
 from tvr_lightning.media.preparation import Pixels, Preparation, resized
 
 Augmentation = Literal["none", "crop-flip", "rand-augment"]
@@ -27,11 +27,6 @@ Augmentation = Literal["none", "crop-flip", "rand-augment"]
 FrameTransform = Callable[[Image.Image], Pixels]
 """Transform from an RGB frame of any size to pixels (S, S, 3)."""
 
-# torchvision's RandomResizedCrop, used by X-Pool with this scale and its default ratio: ten attempts, then centered.
-_ATTEMPTS = 10
-_AREA = (0.5, 1.0)
-_LOG_RATIO = (float(np.log(3 / 4)), float(np.log(4 / 3)))
-
 
 @dataclass(frozen=True)
 class CropFlip:
@@ -45,7 +40,7 @@ class CropFlip:
     """
 
     image_size: int
-    draws: tuple[tuple[float, ...], ...]
+    draws: NDArray[np.float64]
     flip: bool
     antialias: bool = True
 
@@ -59,8 +54,8 @@ class CropFlip:
     def box(self, width: int, height: int) -> tuple[int, int, int, int]:
         """Return left, top, right, and bottom of the crop, in pixels of a frame of this size."""
         for area_draw, ratio_draw, top_draw, left_draw in self.draws:
-            area = width * height * (_AREA[0] + (_AREA[1] - _AREA[0]) * area_draw)
-            ratio = np.exp(_LOG_RATIO[0] + (_LOG_RATIO[1] - _LOG_RATIO[0]) * ratio_draw)
+            area = width * height * (0.5 + 0.5 * area_draw)
+            ratio = (4 / 3) ** (2 * ratio_draw - 1)  # log-uniform from 3/4 to 4/3
             w, h = round(np.sqrt(area * ratio)), round(np.sqrt(area / ratio))
             if 0 < w <= width and 0 < h <= height:
                 left, top = int(left_draw * (width - w + 1)), int(top_draw * (height - h + 1))
@@ -71,14 +66,7 @@ class CropFlip:
         return left, top, left + w, top + h
 
 
-# RandAugment with the settings of GARE's code for the frames of a clip: `rand-m7-n4-mstd0.5-inc1`.
-_MAGNITUDE = 7.0
-_MAGNITUDE_STD = 0.5
-_MAGNITUDE_MAX = 10.0
-_COUNT = 4
-_PROBABILITY = 0.5
-# Color of the pixels that enter the frame from outside.
-_FILL = (128, 128, 128)
+_FILL = (128, 128, 128)  # color of the pixels that enter the frame from outside
 
 
 def _affine(frame: Image.Image, *matrix: float) -> Image.Image:
@@ -87,13 +75,11 @@ def _affine(frame: Image.Image, *matrix: float) -> Image.Image:
 
 
 def _posterize(frame: Image.Image, strength: float) -> Image.Image:
-    kept = 4 - int(4 * strength)
-    return frame.point([value & (0xFF << (8 - kept)) & 0xFF for value in range(256)] * 3)
+    return frame.point(lambda value: value & (0xFF << (4 + int(4 * strength))))
 
 
 def _solarize_add(frame: Image.Image, strength: float) -> Image.Image:
-    added = int(110 * strength)
-    return frame.point([min(255, value + added) if value < 128 else value for value in range(256)] * 3)
+    return frame.point(lambda value: min(255, value + int(110 * strength)) if value < 128 else value)
 
 
 OPERATIONS: dict[str, Callable[[Image.Image, float, float], Image.Image]] = {
@@ -138,27 +124,23 @@ def draw_rand_augment(generator: np.random.Generator) -> list[Step]:
     arXiv:1909.13719). The released code contains its video version, with bicubic resampling and a gray border.
     """
     steps = []
-    for operation in generator.choice(np.array(list(OPERATIONS)), _COUNT):
-        applied = generator.random() < _PROBABILITY
-        magnitude = float(np.clip(generator.normal(_MAGNITUDE, _MAGNITUDE_STD), 0, _MAGNITUDE_MAX))
+    for operation in generator.choice(np.array(list(OPERATIONS)), 4):
+        applied = generator.random() < 0.5
+        strength = float(np.clip(generator.normal(7.0, 0.5), 0.0, 10.0)) / 10.0
         sign = 1 if generator.random() < 0.5 else -1
         if applied:
-            steps.append(Step(str(operation), magnitude / _MAGNITUDE_MAX, sign))
+            steps.append(Step(str(operation), strength, sign))
     return steps
 
 
 def draw_augmentation(
-    augmentation: Augmentation, preparation: Preparation, generator: np.random.Generator | None = None
+    augmentation: Augmentation, preparation: Preparation, generator: np.random.Generator
 ) -> FrameTransform:
     """Sample the transform from an RGB frame to (S, S, 3), the same for all frames of a clip."""
-    if augmentation not in get_args(Augmentation):
-        raise UserError(f"augmentation {augmentation!r} is unknown; choose one of {', '.join(get_args(Augmentation))}")
-    if augmentation == "none":
-        return preparation
-    if generator is None:
-        raise UserError(f"augmentation {augmentation!r} needs a random generator")
     if augmentation == "crop-flip":
-        draws = tuple(tuple(row) for row in generator.random((_ATTEMPTS, 4)).tolist())
-        return CropFlip(preparation.image_size, draws, bool(generator.random() < 0.5), preparation.antialias)
-    steps = draw_rand_augment(generator)
-    return lambda frame: preparation(reduce(lambda changed, step: step(changed), steps, frame))
+        draws, flip = generator.random((10, 4)), bool(generator.random() < 0.5)
+        return CropFlip(preparation.image_size, draws, flip, preparation.antialias)
+    if augmentation == "rand-augment":
+        steps = draw_rand_augment(generator)
+        return lambda frame: preparation(reduce(lambda changed, step: step(changed), steps, frame))
+    return preparation

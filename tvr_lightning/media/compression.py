@@ -9,7 +9,7 @@ authors produces.
 from __future__ import annotations
 
 import io
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -18,14 +18,13 @@ from typing import Annotated
 
 import av
 import numpy as np
-from av.container import OutputContainer
-from numpy.typing import NDArray
+from av.container import InputContainer, OutputContainer
 from PIL import Image
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.audio import SAMPLE_RATE, AudioError, read_audio
 from tvr_lightning.media.clip4clip_copies import FPS, SIZE, write_clip4clip_frames
-from tvr_lightning.media.container import TimeBudget, VideoError, open_media, open_video, packets_of, words_of
+from tvr_lightning.media.container import TimeBudget, VideoError, open_media, open_video, packets_of
 from tvr_lightning.media.decoder import decoded_frames
 from tvr_lightning.media.preparation import Interpolation, Pixels, resized
 from tvr_lightning.media.video import TimedFrame, frames_at_rate, probe
@@ -34,8 +33,7 @@ from tvr_lightning.option_types import CopiedFrames, CopiesLike, Count, Range, c
 CRF = 18
 JPEG_QUALITY = 90
 _TICKS = 30_000  # ticks per frame in the copy's time base, so that the last frame can end between two frames
-_COPIED_SOUND = ("aac", "mp3", "ac3", "eac3", "alac", "opus", "flac")
-"""Codecs that are copied to mp4 without re-encoding."""
+_COPIED_AUDIO = ("aac", "mp3", "ac3", "eac3", "alac", "opus", "flac")  # codecs that mp4 supports
 
 
 @dataclass(frozen=True)
@@ -116,117 +114,112 @@ def compress(path: Path, how: Compression) -> Copy:
     """
     try:
         with suppress(av.FFmpegError):  # such as packets whose timestamps mp4 cannot represent
-            return _write(path, how, copy_sound=True)
-        return _write(path, how, copy_sound=False)
+            return _write(path, how, copy_audio=True)
+        return _write(path, how, copy_audio=False)
     except av.FFmpegError as error:
-        raise VideoError(path, f"cannot be copied ({words_of(error)})") from error
+        raise VideoError(path, f"cannot be copied ({error.strerror})") from error
 
 
-def _write(path: Path, how: Compression, copy_sound: bool) -> Copy:
-    buffer, copy = io.BytesIO(), Copy(b"", 0, 0.0, 0)
-    packets: Iterable[av.Packet] = ()
-    with open_media(path) as container, av.open(buffer, "w", format="mp4") as out:
+def _write(path: Path, how: Compression, copy_audio: bool) -> Copy:
+    buffer = io.BytesIO()
+    audio: list[av.Packet] = []
+    notes: list[str] = []
+    with open_video(path) as (container, video), av.open(buffer, "w", format="mp4") as out:
         source = container.streams.best("audio")
         if isinstance(source, av.AudioStream) and source.codec_context:
-            if copy_sound and source.codec_context.name in _COPIED_SOUND:
+            if copy_audio and source.codec_context.name in _COPIED_AUDIO:
+                origin = (video.start_time or 0) * (video.time_base or Fraction(0))
+                if how.like:  # such a copy starts with the first stream
+                    origin = Fraction(container.start_time or 0, av.time_base)
                 track = out.add_stream_from_template(source)
-                packets = _copied_sound(path, how, track, copy.notes)
+                audio = _copied_audio(container, source, track, origin, TimeBudget(path), notes)
             else:
-                waveform = _waveform(path, copy.notes)
-                if waveform is not None:
-                    track = out.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
-                    track.bit_rate = 64_000
-                    packets = _encoded_sound(waveform, track)
-        _write_frames(path, how, out, copy)
-        for packet in packets:
-            out.mux(packet)
-            copy.sound += 1
-    copy.content = buffer.getvalue()
-    return copy
+                audio = _encoded_audio(path, out, notes)
+        if how.like:
+            frames = write_clip4clip_frames(path, out)
+            duration = frames / how.fps
+        else:
+            frames, duration = _write_frames(path, how, out)
+        out.mux(audio)
+    return Copy(buffer.getvalue(), frames, duration, len(audio), notes)
 
 
-def _copied_sound(path: Path, how: Compression, track: av.AudioStream, notes: list[str]) -> list[av.Packet]:
-    """Return the packets of the audio, moved to the time of the first frame."""
-    packets, budget = [], TimeBudget(path)
-    with open_video(path) as (container, video):
-        source = container.streams.best("audio")
-        assert isinstance(source, av.AudioStream)
-        origin = (video.start_time or 0) * (video.time_base or Fraction(0))
-        if how.like:  # such a copy starts with the first stream
-            origin = Fraction(container.start_time or 0, av.time_base)
-        try:
-            for packet in packets_of(container, source):
-                budget.check()
-                if packet.size and packet.is_corrupt:
-                    notes.append("its audio ends early: a packet is truncated")
-                    break
-                if packet.size and packet.pts is not None:
-                    packet.pts -= round(origin / packet.time_base)  # an edit list removes audio before the first frame
-                    packet.dts, packet.stream = packet.pts, track
-                    packets.append(packet)
-        except av.FFmpegError as error:
-            notes.append(f"its audio ends early: {words_of(error)}")
+def _copied_audio(
+    container: InputContainer,
+    source: av.AudioStream,
+    track: av.AudioStream,
+    origin: Fraction,
+    budget: TimeBudget,
+    notes: list[str],
+) -> list[av.Packet]:
+    """Return the packets of an audio stream for a track that starts at the time `origin` of the file."""
+    packets = []
+    try:
+        for packet in packets_of(container, source):
+            budget.check()
+            if packet.size and packet.is_corrupt:
+                notes.append("its audio ends early: a packet is truncated")
+                break
+            if packet.size and packet.pts is not None:
+                packet.pts -= round(origin / packet.time_base)  # an edit list removes audio before the first frame
+                packet.dts, packet.stream = packet.pts, track
+                packets.append(packet)
+    except av.FFmpegError as error:
+        notes.append(f"its audio ends early: {error.strerror}")
     return packets
 
 
-def _waveform(path: Path, notes: list[str]) -> NDArray[np.float32] | None:
-    """Return the audio as readers use it, (T,) at 16 kHz, or None if none can be decoded."""
+def _encoded_audio(path: Path, out: OutputContainer, notes: list[str]) -> list[av.Packet]:
+    """Add an AAC stream with the audio as readers use it, and return its packets; none if nothing can be decoded."""
     try:
-        track = read_audio(path)
+        audio = read_audio(path)
     except AudioError as error:
         notes.append(f"its audio is omitted: {error.reason}")
-        return None
-    if track.problem:
-        notes.append(f"its audio is damaged: {track.problem}")
-    notes.append(
-        "its audio is converted to 16 kHz mono" if track.present else "its audio is omitted, since it is empty"
-    )
-    return track.waveform if track.present else None
+        return []
+    if audio.problem:
+        notes.append(f"its audio is damaged: {audio.problem}")
+    if not audio.present:
+        notes.append("its audio is omitted, since it is empty")
+        return []
+    notes.append("its audio is converted to 16 kHz mono")
+    track = out.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
+    track.bit_rate = 64_000
+    frame = av.AudioFrame.from_ndarray(audio.waveform[None], format="fltp", layout="mono")
+    frame.sample_rate, frame.pts, frame.time_base = SAMPLE_RATE, 0, Fraction(1, SAMPLE_RATE)
+    return [*track.encode(frame), *track.encode(None)]
 
 
-def _encoded_sound(waveform: NDArray[np.float32], track: av.AudioStream) -> Iterator[av.Packet]:
-    samples = track.codec_context.frame_size or 1024
-    for start in range(0, len(waveform), samples):
-        piece = waveform[None, start : start + samples]
-        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(piece), format="fltp", layout="mono")
-        frame.sample_rate, frame.pts, frame.time_base = SAMPLE_RATE, start, Fraction(1, SAMPLE_RATE)
-        yield from track.encode(frame)
-    yield from track.encode(None)
-
-
-def _write_frames(path: Path, how: Compression, out: OutputContainer, copy: Copy) -> None:
-    """Write the frames, starting at 0. The last one ends with the original."""
-    if how.like:
-        copy.frames = write_clip4clip_frames(path, out)
-        copy.duration = copy.frames / how.fps
-        return
+def _write_frames(path: Path, how: Compression, out: OutputContainer) -> tuple[int, float]:
+    """Write the frames, starting at 0, and return their number and their duration, which is that of the original."""
+    duration = 0.0
 
     def frames() -> Generator[TimedFrame[Pixels], None, None]:
-        copy.duration = yield from frames_at_rate(path, how.fps, how)
+        nonlocal duration
+        duration = yield from frames_at_rate(path, how.fps, how)
 
     clock = Fraction(1, how.fps * _TICKS)
     packets: list[av.Packet] = []
     for number, frame in enumerate(frames()):
-        image = frame.content
+        image = Image.fromarray(frame.content)
         if not packets:
-            stream = _video_stream(out, how, (image.shape[1], image.shape[0]), clock)
-        if image.shape != (stream.height, stream.width, 3):  # all frames of a copy have the same size
-            image = np.asarray(Image.fromarray(image).resize((stream.width, stream.height)))
+            stream = _video_stream(out, how, image.size, clock)
+        if image.size != (stream.width, stream.height):  # all frames of a copy have the same size
+            image = image.resize((stream.width, stream.height))
         if how.frames == "jpeg":
             content = io.BytesIO()
-            Image.fromarray(image).save(content, "JPEG", quality=JPEG_QUALITY)
+            image.save(content, "JPEG", quality=JPEG_QUALITY)
             packet = av.Packet(content.getvalue())
             packet.is_keyframe, packet.time_base, packet.stream = True, clock, stream
         else:
-            encoded = av.VideoFrame.from_ndarray(image, "rgb24")
+            encoded = av.VideoFrame.from_ndarray(np.asarray(image), "rgb24")
             encoded.pts, encoded.time_base = number * _TICKS, clock
             (packet,) = stream.encode(encoded)
         packet.pts = packet.dts = number * _TICKS
         packet.duration = _TICKS
         packets.append(packet)
-    packets[-1].duration = max(round(copy.duration / clock) - (len(packets) - 1) * _TICKS, 1)
-    copy.frames = len(packets)
+    packets[-1].duration = max(round(duration / clock) - (len(packets) - 1) * _TICKS, 1)
     out.mux(packets)
+    return len(packets), duration
 
 
 def _video_stream(out: OutputContainer, how: Compression, size: tuple[int, int], clock: Fraction) -> av.VideoStream:

@@ -39,7 +39,6 @@ MAX_SECONDS = 10**6
 """Maximum duration of a video, eleven days, since some readers process a frame or a sample for every moment."""
 
 READ_SECONDS = "TVR_READ_SECONDS"
-_BASE_SECONDS, _SECONDS_PER_MIB = 120, 4
 
 
 class MediaError(UserError):
@@ -93,7 +92,7 @@ class TimeBudget:
 def _allowed_seconds(path: Path) -> float:
     given = os.environ.get(READ_SECONDS)
     if given is None:
-        return _BASE_SECONDS + _SECONDS_PER_MIB * (path.stat().st_size / 2**20 if path.is_file() else 0)
+        return 120 + 4 * (path.stat().st_size / 2**20 if path.is_file() else 0)
     with suppress(ValueError):
         if float(given) > 0:
             return float(given)
@@ -114,25 +113,21 @@ def open_media(path: Path) -> InputContainer:
         raise VideoError(path, "there is no such file")
     if path.stat().st_size == 0:
         raise VideoError(path, "the file is empty (0 bytes)")
+    options = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "file", "max_pixels": str(MAX_PIXELS)}
     seconds, began = _allowed_seconds(path), time.monotonic()
     try:
-        return _open(path, {"max_pixels": str(MAX_PIXELS)}, seconds)
+        # With "file:", since FFmpeg treats the text before a colon in a name as a protocol. It decodes a few frames to
+        # detect the streams and checks the time limit between them.
+        return av.open(f"file:{path}", metadata_errors="replace", options=options, timeout=(seconds, None))
     except av.FFmpegError as error:
         # If FFmpeg is interrupted early, it sometimes reports invalid data.
         if isinstance(error, av.error.ExitError) or time.monotonic() - began > seconds:
             raise VideoError(path, f"opening it {_too_slow(seconds, 'time')}") from error
-        reason = words_of(error)
+        reason = error.strerror
         if isinstance(error, av.error.ArgumentError):  # a container that is not in the list
             supported = _CONTAINERS.replace(",", ", ")
             reason = f"it is damaged, a playlist that names other files, or not one of the containers {supported}"
         raise VideoError(path, f"cannot be opened as video ({reason})") from error
-
-
-def _open(path: Path, options: dict[str, str], seconds: float) -> InputContainer:
-    # With "file:", since FFmpeg treats the text before a colon in a name as a protocol. It decodes a few frames to
-    # detect the streams and checks the time limit between them.
-    options = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "file"} | options
-    return av.open(f"file:{path}", metadata_errors="replace", options=options, timeout=(seconds, None))
 
 
 @contextmanager
@@ -140,28 +135,18 @@ def open_video(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
     """Open a file and its first video stream that is not a cover image, and do not conceal decoding errors.
 
     Raises:
-        VideoError: The file is missing or empty, cannot be opened, has no video stream of a known codec, or has frames
-            larger than `MAX_PIXELS`.
+        VideoError: The file is missing or empty, cannot be opened, or has no video stream of a known codec.
     """
     with open_media(path) as container:
         streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
         if not streams:
             raise VideoError(path, "has no video stream" + (", only audio" if container.streams.audio else ""))
-        stream = streams[0]
-        decoder = stream.codec_context
+        decoder = streams[0].codec_context
         if decoder is None:
             raise VideoError(path, "its video codec is unknown, or its header is damaged")
         decoder.thread_count, decoder.thread_type = 1, "NONE"  # many files are read in parallel
         decoder.options = {"err_detect": "explode", "max_pixels": str(MAX_PIXELS)}
-        width, height = decoder.width, decoder.height
-        if not width:  # FFmpeg discards a size above the limit, except if it opens the file without decoding
-            with _open(path, {"codec_whitelist": "none"}, _allowed_seconds(path)) as undecoded:
-                declared = undecoded.streams[stream.index].codec_context
-                if isinstance(declared, av.VideoCodecContext):
-                    width, height = declared.width, declared.height
-        if width * height > MAX_PIXELS:
-            raise VideoError(path, f"its frames have {width:,} x {height:,} pixels; {PIXEL_LIMIT}")
-        yield container, stream
+        yield container, streams[0]
 
 
 def packets_of(container: InputContainer, *streams: av.VideoStream | av.AudioStream) -> Iterator[av.Packet]:
@@ -177,8 +162,3 @@ def check_packets(count: int, path: Path) -> None:
     if count > MAX_PACKETS:
         found = f"a stream of at least {count:,} packets"
         raise VideoError(path, f"contains {found}; the maximum is {MAX_PACKETS:,}, nine hours at 60 frames per second")
-
-
-def words_of(error: Exception) -> str:
-    """Return FFmpeg's message for an error, without the number and the file."""
-    return getattr(error, "strerror", None) or str(error)

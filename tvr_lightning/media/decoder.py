@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import av
 import numpy as np
@@ -13,7 +13,7 @@ from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 from PIL import Image
 
-from tvr_lightning.media.container import PIXEL_LIMIT, TimeBudget, VideoError, open_video, packets_of, words_of
+from tvr_lightning.media.container import PIXEL_LIMIT, TimeBudget, VideoError, open_video, packets_of
 
 MAX_ELONGATION = 100
 """Maximum ratio of the long side of a frame to the short one, since resizing keeps the ratio."""
@@ -36,11 +36,10 @@ def orientation_of(frame: VideoFrame) -> Image.Transpose | None:
     The matrix maps a stored pixel (x, y) to (a x + c y, b x + d y), with y pointing down. Other angles, which no camera
     writes, are rounded to quarter turns. A frame is upright if the file declares no matrix or a singular one.
     """
-    # Loop over the names, since older PyAV cannot find entries by name, and the stubs list only some of the types.
-    matrices = [bytes(data) for data in cast(Any, frame.side_data) if data.type.name == "DISPLAYMATRIX"]
-    if not matrices:
+    matrix: Any = frame.side_data.get("DISPLAYMATRIX")  # whose stub has no buffer
+    if matrix is None:
         return None
-    a, b, _, c, d = np.frombuffer(matrices[0], dtype=np.int32)[:5].astype(float)
+    a, b, _, c, d = np.frombuffer(bytes(matrix), dtype=np.int32)[:5].astype(float)
     determinant = a * d - b * c
     if determinant < 0:
         return _MIRRORED[round(np.degrees(np.arctan2(-b, -a)) / 90) % 4]
@@ -97,7 +96,7 @@ def frames_in_order(
     except av.FFmpegError as error:
         where = "" if time is None else f" past {time:.2f} s"
         # If FFmpeg rejects the size of a frame, the width is 0.
-        reason = words_of(error) if stream.codec_context.width else f"it is damaged or too large: {PIXEL_LIMIT}"
+        reason = error.strerror if stream.codec_context.width else f"it is damaged or too large: {PIXEL_LIMIT}"
         raise VideoError(budget.path, f"cannot be decoded{where} ({reason})") from error
 
 

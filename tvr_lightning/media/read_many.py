@@ -77,13 +77,8 @@ def read_all(
 
     Worker processes import `read`; with 1 worker, this process reads.
     """
-    if workers < 1:
-        raise UserError(f"workers is {workers}; it must be at least 1")
     groups = [items[start : start + _GROUP] for start in range(0, len(items), _GROUP)]
-    results: list[R | Unread[T]] = []
+    processes = 0 if workers == 1 or len(groups) < 2 else workers
     with progress_bar(progress) as bar:
-        task = bar.add_task(title, total=len(items))
-        for group in read_many(groups, read, list, workers=0 if workers == 1 or len(groups) < 2 else workers):
-            results += group
-            bar.advance(task, len(group))
-    return results
+        results = (result for group in read_many(groups, read, list, workers=processes) for result in group)
+        return list(bar.track(results, total=len(items), description=title))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Callable, Collection, Generator, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -206,11 +206,7 @@ class OpenedVideo:
         return f"ends early at {self.end:.2f} s of {promised:.2f} s (packets are missing)" if missing else None
 
     def first_frame(self) -> VideoFrame:
-        """Decode only the first frame, or decode from the start if its packet cannot be identified."""
-        if self.timeline.stamps is not None:
-            with suppress(_PlanError), closing(self._planned([0])) as planned:
-                for _, frame in planned:
-                    return frame
+        """Decode only the first frame."""
         with closing(self._decode_all()) as frames:
             for frame in frames:
                 return frame

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +12,7 @@ from tvr_lightning.option_types import FrameSampling
 
 Times = NDArray[np.float64]
 Positions = NDArray[np.int64]
+Span = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,12 @@ class Declared:
 _EPSILON = 1e-6
 
 
-def pads_short_clips(sampling: FrameSampling) -> bool:
-    """Return whether short clips are padded and masked (CLIP4Clip) instead of repeating the last frame (X-Pool)."""
-    return sampling in ("one-fps-uniform", "head", "tail", "int-fps-uniform", "round-fps-uniform")
-
-
 def sample_frames(
     times: Times,
     duration: float,
     frames: int,
     sampling: FrameSampling,
-    span: tuple[float, float] | None = None,
+    span: Span | None = None,
     generator: np.random.Generator | None = None,
     declared: Declared | None = None,
 ) -> Positions:
@@ -47,37 +42,26 @@ def sample_frames(
     (`int-fps-uniform`, whose spans include the frame at their end); `one-fps-uniform` uses the time and half-open
     spans. The segment rules follow X-Pool (`datasets/video_capture.py`): n frames are split at `np.linspace(0, n, F +
     1)`, and the middle of a segment is `(first + last) // 2`, for variable rates at evenly spaced times. Random
-    positions include the last frame of a segment, which X-Pool's `range` excludes. The rules of released code need the
-    container's `declared` rate and number of frames.
+    positions include the last frame of a segment, which X-Pool's `range` excludes. The rules of released code use the
+    rate and number of frames that the container has `declared`, by default those of the times.
 
     Raises:
-        UserError: There are no frames, the span is empty or after the clip, or an argument of the rule is missing.
+        UserError: The span is empty, or the generator of a random rule is missing.
     """
-    if sampling not in get_args(FrameSampling):
-        raise UserError(f"frame sampling {sampling!r} is unknown; choose one of {', '.join(get_args(FrameSampling))}")
-    if frames < 1:
-        raise UserError(f"frames is {frames}; it must be at least 1")
-    if len(times) == 0:
-        raise UserError("the clip has no frames")
-    start, end = span or (0.0, duration)
     duration = max(duration, 2 * _EPSILON)
-    if span is not None and not 0 <= start < end:
+    start, end = span or (0.0, duration)
+    if not 0 <= start < end:
         raise UserError(f"the span {start} to {end} s is invalid; expected 0 <= start < end")
-    if start >= duration:
-        raise UserError(f"the span {start} to {end} s begins after the clip, which lasts {duration:.3f} s")
-    end = duration if span is None else min(end, duration)
-    if sampling in ("int-fps-uniform", "round-fps-uniform", "container-segments"):
-        if declared is None:
-            raise UserError(f"frame sampling {sampling!r} counts frames and needs the frame count of the container")
-        return np.clip(_released(sampling, len(times), frames, span, declared), 0, len(times) - 1)
+    end = min(end, duration)
     elapsed = times - times[0]
-    if pads_short_clips(sampling):
-        per_second = _on_screen(elapsed, np.arange(start, end - _EPSILON, 1.0))
-        return _shorten(per_second, frames, sampling)
-    first = int(_on_screen(elapsed, np.array([start]))[0])
-    last = int(_on_screen(elapsed, np.array([end - 2 * _EPSILON]))[0])
+    if sampling in ("int-fps-uniform", "round-fps-uniform", "container-segments"):
+        declared = declared or Declared(len(times) / duration, len(times))
+        return np.clip(_released(sampling, len(times), frames, span, declared), 0, len(times) - 1)
+    if sampling in ("one-fps-uniform", "head", "tail"):
+        return _shorten(_on_screen(elapsed, np.arange(start, end - _EPSILON, 1.0)), frames, sampling)
     if sampling == "segment-random" and generator is None:
         raise UserError("frame sampling 'segment-random' needs a random generator")
+    first, last = _on_screen(elapsed, np.array([start, end - 2 * _EPSILON])).tolist()
     count = last - first + 1
     positions = _segments(0, count, frames, generator if sampling == "segment-random" else None)
     finish = elapsed[last + 1] if last + 1 < len(elapsed) else max(duration, elapsed[last])
@@ -85,9 +69,7 @@ def sample_frames(
     return np.clip(_on_screen(elapsed, instants), first, last)
 
 
-def _released(
-    sampling: FrameSampling, count: int, frames: int, span: tuple[float, float] | None, declared: Declared
-) -> Positions:
+def _released(sampling: FrameSampling, count: int, frames: int, span: Span | None, declared: Declared) -> Positions:
     """Return the positions that a rule of released code selects in a clip of `count` frames.
 
     CLIP4Clip (`rawvideo_util.py`) and GARE (`_get_rawvideo_dec`) read spans in whole seconds. T-MASS
@@ -99,14 +81,14 @@ def _released(
         # Converted to seconds and back, as in the released code, which can round the last edge down by one frame.
         stop = min(span[1], declared.frames / declared.rate) * declared.rate
         return _segments(min(span[0] * declared.rate, count - 1), stop, frames)
-    start, end = (0, None) if span is None else (int(span[0]), max(int(span[1]), int(span[0]) + 1))
+    start, end = (0, np.inf) if span is None else (int(span[0]), max(int(span[1]), int(span[0]) + 1))
     if sampling == "int-fps-uniform":
         step = max(int(declared.rate), 1)
         seconds = -(-declared.frames // step)
-        positions = np.arange(start, (seconds if end is None else min(end, seconds)) + 1, dtype=np.int64) * step
+        positions = np.arange(start, min(end, seconds) + 1, dtype=np.int64) * step
         positions = positions[positions < count]
     else:
-        last = count - 1 if end is None else int(min(end * declared.rate, count - 1))
+        last = int(min(end * declared.rate, count - 1))
         positions = np.arange(int(start * declared.rate), last + 1, max(round(declared.rate), 1), dtype=np.int64)
     return _shorten(positions, frames, sampling) if len(positions) else np.array([count - 1])
 
@@ -124,18 +106,15 @@ def _on_screen(elapsed: Times, instants: Times) -> Positions:
 
 def _shorten(per_second: Positions, frames: int, sampling: FrameSampling) -> Positions:
     """Return at most F of the one-per-second frames, by CLIP4Clip's `slice_framepos`."""
-    if len(per_second) <= frames:
-        return per_second
     if sampling == "head":
         return per_second[:frames]
     if sampling == "tail":
         return per_second[-frames:]
-    return per_second[np.linspace(0, len(per_second) - 1, frames, dtype=int)]
+    return per_second[np.linspace(0, len(per_second) - 1, min(frames, len(per_second)), dtype=int)]
 
 
 def _segments(start: float, stop: float, frames: int, generator: np.random.Generator | None = None) -> Positions:
     """Return F positions: the middle or a random one of each equal segment, padded with the last."""
     edges = np.linspace(start, stop, min(frames, max(int(np.ceil(stop - start)), 1)) + 1).astype(np.int64)
     positions = (edges[:-1] + edges[1:] - 1) // 2 if generator is None else generator.integers(edges[:-1], edges[1:])
-    missing = frames - len(positions)
-    return np.concatenate([positions, np.repeat(positions[-1:], missing)]).astype(np.int64)
+    return np.pad(positions, (0, frames - len(positions)), mode="edge")

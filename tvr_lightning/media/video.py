@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -16,12 +15,10 @@ from torch import Tensor
 from tvr_lightning.media.augment import FrameTransform
 from tvr_lightning.media.container import VideoError
 from tvr_lightning.media.decoder import SIDEWAYS, orientation_of
-from tvr_lightning.media.preparation import Pixels, Preparation
-from tvr_lightning.media.reader import OpenedVideo, Timeline, open_reader
-from tvr_lightning.media.sampling import Positions, positions_at_rate, sample_frames
+from tvr_lightning.media.preparation import Preparation
+from tvr_lightning.media.reader import Timeline, open_reader
+from tvr_lightning.media.sampling import Positions, Span, positions_at_rate, sample_frames
 from tvr_lightning.option_types import FrameSampling
-
-Span = tuple[float, float]
 
 S = TypeVar("S", Span, Span | None)
 T = TypeVar("T")
@@ -85,8 +82,7 @@ def read_clip(
     # A single draw, so that choosing again selects the same random frames.
     seed = None if generator is None else int(generator.integers(2**63))
     transform = augment or Preparation(image_size)
-    with open_reader(path) as video:
-        return _read(video, lambda duration: [span], frames, sampling, transform, seed)[1][0]
+    return _read(path, lambda duration: [span], frames, sampling, transform, seed)[1][0]
 
 
 def read_parts(
@@ -98,8 +94,7 @@ def read_parts(
     sampling: FrameSampling = "segment-centres",
 ) -> tuple[list[Span], list[DecodedClip]]:
     """Decode F frames of each of several parts of a file, opened once; `divide` maps its duration to the parts."""
-    with open_reader(path) as video:
-        return _read(video, divide, frames, sampling, Preparation(image_size))
+    return _read(path, divide, frames, sampling, Preparation(image_size))
 
 
 @dataclass
@@ -165,7 +160,7 @@ def probe(path: str | Path) -> VideoInfo:
 
 
 def _read(
-    video: OpenedVideo,
+    path: str | Path,
     divide: Callable[[float], list[S]],
     frames: int,
     sampling: FrameSampling,
@@ -173,38 +168,30 @@ def _read(
     seed: int | None = None,
 ) -> tuple[list[S], list[DecodedClip]]:
     """Return the clip of every span that `divide` returns for the file's duration. None means the whole file."""
-    path = video.budget.path
     spans: list[S] = []
     chosen: list[Positions] = []
+    with open_reader(path) as video:
 
-    def choose(timeline: Timeline) -> list[int]:
-        nonlocal spans, chosen
-        spans = divide(timeline.duration)
-        for span in spans:
-            if video.broken and (span is None or span[1] > video.end):
-                raise VideoError(path, video.broken)
-            if span is not None and span[0] >= timeline.duration > 0:
-                end = f"its last frame, at {timeline.duration:.3f} s"
-                raise VideoError(path, f"the span {span} begins after {end}")
-        sample = partial(sample_frames, timeline.times, timeline.duration, frames, sampling, declared=video.declared)
-        chosen = [sample(span, None if seed is None else np.random.default_rng(seed)) for span in spans]
-        return [position for positions in chosen for position in positions.tolist()]
+        def choose(timeline: Timeline) -> list[int]:
+            nonlocal spans, chosen
+            spans, chosen = divide(timeline.duration), []
+            for span in spans:
+                if video.broken and (span is None or span[1] > video.end):
+                    raise VideoError(video.budget.path, video.broken)
+                if span is not None and span[0] >= timeline.duration and span[0] > 0:
+                    end = f"its last frame, at {timeline.duration:.3f} s"
+                    raise VideoError(video.budget.path, f"the span {span} begins after {end}")
+                generator = None if seed is None else np.random.default_rng(seed)
+                clip = (timeline.times, timeline.duration, frames, sampling, span)
+                chosen.append(sample_frames(*clip, generator, video.declared))
+            return np.concatenate(chosen).tolist()
 
-    images = dict(video.frames(choose, transform))
-    return spans, [_assemble(frames, video.timeline, positions, images) for positions in chosen]
-
-
-def _assemble(frames: int, timeline: Timeline, chosen: Positions, images: dict[int, Pixels]) -> DecodedClip:
-    """Stack the selected frames, padded with zeros up to F if the sampling rule selects fewer."""
-    first = images[int(chosen[0])]
-    pixels = np.zeros((frames, 3, *first.shape[:2]), dtype=first.dtype)
-    times = np.zeros(frames, dtype=np.float32)
-    times[: len(chosen)] = timeline.times[chosen]
-    for row, position in enumerate(chosen.tolist()):
-        pixels[row] = images[position].transpose(2, 0, 1)
-    return DecodedClip(
-        pixels=torch.from_numpy(pixels),
-        frame_mask=torch.arange(frames) < len(chosen),
-        timestamps=torch.from_numpy(times),
-        duration=timeline.duration,
-    )
+        images = dict(video.frames(choose, transform))
+    clips = []
+    for positions in chosen:
+        shown = torch.from_numpy(np.stack([images[position] for position in positions.tolist()])).permute(0, 3, 1, 2)
+        # Padded with zeros if the sampling rule selects fewer than F frames.
+        pixels, times = shown.new_zeros(frames, *shown.shape[1:]), torch.zeros(frames)
+        pixels[: len(shown)], times[: len(shown)] = shown, torch.from_numpy(video.timeline.times[positions])
+        clips.append(DecodedClip(pixels, torch.arange(frames) < len(shown), times, video.timeline.duration))
+    return spans, clips

@@ -11,18 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
-from multiprocessing.context import BaseContext
+from multiprocessing.context import BaseContext, ForkServerContext, ForkServerProcess
 from types import TracebackType
 from typing import Any
 
-from tvr_lightning.errors import UserError
+from typing_extensions import override
 
-if sys.platform == "win32":
-    from multiprocessing.context import SpawnContext as _Context
-    from multiprocessing.context import SpawnProcess as _Process
-else:
-    from multiprocessing.context import ForkServerContext as _Context
-    from multiprocessing.context import ForkServerProcess as _Process
+from tvr_lightning.errors import UserError
 
 
 @dataclass
@@ -43,27 +38,24 @@ def batches_of(start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
     """
     with undisturbed():
         batches = start()
-    while True:
-        try:
-            batch = next(batches, None)
-        except RuntimeError as error:
-            if not str(error).startswith("DataLoader worker"):
-                raise
-            raise UserError(
-                f"{error}. Unless it was killed, memory ran out. Use fewer workers (data.init_args.num_workers, "
-                "--num_workers) or smaller batches, or increase shared memory (docker: --shm-size)."
-            ) from error
-        if batch is None:
-            return
-        if isinstance(batch, Failure):
-            raise batch.error
-        yield batch
+    try:
+        for batch in batches:
+            if isinstance(batch, Failure):
+                raise batch.error
+            yield batch
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker"):
+            raise
+        raise UserError(
+            f"{error}. Unless it was killed, memory ran out. Use fewer workers (data.init_args.num_workers, "
+            "--num_workers) or smaller batches, or increase shared memory (docker: --shm-size)."
+        ) from error
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Delay Ctrl-C while workers are started, since a DataLoader cannot stop half of its workers in order."""
-    if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     # The workers' server inherits the mask when it starts. The mask applies only to this thread: another thread may
@@ -76,7 +68,7 @@ def undisturbed() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL if handler is None else handler)
+        signal.signal(signal.SIGINT, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if pressed:
             signal.raise_signal(signal.SIGINT)
@@ -87,10 +79,7 @@ def start_method() -> str:
 
     Workers are forked from a clean server, since workers forked from this process occasionally hang.
     """
-    if sys.platform == "win32":
-        return "spawn"
-    package = __name__.partition(".")[0]
-    loaded = [name for name in sys.modules if name.partition(".")[0] == package]
+    loaded = [name for name in sys.modules if name.partition(".")[0] == "tvr_lightning"]
     multiprocessing.get_context("forkserver").set_forkserver_preload(loaded)
     return "forkserver"
 
@@ -101,28 +90,30 @@ def worker_context() -> BaseContext:
     return _WorkerContext()
 
 
-class _Worker(_Process):
+class _Worker(ForkServerProcess):
+    """Process that ends as soon as its parent is gone.
+
+    Workers wait for tasks on pipes whose other end they also hold open, and their parent by process ID is the server,
+    which lives as long as they do. Therefore nothing else would notify them.
+    """
+
+    @override
     def run(self) -> None:
-        """Run the worker, and end it as soon as its parent is gone.
-
-        Workers wait for tasks on pipes whose other end they also hold open, and their parent by process ID is the
-        server, which lives as long as they do. Therefore nothing else would notify them.
-        """
-        parent = multiprocessing.parent_process()
-        assert parent is not None
-
-        def watch() -> None:
-            parent.join()
-            os._exit(1)
-
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also interrupts the parent, which ends its workers
         sys.excepthook = _without_lost_connections
-        threading.Thread(target=watch, daemon=True, name="end with parent").start()
+        threading.Thread(target=_end_with_parent, daemon=True).start()
         super().run()
 
 
-class _WorkerContext(_Context):
+class _WorkerContext(ForkServerContext):
     Process = _Worker
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _without_lost_connections(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

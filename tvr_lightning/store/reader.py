@@ -23,7 +23,6 @@ from tvr_lightning.store.shard import (
     differences,
     find_shards,
     is_same_file,
-    text_id,
 )
 
 if TYPE_CHECKING:
@@ -48,8 +47,8 @@ class FeatureStore:
         self.path = Path(path)
         self._headers: dict[Shard, ShardHeader] = {}
         self._parts: dict[Part, PartIndex] = {}
-        self._damaged: list[str] = []
-        self._handles: dict[Shard, Any] = {}
+        self._damaged: dict[Shard, str] = {}
+        self._opened: dict[Shard, Any] = {}
         self._verified: set[Shard] = set()
         shards = find_shards(self.path)
         if not shards:
@@ -63,15 +62,14 @@ class FeatureStore:
             try:
                 header = shard.read_header()
             except StoreError as error:
-                self._damaged.append(str(error))
+                self._damaged[shard] = str(error)
                 continue
             self._headers[shard] = header
-            index = self._parts.setdefault(header.part, PartIndex(header.fingerprint, header.command))
-            index.add(shard, header)
+            self._parts.setdefault(shard.part, PartIndex(header.fingerprint, header.command)).add(shard, header)
 
     def __getstate__(self) -> dict[str, Any]:
         """Drop the open files, since each process maps the shards itself."""
-        return {**self.__dict__, "_handles": {}}
+        return {**self.__dict__, "_opened": {}}
 
     @property
     def parts(self) -> list[Part]:
@@ -109,42 +107,38 @@ class FeatureStore:
                 f"{differing}. Set the run's options to the store's, or write another store with tvr extract --out"
             )
 
-    def require_items(self, part: Part, keys: Sequence[Any]) -> None:
-        """Raise StoreError unless a part contains all of these items, or the reason why they were skipped."""
-        index = self._part(part)
-        absent = [key for key in keys if key not in index.marks]
-        if absent:
-            raise StoreError(
-                f"{len(absent)} of {len(keys)} items of part {part!r} are missing in the feature store {self.path}, "
-                f"first {_name(absent[0])}{self._why()}. Complete it with: {index.command}"
-            )
+    def require_items(self, part: Part, files: Mapping[Any, Path | None]) -> None:
+        """Raise StoreError unless a part contains or skipped all of these items, given with their current files.
 
-    def require_files(self, part: Part, paths: Mapping[Any, Path]) -> None:
-        """Raise StoreError unless a part was created from these files, given by key, and no skipped file has changed.
-
-        Files that do not exist on this machine are not compared.
+        A file that is None or does not exist on this machine is not compared with the one that was read.
         """
         index = self._part(part)
-        recorded = [key for key in paths if index.marks.get(key) is not None or key in index.skipped]
-        present = [key for key in recorded if paths[key].is_file()]
-        changed = [paths[key] for key in present if not is_same_file(paths[key], index.marks[key])]
+        absent = [key for key in files if key not in index.marks]
+        if absent:
+            raise StoreError(
+                f"{len(absent)} of {len(files)} items of part {part!r} are missing in the feature store {self.path}, "
+                f"first {_name(absent[0])}{self._why()}. Complete it with: {index.command}"
+            )
+        marked = [key for key in files if index.marks[key] is not None or key in index.skipped]
+        present = [(key, file) for key in marked if (file := files[key]) is not None and file.is_file()]
+        changed = [file for key, file in present if not is_same_file(file, index.marks[key])]
         if changed:
             raise StoreError(
-                f"{len(changed)} of {len(paths)} videos are not the files whose {part} the feature store {self.path} "
+                f"{len(changed)} of {len(files)} videos are not the files whose {part} the feature store {self.path} "
                 f"contains, first {changed[0]}. Extract them again with: {index.command}"
             )
 
     def verify(self) -> None:
-        """Raise StoreError unless every shard has the digest in its name. Each shard is read only once."""
-        if self._damaged:
-            raise self._unreadable(self._damaged[0], next(iter(self._headers), None))
-        for shard in self._headers:
-            self._verify(shard)
+        """Raise StoreError unless the header of every shard can be read, and its content has the digest in its name.
+
+        Each shard is read only once, also if worker processes use the store later.
+        """
+        for shard in [*self._damaged, *self._headers]:
+            self._check(shard)
 
     def text(self, texts: Sequence[str]) -> TextFeatures:
         """Return the features of N texts: sentence (N, D), words (N, W, D), word_mask (N, W), float32."""
-        keys = [text_id(text) for text in texts]
-        sentence, words, mask = self._read("text", keys, ("sentence", "words", "mask"), texts)
+        sentence, words, mask = self._read("text", texts, "sentence", "words", "mask")
         return TextFeatures(sentence.float(), words.float(), mask)
 
     def video(self, keys: Sequence[VideoKey], patches: bool = False) -> VideoFeatures:
@@ -152,19 +146,19 @@ class FeatureStore:
 
         Keys are (dataset, video ID, span); with `patches`, the patch vectors (M, F, P, D) are included.
         """
-        frames, mask = self._read("frames", keys, ("frames", "mask"))
+        frames, mask = self.read("frames", keys)
         features = VideoFeatures(frames.float(), mask)
         if patches:
-            features.patches = self._read("patches", keys, ("patches",))[0].float()
+            features.patches = self.read("patches", keys)[0].float()
         if "audio" in self._parts:
-            audio, features.audio_mask = self._read("audio", keys, ("audio", "mask"))
+            audio, features.audio_mask = self.read("audio", keys)
             features.audio = audio.float()
         return features
 
-    def pixels(self, keys: Sequence[VideoKey]) -> tuple[Tensor, Tensor]:
-        """Return the sampled frames (M, F, 3, S, S) of M videos as the encoder expects them, and their mask (M, F)."""
-        pixels, mask = self._read("pixels", keys, ("pixels", "mask"))
-        return pixels, mask
+    def read(self, part: Part, keys: Sequence[VideoKey]) -> tuple[Tensor, Tensor]:
+        """Return the values (M, F, ...) of M videos in a part as they are stored, and their mask (M, F)."""
+        values, mask = self._read(part, keys, part, "mask")
+        return values, mask
 
     def first_video(self, patches: bool = False) -> VideoFeatures:
         """Return the features of the first video, which show the shapes to expect from `video`."""
@@ -181,41 +175,36 @@ class FeatureStore:
             )
         return self._parts[part]
 
-    def _read(
-        self, part: Part, keys: Sequence[Any], tensors: Sequence[str], names: Sequence[str] | None = None
-    ) -> list[Tensor]:
-        """Return tensors (n, ...) of the items with these keys; `names` are for errors."""
+    def _read(self, part: Part, keys: Sequence[Any], *tensors: str) -> list[Tensor]:
+        """Return tensors (n, ...) of the items with these keys."""
         index = self._part(part)
-        for position, key in enumerate(keys):
+        for key in keys:
             if key not in index.places:
-                name = names[position] if names else _name(key)
                 reason = f"it was skipped: {index.skipped[key]}" if key in index.skipped else "it is missing"
-                raise StoreError(f"the feature store {self.path} has no features of {name}: {reason}{self._why()}")
+                raise StoreError(
+                    f"the feature store {self.path} has no features of {_name(key)}: {reason}{self._why()}"
+                )
         places = [index.places[key] for key in keys]
         return [torch.stack([self._open(shard).get_slice(tensor)[row] for shard, row in places]) for tensor in tensors]
 
     def _open(self, shard: Shard) -> Any:
-        if shard not in self._handles:
-            self._verify(shard)
-            self._handles[shard] = safe_open(shard.path, framework="pt")
-        return self._handles[shard]
+        if shard not in self._opened:
+            self._check(shard)
+            self._opened[shard] = safe_open(shard.path, framework="pt")
+        return self._opened[shard]
 
-    def _verify(self, shard: Shard) -> None:
-        if shard not in self._verified:
-            problem = shard.problem()
-            if problem:
-                raise self._unreadable(problem, shard)
-            self._verified.add(shard)
-
-    def _unreadable(self, problem: str, shard: Shard | None) -> StoreError:
-        command = self._headers[shard].command if shard else f"tvr extract --config ... --out {self.path}"
-        return StoreError(f"{problem}. Rewrite it, and keep the rest, with: {command}")
+    def _check(self, shard: Shard) -> None:
+        if shard in self._verified:
+            return
+        problem = self._damaged.get(shard) or shard.problem()
+        if problem:
+            index = self._parts.get(shard.part)
+            command = index.command if index else f"tvr extract --config ... --out {self.path}"
+            raise StoreError(f"{problem}. Rewrite it, and keep the rest, with: {command}")
+        self._verified.add(shard)
 
     def _why(self) -> str:
-        if not self._damaged:
-            return ""
-        more = f" and {len(self._damaged) - 1} more" if len(self._damaged) > 1 else ""
-        return f" (damaged: {self._damaged[0]}{more})"
+        return f" (damaged: {'; '.join(self._damaged.values())})" if self._damaged else ""
 
 
 def _name(key: Any) -> str:

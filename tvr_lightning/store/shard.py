@@ -13,14 +13,11 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import StoreDtype
@@ -34,7 +31,7 @@ FileMark = tuple[int, int, str]
 
 PARTS: tuple[Part, ...] = get_args(Part)
 FORMAT = 3
-NAME = re.compile(rf"(?P<part>{'|'.join(PARTS)})-(?P<number>\d{{5,}})-(?P<digest>[0-9a-f]{{32}})\.safetensors")
+NAME = re.compile(rf"({'|'.join(PARTS)})-(\d{{5,}})-([0-9a-f]{{32}})\.safetensors")
 SAMPLED_BYTES = 2**16
 
 
@@ -42,11 +39,6 @@ class StoreError(UserError):
     """A feature store that is missing, damaged, incomplete, or made with other settings. The message names the fix."""
 
     exit_status = 2
-
-
-def text_id(text: str) -> str:
-    """Return the ID under which a text's features are stored: a digest of its characters."""
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def file_mark(path: str | Path) -> FileMark | None:
@@ -66,18 +58,12 @@ def file_mark(path: str | Path) -> FileMark | None:
     return status.st_size, status.st_mtime_ns, digest.hexdigest()[:32]
 
 
-def is_same_file(path: str | Path, mark: FileMark | None, copies: bool = True) -> bool:
-    """Return whether a file is the marked one (None: no file), by its size and modification time or its digest.
-
-    Without `copies`, a file with another modification time is another file.
-    """
-    path = Path(path)
-    if mark is None or not path.is_file():
-        return mark is None and not path.is_file()
+def is_same_file(path: Path, mark: FileMark | None) -> bool:
+    """Return whether an existing file has this mark: its size and modification time, or the digest, as copies have."""
+    if mark is None:
+        return False
     status = path.stat()
-    if (status.st_size, status.st_mtime_ns) == mark[:2]:
-        return True
-    found = file_mark(path) if copies else None
+    found = file_mark(path) if (status.st_size, status.st_mtime_ns) != mark[:2] else mark
     return found is not None and found[2] == mark[2]
 
 
@@ -87,7 +73,7 @@ class StoreItem:
 
     Attributes:
         dataset, split: Dataset and split of the item.
-        id: ID of the video; for a text, its `text_id`.
+        id: ID of the video; for a text, a digest of its characters.
         path: File of the video; empty for a text.
         span: Start and end of the clip in the file, in seconds.
         text: The text; None for a video.
@@ -105,12 +91,12 @@ class StoreItem:
     @staticmethod
     def of_text(text: str, dataset: str, split: str) -> StoreItem:
         """Return the item of a text."""
-        return StoreItem(dataset, split, text_id(text), text=text)
+        return StoreItem(dataset, split, hashlib.sha256(text.encode()).hexdigest()[:32], text=text)
 
     @property
     def key(self) -> Any:
-        """Key under which a reader finds the item."""
-        return self.id if self.text is not None else (self.dataset, self.id, self.span)
+        """Key under which a reader finds the item: its text, or dataset, ID, and span of a video."""
+        return (self.dataset, self.id, self.span) if self.text is None else self.text
 
 
 @dataclass
@@ -130,8 +116,8 @@ class ShardHeader:
     fingerprint: Fingerprint
     command: str
     dtype: StoreDtype
-    items: list[StoreItem] = field(default_factory=list)
-    skipped: list[tuple[StoreItem, str]] = field(default_factory=list)
+    items: list[StoreItem]
+    skipped: list[tuple[StoreItem, str]]
 
 
 @dataclass(frozen=True)
@@ -147,13 +133,13 @@ class Shard:
         """Return the description of the content without reading the tensors."""
         try:
             with safe_open(self.path, framework="pt") as file:
-                header = json.loads((file.metadata() or {})["tvr"])
+                header = json.loads(file.metadata()["tvr"])
             if header.pop("format") != FORMAT:
                 raise StoreError(f"{self.path}: the format is not {FORMAT}, which this version reads. Extract again.")
             items = [_item(item) for item in header.pop("items")]
             skipped = [(_item(item), reason) for item, reason in header.pop("skipped")]
             return ShardHeader(**header, items=items, skipped=skipped)
-        except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise StoreError(f"{self.path}: the shard's header cannot be read ({reason})") from error
 
@@ -174,28 +160,10 @@ def _item(header: dict[str, Any]) -> StoreItem:
     return StoreItem(**header, span=span and tuple(span), file=file and tuple(file))
 
 
-def shard_content(header: ShardHeader, tensors: Mapping[str, Tensor], mask: Tensor) -> bytes:
-    """Return the bytes of a shard, which depend only on its content. Arguments are those of `StoreWriter.append`."""
-    rows = {name: len(tensor) for name, tensor in {**tensors, "mask": mask}.items()}
-    if header.items and set(rows.values()) != {len(header.items)}:
-        raise StoreError(f"{header.part}: {len(header.items)} items, but features {rows}; expected one row per item")
-    kept = {"mask": mask.detach().cpu().bool().contiguous()}
-    for name, tensor in tensors.items():
-        dtype = tensor.dtype if name == "pixels" else getattr(torch, header.dtype)
-        kept[name] = tensor.detach().to("cpu", dtype).contiguous()
-        if not torch.isfinite(kept[name]).all():
-            raise StoreError(
-                f"{name}: features are NaN, infinite, or too large for {header.dtype}. Nothing was written."
-            )
-    # Only one key, since safetensors writes several in an order that changes from process to process.
-    described = json.dumps({**asdict(header), "format": FORMAT}, ensure_ascii=False)
-    return save(kept if header.items else {}, {"tvr": described})
-
-
 def find_shards(folder: Path) -> list[Shard]:
     """Return the shards of a store, ordered by part and number; refuse links that lead out of its folder."""
-    found = []
-    for path in folder.iterdir() if folder.is_dir() else ():
+    shards = []
+    for path in folder.glob("*.safetensors"):
         named = NAME.fullmatch(path.name)
         if named is None:
             continue
@@ -204,9 +172,9 @@ def find_shards(folder: Path) -> list[Shard]:
                 f"{path} is a link to {path.resolve()}, outside the feature store {folder}. Replace the link with the "
                 "file, or extract again with another --out."
             )
-        part: Any = named["part"]
-        found.append(Shard(path, part, int(named["number"]), named["digest"]))
-    return sorted(found, key=lambda shard: (PARTS.index(shard.part), shard.number))
+        part, number, digest = named.groups()
+        shards.append(Shard(path, cast(Part, part), int(number), digest))
+    return sorted(shards, key=lambda shard: (PARTS.index(shard.part), shard.number))
 
 
 def differences(found: Fingerprint, expected: Fingerprint, holder: str = "the store") -> str:
@@ -240,10 +208,12 @@ class PartIndex:
 
     def add(self, shard: Shard, header: ShardHeader) -> None:
         """Add the items of a shard; raise StoreError if it was created with other settings."""
-        differing = differences(self.fingerprint, header.fingerprint)
+        differing = differences(header.fingerprint, self.fingerprint)
         if differing:
-            mixed = f"{shard.path.parent} mixes shards of two stores, part {header.part!r}: {differing}."
-            raise StoreError(f"{mixed} Extract to another folder.")
+            raise StoreError(
+                f"{shard.path} has other settings, part {shard.part!r}: {differing}. Use another --out, or the options "
+                "of the store."
+            )
         self.numbers.add(shard.number)
         for row, item in enumerate(header.items):
             self.places[item.key], self.marks[item.key] = (shard, row), item.file

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from tvr_lightning.files import TEMPORARY, explain_write_errors, file_lock, write_whole
 from tvr_lightning.option_types import StoreDtype
 from tvr_lightning.store.shard import (
+    FORMAT,
     Fingerprint,
     Part,
     PartIndex,
@@ -19,60 +24,58 @@ from tvr_lightning.store.shard import (
     ShardHeader,
     StoreError,
     StoreItem,
-    differences,
     find_shards,
-    shard_content,
 )
 
-LOCK = "writer.lock"
-DAMAGED = ".damaged"
 
-
+@dataclass
 class StoreWriter:
-    """A feature store opened for writing, by one process at a time. Use it as a context manager.
-
-    Opening checks every shard and removes incomplete files of an interrupted run. Damaged shards are renamed; their
-    items count as missing and are written again under the same number.
+    """A feature store opened for writing, by one process at a time.
 
     Attributes:
+        path: Folder of the store.
+        command: Command that creates and repairs the parts that this run writes.
+        dtype: Data type of the features on disk.
         parts: Items of each part that the store contains or that this run writes.
         rewritten: Problems of the damaged shards.
-
-    Args:
-        path: Folder of the store, created if it is missing.
-        fingerprints: Fingerprint of each part to write: encoder, weights, sampling, preprocessing.
-        command: Command that creates and repairs these parts.
-        dtype: Data type of the features on disk.
-
-    Raises:
-        StoreError: Another process is writing the store, or a part has another fingerprint. The message contains both.
     """
 
-    def __init__(
-        self, path: str | Path, fingerprints: Mapping[Part, Fingerprint], command: str, dtype: StoreDtype = "float32"
-    ) -> None:
-        self.path, self.command = Path(path), command
-        self.dtype: StoreDtype = dtype
-        self.parts = {part: PartIndex(dict(made), command) for part, made in fingerprints.items()}
-        self.rewritten: list[str] = []
-        self._lock = ExitStack()
+    path: Path
+    command: str
+    dtype: StoreDtype
+    parts: dict[Part, PartIndex]
+    rewritten: list[str] = field(default_factory=list)
 
-    def __enter__(self) -> StoreWriter:
-        """Lock the folder and check its content."""
-        with ExitStack() as undo:
-            with self._explained(self.path / LOCK):
-                self.path.mkdir(parents=True, exist_ok=True)
-                undo.enter_context(file_lock(self.path / LOCK, f"the feature store {self.path}", StoreError))
-            for file in self.path.glob(f"*{TEMPORARY}"):
+    @classmethod
+    @contextmanager
+    def open(
+        cls, path: str | Path, fingerprints: Mapping[Part, Fingerprint], command: str, dtype: StoreDtype = "float32"
+    ) -> Iterator[StoreWriter]:
+        """Lock a store inside the context, check every shard, and remove incomplete files of an interrupted run.
+
+        Damaged shards are renamed; their items count as missing and are written again under the same number.
+
+        Args:
+            path: Folder of the store, created if it is missing.
+            fingerprints: Fingerprint of each part to write: encoder, weights, sampling, preprocessing.
+            command: Command that creates and repairs these parts.
+            dtype: Data type of the features on disk.
+
+        Raises:
+            StoreError: Another process is writing the store, or a part has another fingerprint. The message contains
+                both.
+        """
+        path = Path(path)
+        writer = cls(path, command, dtype, {part: PartIndex(made, command) for part, made in fingerprints.items()})
+        with ExitStack() as stack:
+            with writer._explained(path / "writer.lock"):
+                path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(file_lock(path / "writer.lock", f"the feature store {path}", StoreError))
+            for file in path.glob(f"*{TEMPORARY}"):
                 file.unlink()
-            for shard in find_shards(self.path):
-                self._check(shard)
-            self._lock = undo.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Release the lock. Appended shards stay."""
-        self._lock.close()
+            for shard in find_shards(path):
+                writer._check(shard)
+            yield writer
 
     def append(
         self,
@@ -88,7 +91,7 @@ class StoreWriter:
         """
         index = self.parts[part]
         header = ShardHeader(part, index.fingerprint, self.command, self.dtype, list(items), list(skipped))
-        content = shard_content(header, tensors, mask)
+        content = _content(header, tensors, mask)
         number = next(i for i in range(len(index.numbers) + 1) if i not in index.numbers)
         if any(item.key in index.marks for item in [*items, *(item for item, _ in skipped)]):
             number = max(index.numbers) + 1  # readers use the last shard that contains an item
@@ -102,9 +105,8 @@ class StoreWriter:
         """Add an existing shard to its part, or rename it if it is damaged."""
         problem = shard.problem()
         if problem:
-            aside = shard.path.with_name(shard.path.name + DAMAGED)
-            shard.path.replace(aside)
-            self.rewritten.append(f"{problem}; kept as {aside.name}")
+            damaged = shard.path.rename(f"{shard.path}.damaged")
+            self.rewritten.append(f"{problem}; kept as {damaged.name}")
             return
         header = shard.read_header()
         if header.dtype != self.dtype:
@@ -112,15 +114,26 @@ class StoreWriter:
                 f"The feature store {self.path} contains {header.dtype}, but this run writes {self.dtype}. Use the "
                 "same dtype or another --out."
             )
-        index = self.parts.setdefault(header.part, PartIndex(header.fingerprint, header.command))
-        differing = differences(header.fingerprint, index.fingerprint)
-        if differing:
-            raise StoreError(
-                f"The feature store {self.path} has other settings, part {header.part!r}: {differing}. Use another "
-                "--out, or the options of the store."
-            )
-        index.add(shard, header)
+        self.parts.setdefault(shard.part, PartIndex(header.fingerprint, header.command)).add(shard, header)
 
     def _explained(self, file: Path) -> AbstractContextManager[None]:
         kept = f"The store {self.path} is valid with its earlier content."
         return explain_write_errors(file, kept, f"the command: {self.command}", StoreError)
+
+
+def _content(header: ShardHeader, tensors: Mapping[str, Tensor], mask: Tensor) -> bytes:
+    """Return the bytes of a shard, which depend only on its content."""
+    rows = {name: len(tensor) for name, tensor in {**tensors, "mask": mask}.items()}
+    if header.items and set(rows.values()) != {len(header.items)}:
+        raise StoreError(f"{header.part}: {len(header.items)} items, but features {rows}; expected one row per item")
+    kept = {"mask": mask.detach().cpu().bool().contiguous()}
+    for name, tensor in tensors.items():
+        dtype = tensor.dtype if name == "pixels" else getattr(torch, header.dtype)
+        kept[name] = tensor.detach().to("cpu", dtype).contiguous()
+        if not torch.isfinite(kept[name]).all():
+            raise StoreError(
+                f"{name}: features are NaN, infinite, or too large for {header.dtype}. Nothing was written."
+            )
+    # Only one key, since safetensors writes several in an order that changes from process to process.
+    described = json.dumps({**asdict(header), "format": FORMAT}, ensure_ascii=False)
+    return save(kept if header.items else {}, {"tvr": described})

@@ -19,7 +19,7 @@ from tvr_lightning.data.video_files import is_video, stem
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import explain_write_errors, write_whole
 from tvr_lightning.progress import progress_bar
-from tvr_lightning.store import file_mark, is_same_file
+from tvr_lightning.store.shard import file_mark, is_same_file
 
 ENCRYPTED = 0x1  # flag of a member of a zip archive
 PART = re.compile(r"(?P<whole>.+\.tar(\.gz)?)\.part[-_]?(?P<number>\w+)")

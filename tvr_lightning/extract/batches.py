@@ -1,0 +1,141 @@
+"""Reading and encoding of batches of videos, on this machine or by the actors of a Ray cluster."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tvr_lightning.data.batch import Media
+from tvr_lightning.data.readers import MediaReader
+from tvr_lightning.data.records import VideoRecord
+from tvr_lightning.encoders.audio import AudioEncoder
+from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.errors import UserError
+from tvr_lightning.extract.plan import ExtractOptions
+from tvr_lightning.media.read_many import Unread, attempt, read_many
+from tvr_lightning.store import Part
+
+Models = tuple[Encoder, AudioEncoder | None]
+Group = tuple[Sequence[Part], list[int]]
+"""Parts to extract, and the positions of the videos of one batch."""
+
+
+def start_inference(models: Models, device: str) -> None:
+    """Move encoders to a device, in eval mode."""
+    for model in models:
+        if model is not None:
+            model.to(device).eval()
+
+
+@dataclass
+class ExtractBatch:
+    """Videos of a batch, with media once they are read and with features once they are encoded.
+
+    Attributes:
+        failed: Reason for each unreadable video, by its position in the batch.
+        media: Media of the K readable videos; None if there are none, or after encoding.
+        features: Features (K, ...) and mask (K, F) of each part, on the CPU.
+        problems: "path: reason" for each partly damaged audio track.
+    """
+
+    failed: dict[int, str]
+    media: Media | None
+    features: dict[Part, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def encode(self, parts: Sequence[Part], models: Models, device: str) -> None:
+        """Replace the media by the features of some parts, with encoders on `device` and in eval mode."""
+        if self.media is None:
+            return
+        encoder, audio_encoder = models
+        media = self.media.to(device)
+        self.media, self.problems = None, media.problems
+        if "pixels" in parts:
+            self.features["pixels"] = (media.pixels.cpu(), media.frame_mask.cpu())
+        if "frames" in parts or "patches" in parts:
+            features = encoder.encode_video(media, patches="patches" in parts)
+            self.features["frames"] = (features.frames.cpu(), features.frame_mask.cpu())
+            if features.patches is not None:
+                self.features["patches"] = (features.patches.cpu(), features.frame_mask.cpu())
+        if audio_encoder is not None and "audio" in parts:
+            audio, mask = audio_encoder.encode_audio(media)
+            self.features["audio"] = (audio.cpu(), mask.cpu())
+
+
+def read_batches(
+    records: list[VideoRecord], groups: Sequence[Group], read: MediaReader, models: Models, options: ExtractOptions
+) -> Iterator[ExtractBatch]:
+    """Yield the batches of some groups in order, read by worker processes, or read and encoded by Ray."""
+    if options.engine == "ray":
+        return _encoded_by_ray(records, groups, read, models, options)
+    videos = [[records[i] for i in positions] for _, positions in groups]
+    return read_many(videos, partial(read, generator=None), _join, workers=options.num_workers)
+
+
+def _join(results: Sequence[Media | Unread[VideoRecord]]) -> ExtractBatch:
+    media = [result for result in results if isinstance(result, Media)]
+    failed = {place: result.reason for place, result in enumerate(results) if isinstance(result, Unread)}
+    return ExtractBatch(failed, Media.cat(media) if media else None)
+
+
+class EncodingActor:
+    """Reader and encoder of batches on a machine of the cluster, where the media must have the same paths."""
+
+    def __init__(self, records: list[VideoRecord], read: MediaReader, models: Models, device: str) -> None:
+        self.records, self.read, self.models, self.device = records, partial(read, generator=None), models, device
+        start_inference(models, device)
+
+    @torch.no_grad()
+    def __call__(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Encode one batch. A row contains positions and parts; the result contains features."""
+        parts: list[Any] = [str(part) for part in rows["parts"][0]]
+        batch = _join([attempt(self.read, self.records[int(position)]) for position in rows["positions"][0]])
+        batch.encode(parts, self.models, self.device)
+        encoded = np.empty(1, dtype=object)
+        encoded[0] = batch
+        return {"encoded": encoded}
+
+
+def _encoded_by_ray(
+    records: list[VideoRecord], groups: Sequence[Group], read: MediaReader, models: Models, options: ExtractOptions
+) -> Iterator[ExtractBatch]:
+    """Yield batches that `options.actors` actors encode. The store is the same as that of one machine.
+
+    Raises:
+        UserError: Ray is not installed, or there is no cluster at the address.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise UserError("--engine ray needs Ray: pip install 'tvr-lightning[ray]', or use --engine local")
+    import ray
+
+    own = not ray.is_initialized()
+    try:
+        if own:
+            dashboard = None if options.address else False
+            ray.init(address=options.address or "local", log_to_driver=False, include_dashboard=dashboard)
+    except ConnectionError as error:
+        raise UserError(f"--address {options.address}: {error}. Start a cluster there, or omit --address.") from error
+    try:
+        context = ray.data.DataContext.get_current()
+        context.execution_options.preserve_order = True
+        context.enable_progress_bars = options.progress
+        rows: list[dict[str, Any]] = [{"positions": positions, "parts": list(parts)} for parts, positions in groups]
+        encoded = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+            EncodingActor,
+            fn_constructor_args=(records, read, models, options.device),
+            batch_size=1,
+            concurrency=options.actors,
+            num_gpus=1 if options.device.startswith("cuda") else 0,
+        )
+        for row in encoded.iter_rows():
+            yield row["encoded"]
+    finally:
+        if own:
+            ray.shutdown()
