@@ -22,12 +22,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from tvr_lightning.errors import UserError
 
 K = TypeVar("K", bound="ConfigVariant")
-COMPARISONS = {
-    "above": (operator.gt, "above"),
-    "at_least": (operator.ge, "at least"),
-    "below": (operator.lt, "below"),
-    "at_most": (operator.le, "at most"),
-}
+COMPARISONS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le}
 
 
 @dataclass(frozen=True)
@@ -39,16 +34,17 @@ class Range:
     below: float | None = None
     at_most: float | None = None
 
-    def refusal(self, value: float) -> str | None:
-        """Return a description of the valid numbers if `value` is out of range, otherwise None."""
-        fits = all(COMPARISONS[name][0](value, bound) for name, bound in vars(self).items() if bound is not None)
-        return None if fits else self.words
-
     @property
-    def words(self) -> str:
-        """Description of the range, such as `at least 0 and below 1`."""
-        bounds = {COMPARISONS[name][1]: bound for name, bound in vars(self).items() if bound is not None}
-        return " and ".join(f"{words} {bound:g}" for words, bound in bounds.items())
+    def bounds(self) -> dict[str, float]:
+        """The bounds by name."""
+        return {name: bound for name, bound in vars(self).items() if bound is not None}
+
+    def __contains__(self, value: float) -> bool:
+        return all(COMPARISONS[name](value, bound) for name, bound in self.bounds.items())
+
+    def __str__(self) -> str:
+        """Return the range in words, such as `at least 0 and below 1`."""
+        return " and ".join(f"{name.replace('_', ' ')} {bound:g}" for name, bound in self.bounds.items())
 
 
 Positive = Annotated[float, Range(above=0)]
@@ -147,8 +143,7 @@ def check(options: object, **elsewhere: Any) -> None:
     for name, hint in hints.items():
         if name != "return":
             value = elsewhere[name] if name in elsewhere else getattr(options, name)
-            expected = _refusal(hint, value)
-            if expected is not None:
+            if (expected := _refusal(hint, value)) is not None:
                 raise UserError(f"{type(options).__name__}.{name} is {value}; it must be {expected}")
             if isinstance(value, ConfigVariant):
                 check(value)
@@ -160,7 +155,7 @@ def _refusal(hint: Any, value: Any) -> str | None:
     if origin is Annotated:
         inner = _refusal(arguments[0], value)
         ranges = [item for item in arguments[1:] if isinstance(item, Range)]
-        return inner or next((said for item in ranges if (said := item.refusal(value)) is not None), None)
+        return inner or next((str(item) for item in ranges if value not in item), None)
     if origin is Literal:
         return None if value in arguments else f"one of {', '.join(map(str, arguments))}"
     if origin in (Union, types.UnionType):

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 def evaluate(
     scores: Annotated[list[File], ".npy, .npz, or .pt file, or a .parquet file with one row per pair"],
     /,
-    config: Config = [],  # noqa: B006
+    config: Config = [],
     root: Annotated[Folder | None, "parent folder of the dataset; TVR_DATA by default"] = None,
     ids: Annotated[File | None, "CSV, JSON Lines, or parquet table of the texts' videos, instead of a dataset"] = None,
     bank_texts: Annotated[File | None, "scores of training texts (K, M) against the same videos"] = None,
     bank_videos: Annotated[File | None, "scores of the same texts against training videos (N, K)"] = None,
-    recall: Annotated[list[Count], "K of R@K; 1, 5, and 10 by default"] = [],  # noqa: B006
+    recall: Annotated[list[Count], "K of R@K; 1, 5, and 10 by default"] = [],
     name: Annotated[str | None, "name of the method in the results table; the file's name by default"] = None,
     out: Annotated[NewFolder, "parent folder of the results"] = Path("runs"),
     overrides: Sequence[str] = (),

@@ -28,11 +28,11 @@ from tvr_lightning.progress import shown
 
 
 def extract(
-    videos: Annotated[list[FileOrFolder], "video files and folders, instead of a recipe"] = [],  # noqa: B006
+    videos: Annotated[list[FileOrFolder], "video files and folders, instead of a recipe"] = [],
     /,
-    config: Config = [],  # noqa: B006
+    config: Config = [],
     out: Annotated[NewFolder, "folder of the feature store"] = Path("features"),
-    parts: Annotated[list[FeaturePart], "part to extract; all but pixels by default"] = [],  # noqa: B006
+    parts: Annotated[list[FeaturePart], "part to extract; all but pixels by default"] = [],
     verify_sample: Annotated[Count | None, "number of items that --verify recomputes; 8 by default"] = None,
     verify: Annotated[bool, "compare a sample of a finished store with recomputed features, write nothing"] = False,
     architecture: Annotated[str | None, "open_clip name of the encoder; ViT-B-32 by default"] = None,
@@ -123,7 +123,7 @@ def caption(
     out: Annotated[NewFile, "parquet file; train with it as data.init_args.extra_captions"] = Path("captions.parquet"),
     model: Annotated[str, "Hugging Face Hub name, or a folder of a model saved by transformers"] = CAPTION_MODEL,
     prompt: Annotated[str, "prompt that the model gets with the frames of a segment"] = CAPTION_PROMPT,
-    splits: Annotated[list[SplitName], "split whose videos are described; train by default"] = [],  # noqa: B006
+    splits: Annotated[list[SplitName], "split whose videos are described; train by default"] = [],
     segments: Annotated[Count, "number of equal segments per video, each described separately"] = 6,
     frames: Annotated[Count, "number of frames per segment that the model receives"] = 4,
     image_size: Annotated[AtLeast28, "side length of these square frames in pixels"] = 448,

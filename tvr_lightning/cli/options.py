@@ -103,7 +103,7 @@ class Option:
         if self.choices:
             return in_words(self.choices)
         name = {int: "a whole number", float: "a number", Path: "a path"}.get(self.kind, "text")
-        return f"{name} of {self.limit.words}" if isinstance(self.limit, Range) else name
+        return f"{name} of {self.limit}" if isinstance(self.limit, Range) else name
 
     def __call__(self, text: str) -> Any:
         """Return the value that a text stands for.
@@ -118,6 +118,6 @@ class Option:
             value: Any = text if self.choices else self.kind(text)
         except ValueError:
             valid = False
-        if not valid or (isinstance(self.limit, Range) and self.limit.refusal(value)):
+        if not valid or (isinstance(self.limit, Range) and value not in self.limit):
             raise ArgumentTypeError(f"is {text or 'empty'}; expected {self.expected}")
         return value

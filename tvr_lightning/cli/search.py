@@ -21,10 +21,10 @@ Store = Annotated[str | None, "qdrant://HOST:PORT with the index's vectors, if a
 
 
 def index(
-    videos: Annotated[list[FileOrFolder], "video files and folders; those already in the index by default"] = [],  # noqa: B006
+    videos: Annotated[list[FileOrFolder], "video files and folders; those already in the index by default"] = [],
     /,
     out: Annotated[NewFolder, "folder of the index"] = Path("index"),
-    ckpt_path: Annotated[list[File], "checkpoint of a method; the vectors of the first find candidates"] = [],  # noqa: B006
+    ckpt_path: Annotated[list[File], "checkpoint of a method; the vectors of the first find candidates"] = [],
     weights: Annotated[str | None, "weights of a CLIP, without a checkpoint: a file, an open_clip tag, or none"] = None,
     architecture: Annotated[str | None, "open_clip name of that CLIP; ViT-B-32 by default"] = None,
     frames: Annotated[Count | None, "number of frames per video of that CLIP; 12 by default"] = None,
@@ -32,7 +32,7 @@ def index(
     store: Annotated[str | None, "lancedb, or qdrant://HOST:PORT"] = None,
     bank: Annotated[File | None, "text file with one query per line, for --normalize sinkhorn"] = None,
     captions: Annotated[File | None, "descriptions of the videos: parquet, .csv, or .jsonl as of `tvr caption`"] = None,
-    trust: Trust = [],  # noqa: B006
+    trust: Trust = [],
     segments: Annotated[SegmentKind | None, "rule for cutting long videos: shots (default), windows, or none"] = None,
     segment_length: Annotated[float | None, "maximum length of a segment in seconds; 20 by default"] = None,
     segment_overlap: Annotated[float | None, "overlap of windows in seconds; 0 by default"] = None,
@@ -94,7 +94,7 @@ def index(
 
 
 def search(
-    query: Annotated[list[str], "description of the videos to find"] = [],  # noqa: B006
+    query: Annotated[list[str], "description of the videos to find"] = [],
     /,
     index: Index = Path("index"),
     video: Annotated[File | None, "example clip instead of or in addition to text"] = None,
@@ -107,7 +107,7 @@ def search(
     min_relevance: Annotated[Share | None, "minimum share of unrelated queries that would score lower"] = None,
     json: Annotated[bool, "print JSON"] = False,
     store: Store = None,
-    trust: Trust = [],  # noqa: B006
+    trust: Trust = [],
     device: Device = None,
 ) -> None:
     """Find videos in an index by text or by an example."""
@@ -146,9 +146,9 @@ def serve(
     token: Annotated[str | None, "token of clients; TVR_SEARCH_TOKEN, or a generated one, by default"] = None,
     max_upload_mib: Annotated[Count, "maximum size of an example clip in MiB"] = 64,
     max_pending: Annotated[Count, "maximum number of pending searches, and of uploads; more get status 429"] = 16,
-    videos: Annotated[list[Folder], "folder whose videos may be served; the indexed ones by default"] = [],  # noqa: B006
+    videos: Annotated[list[Folder], "folder whose videos may be served; the indexed ones by default"] = [],
     store: Store = None,
-    trust: Trust = [],  # noqa: B006
+    trust: Trust = [],
     device: Device = None,
 ) -> None:
     """Serve a web page and an API that search an index.

@@ -37,7 +37,7 @@ examples:
 
 
 def fit(
-    config: Config = [],  # noqa: B006
+    config: Config = [],
     ckpt_path: Annotated[str | None, "checkpoint of an interrupted run to resume"] = None,
     estimate: Annotated[bool, "print the memory, disk space, and time of the run, without training"] = False,
     overrides: Sequence[str] = (),
@@ -57,10 +57,10 @@ def _evaluating(command: str, summary: str) -> Callable[..., None]:
     """Return the function of a command that evaluates a checkpoint or a recipe."""
 
     def run(
-        config: Config = [],  # noqa: B006
+        config: Config = [],
         ckpt_path: Annotated[str | None, "checkpoint to evaluate; recipes override its options"] = None,
         override: Annotated[bool, "score with the given options even if the training had others"] = False,
-        trust: Trust = [],  # noqa: B006
+        trust: Trust = [],
         overrides: Sequence[str] = (),
     ) -> None:
         _run(command, config, overrides, ckpt_path, override, trust)

@@ -251,7 +251,7 @@ def _fits(node: dict[str, Any], value: Any) -> bool:
     except (TypeError, ValueError):
         return False
     whole = "number" in kinds or ("integer" in kinds and number.is_integer())
-    return whole and _range(node).refusal(number) is None
+    return whole and number in _range(node)
 
 
 def _range(node: dict[str, Any]) -> Range:
@@ -264,5 +264,5 @@ def _words(node: dict[str, Any]) -> list[str]:
         return [str(choice) for choice in node["enum"]]
     if class_name(node):
         return ["a class"]
-    limits = _range(node).words
+    limits = str(_range(node))
     return [f"{NAMES[kind]} ({limits})" if limits and kind != "null" else NAMES[kind] for kind in types_of(node)]

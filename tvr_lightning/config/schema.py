@@ -88,8 +88,8 @@ def add_ranges(schema: dict[str, Any], kind: type) -> None:
         node = schema.get("properties", {}).get(name, {})
         for inner in (hint, *get_args(hint)):
             if get_origin(inner) is Annotated:
-                ranges = [vars(item) for item in get_args(inner) if isinstance(item, Range)]
-                limits = {BOUNDS[k]: v for each in ranges for k, v in each.items() if v is not None}
+                ranges = [item for item in get_args(inner) if isinstance(item, Range)]
+                limits = {BOUNDS[name]: bound for item in ranges for name, bound in item.bounds.items()}
                 for numbers in (node, *node.get("anyOf", ())):
                     if {"integer", "number"} & set(types_of(numbers)):
                         numbers |= limits
