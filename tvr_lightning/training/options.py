@@ -21,7 +21,9 @@ def plain_options(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return plain_options({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
     if isinstance(value, dict):
-        return {key: plain_options(item) for key, item in value.items() if not _is_code(item)}
+        code = nn.Module | type | functools.partial
+        texts = {key: item for key, item in value.items() if not (isinstance(item, code) or inspect.isroutine(item))}
+        return {key: plain_options(item) for key, item in texts.items()}
     if isinstance(value, list | tuple):
         return [plain_options(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
@@ -71,7 +73,3 @@ def other_options(trained: dict[str, Any], here: dict[str, Any]) -> list[str]:
 def value_text(value: Any) -> str:
     """Return a value as in a recipe."""
     return "null" if value is None else str(value)
-
-
-def _is_code(value: Any) -> bool:
-    return isinstance(value, nn.Module | type | functools.partial) or inspect.isroutine(value)

@@ -25,9 +25,8 @@ class TF32(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         device = trainer.strategy.root_device
         if device.type != "cuda" or torch.cuda.get_device_capability(device) < COMPUTE_CAPABILITY:
-            name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"the device {device}"
             raise UserError(
-                f"trainer.callbacks has TF32, which {name} does not support. Remove it, or run with "
+                f"trainer.callbacks has TF32, which the device {device} does not support. Remove it, or run with "
                 "trainer.accelerator gpu on an NVIDIA GPU of the Ampere generation or later"
             )
 
@@ -36,9 +35,7 @@ class TF32(Callback):
         torch.set_float32_matmul_precision("high")
 
     @override
-    def on_train_batch_end(self, *arguments: Any) -> None:
+    def on_train_batch_end(self, *arguments: Any, **named: Any) -> None:
         torch.set_float32_matmul_precision("highest")
 
-    @override
-    def on_exception(self, *arguments: Any) -> None:
-        torch.set_float32_matmul_precision("highest")
+    on_exception = on_train_batch_end
