@@ -7,10 +7,9 @@ from encoders.openai_state import openai_encoder
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 from safetensors.torch import load_file
-from torch import nn
 
 from tvr_lightning.data.batch import Media
-from tvr_lightning.encoders import ClipEncoder, OpenClipEncoder, TinyClipEncoder
+from tvr_lightning.encoders import ClipEncoder, TinyClipEncoder
 from tvr_lightning.features import TextFeatures, VideoFeatures
 
 CAPTIONS = ["a red ball rolls to the left", "a blue square"]
@@ -154,8 +153,6 @@ def test_freeze_rules(architecture, rule):
 def test_unknown_switches_are_refused():
     with pytest.raises(ValueError, match=r"encoder_precision is 'fp16'.*float16"):
         build(encoder_precision="fp16")
-    with pytest.raises(ValueError, match="architecture linear is open_clip's Linear"):
-        OpenClipEncoder(nn.Linear(2, 2), "linear")
 
 
 def test_the_logit_scale_is_no_parameter():

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tvr_lightning.audit.experiments import LEAST_ITEMS, Features
+from tvr_lightning.audit.experiments import Features
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import TextBatch, VideoBatch, collate
 from tvr_lightning.data.datasets import TextDataset, VideoDataset
@@ -24,6 +24,7 @@ from tvr_lightning.features import IndexedFeatures, Scores, TextFeatures, VideoF
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.training.sharding import gathered
 
+LEAST_VIDEOS = 4  # so that some of them can be removed
 CAPTIONS = 3  # captions per video; more would take time and show nothing new
 F = TypeVar("F", TextFeatures, VideoFeatures)
 
@@ -76,8 +77,8 @@ class Subject:
                 drawn[described[number]] = dataclasses.replace(clip, skipped=[])
         places = sorted(drawn)
         rows = sorted(row for place in places for row in captions[place][:CAPTIONS])
-        if len(places) < LEAST_ITEMS:
-            raise UserError(f"An audit needs at least {LEAST_ITEMS} readable videos, but the split has {len(places)}.")
+        if len(places) < LEAST_VIDEOS:
+            raise UserError(f"An audit needs at least {LEAST_VIDEOS} readable videos, but the split has {len(places)}.")
         texts = TextDataset(items, read)
         self.texts: TextBatch = collate([texts[row] for row in rows]).to(method.device)
         self.videos: VideoBatch = collate([drawn[place] for place in places]).to(method.device)

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from open_clip.modified_resnet import ModifiedResNet
 from open_clip.timm_model import TimmModel
 from open_clip.transformer import VisionTransformer
 from torch import Tensor, nn
-
-from tvr_lightning.errors import UserError
 
 Features = tuple[Tensor, Tensor | None]
 
@@ -26,12 +23,8 @@ def encode_images(visual: Any, pixels: Tensor, patches: bool) -> Features:
     """
     if isinstance(visual, VisionTransformer):
         return _vision_transformer(visual, pixels, patches)
-    towers = {TimmModel: _timm, ModifiedResNet: _resnet}
-    if type(visual) not in towers:
-        raise UserError(
-            f"the image tower {type(visual).__name__} is not supported. Supported: the towers of open_clip and timm"
-        )
-    frames, cells = towers[type(visual)](visual, pixels.flatten(0, 1), patches)
+    encode = _timm if isinstance(visual, TimmModel) else _resnet
+    frames, cells = encode(visual, pixels.flatten(0, 1), patches)
     count = pixels.shape[:2]
     return frames.unflatten(0, count).clone(), None if cells is None else cells.unflatten(0, count).clone()
 

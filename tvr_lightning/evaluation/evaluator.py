@@ -179,8 +179,6 @@ class Evaluator:
             bank: Training texts and videos, for normalizers that need them.
             metrics: Metrics without ranks, which are updated; by default those of most papers.
         """
-        _check_index(text_index, len(texts), truth.texts, "text", truth)
-        _check_index(video_index, len(videos), truth.videos, "video", truth)
         placed_texts, placed_videos, video_of_text = self._in_scoring_order(
             IndexedFeatures(text_index.cpu(), texts), IndexedFeatures(video_index.cpu(), videos), truth
         )
@@ -285,14 +283,6 @@ class Evaluator:
         context.bank = scores()
         context.bank_parts = [scores(part) for part in self.parts] if normalizer.needs_parts else []
         return context
-
-
-def _check_index(index: Tensor, items: int, size: int, kind: str, truth: GroundTruth) -> None:
-    if index.shape != (items,):
-        raise UserError(f"{kind}_index must be ({items},), one position per {kind}, got {tuple(index.shape)}")
-    outside = index[(index < 0) | (index >= size)]
-    if len(outside):
-        raise UserError(f"{truth.dataset} {truth.split} has {size} {kind}s, but one has position {int(outside[0])}")
 
 
 def _caption_slots(video_of_text: Tensor, videos: int) -> Tensor:

@@ -79,13 +79,12 @@ def intervals(evaluation: Evaluation, truth: GroundTruth, recall: Sequence[int])
     """Return 95 % bootstrap intervals over queries by direction and name, for every metric with a value per query."""
     found: dict[str, dict[str, Interval]] = {}
     for direction, (ranks, group) in _directions(evaluation, truth).items():
-        row: dict[str, Interval] = {}
+        row = found[direction] = {}
         for name, per_query in _per_query(recall).items():
             values = per_query(ranks).double()
             row[name] = percentile_interval(float(values.mean()), resample(values, group))
         expected = ranks.expected()
         row["MdR"] = percentile_interval(float(expected.quantile(0.5)), resample(expected, group, "median"))
-        found[direction] = row
     return found
 
 
@@ -96,11 +95,11 @@ def compare(
     found: dict[str, dict[str, Comparison]] = {}
     others = _directions(second, truth)
     for direction, (ranks, group) in _directions(first, truth).items():
-        found[direction] = {}
+        row = found[direction] = {}
         for name, per_query in _per_query(recall).items():
             values = per_query(others[direction][0]).double() - per_query(ranks).double()
             interval = percentile_interval(float(values.mean()), resample(values, group))
-            found[direction][name] = Comparison(interval, exchange_p_value(values, group))
+            row[name] = Comparison(interval, exchange_p_value(values, group))
     return found
 
 

@@ -198,14 +198,8 @@ def evaluate(
 
 def _evaluator(method: Method, **options: Any) -> Evaluator:
     config = method.evaluation_config
-    return Evaluator(
-        seed=config.seed,
-        temperature=method.score_temperature(),
-        parts=method.averaged_parts,
-        memory_budget_bytes=config.memory_bytes,
-        device=method.device,
-        **options,
-    )
+    common = {"temperature": method.score_temperature(), "parts": method.averaged_parts, "device": method.device}
+    return Evaluator(seed=config.seed, memory_budget_bytes=config.memory_bytes, **common, **options)
 
 
 def predict(method: Method, split: SplitFeatures, truth: GroundTruth) -> tuple[Tensor, Tensor, Tensor]:

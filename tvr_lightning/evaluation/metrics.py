@@ -63,7 +63,7 @@ class RankMetric(Metric):
         self.index.append(ranks.index)
 
     def compute(self) -> Tensor:
-        """Return the metric, NaN without queries. Raise UserError if a query has two different ranks."""
+        """Return the metric, NaN without queries."""
         ranks = Ranks(dim_zero_cat(self.better), dim_zero_cat(self.tied), dim_zero_cat(self.index)).deduplicated()
         return self.value(ranks) if len(ranks) else torch.tensor(float("nan"), device=self.device)
 

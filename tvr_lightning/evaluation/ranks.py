@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.features import FeatureBatch
+from tvr_lightning.features import FeatureBatch, first_of_each
 
 
 @dataclass
@@ -35,25 +35,11 @@ class Ranks(FeatureBatch):
 
     def found_within(self, k: int) -> Tensor:
         """Return the probabilities (Q,) float64 that the match is among the first `k`, with ties broken at random."""
-        if k < 1:
-            raise UserError(f"recall at K needs K >= 1, got {k}")
         return ((k - self.better).double() / self.tied.double()).clamp(0.0, 1.0)
 
     def deduplicated(self) -> Ranks:
-        """Return every query once, sorted by `index`. Padded samplers and gathering over processes repeat some queries.
-
-        Raises:
-            UserError: A query has two different ranks, so the entries are not repetitions.
-        """
-        ranks = self[torch.argsort(self.index, stable=True)]
-        repeated = ranks.index[1:] == ranks.index[:-1]
-        conflict = repeated & ((ranks.better.diff() != 0) | (ranks.tied.diff() != 0))
-        if conflict.any():
-            raise UserError(
-                f"query {int(ranks.index[1:][conflict][0])} has two different ranks; "
-                f"{int(conflict.sum())} queries do. Ranks of one query must come from one gallery"
-            )
-        return ranks[torch.cat([repeated.new_ones(len(ranks) - len(repeated)), ~repeated])]
+        """Return every query once, sorted by `index`. Padded samplers and gathering over processes repeat some."""
+        return self[first_of_each(self.index)]
 
 
 def count_ranks(scores: Tensor, match: Tensor, index: Tensor | None = None) -> Ranks:

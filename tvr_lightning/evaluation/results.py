@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import platform
 import subprocess
@@ -156,14 +154,13 @@ def results_of(evaluation: Evaluation, **run: Any) -> Results:
 
 def write_results(results: RunResults, folder: Path) -> tuple[Path, Path]:
     """Write `results.json` (everything) and `results.csv` (the table) to `folder` and return both paths."""
+    import pandas as pd
+
     folder.mkdir(parents=True, exist_ok=True)
     json_path, csv_path = folder / "results.json", folder / "results.csv"
     write_whole(json_path, (json.dumps(asdict(results), indent=2) + "\n").encode())
-    table, rows = io.StringIO(), results.rows()
-    writer = csv.DictWriter(table, fieldnames=list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    write_whole(csv_path, table.getvalue().encode())
+    table = pd.DataFrame(results.rows()).to_csv(index=False, na_rep="nan", lineterminator="\r\n")
+    write_whole(csv_path, table.encode())
     return json_path, csv_path
 
 
