@@ -41,9 +41,8 @@ from tvr_lightning.media.sampling import Declared
 
 T = TypeVar("T")
 
-# Above these limits, the packets are not kept after listing them but read again.
-KEPT_BYTES = 64 * 2**20
-KEPT_PACKETS = 2**16
+KEPT_BYTES = 64 * 2**20  # above this limit, the packets are not kept after listing them but read again
+_PACKET_BYTES = 1000  # approximate memory of a packet in addition to its data
 _KEPT_FRAMES = 720  # maximum number of frames kept in memory to save a second decoding
 
 _PACKED = re.compile(rb"DivX\d+(Build|b)\d+p")  # the pattern of FFmpeg's decoder
@@ -134,16 +133,14 @@ class OpenedVideo:
         columns = array("q")  # lists would take ten times the memory
         self._packets: list[av.Packet] | None = []
         self._stopped: str | None = None
-        count, kept, path = 0, 0, self.budget.path
-        if "mp4" in self.container.format.name:  # its header lists every packet
-            check_packets(self.stream.frames, path)
+        count, kept = 0, 0
         try:
             for packet in packets_of(self.container, self.stream):
                 self.budget.check()
                 if packet.size == 0:  # marks the end of the stream
                     continue
                 count += 1
-                check_packets(count, path)
+                check_packets(count, self.budget.path)
                 if packet.is_corrupt:
                     self._stopped = "a packet is truncated"
                     break
@@ -152,8 +149,8 @@ class OpenedVideo:
                 columns.append(_NO_STAMP if packet.pts is None else packet.pts)
                 columns.append(_NO_STAMP if packet.dts is None else packet.dts)
                 columns.extend((packet.is_keyframe, not packet.is_discard and not hidden, packet.duration or 0))
-                kept += packet.size
-                if kept > KEPT_BYTES or count > KEPT_PACKETS:
+                kept += packet.size + _PACKET_BYTES
+                if kept > KEPT_BYTES:
                     self._packets = None
                 elif self._packets is not None:
                     self._packets.append(packet)
