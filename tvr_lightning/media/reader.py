@@ -88,7 +88,6 @@ class OpenedVideo:
     def __init__(self, container: InputContainer, stream: VideoStream, budget: TimeBudget) -> None:
         self.container, self.stream, self.budget = container, stream, budget
         self._to_image = FrameConverter(budget.path)
-        self._unused = True  # nothing has been decoded yet
         table = self._list_packets()
         pts, dts, keyframe, shown, lengths = table.T
         self.keyframe, self.shown = keyframe.astype(bool), shown.astype(bool)
@@ -202,11 +201,11 @@ class OpenedVideo:
             missing = last < promised - _TOLERATED_SECONDS
         return f"ends early at {self.end:.2f} s of {promised:.2f} s (packets are missing)" if missing else None
 
-    def first_frame(self) -> VideoFrame:
-        """Decode only the first frame."""
+    def first_frame(self) -> Image.Image:
+        """Decode only the first frame, upright and in mode RGB."""
         with closing(self._decode_all()) as frames:
             for frame in frames:
-                return frame
+                return self._to_image(frame)
         raise VideoError(self.budget.path, "none of its frames can be decoded")
 
     def frames(
@@ -308,7 +307,6 @@ class OpenedVideo:
 
     def decode_packets(self, stamps: Collection[int]) -> Generator[VideoFrame, None, None]:
         """Yield at least the frames with the given timestamps, flushing the decoder between runs of packets."""
-        self._unused = False
         decoder = self.stream.codec_context
         runs, chosen = self.plan(stamps)
         with closing(self._read_packets([number for run in runs for number in run])) as packets:
@@ -322,11 +320,12 @@ class OpenedVideo:
                 decoder.flush_buffers()
 
     def _read_packets(self, numbers: list[int]) -> Generator[av.Packet, None, None]:
-        """Yield packets by ascending index, from memory or by reading the file again."""
-        if self._packets is not None:
+        """Yield packets by ascending index, the first time from memory, or else by reading the file again."""
+        kept, self._packets = self._packets, None
+        if kept is not None:
             for number in numbers:
                 self.budget.check()
-                yield self._packets[number]
+                yield kept[number]
             return
         chosen = set(numbers)
         with open_video(self.budget.path) as (container, stream):
@@ -339,10 +338,10 @@ class OpenedVideo:
 
     def _decode_all(self) -> Generator[VideoFrame, None, None]:
         """Yield every frame, from the packets in memory if nothing has been decoded yet."""
-        if self._unused and self._packets is not None and self._stopped is None:
-            self._unused = False
-            return frames_in_order(self.stream, [*self._packets, None], self.budget)
-        return decoded_frames(self.budget)
+        kept, self._packets = self._packets, None
+        if kept is None or self._stopped is not None:
+            return decoded_frames(self.budget)
+        return frames_in_order(self.stream, [*kept, None], self.budget)
 
     def _decode_through(self, guess: Collection[int], make: Callable[[Image.Image], T]) -> dict[int, T]:
         """Decode the whole file, correct the timeline, and return the content of the guessed positions that exist."""
