@@ -105,7 +105,7 @@ def test_packets_beyond_the_bound_are_refused(tmp_path, name, monkeypatch):
 def test_many_packets_are_kept_in_little_memory_and_give_the_same_frames(tmp_path, monkeypatch):
     path = write_video(tmp_path / "clip.mp4", 60, options={"g": "10"})
     kept = read_clip(path, frames=6, image_size=64).pixels
-    monkeypatch.setattr(reader, "KEPT_PACKETS", 50)
+    monkeypatch.setattr(reader, "KEPT_BYTES", 50_000)
     assert (read_clip(path, frames=6, image_size=64).pixels == kept).all()
 
 

@@ -143,7 +143,7 @@ def test_a_wrong_name_changes_nothing(sources: list[Path], tmp_path: Path, suffi
 def test_a_file_that_shrinks_while_it_is_read_ends_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "KEPT_PACKETS", 0)  # so that the packets are read a second time
+    monkeypatch.setattr(reader, "KEPT_BYTES", 0)  # so that the packets are read a second time
     path = write_video(tmp_path / "clip.ts", 60)
 
     def divide(duration: float) -> list[tuple[float, float]]:

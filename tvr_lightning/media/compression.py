@@ -81,8 +81,7 @@ class Compression:
         padding = [(0, 0), (0, 0), (0, 0)]
         for axis, side in enumerate(pixels.shape[:2]):
             if side % 2:
-                moved = round((side + 1 - self.size) / 2) - round((side - self.size) / 2)
-                before = min(max(moved, 0), 1)
+                before = round((side + 1 - self.size) / 2) - round((side - self.size) / 2)
                 padding[axis] = (before, 1 - before)
         return np.pad(pixels, padding, mode="edge").astype(np.uint8, copy=False)
 

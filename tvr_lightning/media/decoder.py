@@ -26,8 +26,6 @@ _MIRRORED = (
     Image.Transpose.FLIP_TOP_BOTTOM,
     Image.Transpose.TRANSPOSE,
 )
-SIDEWAYS = (_TURNED[1], _TURNED[3], _MIRRORED[1], _MIRRORED[3])
-"""Orientations that swap width and height."""
 
 
 def orientation_of(frame: VideoFrame) -> Image.Transpose | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -26,26 +25,23 @@ def read_image(path: str | Path) -> Image.Image:
         The image in mode RGB, rotated according to its EXIF entry, with transparent parts in white.
     """
     path = Path(path)
-    limit = f"the maximum is {MAX_IMAGE_PIXELS:,}, 8192 x 8192"
     Image.init()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=[name for name in IMAGE_FORMATS if name in Image.OPEN]) as opened:
-                width, height = opened.size
-                if width * height > MAX_IMAGE_PIXELS:
-                    raise ImageError(path, f"has {width:,} x {height:,} pixels; {limit}")
-                opened.load()
-                upright = ImageOps.exif_transpose(opened)
-                if upright.has_transparency_data:
-                    ground = Image.new("RGBA", upright.size, "white")
-                    upright = Image.alpha_composite(ground, upright.convert("RGBA"))
-                return upright.convert("RGB")
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ImageError(path, f"has too many pixels; {limit}") from error
-    except UnidentifiedImageError as error:
-        raise ImageError(path, f"is not in a supported image format: {', '.join(IMAGE_FORMATS)}") from error
+        with Image.open(path, formats=[name for name in IMAGE_FORMATS if name in Image.OPEN]) as opened:
+            width, height = opened.size
+            if width * height > MAX_IMAGE_PIXELS:
+                limit = f"the maximum is {MAX_IMAGE_PIXELS:,}, 8192 x 8192"
+                raise ImageError(path, f"has {width:,} x {height:,} pixels; {limit}")
+            opened.load()
+            upright = ImageOps.exif_transpose(opened)
+            if upright.has_transparency_data:
+                ground = Image.new("RGBA", upright.size, "white")
+                upright = Image.alpha_composite(ground, upright.convert("RGBA"))
+            return upright.convert("RGB")
     except MediaError:
         raise
-    except (OSError, SyntaxError, ValueError, EOFError) as error:  # Pillow's errors for damaged files
+    except UnidentifiedImageError as error:
+        raise ImageError(path, f"is not in a supported image format: {', '.join(IMAGE_FORMATS)}") from error
+    # Pillow's errors for damaged files, and for sizes far above the limit
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         raise ImageError(path, f"cannot be read as an image ({str(error) or type(error).__name__})") from error

@@ -25,7 +25,6 @@ ResizeMode = Literal["shortest", "longest", "squash"]
 Pixels = NDArray[np.uint8] | NDArray[np.float16]
 """RGB pixels (height, width, 3) from 0 to 255; if resized without antialiasing, float16 that can exceed that range."""
 
-_FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 _MODES = {
     "shortest": "shortest side, centre crop",
     "longest": "longest side, black borders",
@@ -88,7 +87,7 @@ PREPARATION = ("image_size", "interpolation", "resize_mode")
 def resized(frame: Image.Image, size: tuple[int, int], interpolation: Interpolation, antialias: bool) -> Pixels:
     """Return the pixels of a frame resized to a width and height."""
     if antialias:
-        return np.asarray(frame if size == frame.size else frame.resize(size, _FILTERS[interpolation]))
+        return np.asarray(frame if size == frame.size else frame.resize(size, Image.Resampling[interpolation.upper()]))
     pixels = torch.from_numpy(np.array(frame)).permute(2, 0, 1)[None].float()
     if size != frame.size:
         pixels = functional.interpolate(pixels, size[::-1], mode=interpolation, align_corners=False)

@@ -45,7 +45,7 @@ def read_many(
 ) -> Iterator[B]:
     """Yield `join` of the results of each group, in order, while worker processes read the next groups.
 
-    `read` raises MediaError if a file cannot be read. Any other error ends the iteration; its message names the item.
+    `read` raises MediaError if a file cannot be read. Any other error ends the iteration.
     `join` also runs in the worker, since processes send tensors one by one. With 0 workers, the caller reads.
     """
     loader: DataLoader[Any] = DataLoader(
@@ -59,15 +59,10 @@ def read_many(
 
 
 def _read_group(read: Callable[[T], R], join: Callable[[list[R | Unread[T]]], B], group: Sequence[T]) -> B | Failure:
-    found = []
-    for item in group:
-        try:
-            found.append(attempt(read, item))
-        except UserError as error:
-            return Failure(error)
-        except Exception as error:
-            raise RuntimeError(f"{item}: {type(error).__name__}: {error}") from error
-    return join(found)
+    try:
+        return join([attempt(read, item) for item in group])
+    except UserError as error:
+        return Failure(error)
 
 
 def read_all(

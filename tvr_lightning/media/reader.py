@@ -41,9 +41,8 @@ from tvr_lightning.media.sampling import Declared
 
 T = TypeVar("T")
 
-# Above these limits, the packets are not kept after listing them but read again.
-KEPT_BYTES = 64 * 2**20
-KEPT_PACKETS = 2**16
+KEPT_BYTES = 64 * 2**20  # above this limit, the packets are not kept after listing them but read again
+_PACKET_BYTES = 1000  # approximate memory of a packet in addition to its data
 _KEPT_FRAMES = 720  # maximum number of frames kept in memory to save a second decoding
 
 _PACKED = re.compile(rb"DivX\d+(Build|b)\d+p")  # the pattern of FFmpeg's decoder
@@ -89,7 +88,6 @@ class OpenedVideo:
     def __init__(self, container: InputContainer, stream: VideoStream, budget: TimeBudget) -> None:
         self.container, self.stream, self.budget = container, stream, budget
         self._to_image = FrameConverter(budget.path)
-        self._unused = True  # nothing has been decoded yet
         table = self._list_packets()
         pts, dts, keyframe, shown, lengths = table.T
         self.keyframe, self.shown = keyframe.astype(bool), shown.astype(bool)
@@ -134,16 +132,14 @@ class OpenedVideo:
         columns = array("q")  # lists would take ten times the memory
         self._packets: list[av.Packet] | None = []
         self._stopped: str | None = None
-        count, kept, path = 0, 0, self.budget.path
-        if "mp4" in self.container.format.name:  # its header lists every packet
-            check_packets(self.stream.frames, path)
+        count, kept = 0, 0
         try:
             for packet in packets_of(self.container, self.stream):
                 self.budget.check()
                 if packet.size == 0:  # marks the end of the stream
                     continue
                 count += 1
-                check_packets(count, path)
+                check_packets(count, self.budget.path)
                 if packet.is_corrupt:
                     self._stopped = "a packet is truncated"
                     break
@@ -152,8 +148,8 @@ class OpenedVideo:
                 columns.append(_NO_STAMP if packet.pts is None else packet.pts)
                 columns.append(_NO_STAMP if packet.dts is None else packet.dts)
                 columns.extend((packet.is_keyframe, not packet.is_discard and not hidden, packet.duration or 0))
-                kept += packet.size
-                if kept > KEPT_BYTES or count > KEPT_PACKETS:
+                kept += packet.size + _PACKET_BYTES
+                if kept > KEPT_BYTES:
                     self._packets = None
                 elif self._packets is not None:
                     self._packets.append(packet)
@@ -205,11 +201,11 @@ class OpenedVideo:
             missing = last < promised - _TOLERATED_SECONDS
         return f"ends early at {self.end:.2f} s of {promised:.2f} s (packets are missing)" if missing else None
 
-    def first_frame(self) -> VideoFrame:
-        """Decode only the first frame."""
+    def first_frame(self) -> Image.Image:
+        """Decode only the first frame, upright and in mode RGB."""
         with closing(self._decode_all()) as frames:
             for frame in frames:
-                return frame
+                return self._to_image(frame)
         raise VideoError(self.budget.path, "none of its frames can be decoded")
 
     def frames(
@@ -311,7 +307,6 @@ class OpenedVideo:
 
     def decode_packets(self, stamps: Collection[int]) -> Generator[VideoFrame, None, None]:
         """Yield at least the frames with the given timestamps, flushing the decoder between runs of packets."""
-        self._unused = False
         decoder = self.stream.codec_context
         runs, chosen = self.plan(stamps)
         with closing(self._read_packets([number for run in runs for number in run])) as packets:
@@ -325,11 +320,12 @@ class OpenedVideo:
                 decoder.flush_buffers()
 
     def _read_packets(self, numbers: list[int]) -> Generator[av.Packet, None, None]:
-        """Yield packets by ascending index, from memory or by reading the file again."""
-        if self._packets is not None:
+        """Yield packets by ascending index, the first time from memory, or else by reading the file again."""
+        kept, self._packets = self._packets, None
+        if kept is not None:
             for number in numbers:
                 self.budget.check()
-                yield self._packets[number]
+                yield kept[number]
             return
         chosen = set(numbers)
         with open_video(self.budget.path) as (container, stream):
@@ -342,10 +338,10 @@ class OpenedVideo:
 
     def _decode_all(self) -> Generator[VideoFrame, None, None]:
         """Yield every frame, from the packets in memory if nothing has been decoded yet."""
-        if self._unused and self._packets is not None and self._stopped is None:
-            self._unused = False
-            return frames_in_order(self.stream, [*self._packets, None], self.budget)
-        return decoded_frames(self.budget)
+        kept, self._packets = self._packets, None
+        if kept is None or self._stopped is not None:
+            return decoded_frames(self.budget)
+        return frames_in_order(self.stream, [*kept, None], self.budget)
 
     def _decode_through(self, guess: Collection[int], make: Callable[[Image.Image], T]) -> dict[int, T]:
         """Decode the whole file, correct the timeline, and return the content of the guessed positions that exist."""

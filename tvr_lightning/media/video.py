@@ -14,7 +14,6 @@ from torch import Tensor
 
 from tvr_lightning.media.augment import FrameTransform
 from tvr_lightning.media.container import VideoError
-from tvr_lightning.media.decoder import SIDEWAYS, orientation_of
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.reader import Timeline, open_reader
 from tvr_lightning.media.sampling import Positions, Span, positions_at_rate, sample_frames
@@ -143,9 +142,7 @@ def probe(path: str | Path) -> VideoInfo:
         VideoError: The file is missing or contains no video that can be decoded.
     """
     with open_reader(path) as video:
-        first = video.first_frame()
-        size = (first.width, first.height)
-        width, height = size[::-1] if orientation_of(first) in SIDEWAYS else size
+        width, height = video.first_frame().size
         timeline = video.timeline
         return VideoInfo(
             duration=timeline.duration,
