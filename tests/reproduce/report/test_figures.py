@@ -221,9 +221,9 @@ def test_geometry_is_that_of_the_increments(splits, measured):
         increment = encoded.module.head(text, video, True).parts["increment"].diagonal().T
     gap = video.frames.mean(1) - text.sentence
     angle = F.cosine_similarity(increment, gap).acos().mean()
-    assert float(measured["gare"]["geometry.angle_to_gap.positive_mean"]) == pytest.approx(float(angle), abs=1e-4)
+    assert float(measured["gare"]["geometry.angle_to_gap.matching_mean"]) == pytest.approx(float(angle), abs=1e-4)
     length = increment.norm(dim=-1).mean()
-    assert float(measured["gare"]["geometry.increment_norm.positive_mean"]) == pytest.approx(float(length), rel=1e-4)
+    assert float(measured["gare"]["geometry.increment_norm.matching_mean"]) == pytest.approx(float(length), rel=1e-4)
 
 
 def test_gradients_add_up_and_match_the_loss_itself(splits):

@@ -15,7 +15,7 @@ from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.reproduce.report.figures.curves import read_curves
 from tvr_lightning.reproduce.report.figures.encoded_split import encode_run
 from tvr_lightning.reproduce.report.figures.figure_types import figures_of
-from tvr_lightning.reproduce.report.figures.gare_course import draw_course
+from tvr_lightning.reproduce.report.figures.gare import draw_course
 from tvr_lightning.reproduce.report.figures.retrieval_examples import measure_sheet
 from tvr_lightning.reproduce.report.sources import read_ranks, read_runs, run_of_card
 from tvr_lightning.reproduce.report.uncertainty import measure

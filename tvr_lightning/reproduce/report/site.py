@@ -21,7 +21,7 @@ from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, Chart, not_
 from tvr_lightning.reproduce.report.efficiency import efficiency_table
 from tvr_lightning.reproduce.report.figures.curves import draw_curves
 from tvr_lightning.reproduce.report.figures.figure_types import draw, figures_of
-from tvr_lightning.reproduce.report.figures.gare_course import draw_course
+from tvr_lightning.reproduce.report.figures.gare import draw_course
 from tvr_lightning.reproduce.report.figures.retrieval_examples import comparisons
 from tvr_lightning.reproduce.report.leaderboard import leaderboards
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_runs

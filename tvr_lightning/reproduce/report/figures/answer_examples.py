@@ -10,7 +10,8 @@ import numpy as np
 from lightning.pytorch import Trainer
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.media.video import read_clip
+from tvr_lightning.data.records import VideoRecord
+from tvr_lightning.media.video import DecodedClip, read_clip
 from tvr_lightning.methods import VideoQuestionAnswering
 from tvr_lightning.reproduce.report.drawing import Arrays, Chart, frames
 
@@ -25,6 +26,11 @@ class AnsweredSplit:
     module: VideoQuestionAnswering
     data: TextVideoDataModule
     rows: list[dict[str, Any]]
+
+
+def sampled_clip(data: TextVideoDataModule, video: VideoRecord, frames: int, size: int) -> DecodedClip:
+    """Return frames of a video, sampled as the method does; padded ones are black."""
+    return read_clip(video.path, frames=frames, image_size=size, sampling=data.sampling, span=video.span)
 
 
 def applies(module: Any) -> bool:
@@ -49,16 +55,7 @@ def measure_answers(answered: AnsweredSplit) -> dict[str, Any]:
     half = max(EXAMPLES // 2, EXAMPLES - len(wrong))
     shown = [*correct[:half], *wrong][:EXAMPLES]
     videos = {video.video_id: video for video in answered.data.load_split("test").videos}
-    clips = [
-        read_clip(
-            (video := videos[row["video_id"]]).path,
-            frames=FRAMES,
-            image_size=SIZE,
-            sampling=answered.data.sampling,
-            span=video.span,
-        )
-        for row in shown
-    ]
+    clips = [sampled_clip(answered.data, videos[row["video_id"]], FRAMES, SIZE) for row in shown]
     fields = {name: [row[name] for row in shown] for name in ("question", "answer", "right", "probability")}
     return {**fields, "strips": np.stack([clip.pixels.permute(0, 2, 3, 1).numpy() for clip in clips])}
 

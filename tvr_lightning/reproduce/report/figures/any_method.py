@@ -1,4 +1,4 @@
-"""Figures of any method: scores, retrieval mass and errors (NCL, Figs. 2 and 3), the modalities (Figs. 7 and 8)."""
+"""Figures of any method: scores, retrieval mass and errors (NCL, Figs. 2, 3, and 6), the modalities (Figs. 7 and 8)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.balance import balance
+from tvr_lightning.evaluation.balance import balance, matching_share, retrieval_mass
 from tvr_lightning.evaluation.normalization import Direction
+from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.evaluation.sources import MatrixSource
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
-from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, histograms, new_panels
+from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, frames, histograms, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit, normalized_scores
 
 MOST_MASS = 5
+MASS_EXAMPLES = 4
+MASS_VIDEOS = ("its own video", "first before normalization", "first after normalization")
 DIRECTIONS = {"t2v": "text to video", "v2t": "video to text"}
 
 
@@ -153,3 +157,49 @@ def draw_modalities(arrays: Arrays) -> Iterator[Chart]:
     lengths = f"length of the texts' mean: {arrays['text_mean']:.3g}; of the videos' mean: {arrays['video_mean']:.3g}"
     facts = [f"distance of the modal means: {arrays['mean_distance']:.3g}", lengths]
     yield Chart("", drawings(axes, alt), facts, note)
+
+
+def normalizes(module: Any) -> bool:
+    """Return whether a method ranks videos with a normalization."""
+    return isinstance(module, RetrievalModule) and module.evaluation_config.normalization is not None
+
+
+@torch.no_grad()
+def measure_mass(encoded: EncodedSplit) -> dict[str, Any]:
+    """Return the Q queries whose own video moves furthest, with the videos of `MASS_VIDEOS`.
+
+    `rank` (2, Q) of the own video before and after, `mass` (2, Q, 3) relative to a video's share, `names` (Q, 3), and
+    `strips` (Q, 3, F, S, S, 3).
+    """
+    scores = encoded.similarity.double(), normalized_scores(encoded)["text-to-video"]
+    rank = torch.stack([text_to_video_ranks(each, encoded.matching).expected() for each in scores])
+    queries = torch.argsort((rank[0] - rank[1]).abs(), descending=True, stable=True)[:MASS_EXAMPLES]
+    shown = torch.stack([encoded.matching[queries], *(each[queries].argmax(1) for each in scores)], dim=1)
+    temperature = encoded.module.score_temperature()
+    share = matching_share(encoded.matching, torch.arange(len(encoded.videos)))
+    mass = torch.stack([retrieval_mass(MatrixSource(each), temperature) / share for each in scores])
+    return {
+        "captions": [encoded.caption(query) for query in queries],
+        "rank": rank[:, queries],
+        "mass": mass[:, shown],
+        "names": [[encoded.name(video) for video in row] for row in shown],
+        "strips": np.stack([[encoded.strip(video) for video in row] for row in shown.tolist()]),
+    }
+
+
+def draw_mass(arrays: Arrays) -> Iterator[Chart]:
+    """Return one chart per query with frames of its videos and their mass."""
+    note = (
+        "NCL, Fig. 6, with the scores of one run before and after its normalization, for the queries whose rank "
+        "changes most. Mass is the sum of a video's retrieval probabilities over all queries, relative to its share."
+    )
+    for query, caption in enumerate(arrays["captions"]):
+        images = []
+        for place, label in enumerate(MASS_VIDEOS):
+            name, (before, after) = arrays["names"][query, place], arrays["mass"][:, query, place]
+            words = f"{label}: {name}, mass {before:.3g}, normalized {after:.3g}"
+            own = bool(name == arrays["names"][query, 0])
+            images.append(frames(arrays["strips"][query, place], f"Frames of {name}, {label}", words, own))
+        before, after = arrays["rank"][:, query]
+        fact = f"rank of its own video: {before:g}, normalized {after:g}"
+        yield Chart(f"Retrieval mass: “{caption}”", images, [fact], note if query == 0 else "")

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.data.records import Split
 from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.evaluation.evaluator import Evaluator
@@ -23,10 +22,10 @@ from tvr_lightning.evaluation.normalization import Direction
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.sources import AdjustedSource, ScoreSource, TransposedSource
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.media.video import DecodedClip, read_clip
+from tvr_lightning.media.video import DecodedClip
 from tvr_lightning.methods import VideoQuestionAnswering
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.reproduce.report.figures.answer_examples import AnsweredSplit, answer_test_split
+from tvr_lightning.reproduce.report.figures.answer_examples import AnsweredSplit, answer_test_split, sampled_clip
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
 
 MOST_PAIRS = 256  # in pairwise figures; more would not change what they show
@@ -47,7 +46,6 @@ class EncodedSplit:
     module: Any
     data: TextVideoDataModule
     split: Split
-    truth: GroundTruth
     texts: TextFeatures
     videos: VideoFeatures
     text_index: Tensor
@@ -71,9 +69,8 @@ class EncodedSplit:
         return self.split.videos[int(self.video_index[video])].video_id
 
     def clip(self, video: int, frames: int, size: int = STRIP_SIZE) -> DecodedClip:
-        """Return frames of a video by its row, sampled as the method does; padded ones are black."""
-        record = self.split.videos[int(self.video_index[video])]
-        return read_clip(record.path, frames=frames, image_size=size, sampling=self.data.sampling, span=record.span)
+        """Return frames of a video by its row."""
+        return sampled_clip(self.data, self.split.videos[int(self.video_index[video])], frames, size)
 
     def strip(self, video: int, frames: int = STRIP_FRAMES, size: int = STRIP_SIZE) -> np.ndarray:
         """Return (F, S, S, 3) uint8 frames of a video by its row."""
@@ -122,7 +119,7 @@ def encode_test_split(module: RetrievalModule, data: TextVideoDataModule) -> Enc
     matched, first = np.unique(matching.numpy(), return_index=True)  # the first text of every video
     spread = np.linspace(0, len(matched) - 1, min(len(matched), MOST_PAIRS)).astype(int)
     pairs = torch.tensor(np.stack([first, matched], axis=1)[spread])
-    return EncodedSplit(module, data, split, truth, *features, texts.index, videos.index, similarity, matching, pairs)
+    return EncodedSplit(module, data, split, *features, texts.index, videos.index, similarity, matching, pairs)
 
 
 @torch.no_grad()
@@ -136,19 +133,15 @@ def normalized_scores(encoded: EncodedSplit) -> dict[Direction, Tensor]:
     if normalizer.needs_bank and (bank := module.contrast.bank()) is None:
         raise UserError("it needs a bank of the training split, which is not encoded for figures")
     evaluator = Evaluator(module.score, temperature=module.score_temperature(), device=module.device)
-    pairs = evaluator.pair_scores(
-        encoded.texts, encoded.videos, text_index=encoded.text_index, video_index=encoded.video_index
-    )
+    index = {"text_index": encoded.text_index, "video_index": encoded.video_index}
+    pairs = evaluator.pair_scores(encoded.texts, encoded.videos, **index)
     captions = torch.bincount(encoded.matching, minlength=pairs.gallery)
     sources: dict[Direction, ScoreSource] = {"text-to-video": pairs, "video-to-text": TransposedSource(pairs)}
-    return {
-        direction: _matrix(
-            AdjustedSource(
-                source, normalizer.fit(source, evaluator.context(direction, normalizer, bank, pairs, captions))
-            )
-        )
-        for direction, source in sources.items()
-    }
+    found: dict[Direction, Tensor] = {}
+    for direction, source in sources.items():
+        context = evaluator.context(direction, normalizer, bank, pairs, captions)
+        found[direction] = _matrix(AdjustedSource(source, normalizer.fit(source, context)))
+    return found
 
 
 def _matrix(source: ScoreSource) -> Tensor:

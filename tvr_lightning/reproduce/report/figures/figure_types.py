@@ -25,11 +25,8 @@ from tvr_lightning.reproduce.report.figures import (
     answer_examples,
     any_method,
     dpdv,
-    feature_map,
     gaid,
     gare,
-    hard_negatives,
-    mass_examples,
     retrieval_examples,
     tcmgc,
 )
@@ -57,17 +54,15 @@ FIGURES = {
         "Scores of matching and of other pairs", any_method.measure_similarity, any_method.draw_similarity
     ),
     "balance": FigureType("Retrieval mass and errors", any_method.measure_balance, any_method.draw_balance),
-    "mass": FigureType("Retrieval mass", mass_examples.measure_mass, mass_examples.draw_mass, mass_examples.applies),
+    "mass": FigureType("Retrieval mass", any_method.measure_mass, any_method.draw_mass, any_method.normalizes),
     "modalities": FigureType("The two modalities", any_method.measure_modalities, any_method.draw_modalities),
     "geometry": FigureType("Geometry of the increments", gare.measure_geometry, gare.draw_geometry, gare.applies),
     "gradients": FigureType("Gradients by dimension", gare.measure_gradients, gare.draw_gradients, gare.applies),
     "steps": FigureType("Step error of the increments", gare.measure_steps, gare.draw_steps, gare.applies),
-    "hard_negatives": FigureType(
-        "Hard negatives", hard_negatives.measure_hard_negatives, hard_negatives.draw_hard_negatives, gare.applies
-    ),
+    "hard_negatives": FigureType("Hard negatives", gare.measure_hard_negatives, gare.draw_hard_negatives, gare.applies),
     "contrasts": FigureType("Balance of the contrasts", tcmgc.measure_contrasts, tcmgc.draw_contrasts, tcmgc.applies),
     "attention": FigureType("Attention over frames", tcmgc.measure_attention, tcmgc.draw_attention, tcmgc.attends),
-    "map": FigureType("Map of words and frames", feature_map.measure_map, feature_map.draw_map, tcmgc.applies),
+    "map": FigureType("Map of words and frames", tcmgc.measure_map, tcmgc.draw_map, tcmgc.applies),
     "gate": FigureType("Weight of the audio per frame", gaid.measure_gate, gaid.draw_gate, gaid.applies),
     "merging": FigureType("Stages of patch merging", dpdv.measure_merging, dpdv.draw_merging, dpdv.merges),
     "unmatched": FigureType("Frames that match no word", dpdv.measure_unmatched, dpdv.draw_unmatched),

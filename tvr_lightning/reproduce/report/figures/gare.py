@@ -1,12 +1,14 @@
-"""Figures of GARE: geometry of the increments (Figs. 3 and 8), gradients by dimension (2, 4, 7), step error (9)."""
+"""Figures of GARE: geometry of the increments (Figs. 3 and 8), gradients (2, 4, 7), hard negatives (6), steps (9)."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 from torch.nn import functional as F
@@ -16,11 +18,14 @@ from tvr_lightning.methods import GARE
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.gare.model import trust_region_step
 from tvr_lightning.pairwise import DensePairVectors
-from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, histograms, new_panels
+from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, histograms, in_style, new_panels
+from tvr_lightning.reproduce.report.figures.curves import read_curves
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
+from tvr_lightning.reproduce.report.sources import ReportedRun
 
 MOST_GRADIENTS = 64
 STEPS = 12
+HARDEST = 10
 GEOMETRY = {
     "angle of increment and gap, rad": ("angle_to_gap",),
     "angle of increment and text, rad": ("angle_to_text",),
@@ -43,14 +48,14 @@ def applies(module: RetrievalModule) -> bool:
 
 
 def measure_geometry(encoded: EncodedSplit) -> Arrays:
-    """Return histograms of each quantity in GEOMETRY over `positive` and `negative` pairs, with bins by panel."""
+    """Return histograms of each quantity in GEOMETRY over `matching` and `other` pairs, with bins by panel."""
     own = torch.eye(len(encoded.pairs), dtype=torch.bool)
     found = encoded.module.head.geometry(*encoded.paired())
     quantities = {name: quantity.detach().double().cpu() for name, quantity in found.items()}
     arrays: Arrays = {}
     for names in GEOMETRY.values():
-        values = {f"{name}.positive": quantities[name][own].numpy() for name in names}
-        panel = histograms(values | {f"{name}.negative": quantities[name][~own].numpy() for name in names})
+        values = {f"{name}.matching": quantities[name][own].numpy() for name in names}
+        panel = histograms(values | {f"{name}.other": quantities[name][~own].numpy() for name in names})
         arrays |= panel | {f"{names[0]}.edges": panel["edges"]}
     return arrays
 
@@ -58,17 +63,44 @@ def measure_geometry(encoded: EncodedSplit) -> Arrays:
 def draw_geometry(arrays: Arrays) -> Iterator[Chart]:
     """Draw the histograms of the geometry."""
     axes = new_panels(len(GEOMETRY))
-    for axis, (words, names) in zip(axes, GEOMETRY.items(), strict=True):
-        for name in names:
-            before = len(names) > 1 and name == names[0]
-            for kind, pairs, color in (("positive", "matching", COLORS[0]), ("negative", "other", COLORS[1])):
-                label, dashes = (f"{pairs}, before", "--") if before else (pairs, "-")
-                axis.stairs(arrays[f"{name}.{kind}"], arrays[f"{names[0]}.edges"], color=color, ls=dashes, label=label)
+    for axis, names, name, pairs, style in _lines(axes):
+        axis.stairs(arrays[f"{name}.{pairs}"], arrays[f"{names[0]}.edges"], **style)
+    for axis, words in zip(axes, GEOMETRY, strict=True):
         axis.set(xlabel=words, ylabel="share of the pairs")
         axis.legend()
     alt = "Histograms over pairs of angles, lengths, and distances, before and after the correction of the texts."
     note = "GARE, Figs. 3 and 8, after training, on the test split; values before the correction are dashed."
     yield Chart("", drawings(axes, alt), note=note)
+
+
+@in_style()
+def draw_course(run: ReportedRun) -> Chart | None:
+    """Draw the geometry that was logged in training (GARE, Fig. 8); None if the run did not log it."""
+    curves = read_curves(run)
+    if not any(name.startswith("train/angle_to_gap") for name in curves):
+        return None
+    axes = new_panels(len(GEOMETRY))
+    for axis, _, name, pairs, style in _lines(axes):
+        if (curve := curves.get(f"train/{name}-{pairs}")) is not None:
+            axis.plot(curve.index, curve, **style)
+    for axis, words in zip(axes, GEOMETRY, strict=True):
+        axis.set(xlabel="optimizer step", ylabel=words)
+        axis.legend()
+    alt = "Lines over training of the increments' angles and lengths, and of the distances of texts and videos."
+    note = (
+        "GARE, Fig. 8: means over pairs of a training batch, without dropout; values before the correction are dashed."
+    )
+    return Chart("Geometry of the increments during training", drawings(axes, alt), note=note)
+
+
+def _lines(axes: list[Axes]) -> Iterator[tuple[Axes, tuple[str, ...], str, str, dict[str, Any]]]:
+    """Yield what each panel of the geometry shows: the panel's quantities, one of them, its pairs, and their style."""
+    for axis, names in zip(axes, GEOMETRY.values(), strict=True):
+        for name in names:
+            before = len(names) > 1 and name == names[0]
+            for pairs, color in (("matching", COLORS[0]), ("other", COLORS[1])):
+                label = f"{pairs}, before" if before else pairs
+                yield axis, names, name, pairs, {"color": color, "ls": "--" if before else "-", "label": label}
 
 
 @torch.enable_grad()
@@ -131,9 +163,7 @@ def draw_gradients(arrays: Arrays) -> Iterator[Chart]:
     for axis, (title, names) in zip(axes, GRADIENTS.items(), strict=True):
         for (name, words), color in zip(names.items(), COLORS, strict=False):
             mean, deviation = arrays[f"{name}.mean"], arrays[f"{name}.deviation"]
-            dimensions = np.arange(len(mean))
-            axis.fill_between(dimensions, mean - deviation, mean + deviation, color=color, alpha=0.25, linewidth=0)
-            axis.plot(dimensions, mean, color=color, linewidth=0.8, label=words)
+            _band(axis, mean, deviation, start=0, color=color, linewidth=0.8, label=words)
         axis.set(title=title, xlabel="dimension", ylabel="gradient")
         axis.ticklabel_format(axis="y", scilimits=(-2, 3))
         axis.legend()
@@ -142,6 +172,13 @@ def draw_gradients(arrays: Arrays) -> Iterator[Chart]:
     lengths = "; ".join(f"{words}: {arrays[f'{name}.size']:.3g}" for words, name in sizes.items())
     note = "GARE, Figs. 2, 4 and 7, after training: text-to-video InfoNCE with the run's temperature, constant videos."
     yield Chart("", drawings(axes, alt), [f"mean length of the anchors' gradient {lengths}"], note)
+
+
+def _band(axis: Axes, mean: np.ndarray, deviation: np.ndarray, start: int, color: str, **line: Any) -> None:
+    """Draw a line with a band of the deviation."""
+    places = np.arange(start, start + len(mean))
+    axis.fill_between(places, mean - deviation, mean + deviation, color=color, alpha=0.25, linewidth=0)
+    axis.plot(places, mean, color=color, **line)
 
 
 @torch.enable_grad()
@@ -196,3 +233,40 @@ def draw_steps(arrays: Arrays) -> Iterator[Chart]:
         "paper does not specify, is the text's longest increment. The paper shows the training itself."
     )
     yield Chart("", drawings(axes, alt), note=note)
+
+
+@torch.no_grad()
+def measure_hard_negatives(encoded: EncodedSplit) -> Arrays:
+    """Return the gaps `plain` without increments and `corrected` with them, (B, K) for the K hardest other videos.
+
+    The hardest videos are those with the highest scores without increments.
+    """
+    head, (text, video) = encoded.module.head, encoded.paired()
+    sentences, means = head.of_texts(text.sentence, len(video)), head.of_videos(head.mean_frames(video), len(text))
+    plain = sentences.cosine(head.pooled(sentences, means, video))[..., 0].T
+    scores = {"plain": plain, "corrected": encoded.module.score(text, video).similarity}
+    hardest = plain.masked_fill(torch.eye(len(plain), dtype=torch.bool, device=plain.device), -torch.inf)
+    hardest = hardest.topk(min(HARDEST, len(plain) - 1)).indices
+    return {
+        name: (each.diagonal()[:, None] - each.gather(1, hardest)).double().cpu().numpy()
+        for name, each in scores.items()
+    }
+
+
+def draw_hard_negatives(arrays: Arrays) -> Iterator[Chart]:
+    """Draw mean and deviation of the gaps over texts, from the hardest video on."""
+    (axis,) = new_panels(1)
+    facts = []
+    for name, words, color in (("plain", "without", COLORS[1]), ("corrected", "with", COLORS[0])):
+        mean, label = arrays[name].mean(0), f"{words} increments"
+        _band(axis, mean, arrays[name].std(0), start=1, marker="o", markersize=3, color=color, label=label)
+        facts.append(f"mean gap to the hardest video {label}: {mean[0]:.3g}")
+    axis.axhline(0, color=COLORS[4], linewidth=0.6)
+    axis.set(xlabel="other video, from the hardest", ylabel="cosine of own minus other")
+    axis.legend()
+    alt = "Lines of the mean gap in cosine to the hardest other videos, without increments and with them."
+    note = (
+        "GARE, Fig. 6. Both lines are from the same weights; the paper compares with a separately trained baseline: "
+        "see the pages of the tables."
+    )
+    yield Chart("", drawings([axis], alt), facts, note)

@@ -1,4 +1,4 @@
-"""Figures of TC-MGC: attention over frames (Fig. 11), the contrasts and the weights of LSA (Fig. 13)."""
+"""Figures of TC-MGC: maps of words and frames (Fig. 10), attention (11), contrasts and the weights of LSA (13)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
@@ -18,6 +19,7 @@ from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
 ATTENDED = 2
 """Pairs whose attention is shown."""
+MAPPED_PAIRS = 40
 _MARKS = {"<start_of_text>": "(start)", "<end_of_text>": "(end)"}
 
 
@@ -115,3 +117,32 @@ def draw_attention(arrays: Arrays) -> Iterator[Chart]:
         images = [frames(strip, "The frames of its video"), *drawn]
         note = "TC-MGC, Fig. 11, which connects words and frames with lines; weights are means over heads."
         yield Chart(f"Attention of sentence and words over frames: “{caption}”", images, note=note)
+
+
+def measure_map(encoded: EncodedSplit) -> Arrays:
+    """Return maps `words` and `frames` (K, 2) of the tokens of up to 40 pairs, and the pair (K,) of each token."""
+    from sklearn.manifold import TSNE  # takes a second, and only TC-MGC needs it
+
+    text, video = encoded.paired()
+    arrays: Arrays = {}
+    tokens = {"words": (text.words, text.word_mask), "frames": (video.frames, video.frame_mask)}
+    for name, (vectors, mask) in tokens.items():
+        kept = mask[:MAPPED_PAIRS].bool()
+        shown = vectors[:MAPPED_PAIRS][kept].float().cpu().numpy()
+        perplexity = min(30.0, (len(shown) - 1) / 3)
+        arrays[name] = TSNE(perplexity=perplexity, random_state=0).fit_transform(shown)
+        arrays[f"{name}_pair"] = torch.nonzero(kept)[:, 0].cpu().numpy()
+    return arrays
+
+
+def draw_map(arrays: Arrays) -> Iterator[Chart]:
+    """Draw both maps, with one color for each pair."""
+    axes = new_panels(2)
+    pairs = 1 + int(arrays["words_pair"].max())
+    for axis, name in zip(axes, ("words", "frames"), strict=True):
+        colors = colormaps["hsv"](arrays[f"{name}_pair"] / pairs)
+        axis.scatter(arrays[name][:, 0], arrays[name][:, 1], s=5, c=colors)
+        axis.set(title=name, xticks=[], yticks=[])
+    alt = "A map of points, one for each token, with one color for each pair of a text and a video."
+    note = f"TC-MGC, Fig. 10: t-SNE of the words and the frames of {pairs} pairs, one color each."
+    yield Chart("", drawings(axes, alt), note=note)
