@@ -7,12 +7,11 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tvr_lightning.cli.loading import chosen_device, loading
 from tvr_lightning.cli.options import AtLeast28, Config, Device, FileOrFolder, NewFile, NewFolder
 from tvr_lightning.config.recipe_files import OptionError, refuse_options
-from tvr_lightning.data.records import SplitName
 from tvr_lightning.errors import check_present
 from tvr_lightning.option_types import (
     CAPTION_MODEL,
@@ -25,6 +24,8 @@ from tvr_lightning.option_types import (
     Workers,
 )
 from tvr_lightning.progress import shown
+
+SplitName = Literal["train", "val", "test"]
 
 
 def extract(
