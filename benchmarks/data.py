@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader
 
 import tvr_lightning  # noqa: F401  first, see tvr_lightning._torchvision
 from tvr_lightning.data.audio_alignment import AudioOptions
-from tvr_lightning.data.batch import Media, collate
+from tvr_lightning.data.batch import Media, VideoBatch
 from tvr_lightning.data.datasets import VideoDataset
 from tvr_lightning.data.readers import FeatureReader, PixelReader, VideoReader
 from tvr_lightning.data.records import Split, VideoRecord
@@ -117,7 +117,7 @@ def pace(split: Split, read: VideoReader, workers: int, passes: int) -> float:
     loader = DataLoader(
         VideoDataset(split, read),
         batch_size=BATCH,
-        collate_fn=collate,
+        collate_fn=VideoBatch.cat,
         num_workers=workers,
         persistent_workers=workers > 0,
         multiprocessing_context=worker_context() if workers else None,

@@ -127,9 +127,10 @@ def test_missing_annotations_say_what_where_and_the_layout(tmp_path):
     assert str(folder / "MSRVTT_train.9k.csv") in str(caught.value)
     assert "videos/video0.mp4" in str(caught.value)
     MSRVTT(root=str(tmp_path)).check_present("test")
-    assert MSRVTT(root=str(tmp_path), split="7k").missing() == [
-        f"MSRVTT_train.7k.csv: looked for {folder / 'MSRVTT_train.7k.csv'}"
-    ]
+    with pytest.raises(MissingAssetError) as caught:
+        MSRVTT(root=str(tmp_path), split="7k").check_present()
+    absent = [line for line in str(caught.value).splitlines() if "looked for" in line]
+    assert absent == [f"  - MSRVTT_train.7k.csv: looked for {folder / 'MSRVTT_train.7k.csv'}"]
 
 
 def test_real_splits_have_the_published_sizes(test_data):

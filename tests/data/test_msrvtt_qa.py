@@ -40,7 +40,7 @@ def test_questions_answers_and_videos_are_those_of_the_file(tmp_path):
     split = data.read_split("test")
     assert [video.video_id for video in split.videos] == ["video7", "video8"]
     assert split.texts == [
-        QuestionRecord("Who runs?", 0, "man", 3),
+        QuestionRecord("Who runs?", 0, "man"),
         QuestionRecord("what is it", 0, "dog"),
         QuestionRecord("what is it", 1, "cat"),
     ]
@@ -73,7 +73,8 @@ def test_a_file_without_questions_is_an_error(tmp_path):
 
 def test_missing_files_say_where_they_were_looked_for(tmp_path):
     data = written(tmp_path, [])
-    assert any("train_qa.json" in sentence for sentence in data.missing("fit"))
+    with pytest.raises(MissingAssetError, match=r"train_qa\.json: looked for"):
+        data.check_present("fit")
 
 
 def test_questions_about_videos_without_a_file_stop_the_run_or_are_counted(tmp_path):

@@ -70,8 +70,7 @@ def test_the_first_caption_that_was_cut_in_workers_is_reported(caplog):
         for captions in (["a red ball rolls away", "a cat"], ["two boxes stand on a floor"]):
             method.encoder.encode_text(tokenise(captions), 5)
     assert [record.message for record in caplog.records if "positions" in record.message] == [
-        "A caption needs 7 token positions and is truncated to 5 before EOT: 'a red ball rolls away'. Others are not "
-        "reported."
+        "A caption needs 7 token positions and is truncated to 5 before EOT: 'a red ball rolls away' (reported once)"
     ]
 
 

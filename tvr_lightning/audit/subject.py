@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tvr_lightning.audit.experiments import Features
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.batch import TextBatch, VideoBatch, collate
+from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.datasets import TextDataset, VideoDataset
 from tvr_lightning.data.records import Split, SplitName
 from tvr_lightning.errors import UserError
@@ -80,8 +80,8 @@ class Subject:
         if len(places) < LEAST_VIDEOS:
             raise UserError(f"An audit needs at least {LEAST_VIDEOS} readable videos, but the split has {len(places)}.")
         texts = TextDataset(items, read)
-        self.texts: TextBatch = collate([texts[row] for row in rows]).to(method.device)
-        self.videos: VideoBatch = collate([drawn[place] for place in places]).to(method.device)
+        self.texts = TextBatch.cat([texts[row] for row in rows]).to(method.device)
+        self.videos = VideoBatch.cat([drawn[place] for place in places]).to(method.device)
         column = {place: number for number, place in enumerate(places)}
         self.video_of_text = torch.tensor([column[items.texts[row].video] for row in rows])
         first = torch.full((len(places),), len(rows))

@@ -35,7 +35,6 @@ _FILES = {"MSRVTTQA": "msrvtt_qa", "TextVideoDataModule": "base", "VideoFolder":
 
 
 def __getattr__(name: str) -> Any:
-    """Return a lazily imported class."""
     if name in __all__:
         return getattr(importlib.import_module(f"{__name__}.{_FILES.get(name, name.lower())}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -258,25 +258,19 @@ class TextVideoDataModule(LightningDataModule, ABC):
         """Title of the dataset, with the prefix "synthetic" for a synthetic dataset."""
         return f"synthetic {self.title}" if self.warnings else self.title
 
-    def missing(self, stage: str | None = None, annotations_only: bool = False) -> list[str]:
-        """List missing annotation files, videos and captions of a stage (None: all), one sentence each."""
+    def check_present(self, stage: str | None = None, annotations_only: bool = False) -> None:
+        """Raise MissingAssetError unless annotation files, videos and captions of a stage (None: all) exist."""
         sources = dict.fromkeys(self._source(name) for name in STAGES[stage])
         files = dict.fromkeys(path for name in sources for path in self.required_files(name))
         absent = [f"{path.name}: looked for {path}" for path in files if not path.is_file()]
-        if annotations_only:
-            return absent
-        if self._stored_in is None and (not self.video_root.is_dir() or not any(self.video_root.iterdir())):
-            absent.append(f"the videos: looked for files in {self.video_root}")
-        if self.extra_captions is not None and "train" in STAGES[stage]:
-            try:
-                find_captions(self.extra_captions, self.folder)
-            except MissingAssetError as error:
-                absent.append(str(error))
-        return absent
-
-    def check_present(self, stage: str | None = None, annotations_only: bool = False) -> None:
-        """Raise MissingAssetError unless the files that `missing` looks for exist."""
-        absent = self.missing(stage, annotations_only)
+        if not annotations_only:
+            if self._stored_in is None and (not self.video_root.is_dir() or not any(self.video_root.iterdir())):
+                absent.append(f"the videos: looked for files in {self.video_root}")
+            if self.extra_captions is not None and "train" in STAGES[stage]:
+                try:
+                    find_captions(self.extra_captions, self.folder)
+                except MissingAssetError as error:
+                    absent.append(str(error))
         if absent and not self.folder.is_dir():
             folder = self.folder if self.folder.parent.is_dir() else self.folder.parent
             absent.insert(0, f"the folder {folder.absolute()} does not exist; check data.init_args.root")

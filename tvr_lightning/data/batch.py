@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tvr_lightning.features import WHOLE, FeatureBatch, TextFeatures, VideoFeatures
-
-R = TypeVar("R", bound=FeatureBatch)
 
 
 @dataclass
@@ -76,7 +74,6 @@ class Tokens(FeatureBatch):
     needed: list[int]
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the N captions, like a list of untokenized strings."""
         return iter(self.captions)
 
 
@@ -126,8 +123,3 @@ class PairBatch(FeatureBatch):
     text: TextBatch
     video: VideoBatch
     extras: dict[str, Any] = field(default_factory=dict)
-
-
-def collate(items: Sequence[R]) -> R:
-    """Concatenate records of one item each; an empty one (a skipped video) adds only its entry in `skipped`."""
-    return type(items[0]).cat(items)

@@ -12,8 +12,6 @@ from tvr_lightning.data.records import Findings, Split, SplitName, build_split, 
 from tvr_lightning.data.video_files import VideoFiles
 from tvr_lightning.errors import UserError
 
-PROTOCOL = "paragraph to video, all descriptions of a video as one query"
-
 
 class DiDeMo(TextVideoDataModule):
     """DiDeMo (Hendricks et al., "Localizing moments in video with natural language", ICCV 2017), paragraph to video.
@@ -82,4 +80,5 @@ $TVR_DATA/didemo/
                     descriptions[moment["video"]].append(moment["description"])
         spans = {} if self.span is None else dict.fromkeys(descriptions, self.span)
         find = VideoFiles(self.video_root).find
-        return build_split(name, PROTOCOL, descriptions, find, findings, source, file, spans, paragraph=True)
+        protocol = "paragraph to video, all descriptions of a video as one query"
+        return build_split(name, protocol, descriptions, find, findings, source, file, spans, paragraph=True)

@@ -10,7 +10,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 from typing_extensions import override
 
-from tvr_lightning.data.batch import collate
 from tvr_lightning.data.samplers import TrainingSampler
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.workers import Failure, batches_of, worker_context
@@ -35,10 +34,10 @@ class ReportingDataset(Dataset[Any]):
             return Failure(error)
 
 
-def collate_or_fail(items: Sequence[Any]) -> Any:
-    """Return the items as one batch, or the first failure among them."""
+def collate(items: Sequence[Any]) -> Any:
+    """Return records of one item each as one batch, or the first failure among them."""
     failed = next((item for item in items if isinstance(item, Failure)), None)
-    return collate(items) if failed is None else failed
+    return type(items[0]).cat(items) if failed is None else failed
 
 
 class ReportingLoader(DataLoader[Any]):
@@ -105,7 +104,7 @@ def make_loader(
         persistent_workers=workers > 0 and kind is TrainingLoader,
         multiprocessing_context=worker_context() if workers else None,
         pin_memory=torch.cuda.is_available(),
-        collate_fn=collate_or_fail,
+        collate_fn=collate,
         # A separate generator: starting an epoch must not consume random numbers of the one that drives dropout.
         generator=torch.Generator().manual_seed(seed),
     )

@@ -16,15 +16,9 @@ from tvr_lightning.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class QuestionRecord(TextRecord):
-    """One question of a split.
-
-    Attributes:
-        answer: Correct answer.
-        category: MSR-VTT category of the video; None if the file does not contain it.
-    """
+    """One question of a split, with its correct answer."""
 
     answer: str
-    category: int | None = None
 
     @property
     def kind(self) -> str:
@@ -80,7 +74,7 @@ $TVR_DATA/msrvtt/
                     findings.add(source, f"[{number}], {key}", "empty-caption", f"the {key} is empty", fix)
             if question and answer:
                 video = videos.setdefault(video_id, len(videos))
-                questions.append(QuestionRecord(question, video, answer, entry.get("category_id")))
+                questions.append(QuestionRecord(question, video, answer))
         if not videos:
             findings.add(source, "whole file", "malformed", "contains no questions", "download the file again")
         folder = VideoFiles(self.video_root, ".mp4")

@@ -165,7 +165,7 @@ def _require_unique(file: Path, names: Iterable[str], what: str) -> None:
         raise AnnotationError(findings.problems)
 
 
-def read_json(file: Path, shape: Any = object) -> Any:
+def read_json(file: Path, shape: Any) -> Any:
     """Return a parsed JSON file of a `shape` (see `expect`), in which no object contains the same key twice."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

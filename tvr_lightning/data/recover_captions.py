@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,18 +14,6 @@ from tvr_lightning.data.caption_table import read_records
 from tvr_lightning.data.records import abbreviated, expect, malformed
 from tvr_lightning.errors import MissingAssetError, UserError
 
-SCHEMA = pa.schema(
-    {
-        "video_id": pa.string(),
-        "segment": pa.int32(),
-        "start": pa.float64(),
-        "end": pa.float64(),
-        "caption": pa.string(),
-        "model": pa.string(),
-        "prompt": pa.string(),
-        "weights_hash": pa.string(),
-    }
-)
 REQUIRED = ("video_id", "segment", "caption")
 WITHOUT_MODEL = (
     "Create one with `tvr caption` and a vision-language model, or write a table by hand: a parquet file, CSV (.csv) "
@@ -54,6 +42,10 @@ class Description:
     weights_hash: str = ""
 
 
+TYPES = {"str": pa.string(), "int": pa.int32(), "float": pa.float64()}
+SCHEMA = pa.schema([(field.name, TYPES[str(field.type)]) for field in fields(Description)])
+
+
 @dataclass(frozen=True)
 class RecoverCaptions:
     """Descriptions of each video ID in a file in temporal order, without the `empty` ones, which are only counted."""
@@ -63,7 +55,6 @@ class RecoverCaptions:
     empty: int = 0
 
     def __len__(self) -> int:
-        """Return the number of videos with a description."""
         return sum(bool(described) for described in self.descriptions.values())
 
     def of(self, video_id: str) -> list[str]:

@@ -99,10 +99,9 @@ def import_videos(
                 write_whole(target, file.read_bytes())
             result.new += 1
         for parts in archives:
-            task = bar.add_task(f"unpacking {parts[0].name}", total=None)
             try:
-                for file_name, size, content in _videos_in(parts):
-                    bar.advance(task)
+                videos = bar.track(_videos_in(parts), total=len(folders), description=f"unpacking {parts[0].name}")
+                for file_name, size, content in videos:
                     name = stem(file_name)
                     if name not in folders:
                         result.unused.append(name)
@@ -112,7 +111,6 @@ def import_videos(
                 raise ImportFailed(
                     f"{parts[0]} is truncated or damaged ({error}). Download it again and rerun the command."
                 ) from error
-            bar.update(task, total=bar.tasks[task].completed)
     return result
 
 
