@@ -95,9 +95,8 @@ def trained(
     *,
     rank: int = 0,
     world: int = 1,
-    strategy: Any = "auto",
     clip: float | None = 1.0,
-    precision: Any = "32-true",
+    **options: Any,
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Train on this process's contiguous share of every batch; return losses and all weights unsharded."""
     shares = [len(batch) // world for batch in data.batches]
@@ -106,9 +105,7 @@ def trained(
     record = LambdaCallback(
         on_train_batch_end=lambda trainer, module, outputs, *_: losses.append(float(outputs["loss"]))
     )
-    trainer = quiet_trainer(
-        devices=world, max_epochs=1, strategy=strategy, callbacks=[record], gradient_clip_val=clip, precision=precision
-    )
+    trainer = quiet_trainer(devices=world, max_epochs=1, callbacks=[record], gradient_clip_val=clip, **options)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="You defined a .validation_step")
         trainer.fit(module, datamodule=data)
