@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pandas as pd
@@ -13,12 +14,6 @@ TABLES = (
     ("TC-MGC", "14"), ("TC-MGC", "1a"), ("TC-MGC", "1b"), ("TC-MGC", "2"), ("TC-MGC", "3"),
     ("GARE", "10"), ("GARE", "11"), ("GAID", "6"), ("GAID", "7"), ("DPDV", "S8"),
 )  # fmt: skip
-CLASSES = {
-    "CLIP4Clip": "CLIP4Clip", "X-Pool": "XPool", "DRL": "DRL", "UCoFiA": "UCoFiA", "X-CLIP": "XCLIP",
-    "X-CLIP (base)": "XCLIP", "TC-MGC": "TCMGC", "TC-MGC (ours)": "TCMGC", "T-MASS": "TMASS", "GARE": "GARE",
-    "CLIP4Clip vs GARE": "GARE", "GAID": "GAID", "DPDV": "DPDV",
-}  # fmt: skip
-"""Class of each published method."""
 COMPARED = ["parameters, M", "FLOPs of one pair's inference, G", "ms per video", "MiB, training"]
 """Columns of a profile that are compared with the published ones."""
 
@@ -28,12 +23,13 @@ def efficiency_table(profiles: pd.DataFrame, runs: Sequence[ReportedRun]) -> pd.
     rows = []
     trained = [run for run in runs if run.finished and run.log is not None]
     for row in published_rows():
-        method, words = CLASSES.get(row.method), _printed(row)
-        if (row.paper, row.table) not in TABLES or method is None or not words:
+        words = _printed(row)
+        if (row.paper, row.table) not in TABLES or not words:
             continue
-        own, start = profiles[profiles["method"] == method], f"{row.paper.lower()}-{row.table.lower()}/"
+        method = re.sub(r" \(.*\)|.* vs |-", "", row.method).lower()  # "TC-MGC (ours)" is the class TCMGC
+        own, start = profiles[profiles["method"].str.lower() == method], f"{row.paper}-{row.table}/".lower()
         claimed = [run for run in trained if any(claim.startswith(start) for claim in run.claims)]
-        seconds = [f"{run.card.seconds:.1f}" for run in claimed if run.results.get("method") == method]
+        seconds = [f"{run.card.seconds:.1f}" for run in claimed if str(run.results["method"]).lower() == method]
         if len(own) or seconds:
             found = {"method": row.method if row.paper == "GARE" else row.full_method}
             found |= {"table": f"{row.paper} {row.table}", "published": words}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import permutations
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,11 +15,7 @@ from tvr_lightning.reproduce.report.figures.tcmgc import boxes
 from tvr_lightning.reproduce.report.sources import ReportedRun
 from tvr_lightning.reproduce.report.table_view import TableView
 
-OVERLAID = {
-    "DPDV": "DPDV, Fig. S1.",
-    "GAID": "GAID, Fig. 6.",
-    "GARE": "GARE, Fig. 3 (a), shows only the matching pairs.",
-}
+OVERLAID = {"DPDV": "Fig. S1.", "GAID": "Fig. 6.", "GARE": "Fig. 3 (a), shows only the matching pairs."}
 """Papers that compare the scores of their method with a baseline's, and where."""
 Pair = tuple[ReportedRun, ReportedRun]
 """Runs of a baseline and of a method on the same data with the same seed."""
@@ -35,7 +30,7 @@ def draw_table(view: TableView, arrays: Mapping[str, Arrays]) -> list[Chart]:
     needed = "balance.t2v.error" if paper == "NCL" else "similarity.edges"
     pairs = [pair for pair in pairs_of(view) if all(needed in arrays.get(run.key, {}) for run in pair)]
     if paper in OVERLAID:
-        charts += [_scores(pair, arrays, OVERLAID[paper]) for pair in pairs]
+        charts += [_scores(pair, arrays, f"{paper}, {OVERLAID[paper]}") for pair in pairs]
     if paper == "NCL" and pairs:
         charts.append(_errors(pairs, arrays))
     return [*charts, *_with_and_without(runs, arrays)]
@@ -66,8 +61,7 @@ def _recalls(view: TableView) -> Chart | None:
         axis.scatter(own["measured"], places, color=COLORS[0], s=22, label="measured")
         axis.hlines(places, own["low"].astype(float), own["high"].astype(float), color=COLORS[0], linewidth=2)
         if not view.caution:
-            hollow: Any = {"facecolors": "none", "edgecolors": COLORS[1]}
-            axis.scatter(own["published"], places, marker="D", label="published", **hollow)
+            axis.plot(own["published"], places, "D", fillstyle="none", color=COLORS[1], label="published")
         axis.set_yticks(places, own["run"])
         axis.invert_yaxis()
         axis.set(xlabel="R@1, %", title=title)
@@ -103,10 +97,7 @@ def _errors(pairs: list[Pair], arrays: Mapping[str, Arrays]) -> Chart:
         axis.set(ylabel="normalization error", title=words)
         axis.figure.legend(loc="outside lower left", ncols=2)
     alt = "Bars of the normalization error of the baseline and of NCL, one pair per dataset."
-    note = (
-        "NCL, Fig. 2 and Eq. 5, of the scores as evaluated if a run normalizes them with its queues; the values are "
-        "listed with the runs."
-    )
+    note = "NCL, Fig. 2 and Eq. 5; if a run normalizes its scores with its queues, of the normalized scores."
     return Chart("Normalization error with and without NCL", drawings(axes, alt), note=note)
 
 
@@ -122,10 +113,7 @@ def _with_and_without(runs: list[ReportedRun], arrays: Mapping[str, Arrays]) -> 
             title = f"{run.card.name.partition('/')[2]}, {words} SDR"
             axis.set(title=title, ylabel="share of the similarity", ylim=(0, 1))
         alt = "Box plots over matching pairs of similarities normalized over the contrasts."
-        note = (
-            "TC-MGC, Fig. 12, over all matching pairs; normalized by a softmax over the contrasts, since the paper "
-            "does not specify the normalization."
-        )
+        note = "TC-MGC, Fig. 12, over all matching pairs; the paper does not specify the normalization, here a softmax."
         title = f"Balance of the contrasts with and without SDR: {pair[0].title} and {pair[1].title}"
         yield Chart(title, drawings(axes, alt), note=note)
 

@@ -138,41 +138,29 @@ def _records(table: TableRecipe, rows: Sequence[PublishedRow], view: TableView) 
             "cards": " ".join(f"{run.key}.json" for run in own), "warnings": ", ".join(warnings_of(own)),
             "remarks": row.note or "",
         }  # fmt: skip
+        direction = DIRECTIONS.get(row.direction or "", "text_to_video")
         for metric in metrics:
-            yield {**common, "metric": metric, **_cell(row, own, metric, baselines, not view.caution)}
-
-
-def _cell(
-    row: PublishedRow,
-    own: Sequence[ReportedRun],
-    metric: Printed,
-    baselines: Mapping[str, Sequence[ReportedRun]],
-    comparable: bool,
-) -> dict[str, Any]:
-    """Return the columns of one metric of a row. Its baseline is the one that ranked the same queries."""
-    published, direction = row.printed(metric), DIRECTIONS.get(row.direction or "", "text_to_video")
-    cell: dict[str, Any] = {"published": published}
-    cell["published_text"] = "" if published is None else printed_figure(published)
-    if row.direction in DIRECTIONS:
-        belongs = metric != "accuracy"
-    else:
-        belongs = metric == ("SumR" if row.direction else "accuracy")
-    found = measure(own, direction, metric) if belongs else None
-    if found is None:
-        return cell
-    low, high = (found.interval.low, found.interval.high) if found.interval else (math.nan, math.nan)
-    cell |= {"measured": found.mean, "low": low, "high": high, "deviation": found.deviation, "seeds": found.seeds}
-    cell["text"] = str(found)
-    for name, base in baselines.items():
-        if (compared := compare_runs(base, own, direction, metric)) is not None:
-            d = compared.difference
-            cell |= {"baseline": name, "against_baseline": d.estimate, "against_baseline_low": d.low,
-                     "against_baseline_high": d.high, "against_baseline_p": compared.p_value}  # fmt: skip
-    if published is not None and comparable:
-        cell["difference"] = found.mean - published
-        ends = f" [{low - published:+.1f}, {high - published:+.1f}]" if found.interval else ""
-        cell["difference_text"] = f"{found.mean - published:+.1f}{ends}"
-    return cell
+            published = row.printed(metric)
+            cell: dict[str, Any] = {**common, "metric": metric, "published": published}
+            cell["published_text"] = "" if published is None else printed_figure(published)
+            if row.direction in DIRECTIONS:
+                belongs = metric != "accuracy"
+            else:
+                belongs = metric == ("SumR" if row.direction else "accuracy")
+            if belongs and (found := measure(own, direction, metric)) is not None:
+                low, high = (found.interval.low, found.interval.high) if found.interval else (math.nan, math.nan)
+                cell |= {"measured": found.mean, "low": low, "high": high, "deviation": found.deviation,
+                         "seeds": found.seeds, "text": str(found)}  # fmt: skip
+                for base, runs in baselines.items():  # of which one ranked the same queries
+                    if (compared := compare_runs(runs, own, direction, metric)) is not None:
+                        d = compared.difference
+                        cell |= {"baseline": base, "against_baseline": d.estimate, "against_baseline_low": d.low,
+                                 "against_baseline_high": d.high, "against_baseline_p": compared.p_value}  # fmt: skip
+                if published is not None and not view.caution:
+                    cell["difference"] = found.mean - published
+                    ends = f" [{low - published:+.1f}, {high - published:+.1f}]" if found.interval else ""
+                    cell["difference_text"] = f"{found.mean - published:+.1f}{ends}"
+            yield cell
 
 
 def is_synthetic(run: ReportedRun) -> bool:

@@ -11,15 +11,9 @@ from statistics import NormalDist, mean, stdev
 import torch
 from torch import Tensor
 
+from tvr_lightning.evaluation import statistics
 from tvr_lightning.evaluation.ranks import Ranks
-from tvr_lightning.evaluation.statistics import (
-    Comparison,
-    Interval,
-    exchange_p_value,
-    percentile_interval,
-    recall_values,
-    resample,
-)
+from tvr_lightning.evaluation.statistics import Comparison, Interval, percentile_interval
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
 from tvr_lightning.reproduce.runs.card import CardDirection, QueryKind
 
@@ -44,10 +38,7 @@ class Measured:
 
 
 def measure(runs: Sequence[ReportedRun], direction: CardDirection, metric: str) -> Measured | None:
-    """Return a metric over the seeds of a run, or None if the runs do not have it.
-
-    `metric` is R@K, RSum (the sum of R@1, R@5, and R@10), MnR, MdR, SumR (of both directions), or accuracy.
-    """
+    """Return R@K, RSum, SumR (of both directions), MnR, MdR, or accuracy over the seeds of a run, or None."""
     values = [value for run in runs if not math.isnan(value := run.value(direction, metric))]
     if not values:
         return None
@@ -69,7 +60,6 @@ def compare_runs(
         return None
 
     def difference(values: Sequence[Tensor] | Tensor) -> Tensor:
-        """Return the mean of the second run's values, minus that of the first run's."""
         own = torch.stack([*values]).double()
         return own[len(first) :].mean(0) - own[: len(first)].mean(0)
 
@@ -84,7 +74,8 @@ def compare_runs(
     interval = percentile_interval(float(difference(values)), difference(drawn))
     if metric == "MdR":
         return Comparison(interval, math.nan)
-    return Comparison(interval, exchange_p_value(torch.cat(shares), torch.cat(groups), resamples=RESAMPLES))
+    p_value = statistics.exchange_p_value(torch.cat(shares), torch.cat(groups), resamples=RESAMPLES)
+    return Comparison(interval, p_value)
 
 
 def _parts(direction: CardDirection, metric: str) -> tuple[tuple[QueryKind, str], ...]:
@@ -98,7 +89,7 @@ def _per_query(ranks: Ranks, metric: str) -> Tensor:
     if metric in ("MnR", "MdR"):
         return ranks.expected()
     recalls = RECALLS if metric == "RSum" else (1,) if metric == "accuracy" else (int(metric[2:]),)
-    return torch.stack([recall_values(k)(ranks) for k in recalls]).sum(0)
+    return torch.stack([statistics.recall_values(k)(ranks) for k in recalls]).sum(0)
 
 
 def _drawn(run: ReportedRun, direction: CardDirection, metric: str) -> Tensor | None:
@@ -116,7 +107,8 @@ def _drawn(run: ReportedRun, direction: CardDirection, metric: str) -> Tensor | 
 @lru_cache(maxsize=1024)
 def _resampled(run: ReportedRun, kind: QueryKind, metric: str) -> Tensor:
     ranks, video = read_ranks(run, kind)
-    return resample(_per_query(ranks, metric), video, "median" if metric == "MdR" else "mean", resamples=RESAMPLES)
+    values = _per_query(ranks, metric)
+    return statistics.resample(values, video, "median" if metric == "MdR" else "mean", resamples=RESAMPLES)
 
 
 def smallest_difference(recall: float, queries: float) -> float:

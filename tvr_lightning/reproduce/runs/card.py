@@ -63,10 +63,7 @@ def write_record(record: Any, path: Path) -> Path:
 
 
 def read_record(path: Path, kind: Any, fix: str) -> dict[str, Any]:
-    """Return the fields of a dataclass that `write_record` wrote, if it has the version in the field `schema`.
-
-    `fix` ends the messages about a file that is incomplete or has another version or other fields.
-    """
+    """Return the fields of a dataclass that `write_record` wrote; `fix` ends the messages about an unusable file."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
@@ -83,10 +80,7 @@ def read_card(path: Path) -> Card:
     """Read one card; raise UserError if it is incomplete, of another version, or a renamed copy."""
     card = Card(**read_record(path, Card, FIX))
     if card.key != path.stem:
-        raise UserError(
-            f"{path} is the card of run {card.key}, which belongs in {card.key}.json, so {card.name} would have "
-            "two cards. Delete one of them."
-        )
+        raise UserError(f"{path} is the card of run {card.key}: {card.name} would have two cards. Delete one of them.")
     ranks = path.with_suffix(".parquet")
     ranked = card.run["verb"] == "extract" or ranks.is_file()
     if card.status == "finished" and (card.results is None or not ranked):

@@ -37,8 +37,7 @@ def _exit_with_status(task: Path) -> None:
 class SlurmEngine:
     """SLURM jobs, which outlive this process; a later `tvr reproduce` waits for those that still run.
 
-    All nodes must see `folder`, which is for submitit's files. A run has a process per GPU. The cluster `local` starts
-    processes on this machine, for tests.
+    All nodes must see `folder`, which is for submitit's files. Tests use the cluster `local`, this machine.
     """
 
     poll_seconds = 5.0

@@ -58,7 +58,7 @@ def lookup(recipe: Any, option: str) -> Any:
 
 
 def file_fingerprint(name: str, every_file: bool) -> str | None:
-    """Return the digest of a file or folder, or None if the name, perhaps with the prefix `local-dir:`, is neither.
+    """Return the digest of a file or folder, or None if there is none of that name.
 
     Unless `every_file`, only annotations are read, and other files, such as videos, count by name and size.
     """
@@ -67,7 +67,7 @@ def file_fingerprint(name: str, every_file: bool) -> str | None:
         return _content(path, path.stat().st_mtime_ns)
     if not path.is_dir():
         return None
-    found: dict[Path, str | int] = {}
+    found: list[tuple[str, str | int]] = []
     seen: set[str] = set()  # folders; linked ones may link back
     for place, folders, names in os.walk(path, followlinks=True):
         if (real := os.path.realpath(place)) in seen:
@@ -76,8 +76,9 @@ def file_fingerprint(name: str, every_file: bool) -> str | None:
         seen.add(real)
         for file in filter(Path.is_file, (Path(place) / name for name in names)):
             status, is_read = file.stat(), every_file or file.suffix.lower() in ANNOTATIONS
-            found[file] = _content(file, status.st_mtime_ns) if is_read else status.st_size
-    return digest([(str(file.relative_to(path)), found[file]) for file in sorted(found)])
+            content = _content(file, status.st_mtime_ns) if is_read else status.st_size
+            found.append((str(file.relative_to(path)), content))
+    return digest(sorted(found))
 
 
 @cache

@@ -57,10 +57,6 @@ def draw_curves(runs: Sequence[ReportedRun]) -> Chart | None:
         axis.set(title=title, xlabel="optimizer step")
         if len(found) > 1:
             axis.figure.legend(loc="outside lower left")
-    chart = Chart(TITLE, drawings(axes, f"Line charts over optimizer steps of {', '.join(drawn)}."))
-    if missing := [PANELS[start] for start, found in panels.items() if not found]:
-        chart.note = f"Not logged: {', '.join(missing)}."
-    if len(runs) == 1 and (loss := drawn.get(PANELS["train/loss"])):
-        values = next(iter(loss.values()))
-        chart.facts = [f"first training loss: {values.iloc[0]:.3g}", f"last: {values.iloc[-1]:.3g}"]
-    return chart
+    missing = [PANELS[start] for start, found in panels.items() if not found]
+    note = f"Not logged: {', '.join(missing)}." if missing else ""
+    return Chart(TITLE, drawings(axes, f"Line charts over optimizer steps of {', '.join(drawn)}."), note=note)

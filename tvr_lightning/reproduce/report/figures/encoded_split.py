@@ -25,7 +25,7 @@ from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.video import DecodedClip
 from tvr_lightning.methods import VideoQuestionAnswering
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.reproduce.report.figures.answer_examples import AnsweredSplit, answer_test_split, sampled_clip
+from tvr_lightning.reproduce.report.figures.answers import AnsweredSplit, answer_test_split, sampled_clip
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
 
 MOST_PAIRS = 256  # in pairwise figures; more would not change what they show
@@ -56,9 +56,9 @@ class EncodedSplit:
     ranks: Tensor | None = None
     post_processing: str | None = None
 
-    def paired(self) -> tuple[TextFeatures, VideoFeatures]:
-        """Return the features of the B matching pairs."""
-        return self.texts[self.pairs[:, 0]], self.videos[self.pairs[:, 1]]
+    def paired(self, most: int = MOST_PAIRS) -> tuple[TextFeatures, VideoFeatures]:
+        """Return the features of the B matching pairs, or of the first ones."""
+        return self.texts[self.pairs[:most, 0]], self.videos[self.pairs[:most, 1]]
 
     def caption(self, text: int | Tensor) -> str:
         """Return a text by its row."""

@@ -21,16 +21,8 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.files import write_whole
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, Chart, in_style, not_drawn, shortened
-from tvr_lightning.reproduce.report.figures import (
-    answer_examples,
-    any_method,
-    dpdv,
-    gaid,
-    gare,
-    retrieval_examples,
-    tcmgc,
-)
-from tvr_lightning.reproduce.report.figures.answer_examples import AnsweredSplit
+from tvr_lightning.reproduce.report.figures import answers, any_method, dpdv, gaid, gare, retrieval_examples, tcmgc
+from tvr_lightning.reproduce.report.figures.answers import AnsweredSplit
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit, encode_run
 from tvr_lightning.reproduce.report.sources import ReportedRun
 
@@ -66,9 +58,7 @@ FIGURES = {
     "gate": FigureType("Weight of the audio per frame", gaid.measure_gate, gaid.draw_gate, gaid.applies),
     "merging": FigureType("Stages of patch merging", dpdv.measure_merging, dpdv.draw_merging, dpdv.merges),
     "unmatched": FigureType("Frames that match no word", dpdv.measure_unmatched, dpdv.draw_unmatched),
-    "answers": FigureType(
-        "Questions and answers", answer_examples.measure_answers, answer_examples.draw_answers, answer_examples.applies
-    ),
+    "answers": FigureType("Questions and answers", answers.measure_answers, answers.draw_answers, answers.applies),
     # Only the comparison of two runs shows failures.
     "failures": FigureType("Failures", retrieval_examples.measure_failures, lambda arrays: ()),
 }

@@ -47,11 +47,10 @@ def measure_gate(encoded: EncodedSplit) -> dict[str, Any]:
         clip = encoded.clip(video, frames=weights.shape[1])
         track = read_audio(record.path, span=record.span)
         columns = np.array_split(track.waveform, COLUMNS)
+        started = record.span[0] if record.span else 0.0
         examples.append({
-            "captions": encoded.caption(text),
-            "weights": weights[row].numpy(),
-            "times": clip.timestamps.numpy() - (record.span[0] if record.span else 0.0),
-            "durations": len(track.waveform) / track.rate,
+            "captions": encoded.caption(text), "weights": weights[row].numpy(),
+            "times": clip.timestamps.numpy() - started, "durations": len(track.waveform) / track.rate,
             "low": [column.min(initial=0.0) for column in columns],
             "high": [column.max(initial=0.0) for column in columns],
             "strips": clip.pixels.permute(0, 2, 3, 1).numpy(),

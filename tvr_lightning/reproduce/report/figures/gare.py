@@ -111,7 +111,7 @@ def measure_gradients(encoded: EncodedSplit) -> Arrays:
     their sum, and `total` that of t_i through psi too; `plain_*` are without increments. Each has `.mean` and
     `.deviation` (D,) over texts, and `.size`, the mean length.
     """
-    method, (text, video) = encoded.module, _batch(encoded)
+    method, (text, video) = encoded.module, encoded.paired(MOST_GRADIENTS)
     scale = method.temperature().detach()
     sentence = text.sentence.detach().clone().requires_grad_(True)
     text.sentence = sentence
@@ -131,11 +131,6 @@ def measure_gradients(encoded: EncodedSplit) -> Arrays:
             arrays[f"{start}{name}.deviation"] = array.std(0)
             arrays[f"{start}{name}.size"] = np.linalg.norm(array, axis=1).mean()
     return arrays
-
-
-def _batch(encoded: EncodedSplit) -> tuple[TextFeatures, VideoFeatures]:
-    text, video = encoded.paired()
-    return text[:MOST_GRADIENTS], video[:MOST_GRADIENTS]
 
 
 def _pairs(method: GARE, text: TextFeatures, video: VideoFeatures) -> tuple[DensePairVectors, DensePairVectors, Tensor]:
@@ -189,7 +184,7 @@ def measure_steps(encoded: EncodedSplit) -> Arrays:
     an increment's change in a step; alpha comes from Eq. 41 with the longest increment of the text as radius.
     `positive` and `negative` (STEPS,) are means over pairs whose gradient has not vanished in floating point.
     """
-    method, (text, video) = copy.copy(encoded.module), _batch(encoded)
+    method, (text, video) = copy.copy(encoded.module), encoded.paired(MOST_GRADIENTS)
     method._modules = {**method._modules, "head": copy.deepcopy(method.head)}  # that is trained
     pairs = PairedFeatures(text.detach(), video.detach(), rows := torch.arange(len(text), device=method.device), rows)
     optimizer = torch.optim.AdamW(method.head.parameters(), lr=method.optimizer_config.lr)

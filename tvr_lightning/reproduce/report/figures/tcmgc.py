@@ -123,12 +123,12 @@ def measure_map(encoded: EncodedSplit) -> Arrays:
     """Return maps `words` and `frames` (K, 2) of the tokens of up to 40 pairs, and the pair (K,) of each token."""
     from sklearn.manifold import TSNE  # takes a second, and only TC-MGC needs it
 
-    text, video = encoded.paired()
+    text, video = encoded.paired(MAPPED_PAIRS)
     arrays: Arrays = {}
     tokens = {"words": (text.words, text.word_mask), "frames": (video.frames, video.frame_mask)}
     for name, (vectors, mask) in tokens.items():
-        kept = mask[:MAPPED_PAIRS].bool()
-        shown = vectors[:MAPPED_PAIRS][kept].float().cpu().numpy()
+        kept = mask.bool()
+        shown = vectors[kept].float().cpu().numpy()
         perplexity = min(30.0, (len(shown) - 1) / 3)
         arrays[name] = TSNE(perplexity=perplexity, random_state=0).fit_transform(shown)
         arrays[f"{name}_pair"] = torch.nonzero(kept)[:, 0].cpu().numpy()
