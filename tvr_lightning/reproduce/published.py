@@ -21,7 +21,6 @@ from rich.table import Table
 
 from tvr_lightning.errors import UserError
 
-PaperName = Literal["gare", "tc-mgc", "ncl", "dpdv", "gaid", "zero-shot"]
 Printed = Literal["R@1", "R@5", "R@10", "R@50", "MdR", "MnR", "RSum", "SumR", "accuracy"]
 Entry = tuple[str | None, ...]
 PRINTED: tuple[Printed, ...] = ("R@1", "R@5", "R@10", "R@50", "MdR", "MnR", "RSum", "SumR", "accuracy")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from tvr_lightning.reproduce.published import PublishedRow, published_rows
+from tvr_lightning.reproduce.published import published_rows
 from tvr_lightning.reproduce.report.sources import ReportedRun
 
 TABLES = (
@@ -23,7 +23,11 @@ def efficiency_table(profiles: pd.DataFrame, runs: Sequence[ReportedRun]) -> pd.
     rows = []
     trained = [run for run in runs if run.finished and run.log is not None]
     for row in published_rows():
-        words = _printed(row)
+        extra = {name.replace("_", " "): value for name, value in row.extra.items() if name != "retrained_by_authors"}
+        extra |= {f"{row.speed_ms:g}": "ms"} if row.speed_ms is not None else {}
+        words = ", ".join(f"{name} {value}" for name, value in extra.items())
+        if row.paper == "GARE":  # the variant has the name of the metric and its values
+            words = row.variant or ""
         if (row.paper, row.table) not in TABLES or not words:
             continue
         method = re.sub(r" \(.*\)|.* vs |-", "", row.method).lower()  # "TC-MGC (ours)" is the class TCMGC
@@ -36,12 +40,3 @@ def efficiency_table(profiles: pd.DataFrame, runs: Sequence[ReportedRun]) -> pd.
             found |= {column: " / ".join(own[column]) or "-" for column in COMPARED}
             rows.append({**found, "training, s": " / ".join(seconds) or "-"})
     return pd.DataFrame(rows)
-
-
-def _printed(row: PublishedRow) -> str:
-    parts = [f"{name.replace('_', ' ')} {value}" for name, value in row.extra.items() if name != "retrained_by_authors"]
-    if row.speed_ms is not None:
-        parts.append(f"{row.speed_ms:g} ms")
-    if row.paper == "GARE" and row.variant:  # name of the metric and its values
-        parts.append(row.variant)
-    return ", ".join(parts)

@@ -6,10 +6,11 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
+from tvr_lightning.config import recipe_files
 from tvr_lightning.config.recipe_files import read_recipe
 
 LOCAL_DIR = "local-dir:"  # open_clip's prefix for a folder with a whole model
@@ -23,10 +24,7 @@ def digest(*parts: Any) -> str:
 
 def resolve(recipes: Sequence[Path], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of recipes, later ones over earlier ones, with nested settings over all of them."""
-    found: dict[str, Any] = {}
-    for path in recipes:
-        found = _merge(found, _read(path, path.stat().st_mtime_ns))
-    return _merge(found, settings)
+    return reduce(_merge, [*(_read(path, path.stat().st_mtime_ns) for path in recipes), settings], {})
 
 
 @cache
@@ -42,12 +40,7 @@ def _merge(under: Any, over: Any) -> Any:
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return dotted options, such as `{"data.init_args.split": "7k"}`, as nested mappings, as in a recipe."""
-    found: dict[str, Any] = {}
-    for option, value in settings.items():
-        for name in reversed(option.split(".")):
-            value = {name: value}
-        found = _merge(found, value)
-    return found
+    return reduce(_merge, (recipe_files.nested(option, value) for option, value in settings.items()), {})
 
 
 def lookup(recipe: Any, option: str) -> Any:
