@@ -36,25 +36,8 @@ examples:
 """
 
 
-def fit(
-    config: Config = [],
-    ckpt_path: Annotated[str | None, "checkpoint of an interrupted run to resume"] = None,
-    estimate: Annotated[bool, "print the memory, disk space, and time of the run, without training"] = False,
-    overrides: Sequence[str] = (),
-) -> None:
-    """Train a method, test it, and print and save the results."""
-    if estimate:
-        refuse_options({"ckpt_path": ckpt_path}, "cannot be used with --estimate, which estimates a whole run.")
-        with loading("fit"):
-            from tvr_lightning.config.recipe import Recipe
-            from tvr_lightning.reproduce.profile.estimate import estimate as measure
-        print(measure(Recipe.parse(config, overrides)).text)
-    else:
-        _run("fit", config, overrides, ckpt_path)
-
-
-def _evaluating(command: str, summary: str) -> Callable[..., None]:
-    """Return the function of a command that evaluates a checkpoint or a recipe."""
+def _run_of(command: str, summary: str) -> Callable[..., None]:
+    """Return the function of a command that runs a recipe or evaluates a checkpoint."""
 
     def run(
         config: Config = [],
@@ -63,36 +46,42 @@ def _evaluating(command: str, summary: str) -> Callable[..., None]:
         trust: Trust = [],
         overrides: Sequence[str] = (),
     ) -> None:
-        _run(command, config, overrides, ckpt_path, override, trust)
+        elsewhere = ckpt_path is None or ckpt_path in FOUND_BY_LIGHTNING or "://" in ckpt_path
+        file = None if elsewhere else Path(str(ckpt_path))
+        if file is not None and not file.exists():
+            raise OptionError(f"{ckpt_path}: no such checkpoint; looked for it at {file.absolute()}")
+        with loading(command):
+            from tvr_lightning.config.recipe import Recipe
+            from tvr_lightning.runs.run import Run
+        recipe = Recipe.parse(config, overrides, None if command == "fit" else file, trust, override)
+        words = [command, *(f"--config={name}" for name in config), *overrides]
+        words += [f"--ckpt_path={ckpt_path}"] if ckpt_path else []
+        Run(command, recipe, ckpt_path, words).start()  # type: ignore[arg-type]
 
     run.__doc__ = summary
     return run
 
 
-validate = _evaluating("validate", "Evaluate a checkpoint on the validation split.")
-run_test = _evaluating("test", "Evaluate a checkpoint on the test split, and print and save the results.")
-predict = _evaluating("predict", "Write the top-ranked videos of every test text to a parquet file.")
+validate = _run_of("validate", "Evaluate a checkpoint on the validation split.")
+run_test = _run_of("test", "Evaluate a checkpoint on the test split, and print and save the results.")
+predict = _run_of("predict", "Write the top-ranked videos of every test text to a parquet file.")
 
 
-def _run(
-    command: str,
-    config: list[str],
-    overrides: Sequence[str],
-    ckpt_path: str | None,
-    override: bool = False,
-    trust: Sequence[str] = (),
+def fit(
+    config: Config = [],
+    ckpt_path: Annotated[str | None, "checkpoint of an interrupted run to resume"] = None,
+    estimate: Annotated[bool, "print the memory, disk space, and time of the run, without training"] = False,
+    overrides: Sequence[str] = (),
 ) -> None:
-    """Check what needs no torch, build the run, and start it."""
-    file = None if ckpt_path is None or ckpt_path in FOUND_BY_LIGHTNING or "://" in ckpt_path else Path(ckpt_path)
-    if file is not None and not file.exists():
-        raise OptionError(f"{ckpt_path}: no such checkpoint; looked for it at {file.absolute()}")
-    with loading(command):
+    """Train a method, test it, and print and save the results."""
+    if not estimate:
+        _run_of("fit", "")(config, ckpt_path, overrides=overrides)
+        return
+    refuse_options({"ckpt_path": ckpt_path}, "cannot be used with --estimate, which estimates a whole run.")
+    with loading("fit"):
         from tvr_lightning.config.recipe import Recipe
-        from tvr_lightning.runs.run import Run
-    recipe = Recipe.parse(config, overrides, None if command == "fit" else file, trust, override)
-    words = [command, *(f"--config={name}" for name in config), *overrides]
-    words += [f"--ckpt_path={ckpt_path}"] if ckpt_path else []
-    Run(command, recipe, ckpt_path, words).start()  # type: ignore[arg-type]
+        from tvr_lightning.reproduce.profile.estimate import estimate as measure
+    print(measure(Recipe.parse(config, overrides)).text)
 
 
 def recipes_and_examples() -> str:

@@ -57,12 +57,7 @@ def check_before_parsing(recipes: Sequence[str], overrides: Sequence[str], neede
 
 
 def sources_of(recipes: Iterable[str | Path], arguments: Sequence[str]) -> Iterator[Source]:
-    """Yield the recipes, then the options of a command line.
-
-    Args:
-        recipes: Names, paths, or inline YAML.
-        arguments: Options of recipes as on the command line, which may contain more recipes.
-    """
+    """Yield recipes (names, paths, or inline YAML), then options of a command line, which may name more recipes."""
     options = split_options(arguments)
     for recipe in [*recipes, *(value for option, value in options if option == "config")]:
         written_out = is_written_out(recipe)
@@ -90,14 +85,9 @@ def check_classes_given(sources: Iterable[Source], sections: Iterable[str]) -> N
 
 
 def check_options(sources: Iterable[Source], schema: dict[str, Any]) -> None:
-    """Refuse the first class, option or value that the schema does not know.
+    """Refuse the first class, option or value that the schema does not know, and name what is available.
 
-    Args:
-        sources: Options in the order in which they overlay each other.
-        schema: Schema of `config/schema.py`.
-
-    Raises:
-        OptionError: States where it is, and what is available, nearest first.
+    Later sources overlay earlier ones.
     """
     walk = _Walk(schema)
     for source in sources:

@@ -17,7 +17,6 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from jsonargparse._util import import_object
 
 from tvr_lightning.config.schema import hints_of
-from tvr_lightning.evaluation.weights import Weights, weights_of
 from tvr_lightning.media.preparation import PREPARATION
 from tvr_lightning.training.checkpoints import RECORD, CheckpointError, check_classes, named_classes, read_checkpoint
 from tvr_lightning.training.options import changed_options, plain_options, value_text
@@ -43,14 +42,7 @@ LINKED = {"words", "frames"}
 
 @dataclass(frozen=True)
 class Difference:
-    """Option that a command sets to another value than the checkpoint.
-
-    Attributes:
-        option: Dotted name.
-        value: Value of the command.
-        trained: Value of the checkpoint.
-        scored: Whether scores of the same videos depend on the option.
-    """
+    """Option of a command with another `value` than in training; `scored` if scores of the same videos depend on it."""
 
     option: str
     value: Any
@@ -58,7 +50,6 @@ class Difference:
     scored: bool
 
     def __str__(self) -> str:
-        """Return `option value (the checkpoint: value)`."""
         return f"{self.option} {value_text(self.value)} (the checkpoint: {value_text(self.trained)})"
 
 
@@ -85,17 +76,10 @@ class TrainedOptions:
         self._asked_data = _last_class(contents, "data")
         self._record = self.saved.get(RECORD) or {}
 
-    @property
-    def weights(self) -> Weights:
-        """Record of the weights in the checkpoint."""
-        return weights_of(self.saved)
-
     def recipe(self) -> dict[str, Any]:
         """Return the recipe of the checkpoint's training, which the command's recipes override.
 
-        Raises:
-            CheckpointError: Neither the checkpoint nor the command names the method, encoder or data, or the command
-                names another method.
+        Refuse another method of the command, and a method, an encoder, or data that nothing names.
         """
         if self._asked_model is not None and self.method is not None and self._asked_model != self.method:
             raise CheckpointError(
@@ -127,14 +111,7 @@ class TrainedOptions:
     def differences(self, parser: ArgumentParser, options: Namespace, override: bool) -> list[Difference]:
         """Return the options that differ between a command and the checkpoint, method first.
 
-        Args:
-            parser: Parser of recipes.
-            options: Parsed options of the command.
-            override: Allow options that change the scores.
-
-        Raises:
-            CheckpointError: The options change the scores, or the checkpoint has options that do not exist in this
-                version.
+        Refuse options that change the scores unless `override`, and a checkpoint whose options no longer exist.
         """
         found = []
         known = self._sections()
@@ -147,8 +124,8 @@ class TrainedOptions:
         for section in known:
             then, now = (_written_out(each[section]) for each in (parsed, options))
             for option, trained, value in changed_options(section, then, now):
-                linked = section == "model" and "data" in known and option.rpartition(".")[2] in LINKED
-                if not linked:
+                follows_data = section == "model" and "data" in known and option.rpartition(".")[2] in LINKED
+                if not follows_data:
                     scored = self._scored(option, value, trained, options.data.class_path)
                     found.append(Difference(option, value, trained, scored))
         precision, trained_in = options.get("trainer.precision"), self._record.get("precision")

@@ -171,11 +171,7 @@ class Recipe:
         return yaml.safe_load(recipe_parser().dump(self.config, skip_validation=True, skip_unset=False))
 
     def check(self, stage: str | None = None) -> None:
-        """Check the precision, then the data and weights that a stage (None: all) needs, before anything is loaded.
-
-        Raises:
-            MissingAssetError: Files are missing; the message lists all of them.
-        """
+        """Check the precision, then the data and weights that a stage (None: all) needs, before anything is loaded."""
         self.check_trainer()
         data = self.build_data()
         model = self.config.model
@@ -242,15 +238,15 @@ class Recipe:
 
     def _check_linked(self, contents: Sequence[dict[str, Any]]) -> None:
         """Refuse values of the method that those of the data would replace."""
-        for content in contents:
+        data = self.config.data
+        for content in contents if data is not None else ():
             model = content.get("model")
             given = (model.get("init_args") or {}) if isinstance(model, dict) else {}
             for name in LINKED & {*given}:
-                value = self.config.data.init_args[name] if self.config.data is not None else given[name]
-                if given[name] != value:
+                if given[name] != data.init_args[name]:
                     raise OptionError(
                         f"model.init_args.{name} is {given[name]}, but it follows data.init_args.{name}, which is "
-                        f"{value}. Set that option instead."
+                        f"{data.init_args[name]}. Set that option instead."
                     )
 
     def _set_memory(self) -> None:
