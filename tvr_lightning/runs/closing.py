@@ -179,8 +179,8 @@ def close(run: Run, checkpoint: str | None, saved: dict[str, Any] | None) -> Non
         tokenizer = getattr(model.encoder, "tokenizer", None)
         cut = 0 if tokenizer is None else sum(tokenizer.needed(text.text) > words for text in split.texts)
         if cut:
-            warning = f"{cut} of {len(split.texts)} texts have more than {words} tokens and were truncated"
-            evaluation.warnings.append(warning)
+            counted = f"{cut} of {len(split.texts)} texts"
+            evaluation.warnings.append(f"{counted} have more than {words} tokens and were truncated")
         results = results_of(evaluation, method=model.title, **details)
     print_results(results)
     if run.folder is None:
@@ -193,11 +193,10 @@ def close(run: Run, checkpoint: str | None, saved: dict[str, Any] | None) -> Non
     Console().print(f"Wrote {paths[0]} and {paths[1].name}", highlight=False, soft_wrap=True)
 
 
-def write_run_page(folder: Path, results: Results, command: str, module: str = PACKAGE) -> Path:
+def write_run_page(folder: Path, results: Results, command: str, module: str) -> Path:
     """Write a page about a run and return its path; its commands trust the `module` of a method from elsewhere."""
-    names = list(results.text_to_video)
-    rows = [" | ".join([row["direction"], *(f"{row[name]:.1f}" for name in names)]) for row in results.rows()]
-    table = [" | ".join(["direction", *names]), "|".join(["---"] * (len(names) + 1)), *rows]
+    columns = results.table()
+    table = [list(columns), ["---"] * len(columns), *zip(*columns.values(), strict=True)]
     page = f"""# {results.method} on {results.dataset}
 
 {results.protocol}. Created on {datetime.date.today().isoformat()} with this command:
@@ -206,7 +205,7 @@ def write_run_page(folder: Path, results: Results, command: str, module: str = P
 {command}
 ```
 
-{_lines("| {} |", table)}
+{_lines("| {} |", map(" | ".join, table))}
 
 {_lines("- {}", captions(results))}
 

@@ -28,7 +28,6 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.files import write_whole
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
-from tvr_lightning.progress import SECONDS
 from tvr_lightning.runs.closing import (
     check_selection,
     close,
@@ -39,7 +38,7 @@ from tvr_lightning.runs.closing import (
 )
 from tvr_lightning.runs.folder import CONFIG, RunTrainer, locked_run, metrics_logger, new_run, run_of
 from tvr_lightning.runs.log import is_verbose, tee_log
-from tvr_lightning.runs.progress_report import DataloaderMonitor, ProgressReport, RunProgressBar, print_progress
+from tvr_lightning.runs.progress_report import DataloaderMonitor, ProgressReport, RunProgressBar
 from tvr_lightning.runs.resume import (
     AtomicCheckpointIO,
     RandomState,
@@ -115,7 +114,7 @@ class Run:
         terminal = get_console().is_terminal
         if options["enable_progress_bar"] is not False:
             options["enable_progress_bar"] = terminal
-            callbacks.append(RunProgressBar() if terminal else ProgressReport(print_progress, SECONDS))
+            callbacks.append(RunProgressBar() if terminal else ProgressReport())
         options["enable_model_summary"] = options["enable_model_summary"] is not False and is_verbose()
         if self.command == "fit" and not options["fast_dev_run"]:
             callbacks.append(DataloaderMonitor())
