@@ -16,7 +16,7 @@ from tvr_lightning.layers.aggregation import (
     weighted_sum,
 )
 from tvr_lightning.methods.tcmgc.model import LinearSoftmaxAggregation
-from tvr_lightning.methods.tcmgc.reorganization import kept_slots, largest, parted, reorganize
+from tvr_lightning.methods.tcmgc.reorganization import kept_slots, parted, reorganize
 from tvr_lightning.methods.xclip import AOSM
 
 SWITCHES = ["tcmgc_switches", "tcmgc_switches_lambda_10"]
@@ -104,8 +104,8 @@ def test_largest_is_the_same_with_and_without_gradients(dim, kept):
     torch.manual_seed(0)
     slots = torch.randint(0, 9, (13, 12, 14, 15)).float().movedim(dim, 0)  # many ties
     with torch.no_grad():
-        fast = largest(slots, kept)
-    assert torch.equal(fast, largest(slots.clone().requires_grad_(), kept))
+        fast, _ = parted(slots, kept, rest=False)
+    assert torch.equal(fast, parted(slots.clone().requires_grad_(), kept, rest=False)[0])
     assert torch.equal(fast, slots.sort(0, descending=True).values[:kept])
 
 
@@ -114,7 +114,7 @@ def test_what_is_not_kept_is_all_the_rest(kept):
     torch.manual_seed(0)
     slots = torch.randint(0, 9, (13, 12, 14)).float()
     with torch.no_grad():
-        top, rest = parted(slots, kept)
+        top, rest = parted(slots, kept, rest=True)
     expected = slots.sort(0, descending=True).values
     assert torch.equal(top, expected[:kept])
     assert torch.equal(rest.sort(0, descending=True).values, expected[kept:])

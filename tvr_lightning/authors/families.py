@@ -70,11 +70,7 @@ def gaid_options() -> GAIDOptions:
 
 
 def fitting_keep_rate(kept: int, words: int) -> float:
-    """Return a keep rate r with int(words r) = kept: the released 0.1 if it fits, or else the roundest one.
-
-    Raises:
-        UserError: `kept` exceeds the number of words.
-    """
+    """Return a keep rate r with int(words r) = kept: the released 0.1 if it fits, or else the roundest one."""
     if not 1 <= kept <= words:
         raise UserError(f"its matrices keep {kept} words, so they do not fit {words} words; {kept} or more words fit")
     candidates = [0.1, *(step / 10 for step in range(1, 11)), *(step / 100 for step in range(1, 101))]

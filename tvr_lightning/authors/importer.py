@@ -81,11 +81,7 @@ def fixed_sizes(checkpoint: Mapping[str, Tensor]) -> dict[str, int]:
 def check_sizes(
     checkpoint: Mapping[str, Tensor], source: str, words: int, frames: int, header: SimilarityHeader
 ) -> None:
-    """Refuse numbers of words and frames that do not fit the matrices or exceed the positions of a checkpoint.
-
-    Raises:
-        UserError: They do not fit; the message contains the ones that do.
-    """
+    """Refuse numbers of words and frames that do not fit the matrices or exceed the positions of a checkpoint."""
     fixed, wanted = fixed_sizes(checkpoint), {"words": words, "frames": frames}
     if any(wanted[name] != size for name, size in fixed.items()):
         expected, given = (" and ".join(f"{sizes[name]} {name}" for name in fixed) for sizes in (fixed, wanted))
@@ -102,11 +98,7 @@ def check_sizes(
 
 
 def without_agent(checkpoint: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Return a checkpoint of GARE without psi's second names `agent.psi.*`.
-
-    Raises:
-        UserError: A tensor differs from the one with the first name, or there is none.
-    """
+    """Return a checkpoint of GARE without psi's second names `agent.psi.*`, which must have the same tensors."""
     twins = {name: checkpoint.get(name.removeprefix("agent.")) for name in checkpoint if name.startswith("agent.psi.")}
     other = [name for name, twin in twins.items() if twin is None or not torch.equal(twin, checkpoint[name])]
     if other:
@@ -118,11 +110,7 @@ def without_agent(checkpoint: Mapping[str, Tensor], source: str) -> dict[str, Te
 
 
 def without_net(checkpoint: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Return a checkpoint with CLIP's names for the attentions of UCoFiA's patch shift.
-
-    Raises:
-        UserError: A tensor has both names.
-    """
+    """Return a checkpoint with CLIP's names for the attentions of UCoFiA's patch shift."""
     renamed = {str(replace_prefix(name, SHIFTED)): tensor for name, tensor in checkpoint.items()}
     if len(renamed) < len(checkpoint):
         plain = [name for name in checkpoint if name.startswith(tuple(SHIFTED.values())) and ".net." not in name]
@@ -139,14 +127,6 @@ def with_openai_attention(
     if missing:
         raise UserError(f"{source}: OpenAI's CLIP has no {listed(missing)}. Name the file of OpenAI's weights.")
     return {**checkpoint, **{name: openai[name.removeprefix("clip.")] for name in attention}}
-
-
-def audio_placeholder(checkpoint: Mapping[str, Tensor], dimension: int) -> TinyWhisperEncoder:
-    """Return a random encoder of the width of GAID's audio encoder, which authors' checkpoints do not contain."""
-    width = checkpoint["linear.weight"].shape[1] if "linear.weight" in checkpoint else dimension
-    if width % 4:
-        raise UserError(f"no audio encoder has {width}-dimensional features")
-    return TinyWhisperEncoder(width)
 
 
 def import_checkpoint(
@@ -191,8 +171,9 @@ def import_checkpoint(
             selection = dataclasses.replace(options.patch_selection, noise_eval=True)
             options = dataclasses.replace(options, patch_selection=selection, patch_matrix=False)
         arguments = {family.name: options}
-        if family.method is GAID:
-            arguments["audio_encoder"] = audio_encoder or audio_placeholder(tensors, encoder.dimension)
+        if family.method is GAID:  # authors' checkpoints do not contain the audio encoder
+            width = tensors["linear.weight"].shape[1] if "linear.weight" in tensors else encoder.dimension
+            arguments["audio_encoder"] = audio_encoder or TinyWhisperEncoder(width)
         module = family.method(encoder, words=words, frames=frames, **arguments)
     except UserError as error:
         raise UserError(f"{source}: {error}") from error

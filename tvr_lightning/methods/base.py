@@ -127,25 +127,16 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
         """
 
     def score_as_released(self, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures) -> Scores:
-        """Score N texts against M videos conditioned on their own captions (M), as two released evaluations do.
-
-        Ground truth leaks: only `protocol: as-released` calls this, and marks every result with "leaks ground truth".
-        """
+        """Score N texts against M videos conditioned on their own captions (`protocol: as-released`, which leaks)."""
         raise UserError(f"{type(self).__name__} has no released protocol. Use protocol: query")
 
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return the weighted loss terms of B matching pairs, scalars by name, without side effects.
-
-        The default is InfoNCE over rows and columns of the scaled scores (CLIP4Clip, `CrossEn` in both directions).
-        """
+        """Return the weighted loss terms of B matching pairs by name, without side effects. By default, InfoNCE."""
         logits = self.logits(self.score(pairs.text, pairs.video).similarity)
         return {"info_nce": info_nce(self.contrastive_logits(logits))}
 
     def local_losses(self, own: PairedFeatures, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return this device's share of `losses` from its own B pairs and the pairs of all devices (`gather: local`).
-
-        The mean over devices of the sum of these scalars equals the sum of `losses`.
-        """
+        """Return this device's share of `losses`, which is their mean, from its own and all pairs (`gather: local`)."""
         rows = self.logits(self.score(own.text, pairs.video).similarity)
         columns = self.logits(self.score(pairs.text, own.video).similarity)
         return {"info_nce": local_info_nce(rows, columns, rank() * len(own.text))}

@@ -183,7 +183,6 @@ class CLIP4Clip(RetrievalModule):
     Args:
         encoder: encoder of texts and videos.
         clip4clip: options of CLIP4Clip.
-        shared: arguments of `RetrievalModule`.
     """
 
     def __init__(self, encoder: Encoder, *, clip4clip: CLIP4ClipOptions | None = None, **shared: Any) -> None:

@@ -262,7 +262,6 @@ class DRL(RetrievalModule):
     Args:
         encoder: encoder of texts and videos.
         drl: options of DRL.
-        shared: arguments of `RetrievalModule`.
     """
 
     def __init__(self, encoder: Encoder, *, drl: DRLOptions | None = None, **shared: Any) -> None:

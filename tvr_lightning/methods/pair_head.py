@@ -26,7 +26,7 @@ class PairHead(nn.Module, ABC):
     """Head that scores N texts against M videos block by block.
 
     `prepare` computes features of single texts and videos once, and `score` scores any texts against any videos. Pair
-    vectors are stored in the cheaper `form` that training allows.
+    vectors are stored in the cheaper `form` that training allows. `required_form` overrides it, to compare both.
 
     Args:
         dimension: Dimension D of the vectors.
@@ -39,10 +39,6 @@ class PairHead(nn.Module, ABC):
         extra: Additional memory per pair during scoring, in elements.
         side: Side of the basis vectors, of which a few items at a time are scored against all of the other side;
             `both` without a basis.
-
-    Attributes:
-        memory_gib: Memory budget for scoring, in GiB; see `within`.
-        required_form: Form to use instead of the cheaper one, to compare both.
     """
 
     def __init__(

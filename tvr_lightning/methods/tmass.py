@@ -141,7 +141,6 @@ class TMASS(RetrievalModule):
         tmass: options of T-MASS.
         protocol: evaluation protocol: `query` pools every video for the query; `as-released` pools it for its own
             caption, which leaks ground truth.
-        shared: arguments of `RetrievalModule`.
     """
 
     def __init__(

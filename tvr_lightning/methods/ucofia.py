@@ -168,7 +168,6 @@ class UCoFiA(RetrievalModule):
     Args:
         encoder: encoder of texts and videos.
         ucofia: options of UCoFiA.
-        shared: arguments of `RetrievalModule`.
     """
 
     def __init__(self, encoder: Encoder, *, ucofia: UCoFiAOptions | None = None, **shared: Any) -> None:

@@ -196,10 +196,7 @@ class VideoQuestionAnswering(RecipeModule):
         super().on_load_checkpoint(checkpoint)
 
     def logits(self, text: TextFeatures, video: VideoFeatures) -> Tensor:
-        """Return the logits (B, K) of the K learned answers to B questions about B videos, in float32.
-
-        Row i of `text` is the question about video i.
-        """
+        """Return the logits (B, K) of the K learned answers to B questions, each about its video, in float32."""
         with torch.autocast(self.device.type, enabled=False):
             return self.head(text.float(), video.float())[:, : len(self.vocabulary)]
 

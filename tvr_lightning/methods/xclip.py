@@ -209,7 +209,6 @@ class XCLIP(RetrievalModule):
     Args:
         encoder: encoder of texts and videos.
         xclip: options of X-CLIP.
-        shared: arguments of `RetrievalModule`.
     """
 
     def __init__(self, encoder: Encoder, *, xclip: XCLIPOptions | None = None, **shared: Any) -> None:

@@ -102,7 +102,6 @@ class XPool(RetrievalModule):
     Args:
         encoder: encoder of texts and videos.
         xpool: options of X-Pool.
-        shared: arguments of `RetrievalModule`.
     """
 
     def __init__(self, encoder: Encoder, *, xpool: XPoolOptions | None = None, **shared: Any) -> None:

@@ -57,7 +57,6 @@ class DPDV(RetrievalModule):
     Args:
         encoder: encoder of texts and videos.
         dpdv: options of DPDV.
-        shared: arguments of `RetrievalModule`.
     """
 
     def __init__(self, encoder: Encoder, *, dpdv: DPDVOptions | None = None, **shared: Any) -> None:

@@ -98,7 +98,6 @@ class GAID(RetrievalModule):
             the encoder: a TinyWhisperEncoder for a TinyClipEncoder, otherwise Whisper base with OpenAI's weights.
         protocol: evaluation protocol: `query` fuses and pools every video for the query; `as-released` for its own
             caption, which leaks ground truth.
-        shared: arguments of `RetrievalModule`.
     """
 
     def __init__(

@@ -143,10 +143,8 @@ class Gate(nn.Module):
 def branch_losses(
     cosines: Tensor, scale: Tensor, weighting: LossWeighting, contrast: LogitMap | None = None
 ) -> list[Tensor]:
-    """Return L_pert and, with support texts, L_sup, from cosines (1 or 2, B, B), without lambda (Eqs. 8-9).
-
-    https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/trainer/trainer_stochastic.py#L62-L78
-    """
+    """Return L_pert and, with support texts, L_sup, from cosines (1 or 2, B, B), without lambda (Eqs. 8-9)."""
+    # https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/trainer/trainer_stochastic.py#L62-L78
     weight, logits = pair_weights(cosines[0], weighting), scale * cosines
     return [info_nce(contrast(matrix) if contrast else matrix, weight=weight) for matrix in logits]
 

@@ -56,7 +56,6 @@ class GARE(RetrievalModule):
     Args:
         encoder: encoder of texts and videos.
         gare: options of GARE.
-        shared: arguments of `RetrievalModule`.
     """
 
     def __init__(self, encoder: Encoder, *, gare: GAREOptions | None = None, **shared: Any) -> None:
@@ -92,12 +91,11 @@ class GARE(RetrievalModule):
         terms = {"info_nce": info_nce(self.contrastive_logits(self.temperature() * scores.similarity))}  # Eq. 9
         if not shaped:
             return terms
-        # The regularization of Eq. 28, from statistics that are computed together if possible.
-        increment = scores.parts["increment"]
-        plain = bool(bottleneck.weight) and not bottleneck.normalize
-        found = Increments(increment, bottleneck.axis if plain else None, bool(lengths.weight or direction.weight))
+        # The regularization of Eq. 28
+        found = Increments(scores.parts["increment"], bottleneck.axis)
         if bottleneck.weight:
-            terms["bottleneck"] = bottleneck.weight * relaxed_bottleneck(found if plain else increment, bottleneck)
+            increment = scores.parts["increment"] if bottleneck.normalize else found
+            terms["bottleneck"] = bottleneck.weight * relaxed_bottleneck(increment, bottleneck)
         if lengths.weight:
             terms["norm_variance"] = lengths.weight * norm_variance(found, lengths)
         if direction.weight:

@@ -224,7 +224,7 @@ def relaxed_bottleneck(increment: Tensor | Increments, options: Bottleneck) -> T
     """
     if options.normalize and isinstance(increment, Tensor):
         increment = unit(increment)
-    found = Increments.of(increment, options.axis, products=False)
+    found = Increments.of(increment, options.axis)
     ratio = (found.deviation + 1e-6) / options.prior
     divergence = 0.5 * (ratio.square() + (found.mean / options.prior).square() - 1) - ratio.log()
     return (divergence.sum(-1) if options.reduction == "sum" else divergence.mean(-1)).mean()

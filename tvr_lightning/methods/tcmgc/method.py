@@ -50,7 +50,6 @@ class TCMGC(RetrievalModule):
     Args:
         encoder: encoder of texts and videos.
         tcmgc: options of TC-MGC.
-        shared: arguments of `RetrievalModule`.
     """
 
     def __init__(self, encoder: Encoder, *, tcmgc: TCMGCOptions | None = None, **shared: Any) -> None:

@@ -21,16 +21,10 @@ INSERTION_LIMIT = 8
 
 
 def kept_slots(slots: int, keep_rate: float, mode: Reorganization, name: str) -> int:
-    """Return k = int(slots r), the number of slots that reorganization keeps (TC-MGC, section 3.4).
-
-    Args:
-        slots: Number of similarities.
-        keep_rate: Keep rate r.
-        mode: Mode of reorganization. `off` ignores the rate and keeps all.
-        name: Name of the option, for the error.
+    """Return k = int(slots r), the number of slots that reorganization keeps (TC-MGC, section 3.4), or all for `off`.
 
     Raises:
-        UserError: No slot would be kept, or none would be left to fuse.
+        UserError: No slot would be kept, or none would be left to fuse; the message contains the option's name.
     """
     if mode == "off":
         return slots
@@ -57,45 +51,25 @@ def reorganize(similarities: Tensor, kept: int, mode: Reorganization, dim: int =
     slots = similarities.movedim(dim, 0)
     if mode == "off":
         return slots
-    if mode == "removal":
-        return largest(slots, kept)
-    top, rest = parted(slots, kept)
-    return torch.cat([top, weighted_sum(rest, rest, whole=whole).unsqueeze(0)])
+    top, others = parted(slots, kept, rest=mode == "fusion")
+    return top if mode == "removal" else torch.cat([top, weighted_sum(others, others, whole=whole).unsqueeze(0)])
 
 
-def largest(slots: Tensor, kept: int) -> Tensor:
-    """Return the `kept` largest of (S, ...) in decreasing order, (kept, ...)."""
-    if _inserts(slots, kept):
-        return _inserted(slots, kept, slots.new_empty(0))
-    return slots.topk(kept, dim=0).values
-
-
-def parted(slots: Tensor, kept: int) -> tuple[Tensor, Tensor]:
-    """Return the `kept` largest of (S, ...) in decreasing order, (kept, ...), and the others, (S - kept, ...)."""
-    if _inserts(slots, kept):
-        others = slots.new_empty(len(slots) - kept, *slots.shape[1:])
-        return _inserted(slots, kept, others), others
-    ordered = slots.sort(0, descending=True).values
-    return ordered[:kept], ordered[kept:]
-
-
-def _inserts(slots: Tensor, kept: int) -> bool:
-    return not torch.is_grad_enabled() and slots.device.type == "cpu" and kept <= INSERTION_LIMIT
-
-
-def _inserted(slots: Tensor, kept: int, others: Tensor) -> Tensor:
-    """Return the `kept` largest of (S, ...) in decreasing order. The rest is written to `others` if not empty."""
+def parted(slots: Tensor, kept: int, rest: bool) -> tuple[Tensor, Tensor]:
+    """Return the `kept` largest of (S, ...) in decreasing order, (kept, ...), and with `rest` the others."""
+    if torch.is_grad_enabled() or slots.device.type != "cpu" or kept > INSERTION_LIMIT:
+        ordered = slots.sort(0, descending=True).values if rest else slots.topk(kept, dim=0).values
+        return ordered[:kept], ordered[kept:]
     if slots.stride(-1) != 1:
         slots = slots.contiguous()
     top = slots.new_empty(kept, *slots.shape[1:])
+    others = slots.new_empty(len(slots) - kept if rest else 0, *slots.shape[1:])
     spare = slots.new_empty(2, *slots.shape[1:])  # reused, so that it stays in the caches
-    ranks, turns = list(top), list(spare)
-    for place, plane in enumerate(slots):
-        new = plane
-        for rank, larger in enumerate(ranks[:place]):
+    for place, new in enumerate(slots):
+        for rank, larger in enumerate(top[:place]):
             if rank < kept - 1:
-                smaller = turns[rank % 2]
-            elif len(others):
+                smaller = spare[rank % 2]
+            elif rest:
                 smaller = others[place - kept]
             else:  # values below the last rank are not needed
                 torch.maximum(larger, new, out=larger)
@@ -105,4 +79,4 @@ def _inserted(slots: Tensor, kept: int, others: Tensor) -> Tensor:
             new = smaller
         if place < kept:
             top[place] = new
-    return top
+    return top, others
