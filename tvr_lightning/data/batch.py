@@ -64,8 +64,7 @@ class Tokens(FeatureBatch):
         captions: N strings.
         ids: (N, W) int64, padded like the output of the encoder's tokenizer.
         mask: (N, W) bool, True for tokens that are not padding.
-        needed: Number of positions that each caption needs without truncation; a list, so that reading it does not
-            synchronize with a device.
+        needed: Number of positions that each caption needs; a list, so that reading it does not wait for a device.
     """
 
     captions: list[str]

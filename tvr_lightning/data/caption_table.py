@@ -22,11 +22,8 @@ SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
 class CaptionRow:
     """Captions of a video in one row of a table.
 
-    Attributes:
-        entry: Position in the file, for messages.
-        video: Name of the file, without `./` and `..` inside it.
-        captions: Captions of the video.
-        split: Split of the video: train, val or test; None if the table has no such column.
+    `entry` is the position of the row in the file, for messages, and `video` the name of the file, without `./` and
+    `..` inside it. `split` is None if the table has no such column.
     """
 
     entry: str

@@ -28,14 +28,10 @@ DECODED_SIZE = 32  # pixels; whether a frame can be decoded does not depend on t
 
 @dataclass
 class Report:
-    """Result of a dataset check, with the numbers of videos and texts by split.
+    """Result of a dataset check, with the protocol of the test split and the numbers of videos and texts by split.
 
-    Attributes:
-        dataset: Title of the dataset.
-        protocol: Protocol of its test split.
-        problems: Errors that must be fixed.
-        warnings: Findings that may be intended, such as videos without audio.
-        notes: Known quirks of the released files and how they are read; no fix is needed.
+    `problems` must be fixed; `warnings` may be intended, such as videos without audio; `notes` are known quirks of the
+    released files and how they are read.
     """
 
     dataset: str

@@ -64,17 +64,12 @@ class RecoverCaptions:
     def require(self, video_ids: Sequence[str]) -> None:
         """Check that each of these videos has a description."""
         absent = [video_id for video_id in video_ids if not self.descriptions.get(video_id)]
-        if absent and len(absent) == len(video_ids):
-            raise UserError(
-                f"{self.path} describes none of the {len(video_ids)} training videos ({abbreviated(absent)}), but "
-                f"others, such as {next(iter(self.descriptions))}. Set data.init_args.extra_captions to the captions "
-                "of this dataset."
-            )
         if absent:
             raise UserError(
                 f"{self.path}: {len(absent)} of the {len(video_ids)} training videos have no description "
-                f"({self.empty} of its captions are empty): {abbreviated(absent)}. Describe them, too. "
-                f"({WITHOUT_MODEL})"
+                f"({self.empty} of its captions are empty): {abbreviated(absent)}. It describes "
+                f"{next(iter(self.descriptions))} and others. Describe all of them, or set "
+                f"data.init_args.extra_captions to the captions of this dataset. ({WITHOUT_MODEL})"
             )
 
 
