@@ -449,7 +449,7 @@ def test_what_a_normaliser_uses_is_measured(name, data, encoder):
 
 def test_a_normaliser_that_counts_the_captions_of_the_test_set_is_seen():
     normalizer, generator = SinkhornBias(0.1, marginals="count"), torch.Generator().manual_seed(0)
-    movement = normalizer_movement(normalizer, honest, *features(), VIDEO_OF_TEXT, None, 0.1, generator)
+    movement = normalizer_movement(normalizer, honest, features(), VIDEO_OF_TEXT, None, 0.1, generator)
     assert movement["text-to-video"] > 10 * MOVED
     assert movement["video-to-text"] < MOVED
 

@@ -8,10 +8,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from tvr_lightning.audit.experiments import Features
 from tvr_lightning.evaluation.normalization import Context, Direction, Normalizer
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.sources import AdjustedSource, ScoreSource, TransposedSource
-from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
+from tvr_lightning.features import Scores
 
 MOVED = 1e-3
 """Largest change of a normalized score that counts as noise, in median absolute deviations of all normalized scores."""
@@ -20,8 +21,7 @@ MOVED = 1e-3
 def normalizer_movement(
     normalizer: Normalizer,
     score: Callable[..., Scores],
-    texts: TextFeatures,
-    videos: VideoFeatures,
+    features: Features,
     video_of_text: Tensor,
     own_text: Tensor | None,
     temperature: float,
@@ -34,14 +34,13 @@ def normalizer_movement(
     Args:
         normalizer: Normalizer to test, copied for every fit.
         score: Scoring function of the method or of its released protocol.
-        texts: Features of N texts.
-        videos: Features of M videos.
+        features: Features of N texts and M videos.
         video_of_text: Index of the video that each text describes, (N,) int64.
         own_text: Index of the text that a released protocol gives each video, (M,) int64; None without such a protocol.
         temperature: Temperature gamma of the method.
         generator: Random generator for the choice of the queries.
     """
-    n, m = len(texts), len(videos)
+    (texts, videos), n, m = features, len(features[0]), len(features[1])
     captions = torch.bincount(video_of_text, minlength=m)
 
     def source(rows: Tensor, columns: Tensor) -> ScoreSource:

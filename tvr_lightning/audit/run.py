@@ -157,7 +157,7 @@ def _of_normalizer(subject: Subject, features: Features) -> tuple[list[Finding],
     own = subject.own_text if subject.released else None
     gamma, generator = method.score_temperature(), subject.generator
     with gathered(method, method.encoder):
-        movement = normalizer_movement(normalizer, score, *features, subject.video_of_text, own, gamma, generator)
+        movement = normalizer_movement(normalizer, score, features, subject.video_of_text, own, gamma, generator)
     moved = {str(direction): not change <= MOVED for direction, change in movement.items()}
     findings = [
         Finding(f"{QUERIES}, {name} with {normalizer.name}", change, moved[name] and not normalizer.transductive)
@@ -202,9 +202,8 @@ def _changed(state: State, doing: str) -> list[Finding]:
 def report_audit(method: RetrievalModule, audit: Audit) -> int:
     """Print the findings of an audit. Return 1 if anything leaks, 0 otherwise."""
     console = Console()
-    table = Table(title=f"{method.title}, protocol: {method.protocol}; {audit.texts} texts, {audit.videos} videos")
-    for heading in ("the same items again, with", "largest change (standard deviations)", ""):
-        table.add_column(heading)
+    title = f"{method.title}, protocol: {method.protocol}; {audit.texts} texts, {audit.videos} videos"
+    table = Table("the same items again, with", "largest change (standard deviations)", "", title=title)
     for finding in audit.findings:
         verdict = "[red]LEAKS[/red]" if finding.leaks else "same"
         if finding.experiment.startswith(QUERIES) and not finding.leaks and (finding.change or 0.0) > MOVED:
@@ -214,12 +213,12 @@ def report_audit(method: RetrievalModule, audit: Audit) -> int:
     effect = f"text-to-video R@1 {audit.recall_with_help:.1f} with help, {audit.recall_without_help:.1f} without"
     normalizer = method.evaluation_config.normalization
     if normalizer is not None:
-        seeing = [direction for direction, moved in audit.transductive.items() if moved]
-        uses = f"uses the whole set of test queries ({' and '.join(seeing)})" if seeing else "uses no other test query"
+        seeing = " and ".join(direction for direction, moved in audit.transductive.items() if moved)
+        uses = f"uses the whole set of test queries ({seeing})" if seeing else "uses no other test query"
         declared = "" if normalizer.transductive else "not "
         console.print(f"{normalizer.name} {uses}; it is {declared}declared to do so.", highlight=False)
+    verdict = "No leakage: scores depend only on the text and the video"
     if audit.leaks:
-        console.print(f"LEAKAGE: the score depends on more than the text and the video; {effect}.", highlight=False)
-        return 1
-    console.print(f"No leakage: scores depend only on the text and the video; {effect}.", highlight=False)
-    return 0
+        verdict = "LEAKAGE: the score depends on more than the text and the video"
+    console.print(f"{verdict}; {effect}.", highlight=False)
+    return int(audit.leaks)

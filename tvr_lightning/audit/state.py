@@ -75,10 +75,8 @@ class State:
     def restore(self) -> None:
         """Restore the changed values that could be copied."""
         changed = set(self.changes())
-        for name, owner, attribute, value in list(self._values()):
+        for name, owner, attribute, value in [found for found in self._values() if found[0] in changed]:
             kept = self._kept.get(name)
-            if name not in changed:
-                continue
             if name not in self._frozen:
                 delattr(owner, attribute)
             elif isinstance(value, Tensor) and isinstance(kept, Tensor):

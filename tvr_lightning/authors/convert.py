@@ -14,7 +14,6 @@ from tvr_lightning.authors.families import Family
 from tvr_lightning.authors.importer import clip_sizes, family_of, fixed_sizes, import_checkpoint
 from tvr_lightning.authors.names import with_openai_names
 from tvr_lightning.config.recipe_files import read_recipe
-from tvr_lightning.encoders.clip import openai_configuration
 from tvr_lightning.encoders.pretrained import model_configuration
 from tvr_lightning.encoders.weights import read_tensors
 from tvr_lightning.methods.base import RetrievalModule
@@ -63,11 +62,11 @@ def encoder_section(sizes: dict[str, int], switches: dict[str, bool]) -> dict[st
     OpenAI's architectures have the same name as in recipes, with the weights that the authors started from. Other
     sizes are written explicitly.
     """
-    found = openai_configuration(**sizes)
     for name in RECIPE_ARCHITECTURES:
         known = model_configuration(name)
-        towers = (known[tower].items() <= found[tower].items() for tower in ("vision_cfg", "text_cfg"))
-        if known["embed_dim"] == found["embed_dim"] and all(towers):
+        vision = [known["vision_cfg"][size] for size in ("width", "layers", "patch_size", "image_size")]
+        text = [known["text_cfg"][size] for size in ("width", "layers", "context_length", "vocab_size")]
+        if [known["embed_dim"], *vision, *text] == list(sizes.values()):
             return {"class_path": "ClipEncoder", "init_args": {"architecture": name, "weights": "openai", **switches}}
     return {"class_path": "SizedClipEncoder", "init_args": {**sizes, **switches}}
 

@@ -155,8 +155,18 @@ class SizedClipEncoder(OpenClipEncoder):
         encoder_precision: EncoderPrecision = "float32",
         **switches: Any,
     ):
-        vision, text = (vision_width, vision_layers, patch_size, image_size), (text_width, text_layers)
-        configuration = openai_configuration(dimension, *vision, *text, context_length, vocabulary)
+        configuration = {
+            "embed_dim": dimension,
+            "quick_gelu": True,
+            "vision_cfg": {
+                "width": vision_width, "layers": vision_layers, "patch_size": patch_size, "image_size": image_size,
+                "head_width": min(64, vision_width),
+            },
+            "text_cfg": {
+                "width": text_width, "layers": text_layers, "context_length": context_length, "vocab_size": vocabulary,
+                "heads": max(1, text_width // 64),
+            },
+        }  # fmt: skip
         model = build_model(configuration, encoder_precision)
         super().__init__(model, "CLIP of these sizes", encoder_precision=encoder_precision, **switches)
 
@@ -242,25 +252,3 @@ def openai_sizes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
         }
     except (KeyError, ValueError) as error:
         raise UserError(f"not an OpenAI CLIP state dict with a vision transformer: {error}") from error
-
-
-def openai_configuration(
-    dimension: int,
-    vision_width: int,
-    vision_layers: int,
-    patch_size: int,
-    image_size: int,
-    text_width: int,
-    text_layers: int,
-    context_length: int,
-    vocabulary: int,
-) -> dict[str, Any]:
-    """Return open_clip's configuration of OpenAI's CLIP in the sizes of `SizedClipEncoder`."""
-    vision = {"width": vision_width, "layers": vision_layers, "patch_size": patch_size, "image_size": image_size}
-    text = {"width": text_width, "layers": text_layers, "context_length": context_length, "vocab_size": vocabulary}
-    return {
-        "embed_dim": dimension,
-        "quick_gelu": True,
-        "vision_cfg": {**vision, "head_width": min(64, vision_width)},
-        "text_cfg": {**text, "heads": max(1, text_width // 64)},
-    }

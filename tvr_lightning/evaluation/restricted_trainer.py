@@ -40,11 +40,6 @@ class RestrictedTrainer:
         self._record = record
         self._datamodule = datamodule
 
-    @property
-    def records(self) -> bool:
-        """Return True if an audit records accesses."""
-        return self._record is not None
-
     def __getattr__(self, name: str) -> Any:
         """Return an attribute, or record or reject the access if the attribute gives access to data."""
         if name not in OPEN:
@@ -83,7 +78,7 @@ class RestrictedModule(LightningModule):
         trainer: Any = self._trainer
         if not isinstance(trainer, RestrictedTrainer):
             super().log(*args, **kwargs)
-        elif not trainer.records:
+        elif trainer._record is None:
             self.trainer = _TRAINERS[trainer]
             try:
                 super().log(*args, **kwargs)
