@@ -14,7 +14,8 @@ from tvr_lightning.data.batch import AudioInput
 from tvr_lightning.data.readers import MediaReader
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.encoders.audio import pool_steps
-from tvr_lightning.media.audio import AudioError, AudioTrack, read_audio
+from tvr_lightning.media.audio import AudioTrack, read_audio
+from tvr_lightning.media.container import MediaError
 from tvr_lightning.media.preparation import Preparation
 
 FRAMES = 12
@@ -182,7 +183,7 @@ def test_a_span_hears_its_own_part(tmp_path):
 def test_a_broken_track_stops_or_is_named_as_the_option_says(tmp_path):
     path = write_clip(tmp_path / "broken.mkv", tone(3.0), seconds=3.0, codec="aac", spoil=lambda n: 10 <= n < 15)
     record = VideoRecord("broken", path)
-    with pytest.raises(AudioError, match=r"broken\.mkv: audio track"):
+    with pytest.raises(MediaError, match=r"broken\.mkv: audio track"):
         MediaReader(3, Preparation(32), "one-fps-uniform", audio=AudioOptions("whisper"))(record, None)
     media = MediaReader(3, Preparation(32), "one-fps-uniform", audio=AudioOptions("whisper"), on_corrupt="skip")(
         record, None

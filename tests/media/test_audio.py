@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from sound_files import burst, tone, write_clip
 
-from tvr_lightning.media.audio import SAMPLE_RATE, STEPS_PER_SECOND, AudioError, read_audio
+from tvr_lightning.media.audio import SAMPLE_RATE, STEPS_PER_SECOND, read_audio
+from tvr_lightning.media.container import MediaError
 
 
 def loudness(waveform, start, stop):
@@ -124,7 +125,7 @@ def test_a_codec_error_in_the_middle_costs_its_own_samples(tmp_path):
     for start, stop in ((0.1, 1.7), (2.7, 3.9)):
         assert loudness(track.waveform, start, stop) == pytest.approx(0.5 / np.sqrt(2), rel=0.05)
     assert not track.waveform[round(2.0 * SAMPLE_RATE) : round(2.3 * SAMPLE_RATE)].any()
-    with pytest.raises(AudioError, match=r"damaged\.mkv: audio track: 10 failures, first: packet at 1\.\d\d s"):
+    with pytest.raises(MediaError, match=r"damaged\.mkv: audio track: 10 failures, first: packet at 1\.\d\d s"):
         read_audio(path, duration=4.0, on_corrupt="error")
 
 
@@ -134,7 +135,7 @@ def test_a_track_that_never_decodes_is_absent_with_a_reason(tmp_path):
     assert not track.present
     assert not track.waveform.any()
     assert "failures" in str(track.problem)
-    with pytest.raises(AudioError, match=r"garbage\.mkv"):
+    with pytest.raises(MediaError, match=r"garbage\.mkv"):
         read_audio(path, on_corrupt="error")
 
 
@@ -147,7 +148,7 @@ def test_samples_that_are_no_numbers_become_zeros_and_are_counted(tmp_path):
     track = read_audio(path)
     assert np.isfinite(track.waveform).all()
     assert "102 samples are NaN, infinite or out of range" in str(track.problem)
-    with pytest.raises(AudioError, match="102 samples"):
+    with pytest.raises(MediaError, match="102 samples"):
         read_audio(path, on_corrupt="error")
 
 
@@ -155,7 +156,7 @@ def test_samples_that_are_no_numbers_become_zeros_and_are_counted(tmp_path):
 def test_what_is_no_media_file_is_named(tmp_path, content):
     path = tmp_path / "letter.mp4"
     path.write_bytes(content)
-    with pytest.raises(AudioError, match=r"letter\.mp4: (cannot be opened|the file is empty)"):
+    with pytest.raises(MediaError, match=r"letter\.mp4: (cannot be opened|the file is empty)"):
         read_audio(path)
 
 

@@ -9,8 +9,8 @@ import pytest
 from broken_videos import cut_off, numbers_of, write_sound, write_video
 
 from tvr_lightning.media import reader
-from tvr_lightning.media.audio import AudioError, read_audio
-from tvr_lightning.media.container import VideoError
+from tvr_lightning.media.audio import read_audio
+from tvr_lightning.media.container import MediaError, VideoError
 from tvr_lightning.media.video import DecodedClip, probe, read_clip, read_parts
 
 SECONDS = 10  # of processor time for all readers of one file, which take a few hundredths
@@ -90,7 +90,7 @@ def _attempt(read: Callable[[], object], name: str) -> list[BaseException]:
     """The error that reading ended with, if any, which names the file; anything but a sentence is raised."""
     try:
         read()
-    except (VideoError, AudioError) as error:
+    except MediaError as error:
         if f"{name}: " not in str(error):
             raise
         return [error]

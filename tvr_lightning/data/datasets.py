@@ -13,8 +13,7 @@ from tvr_lightning.data.batch import Media, PairBatch, TextBatch, Tokens, VideoB
 from tvr_lightning.data.readers import VideoReader
 from tvr_lightning.data.records import Split
 from tvr_lightning.data.recover_captions import RecoverCaptions
-from tvr_lightning.media.audio import AudioError
-from tvr_lightning.media.container import VideoError
+from tvr_lightning.media.container import MediaError, VideoError
 
 
 @dataclass(eq=False)
@@ -48,7 +47,7 @@ class VideoDataset(Dataset[VideoBatch]):
     def __getitem__(self, index: int) -> VideoBatch:
         try:
             return self.item(index)
-        except (VideoError, AudioError) as error:
+        except MediaError as error:
             if not self.skip:
                 raise
             return VideoBatch(self.read.empty(), torch.zeros(0, dtype=torch.int64), [], skipped=[str(error)])
@@ -106,7 +105,7 @@ class PairDataset(Dataset[PairBatch]):
                 text = int(generator.choice(self._captions[candidate]))
             try:
                 item = self._videos.item(candidate, generator)
-            except (VideoError, AudioError) as error:
+            except MediaError as error:
                 if not self.skip:
                     raise
                 skipped.append(str(error))

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
 
 from tvr_lightning.data.readers import MediaReader
 from tvr_lightning.data.records import VideoRecord
@@ -88,8 +87,8 @@ class ExtractReport:
     spent: dict[str, float] = field(default_factory=lambda: {"waiting": 0.0, "encoding": 0.0, "writing": 0.0})
 
     @contextmanager
-    def timing(self, step: Literal["waiting", "encoding", "writing"]) -> Iterator[None]:
-        """Add the time spent inside the context."""
+    def timing(self, step: str) -> Iterator[None]:
+        """Add the time spent inside the context to that of a step."""
         began = time.perf_counter()
         yield
         self.spent[step] += time.perf_counter() - began

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.extract.batches import read_batches, start_inference
+from tvr_lightning.extract.batches import Models, read_batches, start_inference
 from tvr_lightning.extract.fingerprint import fingerprints
 from tvr_lightning.extract.plan import ExtractOptions, ExtractReport, ExtractSource, parts_of
 from tvr_lightning.features import TextFeatures
@@ -41,8 +41,8 @@ def extract(
     Raises:
         StoreError: The store has other settings, another process is writing it, or the disk is full.
     """
-    began = time.perf_counter()
-    start_inference((encoder, audio_encoder), options.device)
+    began, models = time.perf_counter(), (encoder, audio_encoder)
+    start_inference(models, options.device)
     parts = parts_of(options.what, source, encoder, audio_encoder)
     made = fingerprints(source, encoder, audio_encoder, parts)
     with (
@@ -50,7 +50,7 @@ def extract(
         bar or progress_bar(options.progress) as progress,
     ):
         report = ExtractReport(rewritten=writer.rewritten)
-        run = _Extraction(source, encoder, audio_encoder, options, writer, report, progress)
+        run = _Extraction(source, models, options, writer, report, progress)
         if "text" in parts:
             run.texts()
         run.videos([part for part in parts if part != "text"])
@@ -63,8 +63,7 @@ class _Extraction:
     """One run that reads, encodes, and writes shard by shard."""
 
     source: ExtractSource
-    encoder: Encoder
-    audio_encoder: AudioEncoder | None
+    models: Models
     options: ExtractOptions
     writer: StoreWriter
     report: ExtractReport
@@ -76,11 +75,12 @@ class _Extraction:
         missing = [item for item in unique if item.key not in self.writer.parts["text"].places]
         self.report.kept["text"] = len(unique) - len(missing)
         task = self.progress.add_task("texts", total=len(unique), completed=len(unique) - len(missing))
+        encoder, _ = self.models
         for items in _chunks(missing, self.options.shard_size):
             features = []
             for batch in _chunks(items, self.options.batch_size):
                 with self.report.timing("encoding"):
-                    features.append(self.encoder.encode_text([str(x.text) for x in batch], self.source.words).to("cpu"))
+                    features.append(encoder.encode_text([str(x.text) for x in batch], self.source.words).to("cpu"))
                 self.progress.advance(task, len(batch))
             text = TextFeatures.cat(features)
             self._append("text", items, {"sentence": text.sentence, "words": text.words}, text.word_mask)
@@ -110,8 +110,7 @@ class _Extraction:
             return
         task = self.progress.add_task("videos", total=len(videos), completed=len(videos) - len(missing))
         groups = [(lacking, group) for lacking, batches in shards for group in batches]
-        models = (self.encoder, self.audio_encoder)
-        encoded = read_batches([record for record, _ in videos], groups, self.source.read, models, self.options)
+        encoded = read_batches([record for record, _ in videos], groups, self.source.read, self.models, self.options)
         for lacking, batches in shards:
             features: dict[Part, list[tuple[Tensor, Tensor]]] = {part: [] for part in lacking}
             read: list[StoreItem] = []
@@ -120,7 +119,7 @@ class _Extraction:
                 with self.report.timing("waiting"):
                     batch = next(encoded)
                 with self.report.timing("encoding"):
-                    batch.encode(lacking, models, self.options.device)
+                    batch.encode(lacking, self.models, self.options.device)
                 items = [videos[i][1] for i in group]
                 read += [item for place, item in enumerate(items) if place not in batch.failed]
                 failed += [(items[place], reason) for place, reason in batch.failed.items()]

@@ -14,7 +14,7 @@ from typing import Literal, cast
 import av
 import numpy as np
 
-from tvr_lightning.media.container import MediaError, TimeBudget, VideoError, check_packets, open_media, packets_of
+from tvr_lightning.media.container import MediaError, TimeBudget, check_packets, open_media, packets_of
 
 SAMPLE_RATE = 16_000
 STEP_SAMPLES = 320
@@ -24,10 +24,6 @@ _JITTER_SECONDS = 0.05  # containers round timestamps to 1 ms or more; larger st
 _MAX_SAMPLES = 2**30  # six hours at 48 kHz
 _LOUDEST_SAMPLE = 1000.0  # times full scale; float tracks overshoot slightly, invalid data by orders of magnitude
 _FULL_SCALE = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31, "s64": 2.0**63, "flt": 1.0, "dbl": 1.0}
-
-
-class AudioError(MediaError):
-    """A file whose audio track is damaged."""
 
 
 @dataclass
@@ -67,7 +63,7 @@ def read_audio(
     damaged track, `zeros` keeps the decoded samples and describes the damage in `problem`.
 
     Raises:
-        AudioError: The file cannot be opened, takes too long, or is too large; or a track is damaged (`error`).
+        MediaError: The file cannot be opened, takes too long, or is too large; or a track is damaged (`error`).
     """
     path = Path(path)
     pieces: list[tuple[int, np.ndarray]] = []
@@ -90,10 +86,8 @@ def read_audio(
                     problems.append(f"{len(failures)} failures, first: {failures[0]}")
                 elif not pieces and not span:
                     problems.append("has no samples")
-    except VideoError as error:
-        raise AudioError(path, error.reason) from error
     except av.FFmpegError as error:
-        raise AudioError(path, f"its audio cannot be read ({error.strerror})") from error
+        raise MediaError(path, f"its audio cannot be read ({error.strerror})") from error
     if length is None:
         length = max(pieces[-1][0] + len(pieces[-1][1]), 0) / rate if pieces else 0.0
     # Zeros take no memory, since a file may declare hours.
@@ -113,7 +107,7 @@ def read_audio(
     if invalid:
         problems.append(f"{invalid} samples are NaN, infinite or out of range")
     if problems and on_corrupt == "error":
-        raise AudioError(path, f"audio track: {'; '.join(problems)}")
+        raise MediaError(path, f"audio track: {'; '.join(problems)}")
     resampled = _resampled(native[: last + rate], rate)[: len(waveform)]  # the filter ends within a second
     waveform[: len(resampled)] = resampled
     return AudioTrack(waveform, SAMPLE_RATE, heard, "; ".join(problems) or None)
@@ -141,7 +135,7 @@ def _bounds(
 def _check_samples(count: float, path: Path) -> None:
     if count > _MAX_SAMPLES:
         found = f"its audio is {count:,.0f} samples long"
-        raise VideoError(path, f"{found}; the maximum is {_MAX_SAMPLES:,}, six hours at 48 kHz")
+        raise MediaError(path, f"{found}; the maximum is {_MAX_SAMPLES:,}, six hours at 48 kHz")
 
 
 def _decode(

@@ -22,9 +22,9 @@ from av.container import InputContainer, OutputContainer
 from PIL import Image
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.media.audio import SAMPLE_RATE, AudioError, read_audio
+from tvr_lightning.media.audio import SAMPLE_RATE, read_audio
 from tvr_lightning.media.clip4clip_copies import FPS, SIZE, write_clip4clip_frames
-from tvr_lightning.media.container import TimeBudget, VideoError, open_media, open_video, packets_of
+from tvr_lightning.media.container import MediaError, TimeBudget, VideoError, open_media, open_video, packets_of
 from tvr_lightning.media.decoder import decoded_frames
 from tvr_lightning.media.preparation import Interpolation, Pixels, resized
 from tvr_lightning.media.video import TimedFrame, frames_at_rate, probe
@@ -172,7 +172,7 @@ def _encoded_audio(path: Path, out: OutputContainer, notes: list[str]) -> list[a
     """Add an AAC stream with the audio as readers use it, and return its packets; none if nothing can be decoded."""
     try:
         audio = read_audio(path)
-    except AudioError as error:
+    except MediaError as error:
         notes.append(f"its audio is omitted: {error.reason}")
         return []
     if audio.problem:

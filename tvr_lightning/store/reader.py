@@ -67,6 +67,8 @@ class FeatureStore:
             self._headers[shard] = header
             self._parts.setdefault(shard.part, PartIndex(header.fingerprint, header.command)).add(shard, header)
 
+        self._hint = f" (damaged: {'; '.join(self._damaged.values())})" if self._damaged else ""
+
     def __getstate__(self) -> dict[str, Any]:
         """Drop the open files, since each process maps the shards itself."""
         return {**self.__dict__, "_opened": {}}
@@ -117,7 +119,7 @@ class FeatureStore:
         if absent:
             raise StoreError(
                 f"{len(absent)} of {len(files)} items of part {part!r} are missing in the feature store {self.path}, "
-                f"first {_name(absent[0])}{self._why()}. Complete it with: {index.command}"
+                f"first {_name(absent[0])}{self._hint}. Complete it with: {index.command}"
             )
         marked = [key for key in files if index.marks[key] is not None or key in index.skipped]
         present = [(key, file) for key in marked if (file := files[key]) is not None and file.is_file()]
@@ -171,7 +173,7 @@ class FeatureStore:
         if part not in self._parts:
             raise StoreError(
                 f"The feature store {self.path} has no part {part!r}, only {', '.join(self._parts) or 'nothing yet'}"
-                f"{self._why()}. Add it with: tvr extract --config ... --parts {part} --out {self.path}"
+                f"{self._hint}. Add it with: tvr extract --config ... --parts {part} --out {self.path}"
             )
         return self._parts[part]
 
@@ -181,9 +183,7 @@ class FeatureStore:
         for key in keys:
             if key not in index.places:
                 reason = f"it was skipped: {index.skipped[key]}" if key in index.skipped else "it is missing"
-                raise StoreError(
-                    f"the feature store {self.path} has no features of {_name(key)}: {reason}{self._why()}"
-                )
+                raise StoreError(f"the feature store {self.path} has no features of {_name(key)}: {reason}{self._hint}")
         places = [index.places[key] for key in keys]
         return [torch.stack([self._open(shard).get_slice(tensor)[row] for shard, row in places]) for tensor in tensors]
 
@@ -202,9 +202,6 @@ class FeatureStore:
             command = index.command if index else f"tvr extract --config ... --out {self.path}"
             raise StoreError(f"{problem}. Rewrite it, and keep the rest, with: {command}")
         self._verified.add(shard)
-
-    def _why(self) -> str:
-        return f" (damaged: {'; '.join(self._damaged.values())})" if self._damaged else ""
 
 
 def _name(key: Any) -> str:

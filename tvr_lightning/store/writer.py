@@ -33,7 +33,7 @@ class StoreWriter:
     """A feature store opened for writing, by one process at a time.
 
     Attributes:
-        path: Folder of the store.
+        path: Folder of the store, created if it is missing.
         command: Command that creates and repairs the parts that this run writes.
         dtype: Data type of the features on disk.
         parts: Items of each part that the store contains or that this run writes.
@@ -55,15 +55,8 @@ class StoreWriter:
 
         Damaged shards are renamed; their items count as missing and are written again under the same number.
 
-        Args:
-            path: Folder of the store, created if it is missing.
-            fingerprints: Fingerprint of each part to write: encoder, weights, sampling, preprocessing.
-            command: Command that creates and repairs these parts.
-            dtype: Data type of the features on disk.
-
         Raises:
-            StoreError: Another process is writing the store, or a part has another fingerprint. The message contains
-                both.
+            StoreError: Another process is writing the store, or it contains a part with another fingerprint.
         """
         path = Path(path)
         writer = cls(path, command, dtype, {part: PartIndex(made, command) for part, made in fingerprints.items()})
