@@ -54,7 +54,12 @@ def estimate(recipe: Recipe) -> Estimate:
     method, data, trainer = prepare(recipe)
     batches, epochs, validations = count_training(trainer)
     batch, clips_per_second, start = _read(data)
-    device, precision, replicas = method.device, trainer.precision_plugin.forward_context, _replicas(recipe)
+    device, precision, options = method.device, trainer.precision_plugin.forward_context, recipe.config.trainer
+    devices = options.get("devices")
+    count = len(devices) if isinstance(devices, list) else devices
+    if count in ("auto", "-1", -1, None):
+        count = max(torch.cuda.device_count(), 1)
+    replicas = int(count) * int(options.get("num_nodes") or 1)
     on_gpu = device.type == "cuda"
     share, split = data.batch_size // replicas, data.load_split("test")
     measured = share if on_gpu else min(share, SMALL)
@@ -165,15 +170,6 @@ def count_evaluation(
     train = data.load_split("train")
     bank_texts, bank_videos = (min(config.bank_size, len(items)) for items in (train.texts, train.videos))
     return texts + bank_texts, videos + bank_videos, pairs + bank_texts * videos + texts * bank_videos
-
-
-def _replicas(recipe: Recipe) -> int:
-    """Return the number of devices that share a batch."""
-    devices, nodes = recipe.config.trainer.get("devices"), recipe.config.trainer.get("num_nodes")
-    count = len(devices) if isinstance(devices, list) else devices
-    if count in ("auto", "-1", -1, None):
-        count = max(torch.cuda.device_count(), 1)
-    return int(count) * int(nodes or 1)
 
 
 def _read(data: TextVideoDataModule) -> tuple[PairBatch, float, float]:
