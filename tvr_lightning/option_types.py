@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import types
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -92,6 +93,12 @@ Released code counts frames instead of seconds. These rules select exactly the s
 - `container-segments`: X-Pool, T-MASS, GAID: F equal segments of the number of frames that the container declares, the
   middle frame of each.
 """
+
+
+def in_words(names: Sequence[str]) -> str:
+    """Return `a`, `a or b`, or `a, b, or c`."""
+    *others, last = names
+    return f"{', '.join(others)}{',' if len(others) > 1 else ''} or {last}" if others else last
 
 
 class ConfigVariant:

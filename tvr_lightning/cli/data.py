@@ -9,10 +9,9 @@ from typing import Annotated, Literal
 
 from tvr_lightning.cli.loading import loading
 from tvr_lightning.cli.options import CORES, AtLeast8, AtLeast16, Config, File, Folder, NewFile, NewFolder, Processes
-from tvr_lightning.config.check import in_words
 from tvr_lightning.config.recipe_files import OptionError
 from tvr_lightning.errors import UserError
-from tvr_lightning.option_types import CopiedFrames, CopiesLike, Count, DatasetName, FrameSampling
+from tvr_lightning.option_types import CopiedFrames, CopiesLike, Count, DatasetName, FrameSampling, in_words
 
 IMAGES = (".png", ".pdf", ".svg")
 

@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from tvr_lightning.cli.loading import loading
 from tvr_lightning.cli.options import Config, File, Folder, NewFolder
-from tvr_lightning.config.check import check_options, refusals, sources_of
 from tvr_lightning.config.recipe_files import OptionError, refuse_options, split_options
-from tvr_lightning.files import write_whole
 from tvr_lightning.option_types import Count
-from tvr_lightning.progress import shown
 
 if TYPE_CHECKING:
     from tvr_lightning.data.records import Split
@@ -61,6 +58,7 @@ def evaluate(
         from tvr_lightning.evaluation.results import print_results, results_of, write_results
         from tvr_lightning.evaluation.scores_file import ScoresError, read_pairs, read_scores
         from tvr_lightning.evaluation.weights import Weights
+        from tvr_lightning.progress import shown
         from tvr_lightning.runs.folder import create_run
     normalizer = _normalizer(of_normalization)
     if normalizer is None or not normalizer.needs_bank:
@@ -112,6 +110,7 @@ def _normalizer(options: Sequence[str]) -> Normalizer | None:
     """Build the post-processing of the scores."""
     from jsonargparse import ArgumentError, ArgumentParser
 
+    from tvr_lightning.config.check import check_options, refusals, sources_of
     from tvr_lightning.config.schema import generate
     from tvr_lightning.evaluation.normalization import Normalizer
 
@@ -155,6 +154,8 @@ def _report(comparison: dict[str, dict[str, Comparison]], scores: list[Path], fi
     """Print and write how the second matrix differs from the first."""
     from rich.console import Console
     from rich.table import Table
+
+    from tvr_lightning.files import write_whole
 
     title = f"{scores[1].name} minus {scores[0].name}, 95 % intervals over queries, p of permutation tests"
     table = Table("direction", "metric", "difference", "interval", "p", title=title)

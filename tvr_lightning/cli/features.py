@@ -23,7 +23,6 @@ from tvr_lightning.option_types import (
     StoreDtype,
     Workers,
 )
-from tvr_lightning.progress import shown
 
 SplitName = Literal["train", "val", "test"]
 
@@ -82,6 +81,7 @@ def extract(
         from tvr_lightning.extract.run import extract as extract_features
         from tvr_lightning.extract.source import source_of_data, source_of_files
         from tvr_lightning.extract.verify import verify as compare_store
+        from tvr_lightning.progress import shown
 
     options = ExtractOptions(
         str(out),
@@ -142,6 +142,7 @@ def caption(
         from tvr_lightning.config.recipe import data_from_recipe
         from tvr_lightning.encoders.captioner import CaptionOptions, find_captioner, load_captioner
         from tvr_lightning.encoders.captioner import caption as describe
+        from tvr_lightning.progress import shown
 
     options = CaptionOptions(out, prompt, segments, frames, image_size, max_new_tokens, batch_size, num_workers)
     data = data_from_recipe(config, overrides)

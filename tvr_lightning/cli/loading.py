@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tvr_lightning.progress import shown
 from tvr_lightning.runs.log import quieten
 
 
 @contextmanager
 def loading(command: str) -> Iterator[None]:
     """Show that a command is loading if it takes long, then hide the tips and device messages of Lightning."""
+    from tvr_lightning.progress import shown
+
     with shown(f"{command}: loading"):
         yield
     quieten()

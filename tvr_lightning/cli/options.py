@@ -12,8 +12,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from tvr_lightning.config.check import in_words
-from tvr_lightning.option_types import Count, Range
+from tvr_lightning.option_types import Count, Range, in_words
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from tvr_lightning.cli.loading import chosen_device, loading
 from tvr_lightning.cli.options import Device, File, FileOrFolder, Folder, Index, NewFolder, Port, Trust
 from tvr_lightning.config.recipe_files import refuse_options
 from tvr_lightning.option_types import Count, FrameSampling, Share
-from tvr_lightning.progress import shown
 from tvr_lightning.search.errors import RefusedError, SearchError
 from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock, printable
 
@@ -113,6 +112,8 @@ def search(
     """Find videos in an index by text or by an example."""
     if video and image:
         raise RefusedError("Use one example, either --video or --image.")
+    from tvr_lightning.progress import shown
+
     with shown("search: opening the index; tvr serve keeps it open"):
         from pydantic import ValidationError
 

@@ -11,7 +11,6 @@ from tvr_lightning.cli.loading import loading
 from tvr_lightning.cli.options import AtLeast4, Config, File, NewFile, Trust
 from tvr_lightning.config.recipe_files import FOUND_BY_LIGHTNING, RECIPES, OptionError, refuse_options
 from tvr_lightning.option_types import Count
-from tvr_lightning.progress import shown
 
 ReleasedMethod = Literal["clip4clip", "drl", "gaid", "gare", "tcmgc", "tmass", "ucofia", "xclip", "xpool"]
 OVERLAYS = ("fixture", "demo", "features", "heads")
@@ -108,6 +107,7 @@ def audit(
     with loading("audit"):
         from tvr_lightning.audit.run import audit_method, report_audit
         from tvr_lightning.config.recipe import from_recipe
+        from tvr_lightning.progress import shown
         from tvr_lightning.training.checkpoints import read_checkpoint
 
         method, data = from_recipe(config, overrides)
@@ -134,6 +134,8 @@ def convert(
     Words and frames are those of the released evaluation by default. UCoFiA's uses OpenAI's CLIP weights in the
     attention of vision blocks 10 and 11.
     """
+    from tvr_lightning.progress import shown
+
     with shown(f"convert: reading {source.name}"):
         from tvr_lightning.authors.convert import convert as convert_checkpoint
         from tvr_lightning.authors.convert import describe

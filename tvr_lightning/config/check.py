@@ -21,7 +21,7 @@ from tvr_lightning.config.recipe_files import (
     split_options,
 )
 from tvr_lightning.config.schema import BOUNDS, cached_schema, class_name, types_of
-from tvr_lightning.option_types import Range
+from tvr_lightning.option_types import Range, in_words
 
 LISTED = 12
 """Number of names that a message lists before it counts the others."""
@@ -113,12 +113,6 @@ def nearest(name: str, names: Iterable[str]) -> str:
     )
     more = f" and {len(ordered) - LISTED} more" if len(ordered) > LISTED else ""
     return f"{', '.join(ordered[:LISTED])}{more}" if ordered else "none"
-
-
-def in_words(names: Sequence[str]) -> str:
-    """Return `a`, `a or b`, or `a, b, or c`."""
-    *others, last = names
-    return f"{', '.join(others)}{',' if len(others) > 1 else ''} or {last}" if others else last
 
 
 class _Walk:
