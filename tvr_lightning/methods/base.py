@@ -55,7 +55,6 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
     Attributes:
         needs_patches: whether `score` uses patches, which stored features must then contain.
         reads_padding: inputs (`words`, `frames`) whose padding affects the scores, as in some released code.
-        protocol: evaluation protocol of the method.
         averaged_parts: names of the parts whose mean is the score; empty if the score is not a mean.
         temporal: encoder that relates the frames of a video over time, if the method has one.
     """

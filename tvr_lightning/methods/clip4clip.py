@@ -72,25 +72,13 @@ def mean_pooling_similarity(text: TextFeatures, video: VideoFeatures) -> Tensor:
     return normalize(text.sentence, dim=-1) @ pooled_frames(video).T
 
 
-PAIRS_PER_BLOCK = 2048
-"""Number of pairs scored at once. Each pair has F + 1 tokens in every layer."""
-
-
 class CrossEncoder(nn.Module):
     """CLIP4Clip's `tightTransf`: self-attention over [sentence, frames], pooled at the sentence, to one logit.
 
     The score of a pair cannot be factorized, so pairs are scored in blocks. With gradients, the backward pass
     recomputes each block to keep memory at one block (CLIP4Clip, modules/module_cross.py, and `_cross_similarity` in
     modules/modeling.py). Layer names are those in the released `cross.` module, without its grouping submodules.
-
-    Args:
-        dimension: Dimension D of sentence and frame vectors.
-        layers: Number of blocks.
-        heads: Number of attention heads. None uses CLIP's rule, D // 64.
-        positions: Maximum number of tokens F + 1 with a position embedding.
-        dropout: Dropout rate of the tokens with their positions in training (released: 0.1, cross_config.json; the
-            blocks have no dropout).
-        pairs_per_block: Number of pairs scored at once.
+    Dropout acts on the tokens with their positions (released: 0.1, cross_config.json); the blocks have none.
     """
 
     def __init__(
@@ -100,7 +88,7 @@ class CrossEncoder(nn.Module):
         heads: int | None = None,
         positions: int = 77,
         dropout: float = 0.1,
-        pairs_per_block: int = PAIRS_PER_BLOCK,
+        pairs_per_block: int = 2048,
     ) -> None:
         super().__init__()
         self.pairs_per_block = pairs_per_block
@@ -118,18 +106,10 @@ class CrossEncoder(nn.Module):
         nn.init.zeros_(self.similarity_dense.bias)
 
     def forward(self, sentence: Tensor, frames: Tensor, frame_mask: Tensor) -> Tensor:
-        """Score every text against every video.
-
-        Args:
-            sentence: Sentence vectors (N, D), not normalized.
-            frames: Frame vectors (M, F, D), not normalized.
-            frame_mask: Mask (M, F), True or 1 for valid frames.
-
-        Returns:
-            Logits (N, M), without a temperature.
+        """Return logits (N, M) of sentences (N, D) and frames (M, F, D), not normalized, with a mask (M, F).
 
         Raises:
-            UserError: There are more tokens than position embeddings.
+            UserError: There are more tokens, 1 + F, than position embeddings.
         """
         tokens, most = frames.shape[1] + 1, self.position_embeddings.num_embeddings
         if tokens > most:
@@ -176,9 +156,7 @@ def cross_encoder(encoder: Encoder, layers: int, frames: int) -> CrossEncoder:
 
 
 class CLIP4Clip(RetrievalModule):
-    """CLIP4Clip with a parameter-free, a sequential, or a tight header.
-
-    With `TightTransf` the similarity is the cross encoder's logit, trained without a temperature as released.
+    """CLIP4Clip. With `TightTransf`, the score is the cross encoder's logit, trained without a temperature as released.
 
     Args:
         encoder: encoder of texts and videos.

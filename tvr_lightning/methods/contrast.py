@@ -52,7 +52,4 @@ class ContrastiveLearning(nn.Module):
         return None
 
     def make_room(self, checkpoint: dict[str, Any], prefix: str, path: str | Path | None) -> None:
-        """Resize the stored features to those of a checkpoint, whose tensors of this module begin with `prefix`.
-
-        Sharding strategies have already loaded the tensors from the checkpoint's file, `path`.
-        """
+        """Resize the stored features to those of a checkpoint, read from `path`, which have names with a `prefix`."""

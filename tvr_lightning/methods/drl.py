@@ -269,8 +269,8 @@ class DRL(RetrievalModule):
         self.options = options = drl or DRLOptions()
         self.temporal = options.temporal_encoder.module(encoder, self.frames)
         self.head = DRLHead(encoder.dimension, options.interaction).within(self.evaluation_config.memory_gib)
-        reads = isinstance(options.interaction, TokenWise) and options.interaction.mask_fill == "zero"
-        self.reads_padding = ("words", "frames") if reads else ()
+        if isinstance(options.interaction, TokenWise) and options.interaction.mask_fill == "zero":
+            self.reads_padding = ("words", "frames")
 
     @override
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:

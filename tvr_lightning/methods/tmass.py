@@ -134,8 +134,6 @@ def score_as_released(
 class TMASS(RetrievalModule):
     """T-MASS: X-Pool with a text sampled from a region, whose radius depends on its similarity with the frames.
 
-    Without the region it equals X-Pool, which is a separate class.
-
     Args:
         encoder: encoder of texts and videos.
         tmass: options of T-MASS.

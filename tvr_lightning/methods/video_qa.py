@@ -57,8 +57,6 @@ class GivenAnswers(FeatureBatch):
 class VideoQuestionAnswering(RecipeModule):
     """Video question answering with the most frequent training answers, on any method's features.
 
-    Titles: "DPDV" (anonymous ACL submission), Supplement Table 4. The module docstring lists the deviations.
-
     The answers are learned from the training questions and stored in the checkpoint. Training questions with rarer
     answers are left out of the loss, and test questions with unknown answers count as wrong. Both are counted and
     reported. Only the layers of the method that compute features are trained. Layers that only score pairs get no

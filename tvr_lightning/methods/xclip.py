@@ -46,11 +46,8 @@ XCLIPContrast = Literal["video_sentence", "video_word", "sentence_frame", "frame
 class SimilarityAttention(SlotAggregation):
     """Attention over a vector of similarities x: sum_s x_s (softmax(lambda x) A)_s (X-CLIP, AOSM).
 
-    As released, the matrix is applied after the softmax, so weights can be negative and need not add up to one.
-
-    Args:
-        slots: Number of slots S. The matrix A (S, S) is initialized as the identity.
-        temperature: Factor lambda inside the softmax.
+    As released, the matrix A (S, S), initially the identity, is applied after the softmax, so that weights can be
+    negative and need not add up to one.
     """
 
     def __init__(self, slots: int, temperature: float) -> None:

@@ -65,12 +65,7 @@ class Query(FeatureBatch):
 class XPoolHead(PairHead):
     """Cosines (N, M) of texts and the videos whose frames are pooled for them (model/clip_transformer.py).
 
-    Args:
-        dimension: Dimension D of the features.
-        frames: Number of frames F.
-        options: Options of the attention.
-        basis: Number of vectors per frame; 2 if a gate blends two.
-        extra: Additional memory per pair, see `PairHead`.
+    `basis` is the number of vectors per frame, 2 if a gate blends two.
     """
 
     def __init__(

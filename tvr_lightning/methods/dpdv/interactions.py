@@ -82,10 +82,8 @@ class Interaction(nn.Module, ABC):
     def forward(self, text: WeightedTokens, video: WeightedTokens, pair_mask: Tensor | None = None) -> Tensor:
         """Return scores (N, M), or 0 for pairs with a side without tokens.
 
-        Args:
-            text: Tokens of N texts, preferably sorted from long to short.
-            video: Tokens of M videos.
-            pair_mask: Mask (N, M, T) bool of the video tokens of each pair, if pairs differ.
+        Texts are preferably sorted from long to short. `pair_mask` (N, M, T) bool are the video tokens of each pair, if
+        pairs differ.
         """
 
 
@@ -112,12 +110,7 @@ class MeanInteraction(Interaction):
 class SimilarityAggregation(Interaction):
     """UCoFiA's interactive similarity aggregation of the cosines, in one direction or both (Table 5).
 
-    The matrices have one row per token, so the number of tokens is fixed.
-
-    Args:
-        text_slots: Number of tokens of a text. 1 gives one direction.
-        video_slots: Number of tokens of a video.
-        temperature: Factor inside the softmaxes (UCoFiA's released code: 100).
+    The matrices have one row per token, so the numbers of tokens are fixed. One token of a text gives one direction.
     """
 
     def __init__(self, text_slots: int, video_slots: int, temperature: float = 100.0) -> None:

@@ -18,6 +18,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.features import FeatureBatch, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.patch_selector import first_largest
+from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.methods.dpdv.captions import Captions
 from tvr_lightning.methods.dpdv.interactions import (
     Interaction,
@@ -62,9 +63,7 @@ def caption_order(captions: Tensor, mask: Tensor, frames: Tensor, recover: Tenso
 
     Returns cosines (B, S) and the order (B, S) from the most similar; missing captions come last.
     """
-    chosen = recover.unsqueeze(-1).to(frames.dtype)
-    mean = (frames * chosen).sum(1) / chosen.sum(1).clamp(min=1)
-    cosine = torch.einsum("bsd,bd->bs", unit(captions), unit(mean))
+    cosine = torch.einsum("bsd,bd->bs", unit(captions), unit(masked_mean(frames, recover)))
     return cosine, first_largest(cosine.masked_fill(~mask, -torch.inf), captions.shape[1])
 
 
@@ -101,7 +100,7 @@ class DPDVHead(PairHead):
         if "macro" in options.views:  # Eqs. 5 and 6
             # A single sentence has the weight 1.
             several, simplified = options.recover_captions > 1, options.macro_interaction == "weighted-sum"
-            weighted = WeightedMax(dimension, text_weights=several, simplified=simplified)
+            weighted = WeightedMax(dimension, several, simplified)
             self.macro = interaction(options.macro_interaction, weighted, (1, frames))
         if "micro" in options.views:  # Eq. 9
             patches = frames * (options.patch_reduction.per_frame or 1)

@@ -27,10 +27,8 @@ Share = Annotated[float, Range(above=0, below=1)]
 class PatchReduction(ConfigVariant):
     """Reduction of the patches of a frame (Table S10)."""
 
-    @property
-    def per_frame(self) -> int | None:
-        """Number of remaining patches, or None if it depends on the frames."""
-        return None
+    per_frame: int | None = None
+    """Number of remaining patches, or None if it depends on the frames."""
 
 
 class EveryPatch(PatchReduction):
@@ -40,10 +38,7 @@ class EveryPatch(PatchReduction):
 class AveragePatches(PatchReduction):
     """Mean of the patches (Table S10, "CLIP4Clip")."""
 
-    @property
-    @override
-    def per_frame(self) -> int:
-        return 1
+    per_frame = 1
 
 
 class SelectedPatches(PatchReduction):
@@ -58,7 +53,7 @@ class SelectedPatches(PatchReduction):
 
     @property
     @override
-    def per_frame(self) -> int:
+    def per_frame(self) -> int:  # type: ignore[override]
         return 1 + self.selection.kept
 
 

@@ -100,15 +100,15 @@ class GAREHead(PairHead):
         """Return Delta_ij = psi(eta (v_j - t_i), C) (Eq. 7), or without gap R unit(v_j - psi(t_i, V_j)) (Table 5)."""
         options = self.options.increment
         assert self.psi is not None  # required by all callers
-        if isinstance(options, GapIncrement):
-            gap = means - texts if options.sign == 1 else texts - means
-            if options.words:
-                mask = None if options.mask_context is False else text.word_mask
-                return self.psi(gap, text.words, mask, "text")
-            return self.psi(gap, video.frames, video.frame_mask if options.mask_context else None)
-        assert isinstance(options, TextIncrement)
-        direction = means - self.psi(texts, video.frames, video.frame_mask if options.mask_context else None)
-        return direction.unit().scale(self.magnitudes(text, video))
+        assert isinstance(options, GapIncrement | TextIncrement)
+        frame_mask = video.frame_mask if options.mask_context else None
+        if isinstance(options, TextIncrement):
+            direction = means - self.psi(texts, video.frames, frame_mask)
+            return direction.unit().scale(self.magnitudes(text, video))
+        gap = means - texts if options.sign == 1 else texts - means
+        if options.words:
+            return self.psi(gap, text.words, None if options.mask_context is False else text.word_mask, "text")
+        return self.psi(gap, video.frames, frame_mask)
 
     def magnitudes(self, text: TextFeatures, video: VideoFeatures) -> Tensor:
         """Return R (M, N, 1) = exp(linear(cosines of the text with the frames)) (Table 5)."""
@@ -235,9 +235,6 @@ def trust_region_step(increment: Tensor, gradient: Tensor, radius: float) -> tup
 
     Eqs. 37 to 40, the closed form that psi learns to predict (appendix H.5): alpha = d . g + sqrt((d . g)^2 - |d|^2 +
     radius^2) with the direction g of the gradient.
-
-    Raises:
-        UserError: An increment is outside the trust region, or a gradient is zero.
     """
     direction = gradient / gradient.norm(dim=-1, keepdim=True)
     if not bool(direction.isfinite().all()):
