@@ -62,11 +62,11 @@ $TVR_DATA/charades/
         """Read a split with a video per row of the table."""
         (table,) = self.required_files(name)
         rows = read_table(table, ["id", "script"])
-        findings.duplicates(table, [row["id"].strip() for row in rows])
+        ids = [row["id"].strip() for row in rows]
         # {} marks an empty text in the table
         scripts = {row["id"].strip(): [row["script"] if row["script"].strip() != "{}" else ""] for row in rows}
         find = VideoFiles(self.video_root, ".mp4").find
-        return build_split(name, "scripts, one per video", scripts, find, findings, table)
+        return build_split(name, "scripts, one per video", scripts, find, findings, table, ids=ids)
 
     def _moments(self, name: SplitName, findings: Findings) -> Split:
         """Read a split with an item per span, in the order of their first sentences."""

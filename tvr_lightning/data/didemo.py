@@ -8,7 +8,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import Findings, Split, SplitName, build_split, read_ids, read_json, read_table
+from tvr_lightning.data.records import Findings, Split, SplitName, build_split, read_json, read_lines, read_table
 from tvr_lightning.data.video_files import VideoFiles
 from tvr_lightning.errors import UserError
 
@@ -67,18 +67,16 @@ $TVR_DATA/didemo/
     @override
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
         source, file = self.required_files(name)[0], self.required_files(name)[-1]
-        descriptions: dict[str, list[str]]
+        descriptions: dict[str, list[str]] = {}
         if self.split == "tmass":
             rows = read_table(source, ["video_path", "text"])
-            names = [PurePosixPath(row["video_path"].strip()).name for row in rows]
-            findings.duplicates(source, names)
-            descriptions = {video: [row["text"]] for video, row in zip(names, rows, strict=True)}
+            ids = [PurePosixPath(row["video_path"].strip()).name for row in rows]
+            descriptions = {video: [row["text"]] for video, row in zip(ids, rows, strict=True)}
         else:
-            descriptions = {video: [] for video in read_ids(source, findings)}
+            ids = read_lines(source)
             for moment in read_json(file, [{"video": str, "description": str}]):
-                if moment["video"] in descriptions:
-                    descriptions[moment["video"]].append(moment["description"])
-        spans = {} if self.span is None else dict.fromkeys(descriptions, self.span)
+                descriptions.setdefault(moment["video"], []).append(moment["description"])
+        spans = {} if self.span is None else dict.fromkeys(ids, self.span)
         find = VideoFiles(self.video_root).find
         protocol = "paragraph to video, all descriptions of a video as one query"
-        return build_split(name, protocol, descriptions, find, findings, source, file, spans, paragraph=True)
+        return build_split(name, protocol, descriptions, find, findings, source, file, ids, spans, paragraph=True)

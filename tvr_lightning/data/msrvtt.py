@@ -68,12 +68,11 @@ $TVR_DATA/msrvtt/
         else:
             captions, problems = self._captions
             findings.problems += problems
-        findings.duplicates(source, ids)
         protocol = f"1k-A, one caption per video, trained on {self.split}"
         if self.split == "full":
             protocol = "full split, twenty captions per video"
-        listed = {video: captions.get(video, []) for video in ids}
-        return build_split(name, protocol, listed, VideoFiles(self.video_root, ".mp4").find, findings, source, file)
+        find = VideoFiles(self.video_root, ".mp4").find
+        return build_split(name, protocol, captions, find, findings, source, file, ids)
 
     @cached_property
     def _captions(self) -> tuple[dict[str, list[str]], list[Problem]]:

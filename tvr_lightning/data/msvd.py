@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 from typing_extensions import override
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import Findings, Split, SplitName, build_split, expect, malformed, read_ids
+from tvr_lightning.data.records import Findings, Split, SplitName, build_split, expect, malformed, read_lines
 from tvr_lightning.data.video_files import VideoFiles
 
 
@@ -58,10 +58,9 @@ $TVR_DATA/msvd/
         source, file = self.required_files(name)
         if self._captions is None:
             self._captions = read_captions(file)
-        listed = {clip: self._captions.get(clip, []) for clip in read_ids(source, findings)}
-        captions = {clip: [" ".join(tokens) for tokens in said] for clip, said in listed.items()}
-        find = VideoFiles(self.video_root, ".avi").find
-        return build_split(name, "all captions of a clip as queries", captions, find, findings, source, file)
+        captions = {clip: [" ".join(tokens) for tokens in said] for clip, said in self._captions.items()}
+        protocol, find = "all captions of a clip as queries", VideoFiles(self.video_root, ".avi").find
+        return build_split(name, protocol, captions, find, findings, source, file, read_lines(source))
 
 
 def read_captions(file: Path) -> dict[str, list[list[str]]]:

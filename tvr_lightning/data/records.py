@@ -151,13 +151,6 @@ def read_lines(file: Path) -> list[str]:
     return [line.strip() for line in read_text(file).split("\n") if line.strip()]
 
 
-def read_ids(file: Path, findings: Findings) -> list[str]:
-    """Return the unique lines of a text file, and report repeated ones."""
-    lines = read_lines(file)
-    findings.duplicates(file, lines)
-    return list(dict.fromkeys(lines))
-
-
 def _require_unique(file: Path, names: Iterable[str], what: str) -> None:
     findings = Findings()
     findings.duplicates(file, names, what)
@@ -243,10 +236,11 @@ def build_split(
     findings: Findings,
     source: Path,
     file: Path | None = None,
+    ids: Iterable[str] | None = None,
     spans: Mapping[str, Span] | None = None,
     paragraph: bool = False,
 ) -> Split:
-    """Return the split with these videos and their captions, and report missing and empty captions.
+    """Return the split with these videos and their captions, and report repeated IDs, missing and empty captions.
 
     Args:
         name: Name of the split.
@@ -256,13 +250,17 @@ def build_split(
         findings: Collector of problems.
         source: File that lists the videos.
         file: File with the captions, if it is another one.
+        ids: IDs of the videos as listed; by default those of `captions`.
         spans: Spans in seconds of the videos that are parts of their files.
         paragraph: Whether the captions of a video are joined into one text.
     """
     file, spans = file or source, spans or {}
+    listed = list(captions if ids is None else ids)
+    findings.duplicates(source, listed)
+    videos = [VideoRecord(video, find(video), spans.get(video)) for video in dict.fromkeys(listed)]
     texts: list[TextRecord] = []
-    for index, (video, said) in enumerate(captions.items()):
-        found = [tidy(text) for text in said]
+    for index, video in enumerate(dict.fromkeys(listed)):
+        found = [tidy(text) for text in captions.get(video, [])]
         for number, text in enumerate(found):
             if not text:
                 entry, fix = f"{video}, caption {number}", "write a caption or remove the entry"
@@ -271,9 +269,8 @@ def build_split(
             fix = f"add its captions there, or remove it from {source.name}"
             findings.add(file, video, "video-without-caption", "the video has no captions", fix)
         texts += [TextRecord(text, index) for text in ([" ".join(found)] if paragraph else found) if text]
-    if not captions:
+    if not listed:
         findings.add(source, "whole file", "malformed", "lists no videos", "download the file again")
-    videos = [VideoRecord(video, find(video), spans.get(video)) for video in captions]
     return Split(name, protocol, videos, texts)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import Findings, Split, SplitName, build_split, read_ids, read_json
+from tvr_lightning.data.records import Findings, Split, SplitName, build_split, read_json, read_lines
 from tvr_lightning.data.video_files import VideoFiles
 
 CAPTIONS = {"en": "enCap", "zh": "chCap"}
@@ -72,7 +72,7 @@ $TVR_DATA/vatex/
     @override
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
         source, file = self.required_files(name)
-        listed = read_ids(source, findings)
+        listed = read_lines(source)
         for clip in listed:
             if CLIP.fullmatch(clip) is None:
                 fix = "write <youtube id>_<start>_<end>, six digits each"
@@ -80,14 +80,13 @@ $TVR_DATA/vatex/
         if file not in self._captions:
             self._captions[file] = self._read_captions(file)
         findings.duplicates(file, (clip for clip, _ in self._captions[file]))
-        described = dict(self._captions[file])
         first = self.protocol == "first-caption"
         kept = 1 if first and name != "train" else None
-        captions = {clip: described.get(clip, [])[:kept] for clip in listed}
+        captions = {clip: texts[:kept] for clip, texts in self._captions[file]}
         count = "first caption of a clip" if first else "ten captions per clip"
         protocol = f"HGR split, {count}, {'English' if self.language == 'en' else 'Chinese'}"
         find = VideoFiles(self.video_root, ".mp4").find
-        return build_split(name, protocol, captions, find, findings, source, file)
+        return build_split(name, protocol, captions, find, findings, source, file, listed)
 
     def _read_captions(self, file: Path) -> list[tuple[str, list[str]]]:
         """Return the ID and the captions of every clip in a file of captions."""
