@@ -54,6 +54,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"{path}: not a checkpoint of tvr fit or tvr convert, since it has no "
             "hyper_parameters. Convert an authors' checkpoint with tvr convert."
         )
+    state = saved.get("state_dict", {})
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise CheckpointError(f"{path}: its state_dict contains more than named tensors. Copy or download it again.")
     return saved
 
 
