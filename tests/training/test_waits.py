@@ -20,7 +20,7 @@ ASKING = {
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 METHODS = method_recipes(RECIPES)
 KNOWN = {
-    "DPDV": (6, "weighted_max.py"),  # lengths, once for each view of each path, to leave out what is not there
+    "DPDV": (6, "interactions.py"),  # lengths, once for each view of each path, to leave out what is not there
     "DRL": (2, "drl.py"),  # which tokens are real, of either side
     "GAID": (1, "whisper.py"),  # windows without sound are not encoded
 }

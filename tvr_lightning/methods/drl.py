@@ -207,14 +207,16 @@ class DRLHead(PairHead):
         words, frames = self.prepare(text, video)
         if tokens == "random":
             return token_correlation(words, frames, _random_token(words.mask), _random_token(frames.mask))
-        if min(int(words.mask.sum()), int(frames.mask.sum())) < 2:
+        # Positions instead of masks, because every use of a mask would ask the device for its number of tokens.
+        valid_words, valid_frames = (side.mask.nonzero(as_tuple=True) for side in (words, frames))
+        if min(len(valid_words[0]), len(valid_frames[0])) < 2:
             return None
         similarity = torch.einsum("bwd,bfd->bwf", words.tokens, frames.tokens)
         both = words.mask[:, :, None] & frames.mask[:, None, :]
         similarity = similarity.masked_fill(~both, 0.0 if self.fills_zero else -torch.inf)
         weighted = tokens == "weighted"
-        of_words = best_correlation(words, frames, similarity.argmax(2), weighted)
-        of_frames = best_correlation(frames, words, similarity.argmax(1), weighted)
+        of_words = best_correlation(words, frames, similarity.argmax(2), valid_words, weighted)
+        of_frames = best_correlation(frames, words, similarity.argmax(1), valid_frames, weighted)
         return (of_words + of_frames) / 2
 
 
@@ -231,11 +233,13 @@ def token_correlation(words: PreparedTokens, frames: PreparedTokens, word: Tenso
     return channel_correlation(words.tokens[row, word], frames.tokens[row, frame])
 
 
-def best_correlation(own: PreparedTokens, others: PreparedTokens, best: Tensor, weighted: bool) -> Tensor:
-    """Return the channel correlation of all valid tokens and their `best` (B, T) tokens of the other side."""
+def best_correlation(
+    own: PreparedTokens, others: PreparedTokens, best: Tensor, valid: tuple[Tensor, ...], weighted: bool
+) -> Tensor:
+    """Return the channel correlation of the tokens at `valid` and their `best` (B, T) tokens of the other side."""
     partners = others.tokens.gather(1, best[..., None].expand(-1, -1, own.tokens.shape[-1]))
-    weights = own.weights[own.mask] / len(own) if weighted else None
-    return channel_correlation(own.tokens[own.mask], partners[own.mask], weights)
+    weights = own.weights[valid] / len(own) if weighted else None
+    return channel_correlation(own.tokens[valid], partners[valid], weights)
 
 
 def channel_correlation(first: Tensor, second: Tensor, weights: Tensor | None = None) -> Tensor:
