@@ -27,17 +27,10 @@ class SlotAggregation(nn.Module, ABC):
         self.temperature = temperature
 
     def forward(self, similarities: Tensor, dim: int = 0, whole: bool = False, scaled: bool = False) -> Tensor:
-        """Return sums (...) of similarities (S, ...), or with the slots at `dim`.
-
-        Args:
-            similarities: Similarities, minus infinity for absent slots. Without slots, the sum is minus infinity.
-            dim: Axis of the slots.
-            whole: Whether all slots are known to be present.
-            scaled: Whether the similarities are already multiplied by the temperature. The few sums, which are not,
-                are then divided by it, which is cheaper than multiplying all similarities here.
-        """
+        """Return sums (...) of similarities (S, ...), or with the slots at `dim`. `whole`: no slot is absent."""
         if not scaled:
             return self.total(similarities, self.temperature * similarities, dim, whole)
+        # Multiplied by the temperature already. Dividing the few sums is cheaper than multiplying all similarities.
         return self.total(similarities, similarities, dim, whole) / self.temperature
 
     @abstractmethod
@@ -105,14 +98,7 @@ class BidirectionalAggregation(nn.Module):
     def directions(
         self, similarities: Tensor, words: int = 1, whole: bool = False, scaled: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Return word-then-frame and frame-then-word scores (...) of similarities (frames, words, ...).
-
-        Args:
-            similarities: Similarities with the frames first.
-            words: Axis of the words.
-            whole: Whether all slots are known to be present.
-            scaled: Whether the similarities are already multiplied by the temperature.
-        """
+        """Return word-then-frame and frame-then-word scores (...) of similarities (frames, words, ...)."""
         word_then_frame = self.frames_after_words(self.words(similarities, words, whole, scaled), 0, whole)
         frame_then_word = self.words_after_frames(self.frames(similarities, 0, whole, scaled), words - 1, whole)
         return word_then_frame, frame_then_word

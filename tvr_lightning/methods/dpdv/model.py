@@ -59,10 +59,7 @@ def recover_frames(spot: Tensor, frame_mask: Tensor) -> Tensor:
 
 @torch.no_grad()
 def caption_order(captions: Tensor, mask: Tensor, frames: Tensor, recover: Tensor) -> tuple[Tensor, Tensor]:
-    """Rank captions (B, S, D) by their cosine with the mean of the Recover-Path's unnormalized frames (Eq. 4).
-
-    Returns cosines (B, S) and the order (B, S) from the most similar; missing captions come last.
-    """
+    """Return the cosines (B, S) of captions with the mean of the Recover-Path's frames, and their order (Eq. 4)."""
     cosine = torch.einsum("bsd,bd->bs", unit(captions), unit(masked_mean(frames, recover)))
     return cosine, first_largest(cosine.masked_fill(~mask, -torch.inf), captions.shape[1])
 
