@@ -75,10 +75,8 @@ def undisturbed() -> Iterator[None]:
 
 
 def start_method() -> str:
-    """Return multiprocessing's name of the start method, and preload the package in the server of the workers.
-
-    Workers are forked from a clean server, since workers forked from this process occasionally hang.
-    """
+    """Return multiprocessing's name of the start method, and preload the package in the server of the workers."""
+    # Workers are forked from a clean server, since workers forked from this process occasionally hang.
     loaded = [name for name in sys.modules if name.partition(".")[0] == "tvr_lightning"]
     multiprocessing.get_context("forkserver").set_forkserver_preload(loaded)
     return "forkserver"

@@ -131,10 +131,7 @@ class FeatureStore:
             )
 
     def verify(self) -> None:
-        """Raise StoreError unless the header of every shard can be read, and its content has the digest in its name.
-
-        Each shard is read only once, also if worker processes use the store later.
-        """
+        """Raise StoreError unless the header of every shard can be read, and its content has the digest in its name."""
         for shard in [*self._damaged, *self._headers]:
             self._check(shard)
 
@@ -194,7 +191,7 @@ class FeatureStore:
         return self._opened[shard]
 
     def _check(self, shard: Shard) -> None:
-        if shard in self._verified:
+        if shard in self._verified:  # also if another process has verified it before it passed the store on
             return
         problem = self._damaged.get(shard) or shard.problem()
         if problem:
