@@ -383,7 +383,7 @@ def test_a_typo_is_one_line_that_says_what_there_is(words, capsys, monkeypatch):
 
 BAD_STARTS = {
     "--ckpt_path=nowhere.ckpt": "nowhere.ckpt: no such checkpoint; looked for it at",
-    "--ckpt_path=recipes": "recipes is a folder of shards, which cannot be read without running code from it",
+    "--ckpt_path=recipes": "recipes is a folder; name a checkpoint file. Shards in a folder cannot be read without",
     "--trainer.max_epochs=-1 --trainer.max_time=00:00:00:01": "trainer.max_epochs is -1. Set model.init_args.",
     "--results.select_on=val --data.init_args.holdout=4 --trainer.limit_val_batches=0": "limit_val_batches: 0, or",
     "--results.select_on=val --data.init_args.holdout=4 --trainer.enable_checkpointing=false": "enable_checkpointing",

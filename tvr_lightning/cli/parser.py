@@ -111,7 +111,7 @@ def parse(command: Command, words: Sequence[str]) -> tuple[dict[str, Any], list[
             given.add(option)
             own.append(word)
         elif option.startswith("--"):
-            near = difflib.get_close_matches(option, [*options, *(f"--{name}" for name in command.sections)], n=1)
+            near = difflib.get_close_matches(option, [*options, *(f"--{name}" for name in command.sections)], 1, 0.7)
             if not command.sections or (near and option[2:].partition(".")[0].rstrip("+") not in command.sections):
                 meant = f"Did you mean {near[0]}? " if near else ""
                 raise OptionError(

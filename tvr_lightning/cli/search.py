@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from tvr_lightning.cli.loading import chosen_device, loading
 from tvr_lightning.cli.options import Device, File, FileOrFolder, Folder, Index, NewFolder, Port, Trust
-from tvr_lightning.config.recipe_files import refuse_options
+from tvr_lightning.config.recipe_files import OptionError, refuse_options
 from tvr_lightning.option_types import Count, FrameSampling, Share
 from tvr_lightning.search.errors import RefusedError, SearchError
 from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock, printable
@@ -46,6 +46,8 @@ def index(
     """
     encoder: dict[str, Any] = {"architecture": architecture, "frames": frames, "sampling": sampling}
     is_new = not (out / "catalog.sqlite").is_file()
+    if is_new and not videos:
+        raise OptionError("No videos are given. Name files or folders: tvr index VIDEOS...")
     if ckpt_path:
         reason = "cannot be combined with --ckpt_path, since a checkpoint contains its own weights and options."
         refuse_options({"weights": weights} | encoder, reason)
@@ -111,7 +113,9 @@ def search(
 ) -> None:
     """Find videos in an index by text or by an example."""
     if video and image:
-        raise RefusedError("Use one example, either --video or --image.")
+        raise OptionError("Use one example, either --video or --image.")
+    if not "".join(query).strip() and not video and not image:
+        raise OptionError("No query is given. Describe the videos to find, or use --video or --image.")
     from tvr_lightning.progress import shown
 
     with shown("search: opening the index; tvr serve keeps it open"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -103,14 +104,18 @@ def refusals(message: str) -> str:
     lines = [line.strip() for line in message.splitlines()]
     tried = ("Does not validate", "Expected a", "Given value", "Not a valid", "Problem with given class_path")
     said = [line[2:] for line in lines if line.startswith("- ") and not line[2:].startswith(tried)]
+    said += [  # such as a package that is not installed
+        f"{line.removeprefix('- Problem with given class_path ')} {reason}"
+        for line, reason in itertools.pairwise(lines)
+        if line.startswith("- Problem with given class_path") and not reason.startswith(("- ", *tried))
+    ]
     return "; ".join(dict.fromkeys(said)) if lines and lines[0].startswith("Does not validate") and said else message
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return names in words, those that resemble `name` most first."""
-    ordered = sorted(
-        {*names} - {"$schema"}, key=lambda x: (-difflib.SequenceMatcher(None, name.lower(), x.lower()).ratio(), x)
-    )
+    shown = {*names} - {"$schema", "print_shtab"}
+    ordered = sorted(shown, key=lambda x: (-difflib.SequenceMatcher(None, name.lower(), x.lower()).ratio(), x))
     more = f" and {len(ordered) - LISTED} more" if len(ordered) > LISTED else ""
     return f"{', '.join(ordered[:LISTED])}{more}" if ordered else "none"
 
@@ -155,7 +160,7 @@ class _Walk:
             expected = in_words(sorted(words, key=lambda word: word == "null"))
             if any("pattern" in variant for variant in variants):
                 expected = node["description"]
-            raise OptionError(f"{where} is {value!r}; expected {expected}")
+            raise OptionError(f"{where} is {'empty' if value is None else repr(value)}; expected {expected}")
 
     def section(self, where: str, classes: dict[str, Any], value: dict[str, Any]) -> None:
         """Check a class and its options."""

@@ -41,6 +41,8 @@ def find_recipe(name: str | Path, option: str = "--config") -> Path:
 
     `recipes/data/didemo.yaml` is `data/didemo` for short. The error for a missing recipe names the option.
     """
+    if not str(name):
+        raise OptionError(f"{option} is empty. Name a recipe, such as tcmgc.")
     path = Path(name)
     if path.exists() and not path.is_dir():
         return path
@@ -64,10 +66,11 @@ def read_recipe(name: str | Path) -> dict[str, Any]:
         content = yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         said = " ".join(str(error).split())
-        raise RecipeError(f"--config {name}: not a recipe (YAML with plain values): {said}") from error
-    if not isinstance(content, dict | None):
-        raise RecipeError(f"--config {name} is not a recipe: it contains a {type(content).__name__}, not named options")
-    return content or {}
+        raise OptionError(f"--config {name}: not a recipe (YAML with plain values): {said}") from error
+    if not isinstance(content, dict):
+        contains = "is empty" if content is None else f"contains a {type(content).__name__}, not named options"
+        raise OptionError(f"--config {name} is not a recipe: it {contains}")
+    return content
 
 
 def _near(path: Path) -> str:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tvr_lightning.errors import UserError
+from tvr_lightning.config.recipe_files import OptionError
 
 Printed = Literal["R@1", "R@5", "R@10", "R@50", "MdR", "MnR", "RSum", "SumR", "accuracy"]
 Entry = tuple[str | None, ...]
@@ -111,7 +111,7 @@ def select_published(
         kept = [row for found, row in own if (value.lower() in found if name == "method" else value.lower() == found)]
         if not kept:
             known = sorted({getattr(row, name) for row in rows} - {None})
-            raise UserError(f"No published row has {name} {value!r}. Available: {', '.join(known) or 'none'}.")
+            raise OptionError(f"No published row has {name} {value!r}. Available: {', '.join(known) or 'none'}.")
         rows = kept
     return rows
 

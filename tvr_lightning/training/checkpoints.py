@@ -35,8 +35,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return the contents of a checkpoint: memory-mapped tensors and plain values. No code in it is executed."""
     if path.is_dir():
         raise CheckpointError(
-            f"{path} is a folder of shards, which cannot be read without running code from it. Save checkpoints in one "
-            "file (save_distributed_checkpoint: false)."
+            f"{path} is a folder; name a checkpoint file. Shards in a folder cannot be read without running code from "
+            "them. Save checkpoints in one file (save_distributed_checkpoint: false)."
         )
     if not path.is_file():
         raise CheckpointError(f"{path}: no such checkpoint; looked for it at {path.absolute()}")
