@@ -60,17 +60,17 @@ def test_tables_are_found_anywhere_and_an_unknown_one_names_the_nearest(tmp_path
 def test_a_recipe_that_would_run_code_is_refused_unrun(verb, tmp_path, capsys):
     recipe = tmp_path / "evil.yaml"
     recipe.write_text(f"data: !!python/object/apply:os.mkdir ['{tmp_path / 'ran'}']\n")
-    found = said([*verb, f"--config={recipe}"], capsys)
+    found = said([*verb, f"--config={recipe}"], capsys, status=2)
     assert str(recipe) in found
     assert "python/object/apply:os.mkdir" in found
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("content", ["- a\n- list\n", "just words", "a: [1"])
+@pytest.mark.parametrize("content", ["- a\n- list\n", "just words", "a: [1", "# nothing"])
 def test_what_is_no_recipe_is_named(content, tmp_path, capsys):
     recipe = tmp_path / "list.yaml"
     recipe.write_text(content)
-    assert str(recipe) in said(["data", "check", f"--config={recipe}"], capsys)
+    assert str(recipe) in said(["data", "check", f"--config={recipe}"], capsys, status=2)
 
 
 def test_missing_data_suggest_the_recipe_that_was_named(tmp_path, capsys):
