@@ -131,7 +131,7 @@ def test_what_is_wrong_is_said_in_one_sentence(root, tmp_path):
     wrong = {
         "split,video,caption\ntrain,a.mp4, \n": r"captions\.csv: a\.mp4, caption 0: the caption is empty",
         "split,video\ntrain,a.mp4\n": r"no column contains captions, found \['split', 'video'\]; name it one of capt",
-        "split,caption\ntrain,a dog\n": r"no column contains the video, found .*; name it one of file, video,",
+        "split,caption\ntrain,a dog\n": r"no column contains the video, found .*; name it one of file_name, file,",
         "split,video,caption\nlearn,a.mp4,a dog\n": r"row 2, a\.mp4: no split 'learn'; write one of train, val,",
         "split,video,caption\ntrain,a.mp4,x\ntest,a.mp4,y\n": r"a\.mp4: its rows are in train \(row 2, .*; write one",
         "split,video,caption\ntest,a.mp4,x\n": r"column split: no video is in the split 'train'; assign some rows",
@@ -148,6 +148,52 @@ def test_what_is_wrong_is_said_in_one_sentence(root, tmp_path):
         data(tmp_path).read_split("train")
     with pytest.raises(ValueError, match="test_share is 1; it must be"):
         data(tmp_path, test_share=1)
+
+
+@pytest.mark.parametrize("folder", ["", "videos"])
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_hugging_face_s_layout_is_read_without_an_option(root, tmp_path, suffix, folder):
+    """The table is in the folder of the videos, and `file_name` is relative to it."""
+    videos = tmp_path / folder
+    (videos / "deep").mkdir(parents=True)
+    for i, video in enumerate(CAPTIONS):
+        (videos / ("deep" if i % 2 else "") / video).symlink_to(root / "videos" / video)
+    rows = [
+        {"file_name": f"deep/{video}" if i % 2 else video, "text": said[0], "video_id": f"id {i}"}
+        for i, (video, said) in enumerate(CAPTIONS.items())
+    ]
+    frame, table = pd.DataFrame(rows), videos / f"metadata.{suffix}"
+    if suffix == "csv":
+        frame.to_csv(table, index=False)
+    elif suffix == "jsonl":
+        frame.to_json(table, orient="records", lines=True)
+    else:
+        frame.to_parquet(table)
+    splits = [data(tmp_path).load_split(split) for split in ("train", "test")]
+    found = {
+        video.video_id: text.text for split in splits for text in split.texts for video in [split.videos[text.video]]
+    }
+    assert found == {row["file_name"]: row["text"] for row in rows}
+    assert all(video.path == videos / video.video_id for split in splits for video in split.videos)
+    assert check(data(tmp_path), progress=False).problems == []
+    write_csv(tmp_path / "captions.csv", [{"video": row["file_name"], "caption": "ours"} for row in rows])
+    assert {text.text for text in data(tmp_path).read_split("test").texts} == {"ours"}
+    again = data(tmp_path, table=table.relative_to(tmp_path).as_posix())
+    assert again.read_split("test").texts == splits[1].texts
+
+
+def test_a_wrong_metadata_file_is_named(root, tmp_path):
+    (tmp_path / "videos").symlink_to(root / "videos")
+    table = tmp_path / "metadata.csv"
+    for header, missing in (("title,text", "the video"), ("file_name,title", "captions")):
+        table.write_text(f"{header}\nvideos/video0.mp4,a dog\n")
+        with pytest.raises(
+            AnnotationError, match=rf"metadata\.csv: columns: no column contains {missing}, found .*{header[:5]}"
+        ):
+            data(tmp_path).read_split("train")
+    (tmp_path / "metadata.jsonl").write_text("{}\n")
+    with pytest.raises(MissingAssetError, match=r"contains metadata\.csv, metadata\.jsonl\. Choose one with"):
+        data(tmp_path).read_split("train")
 
 
 def test_captions_without_a_video_stop_a_run_and_videos_without_captions_are_noted(root, tmp_path):

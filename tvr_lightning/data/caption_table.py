@@ -13,7 +13,7 @@ from typing import Any
 from tvr_lightning.data.records import expect, malformed, read_table, read_text
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")
-VIDEO = ("file", "video", "path", "video_path", "video_id")
+VIDEO = ("file_name", "file", "video", "path", "video_path", "video_id")
 CAPTION = re.compile(r"(caption|sentence|text)s?(_?\d+)?")
 SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
 

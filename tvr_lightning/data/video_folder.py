@@ -16,17 +16,23 @@ from tvr_lightning.data.records import Findings, Split, SplitName, build_split, 
 from tvr_lightning.data.video_files import VideoFiles, path_below
 from tvr_lightning.errors import UserError
 
+METADATA = "metadata"
+"""Name of the table in Hugging Face's VideoFolder layout, without its suffix."""
+
 
 class VideoFolder(TextVideoDataModule):
     """Folder of videos with a table of captions: captions.csv, captions.jsonl or captions.parquet.
 
+    Without such a file, Hugging Face's layout is read: metadata.csv, metadata.jsonl or metadata.parquet in the folder
+    of the videos, with the column `file_name`, relative to the table.
     All captions are used for training, and all captions of a test video are queries. A column `split` (train, val,
     test) assigns the videos to splits; without it, a share of them is selected for the test split by their
     names, regardless of their order. `root` is the folder itself.
 
     Args:
         split: "table" is the only choice.
-        table: file name of the table; default: captions.csv, captions.jsonl or captions.parquet.
+        table: file name of the table; default: captions.csv, captions.jsonl or captions.parquet, or otherwise metadata
+            with one of these suffixes.
         test_share: share of the videos in the test split, between 0 and 1, if the table has no column `split`.
         **options: options of all datasets (`TextVideoDataModule`).
     """
@@ -36,7 +42,8 @@ class VideoFolder(TextVideoDataModule):
     layout = """\
 FOLDER/                                              data.init_args.root, or $TVR_DATA/folder
   captions.csv or captions.jsonl or captions.parquet   columns video, caption, and optionally split
-  videos/<video> ...                                 or the videos next to the table"""
+  videos/<video> ...                                 or the videos next to the table
+or metadata.csv, metadata.jsonl or metadata.parquet next to the videos, columns file_name, caption, optionally split"""
     one_caption_evaluation = False  # all captions are queries
 
     def __init__(
@@ -73,15 +80,18 @@ FOLDER/                                              data.init_args.root, or $TV
     def required_files(self, name: SplitName) -> list[Path]:
         if self.table is not None:
             return [self.folder / self.table]
-        found = [self.folder / f"captions{suffix}" for suffix in SUFFIXES]
-        return [file for file in found if file.is_file()] or found[:1]
+        captions = [self.folder / f"captions{suffix}" for suffix in SUFFIXES]
+        folders = dict.fromkeys((self.folder, self.video_root))
+        metadata = [folder / f"{METADATA}{suffix}" for folder in folders for suffix in SUFFIXES]
+        found = ([file for file in files if file.is_file()] for files in (captions, metadata))
+        return next(filter(None, found), captions[:1])
 
     def _table_rows(self) -> list[CaptionRow]:
         """Return the rows of the table, with one name for all spellings of a file."""
         if self._rows is None:
             files = self.required_files("train")
             if len(files) > 1:
-                names = ", ".join(file.name for file in files)
+                names = ", ".join(file.relative_to(self.folder).as_posix() for file in files)
                 choose = f"one table: {self.folder} contains {names}. Choose one with data.init_args.table"
                 raise self.incomplete([choose])
             rows = read_caption_table(files[0])
@@ -125,8 +135,13 @@ FOLDER/                                              data.init_args.root, or $TV
         return {video: next(iter(named)) or "" for video, named in marked.items()}, ""
 
     def _find(self, video: str) -> Path:
-        """Return the path of a video: relative to the table if it contains a folder, otherwise in `video_root`."""
+        """Return the path of a video: relative to `folder` if it contains a folder, otherwise in `video_root`.
+
+        In Hugging Face's layout, every path is relative to the table.
+        """
         parent, _, name = video.rpartition("/")
         if parent not in self._folders:
-            self._folders[parent] = VideoFiles(path_below(self.folder, parent) if parent else self.video_root)
+            table = self.required_files("train")[0]
+            base = table.parent if table.stem == METADATA else self.folder if parent else self.video_root
+            self._folders[parent] = VideoFiles(path_below(base, parent))
         return self._folders[parent].find(name)
