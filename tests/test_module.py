@@ -117,13 +117,13 @@ def test_evaluation_options_out_of_range_are_refused(option, value):
 def test_a_recipe_adds_metrics_to_the_table(tmp_path):
     synthesize("msrvtt", tmp_path, 10, 0, workers=1, progress=False)
     recipes = Path(__file__).parents[1] / "recipes"
-    metrics = '[{"class_path": "RecallAtK", "init_args": {"k": 3}}]'
+    metrics = '[{"class_path": "RecallAtK", "init_args": {"k": 3}}, {"class_path": "NDCG"}, {"class_path": "MRR"}]'
     method, _ = from_recipe(
         [recipes / "clip4clip.yaml", recipes / "fixture.yaml"],
         [f"--model.init_args.evaluation.metrics={metrics}", f"--data.init_args.root={tmp_path}"],
     )
     named = method.metrics["test"].named()
-    assert list(named)[6:8] == ["t2v_R@3", "v2t_R@1"]
+    assert list(named)[6:10] == ["t2v_R@3", "t2v_nDCG@10", "t2v_MRR", "v2t_R@1"]
     assert named["t2v_R@3"] is not named["v2t_R@3"]
     assert method.hparams["evaluation"]["metrics"][0]["init_args"] == {"k": 3}
     with pytest.raises(ValueError, match="several metrics with one name"):

@@ -77,6 +77,33 @@ def test_the_released_metrics_are_found_on_the_kept_case(folder, expected, words
     assert found["audit"] is None
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of MTEB's dependencies
+@pytest.mark.parametrize("name", ["single", "multi"])
+def test_ndcg_and_mrr_equal_mteb_s(folder, case, name, capsys):
+    from mteb._evaluators.retrieval_metrics import calculate_retrieval_scores
+
+    ids = f"--ids={name}.{'csv' if name == 'single' else 'parquet'}"
+    found = evaluated(f"{name}.npy", ids, "--metrics=ndcg@10", "--metrics=mrr", "--metrics=mrr")
+    assert {"nDCG@10", "MRR"} <= set(capsys.readouterr().out.split())
+    scores = case[f"{name}.similarity"]
+    own = torch.arange(60) if name == "single" else case["multi.caption_video"].long()
+    best = torch.stack([scores[own == video].amax(0) for video in own.unique()], 1)  # of a video's captions, as for R@K
+    for direction, matrix, matches in (
+        ("text_to_video", scores, own),
+        ("video_to_text", best, torch.arange(len(best))),
+    ):
+        run = {f"q{i}": {f"d{j}": score for j, score in enumerate(row)} for i, row in enumerate(matrix.tolist())}
+        theirs = calculate_retrieval_scores(
+            run, {f"q{i}": {f"d{j}": 1} for i, j in enumerate(matches.tolist())}, [1, 10, 1000]
+        )
+        assert found[direction]["nDCG@10"] == pytest.approx(100 * theirs.ndcg["NDCG@10"], abs=1e-3)  # theirs is rounded
+        assert found[direction]["MRR"] == pytest.approx(100 * theirs.mrr["MRR@1000"])
+        for metric in ("nDCG@10", "MRR"):
+            ends = found["intervals"][direction.replace("_", "-")][metric]
+            assert ends["low"] < found[direction][metric] < ends["high"]
+    assert "MRR" not in evaluated(f"{name}.npy", ids)["text_to_video"]
+
+
 def test_every_file_of_one_matrix_gives_one_table(folder, case, capsys):
     matrix = case["single.similarity"]
     generator = torch.Generator().manual_seed(0)
@@ -138,7 +165,7 @@ def test_pairs_that_are_not_listed_come_last_and_the_table_says_so(folder):
 def test_two_matrices_are_compared_on_the_same_queries(folder, case, capsys):
     better = case["single.similarity"] + 0.5 * torch.eye(60, dtype=torch.float64) * case["single.similarity"].std()
     np.save("better.npy", better.numpy())
-    assert main(["evaluate", "single.npy", "better.npy", "--ids=single.csv"]) == 0
+    assert main(["evaluate", "single.npy", "better.npy", "--ids=single.csv", "--metrics=mrr"]) == 0
     assert "better.npy minus single.npy" in capsys.readouterr().out
     (file,) = folder.glob("runs/better-single/version_0/comparison.json")
     tables = [
@@ -149,6 +176,7 @@ def test_two_matrices_are_compared_on_the_same_queries(folder, case, capsys):
     assert row["R@1"]["difference"]["estimate"] == pytest.approx(gain)
     assert gain > 0
     assert row["MnR"]["p_value"] < 0.05
+    assert row["MRR"]["difference"]["estimate"] > 0
 
 
 @pytest.mark.filterwarnings("ignore:UNTRAINED weights")
@@ -210,6 +238,7 @@ def test_what_cannot_be_ranked_is_refused_in_one_sentence(folder, case, capsys):
         capsys, "single.npy", "--ids=single.csv", "--normalization=QueryBankNorm"
     )
     assert "gone.npy: no such file" in refused(capsys, "gone.npy", "--ids=single.csv")
+    assert "--metrics is map; expected ndcg@10 or mrr" in refused(capsys, "single.npy", "--metrics=map")
     assert "Give either a dataset" in refused(capsys, "single.npy")
     pd.DataFrame({"text_index": [0], "video_id": ["w"], "score": [1.0]}).to_parquet("alien.parquet")
     assert "video 'w' is not in single test" in refused(capsys, "alien.parquet", "--ids=single.csv")

@@ -1,6 +1,7 @@
-"""Recall, median and mean rank against the authors' figures, a plain restatement, and over two processes."""
+"""Metrics of ranks against the authors' figures, a plain restatement, and over two processes."""
 
 import json
+import math
 import statistics
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 from metric_rows import summarize
 from safetensors.torch import load_file
 
-from tvr_lightning.evaluation.metrics import MeanRank, MedianRank, RankMetric, RecallAtK, RetrievalMetrics
+from tvr_lightning.evaluation.metrics import MRR, NDCG, MeanRank, MedianRank, RankMetric, RecallAtK, RetrievalMetrics
 from tvr_lightning.evaluation.ranks import Ranks, count_ranks, text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.testing import run_processes
 
@@ -51,6 +52,17 @@ def test_metrics_equal_a_plain_restatement(queries):
     assert MeanRank().value(ranks).item() == pytest.approx(statistics.mean(places))
 
 
+@pytest.mark.parametrize("k", [1, 10, 100])
+def test_ndcg_and_mrr_are_expectations_over_the_order_of_ties(k):
+    ranks = Ranks(torch.tensor([0, 0, 3, 8, 12]), torch.tensor([1, 7, 4, 9, 1]), torch.arange(5))
+    possible = [range(better + 1, better + tied + 1) for better, tied in zip(ranks.better, ranks.tied, strict=True)]
+    gains = [[1 / math.log2(1 + rank) if rank <= k else 0 for rank in places] for places in possible]
+    expected = statistics.mean(map(statistics.mean, gains))
+    assert NDCG(k).value(ranks).item() == pytest.approx(100 * expected)
+    expected = statistics.mean(statistics.mean(1 / int(rank) for rank in places) for places in possible)
+    assert MRR().value(ranks).item() == pytest.approx(100 * expected)
+
+
 def test_sums_add_the_recalls_that_were_asked_for():
     ranks = count_ranks(torch.randn(20, 80, generator=torch.Generator().manual_seed(0)), torch.arange(20))
     row = summarize(ranks, recall=(1, 50))
@@ -80,6 +92,8 @@ def test_nothing_ranked_has_no_metric():
     metrics = RetrievalMetrics()
     metrics.update(*[Ranks(nothing, nothing, nothing)] * 2)
     assert all(metric.compute().isnan() for metric in metrics.named().values())
+    with pytest.raises(ValueError, match="nDCG at K needs K >= 1, got 0"):
+        NDCG(0)
     for recall in ((0, 1), (1, -5)):
         with pytest.raises(ValueError, match="K >= 1"):
             RetrievalMetrics(recall)

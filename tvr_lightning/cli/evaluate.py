@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tvr_lightning.cli.loading import loading
 from tvr_lightning.cli.options import Config, File, Folder, NewFolder
@@ -30,6 +30,7 @@ def evaluate(
     bank_texts: Annotated[File | None, "scores of training texts (K, M) against the same videos"] = None,
     bank_videos: Annotated[File | None, "scores of the same texts against training videos (N, K)"] = None,
     recall: Annotated[list[Count], "K of R@K; 1, 5, and 10 by default"] = [],
+    metrics: Annotated[list[Literal["ndcg@10", "mrr"]], "further metric of both directions, in percent"] = [],
     name: Annotated[str | None, "name of the method in the results table; the file's name by default"] = None,
     out: Annotated[NewFolder, "parent folder of the results"] = Path("runs"),
     overrides: Sequence[str] = (),
@@ -55,6 +56,7 @@ def evaluate(
     with loading("evaluate"):
         from tvr_lightning.data.ground_truth import GroundTruth
         from tvr_lightning.evaluation.external_scores import compare, evaluate_scores, intervals
+        from tvr_lightning.evaluation.metrics import MRR, NDCG
         from tvr_lightning.evaluation.results import print_results, results_of, write_results
         from tvr_lightning.evaluation.scores_file import ScoresError, read_pairs, read_scores
         from tvr_lightning.evaluation.weights import Weights
@@ -69,6 +71,7 @@ def evaluate(
     title, split, warnings = _test_split(config, of_data) if ids is None else _split_of_ids(ids)
     truth, video_ids = GroundTruth.of(title, split, warnings), [video.video_id for video in split.videos]
     ks = tuple(sorted(set(recall or (1, 5, 10))))
+    more = [MRR() if metric == "mrr" else NDCG(10) for metric in dict.fromkeys(metrics)]
     texts = read_scores(bank_texts, truth, video_ids, "texts") if bank_texts else None
     videos = read_scores(bank_videos, truth, video_ids, "videos") if bank_videos else None
     found: list[Evaluation] = []
@@ -76,8 +79,8 @@ def evaluate(
         matrix = (read_pairs if path.suffix == ".parquet" else read_scores)(path, truth, video_ids)
         try:
             with shown(f"evaluate: ranking {path.name}"):
-                evaluation = evaluate_scores(matrix, truth, normalizer, ks, texts, videos)
-                drawn = intervals(evaluation, truth, ks)
+                evaluation = evaluate_scores(matrix, truth, normalizer, ks, texts, videos, more)
+                drawn = intervals(evaluation, truth, ks, more)
         except ValueError as error:
             raise ScoresError(f"{path}: {error}") from error
         method = name or path.stem
@@ -102,7 +105,7 @@ def evaluate(
         found.append(evaluation)
     if len(found) == 2:
         with shown("evaluate: comparing both"):
-            comparison = compare(found[0], found[1], truth, ks)
+            comparison = compare(found[0], found[1], truth, ks, more)
         _report(comparison, scores, folder / "comparison.json")
 
 

@@ -9,17 +9,15 @@ from torch import Tensor
 
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.evaluation.evaluator import Evaluation
-from tvr_lightning.evaluation.metrics import RetrievalMetrics
+from tvr_lightning.evaluation.metrics import MeanRank, QueryMean, RecallAtK, RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Normalizer, normalize_scores
 from tvr_lightning.evaluation.ranks import Ranks, text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.evaluation.scores_file import NOT_FOUND, ScoresError
 from tvr_lightning.evaluation.statistics import (
     Comparison,
     Interval,
-    PerQuery,
     exchange_p_value,
     percentile_interval,
-    recall_values,
     resample,
 )
 
@@ -31,6 +29,7 @@ def evaluate_scores(
     recall: Sequence[int] = (1, 5, 10),
     bank_texts: Tensor | None = None,
     bank_videos: Tensor | None = None,
+    more: Sequence[QueryMean] = (),
 ) -> Evaluation:
     """Rank a similarity matrix in both directions.
 
@@ -42,6 +41,7 @@ def evaluate_scores(
         recall: Values of K for R@K.
         bank_texts: Scores (K, M) of training texts against the split's videos, for text-to-video.
         bank_videos: Scores (N, K) of the split's texts against training videos, for video-to-text.
+        more: Further metrics.
 
     Raises:
         UserError: The normalizer needs scores that are not given, or cannot be applied to a matrix.
@@ -68,38 +68,40 @@ def evaluate_scores(
         else:
             warnings.append("video-to-text is not normalized: no scores of training videos were given")
     ranks = text_to_video_ranks(texts, truth.video_of_text), video_to_text_ranks(videos.T, truth.video_of_text)
-    metrics = RetrievalMetrics(recall)
+    metrics = RetrievalMetrics(recall, more)
     metrics.update(*ranks)
     return Evaluation.of(
         metrics, ranks, truth, normalizer, warnings, texts=truth.texts, videos=truth.videos, partial=bool(left_out)
     )
 
 
-def intervals(evaluation: Evaluation, truth: GroundTruth, recall: Sequence[int]) -> dict[str, dict[str, Interval]]:
+def intervals(
+    evaluation: Evaluation, truth: GroundTruth, recall: Sequence[int], more: Sequence[QueryMean] = ()
+) -> dict[str, dict[str, Interval]]:
     """Return 95 % bootstrap intervals over queries by direction and name, for every metric with a value per query."""
     found: dict[str, dict[str, Interval]] = {}
     for direction, (ranks, group) in _directions(evaluation, truth).items():
         row = found[direction] = {}
-        for name, per_query in _per_query(recall).items():
-            values = per_query(ranks).double()
-            row[name] = percentile_interval(float(values.mean()), resample(values, group))
+        for metric in _per_query(recall, more):
+            values = metric.values(ranks)
+            row[metric.name] = percentile_interval(float(values.mean()), resample(values, group))
         expected = ranks.expected()
         row["MdR"] = percentile_interval(float(expected.quantile(0.5)), resample(expected, group, "median"))
     return found
 
 
 def compare(
-    first: Evaluation, second: Evaluation, truth: GroundTruth, recall: Sequence[int]
+    first: Evaluation, second: Evaluation, truth: GroundTruth, recall: Sequence[int], more: Sequence[QueryMean] = ()
 ) -> dict[str, dict[str, Comparison]]:
     """Return the difference, second minus first, of two evaluations of the same queries, by direction and metric."""
     found: dict[str, dict[str, Comparison]] = {}
     others = _directions(second, truth)
     for direction, (ranks, group) in _directions(first, truth).items():
         row = found[direction] = {}
-        for name, per_query in _per_query(recall).items():
-            values = per_query(others[direction][0]).double() - per_query(ranks).double()
+        for metric in _per_query(recall, more):
+            values = metric.values(others[direction][0]) - metric.values(ranks)
             interval = percentile_interval(float(values.mean()), resample(values, group))
-            row[name] = Comparison(interval, exchange_p_value(values, group))
+            row[metric.name] = Comparison(interval, exchange_p_value(values, group))
     return found
 
 
@@ -112,5 +114,5 @@ def _directions(evaluation: Evaluation, truth: GroundTruth) -> dict[str, tuple[R
     }
 
 
-def _per_query(recall: Sequence[int]) -> dict[str, PerQuery]:
-    return {**{f"R@{k}": recall_values(k) for k in recall}, "MnR": Ranks.expected}
+def _per_query(recall: Sequence[int], more: Sequence[QueryMean]) -> list[QueryMean]:
+    return [*map(RecallAtK, recall), MeanRank(), *more]

@@ -1,4 +1,4 @@
-"""Recall at K, median rank and mean rank as torchmetrics modules that accumulate ranks.
+"""Recall at K, median rank, mean rank, nDCG and MRR as torchmetrics modules that accumulate ranks.
 
 Recalls are percentages, as in the papers. Ties are resolved by the expectation under random tie-breaking, so a constant
 similarity gives chance performance. (The released CLIP4Clip `compute_metrics` counts every tied position as a hit.)
@@ -27,13 +27,13 @@ class RankMetric(Metric):
     after the class unless it overrides `name`.
 
     Example:
-        >>> class ReciprocalRank(RankMetric):
+        >>> class WorstRank(RankMetric):
         ...     def value(self, ranks):
-        ...         return 100.0 * (1.0 / ranks.expected()).mean()
-        >>> metric = ReciprocalRank()
+        ...         return ranks.expected().max()
+        >>> metric = WorstRank()
         >>> metric.update(Ranks(torch.tensor([0, 1]), torch.ones(2, dtype=torch.int64), torch.arange(2)))
         >>> metric.compute()
-        tensor(75., dtype=torch.float64)
+        tensor(2., dtype=torch.float64)
     """
 
     full_state_update = False
@@ -68,7 +68,19 @@ class RankMetric(Metric):
         return self.value(ranks) if len(ranks) else torch.tensor(float("nan"), device=self.device)
 
 
-class RecallAtK(RankMetric):
+class QueryMean(RankMetric):
+    """Base class of metrics that are the mean of a value per query; `tvr evaluate` also computes their intervals."""
+
+    @abstractmethod
+    def values(self, ranks: Ranks) -> Tensor:
+        """Return the value of each of Q queries, (Q,) float64."""
+
+    @override
+    def value(self, ranks: Ranks) -> Tensor:
+        return self.values(ranks).mean()
+
+
+class RecallAtK(QueryMean):
     """Percentage of queries whose match is among the first K.
 
     Example:
@@ -91,8 +103,8 @@ class RecallAtK(RankMetric):
         return f"R@{self.k}"
 
     @override
-    def value(self, ranks: Ranks) -> Tensor:
-        return 100.0 * ranks.found_within(self.k).mean()
+    def values(self, ranks: Ranks) -> Tensor:
+        return 100.0 * ranks.found_within(self.k)
 
 
 class RecallSum(RankMetric):
@@ -133,7 +145,7 @@ class MedianRank(RankMetric):
         return ranks.expected().quantile(0.5)
 
 
-class MeanRank(RankMetric):
+class MeanRank(QueryMean):
     """Mean of the expected ranks, from 1.
 
     Example:
@@ -146,8 +158,53 @@ class MeanRank(RankMetric):
     name = "MnR"
 
     @override
-    def value(self, ranks: Ranks) -> Tensor:
-        return ranks.expected().mean()
+    def values(self, ranks: Ranks) -> Tensor:
+        return ranks.expected()
+
+
+class NDCG(QueryMean):
+    """Normalized discounted cumulative gain at K in percent: the mean of 1 / log2(1 + rank), or of 0 after rank K.
+
+    Every query has one match, so the ideal gain is 1.
+
+    Example:
+        >>> ranks = Ranks(torch.tensor([0, 1, 17]), torch.ones(3, dtype=torch.int64), torch.arange(3))
+        >>> NDCG().value(ranks)  # the mean of 100, 63.0930 and 0
+        tensor(54.3643, dtype=torch.float64)
+    """
+
+    higher_is_better = True
+
+    def __init__(self, k: int = 10) -> None:
+        super().__init__()
+        if k < 1:
+            raise UserError(f"nDCG at K needs K >= 1, got {k}")
+        self.k = k
+
+    @property
+    @override
+    def name(self) -> str:
+        return f"nDCG@{self.k}"
+
+    @override
+    def values(self, ranks: Ranks) -> Tensor:
+        return 100.0 * ranks.discounted_within(self.k)
+
+
+class MRR(QueryMean):
+    """Mean reciprocal rank in percent.
+
+    Example:
+        >>> ranks = Ranks(torch.tensor([0, 1, 3]), torch.ones(3, dtype=torch.int64), torch.arange(3))
+        >>> MRR().value(ranks)  # the mean of 100, 50 and 25
+        tensor(58.3333, dtype=torch.float64)
+    """
+
+    higher_is_better = True
+
+    @override
+    def values(self, ranks: Ranks) -> Tensor:
+        return 100.0 * ranks.reciprocal()
 
 
 def rank_metrics(recall: Sequence[int] = (1, 5, 10), more: Iterable[RankMetric] = ()) -> MetricCollection:

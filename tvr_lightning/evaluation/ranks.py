@@ -37,6 +37,18 @@ class Ranks(FeatureBatch):
         """Return the probabilities (Q,) float64 that the match is among the first `k`, with ties broken at random."""
         return ((k - self.better).double() / self.tied.double()).clamp(0.0, 1.0)
 
+    def reciprocal(self) -> Tensor:
+        """Return the expectations (Q,) float64 of 1 / rank, with ties broken at random."""
+        first, last = self.better.double(), (self.better + self.tied).double()
+        return (torch.digamma(last + 1.0) - torch.digamma(first + 1.0)) / self.tied.double()
+
+    def discounted_within(self, k: int) -> Tensor:
+        """Return the expectations (Q,) float64 of 1 / log2(1 + rank), 0 after rank `k`, with ties broken at random."""
+        gains = 1.0 / torch.arange(1, k + 1, dtype=torch.float64, device=self.better.device).add(1.0).log2()
+        total = torch.cat([gains.new_zeros(1), gains.cumsum(0)])  # of the first 0 to k ranks
+        last = (self.better + self.tied).clamp(max=k)
+        return (total[last] - total[self.better.clamp(max=k)]) / self.tied.double()
+
     def deduplicated(self) -> Ranks:
         """Return every query once, sorted by `index`. Padded samplers and gathering over processes repeat some."""
         return self[first_of_each(self.index)]
