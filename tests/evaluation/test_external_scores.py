@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from tvr_lightning.cli import main
+from tvr_lightning.data.ground_truth import GroundTruth
+from tvr_lightning.evaluation.trec import write_trec
 from tvr_lightning.synthetic import synthesize
 
 NAMES = {"R1": "R@1", "R5": "R@5", "R10": "R@10", "MedianR": "MdR", "MeanR": "MnR"}
@@ -102,6 +104,72 @@ def test_ndcg_and_mrr_equal_mteb_s(folder, case, name, capsys):
             ends = found["intervals"][direction.replace("_", "-")][metric]
             assert ends["low"] < found[direction][metric] < ends["high"]
     assert "MRR" not in evaluated(f"{name}.npy", ids)["text_to_video"]
+
+
+def read_trec(folder: Path) -> tuple[dict, dict]:
+    """Read a run and its qrels with pytrec_eval; each query has its measures."""
+    import pytrec_eval
+
+    with (folder / "qrels.trec").open() as qrels, (folder / "run.trec").open() as file:
+        run = pytrec_eval.parse_run(file)
+        return run, pytrec_eval.RelevanceEvaluator(
+            pytrec_eval.parse_qrel(qrels), {"success", "recip_rank", "ndcg_cut"}
+        ).evaluate(run)
+
+
+@pytest.mark.filterwarnings("ignore:.*some scores are below zero")
+@pytest.mark.parametrize("options", [[], ["--normalization=DualSoftmax"]])
+@pytest.mark.parametrize("name", ["single", "multi"])
+def test_pytrec_eval_finds_the_printed_metrics_in_a_trec_run(folder, case, name, options):
+    ids = f"--ids={name}.{'csv' if name == 'single' else 'parquet'}"
+    found = evaluated(f"{name}.npy", ids, *options, "--metrics=mrr", "--metrics=ndcg@10", "--trec", "--name=My method")
+    (file,) = folder.glob("runs/*/*/run.trec")
+    run, measured = read_trec(file.parent)
+    assert len(measured) == found["texts"]
+    for measure, column in {
+        "success_1": "R@1",
+        "success_5": "R@5",
+        "ndcg_cut_10": "nDCG@10",
+        "recip_rank": "MRR",
+    }.items():
+        mean = sum(row[measure] for row in measured.values()) / len(measured)
+        assert found["text_to_video"][column] == pytest.approx(100 * mean), column
+    lines = [line.split() for line in file.read_text().splitlines()]
+    assert {(len(line), line[1], line[5]) for line in lines} == {(6, "Q0", "My-method")}
+    assert [int(line[3]) for line in lines] == list(range(1, found["videos"] + 1)) * found["texts"]
+    if not options:
+        assert run["3"] == pytest.approx(
+            {f"v{i}": score for i, score in enumerate(case[f"{name}.similarity"][3].tolist())}
+        )
+
+
+def test_a_trec_run_keeps_the_order_and_the_ties_of_double_precision(folder):
+    row = [1.0, 1.0, 1.0 - 1e-12, 1.0 - 1e-9, 0.5, 1e-100, 1e-200, 0.0, -0.0, -1e-300, -1.0, -1.0 - 1e-12]
+    truth = GroundTruth(torch.arange(len(row)), len(row), "Toy", "test", "pairs")
+    write_trec(
+        folder, torch.tensor([row] * len(row), dtype=torch.float64), truth, [f"v{i}" for i in range(len(row))], "tag"
+    )
+    run, _ = read_trec(folder)
+    written = np.array([run["0"][f"v{i}"] for i in range(len(row))], dtype=np.float32)
+    assert (np.sign(np.diff(written)) == np.sign(np.diff(row))).all()
+    assert written == pytest.approx(row, abs=1e-6)
+
+
+def test_a_trec_run_lists_scored_pairs_and_the_best_thousand_videos(folder, monkeypatch):
+    monkeypatch.setattr("tvr_lightning.evaluation.trec.CHUNK", 4000)  # three texts at a time
+    scores = torch.randn(8, 1200, generator=torch.Generator().manual_seed(0))
+    videos = [f"clip {i}%.mp4" for i in range(1200)]
+    truth = GroundTruth(torch.arange(8), 1200, "Toy", "test", "pairs")
+    scores[5, 100:] = float("-inf")
+    write_trec(folder, scores, truth, videos, "tag")
+    run, measured = read_trec(folder)
+    assert [len(run[str(text)]) for text in range(8)] == [1000] * 5 + [100] + [1000] * 2
+    assert min(run["0"].values()) == scores[0].sort(descending=True).values[999]
+    assert run["2"]["clip%207%25.mp4"] == scores[2, 7]
+    places = (scores > scores.diag()[:, None]).sum(1) + 1
+    for text, place in enumerate(places.tolist()):
+        assert measured[str(text)]["recip_rank"] == pytest.approx(1 / place if place <= 1000 else 0)
+    assert [file.name for file in folder.glob("*.writing")] == []
 
 
 def test_every_file_of_one_matrix_gives_one_table(folder, case, capsys):

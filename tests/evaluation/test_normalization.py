@@ -78,7 +78,7 @@ def test_dual_softmax_of_scores_below_zero_is_marked_and_warned_of_once(offset, 
     normalizer: Normalizer = NormalizerChain([DualSoftmax()]) if chained else DualSoftmax()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        evaluation = evaluate_scores(similarity, GroundTruth(torch.arange(9), 9, "Toy", "test", "pairs"), normalizer)
+        evaluation, _ = evaluate_scores(similarity, GroundTruth(torch.arange(9), 9, "Toy", "test", "pairs"), normalizer)
     expected = ["some scores are below zero, and dual softmax can reverse their order"] if offset else []
     assert evaluation.warnings == expected
     assert [str(warning.message) for warning in caught] == [

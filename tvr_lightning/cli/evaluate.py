@@ -31,6 +31,9 @@ def evaluate(
     bank_videos: Annotated[File | None, "scores of the same texts against training videos (N, K)"] = None,
     recall: Annotated[list[Count], "K of R@K; 1, 5, and 10 by default"] = [],
     metrics: Annotated[list[Literal["ndcg@10", "mrr"]], "further metric of both directions, in percent"] = [],
+    trec: Annotated[
+        bool, "also write run.trec and qrels.trec, text-to-video results for trec_eval and ir_measures"
+    ] = False,
     name: Annotated[str | None, "name of the method in the results table; the file's name by default"] = None,
     out: Annotated[NewFolder, "parent folder of the results"] = Path("runs"),
     overrides: Sequence[str] = (),
@@ -59,6 +62,7 @@ def evaluate(
         from tvr_lightning.evaluation.metrics import MRR, NDCG
         from tvr_lightning.evaluation.results import print_results, results_of, write_results
         from tvr_lightning.evaluation.scores_file import ScoresError, read_pairs, read_scores
+        from tvr_lightning.evaluation.trec import write_trec
         from tvr_lightning.evaluation.weights import Weights
         from tvr_lightning.progress import shown
         from tvr_lightning.runs.folder import create_run
@@ -79,7 +83,7 @@ def evaluate(
         matrix = (read_pairs if path.suffix == ".parquet" else read_scores)(path, truth, video_ids)
         try:
             with shown(f"evaluate: ranking {path.name}"):
-                evaluation = evaluate_scores(matrix, truth, normalizer, ks, texts, videos, more)
+                evaluation, ranked = evaluate_scores(matrix, truth, normalizer, ks, texts, videos, more)
                 drawn = intervals(evaluation, truth, ks, more)
         except ValueError as error:
             raise ScoresError(f"{path}: {error}") from error
@@ -102,6 +106,10 @@ def evaluate(
         folder = create_run(out / f"{method}-{truth.dataset}".lower().replace(" ", "-"))
         json_path, csv_path = write_results(results, folder)
         print(f"Wrote {json_path} and {csv_path.name}")
+        if trec:
+            with shown("evaluate: writing run.trec"):
+                write_trec(folder, ranked, truth, video_ids, method)
+            print(f"Wrote {folder / 'run.trec'} and qrels.trec")
         found.append(evaluation)
     if len(found) == 2:
         with shown("evaluate: comparing both"):

@@ -30,8 +30,10 @@ def evaluate_scores(
     bank_texts: Tensor | None = None,
     bank_videos: Tensor | None = None,
     more: Sequence[QueryMean] = (),
-) -> Evaluation:
+) -> tuple[Evaluation, Tensor]:
     """Rank a similarity matrix in both directions.
+
+    Returns the evaluation and the scores (N, M) of text-to-video after the normalization.
 
     Args:
         scores: Similarity matrix (N, M) in the split's order.
@@ -70,9 +72,10 @@ def evaluate_scores(
     ranks = text_to_video_ranks(texts, truth.video_of_text), video_to_text_ranks(videos.T, truth.video_of_text)
     metrics = RetrievalMetrics(recall, more)
     metrics.update(*ranks)
-    return Evaluation.of(
+    evaluation = Evaluation.of(
         metrics, ranks, truth, normalizer, warnings, texts=truth.texts, videos=truth.videos, partial=bool(left_out)
     )
+    return evaluation, texts
 
 
 def intervals(
