@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tvr_lightning.data.batch import Media, Tokens
-from tvr_lightning.encoders.base import Encoder, EncoderPrecision, FreezeRule, TemporalInitialization
-from tvr_lightning.encoders.compiled import compile_blocks
+from tvr_lightning.encoders.base import Encoder, EncoderPrecision, FreezeRule, TemporalInitialization, Tower
+from tvr_lightning.encoders.compiled import blocks_of, compile_blocks
 from tvr_lightning.encoders.patch_shift import PatchShift
 from tvr_lightning.encoders.pixels import PixelPreparation
 from tvr_lightning.encoders.text_towers import encode_text, text_dimension
 from tvr_lightning.encoders.tokenizer import ClipTokenizer, Tokenizer, word_mask
+from tvr_lightning.encoders.tuning import untuned_state
 from tvr_lightning.encoders.vision_towers import encode_images
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
@@ -209,7 +210,7 @@ class OpenClipEncoder(Encoder):
             return None
         if layers > len(blocks):
             raise UserError(f"{layers} temporal layers were requested, but the text transformer has only {len(blocks)}")
-        states = [{key: value.detach().float().clone() for key, value in b.state_dict().items()} for b in blocks]
+        states = [{key: value.detach().float().clone() for key, value in untuned_state(b).items()} for b in blocks]
         embedding = self._text.positional_embedding.detach().float().clone()
         return TemporalInitialization(states[:layers], embedding, int(blocks[0].attn.num_heads))
 
@@ -225,6 +226,10 @@ class OpenClipEncoder(Encoder):
     def freeze(self, rule: FreezeRule) -> None:
         for name, parameter in self.clip.named_parameters():
             parameter.requires_grad_(not any(part.match(name) for part in FROZEN[rule]))
+
+    @override
+    def blocks(self, tower: Tower) -> list[nn.Module]:
+        return blocks_of(self._text.transformer if tower == "text" else self.clip.visual)
 
     @override
     def train(self: E, mode: bool = True) -> E:

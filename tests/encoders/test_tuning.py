@@ -1,0 +1,329 @@
+"""Tuning: which weights of the encoder are trained, at which rate, under every method."""
+
+import copy
+import json
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from small_towers import CAPTIONS, KINDS, save_model
+from torch.nn.utils import parametrize
+
+from tvr_lightning.cli import main
+from tvr_lightning.config.recipe import Recipe
+from tvr_lightning.config.recipe_files import OptionError
+from tvr_lightning.data.batch import Media
+from tvr_lightning.encoders import (
+    Adapter,
+    BitFit,
+    ClipEncoder,
+    Encoder,
+    Frozen,
+    Full,
+    LastBlocks,
+    LoRA,
+    TinyClipEncoder,
+    Tuning,
+)
+from tvr_lightning.encoders.tuning import LowRank, Target
+from tvr_lightning.errors import UserError
+from tvr_lightning.methods import XPool
+from tvr_lightning.synthetic import synthesize
+from tvr_lightning.testing.small import method_recipes, random_pairs, small
+from tvr_lightning.training.optim import OptimizerConfig, parameter_groups
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+OVERLAYS = {path.stem: f"--config={path}" for path in sorted((RECIPES / "tuning").glob("*.yaml"))}
+
+
+def method(tuning: Tuning | None, **options: object) -> XPool:
+    torch.manual_seed(0)
+    encoder = TinyClipEncoder(width=64, image_size=32, text_layers=4, vision_layers=4, **options)
+    return XPool(encoder, tuning=tuning, frames=4, words=12)
+
+
+def trained(module: torch.nn.Module) -> set[str]:
+    return {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def rates(tuning: Tuning | None) -> dict[str, float]:
+    groups = parameter_groups(method(tuning), OptimizerConfig(lr=1.0, encoder_lr=0.1))
+    return {group["name"].partition(",")[0]: group["lr"] for group in groups}
+
+
+def test_full_trains_what_freeze_says():
+    everything = {name for name, _ in method(None).encoder.named_parameters()}
+    assert trained(method(None).encoder) == trained(method(Full()).encoder) == everything
+    assert trained(method(Full(), freeze="conv1").encoder) == everything - {"clip.visual.conv1.weight"}
+    assert rates(Full()) == {"method": 1.0, "encoder": 0.1}
+
+
+def test_frozen_trains_only_the_method():
+    assert trained(method(Frozen()).encoder) == set()
+    assert trained(method(Frozen())) == {n for n in trained(method(None)) if not n.startswith("encoder.")}
+
+
+def test_bitfit_trains_the_biases_at_the_rate_of_the_method():
+    assert trained(method(BitFit()).encoder) == {n for n in trained(method(None).encoder) if n.endswith("bias")}
+    assert rates(BitFit()) == {"method": 1.0, "encoder": 0.1, "tuning": 1.0}  # encoder: the logit scale
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 9])
+def test_last_blocks_trains_the_end_of_each_tower(blocks):
+    found, allowed = trained(method(LastBlocks(blocks)).encoder), trained(method(None, freeze="clip4clip").encoder)
+    for tower in ("clip.transformer", "clip.visual.transformer"):
+        first = {n for n in allowed for i in range(4 - blocks) if n.startswith(f"{tower}.resblocks.{i}.")}
+        assert len(first) == 12 * max(4 - blocks, 0)
+        allowed -= first
+    assert found == allowed
+    assert {"clip.ln_final.weight", "clip.text_projection", "clip.visual.proj"} <= found
+    assert rates(LastBlocks(blocks)) == {"method": 1.0, "encoder": 0.1}
+
+
+def changes(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """What LoRA or Adapter trains in an encoder; what starts at zero is moved."""
+    found = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    with torch.no_grad():
+        for name, parameter in found.items():
+            if name.endswith((".up", ".up.weight")):
+                parameter.normal_(std=0.5)
+    return found
+
+
+def test_lora_adds_the_parameters_of_its_rank_targets_and_towers_at_the_rate_of_the_method():
+    def count(**options: object) -> int:
+        return sum(p.numel() for p in changes(method(LoRA(**options)).encoder).values())
+
+    one = 4 * (64 + 64) * 8  # the four blocks of a tower, A and B of rank 8
+    assert count() == 4 * one
+    assert count(rank=2) == one
+    assert count(towers=["video"]) == 2 * one
+    assert count(targets=["key"]) == 2 * one
+    assert count(targets=["query", "key", "value", "output"]) == 8 * one
+    assert count(targets=["mlp"]) == 2 * 4 * 2 * (64 + 256) * 8
+    assert rates(LoRA()) == {"method": 1.0, "encoder": 0.1, "tuning": 1.0}
+
+
+@pytest.mark.parametrize("target", ["query", "value"])
+def test_lora_of_a_fused_weight_changes_only_the_rows_of_its_target(target):
+    tunings = (None, LoRA(targets=[target], alpha=4.0))
+    plain, tuned = (method(tuning).encoder.blocks("video")[1].attn for tuning in tunings)
+    down, up = (parameter[0] for parameter in changes(tuned).values())
+    expected = plain.in_proj_weight.detach().clone().view(3, 64, 64)
+    expected[["query", "key", "value"].index(target)] += 4.0 / 8 * up @ down
+    torch.testing.assert_close(tuned.in_proj_weight.view(3, 64, 64), expected)
+
+
+def test_dropout_of_lora_applies_in_training_only():
+    encoder = method(LoRA(dropout=0.5)).encoder
+    changes(encoder)
+    texts = [encoder.train(mode).encode_text(["a cat"], 12).sentence for mode in (True, True, False, False)]
+    assert not torch.equal(texts[0], texts[1])
+    assert torch.equal(texts[2], texts[3])
+
+
+@pytest.mark.parametrize("tuning", [LoRA(), Adapter()], ids=repr)
+def test_float16_weights_have_float32_changes_that_learn(tuning):
+    encoder = method(tuning, encoder_precision="float16").encoder
+    found = changes(encoder)
+    encoder.encode_text(["a cat"], 12).sentence.sum().backward()
+    assert encoder.blocks("text")[0].attn.in_proj_weight.dtype == torch.float16
+    assert {parameter.dtype for parameter in found.values()} == {torch.float32}
+    assert all(p.grad.abs().sum() > 0 for name, p in found.items() if ".transformer" in name and "visual" not in name)
+
+
+def test_adapters_add_the_parameters_of_their_bottleneck_and_towers_at_the_rate_of_the_method():
+    def count(**options: object) -> int:
+        return sum(p.numel() for p in changes(method(Adapter(**options)).encoder).values())
+
+    assert count(bottleneck=8) == 8 * (2 * 64 * 8 + 8 + 64)
+    assert count(bottleneck=1, towers=["text"]) == 4 * (2 * 64 + 1 + 64)
+    assert rates(Adapter()) == {"method": 1.0, "encoder": 0.1, "tuning": 1.0}
+
+
+@pytest.mark.parametrize("tuning", [LoRA(), Adapter()], ids=repr)
+def test_a_copy_and_a_checkpoint_encode_the_same(tuning):
+    module = method(tuning)
+    changes(module.encoder)
+    other = method(tuning)
+    other.load_state_dict(module.state_dict())
+    sentences = [m.encoder.encode_text(["a cat"], 12).sentence for m in (module, copy.deepcopy(module), other)]
+    assert torch.equal(sentences[0], sentences[1])
+    assert torch.equal(sentences[0], sentences[2])
+    assert module.encoder.fingerprint() == other.encoder.fingerprint()
+
+
+def test_the_fingerprint_includes_alpha():
+    assert len({method(LoRA(alpha=alpha)).encoder.fingerprint() for alpha in (1.0, 2.0)}) == 2
+
+
+@pytest.mark.parametrize("tuning", [LoRA(), Adapter()], ids=repr)
+def test_a_temporal_transformer_starts_from_the_untuned_blocks(tuning):
+    plain, tuned = (method(each).encoder.temporal_initialization(2) for each in (None, tuning))
+    for mine, other in zip(tuned.blocks, plain.blocks, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=0)
+
+
+def test_lora_of_vit_b_32_trains_half_a_million_parameters_of_the_towers():
+    encoder = ClipEncoder("ViT-B-32", weights=None)
+    plain = encoder.encode_text(["a cat"], 12).sentence
+    LoRA().apply(encoder)
+    assert torch.equal(encoder.encode_text(["a cat"], 12).sentence, plain)
+    assert sum(p.numel() for p in encoder.parameters() if p.requires_grad) == 12 * 2 * 8 * 2 * (768 + 512)
+
+
+ALL = LoRA(targets=get_args(Target))
+REFUSED = {
+    "resnet": "the video tower .* has no transformer blocks",
+    "convnext": "the video tower .* has no linear layer for query",
+    "mobileclip": "the video tower .* has no linear layer for mlp",
+}
+WITHOUT_MLP = dict.fromkeys(["mobileclip", "swin", "bert", "xlm-roberta", "mt5", "nllb"], "have no MLP")
+
+
+@pytest.mark.parametrize(
+    ("tuning", "kind", "refused"),
+    [(ALL, kind, REFUSED.get(kind)) for kind in KINDS]
+    + [(LoRA(), "mobileclip", None)]
+    + [(Adapter(), kind, {"resnet": REFUSED["resnet"], **WITHOUT_MLP}.get(kind)) for kind in KINDS],
+    ids=lambda value: type(value).__name__ if isinstance(value, Tuning) else value or "",
+)
+def test_tuning_reaches_both_towers_of_a_transformer_or_is_refused(tuning, kind, refused, tmp_path):
+    encoder = ClipEncoder(save_model(kind, tmp_path / kind), "folder").eval()
+    if refused:
+        with pytest.raises(UserError, match=refused):
+            tuning.apply(encoder)
+        return
+    encoder.freeze("all")  # kernels round differently if a gradient is needed
+    text, video = encoder.encode_text(CAPTIONS, 12), media(encoder)
+    frames = encoder.encode_video(video).frames
+    tuning.apply(encoder)
+    with torch.no_grad():
+        assert torch.equal(encoder.encode_text(CAPTIONS, 12).words, text.words)
+        assert torch.equal(encoder.encode_video(video).frames, frames)
+    changes(encoder)
+    assert not torch.allclose(encoder.encode_text(CAPTIONS, 12).words, text.words)
+    assert not torch.allclose(encoder.encode_video(video).frames, frames)
+
+
+def media(encoder: Encoder) -> Media:
+    shape = (2, 2, 3, encoder.image_size, encoder.image_size)
+    pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return Media(pixels, torch.ones(2, 2, dtype=torch.bool))
+
+
+def test_lora_of_a_linear_layer_is_pefts():
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    mine = torch.nn.ModuleDict({"layer": torch.nn.Linear(12, 20)})
+    configuration = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["layer"], init_lora_weights=False)
+    theirs = peft.inject_adapter_in_model(configuration, copy.deepcopy(mine))["layer"]
+    change = LowRank(mine["layer"].weight, 1, [0], rank=4, alpha=8.0, dropout=0.0)
+    parametrize.register_parametrization(mine["layer"], "weight", change)
+    down, up = theirs.lora_A["default"].weight, theirs.lora_B["default"].weight
+    change.load_state_dict({"down": down[None], "up": up[None], "scale": change.scale})
+    inputs = torch.randn(5, 12)
+    results = [layer(inputs) for layer in (mine["layer"], theirs)]
+    torch.testing.assert_close(*results)
+    for result in results:
+        result.square().sum().backward()
+    torch.testing.assert_close(change.down.grad[0], down.grad)
+    torch.testing.assert_close(change.up.grad[0], up.grad)
+
+
+@pytest.mark.parametrize(
+    ("tuning", "message"),
+    [
+        (lambda: LastBlocks(0), "LastBlocks.blocks is 0; it must be at least 1"),
+        (lambda: LoRA(targets=["queries"]), "LoRA.targets is .* must be one of query, key, value, output, mlp"),
+        (lambda: LoRA(towers=["audio"]), "LoRA.towers is .* must be one of text, video"),
+        (lambda: LoRA(towers=[]), "LoRA.targets and LoRA.towers must not be empty"),
+        (lambda: Adapter(bottleneck=0), "Adapter.bottleneck is 0; it must be at least 1"),
+        (lambda: Adapter(towers=[]), "Adapter.towers must not be empty"),
+        (lambda: LoRA(alpha=0.0), "LoRA.alpha is 0.0; it must be above 0"),
+    ],
+)
+def test_wrong_options_are_refused(tuning, message):
+    with pytest.raises(UserError, match=message):
+        tuning()
+
+
+def test_an_encoder_without_blocks_or_biases_is_refused():
+    class Bare(TinyClipEncoder):
+        blocks = Encoder.blocks
+
+    with pytest.raises(UserError, match="Bare names no transformer blocks"):
+        LastBlocks(1).apply(Bare(width=64, image_size=32, text_layers=1, vision_layers=1))
+
+
+def test_tuning_of_an_encoder_whose_features_are_stored_is_refused_before_anything_is_loaded(monkeypatch):
+    monkeypatch.delenv("TVR_DATA", raising=False)
+    features = f"--config={RECIPES / 'features.yaml'}"
+    with pytest.raises(OptionError, match=r"tuning LoRA trains the encoder, whose features in features are fixed\."):
+        Recipe.parse([RECIPES / "xpool.yaml"], [features, OVERLAYS["lora"]]).check()
+    with pytest.raises(UserError, match="environment variable TVR_DATA is set"):  # the next check
+        Recipe.parse([RECIPES / "xpool.yaml"], [features, OVERLAYS["frozen"]]).check()
+
+
+def test_a_misspelled_target_of_a_recipe_is_refused_with_the_valid_ones():
+    words = [OVERLAYS["lora"], "--model.init_args.tuning.init_args.targets=[queries]"]
+    with pytest.raises(OptionError, match=r"tuning.*targets is 'queries'; expected query, key, value, output, or mlp"):
+        Recipe.parse([RECIPES / "xpool.yaml"], words)
+
+
+def test_a_run_with_lora_reports_what_it_trains_and_its_checkpoint_is_tested_with_the_same_results(tmp_path, capsys):
+    synthesize("msrvtt", tmp_path / "data", 30, 0, workers=1, progress=False)
+    recipe = [f"--config={name}" for name in ("clip4clip", "fixture", "tuning/lora")]
+    options = ["data.init_args.batch_size=8", "data.init_args.num_workers=0", "data.init_args.frames=2"]
+    options += [f"data.init_args.root={tmp_path / 'data'}", f"results.directory={tmp_path}", "trainer.max_epochs=1"]
+    words = [*recipe, *(f"--{option}" for option in options), "--trainer.accelerator=cpu"]
+    assert main(["fit", *words, "--estimate"]) == 0
+    assert main(["fit", *words]) == 0
+    said = capsys.readouterr().out
+    assert "parameters: 0.84 million trained, 8.05 million frozen" in said
+    assert "; 0.84 M trained and 8.05 M frozen parameters, untrained: " in said
+    (run,) = tmp_path.glob("clip4clip-msrvtt/version_0")
+    checkpoint = run / "checkpoints" / "last.ckpt"
+    assert main(["test", f"--ckpt_path={checkpoint}"]) == 0
+    files = [run / "results.json", *run.glob("test/*/results.json")]
+    results = [json.loads(file.read_text())["text_to_video"] for file in files]
+    assert results[0] == results[1]
+    assert main(["test", f"--ckpt_path={checkpoint}", "--model.init_args.tuning.init_args.alpha=1"]) != 0
+    assert "given ones change its scores" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_an_overlay_trains_what_it_says_for_one_step(name):
+    check_one_step(RECIPES / "xpool.yaml", name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", method_recipes(RECIPES))
+def test_every_method_takes_every_overlay(title):
+    for name in OVERLAYS:
+        check_one_step(method_recipes(RECIPES)[title], name)
+
+
+def check_one_step(recipe: Path, overlay: str) -> None:
+    """Train one step with an overlay: the features start as without it, and only the trained weights change."""
+    plain, _ = small(recipe)
+    tuned, _ = small(recipe, OVERLAYS[overlay])
+    pairs = random_pairs(tuned, 4)
+    with torch.no_grad():
+        for mine, other in zip(encoded(tuned.eval(), pairs), encoded(plain.eval(), pairs), strict=True):
+            assert torch.equal(mine, other)
+    tuned.train()
+    before = {name: parameter.detach().clone() for name, parameter in tuned.named_parameters()}
+    torch.stack([*tuned.losses(tuned.pair_features(pairs)).values()]).sum().backward()
+    optimizer = torch.optim.SGD(parameter_groups(tuned, OptimizerConfig(lr=1.0, encoder_lr=1.0)))
+    optimizer.step()
+    changed = {name for name, parameter in tuned.named_parameters() if not torch.equal(parameter, before[name])}
+    assert changed <= trained(tuned)
+    if overlay != "frozen":
+        assert any(name.startswith("encoder.") for name in changed)
+
+
+def encoded(module, pairs) -> tuple[torch.Tensor, ...]:
+    found = module.pair_features(pairs)
+    return found.text.sentence, found.video.frames, module.score(found.text, found.video).similarity
