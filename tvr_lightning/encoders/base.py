@@ -20,6 +20,7 @@ from tvr_lightning.media.preparation import Interpolation, Preparation, ResizeMo
 
 FreezeRule = Literal["none", "clip4clip", "conv1", "all"]
 EncoderPrecision = Literal["float32", "float16"]
+Tower = Literal["text", "video"]
 
 
 @dataclass
@@ -151,6 +152,10 @@ class Encoder(FeatureEncoder):
     @abstractmethod
     def freeze(self, rule: FreezeRule) -> None:
         """Set the trainable parameters; each call replaces the previous rule."""
+
+    def blocks(self, tower: Tower) -> list[nn.Module]:
+        """Return the transformer blocks of a tower in their order, which `tuning` needs."""
+        raise UserError(f"tuning: {type(self).__name__} names no transformer blocks. Use Full, Frozen, or BitFit.")
 
     @classmethod
     def check_trainer(cls, precision: str, strategy: str, **options: Any) -> None:

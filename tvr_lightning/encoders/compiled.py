@@ -31,19 +31,24 @@ def compile_blocks(towers: Iterable[nn.Module]) -> None:
     """
     compiled = _compiler()
     for tower in towers:
-        lists: list[str] = []
-        for name, part in tower.named_modules():
-            is_list = name.rpartition(".")[2] in BLOCKS and isinstance(part, nn.ModuleList | nn.Sequential)
-            if not is_list or name.startswith(tuple(lists)):  # no list, or a list inside a block
-                continue
-            lists.append(f"{name}.")
-            for block in part:
-                # Same attribute as nn.Module.compile, which would let the compiler's error end the run.
-                block._compiled_call_impl = compiled(block._call_impl)
-        if not lists:
+        blocks = blocks_of(tower)
+        for block in blocks:
+            # Same attribute as nn.Module.compile, which would let the compiler's error end the run.
+            block._compiled_call_impl = compiled(block._call_impl)
+        if not blocks:
             raise UserError(
                 f"compile_towers: {type(tower).__name__} is not a transformer. Set compile_towers to false."
             )
+
+
+def blocks_of(tower: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a transformer in their order; none if it has no list named as one of blocks."""
+    lists: dict[str, nn.Module] = {}
+    for name, part in tower.named_modules():
+        is_list = name.rpartition(".")[2] in BLOCKS and isinstance(part, nn.ModuleList | nn.Sequential)
+        if is_list and not name.startswith(tuple(lists)):  # not a list inside a block
+            lists[f"{name}."] = part
+    return [block for part in lists.values() for block in part.children()]
 
 
 def _compiler() -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tvr_lightning.data.batch import Media, Tokens
-from tvr_lightning.encoders.base import Encoder, EncoderPrecision, FreezeRule, TemporalInitialization
-from tvr_lightning.encoders.compiled import compile_blocks
+from tvr_lightning.encoders.base import Encoder, EncoderPrecision, FreezeRule, TemporalInitialization, Tower
+from tvr_lightning.encoders.compiled import blocks_of, compile_blocks
 from tvr_lightning.encoders.patch_shift import PatchShift
 from tvr_lightning.encoders.pixels import PixelPreparation
 from tvr_lightning.encoders.text_towers import encode_text, text_dimension
@@ -225,6 +225,10 @@ class OpenClipEncoder(Encoder):
     def freeze(self, rule: FreezeRule) -> None:
         for name, parameter in self.clip.named_parameters():
             parameter.requires_grad_(not any(part.match(name) for part in FROZEN[rule]))
+
+    @override
+    def blocks(self, tower: Tower) -> list[nn.Module]:
+        return blocks_of(self._text.transformer if tower == "text" else self.clip.visual)
 
     @override
     def train(self: E, mode: bool = True) -> E:

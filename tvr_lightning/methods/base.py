@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.encoders.tuning import Full, Tuning
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.evaluator import SHORT, Evaluation
@@ -51,6 +52,7 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
         frames: number of frames F per video.
         gather: negatives and gradients that are shared across devices (`tvr_lightning.training.distributed`).
         contrast: modification of the contrastive loss, such as `NCL`; None leaves the loss unmodified.
+        tuning: choice of the encoder's weights that are trained, such as `LoRA`; None is `Full`.
 
     Attributes:
         needs_patches: whether `score` uses patches, which stored features must then contain.
@@ -73,6 +75,7 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
         frames: int = 12,
         gather: Gather = "global",
         contrast: ContrastiveLearning | None = None,
+        tuning: Tuning | None = None,
     ) -> None:
         super().__init__(optimizer)
         self.contrast = contrast or ContrastiveLearning()
@@ -82,6 +85,8 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
                 "scores of the whole batch. Use gather: global"
             )
         self.encoder = encoder
+        self.tuning = tuning or Full()
+        self.tuning.apply(encoder)
         self.temporal: nn.Module | None = None
         self.evaluation_config = evaluation or EvaluationConfig()
         self.contrast.check(self.evaluation_config)

@@ -31,8 +31,8 @@ class OptimizerConfig(Options):
     Attributes:
         name: `bert-adam` (without bias correction, clips every tensor), `adamw` (torch), or `adamw-hf` (transformers
             up to version 4, used by X-Pool, T-MASS, and GAID).
-        lr: peak learning rate of all parameters that are not pretrained.
-        encoder_lr: peak learning rate of the encoder and of the logit scale.
+        lr: peak learning rate of all parameters that are not pretrained, and of what LoRA, Adapter or BitFit trains.
+        encoder_lr: peak learning rate of the encoder without such tuning, and of the logit scale.
         weight_decay: decoupled weight decay, multiplied by the learning rate.
         betas: decay rates of the running means of the gradient and of its square.
         eps: term added to the root of the running mean of squares.
@@ -78,25 +78,32 @@ class OptimizerConfig(Options):
 def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
     """Split the trainable parameters by learning rate and decay; the logit scale gets the encoder's learning rate.
 
-    The pretrained part of the module is its attribute `encoder` or `method.encoder`. Return up to four non-empty groups
-    with `params`, `lr`, `weight_decay` and `name`, such as `encoder, decayed`.
+    The pretrained part of the module is its attribute `encoder` or `method.encoder`, whose `tuning` may give it the
+    rate of the method. Return the non-empty groups with `params`, `lr`, `weight_decay` and `name`, such as `encoder,
+    decayed`.
     """
-    groups: dict[tuple[bool, bool], list[Tensor]] = {}
+    rates = {"method": config.lr, "encoder": config.encoder_lr, "tuning": config.lr}
+    tuning = getattr(getattr(module, "method", module), "tuning", None)
+    encoder = "encoder" if tuning is None else tuning.group
+    groups: dict[tuple[str, bool], list[Tensor]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            encoder = name.startswith(("encoder.", "method.encoder.")) or name.rpartition(".")[2] == "logit_scale"
+            pretrained = name.startswith(("encoder.", "method.encoder."))
+            part = encoder if pretrained else "encoder" if name.rpartition(".")[2] == "logit_scale" else "method"
             decayed = {"all": True, "released": "bias" not in name, "no-bias-no-norm": parameter.ndim >= 2}
-            groups.setdefault((encoder, decayed[config.decay]), []).append(parameter)
+            groups.setdefault((part, decayed[config.decay]), []).append(parameter)
     if not groups:
         raise UserError(f"{type(module).__name__} has no trainable parameters. Unfreeze some, or only evaluate it.")
     return [
         {
-            "params": groups[encoder, decayed],
-            "lr": config.encoder_lr if encoder else config.lr,
+            "params": groups[part, decayed],
+            "lr": rates[part],
             "weight_decay": config.weight_decay if decayed else 0.0,
-            "name": f"{'encoder' if encoder else 'method'}, {'decayed' if decayed else 'not decayed'}",
+            "name": f"{part}, {'decayed' if decayed else 'not decayed'}",
         }
-        for encoder, decayed in sorted(groups)
+        for part in rates
+        for decayed in (False, True)
+        if (part, decayed) in groups
     ]
 
 
