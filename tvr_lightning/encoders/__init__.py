@@ -6,7 +6,7 @@ from tvr_lightning.encoders.clip import ClipEncoder, SizedClipEncoder
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.encoders.tiny import TinyClipEncoder
-from tvr_lightning.encoders.tuning import BitFit, Frozen, Full, LastBlocks, Tuning
+from tvr_lightning.encoders.tuning import BitFit, Frozen, Full, LastBlocks, LoRA, Tuning
 from tvr_lightning.encoders.wav2vec2 import TinyWav2Vec2Encoder, Wav2Vec2Encoder
 from tvr_lightning.encoders.whisper import TinyWhisperEncoder, WhisperEncoder
 
@@ -18,6 +18,7 @@ __all__ = [
     "Frozen",
     "Full",
     "LastBlocks",
+    "LoRA",
     "MissingWeightsError",
     "OpenClipEncoder",
     "SizedClipEncoder",

@@ -23,6 +23,7 @@ from tvr_lightning.encoders.patch_shift import PatchShift
 from tvr_lightning.encoders.pixels import PixelPreparation
 from tvr_lightning.encoders.text_towers import encode_text, text_dimension
 from tvr_lightning.encoders.tokenizer import ClipTokenizer, Tokenizer, word_mask
+from tvr_lightning.encoders.tuning import untuned_state
 from tvr_lightning.encoders.vision_towers import encode_images
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
@@ -209,7 +210,7 @@ class OpenClipEncoder(Encoder):
             return None
         if layers > len(blocks):
             raise UserError(f"{layers} temporal layers were requested, but the text transformer has only {len(blocks)}")
-        states = [{key: value.detach().float().clone() for key, value in b.state_dict().items()} for b in blocks]
+        states = [{key: value.detach().float().clone() for key, value in untuned_state(b).items()} for b in blocks]
         embedding = self._text.positional_embedding.detach().float().clone()
         return TemporalInitialization(states[:layers], embedding, int(blocks[0].attn.num_heads))
 

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Literal, get_args
 
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from typing_extensions import override
 
 from tvr_lightning.encoders.base import Encoder, Tower
 from tvr_lightning.errors import UserError
-from tvr_lightning.option_types import ConfigVariant, Count, check
+from tvr_lightning.option_types import ConfigVariant, Count, Dropout, Positive, check
+
+Target = Literal["query", "key", "value", "output", "mlp"]
+TARGETS: dict[Target, str] = {
+    "query": r"\b(q|q_proj|query)",
+    "key": r"\b(k|k_proj|key)",
+    "value": r"\b(v|v_proj|value)",
+    "output": r"(\bout_proj|(attn|token_mixer)\.proj|attention\.output\.dense|Attention\.o)",
+    "mlp": r"(\bc_fc|\bc_proj|\bfc\d(_\w)?|\bwi_\d|\bwo|intermediate\.dense|^output\.dense)",
+}
+"""Names of the linear layers in blocks of open_clip, timm and transformers."""
+FUSED = re.compile(r"\b(in_proj_weight|qkv\.weight)$")
+"""Names of the weights whose rows are those of query, key, and value."""
 
 
 class Tuning(ConfigVariant):
@@ -76,5 +93,112 @@ class LastBlocks(Tuning):
     def apply(self, encoder: Encoder) -> None:
         encoder.freeze("clip4clip")  # trains the blocks, last norms, and projections
         for tower in get_args(Tower):
-            for block in encoder.blocks(tower)[: -self.blocks]:
+            for block in _blocks(encoder, tower)[: -self.blocks]:
                 block.requires_grad_(False)
+
+
+class LoRA(Tuning):
+    """Training of low-rank changes to weight matrices (Hu et al., ICLR 2022), at `optimizer.lr`.
+
+    A matrix W becomes W + alpha / rank * B A. B starts at zero, so that the features start unchanged.
+
+    Args:
+        rank: number of rows of A and columns of B.
+        alpha: scale of the change, divided by the rank.
+        targets: matrices that change: those of the attention's `query`, `key`, `value` and `output`, and of the `mlp`.
+        towers: towers whose blocks change.
+        dropout: share of the input features that the change ignores in a training step, for all tokens alike.
+    """
+
+    def __init__(
+        self,
+        rank: Count = 8,
+        alpha: Positive = 16.0,
+        targets: tuple[Target, ...] = ("query", "value"),
+        towers: tuple[Tower, ...] = ("text", "video"),
+        dropout: Dropout = 0.0,
+    ) -> None:
+        self.rank, self.alpha, self.dropout = rank, alpha, dropout
+        self.targets, self.towers = tuple(targets), tuple(towers)
+        check(self)
+        if not (targets and towers):
+            raise UserError("LoRA.targets and LoRA.towers must not be empty. Use Frozen to train nothing.")
+
+    @override
+    def apply(self, encoder: Encoder) -> None:
+        encoder.freeze("all")
+        with torch.random.fork_rng(devices=[]):  # so that other layers start as without LoRA
+            for tower in self.towers:
+                found = {target for block in _blocks(encoder, tower) for target in self._change(block)}
+                if missing := [target for target in self.targets if target not in found]:
+                    raise UserError(
+                        f"LoRA.targets: the {tower} tower of {getattr(encoder, 'name', type(encoder).__name__)} has no "
+                        f"linear layer for {', '.join(missing)}"
+                    )
+
+    def _change(self, block: nn.Module) -> set[Target]:
+        """Add changes to the weights of a block, and return the targets that it has."""
+        found: set[Target] = set()
+        for name, weight in list(block.named_parameters()):
+            fused = FUSED.search(name) is not None
+            names = get_args(Target)[:3] if fused else get_args(Target)
+            targets = [t for t in names if t in self.targets and (fused or re.search(rf"{TARGETS[t]}\.weight$", name))]
+            if targets and weight.ndim == 2:
+                found.update(targets)
+                parts = [names.index(target) for target in targets] if fused else [0]
+                owner, _, leaf = name.rpartition(".")
+                change = LowRank(weight, 3 if fused else 1, parts, self.rank, self.alpha, self.dropout)
+                parametrize.register_parametrization(block.get_submodule(owner), leaf, change)
+        return found
+
+
+class LowRank(nn.Module):
+    """Low-rank change of a weight (rows, columns), whose rows consist of equal parts.
+
+    Args:
+        weight: Weight.
+        count: Number of parts.
+        parts: Indices of the T parts that change.
+        rank: Rank r of A (r, columns) and B (rows / count, r) of each part.
+        alpha: Scale of B A, divided by the rank.
+        dropout: Share of the columns of A that are zero in a training step.
+    """
+
+    scale: Tensor
+
+    def __init__(
+        self, weight: Tensor, count: int, parts: Sequence[int], rank: int, alpha: float, dropout: float
+    ) -> None:
+        super().__init__()
+        rows, columns = weight.shape
+        self.count, self.parts = count, parts
+        # float32, also for float16 weights, since small steps would be rounded to zero
+        self.down = nn.Parameter(torch.empty(len(parts), rank, columns).uniform_(-(columns**-0.5), columns**-0.5))
+        self.up = nn.Parameter(torch.zeros(len(parts), rows // count, rank))
+        self.register_buffer("scale", torch.tensor(alpha / rank))  # persistent: features depend on it
+        self.dropout = nn.Dropout(dropout)
+
+    @override
+    def forward(self, weight: Tensor) -> Tensor:
+        kept = self.dropout(torch.ones_like(self.down[:, :1]))
+        changes = self.scale * (self.up @ (kept * self.down))
+        rows = list(weight.chunk(self.count))
+        for part, change in zip(self.parts, changes, strict=True):
+            rows[part] = rows[part] + change.to(weight.dtype)
+        return torch.cat(rows)
+
+
+def untuned_state(block: nn.Module) -> dict[str, Tensor]:
+    """Return the state of a block under its original names, without what a tuning has added."""
+    state = {name.removesuffix(".original"): value for name, value in block.state_dict().items()}
+    added = re.compile(r"parametrizations\.\w+\.\d+\.")
+    return {name.replace("parametrizations.", ""): value for name, value in state.items() if not added.search(name)}
+
+
+def _blocks(encoder: Encoder, tower: Tower) -> list[nn.Module]:
+    """Return the blocks of a tower that is a transformer."""
+    blocks = encoder.blocks(tower)
+    if not blocks:
+        name = getattr(encoder, "name", type(encoder).__name__)
+        raise UserError(f"tuning: the {tower} tower of {name} has no transformer blocks. Use Full, Frozen, or BitFit.")
+    return blocks
