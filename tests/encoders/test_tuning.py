@@ -1,11 +1,17 @@
 """Tuning: which weights of the encoder are trained, at which rate, under every method."""
 
+import copy
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
+from small_towers import CAPTIONS, KINDS, save_model
+from torch.nn.utils import parametrize
 
-from tvr_lightning.encoders import BitFit, Encoder, Frozen, Full, LastBlocks, TinyClipEncoder, Tuning
+from tvr_lightning.data.batch import Media
+from tvr_lightning.encoders import BitFit, ClipEncoder, Encoder, Frozen, Full, LastBlocks, LoRA, TinyClipEncoder, Tuning
+from tvr_lightning.encoders.tuning import LowRank, Target
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods import XPool
 from tvr_lightning.testing.small import method_recipes, random_pairs, small
@@ -59,9 +65,133 @@ def test_last_blocks_trains_the_end_of_each_tower(blocks):
     assert rates(LastBlocks(blocks)) == {"method": 1.0, "encoder": 0.1}
 
 
-def test_wrong_options_are_refused():
-    with pytest.raises(UserError, match=r"LastBlocks.blocks is 0; it must be at least 1"):
-        LastBlocks(0)
+def changes(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """What LoRA trains in an encoder; B is moved from zero."""
+    found = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    with torch.no_grad():
+        for name, parameter in found.items():
+            if name.endswith(".up"):
+                parameter.normal_(std=0.5)
+    return found
+
+
+def test_lora_adds_the_parameters_of_its_rank_targets_and_towers_at_the_rate_of_the_method():
+    def count(**options: object) -> int:
+        return sum(p.numel() for p in changes(method(LoRA(**options)).encoder).values())
+
+    one = 4 * (64 + 64) * 8  # the four blocks of a tower, A and B of rank 8
+    assert count() == 4 * one
+    assert count(rank=2) == one
+    assert count(towers=["video"]) == 2 * one
+    assert count(targets=["key"]) == 2 * one
+    assert count(targets=["query", "key", "value", "output"]) == 8 * one
+    assert count(targets=["mlp"]) == 2 * 4 * 2 * (64 + 256) * 8
+    assert rates(LoRA()) == {"method": 1.0, "encoder": 0.1, "tuning": 1.0}
+
+
+@pytest.mark.parametrize("target", ["query", "value"])
+def test_lora_of_a_fused_weight_changes_only_the_rows_of_its_target(target):
+    tunings = (None, LoRA(targets=[target], alpha=4.0))
+    plain, tuned = (method(tuning).encoder.blocks("video")[1].attn for tuning in tunings)
+    down, up = (parameter[0] for parameter in changes(tuned).values())
+    expected = plain.in_proj_weight.detach().clone().view(3, 64, 64)
+    expected[["query", "key", "value"].index(target)] += 4.0 / 8 * up @ down
+    torch.testing.assert_close(tuned.in_proj_weight.view(3, 64, 64), expected)
+
+
+def test_dropout_of_lora_applies_in_training_only():
+    encoder = method(LoRA(dropout=0.5)).encoder
+    changes(encoder)
+    texts = [encoder.train(mode).encode_text(["a cat"], 12).sentence for mode in (True, True, False, False)]
+    assert not torch.equal(texts[0], texts[1])
+    assert torch.equal(texts[2], texts[3])
+
+
+def test_float16_weights_have_float32_changes_that_learn():
+    encoder = method(LoRA(), encoder_precision="float16").encoder
+    found = changes(encoder)
+    encoder.encode_text(["a cat"], 12).sentence.sum().backward()
+    assert encoder.blocks("text")[0].attn.in_proj_weight.dtype == torch.float16
+    assert {parameter.dtype for parameter in found.values()} == {torch.float32}
+    assert all(p.grad.abs().sum() > 0 for name, p in found.items() if ".transformer" in name and "visual" not in name)
+
+
+def test_a_copy_and_a_checkpoint_of_lora_encode_the_same():
+    module = method(LoRA())
+    changes(module.encoder)
+    other = method(LoRA())
+    other.load_state_dict(module.state_dict())
+    sentences = [m.encoder.encode_text(["a cat"], 12).sentence for m in (module, copy.deepcopy(module), other)]
+    assert torch.equal(sentences[0], sentences[1])
+    assert torch.equal(sentences[0], sentences[2])
+    assert module.encoder.fingerprint() == other.encoder.fingerprint() != method(LoRA(alpha=1.0)).encoder.fingerprint()
+
+
+def test_lora_of_vit_b_32_trains_half_a_million_parameters_of_the_towers():
+    encoder = ClipEncoder("ViT-B-32", weights=None)
+    plain = encoder.encode_text(["a cat"], 12).sentence
+    LoRA().apply(encoder)
+    assert torch.equal(encoder.encode_text(["a cat"], 12).sentence, plain)
+    assert sum(p.numel() for p in encoder.parameters() if p.requires_grad) == 12 * 2 * 8 * 2 * (768 + 512)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lora_reaches_both_towers_of_every_transformer(kind, tmp_path):
+    encoder = ClipEncoder(save_model(kind, tmp_path / kind), "folder").eval()
+    if kind in ("resnet", "convnext"):
+        with pytest.raises(UserError, match=r"the video tower .* has no .*(blocks|query)"):
+            LoRA().apply(encoder)
+        return
+    encoder.freeze("all")  # kernels round differently if a gradient is needed
+    text, video = encoder.encode_text(CAPTIONS, 12), media(encoder)
+    frames = encoder.encode_video(video).frames
+    LoRA(targets=get_args(Target)[: 4 if kind == "mobileclip" else 5]).apply(encoder)
+    with torch.no_grad():
+        assert torch.equal(encoder.encode_text(CAPTIONS, 12).words, text.words)
+        assert torch.equal(encoder.encode_video(video).frames, frames)
+    changes(encoder)
+    assert not torch.allclose(encoder.encode_text(CAPTIONS, 12).words, text.words)
+    assert not torch.allclose(encoder.encode_video(video).frames, frames)
+
+
+def media(encoder: Encoder) -> Media:
+    shape = (2, 2, 3, encoder.image_size, encoder.image_size)
+    pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return Media(pixels, torch.ones(2, 2, dtype=torch.bool))
+
+
+def test_lora_of_a_linear_layer_is_pefts():
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    mine = torch.nn.ModuleDict({"layer": torch.nn.Linear(12, 20)})
+    configuration = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["layer"], init_lora_weights=False)
+    theirs = peft.inject_adapter_in_model(configuration, copy.deepcopy(mine))["layer"]
+    change = LowRank(mine["layer"].weight, 1, [0], rank=4, alpha=8.0, dropout=0.0)
+    parametrize.register_parametrization(mine["layer"], "weight", change)
+    down, up = theirs.lora_A["default"].weight, theirs.lora_B["default"].weight
+    change.load_state_dict({"down": down[None], "up": up[None], "scale": change.scale})
+    inputs = torch.randn(5, 12)
+    results = [layer(inputs) for layer in (mine["layer"], theirs)]
+    torch.testing.assert_close(*results)
+    for result in results:
+        result.square().sum().backward()
+    torch.testing.assert_close(change.down.grad[0], down.grad)
+    torch.testing.assert_close(change.up.grad[0], up.grad)
+
+
+@pytest.mark.parametrize(
+    ("tuning", "message"),
+    [
+        (lambda: LastBlocks(0), "LastBlocks.blocks is 0; it must be at least 1"),
+        (lambda: LoRA(targets=["queries"]), "LoRA.targets is .* must be one of query, key, value, output, mlp"),
+        (lambda: LoRA(towers=["audio"]), "LoRA.towers is .* must be one of text, video"),
+        (lambda: LoRA(towers=[]), "LoRA.targets and LoRA.towers must not be empty"),
+        (lambda: LoRA(alpha=0.0), "LoRA.alpha is 0.0; it must be above 0"),
+    ],
+)
+def test_wrong_options_are_refused(tuning, message):
+    with pytest.raises(UserError, match=message):
+        tuning()
 
 
 def test_an_encoder_without_blocks_or_biases_is_refused():
