@@ -1,6 +1,7 @@
 """Tuning: which weights of the encoder are trained, at which rate, under every method."""
 
 import copy
+import json
 from pathlib import Path
 from typing import get_args
 
@@ -9,11 +10,15 @@ import torch
 from small_towers import CAPTIONS, KINDS, save_model
 from torch.nn.utils import parametrize
 
+from tvr_lightning.cli import main
+from tvr_lightning.config.recipe import Recipe
+from tvr_lightning.config.recipe_files import OptionError
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders import BitFit, ClipEncoder, Encoder, Frozen, Full, LastBlocks, LoRA, TinyClipEncoder, Tuning
 from tvr_lightning.encoders.tuning import LowRank, Target
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods import XPool
+from tvr_lightning.synthetic import synthesize
 from tvr_lightning.testing.small import method_recipes, random_pairs, small
 from tvr_lightning.training.optim import OptimizerConfig, parameter_groups
 
@@ -200,6 +205,42 @@ def test_an_encoder_without_blocks_or_biases_is_refused():
 
     with pytest.raises(UserError, match="Bare names no transformer blocks"):
         LastBlocks(1).apply(Bare(width=64, image_size=32, text_layers=1, vision_layers=1))
+
+
+def test_tuning_of_an_encoder_whose_features_are_stored_is_refused_before_anything_is_loaded(monkeypatch):
+    monkeypatch.delenv("TVR_DATA", raising=False)
+    features = f"--config={RECIPES / 'features.yaml'}"
+    with pytest.raises(OptionError, match=r"tuning LoRA trains the encoder, whose features in features are fixed\."):
+        Recipe.parse([RECIPES / "xpool.yaml"], [features, OVERLAYS["lora"]]).check()
+    with pytest.raises(UserError, match="environment variable TVR_DATA is set"):  # the next check
+        Recipe.parse([RECIPES / "xpool.yaml"], [features, OVERLAYS["frozen"]]).check()
+
+
+def test_a_misspelled_target_of_a_recipe_is_refused_with_the_valid_ones():
+    words = [OVERLAYS["lora"], "--model.init_args.tuning.init_args.targets=[queries]"]
+    with pytest.raises(OptionError, match=r"tuning.*targets is 'queries'; expected query, key, value, output, or mlp"):
+        Recipe.parse([RECIPES / "xpool.yaml"], words)
+
+
+def test_a_run_with_lora_reports_what_it_trains_and_its_checkpoint_is_tested_with_the_same_results(tmp_path, capsys):
+    synthesize("msrvtt", tmp_path / "data", 30, 0, workers=1, progress=False)
+    recipe = [f"--config={name}" for name in ("clip4clip", "fixture", "tuning/lora")]
+    options = ["data.init_args.batch_size=8", "data.init_args.num_workers=0", "data.init_args.frames=2"]
+    options += [f"data.init_args.root={tmp_path / 'data'}", f"results.directory={tmp_path}", "trainer.max_epochs=1"]
+    words = [*recipe, *(f"--{option}" for option in options), "--trainer.accelerator=cpu"]
+    assert main(["fit", *words, "--estimate"]) == 0
+    assert main(["fit", *words]) == 0
+    said = capsys.readouterr().out
+    assert "parameters: 0.84 million trained, 8.05 million frozen" in said
+    assert "; 0.84 M trained and 8.05 M frozen parameters, untrained: " in said
+    (run,) = tmp_path.glob("clip4clip-msrvtt/version_0")
+    checkpoint = run / "checkpoints" / "last.ckpt"
+    assert main(["test", f"--ckpt_path={checkpoint}"]) == 0
+    files = [run / "results.json", *run.glob("test/*/results.json")]
+    results = [json.loads(file.read_text())["text_to_video"] for file in files]
+    assert results[0] == results[1]
+    assert main(["test", f"--ckpt_path={checkpoint}", "--model.init_args.tuning.init_args.alpha=1"]) != 0
+    assert "given ones change its scores" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", OVERLAYS)

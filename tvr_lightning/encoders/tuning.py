@@ -34,7 +34,6 @@ class Tuning(ConfigVariant):
 
     group: Literal["encoder", "tuning"] = "tuning"
     """Parameter group of what is trained: `encoder` learns at `optimizer.encoder_lr`, `tuning` at `optimizer.lr`."""
-    trains = True
 
     @abstractmethod
     def apply(self, encoder: Encoder) -> None:
@@ -53,8 +52,6 @@ class Full(Tuning):
 
 class Frozen(Tuning):
     """No training of the encoder, only of the method's own layers."""
-
-    trains = False
 
     @override
     def apply(self, encoder: Encoder) -> None:

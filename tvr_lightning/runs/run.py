@@ -171,9 +171,13 @@ class Run:
         start = starting_weights(self)
         weights = f"weights of {self.ckpt_path}" if self.ckpt_path else f"{start.kind}: {start.start}"
         millions = sum(p.numel() for p in model.parameters()) / 1e6
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad) / 1e6
+        size = f"{millions:.2f} M parameters"
+        if self.command == "fit":
+            size = f"{trained:.2f} M trained and {millions - trained:.2f} M frozen parameters"
         where = f"; writes to {folder}" if folder else ""
         line = f"{model.title} on {self.datamodule.full_title}: {devices}, precision {trainer.precision}"
-        print(f"{line}; {millions:.1f} M parameters, {weights}{where}", flush=True)
+        print(f"{line}; {size}, {weights}{where}", flush=True)
 
     def _fit(self) -> None:
         """Train, test the selected weights, and print the results table."""

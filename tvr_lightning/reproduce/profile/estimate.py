@@ -91,7 +91,8 @@ def estimate(recipe: Recipe) -> Estimate:
     free = shutil.disk_usage(next(parent for parent in (folder, *folder.parents) if parent.exists())).free
     needed = CHECKPOINTS * (size + 2 * trained)
     text = f"""{method.title} on {data.title}: requirements of a run
-  parameters: {costs.parameters / 1e6:.1f} million, {costs.trainable / 1e6:.1f} million of them trained
+  parameters: {costs.trainable / 1e6:.2f} million trained, \
+{(costs.parameters - costs.trainable) / 1e6:.2f} million frozen
   memory per device: {memory / GB:.2f} GB, {"measured" if on_gpu else "estimated from small batches on the CPU"}; \
 {smallest_device(memory)}
   disk: {needed / GB:.2f} GB for checkpoints, {free / GB:.0f} GB free{": NOT ENOUGH" if needed > free else ""}
