@@ -14,7 +14,18 @@ from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import Recipe
 from tvr_lightning.config.recipe_files import OptionError
 from tvr_lightning.data.batch import Media
-from tvr_lightning.encoders import BitFit, ClipEncoder, Encoder, Frozen, Full, LastBlocks, LoRA, TinyClipEncoder, Tuning
+from tvr_lightning.encoders import (
+    Adapter,
+    BitFit,
+    ClipEncoder,
+    Encoder,
+    Frozen,
+    Full,
+    LastBlocks,
+    LoRA,
+    TinyClipEncoder,
+    Tuning,
+)
 from tvr_lightning.encoders.tuning import LowRank, Target
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods import XPool
@@ -71,11 +82,11 @@ def test_last_blocks_trains_the_end_of_each_tower(blocks):
 
 
 def changes(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """What LoRA trains in an encoder; B is moved from zero."""
+    """What LoRA or Adapter trains in an encoder; what starts at zero is moved."""
     found = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     with torch.no_grad():
         for name, parameter in found.items():
-            if name.endswith(".up"):
+            if name.endswith((".up", ".up.weight")):
                 parameter.normal_(std=0.5)
     return found
 
@@ -112,8 +123,9 @@ def test_dropout_of_lora_applies_in_training_only():
     assert torch.equal(texts[2], texts[3])
 
 
-def test_float16_weights_have_float32_changes_that_learn():
-    encoder = method(LoRA(), encoder_precision="float16").encoder
+@pytest.mark.parametrize("tuning", [LoRA(), Adapter()], ids=repr)
+def test_float16_weights_have_float32_changes_that_learn(tuning):
+    encoder = method(tuning, encoder_precision="float16").encoder
     found = changes(encoder)
     encoder.encode_text(["a cat"], 12).sentence.sum().backward()
     assert encoder.blocks("text")[0].attn.in_proj_weight.dtype == torch.float16
@@ -121,15 +133,36 @@ def test_float16_weights_have_float32_changes_that_learn():
     assert all(p.grad.abs().sum() > 0 for name, p in found.items() if ".transformer" in name and "visual" not in name)
 
 
-def test_a_copy_and_a_checkpoint_of_lora_encode_the_same():
-    module = method(LoRA())
+def test_adapters_add_the_parameters_of_their_bottleneck_and_towers_at_the_rate_of_the_method():
+    def count(**options: object) -> int:
+        return sum(p.numel() for p in changes(method(Adapter(**options)).encoder).values())
+
+    assert count(bottleneck=8) == 8 * (2 * 64 * 8 + 8 + 64)
+    assert count(bottleneck=1, towers=["text"]) == 4 * (2 * 64 + 1 + 64)
+    assert rates(Adapter()) == {"method": 1.0, "encoder": 0.1, "tuning": 1.0}
+
+
+@pytest.mark.parametrize("tuning", [LoRA(), Adapter()], ids=repr)
+def test_a_copy_and_a_checkpoint_encode_the_same(tuning):
+    module = method(tuning)
     changes(module.encoder)
-    other = method(LoRA())
+    other = method(tuning)
     other.load_state_dict(module.state_dict())
     sentences = [m.encoder.encode_text(["a cat"], 12).sentence for m in (module, copy.deepcopy(module), other)]
     assert torch.equal(sentences[0], sentences[1])
     assert torch.equal(sentences[0], sentences[2])
-    assert module.encoder.fingerprint() == other.encoder.fingerprint() != method(LoRA(alpha=1.0)).encoder.fingerprint()
+    assert module.encoder.fingerprint() == other.encoder.fingerprint()
+
+
+def test_the_fingerprint_includes_alpha():
+    assert len({method(LoRA(alpha=alpha)).encoder.fingerprint() for alpha in (1.0, 2.0)}) == 2
+
+
+@pytest.mark.parametrize("tuning", [LoRA(), Adapter()], ids=repr)
+def test_a_temporal_transformer_starts_from_the_untuned_blocks(tuning):
+    plain, tuned = (method(each).encoder.temporal_initialization(2) for each in (None, tuning))
+    for mine, other in zip(tuned.blocks, plain.blocks, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=0)
 
 
 def test_lora_of_vit_b_32_trains_half_a_million_parameters_of_the_towers():
@@ -140,17 +173,32 @@ def test_lora_of_vit_b_32_trains_half_a_million_parameters_of_the_towers():
     assert sum(p.numel() for p in encoder.parameters() if p.requires_grad) == 12 * 2 * 8 * 2 * (768 + 512)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_lora_reaches_both_towers_of_every_transformer(kind, tmp_path):
+ALL = LoRA(targets=get_args(Target))
+REFUSED = {
+    "resnet": "the video tower .* has no transformer blocks",
+    "convnext": "the video tower .* has no linear layer for query",
+    "mobileclip": "the video tower .* has no linear layer for mlp",
+}
+WITHOUT_MLP = dict.fromkeys(["mobileclip", "swin", "bert", "xlm-roberta", "mt5", "nllb"], "have no MLP")
+
+
+@pytest.mark.parametrize(
+    ("tuning", "kind", "refused"),
+    [(ALL, kind, REFUSED.get(kind)) for kind in KINDS]
+    + [(LoRA(), "mobileclip", None)]
+    + [(Adapter(), kind, {"resnet": REFUSED["resnet"], **WITHOUT_MLP}.get(kind)) for kind in KINDS],
+    ids=lambda value: type(value).__name__ if isinstance(value, Tuning) else value or "",
+)
+def test_tuning_reaches_both_towers_of_a_transformer_or_is_refused(tuning, kind, refused, tmp_path):
     encoder = ClipEncoder(save_model(kind, tmp_path / kind), "folder").eval()
-    if kind in ("resnet", "convnext"):
-        with pytest.raises(UserError, match=r"the video tower .* has no .*(blocks|query)"):
-            LoRA().apply(encoder)
+    if refused:
+        with pytest.raises(UserError, match=refused):
+            tuning.apply(encoder)
         return
     encoder.freeze("all")  # kernels round differently if a gradient is needed
     text, video = encoder.encode_text(CAPTIONS, 12), media(encoder)
     frames = encoder.encode_video(video).frames
-    LoRA(targets=get_args(Target)[: 4 if kind == "mobileclip" else 5]).apply(encoder)
+    tuning.apply(encoder)
     with torch.no_grad():
         assert torch.equal(encoder.encode_text(CAPTIONS, 12).words, text.words)
         assert torch.equal(encoder.encode_video(video).frames, frames)
@@ -191,6 +239,8 @@ def test_lora_of_a_linear_layer_is_pefts():
         (lambda: LoRA(targets=["queries"]), "LoRA.targets is .* must be one of query, key, value, output, mlp"),
         (lambda: LoRA(towers=["audio"]), "LoRA.towers is .* must be one of text, video"),
         (lambda: LoRA(towers=[]), "LoRA.targets and LoRA.towers must not be empty"),
+        (lambda: Adapter(bottleneck=0), "Adapter.bottleneck is 0; it must be at least 1"),
+        (lambda: Adapter(towers=[]), "Adapter.towers must not be empty"),
         (lambda: LoRA(alpha=0.0), "LoRA.alpha is 0.0; it must be above 0"),
     ],
 )

@@ -129,8 +129,7 @@ class LoRA(Tuning):
                 found = {target for block in _blocks(encoder, tower) for target in self._change(block)}
                 if missing := [target for target in self.targets if target not in found]:
                     raise UserError(
-                        f"LoRA.targets: the {tower} tower of {getattr(encoder, 'name', type(encoder).__name__)} has no "
-                        f"linear layer for {', '.join(missing)}"
+                        f"LoRA.targets: {_name(encoder, tower)} has no linear layer for {', '.join(missing)}"
                     )
 
     def _change(self, block: nn.Module) -> set[Target]:
@@ -185,10 +184,64 @@ class LowRank(nn.Module):
         return torch.cat(rows)
 
 
+class Adapter(Tuning):
+    """Training of a bottleneck after the MLP of each block (Houlsby et al., ICML 2019), at `optimizer.lr`.
+
+    Its last layer starts at zero, so that the features start unchanged.
+
+    Args:
+        bottleneck: width of the hidden layer.
+        towers: towers whose blocks get an adapter.
+    """
+
+    def __init__(self, bottleneck: Count = 64, towers: tuple[Tower, ...] = ("text", "video")) -> None:
+        self.bottleneck, self.towers = bottleneck, tuple(towers)
+        check(self)
+        if not towers:
+            raise UserError("Adapter.towers must not be empty. Use Frozen to train nothing.")
+
+    @override
+    def apply(self, encoder: Encoder) -> None:
+        encoder.freeze("all")
+        with torch.random.fork_rng(devices=[]):  # so that other layers start as without adapters
+            for tower in self.towers:
+                for block in _blocks(encoder, tower):
+                    mlp = getattr(block, "mlp", nn.Identity())
+                    layers = [part for part in mlp.modules() if isinstance(part, nn.Linear)]
+                    if not layers:
+                        raise UserError(f"Adapter: the blocks of {_name(encoder, tower)} have no MLP. Use LoRA.")
+                    block.adapter = Bottleneck(layers[-1].out_features, self.bottleneck)
+                    mlp.register_forward_hook(block.adapter.after)
+
+
+class Bottleneck(nn.Module):
+    """Two linear layers with a residual connection, in float32, for vectors of any data type.
+
+    Args:
+        width: Width of the vectors (..., width).
+        hidden: Width of the hidden layer.
+    """
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        for parameter in self.up.parameters():
+            nn.init.zeros_(parameter)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        change: Tensor = self.up(nn.functional.gelu(self.down(x.to(self.down.weight.dtype))))
+        return x + change.to(x.dtype)
+
+    def after(self, module: nn.Module, arguments: object, output: Tensor) -> Tensor:
+        """Apply the adapter to the output of a module, as a forward hook that is copied with the block."""
+        return self(output)
+
+
 def untuned_state(block: nn.Module) -> dict[str, Tensor]:
     """Return the state of a block under its original names, without what a tuning has added."""
     state = {name.removesuffix(".original"): value for name, value in block.state_dict().items()}
-    added = re.compile(r"parametrizations\.\w+\.\d+\.")
+    added = re.compile(r"^adapter\.|parametrizations\.\w+\.\d+\.")
     return {name.replace("parametrizations.", ""): value for name, value in state.items() if not added.search(name)}
 
 
@@ -196,6 +249,9 @@ def _blocks(encoder: Encoder, tower: Tower) -> list[nn.Module]:
     """Return the blocks of a tower that is a transformer."""
     blocks = encoder.blocks(tower)
     if not blocks:
-        name = getattr(encoder, "name", type(encoder).__name__)
-        raise UserError(f"tuning: the {tower} tower of {name} has no transformer blocks. Use Full, Frozen, or BitFit.")
+        raise UserError(f"tuning: {_name(encoder, tower)} has no transformer blocks. Use Full, Frozen, or BitFit.")
     return blocks
+
+
+def _name(encoder: Encoder, tower: Tower) -> str:
+    return f"the {tower} tower of {getattr(encoder, 'name', type(encoder).__name__)}"
