@@ -87,7 +87,7 @@ def recipes_and_examples() -> str:
     """Return the end of the help of fit, validate, test, and predict: recipes, common options, and examples."""
     names = sorted(path.stem for path in RECIPES.glob("*.yaml"))
     groups = {"methods": [name for name in names if "-" not in name and name not in OVERLAYS], "overlays": OVERLAYS}
-    for folder in ("data", "backbone", "hardware", "variants"):
+    for folder in ("data", "backbone", "tuning", "hardware", "variants"):
         groups[folder] = [f"{folder}/{path.stem}" for path in sorted((RECIPES / folder).glob("*.yaml"))]
     lines = []
     for title, found in groups.items():
