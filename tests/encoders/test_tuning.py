@@ -101,7 +101,7 @@ def test_lora_adds_the_parameters_of_its_rank_targets_and_towers_at_the_rate_of_
     one = 4 * (64 + 64) * 8  # the four blocks of a tower, A and B of rank 8
     assert count() == 4 * one
     assert count(rank=2) == one
-    assert count(towers=["video"]) == 2 * one
+    assert count(towers=["video"]) == count(towers=["text", "text"]) == 2 * one
     assert count(targets=["key"]) == 2 * one
     assert count(targets=["query", "key", "value", "output"]) == 8 * one
     assert count(targets=["mlp"]) == 2 * 4 * 2 * (64 + 256) * 8
@@ -306,6 +306,13 @@ def test_an_overlay_trains_what_it_says_for_one_step(name):
 def test_every_method_takes_every_overlay(title):
     for name in OVERLAYS:
         check_one_step(method_recipes(RECIPES)[title], name)
+
+
+def test_question_answering_takes_the_tuning_of_its_method():
+    recipes = [RECIPES / name for name in ("dpdv-vqa.yaml", "fixture.yaml", "fixture-vqa.yaml")]
+    recipe = Recipe.parse(recipes, ["--model.init_args.method.init_args.tuning=LoRA"])
+    groups = parameter_groups(recipe.build().model, OptimizerConfig(lr=1.0, encoder_lr=0.1))
+    assert {g["name"]: g["lr"] for g in groups}["tuning, decayed"] == 1.0
 
 
 DISTRIBUTED = ("lora", "adapter")

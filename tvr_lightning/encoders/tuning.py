@@ -116,7 +116,7 @@ class LoRA(Tuning):
         dropout: Dropout = 0.0,
     ) -> None:
         self.rank, self.alpha, self.dropout = rank, alpha, dropout
-        self.targets, self.towers = tuple(targets), tuple(towers)
+        self.targets, self.towers = tuple(targets), tuple(dict.fromkeys(towers))
         check(self)
         if not (targets and towers):
             raise UserError("LoRA.targets and LoRA.towers must not be empty. Use Frozen to train nothing.")
@@ -129,7 +129,8 @@ class LoRA(Tuning):
                 found = {target for block in _blocks(encoder, tower) for target in self._change(block)}
                 if missing := [target for target in self.targets if target not in found]:
                     raise UserError(
-                        f"LoRA.targets: {_name(encoder, tower)} has no linear layer for {', '.join(missing)}"
+                        f"LoRA.targets: {_name(encoder, tower)} has no linear layer for {', '.join(missing)}. Choose "
+                        "other targets or towers."
                     )
 
     def _change(self, block: nn.Module) -> set[Target]:
@@ -195,7 +196,7 @@ class Adapter(Tuning):
     """
 
     def __init__(self, bottleneck: Count = 64, towers: tuple[Tower, ...] = ("text", "video")) -> None:
-        self.bottleneck, self.towers = bottleneck, tuple(towers)
+        self.bottleneck, self.towers = bottleneck, tuple(dict.fromkeys(towers))
         check(self)
         if not towers:
             raise UserError("Adapter.towers must not be empty. Use Frozen to train nothing.")
