@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -29,7 +29,7 @@ FUSED = re.compile(r"\b(in_proj_weight|qkv\.weight)$")
 """Names of the weights whose rows are those of query, key, and value."""
 
 
-class Tuning(ConfigVariant):
+class Tuning(ConfigVariant, ABC):
     """Choice of the weights of an encoder that are trained. All variants but `Full` replace the encoder's `freeze`."""
 
     group: Literal["encoder", "tuning"] = "tuning"
@@ -88,9 +88,10 @@ class LastBlocks(Tuning):
 
     @override
     def apply(self, encoder: Encoder) -> None:
+        towers = [_blocks(encoder, tower) for tower in get_args(Tower)]
         encoder.freeze("clip4clip")  # trains the blocks, last norms, and projections
-        for tower in get_args(Tower):
-            for block in _blocks(encoder, tower)[: -self.blocks]:
+        for blocks in towers:
+            for block in blocks[: -self.blocks]:
                 block.requires_grad_(False)
 
 
