@@ -30,7 +30,10 @@ from tvr_lightning.encoders.tuning import LowRank, Target
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods import XPool
 from tvr_lightning.synthetic import synthesize
-from tvr_lightning.testing.small import method_recipes, random_pairs, small
+from tvr_lightning.testing import run_processes
+from tvr_lightning.testing.processes import STEPS, Batches, comparable, join_processes, strategies
+from tvr_lightning.testing.processes import trained as trained_on
+from tvr_lightning.testing.small import method_recipes, random_pairs, small, synthetic_data
 from tvr_lightning.training.optim import OptimizerConfig, parameter_groups
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -98,7 +101,7 @@ def test_lora_adds_the_parameters_of_its_rank_targets_and_towers_at_the_rate_of_
     one = 4 * (64 + 64) * 8  # the four blocks of a tower, A and B of rank 8
     assert count() == 4 * one
     assert count(rank=2) == one
-    assert count(towers=["video"]) == 2 * one
+    assert count(towers=["video"]) == count(towers=["text", "text"]) == 2 * one
     assert count(targets=["key"]) == 2 * one
     assert count(targets=["query", "key", "value", "output"]) == 8 * one
     assert count(targets=["mlp"]) == 2 * 4 * 2 * (64 + 256) * 8
@@ -303,6 +306,42 @@ def test_an_overlay_trains_what_it_says_for_one_step(name):
 def test_every_method_takes_every_overlay(title):
     for name in OVERLAYS:
         check_one_step(method_recipes(RECIPES)[title], name)
+
+
+def test_question_answering_takes_the_tuning_of_its_method():
+    recipes = [RECIPES / name for name in ("dpdv-vqa.yaml", "fixture.yaml", "fixture-vqa.yaml")]
+    recipe = Recipe.parse(recipes, ["--model.init_args.method.init_args.tuning=LoRA"])
+    groups = parameter_groups(recipe.build().model, OptimizerConfig(lr=1.0, encoder_lr=0.1))
+    assert {g["name"]: g["lr"] for g in groups}["tuning, decayed"] == 1.0
+
+
+DISTRIBUTED = ("lora", "adapter")
+
+
+def train_two_steps(rank: int, world: int, data: str) -> dict[str, list]:
+    """Losses and weights of training with each overlay in one process, or with each strategy in several."""
+    if world > 1:
+        join_processes(rank, world)
+    found = {}
+    for overlay in DISTRIBUTED:
+        for name, strategy in (strategies(world) if world > 1 else {"alone": "auto"}).items():
+            module = comparable(small(RECIPES / "xpool.yaml", OVERLAYS[overlay], f"--data.init_args.root={data}")[0])
+            changes(module.encoder)
+            batches = Batches.of(module, STEPS)
+            found[f"{overlay} {name}"] = list(trained_on(module, batches, rank=rank, world=world, strategy=strategy))
+    return found
+
+
+@pytest.mark.slow
+def test_two_processes_train_lora_and_adapters_as_one():
+    data = synthetic_data().name
+    alone = train_two_steps(0, 1, data)
+    for found in run_processes(train_two_steps, 2, 2, data):
+        for overlay in DISTRIBUTED:
+            losses, weights = alone[f"{overlay} alone"]
+            for strategy in ("ddp", "fsdp2"):
+                assert found[f"{overlay} {strategy}"][0] == pytest.approx(losses)
+                torch.testing.assert_close(found[f"{overlay} {strategy}"][1], weights, rtol=1e-6, atol=1e-9)
 
 
 def check_one_step(recipe: Path, overlay: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -29,7 +29,7 @@ FUSED = re.compile(r"\b(in_proj_weight|qkv\.weight)$")
 """Names of the weights whose rows are those of query, key, and value."""
 
 
-class Tuning(ConfigVariant):
+class Tuning(ConfigVariant, ABC):
     """Choice of the weights of an encoder that are trained. All variants but `Full` replace the encoder's `freeze`."""
 
     group: Literal["encoder", "tuning"] = "tuning"
@@ -88,9 +88,10 @@ class LastBlocks(Tuning):
 
     @override
     def apply(self, encoder: Encoder) -> None:
+        towers = [_blocks(encoder, tower) for tower in get_args(Tower)]
         encoder.freeze("clip4clip")  # trains the blocks, last norms, and projections
-        for tower in get_args(Tower):
-            for block in _blocks(encoder, tower)[: -self.blocks]:
+        for blocks in towers:
+            for block in blocks[: -self.blocks]:
                 block.requires_grad_(False)
 
 
@@ -116,7 +117,7 @@ class LoRA(Tuning):
         dropout: Dropout = 0.0,
     ) -> None:
         self.rank, self.alpha, self.dropout = rank, alpha, dropout
-        self.targets, self.towers = tuple(targets), tuple(towers)
+        self.targets, self.towers = tuple(targets), tuple(dict.fromkeys(towers))
         check(self)
         if not (targets and towers):
             raise UserError("LoRA.targets and LoRA.towers must not be empty. Use Frozen to train nothing.")
@@ -129,7 +130,8 @@ class LoRA(Tuning):
                 found = {target for block in _blocks(encoder, tower) for target in self._change(block)}
                 if missing := [target for target in self.targets if target not in found]:
                     raise UserError(
-                        f"LoRA.targets: {_name(encoder, tower)} has no linear layer for {', '.join(missing)}"
+                        f"LoRA.targets: {_name(encoder, tower)} has no linear layer for {', '.join(missing)}. Choose "
+                        "other targets or towers."
                     )
 
     def _change(self, block: nn.Module) -> set[Target]:
@@ -195,7 +197,7 @@ class Adapter(Tuning):
     """
 
     def __init__(self, bottleneck: Count = 64, towers: tuple[Tower, ...] = ("text", "video")) -> None:
-        self.bottleneck, self.towers = bottleneck, tuple(towers)
+        self.bottleneck, self.towers = bottleneck, tuple(dict.fromkeys(towers))
         check(self)
         if not towers:
             raise UserError("Adapter.towers must not be empty. Use Frozen to train nothing.")
@@ -210,11 +212,11 @@ class Adapter(Tuning):
                     layers = [part for part in mlp.modules() if isinstance(part, nn.Linear)]
                     if not layers:
                         raise UserError(f"Adapter: the blocks of {_name(encoder, tower)} have no MLP. Use LoRA.")
-                    block.adapter = Bottleneck(layers[-1].out_features, self.bottleneck)
+                    block.adapter = AdapterLayers(layers[-1].out_features, self.bottleneck)
                     mlp.register_forward_hook(block.adapter.after)
 
 
-class Bottleneck(nn.Module):
+class AdapterLayers(nn.Module):
     """Two linear layers with a residual connection, in float32, for vectors of any data type.
 
     Args:
