@@ -143,7 +143,7 @@ def test_the_command_line(gallery, checkpoints, tmp_path, capsys, monkeypatch):
     assert main(["search", "--video", str(gallery / "clip1.mp4"), "--index", out, "--top", "1"]) == 0
     assert "clip1.mp4" in capsys.readouterr().out
     assert main(["search", "--index", out]) == 2
-    assert "empty" in capsys.readouterr().err
+    assert "No query is given" in capsys.readouterr().err
     assert main(["search", "a", "--index", str(tmp_path)]) == 1
     assert "contains no index" in capsys.readouterr().err
     assert main(["index", str(gallery), "--out", out, *ckpts, "--weights", "none"]) == 2
