@@ -44,6 +44,10 @@ def test_a_bare_name_is_this_project_s_recipe_anywhere_and_a_file_of_that_name_t
     assert data_from_recipe(["clip4clip", "data/didemo", "fixture"]).title == "DiDeMo"
 
 
+def test_a_folder_whose_name_is_a_number_stays_text():
+    assert str(data_from_recipe(["clip4clip"], ["--data.init_args.root=2024"]).root) == "2024"
+
+
 def test_tables_are_found_anywhere_and_an_unknown_one_names_the_nearest(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TVR_DATA", raising=False)

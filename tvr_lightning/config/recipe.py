@@ -143,7 +143,13 @@ class Recipe:
         contents = [source.content for source in sources]
         words = [source.argument for source in sources]
         if only_data:
-            words = [f"--config={json.dumps({'data': each['data']})}" for each in contents if each.get("data")]
+            words = [
+                each.argument
+                if each.argument.startswith("--data")
+                else f"--config={json.dumps({'data': each.content['data']})}"
+                for each in sources
+                if each.content.get("data")
+            ]
         trained = None
         if checkpoint is not None:
             trained = TrainedOptions(checkpoint, contents, trust)
