@@ -57,7 +57,7 @@ def test_a_run_trains_a_step_and_is_evaluated(table, run_name, folder):
         card = read_card(path)
         assert card.status == "finished"
         # Whether "1" reads as one batch or as all depends on which library named the union of both types first.
-        assert card.steps >= 1
+        assert card.steps >= 1 or run.verb != "fit"
         results = json.loads(path.read_text())["results"]
         assert results["evaluation"]["questions"] > 0 if card.accuracy() is not None else results["texts"] > 0
 
