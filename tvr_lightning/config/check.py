@@ -100,7 +100,7 @@ def check_options(sources: Iterable[Source], schema: dict[str, Any]) -> None:
 
 
 def refusals(message: str) -> str:
-    """Return what options classes refused, without the types that the parser tried; otherwise the whole message."""
+    """Return the errors of options classes and missing packages in a parser's message, or else the whole message."""
     lines = [line.strip() for line in message.splitlines()]
     tried = ("Does not validate", "Expected a", "Given value", "Not a valid", "Problem with given class_path")
     said = [line[2:] for line in lines if line.startswith("- ") and not line[2:].startswith(tried)]

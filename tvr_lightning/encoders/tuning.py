@@ -105,7 +105,7 @@ class LoRA(Tuning):
         alpha: scale of the change, divided by the rank.
         targets: matrices that change: those of the attention's `query`, `key`, `value` and `output`, and of the `mlp`.
         towers: towers whose blocks change.
-        dropout: share of the input features that the change ignores in a training step, for all tokens alike.
+        dropout: share of the input features that the change ignores in a training step, the same for all tokens.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ def extract(
     options: ExtractOptions,
     bar: AbstractContextManager[Progress] | None = None,
 ) -> ExtractReport:
-    """Write the features of a source to a store. Stored features of unchanged files are kept; rerun it after a kill.
+    """Write the features of a source to a store; a rerun keeps those of unchanged files.
 
     Videos that an earlier run skipped are tried again if their files have changed. `bar` replaces the progress bar.
 

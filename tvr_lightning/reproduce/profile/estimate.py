@@ -189,7 +189,7 @@ def _read(data: TextVideoDataModule) -> tuple[PairBatch, float, float]:
 
 
 def activation_bytes(method: RetrievalModule, batch: PairBatch, share: int, precision: Precision) -> float:
-    """Return what the backward pass of a device's share of a batch keeps, from two small batches.
+    """Return the bytes kept for the backward pass of a device's share of a batch, from two small batches.
 
     One part grows with the number of pairs, another with its square. A gradient cache keeps one chunk at a time.
     """

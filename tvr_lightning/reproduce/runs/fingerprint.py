@@ -51,7 +51,7 @@ def lookup(recipe: Any, option: str) -> Any:
 
 
 def file_fingerprint(name: str, every_file: bool) -> str | None:
-    """Return the digest of a file or folder, or None if there is none of that name.
+    """Return the digest of a file or folder, or None if it does not exist.
 
     Unless `every_file`, only annotations are read, and other files, such as videos, count by name and size.
     """

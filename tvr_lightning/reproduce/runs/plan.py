@@ -63,7 +63,7 @@ class PlannedRun:
 
     @property
     def kind(self) -> tuple[str, int | None, bool]:
-        """What runs of similar duration share."""
+        """Command, number of synthetic videos, and sharing: equal for runs of similar duration."""
         return self.verb, self.fixture_videos, "encoder" in self.needs
 
 

@@ -46,7 +46,7 @@ def answer_test_split(module: VideoQuestionAnswering, data: TextVideoDataModule)
 
 
 def measure_answers(answered: AnsweredSplit) -> dict[str, Any]:
-    """Return Q questions, half of them answered correctly if there are so many, with frames of their videos.
+    """Return up to Q = 4 questions, half of them answered correctly if possible, with frames of their videos.
 
     `question`, `answer`, `right`, `probability` (Q,) and `strips` (Q, F, S, S, 3).
     """
