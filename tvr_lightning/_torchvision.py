@@ -5,8 +5,6 @@ exist", although this project (through torchmetrics and open_clip) only uses its
 operators that the import needs is enough. If torchvision works or is not installed, nothing is changed.
 """
 
-from __future__ import annotations
-
 from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
 from pathlib import Path

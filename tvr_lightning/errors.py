@@ -1,7 +1,5 @@
 """Base class of errors that a user can fix: the command line prints their message instead of a traceback."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 

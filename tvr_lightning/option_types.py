@@ -11,8 +11,6 @@ An options dataclass extends `Options`, and its types define the valid values:
     UserError: Example.weight is 0; it must be above 0
 """
 
-from __future__ import annotations
-
 import dataclasses
 import operator
 import types

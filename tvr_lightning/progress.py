@@ -1,7 +1,5 @@
 """Progress of long-running work with the remaining time: a bar on a terminal, or else a line every ten seconds."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

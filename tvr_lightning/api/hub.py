@@ -1,7 +1,5 @@
 """Trained methods on the Hugging Face Hub: weights, recipe, results, and a model card made of them."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

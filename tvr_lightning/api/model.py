@@ -1,7 +1,5 @@
 """A trained method in Python: features and scores of files and sentences."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Leakage audit after an evaluation, as a Lightning callback."""
 
-from __future__ import annotations
-
 import secrets
 from typing import Any
 

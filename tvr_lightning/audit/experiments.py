@@ -5,8 +5,6 @@ order, in blocks of other sizes, and with other captions of the same videos. A c
 that the score uses other information. The size of the effect is R@1 with this information compared with R@1 without.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Test of whether a score normalization uses the set of test queries, by removing some of them."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Leakage audit of a method on its own test data."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import secrets

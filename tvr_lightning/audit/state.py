@@ -1,7 +1,5 @@
 """Complete state of a method, to detect changes: parameters, buffers, and plain attributes of all its modules."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections import deque

@@ -1,7 +1,5 @@
 """Subject of an audit: a method with some texts and videos of an evaluation split."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math

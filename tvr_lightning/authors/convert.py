@@ -1,7 +1,5 @@
 """`tvr convert`: conversion of an authors' checkpoint for `tvr test --ckpt_path` and `tvr_lightning.load`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple

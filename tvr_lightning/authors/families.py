@@ -1,7 +1,5 @@
 """Released code of each method: how to recognize its checkpoints, and what the shapes of the tensors determine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Build a method from an authors' checkpoint."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any

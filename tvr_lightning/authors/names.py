@@ -1,7 +1,5 @@
 """Names of tensors in released code, and loading of tensors under our names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import TypeVar

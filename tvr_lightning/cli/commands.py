@@ -1,7 +1,5 @@
 """The commands of `tvr`: name, and the function whose signature and docstring define the options."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass

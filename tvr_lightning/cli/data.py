@@ -1,7 +1,5 @@
 """`tvr data ...`: datasets are generated, downloaded, imported, checked, compressed, counted, and viewed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`tvr extract` and `tvr caption`: features and descriptions that are computed once and stored."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Sequence

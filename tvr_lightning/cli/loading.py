@@ -1,7 +1,5 @@
 """Imports of a command, which take seconds once torch is among them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """The `tvr` program: find the command, parse its arguments, run it, and print errors that a user can fix as a line."""
 
-from __future__ import annotations
-
 import difflib
 import inspect
 import os

@@ -3,8 +3,6 @@
 A command's function annotates each parameter with its type and its help, as in `Annotated[Count, "number of frames"]`.
 """
 
-from __future__ import annotations
-
 import os
 from argparse import ArgumentTypeError
 from dataclasses import dataclass

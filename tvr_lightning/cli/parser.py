@@ -1,7 +1,5 @@
 """Parser of a command, made from the signature and the docstring of the command's function."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import inspect

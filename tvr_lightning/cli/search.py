@@ -1,7 +1,5 @@
 """`tvr index`, `tvr search`, and `tvr serve`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Commands about published tables."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands that run a recipe or use a trained method."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path

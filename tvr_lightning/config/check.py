@@ -1,7 +1,5 @@
 """Options of recipes and of the command line that do not exist, or have a value that they do not allow."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import itertools

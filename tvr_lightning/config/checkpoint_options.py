@@ -4,8 +4,6 @@ Options such as a temperature change scores but not the shape of any tensor, so 
 evaluated model is therefore built from the checkpoint; recipes and options are applied on top, and changes are logged.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence

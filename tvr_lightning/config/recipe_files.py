@@ -1,7 +1,5 @@
 """Recipe files: search by path or by the name of a packaged recipe, and reading as plain values."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """ActivityNet Captions: long web videos, each with a paragraph of timed sentences."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Conversion of an audio track into the input of an audio encoder, with the 20 ms steps of each frame."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import math

@@ -1,7 +1,5 @@
 """Base DataModule of all datasets: splits, checks and loaders. A dataset adds its files and split rules."""
 
-from __future__ import annotations
-
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Tables of captions with one row per caption or per video, as CSV, JSON Lines or Parquet."""
 
-from __future__ import annotations
-
 import json
 import posixpath
 import re

@@ -1,7 +1,5 @@
 """Charades: half-minute videos of people acting out scripts at home."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Dataset check: all problems of the annotations and files of a dataset in one report."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from contextlib import nullcontext

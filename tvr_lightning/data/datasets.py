@@ -1,7 +1,5 @@
 """Datasets that read texts, videos and matching pairs of one split."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """DiDeMo: Flickr videos with several one-sentence descriptions each, used as one paragraph."""
 
-from __future__ import annotations
-
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 

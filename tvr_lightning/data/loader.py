@@ -1,7 +1,5 @@
 """DataLoaders that preserve the errors of their workers, and one that resumes in the middle of an epoch."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar

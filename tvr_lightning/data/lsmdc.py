@@ -1,7 +1,5 @@
 """LSMDC: movie clips with sentences of the audio description for blind viewers."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """MSR-VTT: 10,000 web videos with twenty captions each."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal

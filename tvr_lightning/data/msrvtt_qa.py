@@ -1,7 +1,5 @@
 """MSRVTT-QA: questions with one-word answers about the videos of MSR-VTT."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """MSVD: short YouTube clips with about forty captions each."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from pathlib import Path

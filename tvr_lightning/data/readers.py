@@ -1,7 +1,5 @@
 """Readers of one video or text: from media files, or from a feature store instead of an encoder or of decoding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal

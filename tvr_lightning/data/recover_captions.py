@@ -1,11 +1,10 @@
 """Additional descriptions of videos, written by `tvr caption` or by hand, and used by DPDV for training."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import get_type_hints
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -42,8 +41,8 @@ class Description:
     weights_hash: str = ""
 
 
-TYPES = {"str": pa.string(), "int": pa.int32(), "float": pa.float64()}
-SCHEMA = pa.schema([(field.name, TYPES[str(field.type)]) for field in fields(Description)])
+TYPES = {str: pa.string(), int: pa.int32(), float: pa.float64()}
+SCHEMA = pa.schema([(name, TYPES[hint]) for name, hint in get_type_hints(Description).items()])
 
 
 @dataclass(frozen=True)

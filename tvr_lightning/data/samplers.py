@@ -1,7 +1,5 @@
 """Samplers whose order is reproducible and resumable, with equally many samples on all processes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Statistics of a dataset: videos, captions and their lengths in tokens, durations, and audio."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean

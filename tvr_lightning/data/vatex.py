@@ -1,7 +1,5 @@
 """VATEX: ten-second clips of Kinetics with ten English and ten Chinese captions each."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any, Literal

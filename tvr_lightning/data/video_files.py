@@ -1,7 +1,5 @@
 """Search for the video files of a dataset by the names in its annotation files."""
 
-from __future__ import annotations
-
 import os.path
 from pathlib import Path
 

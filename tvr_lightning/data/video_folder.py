@@ -1,7 +1,5 @@
 """Your own videos with a table of captions."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Interface of the audio encoders, for methods that use audio (GAID)."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 
 import torch

@@ -1,7 +1,5 @@
 """Interface of the encoders of texts and videos."""
 
-from __future__ import annotations
-
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ The paper's captioner is VILA. The default here is Qwen2.5-VL, another model fro
 transformers. Any image-text-to-text model on the Hugging Face Hub works if its processor has a chat template.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

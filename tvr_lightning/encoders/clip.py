@@ -1,7 +1,5 @@
 """CLIP encoder of the papers: any open_clip architecture, with weights from a file, a tag, or none."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Mapping

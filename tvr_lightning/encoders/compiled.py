@@ -1,7 +1,5 @@
 """Compile the blocks of transformers with torch.compile."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any

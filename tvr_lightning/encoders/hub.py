@@ -1,7 +1,5 @@
 """Files from repositories on the Hugging Face Hub."""
 
-from __future__ import annotations
-
 import urllib.error
 import urllib.request
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Sentence, word, frame and patch features of any open_clip model."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import partial

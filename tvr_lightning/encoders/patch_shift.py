@@ -1,7 +1,5 @@
 """Patch shift between neighboring frames before attention (TS2-Net, Liu et al., ECCV 2022; UCoFiA)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from open_clip.transformer import ResidualAttentionBlock, VisionTransformer

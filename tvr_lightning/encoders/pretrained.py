@@ -1,7 +1,5 @@
 """Weights of a recipe: a local file, an open_clip tag, or none."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Sentences and words of open_clip's text towers: variants of its transformer, and models of transformers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """CLIP that is small enough to train from scratch on two CPU cores."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

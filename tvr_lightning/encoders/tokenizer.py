@@ -4,8 +4,6 @@ The tokenizers are open_clip's: CLIP's byte-pair encoding, and those of the tran
 multilingual text towers).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

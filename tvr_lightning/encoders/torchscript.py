@@ -6,8 +6,6 @@ little-endian storages) and `code/` (the program, whose classes list their param
 only supports tensors and inert objects, together with those lists, is enough to read the state dict.
 """
 
-from __future__ import annotations
-
 import ast
 import pickle
 import re

@@ -1,7 +1,5 @@
 """Choice of the weights of an encoder that are trained, under any method."""
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

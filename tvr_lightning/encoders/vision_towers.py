@@ -5,8 +5,6 @@ represents the frame, or the value of the attention if an attention pools the po
 the frames, and with a linear head the frame is the mean of its patches.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from open_clip.timm_model import TimmModel

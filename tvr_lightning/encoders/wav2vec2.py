@@ -1,7 +1,5 @@
 """wav2vec 2.0 (Baevski et al. 2020), based on `Wav2Vec2Model` of transformers."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

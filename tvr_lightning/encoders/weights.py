@@ -1,7 +1,5 @@
 """Read weight files and load them into open_clip models, with an exact report of mismatches."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Whisper's encoder (Radford et al. 2023), based on `AudioEncoder` of openai-whisper."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Evaluation of video question answering: accuracies and result files."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Result of a leakage audit, as shown below the results table and stored in result files."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 SHOWN = 5  # maximum number of findings shown below a table

@@ -5,8 +5,6 @@ returned to other queries (NCL, Park et al., section 3.2). Queries are rows and 
 relevant to a query if both are in the same group.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

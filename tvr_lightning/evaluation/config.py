@@ -1,7 +1,5 @@
 """Settings for the evaluation of a method."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated
 

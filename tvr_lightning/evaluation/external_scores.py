@@ -1,7 +1,5 @@
 """Evaluation of external scores: ranks, normalization and comparison of similarity matrices."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

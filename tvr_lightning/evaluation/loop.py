@@ -5,8 +5,6 @@ seeded random orders, so that a score can depend only on its text and its video.
 gather them in every encoding step, so all devices must encode equally often.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field

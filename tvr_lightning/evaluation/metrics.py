@@ -4,8 +4,6 @@ Recalls are percentages, as in the papers. Ties are resolved by the expectation 
 similarity gives chance performance. (The released CLIP4Clip `compute_metrics` counts every tied position as a hit.)
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from copy import deepcopy

@@ -4,8 +4,6 @@ A normalizer processes one direction at a time, with queries as rows and gallery
 blocks of scores and returns a function that adjusts any block, so that no complete (N, M) matrix is needed.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass

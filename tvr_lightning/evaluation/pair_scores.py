@@ -1,7 +1,5 @@
 """Scores of a method, block by block: cached if memory allows, otherwise recomputed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import torch

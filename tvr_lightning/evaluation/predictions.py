@@ -1,7 +1,5 @@
 """Predictions: the best videos of every text, as a table for other tools."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from torch import Tensor

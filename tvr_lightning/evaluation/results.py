@@ -1,7 +1,5 @@
 """Results of a run: a record of the results table and its conditions, printed and written to files."""
 
-from __future__ import annotations
-
 import json
 import platform
 import subprocess

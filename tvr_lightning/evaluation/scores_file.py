@@ -1,7 +1,5 @@
 """Files of external scores: reading, checks, and conversion to the order of a split."""
 
-from __future__ import annotations
-
 import pickle
 import zipfile
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Scores as streams of blocks, from a matrix, a method, or a post-processing, for passes over all pairs."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

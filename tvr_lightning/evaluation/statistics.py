@@ -7,8 +7,6 @@ scipy.stats is not used: its bootstrap does not resample groups for a median, an
 times as long for a thousand queries.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Exact ranks from blocks of scores, without storing the complete matrix."""
 
-from __future__ import annotations
-
 from itertools import groupby
 
 import torch

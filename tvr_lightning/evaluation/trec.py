@@ -1,7 +1,5 @@
 """Results of text-to-video as files of TREC's format, for trec_eval, pytrec_eval, ir_measures and ranx."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two-stage retrieval as a post-processing: items that are not candidates of the first stage rank last."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """Origin of the evaluated weights: untrained, published, or trained, with run, epoch and selection split."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 

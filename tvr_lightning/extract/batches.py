@@ -1,7 +1,5 @@
 """Reading and encoding of batches of videos, on this machine or by the actors of a Ray cluster."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

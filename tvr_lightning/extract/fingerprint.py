@@ -1,7 +1,5 @@
 """Fingerprints of features: encoder or method, weights, sampling, and preprocessing; check of a store against them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Options, source, and report of an extraction."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Extraction: runs frozen encoders over a dataset or a folder of videos and writes the features to a store."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence

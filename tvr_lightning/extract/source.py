@@ -1,7 +1,5 @@
 """Sources of features: a dataset, or any files and folders of videos."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Check of a feature store against the encoders: digests of all shards, and features of a sample computed again."""
 
-from __future__ import annotations
-
 import random
 
 import torch

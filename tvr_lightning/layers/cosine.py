@@ -1,7 +1,5 @@
 """Normalization of vectors to unit length."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 COSINE_EPS = 1e-8

@@ -1,7 +1,5 @@
 """One-hot encoding that does not synchronize with the device to find the largest index."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

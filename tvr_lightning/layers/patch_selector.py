@@ -1,7 +1,5 @@
 """UCoFiA's selection of a few patches per frame: a predictor of scores, and a differentiable top-k."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

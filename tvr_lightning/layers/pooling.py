@@ -1,7 +1,5 @@
 """Mean pooling over valid frames."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 

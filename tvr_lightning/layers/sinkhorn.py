@@ -4,8 +4,6 @@ NCL (Park et al., Fig. 4 and Eqs. 8 to 11) scales exp(S) by alpha_i and beta_j s
 marginals. At CLIP's temperatures, exp(S) overflows float32, but its logarithms do not.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Text as a region rather than a point: radius, samples, and support vector of T-MASS, also used by GAID."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Literal
 

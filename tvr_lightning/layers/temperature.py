@@ -1,7 +1,5 @@
 """The learned temperature of CLIP."""
 
-from __future__ import annotations
-
 import math
 
 import torch

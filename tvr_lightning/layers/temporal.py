@@ -4,8 +4,6 @@ Both add their input to their output, and use the parameter names in `transforme
 authors' checkpoints.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 

@@ -3,8 +3,6 @@
 Time is counted in steps of 20 ms, because Whisper and wav2vec 2.0 both return one vector per 20 ms of audio.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

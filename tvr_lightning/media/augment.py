@@ -1,7 +1,5 @@
 """Augmentation of the frames of a training clip, in addition to the encoder's preparation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce

@@ -5,8 +5,6 @@ OUT`. The rate comes from FFmpeg's constant-rate video sync and not from its `fp
 copy shows the frames of the original with a lag of about 0.4 s.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing

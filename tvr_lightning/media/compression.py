@@ -6,8 +6,6 @@ shows then, and the last frame ends at the same time. With `like`, copies contai
 authors produces.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Generator
 from contextlib import suppress

@@ -5,8 +5,6 @@ A file from an untrusted user, or one that pretends to be a video, must not deci
 that expand to gigabytes must not block a reader. The limits are above 8K and above nine hours at 60 frames per second.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

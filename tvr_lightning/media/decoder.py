@@ -1,7 +1,5 @@
 """Decoding of all frames of a video file, and conversion of frames to upright images."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any

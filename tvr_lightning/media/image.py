@@ -1,7 +1,5 @@
 """Image files: the pixels of one file, upright and in RGB, with a limit on the size after decompression."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from PIL import Image, ImageOps, UnidentifiedImageError

@@ -1,7 +1,5 @@
 """Conversion of a frame of any size to the square input of an encoder."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Reading of many media files ahead of their use, in order, with errors per file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -7,8 +7,6 @@ both: each segment from a keyframe to the last selected frame is decoded once, a
 frames that no other frame depends on.
 """
 
-from __future__ import annotations
-
 import re
 from array import array
 from collections.abc import Callable, Collection, Generator, Iterator

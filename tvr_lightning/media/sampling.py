@@ -1,7 +1,5 @@
 """Frame sampling: select the positions of F frames of a clip from the times of all its frames."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

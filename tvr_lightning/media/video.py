@@ -1,7 +1,5 @@
 """Reading of video files: the selected frames of a clip as pixels, and the properties of a file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path

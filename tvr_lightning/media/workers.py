@@ -1,7 +1,5 @@
 """Worker processes: how they start, end with the parent process, and return their errors."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Base class of all retrieval methods: encoding, training, evaluation, and prediction."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from abc import ABC, abstractmethod

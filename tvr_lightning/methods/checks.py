@@ -1,7 +1,5 @@
 """Checks of options and features that several methods share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, get_args
 

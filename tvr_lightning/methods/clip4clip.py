@@ -11,8 +11,6 @@ Deviations:
   (`encoder_precision: float16`), and `recipes/variants/float32.yaml` for bf16 and FSDP.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Modifications of a contrastive loss: changed logits, and stored training queries for evaluation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -11,8 +11,6 @@ Deviations:
 - ties, gradient of the gather, precision: released as CLIP4Clip; here as CLIP4Clip here.
 """
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """Base class of heads that score all pairs: form of the pair vectors, memory, and blocks."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar

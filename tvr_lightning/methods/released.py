@@ -4,8 +4,6 @@ Scores then depend on the matching caption, so ground truth leaks into the ranki
 this module, and every result is marked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

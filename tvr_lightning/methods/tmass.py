@@ -16,8 +16,6 @@ Deviations:
 - padded frames, tokens, several captions, pixels, selection: released as X-Pool; here as X-Pool here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 

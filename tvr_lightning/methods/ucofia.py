@@ -22,8 +22,6 @@ Deviations:
 - ties, gradient of the gather, precision: released as CLIP4Clip; here as CLIP4Clip here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args

@@ -12,8 +12,6 @@ Deviations:
   inner maximum of DPDV's Eq. 5, and averages the patches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Head that scores all answers to a question about a video. `video_qa.py` lists what the paper leaves open."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

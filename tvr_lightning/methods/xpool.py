@@ -15,8 +15,6 @@ Deviations:
 - selection: released selects on the test set, ten times per epoch; here selects by `results.select_on`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Text-conditioned attention over the frames of a video, for all pairs at once, in both forms of pair vectors."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

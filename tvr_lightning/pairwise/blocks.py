@@ -1,7 +1,5 @@
 """Block-wise scores of all pairs within a memory budget."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Literal, TypeVar

@@ -1,7 +1,5 @@
 """Dropout masks with fewer random bits, because drawing them takes most of the time of dropout on a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Cache-sized tiles of large tensors for several operators in sequence."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from torch import Tensor

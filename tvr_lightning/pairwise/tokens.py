@@ -4,8 +4,6 @@ Texts are the last axis, because a block has many of them: a softmax over words 
 and the matrix product writes the similarities in place, without a copy.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Two-stage retrieval: candidates by indexable cosines, reranked by a score of pairs (GARE, App. I)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 

@@ -4,8 +4,6 @@ A larger difference than the rounding of one video in a thousand comes from this
 scoring, or ranking.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from pathlib import Path

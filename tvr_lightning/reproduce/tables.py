@@ -24,8 +24,6 @@ runs:                                # {} if the table is only published
 ```
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Run folder for results, configuration and checkpoints, independent of the logger."""
 
-from __future__ import annotations
-
 import csv
 import os
 import shutil

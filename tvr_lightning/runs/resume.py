@@ -1,7 +1,5 @@
 """Reliable checkpoints for long runs: written atomically, saved on interruption, and resumed exactly."""
 
-from __future__ import annotations
-
 import functools
 import os
 import random

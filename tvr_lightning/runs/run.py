@@ -1,7 +1,5 @@
 """Run of a recipe by fit, validate, test, or predict: its trainer, folder, resuming, and results."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """The contents of an index in one SQLite file, which is changed one transaction at a time."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

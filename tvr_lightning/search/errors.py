@@ -1,7 +1,5 @@
 """Errors of the search, and imports of its optional packages."""
 
-from __future__ import annotations
-
 import importlib
 from types import ModuleType
 

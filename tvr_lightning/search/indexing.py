@@ -1,7 +1,5 @@
 """Indexing of videos. Only new, changed, and deleted files are processed; if it is killed, one batch is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

@@ -1,7 +1,5 @@
 """Answers of a search, and their parts as text."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 from unicodedata import category

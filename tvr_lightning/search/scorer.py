@@ -1,7 +1,5 @@
 """A trained method as search uses it: reading videos, encoding texts and videos, scoring."""
 
-from __future__ import annotations
-
 import dataclasses
 from argparse import ArgumentError
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Videos read in segments (shots or windows), with thumbnails, and memory for one segment at a time."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A web page and an API that search an index. Clients send IDs of videos, never paths."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hmac

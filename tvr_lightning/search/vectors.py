@@ -1,7 +1,5 @@
 """Vector stores: LanceDB in the index, or Qdrant on other machines. They are derived from the catalog."""
 
-from __future__ import annotations
-
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Chinese captions of a synthetic scene, for VATEX."""
 
-from __future__ import annotations
-
 import random
 
 from tvr_lightning.synthetic.grammar import Caption

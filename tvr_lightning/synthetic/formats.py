@@ -4,8 +4,6 @@ The `_*_item` functions return a video with ID and captions from its scene, part
 `_write_*` functions write the annotation files of all items into a folder.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Generation of a synthetic dataset in one of the seven original layouts."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Grammar of sentences about a synthetic scene, with synonyms, word orders and optional facts."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import dataclass

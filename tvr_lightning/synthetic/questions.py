@@ -1,7 +1,5 @@
 """Questions about synthetic videos in the files of MSRVTT-QA."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

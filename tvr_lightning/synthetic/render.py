@@ -1,7 +1,5 @@
 """Rendering of the frames of a synthetic scene with numpy."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

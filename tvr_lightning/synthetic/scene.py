@@ -1,7 +1,5 @@
 """Scenes of synthetic videos, with figures moving in successive events, a backdrop and audio, and their sampling."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, replace
 

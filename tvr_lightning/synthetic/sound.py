@@ -1,7 +1,5 @@
 """Waveforms of the audio of synthetic scenes."""
 
-from __future__ import annotations
-
 import zlib
 
 import numpy as np

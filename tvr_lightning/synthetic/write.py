@@ -1,7 +1,5 @@
 """Encoding of a synthetic scene as a media file."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Iterator
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Test suite that every method must pass, configured by its recipe."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small methods for tests, built from their recipes with a tiny encoder, random pairs and synthetic data."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -4,8 +4,6 @@ A checkpoint names the classes of its method and encoder, and building them impo
 classes are trusted by default; the user must name others explicitly.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib

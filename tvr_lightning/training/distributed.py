@@ -13,8 +13,6 @@ the devices. The gradient of the gather then determines the effective gradient:
 - `none`: nothing is gathered; the other items of a device's own batch are the only negatives (GAID's released code).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar

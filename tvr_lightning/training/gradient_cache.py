@@ -6,8 +6,6 @@ chunk's features is known. The memory is that of one chunk; the gradient is the 
 plain autograd, so that clipping, accumulation, mixed precision, DDP and FSDP2 work as usual.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

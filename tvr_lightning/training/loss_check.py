@@ -5,8 +5,6 @@ loss terms are copied as soon as they are computed, while the host queues the ba
 The device stays busy, and no step is taken from a loss that is not finite.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -4,8 +4,6 @@ Row i of the texts matches column i of the videos. Another caption's copy of the
 every released code that the papers build on (CLIP4Clip, `CrossEn`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Base class of all models that recipes build: plain hyperparameters, checked checkpoints, and the optimizer."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Mapping

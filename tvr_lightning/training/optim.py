@@ -4,8 +4,6 @@ The schedule multiplies each group's learning rate through torch's LambdaLR, wit
 Lightning saves and resumes it exactly. The first step has learning rate 0, as released.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal

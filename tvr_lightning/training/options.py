@@ -1,7 +1,5 @@
 """Options as plain values for checkpoints, and their comparison."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

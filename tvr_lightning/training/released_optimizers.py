@@ -6,8 +6,6 @@ and update have the parameter's own dtype. Multiplications with Python numbers a
 in-place `_foreach_mul_` first rounds the number to the tensors' dtype: 1e-7 becomes 1.19e-7 in float16.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator

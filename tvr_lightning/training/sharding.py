@@ -1,7 +1,5 @@
 """FSDP2: weights, gradients and optimizer state of a method, sharded over devices."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import warnings

@@ -1,7 +1,5 @@
 """TF32 in training: float32 products of the heads with a 10-bit mantissa; evaluation stays in float32."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

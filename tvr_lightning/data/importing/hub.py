@@ -1,7 +1,5 @@
 """Resumable download of public datasets from the Hugging Face Hub, without conversion."""
 
-from __future__ import annotations
-
 import shutil
 from fnmatch import fnmatch
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Common annotation layouts of each dataset, and their conversion to the expected layout."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import re

@@ -1,7 +1,5 @@
 """Import of a dataset: recognize its layout, convert it, compare it with the protocol, and write the result."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Import of video files from folders or archives, by linking, copying or unpacking."""
 
-from __future__ import annotations
-
 import io
 import re
 import tarfile

@@ -1,7 +1,5 @@
 """Features of the video descriptions for DPDV's Recover-Path."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

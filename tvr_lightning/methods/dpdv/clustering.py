@@ -1,7 +1,5 @@
 """Density-peak clustering with k nearest neighbors (DPC-KNN), used by DPDV, HBI, and TCFormer to merge tokens."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal, NamedTuple
 

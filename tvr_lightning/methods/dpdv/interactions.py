@@ -4,8 +4,6 @@ An interaction prepares each side separately and then scores pairs. A score depe
 Weighted-max is DPDV's own (Eqs. 5, 6, 9; Supplement, Eqs. 2 and 3), after DRL's weighted token-wise interaction.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 

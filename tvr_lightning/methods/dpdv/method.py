@@ -28,8 +28,6 @@ Deviations:
 - captioner: paper uses VILA; here any captions file.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

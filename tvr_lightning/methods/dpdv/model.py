@@ -4,8 +4,6 @@ T_s (N, D) are sentences, T_w (N, W, D) words, V_f (M, F, D) frames, and V_p (M,
 `patch_merging.py` (Eqs. 7-8). `interactions.py` has Eqs. 1, 5, 6 and 9.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal

@@ -4,8 +4,6 @@ Sources are equations and tables of the paper (anonymous submission, without cod
 (models/cluster.py, modeling.py, until_module.py) and TCFormer, on which the paper builds.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal

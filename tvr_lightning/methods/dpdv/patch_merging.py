@@ -1,7 +1,5 @@
 """DPDV's patch feature merging (section 3.3): cluster patches, merge each cluster, attend to the original patches."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from tvr_lightning.errors import UserError

@@ -36,8 +36,6 @@ Deviations:
 - gather: released none; here over all devices (`gather`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

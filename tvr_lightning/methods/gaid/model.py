@@ -4,8 +4,6 @@ t_i (N, D) are texts, v_j and a_j (M, F, D) the frames of a video and their audi
 pairs are written as in the paper; `tvr_lightning.pairwise` represents them without computing every element.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -3,8 +3,6 @@
 Sources are equations and tables of the paper (Yang, Cao, He, Su) and the files of YangBowenn/GAID.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

@@ -27,8 +27,6 @@ Deviations:
   (`increment.dropout_per: video`).
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from typing import Any

@@ -4,8 +4,6 @@ t_i (N, D) are sentences, T_i (N, W, D) words, V_j (M, F, D) frames, and v_j (M,
 `Pairwise`: `+`, `-`, `layer_norm`, `linear`, and `mix` define the vector of every pair without computing it.
 """
 
-from __future__ import annotations
-
 import math
 from typing import TypeVar
 

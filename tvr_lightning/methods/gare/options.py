@@ -3,8 +3,6 @@
 Sources are equations and tables of the paper (Xiao, 2025) and the files of musicman217/GARE-text-video-retrieval.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 

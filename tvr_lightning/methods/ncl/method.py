@@ -23,8 +23,6 @@ Deviations:
   of that paper (arXiv 2010.02824) was available; `recipes/tables/ncl-4.yaml` runs NCL on X-CLIP, DRL, and X-Pool.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal

@@ -5,8 +5,6 @@ the normalization error (Eq. 5) in `evaluation/normalization.py`. Sinkhorn's alg
 also used at test time, is in `layers/sinkhorn.py`.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from tvr_lightning.layers.sinkhorn import sinkhorn_biases

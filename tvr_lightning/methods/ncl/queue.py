@@ -1,7 +1,5 @@
 """A first-in-first-out queue of features that is saved with the weights, so that a resumed run is exact."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar

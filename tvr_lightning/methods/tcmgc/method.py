@@ -27,8 +27,6 @@ Deviations:
   (`attention.dropout_per: video`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

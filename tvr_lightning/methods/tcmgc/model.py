@@ -4,8 +4,6 @@ s_i (N, D) are sentences, w_i (N, W, D) words, v_j (M, F, D) frames after the te
 pairs are `Pairwise`, with one slot for the sentence and one per word.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

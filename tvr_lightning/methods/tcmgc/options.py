@@ -3,8 +3,6 @@
 Sources are equations and tables of the paper (Jing, Yang, Chu, 2025) and the files of JingXiaolun/TC-MGC.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 

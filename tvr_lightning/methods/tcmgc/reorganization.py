@@ -4,8 +4,6 @@ Slots are the first dimension of every result, so that each slot is contiguous o
 infinity marks an absent slot, such as a padded word.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

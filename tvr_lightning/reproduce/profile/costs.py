@@ -1,7 +1,5 @@
 """Costs of a method: parameters, FLOPs, time, and memory of a batch, and the card of a profile on random inputs."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The memory, disk space, and time of a run: its work is counted, and the cost of a batch is measured."""
 
-from __future__ import annotations
-
 import copy
 import math
 import shutil

@@ -1,7 +1,5 @@
 """Charts as files: SVG drawings with matplotlib that follow the reader's color scheme, and frames as JPEG."""
 
-from __future__ import annotations
-
 import io
 import textwrap
 from collections.abc import Mapping, Sequence

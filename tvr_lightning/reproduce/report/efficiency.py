@@ -1,7 +1,5 @@
 """The papers' efficiency columns next to profiles and training times of the same methods."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Leaderboards: every run once, regardless of how many tables it is from, next to the published R@1."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pandas as pd

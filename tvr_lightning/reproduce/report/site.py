@@ -1,7 +1,5 @@
 """The report as a folder of pages that needs no network: an overview, and one page per table, per run, and so on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files

@@ -1,7 +1,5 @@
 """Runs that a report shows: cards of `tvr reproduce`, or folders of `tvr fit`."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

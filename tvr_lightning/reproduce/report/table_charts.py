@@ -1,7 +1,5 @@
 """Charts of a table that compare its runs: R@1, curves, scores, normalization errors (NCL), SDR (TC-MGC)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import permutations
 

@@ -1,7 +1,5 @@
 """A published table next to what was measured for it, as one pandas table that every format is written from."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

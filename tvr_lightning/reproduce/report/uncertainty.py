@@ -1,7 +1,5 @@
 """Intervals and comparisons of measured values, from the stored ranks of their runs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ video in its split), `video` (that the text or video belongs to), `better` and `
 answering, a correct answer has `better` 0 and a wrong one 1. A run that stores features has no queries and no ranks.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Engines that start the processes of runs: on this machine, or by SLURM."""
 
-from __future__ import annotations
-
 import atexit
 import sys
 from collections.abc import Callable

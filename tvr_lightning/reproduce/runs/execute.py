@@ -1,7 +1,5 @@
 """One planned run in a separate process, which writes its card."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Digests of what decides the results of a run: its recipe, and the files that it reads."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """From tables to runs: each run once, however many tables and rows need it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

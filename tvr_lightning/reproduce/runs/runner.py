@@ -1,7 +1,5 @@
 """Carries out a plan: each open run in a separate process, whose card shows that it has finished."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """Questions about videos with the given and the correct answer (DPDV, Fig. S5)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

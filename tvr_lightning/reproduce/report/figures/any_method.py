@@ -1,7 +1,5 @@
 """Figures of any method: scores, retrieval mass and errors (NCL, Figs. 2, 3, and 6), the modalities (Figs. 7 and 8)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

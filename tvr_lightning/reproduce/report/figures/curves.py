@@ -1,7 +1,5 @@
 """Training curves, from the metrics.csv of runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

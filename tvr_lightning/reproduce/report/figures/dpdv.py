@@ -1,7 +1,5 @@
 """Figures of DPDV: patch merging in the Spot-Path (Figs. S2 and S3), and frames that match no word (Fig. 1)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Input of the figures: a run's own weights, its test split encoded once, and the scores of all pairs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

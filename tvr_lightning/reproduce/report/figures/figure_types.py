@@ -5,8 +5,6 @@ why a figure could not be measured. The file is made from the run's checkpoint a
 a fingerprint of the run's results, so that it is made again after the run was repeated.
 """
 
-from __future__ import annotations
-
 import io
 import zipfile
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Figure of GAID: the weights of the gate over frames, next to the waveform (Fig. 5)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Figures of GARE: geometry of the increments (Figs. 3 and 8), gradients (2, 4, 7), hard negatives (6), steps (9)."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any

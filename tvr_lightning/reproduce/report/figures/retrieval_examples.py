@@ -1,7 +1,5 @@
 """Frames of retrieved videos: the best for some queries (TC-MGC, Figs. 9 and 14), and failures of runs compared."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 

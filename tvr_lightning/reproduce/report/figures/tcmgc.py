@@ -1,7 +1,5 @@
 """Figures of TC-MGC: maps of words and frames (Fig. 10), attention (11), contrasts and the weights of LSA (13)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 
