@@ -188,9 +188,10 @@ class MethodTestSuite:
         assert changed, "no term of the loss sees the contrast: pass its logits through contrastive_logits"
         torch.stack([term.reshape(()) for term in losses[0].values()]).sum().backward()
         with torch.no_grad():
+            for each in (method, plain):
+                each.update_state(pairs.detach())
             scores = method.score(pairs.text, pairs.video).similarity
             close(scores, plain.score(pairs.text, pairs.video).similarity)
-            method.update_state(pairs.detach())
             bank = method.bank()
             close(method.score(bank.texts, bank.videos).similarity, scores)
 
