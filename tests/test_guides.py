@@ -22,6 +22,7 @@ SHOWN = {
         f"{EXAMPLES}/query_scoring.py",
         f"{EXAMPLES}/query_scoring.yaml",
         f"{EXAMPLES}/test_query_scoring.py",
+        f"{EXAMPLES}/centering.py",
     },
     "adding-a-dataset.md": {
         f"{EXAMPLES}/csv_dataset.py",
