@@ -3,8 +3,8 @@
 Subtracts the mean text from texts and the mean video from videos before the cosine, on CLIP4Clip's mean pooling.
 
 Deviations:
-- mean: paper the mean of all vectors of the dataset; here an exponential moving average of the training batches, so that
-  the score needs no test data.
+- mean: paper the mean of all vectors of the dataset; here an exponential moving average of the training batches, so
+  that the score needs no test data.
 """
 
 from typing import Any
