@@ -37,9 +37,8 @@ from tvr_lightning.data.readers import FeatureReader, PixelReader, VideoReader
 from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.encoders import ClipEncoder, WhisperEncoder
 from tvr_lightning.encoders.tokenizer import ClipTokenizer
-from tvr_lightning.extract.plan import ExtractOptions, ExtractReport, ExtractSource
-from tvr_lightning.extract.run import extract
-from tvr_lightning.extract.source import FILES, source_of_files
+from tvr_lightning.extract.plan import FILES, ExtractOptions, ExtractSource, source_of_files
+from tvr_lightning.extract.run import ExtractReport, extract
 from tvr_lightning.media.compression import Compression, compress
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import read_clip

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from tvr_lightning.config.recipe import from_recipe
-from tvr_lightning.extract.plan import ExtractOptions
+from tvr_lightning.extract.plan import ExtractOptions, source_of_data
 from tvr_lightning.extract.run import extract
-from tvr_lightning.extract.source import source_of_data
 from tvr_lightning.synthetic.generate import synthesize
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"

@@ -21,9 +21,8 @@ from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.encoders.whisper import TinyWhisperEncoder
 from tvr_lightning.errors import MissingAssetError
 from tvr_lightning.extract.fingerprint import check_store
-from tvr_lightning.extract.plan import ExtractOptions
+from tvr_lightning.extract.plan import ExtractOptions, source_of_data, source_of_files
 from tvr_lightning.extract.run import extract
-from tvr_lightning.extract.source import source_of_data, source_of_files
 from tvr_lightning.extract.verify import verify
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.temporal import SeqTransf

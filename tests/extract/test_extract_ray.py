@@ -9,9 +9,8 @@ import torch
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.errors import UserError
-from tvr_lightning.extract.plan import ExtractOptions
+from tvr_lightning.extract.plan import ExtractOptions, source_of_data
 from tvr_lightning.extract.run import extract
-from tvr_lightning.extract.source import source_of_data
 from tvr_lightning.store import FeatureStore
 from tvr_lightning.synthetic import synthesize
 

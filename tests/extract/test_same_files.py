@@ -11,9 +11,8 @@ from broken_videos import write_video
 from tvr_lightning.data.video_folder import VideoFolder
 from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.encoders.whisper import TinyWhisperEncoder
-from tvr_lightning.extract.plan import ExtractOptions
+from tvr_lightning.extract.plan import ExtractOptions, source_of_data
 from tvr_lightning.extract.run import extract
-from tvr_lightning.extract.source import source_of_data
 from tvr_lightning.extract.verify import verify
 from tvr_lightning.store import FeatureStore, StoreError
 

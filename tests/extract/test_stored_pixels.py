@@ -10,9 +10,8 @@ from tvr_lightning.cli import main
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.errors import UserError
-from tvr_lightning.extract.plan import ExtractOptions
+from tvr_lightning.extract.plan import ExtractOptions, source_of_data
 from tvr_lightning.extract.run import extract
-from tvr_lightning.extract.source import source_of_data
 from tvr_lightning.extract.verify import verify
 from tvr_lightning.media.container import VideoError
 from tvr_lightning.store import FeatureStore, StoreError, StoreWriter
@@ -124,11 +123,10 @@ def test_a_skipped_video_is_an_error_or_left_out(root, tmp_path):
 def test_verification_finds_pixels_that_are_not_the_videos(root, store, tmp_path):
     source = source_of_data(MSRVTT(root=str(root), **DATA))
     assert verify(source, encoder(), None, store) == {"pixels": 0.0}
-    other = FeatureStore(store.out)
-    headers = list(other._headers.values())
-    with StoreWriter.open(tmp_path, {"pixels": headers[0].fingerprint}, "tvr extract") as writer:
-        for shard, header in other._headers.items():
+    shards = FeatureStore(store.out)._shards
+    with StoreWriter.open(tmp_path, {"pixels": shards[0].header.fingerprint}, "tvr extract") as writer:
+        for shard in shards:
             tensors = load_file(shard.path)
-            writer.append("pixels", header.items, {"pixels": tensors["pixels"] ^ 1}, tensors["mask"])
+            writer.append("pixels", shard.header.items, {"pixels": tensors["pixels"] ^ 1}, tensors["mask"])
     with pytest.raises(StoreError, match="the stored pixels deviate"):
         verify(source, encoder(), None, ExtractOptions(str(tmp_path)))

@@ -12,7 +12,7 @@ from tvr_lightning.data.check import check_video
 from tvr_lightning.data.preview import preview
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.data.video_files import VideoFiles
-from tvr_lightning.extract.source import source_of_files
+from tvr_lightning.extract.plan import source_of_files
 from tvr_lightning.media.audio import read_audio
 from tvr_lightning.media.container import VIDEO_SUFFIXES, MediaError, VideoError
 from tvr_lightning.media.preparation import Preparation

@@ -75,9 +75,8 @@ def extract(
         from tvr_lightning.config.recipe import from_recipe
         from tvr_lightning.data.audio_alignment import AudioOptions
         from tvr_lightning.encoders import ClipEncoder, WhisperEncoder
-        from tvr_lightning.extract.plan import ExtractOptions
+        from tvr_lightning.extract.plan import ExtractOptions, source_of_data, source_of_files
         from tvr_lightning.extract.run import extract as extract_features
-        from tvr_lightning.extract.source import source_of_data, source_of_files
         from tvr_lightning.extract.verify import verify as compare_store
         from tvr_lightning.progress import shown
 

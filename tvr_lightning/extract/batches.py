@@ -1,6 +1,5 @@
 """Reading and encoding of batches of videos, on this machine or by the actors of a Ray cluster."""
 
-import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -109,10 +108,10 @@ def _encoded_by_ray(
     Raises:
         UserError: Ray is not installed, or there is no cluster at the address.
     """
-    if importlib.util.find_spec("ray") is None:
-        raise UserError("--engine ray needs Ray: pip install 'tvr-lightning[ray]', or use --engine local")
-    import ray
-
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError("--engine ray needs Ray: pip install 'tvr-lightning[ray]', or use --engine local") from error
     own = not ray.is_initialized()
     try:
         if own:

@@ -1,17 +1,32 @@
-"""Options, source, and report of an extraction."""
+"""Options and sources of an extraction: a dataset, or any files and folders of videos."""
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+from tvr_lightning.data.audio_alignment import AudioOptions
+from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.readers import MediaReader
-from tvr_lightning.data.records import VideoRecord
+from tvr_lightning.data.records import SplitName, VideoRecord
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.errors import UserError
-from tvr_lightning.option_types import Count, ExtractEngine, FeaturePart, Options, StoreDtype, Workers
+from tvr_lightning.errors import MissingAssetError, UserError
+from tvr_lightning.media.container import VIDEO_SUFFIXES
+from tvr_lightning.media.preparation import Preparation
+from tvr_lightning.option_types import (
+    Count,
+    ExtractEngine,
+    FeaturePart,
+    FrameSampling,
+    Options,
+    StoreDtype,
+    Workers,
+)
 from tvr_lightning.store import PARTS, Part, StoreItem
+
+FILES = "files"
+"""Name of the dataset under which videos without one are stored."""
 
 
 @dataclass
@@ -58,57 +73,52 @@ class ExtractSource:
     copies: str = ""
 
 
-@dataclass
-class ExtractReport:
-    """Results and timing of an extraction.
+def source_of_data(data: TextVideoDataModule, splits: Sequence[SplitName] = ("train", "val", "test")) -> ExtractSource:
+    """Return the videos and texts of a dataset's splits, read as in evaluation.
 
-    Attributes:
-        written: Number of newly written items, by part.
-        kept: Number of items that already existed, by part.
-        skipped: "path: reason" for each video that could not be read.
-        retried: Number of videos that an earlier run skipped and this run tried again, since their files have changed.
-        still_skipped: Number of videos that an earlier run skipped and whose files have not changed.
-        problems: "path: reason" for each damaged audio track, which was read as far as possible.
-        rewritten: Problems of the damaged shards that were rewritten.
-        seconds: Total time in seconds.
-        spent: Seconds spent waiting for decoded videos, in the encoders, and writing to the disk.
+    Raises:
+        UserError: The data is read from a feature store, annotation files are missing, or the videos are copies, and
+            some are incomplete or older than their originals.
     """
+    reader = data.video_reader(training=False)
+    if not isinstance(reader, MediaReader):
+        raise UserError(
+            "data.init_args.features or data.init_args.pixels names a feature store. Unset it to extract from the "
+            "videos themselves."
+        )
+    data.check_present()
+    source = ExtractSource([], [], dataclasses.replace(reader, on_corrupt="skip"), data.words)
+    for name in splits:
+        split = data.read_split(name)
+        if data.copies is not None:
+            data.copies.check(video.path for video in split.videos if video.path.is_file())
+            source.copies = data.copies.how.describe()
+        for video in split.videos:
+            item = StoreItem(data.directory, split.name, video.video_id, str(video.path), video.span)
+            source.videos.append((video, item))
+        source.texts += [StoreItem.of_text(text.text, data.directory, split.name) for text in split.texts]
+    return source
 
-    written: dict[str, int] = field(default_factory=dict)
-    kept: dict[str, int] = field(default_factory=dict)
-    skipped: list[str] = field(default_factory=list)
-    retried: int = 0
-    still_skipped: int = 0
-    problems: list[str] = field(default_factory=list)
-    rewritten: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-    spent: dict[str, float] = field(default_factory=lambda: {"waiting": 0.0, "encoding": 0.0, "writing": 0.0})
 
-    @contextmanager
-    def timing(self, step: str) -> Iterator[None]:
-        """Add the time spent inside the context to that of a step."""
-        began = time.perf_counter()
-        yield
-        self.spent[step] += time.perf_counter() - began
-
-    def lines(self) -> list[str]:
-        """Return the lines of the report."""
-        lines = [
-            f"{part}: {self.written.get(part, 0)} written, {count} already present" for part, count in self.kept.items()
-        ]
-        if any(self.written.values()):
-            rate = max(self.written.values()) / self.seconds
-            shares = ", ".join(f"{step} {seconds / self.seconds:.0%}" for step, seconds in self.spent.items())
-            slowest = max(self.spent, key=lambda step: self.spent[step])
-            lines.append(f"{rate:.1f} items/s; {shares}; bottleneck: {slowest}")
-        if self.retried or self.still_skipped:
-            lines.append(
-                f"of the previously skipped videos, {self.retried} were tried again and {self.still_skipped} were not, "
-                "since their files have not changed"
-            )
-        lines += [f"rewritten: {problem}" for problem in self.rewritten]
-        lines += [f"skipped: {reason}" for reason in self.skipped]
-        return lines + [f"damaged audio: {problem}" for problem in self.problems]
+def source_of_files(
+    paths: Sequence[str | Path],
+    preparation: Preparation,
+    frames: int = 12,
+    sampling: FrameSampling = "one-fps-uniform",
+    audio: AudioOptions | None = None,
+) -> ExtractSource:
+    """Return the videos in files and folders, searched recursively and sorted; their IDs are their paths as given."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise MissingAssetError(f"{path}: no such file or folder")
+        inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in VIDEO_SUFFIXES and file.is_file())
+        found += [path] if path.is_file() else inside
+    if not found:
+        listed = ", ".join(str(path) for path in paths) or "nothing"
+        raise MissingAssetError(f"no videos in {listed}; supported suffixes: {' '.join(sorted(VIDEO_SUFFIXES))}")
+    videos = [(VideoRecord(f.as_posix(), f), StoreItem(FILES, "", f.as_posix(), str(f))) for f in found]
+    return ExtractSource(videos, [], MediaReader(frames, preparation, sampling, audio=audio, on_corrupt="skip"))
 
 
 def parts_of(

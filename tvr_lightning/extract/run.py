@@ -3,8 +3,8 @@
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,62 @@ from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.extract.batches import Models, read_batches, start_inference
 from tvr_lightning.extract.fingerprint import fingerprints
-from tvr_lightning.extract.plan import ExtractOptions, ExtractReport, ExtractSource, parts_of
+from tvr_lightning.extract.plan import ExtractOptions, ExtractSource, parts_of
 from tvr_lightning.features import TextFeatures
 from tvr_lightning.progress import progress_bar
 from tvr_lightning.store import Part, StoreItem, StoreWriter
 from tvr_lightning.store.shard import file_mark, is_same_file
+
+
+@dataclass
+class ExtractReport:
+    """Results and timing of an extraction.
+
+    Attributes:
+        rewritten: Problems of the damaged shards that were rewritten.
+        written: Number of newly written items, by part.
+        kept: Number of items that already existed, by part.
+        skipped: "path: reason" for each video that could not be read.
+        retried: Number of videos that an earlier run skipped and this run tried again, since their files have changed.
+        still_skipped: Number of videos that an earlier run skipped and whose files have not changed.
+        problems: "path: reason" for each damaged audio track, which was read as far as possible.
+        seconds: Total time in seconds.
+        spent: Seconds spent waiting for decoded videos, in the encoders, and writing to the disk.
+    """
+
+    rewritten: list[str]
+    written: dict[str, int] = field(default_factory=dict)
+    kept: dict[str, int] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+    retried: int = 0
+    still_skipped: int = 0
+    problems: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    spent: dict[str, float] = field(default_factory=lambda: {"waiting": 0.0, "encoding": 0.0, "writing": 0.0})
+
+    @contextmanager
+    def timing(self, step: str) -> Iterator[None]:
+        """Add the time spent inside the context to that of a step."""
+        began = time.perf_counter()
+        yield
+        self.spent[step] += time.perf_counter() - began
+
+    def lines(self) -> list[str]:
+        """Return the lines of the report."""
+        lines = [f"{part}: {self.written.get(part, 0)} written, {n} already present" for part, n in self.kept.items()]
+        if any(self.written.values()):
+            rate = max(self.written.values()) / self.seconds
+            shares = ", ".join(f"{step} {seconds / self.seconds:.0%}" for step, seconds in self.spent.items())
+            slowest = max(self.spent, key=lambda step: self.spent[step])
+            lines.append(f"{rate:.1f} items/s; {shares}; bottleneck: {slowest}")
+        if self.retried or self.still_skipped:
+            lines.append(
+                f"of the previously skipped videos, {self.retried} were tried again and {self.still_skipped} were not, "
+                "since their files have not changed"
+            )
+        lines += [f"rewritten: {problem}" for problem in self.rewritten]
+        lines += [f"skipped: {reason}" for reason in self.skipped]
+        return lines + [f"damaged audio: {problem}" for problem in self.problems]
 
 
 @torch.no_grad()
@@ -47,7 +98,7 @@ def extract(
         StoreWriter.open(options.out, made, options.command, options.dtype) as writer,
         bar or progress_bar(options.progress) as progress,
     ):
-        report = ExtractReport(rewritten=writer.rewritten)
+        report = ExtractReport(writer.rewritten)
         run = _Extraction(source, models, options, writer, report, progress)
         if "text" in parts:
             run.texts()
@@ -73,12 +124,12 @@ class _Extraction:
         missing = [item for item in unique if item.key not in self.writer.parts["text"].places]
         self.report.kept["text"] = len(unique) - len(missing)
         task = self.progress.add_task("texts", total=len(unique), completed=len(unique) - len(missing))
-        encoder, _ = self.models
         for items in _chunks(missing, self.options.shard_size):
             features = []
             for batch in _chunks(items, self.options.batch_size):
                 with self.report.timing("encoding"):
-                    features.append(encoder.encode_text([str(x.text) for x in batch], self.source.words).to("cpu"))
+                    encoded = self.models[0].encode_text([str(item.text) for item in batch], self.source.words)
+                    features.append(encoded.to("cpu"))
                 self.progress.advance(task, len(batch))
             text = TextFeatures.cat(features)
             self._append("text", items, {"sentence": text.sentence, "words": text.words}, text.word_mask)

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -129,8 +130,9 @@ class Shard:
     number: int
     digest: str
 
-    def read_header(self) -> ShardHeader:
-        """Return the description of the content without reading the tensors."""
+    @cached_property
+    def header(self) -> ShardHeader:
+        """Description of the content, read without the tensors. StoreError if that is impossible."""
         try:
             with safe_open(self.path, framework="pt") as file:
                 header = json.loads(file.metadata()["tvr"])
@@ -206,18 +208,18 @@ class PartIndex:
     marks: dict[Any, FileMark | None] = field(default_factory=dict)
     numbers: set[int] = field(default_factory=set)
 
-    def add(self, shard: Shard, header: ShardHeader) -> None:
+    def add(self, shard: Shard) -> None:
         """Add the items of a shard; raise StoreError if it was created with other settings."""
-        differing = differences(header.fingerprint, self.fingerprint)
+        differing = differences(shard.header.fingerprint, self.fingerprint)
         if differing:
             raise StoreError(
                 f"{shard.path} has other settings, part {shard.part!r}: {differing}. Use another --out, or the options "
                 "of the store."
             )
         self.numbers.add(shard.number)
-        for row, item in enumerate(header.items):
+        for row, item in enumerate(shard.header.items):
             self.places[item.key], self.marks[item.key] = (shard, row), item.file
             self.skipped.pop(item.key, None)
-        for item, reason in header.skipped:
+        for item, reason in shard.header.skipped:
             self.skipped[item.key], self.marks[item.key] = reason, item.file
             self.places.pop(item.key, None)

@@ -1,17 +1,28 @@
-"""Reader for the feature stores of `tvr extract`: memory-mapped, verified, safe during writes by another process."""
+"""Feature stores of `tvr extract`: reading with memory maps and checks, and writing by one process at a time.
+
+A store stays valid if its writer is killed or the disk is full. Readers need no lock.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.files import TEMPORARY, explain_write_errors, file_lock, write_whole
+from tvr_lightning.option_types import StoreDtype
 from tvr_lightning.store.shard import (
+    FORMAT,
     PARTS,
     Fingerprint,
     Part,
@@ -19,6 +30,7 @@ from tvr_lightning.store.shard import (
     Shard,
     ShardHeader,
     StoreError,
+    StoreItem,
     VideoKey,
     differences,
     find_shards,
@@ -45,7 +57,7 @@ class FeatureStore:
 
     def __init__(self, path: str | Path, parts: Sequence[Part] = PARTS) -> None:
         self.path = Path(path)
-        self._headers: dict[Shard, ShardHeader] = {}
+        self._shards: list[Shard] = []
         self._parts: dict[Part, PartIndex] = {}
         self._damaged: dict[Shard, str] = {}
         self._opened: dict[Shard, Any] = {}
@@ -57,16 +69,14 @@ class FeatureStore:
                 f"--config ... --out {self.path}"
             )
         for shard in shards:
-            if shard.part not in parts:
-                continue
-            try:
-                header = shard.read_header()
-            except StoreError as error:
-                self._damaged[shard] = str(error)
-                continue
-            self._headers[shard] = header
-            self._parts.setdefault(shard.part, PartIndex(header.fingerprint, header.command)).add(shard, header)
-
+            if shard.part in parts:
+                try:
+                    header = shard.header
+                except StoreError as error:
+                    self._damaged[shard] = str(error)
+                else:
+                    self._shards.append(shard)
+                    self._parts.setdefault(shard.part, PartIndex(header.fingerprint, header.command)).add(shard)
         self._hint = f" (damaged: {'; '.join(self._damaged.values())})" if self._damaged else ""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -91,7 +101,8 @@ class FeatureStore:
         import pandas as pd  # takes half a second, which training and search do not need
 
         rows: list[dict[str, Any]] = []
-        for shard, header in self._headers.items():
+        for shard in self._shards:
+            header = shard.header
             of_shard = {"part": header.part, "shard": shard.path.name, "dtype": header.dtype, **header.fingerprint}
             rows += [{**vars(item), **of_shard, "row": row} for row, item in enumerate(header.items)]
             rows += [{**vars(item), **of_shard, "skipped": reason} for item, reason in header.skipped]
@@ -132,7 +143,7 @@ class FeatureStore:
 
     def verify(self) -> None:
         """Raise StoreError unless the header of every shard can be read, and its content has the digest in its name."""
-        for shard in [*self._damaged, *self._headers]:
+        for shard in [*self._damaged, *self._shards]:
             self._check(shard)
 
     def text(self, texts: Sequence[str]) -> TextFeatures:
@@ -182,13 +193,11 @@ class FeatureStore:
                 reason = f"it was skipped: {index.skipped[key]}" if key in index.skipped else "it is missing"
                 raise StoreError(f"the feature store {self.path} has no features of {_name(key)}: {reason}{self._hint}")
         places = [index.places[key] for key in keys]
-        return [torch.stack([self._open(shard).get_slice(tensor)[row] for shard, row in places]) for tensor in tensors]
-
-    def _open(self, shard: Shard) -> Any:
-        if shard not in self._opened:
-            self._check(shard)
-            self._opened[shard] = safe_open(shard.path, framework="pt")
-        return self._opened[shard]
+        for shard, _ in places:
+            if shard not in self._opened:
+                self._check(shard)
+                self._opened[shard] = safe_open(shard.path, framework="pt")
+        return [torch.stack([self._opened[shard].get_slice(name)[row] for shard, row in places]) for name in tensors]
 
     def _check(self, shard: Shard) -> None:
         if shard in self._verified:  # also if another process has verified it before it passed the store on
@@ -206,3 +215,103 @@ def _name(key: Any) -> str:
         return key
     _, name, span = key
     return name if span is None else f"{name} ({span[0]:g} to {span[1]:g} s)"
+
+
+@dataclass
+class StoreWriter:
+    """A feature store opened for writing, by one process at a time.
+
+    Attributes:
+        path: Folder of the store, created if it is missing.
+        command: Command that creates and repairs the parts that this run writes.
+        dtype: Data type of the features on disk.
+        parts: Items of each part that the store contains or that this run writes.
+        rewritten: Problems of the damaged shards.
+    """
+
+    path: Path
+    command: str
+    dtype: StoreDtype
+    parts: dict[Part, PartIndex]
+    rewritten: list[str] = field(default_factory=list)
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls, path: str | Path, fingerprints: Mapping[Part, Fingerprint], command: str, dtype: StoreDtype = "float32"
+    ) -> Iterator[StoreWriter]:
+        """Lock a store inside the context, check every shard, and remove incomplete files of an interrupted run.
+
+        Damaged shards are renamed; their items count as missing and are written again under the same number.
+
+        Raises:
+            StoreError: Another process is writing the store, or it contains a part with another fingerprint.
+        """
+        path = Path(path)
+        writer = cls(path, command, dtype, {part: PartIndex(made, command) for part, made in fingerprints.items()})
+        lock = path / "writer.lock"
+        with ExitStack() as stack:
+            with writer._explained(lock):
+                path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(file_lock(lock, f"the feature store {path}", StoreError))
+            for file in path.glob(f"*{TEMPORARY}"):
+                file.unlink()
+            for shard in find_shards(path):
+                if problem := shard.problem():
+                    damaged = shard.path.rename(f"{shard.path}.damaged")
+                    writer.rewritten.append(f"{problem}; kept as {damaged.name}")
+                    continue
+                header = shard.header
+                if header.dtype != dtype:
+                    raise StoreError(
+                        f"The feature store {path} contains {header.dtype}, but this run writes {dtype}. Use the same "
+                        "dtype or another --out."
+                    )
+                writer.parts.setdefault(shard.part, PartIndex(header.fingerprint, header.command)).add(shard)
+            yield writer
+
+    def append(
+        self,
+        part: Part,
+        items: Sequence[StoreItem],
+        tensors: Mapping[str, Tensor],
+        mask: Tensor,
+        skipped: Sequence[tuple[StoreItem, str]] = (),
+    ) -> None:
+        """Write n items and their tensors (n, ...) as one shard, atomically; `mask` is (n, W) or (n, F).
+
+        Tensors are "sentence" and "words", or one named after the part. `skipped` items have reasons.
+        """
+        index = self.parts[part]
+        header = ShardHeader(part, index.fingerprint, self.command, self.dtype, list(items), list(skipped))
+        content = _content(header, tensors, mask)
+        number = next(i for i in range(len(index.numbers) + 1) if i not in index.numbers)
+        if any(item.key in index.marks for item in [*items, *(item for item, _ in skipped)]):
+            number = max(index.numbers) + 1  # readers use the last shard that contains an item
+        digest = hashlib.sha256(content).hexdigest()[:32]
+        file = self.path / f"{part}-{number:05d}-{digest}.safetensors"
+        with self._explained(file):
+            write_whole(file, content)
+        index.add(Shard(file, part, number, digest))
+
+    def _explained(self, file: Path) -> AbstractContextManager[None]:
+        kept = f"The store {self.path} is valid with its earlier content."
+        return explain_write_errors(file, kept, f"the command: {self.command}", StoreError)
+
+
+def _content(header: ShardHeader, tensors: Mapping[str, Tensor], mask: Tensor) -> bytes:
+    """Return the bytes of a shard, which depend only on its content."""
+    rows = {name: len(tensor) for name, tensor in {**tensors, "mask": mask}.items()}
+    if header.items and set(rows.values()) != {len(header.items)}:
+        raise StoreError(f"{header.part}: {len(header.items)} items, but features {rows}; expected one row per item")
+    kept = {"mask": mask.detach().cpu().bool().contiguous()}
+    for name, tensor in tensors.items():
+        dtype = tensor.dtype if name == "pixels" else getattr(torch, header.dtype)
+        kept[name] = tensor.detach().to("cpu", dtype).contiguous()
+        if not torch.isfinite(kept[name]).all():
+            raise StoreError(
+                f"{name}: features are NaN, infinite, or too large for {header.dtype}. Nothing was written."
+            )
+    # Only one key, since safetensors writes several in an order that changes from process to process.
+    described = json.dumps({**asdict(header), "format": FORMAT}, ensure_ascii=False)
+    return save(kept if header.items else {}, {"tvr": described})
