@@ -106,7 +106,7 @@ def division(videos: list[Path], captions: list[str]) -> list[tuple[str, float]]
         spent["decode and convert"] += max(read - demuxed - cropped - (demuxed - began), 0.0)
     began = time.process_time()
     for caption in captions:
-        tokenizer([caption], 32)
+        tokenizer.encode([caption], 32)
     spent["tokenise"] = (time.process_time() - began) * len(videos) / len(captions)
     return [(name, 1000 * seconds / len(videos)) for name, seconds in spent.items()]
 

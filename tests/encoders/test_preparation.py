@@ -1,6 +1,6 @@
 """Frames are prepared exactly as open_clip prepares images for the weights of each of its tags."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import open_clip
 import pytest
@@ -9,8 +9,7 @@ from open_clip.pretrained import get_pretrained_cfg
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 
-from tvr_lightning.encoders.pixels import PixelPreparation
-from tvr_lightning.encoders.pretrained import find_weights, weights_follow
+from tvr_lightning.encoders.pretrained import find_weights, frame_preprocessing, weights_follow
 from tvr_lightning.media.preparation import Preparation
 
 SIZES = [(53, 37), (31, 90), (641, 359), (33, 33), (64, 64)]
@@ -37,15 +36,15 @@ def picture(width: int, height: int) -> Image.Image:
     return Image.fromarray((255 * torch.stack([rows, columns, noise], dim=-1)).byte().numpy())
 
 
-def prepared(frame: Image.Image, preparation: Preparation, pixels: PixelPreparation) -> torch.Tensor:
+def prepared(frame: Image.Image, preparation: Preparation, pixels: PreprocessCfg) -> torch.Tensor:
     values = torch.from_numpy(preparation(frame).copy())
     mean, std = torch.tensor(pixels.mean).view(3, 1, 1), torch.tensor(pixels.std).view(3, 1, 1)
     return (values.permute(2, 0, 1) / 255 - mean) / std
 
 
-def difference(frame: Image.Image, size: int, pixels: PixelPreparation) -> float:
+def difference(frame: Image.Image, size: int, pixels: PreprocessCfg) -> float:
     """Of open_clip's transform and ours."""
-    theirs = image_transform_v2(PreprocessCfg(size=size, **asdict(pixels)), is_train=False)(frame)
+    theirs = image_transform_v2(replace(pixels, size=size), is_train=False)(frame)
     ours = prepared(frame, Preparation(size, pixels.interpolation, pixels.resize_mode), pixels)
     return float((theirs - ours).abs().max())
 
@@ -66,12 +65,13 @@ def test_every_tag_keeps_its_own_preparation():
             continue  # refused, as the name asks for another activation
         with weights_follow():
             found = asdict(find_weights(architecture, tag).pixels)
-        assert found == {name: settings[name] for name in found}
+        names = ("mean", "std", "interpolation", "resize_mode")
+        assert {name: found[name] for name in names} == {name: settings[name] for name in names}
 
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
 def test_the_longest_side_leaves_black_borders(interpolation):
-    pixels = PixelPreparation(interpolation=interpolation, resize_mode="longest")
+    pixels = PreprocessCfg(interpolation=interpolation, resize_mode="longest")
     for size in SIZES:
         assert difference(picture(*size), 32, pixels) < 1e-6
 
@@ -97,7 +97,7 @@ def test_preparations_are_told_apart_in_words():
 )
 def test_a_preparation_that_is_unknown_is_named(settings, said):
     with pytest.raises(ValueError, match=f"open_clip's tag mine .*{said}"):
-        PixelPreparation.of(settings, "open_clip's tag mine")
+        frame_preprocessing(settings, "open_clip's tag mine")
 
 
 def test_impossible_options_of_the_data_are_named():

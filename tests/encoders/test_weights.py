@@ -25,23 +25,23 @@ def test_every_layout_reads_to_the_same_tensors(tensors, tmp_path):
         {"epoch": 3, "name": "run", "state_dict": {f"module.{k}": v for k, v in tensors.items()}}, tmp_path / "c.pt"
     )
     for name in ("a.safetensors", "b.pt", "c.pt"):
-        state = read_state_dict(tmp_path / name)
-        assert not state.openai
-        assert state.tensors.keys() == tensors.keys()
-        assert all(torch.equal(state.tensors[key], tensors[key]) for key in tensors)
+        found, openai = read_state_dict(tmp_path / name)
+        assert not openai
+        assert found.keys() == tensors.keys()
+        assert all(torch.equal(found[key], tensors[key]) for key in tensors)
 
 
 def test_half_matrices_beside_float_norms_are_openais(tensors, tmp_path):
     mixed = {name: tensor if "ln_" in name else tensor.half() for name, tensor in tensors.items()}
     torch.save(mixed, tmp_path / "mixed.pt")
-    assert read_state_dict(tmp_path / "mixed.pt").openai
+    assert read_state_dict(tmp_path / "mixed.pt")[1]
 
 
 def test_facts_of_openais_archives_are_no_weights(tensors, tmp_path):
     torch.save({**tensors, "vocab_size": torch.tensor(49408)}, tmp_path / "facts.pt")
-    state = read_state_dict(tmp_path / "facts.pt")
-    assert state.openai
-    assert state.tensors.keys() == tensors.keys()
+    found, openai = read_state_dict(tmp_path / "facts.pt")
+    assert openai
+    assert found.keys() == tensors.keys()
 
 
 class Trap:

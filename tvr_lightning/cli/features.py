@@ -150,4 +150,4 @@ def caption(
     videos = [video for name in names for video in data.read_split(name).videos]
     with shown(f"caption: loading {model}"):
         captioner = load_captioner(model, device)
-    print("\n".join([*describe(videos, captioner, options).lines(), f"Wrote {out}"]))
+    print("\n".join([*describe(videos, captioner, options), f"Wrote {out}"]))

@@ -6,7 +6,7 @@ transformers. Any image-text-to-text model on the Hugging Face Hub works if its 
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -67,26 +67,6 @@ class CaptionOptions(Options):
             raise UserError("prompt is empty; it must tell the model what to describe")
         if self.out.suffix != ".parquet":
             raise UserError(f"out is {self.out}; it must be a .parquet file")
-
-
-@dataclass
-class CaptionReport:
-    """Numbers of newly described videos, of those with existing descriptions, and of empty descriptions.
-
-    `skipped` has "path: reason" for each video that could not be read.
-    """
-
-    described: int = 0
-    kept: int = 0
-    empty: int = 0
-    skipped: list[str] = field(default_factory=list)
-
-    def lines(self) -> list[str]:
-        """Return the report as sentences."""
-        lines = [f"{self.described} videos described, {self.kept} already present"]
-        if self.empty:
-            lines.append(f"{self.empty} descriptions are empty and are ignored by methods")
-        return lines + [f"skipped: {reason}" for reason in self.skipped]
 
 
 class Captioner:
@@ -186,8 +166,8 @@ def _read_segments(video: VideoRecord, options: CaptionOptions) -> tuple[list[De
     return segments, torch.stack([clip.pixels for clip in clips])
 
 
-def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: CaptionOptions) -> CaptionReport:
-    """Describe the segments of videos and write the descriptions to one parquet file.
+def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: CaptionOptions) -> list[str]:
+    """Describe the segments of videos, write the descriptions to one parquet file, and return a report in sentences.
 
     If the process is killed, a rerun gives the same file as an uninterrupted run: groups are formed from the whole
     list of videos, and each group is added to a journal as soon as it is described. Videos already in the file are
@@ -207,27 +187,30 @@ def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: Captio
     distinct: dict[str, VideoRecord] = {}
     for video in videos:
         distinct.setdefault(video.video_id, video)
-    report = CaptionReport()
+    described, empty, skipped = 0, 0, []
     with CaptionJournal.open(options.out, settings) as journal:
         there = journal.descriptions.keys()
-        report.kept = len(there & distinct.keys())
+        kept = len(there & distinct.keys())
         # A group is described as a whole, except for videos that are already in the file.
         size = max(1, options.batch_size // options.segments)
         groups = [list(distinct.values())[start : start + size] for start in range(0, len(distinct), size)]
         waiting = [[video for video in group if video.video_id not in there] for group in groups]
         read = partial(_read_segments, options=options)
         with progress_bar(options.progress) as bar:
-            task = bar.add_task("describing videos", total=len(distinct), completed=report.kept)
+            task = bar.add_task("describing videos", total=len(distinct), completed=kept)
             for found in read_many(list(filter(None, waiting)), read, list, workers=options.num_workers):
-                report.skipped += [f"{each.item.path}: {each.reason}" for each in found if isinstance(each, Unread)]
+                skipped += [f"skipped: {each.item.path}: {each.reason}" for each in found if isinstance(each, Unread)]
                 readable = [each for each in found if not isinstance(each, Unread)]
-                segments = [segment for described, _ in readable for segment in described]
+                segments = [segment for found_segments, _ in readable for segment in found_segments]
                 texts: list[str] = []
                 for part in torch.cat([pixels for _, pixels in readable]).split(options.batch_size) if readable else ():
                     texts += captioner.describe(part, options.prompt, options.max_new_tokens)
                 journal.add([replace(each, caption=text) for each, text in zip(segments, texts, strict=True)])
-                report.described += len(readable)
-                report.empty += texts.count("")
+                described += len(readable)
+                empty += texts.count("")
                 bar.advance(task, len(found))
         journal.finish(list(distinct))
-    return report
+    report = [f"{described} videos described, {kept} already present"]
+    if empty:
+        report.append(f"{empty} descriptions are empty and are ignored by methods")
+    return report + skipped

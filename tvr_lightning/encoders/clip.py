@@ -69,16 +69,16 @@ class ClipEncoder(OpenClipEncoder):
         **switches: Any,
     ):
         source = find_weights(architecture, weights, preprocessing)
-        state = None if source.path is None else read_state_dict(source.path)
+        tensors, openai = ({}, False) if source.path is None else read_state_dict(source.path)
         configuration = model_configuration(architecture)
         quick_gelu = source.quick_gelu
         if quick_gelu is None:
-            quick_gelu = configuration.get("quick_gelu", False) or (state is not None and state.openai)
+            quick_gelu = openai or configuration.get("quick_gelu", False)
         text = _text_tower(architecture, tokenizer, language)
         words = build_tokenizer(text, architecture)
         model = build_model({**configuration, "text_cfg": text, "quick_gelu": quick_gelu}, encoder_precision)
-        if state is not None:
-            load_weights(model, state.tensors, f"{source.path} ({architecture})")
+        if source.path is not None:
+            load_weights(model, tensors, f"{source.path} ({architecture})")
             _report_activation(architecture, source, quick_gelu)
         elif not do_weights_follow():
             logger.warning("%s starts from RANDOM weights (weights: none) and is untrained", architecture)

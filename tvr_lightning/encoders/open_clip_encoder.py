@@ -3,12 +3,13 @@
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, cast
 
 import open_clip
 import torch
 from open_clip.hf_model import HFTextEncoder
 from open_clip.model import convert_weights_to_fp16
+from open_clip.transform import PreprocessCfg
 from open_clip.transformer import Attention, ResidualAttentionBlock, Transformer, VisionTransformer
 from open_clip.utils import to_2tuple
 from torch import Tensor, nn
@@ -18,15 +19,13 @@ from tvr_lightning.data.batch import Media, Tokens
 from tvr_lightning.encoders.base import Encoder, EncoderPrecision, FreezeRule, TemporalInitialization, Tower
 from tvr_lightning.encoders.compiled import blocks_of, compile_blocks
 from tvr_lightning.encoders.patch_shift import PatchShift
-from tvr_lightning.encoders.pixels import PixelPreparation
 from tvr_lightning.encoders.text_towers import encode_text, text_dimension
 from tvr_lightning.encoders.tokenizer import ClipTokenizer, Tokenizer, word_mask
 from tvr_lightning.encoders.tuning import untuned_state
 from tvr_lightning.encoders.vision_towers import encode_images
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
-
-E = TypeVar("E", bound="OpenClipEncoder")
+from tvr_lightning.media.preparation import Interpolation, ResizeMode
 
 # Frozen by GARE: the layers that make the first tokens or the cells of pixels.
 STEM = re.compile(r"visual\.(conv1|conv2|conv3|bn1|bn2|bn3|trunk\.patch_embed|trunk\.stem)\.")
@@ -82,7 +81,7 @@ class OpenClipEncoder(Encoder):
         self,
         model: open_clip.CLIP | open_clip.CustomTextCLIP | open_clip.CoCa,
         name: str,
-        pixels: PixelPreparation | None = None,
+        pixels: PreprocessCfg | None = None,
         tokenizer: Tokenizer | None = None,
         text_mask: bool = False,
         encoder_precision: EncoderPrecision = "float32",
@@ -106,8 +105,9 @@ class OpenClipEncoder(Encoder):
             raise UserError(f"architecture {name} needs frames of {sides} pixels; only square frames are supported")
         self.image_size = int(sides.pop())
         self.dimension = text_dimension(self._text)
-        pixels = pixels or PixelPreparation()
-        self.resize_mode, self.interpolation = pixels.resize_mode, pixels.interpolation
+        pixels = pixels or PreprocessCfg()
+        self.resize_mode = cast(ResizeMode, pixels.resize_mode)
+        self.interpolation = cast(Interpolation, pixels.interpolation)
         # not persistent: they belong to the recipe, and weights with these names would be the authors' own
         self.register_buffer("pixel_mean", torch.tensor(pixels.mean).view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_std", torch.tensor(pixels.std).view(3, 1, 1), persistent=False)
@@ -230,7 +230,7 @@ class OpenClipEncoder(Encoder):
         return blocks_of(self._text.transformer if tower == "text" else self.clip.visual)
 
     @override
-    def train(self: E, mode: bool = True) -> E:
+    def train(self, mode: bool = True) -> Self:
         super().train(mode)  # batch norms and dropout of a frozen encoder stay in eval mode
         if not any(parameter.requires_grad for parameter in self.clip.parameters()):
             self.clip.eval()

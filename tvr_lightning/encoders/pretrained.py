@@ -4,12 +4,12 @@ import difflib
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
 import huggingface_hub
@@ -17,10 +17,11 @@ import open_clip
 from open_clip.constants import HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME
 from open_clip.factory import LOCAL_DIR_PREFIX
 from open_clip.pretrained import download_pretrained, get_pretrained_cfg
+from open_clip.transform import PreprocessCfg, merge_preprocess_dict
 
 from tvr_lightning.encoders.hub import MissingWeightsError, probe
-from tvr_lightning.encoders.pixels import PixelPreparation
 from tvr_lightning.errors import UserError
+from tvr_lightning.media.preparation import Interpolation, ResizeMode
 
 logger = logging.getLogger(__name__)
 
@@ -56,12 +57,12 @@ class WeightSource:
     Attributes:
         path: Local file, or None for random initialization or if a checkpoint provides the weights.
         quick_gelu: Whether the weights were trained with QuickGELU; None if the source does not record it.
-        pixels: Preprocessing of the frames.
+        pixels: Preprocessing of the frames, whose `size` is unused.
     """
 
     path: Path | None
     quick_gelu: bool | None
-    pixels: PixelPreparation
+    pixels: PreprocessCfg
 
 
 def local_folder(architecture: str) -> Path | None:
@@ -96,12 +97,34 @@ def _saved_configuration(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise MissingWeightsError(f"architecture local-dir:{folder}: looked for {path.absolute()}")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("model_cfg"), dict):
-        raise UserError(f"{path} has no key 'model_cfg' with the architecture in open_clip's format")
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        dict(content["model_cfg"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path} is not a configuration that open_clip saved: {error!r}") from error
     return content
+
+
+def frame_preprocessing(settings: Mapping[str, Any], source: str) -> PreprocessCfg:
+    """Return the frame preprocessing of an open_clip tag or folder; settings that are missing are those of CLIP.
+
+    `source` is for errors about settings that are not supported.
+    """
+    found = {**merge_preprocess_dict(PreprocessCfg(), dict(settings)), "size": PreprocessCfg.size}
+    for name, kind in (("interpolation", Interpolation), ("resize_mode", ResizeMode)):
+        if found[name] not in get_args(kind):
+            raise UserError(
+                f"{source} preprocesses frames with {name} {found[name]!r}, which is not supported. Supported: "
+                + ", ".join(get_args(kind))
+            )
+    if found["fill_color"] or found["mode"] != "RGB":
+        raise UserError(
+            f"{source} preprocesses frames with colored borders or in another mode than RGB, which is not supported"
+        )
+    for name in ("mean", "std"):
+        found[name] = tuple(map(float, found[name]))
+        if len(found[name]) != 3:
+            raise UserError(f"{source} has a {name} of {len(found[name])} channels; expected RGB")
+    return PreprocessCfg(**found)
 
 
 def find_weights(architecture: str, weights: str | None, preprocessing: str | None = None) -> WeightSource:
@@ -123,7 +146,7 @@ def find_weights(architecture: str, weights: str | None, preprocessing: str | No
     path = None if weights in (None, "none") else Path(name).expanduser()
     if folder is not None:
         settings = _saved_configuration(folder).get("preprocess_cfg") or {}
-        pixels = PixelPreparation.of(settings, f"{folder}/open_clip_config.json")
+        pixels = frame_preprocessing(settings, f"{folder}/open_clip_config.json")
         return WeightSource(None if path is None else _folder_weights(folder, path), quick_gelu, pixels)
     base = architecture.removesuffix("-quickgelu")
     tags = {
@@ -134,12 +157,13 @@ def find_weights(architecture: str, weights: str | None, preprocessing: str | No
     if preprocessing is not None and preprocessing not in tags:
         raise UserError(f"encoder.preprocessing is {preprocessing!r}; the tags of {architecture}: {', '.join(tags)}")
 
-    def pixels_of(tag: str) -> PixelPreparation:
-        return PixelPreparation.of(tags[tag], f"open_clip's tag {tag}")
+    def pixels_of(tag: str) -> PreprocessCfg:
+        return frame_preprocessing(tags[tag], f"open_clip's tag {tag}")
 
     if path is None or path.is_file():
-        preparations = {pixels_of(tag) for tag in ([preprocessing] if preprocessing else tags)}
-        if len(preparations) > 1 and path is not None:
+        candidates = [pixels_of(tag) for tag in ([preprocessing] if preprocessing else tags)] or [PreprocessCfg()]
+        agree = all(pixels == candidates[0] for pixels in candidates)
+        if path is not None and not agree:
             logger.warning(
                 "%s does not record the preprocessing of its training frames, and the tags of %s differ in it. Using "
                 "CLIP's preprocessing. Set encoder.preprocessing to the tag that it was published under: %s",
@@ -147,7 +171,7 @@ def find_weights(architecture: str, weights: str | None, preprocessing: str | No
                 architecture,
                 ", ".join(tags),
             )
-        return WeightSource(path, None, preparations.pop() if len(preparations) == 1 else PixelPreparation())
+        return WeightSource(path, None, candidates[0] if agree else PreprocessCfg())
     tag = name.lower().replace("-", "_")
     if tag not in tags:
         if os.sep in name or path.suffix in (".pt", ".pth", ".bin", ".safetensors"):
@@ -176,17 +200,16 @@ def _folder_weights(folder: Path, path: Path) -> Path | None:
     """Return the weights for a `local-dir:`: a given file or, for `folder`, the file that open_clip saved."""
     if do_weights_follow():
         return None
-    if path.is_file():
-        return path
-    if str(path) != "folder":
-        raise UserError(
-            f"encoder.weights is {str(path)!r}, but local-dir:{folder} has no tags. Use folder for the weights in it, "
-            "a file, or null for random weights."
-        )
-    for name in (HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME):
-        if (folder / name).is_file():
-            return folder / name
-    raise MissingWeightsError(f"{folder.absolute()} contains neither {HF_SAFE_WEIGHTS_NAME} nor {HF_WEIGHTS_NAME}")
+    saved = [folder / HF_SAFE_WEIGHTS_NAME, folder / HF_WEIGHTS_NAME] if str(path) == "folder" else []
+    for file in (path, *saved):
+        if file.is_file():
+            return file
+    if saved:
+        raise MissingWeightsError(f"{folder.absolute()} contains neither {HF_SAFE_WEIGHTS_NAME} nor {HF_WEIGHTS_NAME}")
+    raise UserError(
+        f"encoder.weights is {str(path)!r}, but local-dir:{folder} has no tags. Use folder for the weights in it, "
+        "a file, or null for random weights."
+    )
 
 
 def _obtain(architecture: str, weights: str, tag: dict[str, Any]) -> Path:

@@ -89,10 +89,6 @@ class Tokenizer(ABC):
             mask[row, : len(line)] = True
         return Tokens(list(captions), ids, mask, needed)
 
-    def __call__(self, captions: list[str], words: int) -> Tensor:
-        """Return only the ids (N, W) of `encode`."""
-        return self.encode(captions, words).ids
-
     def report_truncated(self, tokens: Tokens) -> None:
         """Log the first truncated caption; the results table states how many texts of a test are truncated."""
         words = tokens.ids.shape[1]
@@ -107,7 +103,7 @@ class Tokenizer(ABC):
         return len(self.tokens(caption)) + self.blank_end
 
     def pieces(self, caption: str, words: int) -> list[str]:
-        """Return the text of each of the W = `words` positions of a caption, without padding."""
+        """Return the text of each token of a caption in up to `words` positions."""
         return [self.piece(token) for token in self.tokens(caption, words)]
 
 

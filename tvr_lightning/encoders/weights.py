@@ -2,7 +2,6 @@
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +18,10 @@ from tvr_lightning.errors import UserError
 UNREADABLE = (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError)
 """Errors of torch.load on files that are not checkpoints; text that is read as a pickle can fail at any point."""
 WRAPPERS = ("state_dict", "model_state_dict", "model")
-# Tensors in OpenAI's archives in addition to the weights.
 OPENAI_FACTS = ("input_resolution", "context_length", "vocab_size")
 # Tensors that follow from the architecture; archives list the causal mask among the buffers.
 CONSTANTS = (*OPENAI_FACTS, "attn_mask", "text.attn_mask")
 LISTED = 20
-
-
-@dataclass
-class StateDict:
-    """Weights from a file.
-
-    Attributes:
-        tensors: Tensors by name, in the dtypes of the file, without OpenAI's `input_resolution` and the like; of any
-            shape, `logit_scale` is a scalar or (1,).
-        openai: Whether the file is OpenAI's, and therefore trained with QuickGELU: it contains `input_resolution` and
-            the like, or half-precision matrices and float32 norms as left by `convert_weights`.
-    """
-
-    tensors: dict[str, Tensor]
-    openai: bool
 
 
 def read_plain(path: Path) -> Any:
@@ -76,13 +59,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in content.items()}
 
 
-def read_state_dict(path: Path) -> StateDict:
-    """Read an OpenAI archive or state dict, or an open_clip checkpoint."""
+def read_state_dict(path: Path) -> tuple[dict[str, Tensor], bool]:
+    """Return the weights of a CLIP by name, and whether the file is OpenAI's, and therefore trained with QuickGELU.
+
+    OpenAI's files contain `input_resolution` and the like, or half-precision matrices and float32 norms.
+    """
     tensors = read_tensors(path)
     matrix, norm = tensors.get("transformer.resblocks.0.attn.in_proj_weight"), tensors.get("ln_final.weight")
     converted = matrix is not None and norm is not None and (matrix.dtype, norm.dtype) == (torch.float16, torch.float32)
     openai = converted or any(name in tensors for name in OPENAI_FACTS)
-    return StateDict({name: t for name, t in tensors.items() if name not in CONSTANTS}, openai)
+    return {name: t for name, t in tensors.items() if name not in CONSTANTS}, openai
 
 
 def listed(names: Sequence[str]) -> str:
