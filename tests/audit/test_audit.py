@@ -590,8 +590,8 @@ class BanksTheTest(CLIP4Clip):
     """Takes the bank of a normalization from the test split."""
 
     def bank(self):
-        encoded = encode_split(self, self.trainer.datamodule.evaluation_dataloaders("test"))
-        return Bank(encoded.texts.features, encoded.videos.features)
+        texts, videos = encode_split(self, self.trainer.datamodule.evaluation_dataloaders("test"))
+        return Bank(texts.features, videos.features)
 
 
 def test_a_bank_of_test_queries_is_found(data, encoder):

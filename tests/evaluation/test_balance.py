@@ -80,20 +80,20 @@ def test_error_rates_count_missed_and_wrong_retrievals():
     retrieved = torch.tensor([[0], [0], [2], [0]])  # item 0 attracts queries 1 and 3; item 1 and item 3 are missed
     mass = torch.tensor([2.6, 0.3, 0.9, 0.2])
     rates = error_rates(mass, retrieved, own, own, edges=(0.0, 0.5, 2.0))
-    assert rates.items.tolist() == [2, 1, 1]
-    assert rates.false_negative.tolist() == [1.0, 0.0, 0.0]
-    assert rates.false_positive.tolist() == pytest.approx([0.0, 0.0, 2 / 3])
+    assert rates["items"].tolist() == [2, 1, 1]
+    assert rates["false_negative"].tolist() == [1.0, 0.0, 0.0]
+    assert rates["false_positive"].tolist() == pytest.approx([0.0, 0.0, 2 / 3])
 
 
 def test_under_represented_videos_are_missed_and_over_represented_ones_intrude():
     texts, videos = hubs(300)
     own = torch.arange(300)
     rates = balance(MatrixSource(texts @ videos.T), 2 * GAMMA, own, own).rates
-    fair = rates.edges.tolist().index(1.0)
-    many = rates.edges.tolist().index(2.0)
-    assert min(rates.items[0], rates.items[fair], rates.items[many]) > 10
-    assert rates.false_negative[0] > 1.5 * rates.false_negative[fair]
-    assert rates.false_positive[many] > 1.5 * rates.false_positive[fair]
+    fair = rates["edges"].tolist().index(1.0)
+    many = rates["edges"].tolist().index(2.0)
+    assert min(rates["items"][0], rates["items"][fair], rates["items"][many]) > 10
+    assert rates["false_negative"][0] > 1.5 * rates["false_negative"][fair]
+    assert rates["false_positive"][many] > 1.5 * rates["false_positive"][fair]
 
 
 def cosine(text: TextFeatures, video: VideoFeatures) -> Scores:

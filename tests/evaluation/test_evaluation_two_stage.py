@@ -15,9 +15,8 @@ from tvr_lightning.evaluation.normalization import (
     normalize_scores,
 )
 from tvr_lightning.evaluation.pair_scores import PairScores
-from tvr_lightning.evaluation.predictions import best_videos
-from tvr_lightning.evaluation.sources import AdjustedSource, TransposedSource
-from tvr_lightning.evaluation.streaming import streamed_ranks
+from tvr_lightning.evaluation.ranks import streamed_ranks
+from tvr_lightning.evaluation.sources import AdjustedSource, TransposedSource, best_of_gallery
 from tvr_lightning.evaluation.two_stage import TwoStage, UnscoredPairs
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 
@@ -137,7 +136,7 @@ def test_masked_frames_stay_out_of_the_first_stage():
 def test_predictions_list_candidates_first():
     text, video, _ = split()
     source = PairScores(second_stage, text, video, memory_budget_bytes=2**20)
-    _, columns = best_videos(source, 5, TwoStage(2))
+    _, columns = best_of_gallery(AdjustedSource(source, TwoStage(2).fit(source, Context())), 5)
     first = normalize(text.sentence, dim=-1) @ normalize(video.frames.mean(1), dim=-1).T
     assert columns.tolist() == lists(first, second_stage(text, video).similarity, 2)
 

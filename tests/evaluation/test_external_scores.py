@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from tvr_lightning.cli import main
 from tvr_lightning.data.ground_truth import GroundTruth
-from tvr_lightning.evaluation.trec import write_trec
+from tvr_lightning.evaluation.scores_file import write_trec
 from tvr_lightning.synthetic import synthesize
 
 NAMES = {"R1": "R@1", "R5": "R@5", "R10": "R@10", "MedianR": "MdR", "MeanR": "MnR"}
@@ -156,7 +156,7 @@ def test_a_trec_run_keeps_the_order_and_the_ties_of_double_precision(folder):
 
 
 def test_a_trec_run_lists_scored_pairs_and_the_best_thousand_videos(folder, monkeypatch):
-    monkeypatch.setattr("tvr_lightning.evaluation.trec.CHUNK", 4000)  # three texts at a time
+    monkeypatch.setattr("tvr_lightning.evaluation.scores_file.TREC_CHUNK", 4000)  # three texts at a time
     scores = torch.randn(8, 1200, generator=torch.Generator().manual_seed(0))
     videos = [f"clip {i}%.mp4" for i in range(1200)]
     truth = GroundTruth(torch.arange(8), 1200, "Toy", "test", "pairs")

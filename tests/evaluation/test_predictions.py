@@ -8,8 +8,7 @@ from tvr_lightning.data.samplers import EvaluationSampler
 from tvr_lightning.evaluation.loop import bank_loaders
 from tvr_lightning.evaluation.normalization import Context, DualSoftmax, QueryBankNorm, normalize_scores
 from tvr_lightning.evaluation.pair_scores import PairScores
-from tvr_lightning.evaluation.predictions import best_videos
-from tvr_lightning.evaluation.sources import MatrixSource
+from tvr_lightning.evaluation.sources import AdjustedSource, MatrixSource, best_of_gallery
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 
 
@@ -33,20 +32,22 @@ def matrix():
 
 @pytest.mark.parametrize("k", [1, 3, 20])
 def test_the_best_videos_are_those_of_the_whole_matrix(matrix, k):
-    scores, columns = best_videos(source(matrix), k)
+    scores, columns = best_of_gallery(source(matrix), k)
     expected = matrix.topk(min(k, 8), dim=1)
-    assert torch.equal(scores, expected.values)
+    assert torch.equal(scores.float(), expected.values)
     assert torch.equal(columns, expected.indices)
 
 
 @pytest.mark.parametrize("normalizer", [DualSoftmax(2.0), QueryBankNorm(2.0, k=2)], ids=lambda n: n.name)
 def test_post_processing_reorders_them(matrix, normalizer):
     bank = matrix.flip(0)[:5] + 0.3
-    scores, columns = best_videos(source(matrix), 4, normalizer, Context(bank=MatrixSource(bank)))
+    plain = source(matrix)
+    adjust = normalizer.fit(plain, Context(bank=MatrixSource(bank)))
+    scores, columns = best_of_gallery(AdjustedSource(plain, adjust), 4)
     expected = normalize_scores(normalizer, matrix, bank).topk(4, dim=1)
-    torch.testing.assert_close(scores, expected.values)
+    torch.testing.assert_close(scores.float(), expected.values)
     assert torch.equal(columns, expected.indices)
-    assert not torch.equal(columns, best_videos(source(matrix), 4)[1])
+    assert not torch.equal(columns, best_of_gallery(plain, 4)[1])
 
 
 def loader(items, replicas=1, rank=0):

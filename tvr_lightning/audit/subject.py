@@ -122,8 +122,8 @@ class Subject:
                     raise UserError(f"it did not end within {self.seconds:g} s. Set a smaller evaluation.audit.")
                 with self.precision():
                     method.test_step(items[rows], number, loader)
-        split = method.encoded.join(method.device)
-        return _only(split.texts, self.texts.index[texts]), _only(split.videos, self.videos.index[videos])
+        encoded = method.encoded.join(method.device)
+        return _only(encoded[0], self.texts.index[texts]), _only(encoded[1], self.videos.index[videos])
 
     def encode_told(self) -> Features:
         """Encode all items in the order of the split, with all help: their positions in the split and their names."""

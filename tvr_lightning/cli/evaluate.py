@@ -61,8 +61,7 @@ def evaluate(
         from tvr_lightning.evaluation.external_scores import compare, evaluate_scores, intervals
         from tvr_lightning.evaluation.metrics import MRR, NDCG
         from tvr_lightning.evaluation.results import print_results, results_of, write_results
-        from tvr_lightning.evaluation.scores_file import ScoresError, read_pairs, read_scores
-        from tvr_lightning.evaluation.trec import write_trec
+        from tvr_lightning.evaluation.scores_file import ScoresError, read_pairs, read_scores, write_trec
         from tvr_lightning.evaluation.weights import Weights
         from tvr_lightning.progress import shown
         from tvr_lightning.runs.folder import create_run

@@ -13,48 +13,31 @@ from torch import Tensor
 
 from tvr_lightning.evaluation.sources import ScoreSource, best_of_gallery, gallery_logsumexp, query_logsumexp
 
-EDGES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0)
-"""Edges of the bins of relative mass in `error_rates`; the last bin has no upper edge."""
-
-
-@dataclass
-class ErrorRates:
-    """False negatives and false positives against the sum of retrieval probabilities (NCL, Fig. 3).
-
-    Attributes:
-        edges: (K,) lower edge of each bin of mass divided by share; the last bin has no upper edge.
-        items: (K,) int64, number of gallery items in each bin.
-        false_negative: (K,) mean over a bin's items of the share of their relevant queries that do not retrieve them;
-            NaN for an empty bin.
-        false_positive: (K,) mean over a bin's items of the share of irrelevant queries that retrieve them.
-    """
-
-    edges: Tensor
-    items: Tensor
-    false_negative: Tensor
-    false_positive: Tensor
+EDGES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0)  # of the bins of mass divided by share
 
 
 @dataclass
 class Balance:
-    """Balance of the retrieval in one direction.
+    """Balance of the retrieval in one direction, with its errors by retrieval mass (NCL, Fig. 3).
 
     Attributes:
         error: normalization error, the mean absolute difference between mass and share (NCL, Eq. 5).
         mass: (G,) float64, sum over all queries of the probability to retrieve each item.
         share: (G,) float64, mass if each query assigned its probability to its matches only; 1 if queries and items
             match one to one.
-        rates: false negatives and false positives in bins of mass over share.
+        rates: tensors (K,) of the bins of mass divided by share, by name: `edges`, their lower edges; `items`, number
+            of gallery items; `false_negative`, mean over the items of the share of their relevant queries that do not
+            retrieve them, NaN for an empty bin; `false_positive`, the same of irrelevant queries that retrieve them.
     """
 
     error: float
     mass: Tensor
     share: Tensor
-    rates: ErrorRates
+    rates: dict[str, Tensor]
 
     def plain(self) -> dict[str, float | list[float]]:
         """Return error and rates as numbers and lists for a JSON file, with -1 for bins without items."""
-        rates = {name: rate.nan_to_num(-1.0).tolist() for name, rate in vars(self.rates).items()}
+        rates = {name: rate.nan_to_num(-1.0).tolist() for name, rate in self.rates.items()}
         return {"normalization_error": self.error, **rates}
 
 
@@ -82,12 +65,11 @@ def balance(scores: ScoreSource, temperature: float, query_group: Tensor, galler
 
 def error_rates(
     mass: Tensor, retrieved: Tensor, query_group: Tensor, gallery_group: Tensor, edges: Sequence[float] = EDGES
-) -> ErrorRates:
-    """Return the rates of false negatives and false positives by retrieval mass (NCL, Fig. 3).
+) -> dict[str, Tensor]:
+    """Return the `rates` of a `Balance` (NCL, Fig. 3); the last bin has no upper edge.
 
     The paper plots both without a formula; these are the usual rates per gallery item, averaged within bins.
-    `retrieved` (Q, k) are the items that each query retrieves, and `edges` the lower edges of the bins of mass divided
-    by share, ascending from 0; the last bin has no upper edge.
+    `retrieved` (Q, k) are the items that each query retrieves.
     """
     borders = torch.tensor(edges, dtype=torch.float64, device=mass.device)
     share = matching_share(query_group, gallery_group)
@@ -103,4 +85,5 @@ def error_rates(
         return torch.bincount(place, values[known], minlength=len(borders)) / items
 
     others = (len(query_group) - relevant).clamp(min=1.0)
-    return ErrorRates(borders, items, mean_in_bins(1 - hits / relevant.clamp(min=1.0)), mean_in_bins(wrong / others))
+    false = {"false_negative": 1 - hits / relevant.clamp(min=1.0), "false_positive": wrong / others}
+    return {"edges": borders, "items": items} | {name: mean_in_bins(rate) for name, rate in false.items()}

@@ -18,9 +18,8 @@ from tvr_lightning.evaluation.balance import Balance, balance
 from tvr_lightning.evaluation.metrics import RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Bank, Context, Direction, Normalizer
 from tvr_lightning.evaluation.pair_scores import LeakingScore, PairScores, Score
-from tvr_lightning.evaluation.ranks import Ranks
+from tvr_lightning.evaluation.ranks import Ranks, streamed_ranks
 from tvr_lightning.evaluation.sources import AdjustedSource, Adjustment, ProcessShare, ScoreSource, TransposedSource
-from tvr_lightning.evaluation.streaming import streamed_ranks
 from tvr_lightning.evaluation.two_stage import TwoStage, UnscoredPairs
 from tvr_lightning.features import IndexedFeatures, TextFeatures, VideoFeatures, first_of_each
 

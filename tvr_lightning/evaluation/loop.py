@@ -23,8 +23,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.evaluator import Evaluation, Evaluator
 from tvr_lightning.evaluation.metrics import RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Bank
-from tvr_lightning.evaluation.predictions import best_videos
-from tvr_lightning.evaluation.sources import ProcessShare
+from tvr_lightning.evaluation.sources import AdjustedSource, ProcessShare, ScoreSource, best_of_gallery
 from tvr_lightning.features import IndexedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.training.distributed import gather_batches, gather_objects, gather_tensor, rank, world_size
 from tvr_lightning.training.sharding import gathered, is_sharded
@@ -33,12 +32,8 @@ Method = Any
 """A `RetrievalModule`, whose package imports this one."""
 
 
-@dataclass
-class SplitFeatures:
-    """Features of the encoded texts and videos of a split, gathered from all devices; indices may repeat."""
-
-    texts: IndexedFeatures[TextFeatures]
-    videos: IndexedFeatures[VideoFeatures]
+SplitFeatures = tuple[IndexedFeatures[TextFeatures], IndexedFeatures[VideoFeatures]]
+"""Features of the encoded texts and videos of a split, gathered from all devices; indices may repeat."""
 
 
 @dataclass
@@ -80,15 +75,14 @@ class Collection:
 
     def join(self, device: torch.device) -> SplitFeatures:
         """Return the features of all devices, which may have read different numbers of videos, and remove them here."""
-        return SplitFeatures(self.joined("texts", device), self.joined("videos", device))
+        return self.joined("texts", device), self.joined("videos", device)
 
     def joined(self, kind: Literal["texts", "videos"], device: torch.device) -> IndexedFeatures[Any]:
         """Return the features of one kind of all devices, as `join` does."""
-        batches = getattr(self, kind)
-        joined = gather_batches(batches, device)
+        joined = gather_batches(getattr(self, kind), device)
+        getattr(self, kind).clear()
         if joined is None:
             raise self.nothing(kind)
-        batches.clear()
         return joined
 
     def nothing(self, kind: str) -> UserError:
@@ -132,7 +126,7 @@ def encode_split(
                 getattr(whole, kind).append(joined.float().to("cpu"))
     if not whole.texts or not whole.videos:
         raise whole.nothing("videos" if whole.texts else "texts")
-    return SplitFeatures(IndexedFeatures.cat(whole.texts).distinct(), IndexedFeatures.cat(whole.videos).distinct())
+    return IndexedFeatures.cat(whole.texts).distinct(), IndexedFeatures.cat(whole.videos).distinct()
 
 
 def encode_bank(method: Method, trainer: Trainer, skipped: set[str]) -> Bank:
@@ -140,8 +134,8 @@ def encode_bank(method: Method, trainer: Trainer, skipped: set[str]) -> Bank:
     config, data = method.evaluation_config, trainer.datamodule  # type: ignore[attr-defined]
     loaders = bank_loaders(data.evaluation_dataloaders("train"), config.bank_size, config.seed)
     context = trainer.precision_plugin.forward_context
-    split = encode_split(method, loaders, compact=True, context=context, skipped=skipped)
-    return Bank(split.texts.features, split.videos.features)
+    texts, videos = encode_split(method, loaders, compact=True, context=context, skipped=skipped)
+    return Bank(texts.features, videos.features)
 
 
 def bank_loaders(loaders: Sequence[DataLoader[Any]], size: int, seed: int) -> list[DataLoader[Any]]:
@@ -187,7 +181,7 @@ def evaluate(
     evaluator = _evaluator(method, shard=share, measure_balance=config.balance, **scores)
     normalizer = None if sanity_check else config.normalization
     bank = method.bank() if normalizer is not None and normalizer.needs_bank else None
-    texts, videos = split.texts, split.videos
+    texts, videos = split
     with method.restricted(), gathered(method, method.encoder):
         return evaluator.evaluate(
             texts.features, texts.index, videos.features, videos.index, truth, normalizer, bank, metrics
@@ -207,19 +201,20 @@ def predict(method: Method, split: SplitFeatures, truth: GroundTruth) -> tuple[T
         Ascending indices of the N texts (N,), descending scores (N, k), and indices of the videos (N, k).
     """
     config = method.evaluation_config
-    texts, videos = split.texts.distinct(), split.videos.distinct()
+    texts, videos = (items.distinct() for items in split)
     # Random orders, as in evaluation: positions must not reveal which video belongs to which text.
     generator = torch.Generator().manual_seed(config.seed)
-    order, places = (torch.randperm(len(items), generator=generator) for items in (texts, videos))
-    texts, videos = texts[order], videos[places]
+    order = torch.randperm(len(texts), generator=generator)
+    texts, videos = texts[order], videos[torch.randperm(len(videos), generator=generator)]
     normalizer, evaluator = config.normalization, _evaluator(method, score=method.score)
     source = evaluator.pair_scores(texts.features, videos.features)
-    context = None
-    if normalizer is not None:
-        captions = torch.bincount(truth.video_of_text[texts.index.cpu()], minlength=truth.videos)[videos.index.cpu()]
-        bank = method.bank() if normalizer.needs_bank else None
-        context = evaluator.context("text-to-video", normalizer, bank, source, captions)
+    captions = torch.bincount(truth.video_of_text[texts.index.cpu()], minlength=truth.videos)[videos.index.cpu()]
+    bank = method.bank() if normalizer is not None and normalizer.needs_bank else None
     with method.restricted(), gathered(method, method.encoder):
-        scores, columns = best_videos(source, config.top_k, normalizer, context)
+        scores: ScoreSource = source
+        if normalizer is not None:
+            context = evaluator.context("text-to-video", normalizer, bank, source, captions)
+            scores = AdjustedSource(source, normalizer.fit(source, context))
+        values, columns = best_of_gallery(scores, config.top_k)
     back = torch.argsort(order)
-    return texts.index[back], scores[back], videos.index.to(columns.device)[columns[back]]
+    return texts.index[back], values[back].float(), videos.index.to(columns.device)[columns[back]]

@@ -1,4 +1,4 @@
-"""Results of a run: a record of the results table and its conditions, printed and written to files."""
+"""Results and predictions of a run: the results table and its conditions, printed and written to files."""
 
 import json
 import platform
@@ -14,8 +14,10 @@ from typing import Any, Literal
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 from typing_extensions import override
 
+from tvr_lightning.data.records import Split
 from tvr_lightning.evaluation.audit_result import NOT_AUDITABLE, NOT_AUDITED, AuditResult
 from tvr_lightning.evaluation.evaluator import Evaluation, RetrievalTable
 from tvr_lightning.evaluation.weights import Weights
@@ -160,6 +162,33 @@ def write_results(results: RunResults, folder: Path) -> tuple[Path, Path]:
     table = pd.DataFrame(results.rows()).to_csv(index=False, na_rep="nan", lineterminator="\r\n")
     write_whole(csv_path, table.encode())
     return json_path, csv_path
+
+
+def write_predictions(path: Path, split: Split, text_index: Tensor, scores: Tensor, video_index: Tensor) -> None:
+    """Write a Parquet file with one row per text and place, the correct video and its place (empty if not found).
+
+    Texts (N,) and videos (N, k) are given by their indices in the split, with descending scores (N, k).
+    """
+    import pandas as pd
+
+    n, k = scores.shape
+    video_ids = [video.video_id for video in split.videos]
+    index_of_row = text_index.repeat_interleave(k).tolist()
+    texts = [split.texts[index] for index in index_of_row]
+    frame = pd.DataFrame(
+        {
+            "text_index": index_of_row,
+            "text": [text.text for text in texts],
+            "place": list(range(1, k + 1)) * n,
+            "video_id": [video_ids[index] for index in video_index.flatten().tolist()],
+            "score": scores.flatten().tolist(),
+            "correct_video_id": [video_ids[text.video] for text in texts],
+        }
+    )
+    correct = frame[frame["video_id"] == frame["correct_video_id"]].set_index("text_index")["place"]
+    frame["correct_place"] = frame["text_index"].map(correct).astype("Int64")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, frame.to_parquet(index=False))
 
 
 def print_results(results: RunResults, console: Console | None = None) -> None:

@@ -1,10 +1,12 @@
-"""Files of external scores: reading, checks, and conversion to the order of a split."""
+"""Files of scores: matrices and pairs from any source in the order of a split, and runs in TREC's format."""
 
 import pickle
+import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
@@ -14,9 +16,12 @@ from torch import Tensor
 
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.errors import UserError
+from tvr_lightning.files import replace_whole
 
 NOT_FOUND = float("-inf")
 """Score of pairs that are missing in a table of pairs; they rank after all others."""
+TREC_VIDEOS = 1000  # per text, as in the runs that are submitted to TREC
+TREC_CHUNK = 2**24  # scores that are sorted at a time
 
 
 class ScoresError(UserError):
@@ -135,3 +140,45 @@ def read_pairs(path: Path, truth: GroundTruth, video_ids: Sequence[str]) -> Tens
     matrix = table.pivot(index="text_index", columns="video_id", values="score")
     matrix = matrix.reindex(index=range(truth.texts), columns=list(video_ids)).fillna(NOT_FOUND)
     return torch.tensor(matrix.to_numpy(dtype=np.float64))
+
+
+def write_trec(folder: Path, scores: Tensor, truth: GroundTruth, video_ids: Sequence[str], tag: str) -> None:
+    """Write the best 1,000 videos of every text to `run.trec`, and the correct video to `qrels.trec` (trec_eval).
+
+    Texts are named by their index in the split. Because spaces separate columns, white space (and %) in video IDs is
+    percent-encoded. Pairs without a score are omitted.
+
+    Args:
+        folder: Existing folder.
+        scores: Scores (N, M) of the split's texts against its videos.
+        truth: Ground truth of the split.
+        video_ids: IDs of the M videos.
+        tag: Name of the run, in which white space is replaced by a hyphen.
+    """
+    names = [re.sub(r"[\s%]", lambda match: quote(match[0]), video) for video in video_ids]
+    tag = re.sub(r"\s+", "-", tag)
+    with replace_whole(folder / "run.trec") as run:
+        for texts in torch.arange(truth.texts).split(max(TREC_CHUNK // truth.videos, 1)):
+            best = scores[texts].topk(min(TREC_VIDEOS, truth.videos))
+            written = _single_precision(best.values)
+            for text, values, columns in zip(texts.tolist(), written, best.indices, strict=True):
+                ranked = enumerate(zip(values.tolist(), columns.tolist(), strict=True), start=1)
+                lines = [
+                    f"{text} Q0 {names[i]} {rank} {score} {tag}\n" for rank, (score, i) in ranked if score > NOT_FOUND
+                ]
+                run.write("".join(lines).encode())
+    with replace_whole(folder / "qrels.trec") as qrels:
+        for text, video in enumerate(truth.video_of_text.tolist()):
+            qrels.write(f"{text} 0 {names[video]} 1\n".encode())
+
+
+def _single_precision(scores: Tensor) -> Tensor:
+    """Return descending scores (N, k) in float32, in which trec_eval compares them, with the same order and ties.
+
+    Scores that differ only in float64, such as the small probabilities of dual softmax, become successive numbers.
+    """
+    drops = torch.nn.functional.pad(scores.diff(dim=1) < 0, (1, 0)).long().cumsum(1)
+    single = scores.float()
+    places = single.sign().long() * single.abs().view(torch.int32)  # integers in the order of the float32 numbers
+    places = (places + drops).cummin(1).values - drops
+    return places.sign() * places.abs().int().view(torch.float32)

@@ -1,6 +1,7 @@
-"""Two-stage retrieval as a post-processing: items that are not candidates of the first stage rank last."""
+"""Two-stage retrieval: candidates by indexable cosines, reranked by the score of pairs; all other items rank last."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -12,13 +13,9 @@ from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.sources import AdjustedSource, Adjustment, Block, ScoreSource, TransposedSource
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
-from tvr_lightning.pairwise.two_stage import (
-    QUERIES_PER_BLOCK,
-    VIDEOS_PER_BLOCK,
-    candidate_recall,
-    nearest,
-    score_candidates,
-)
+
+QUERIES_PER_BLOCK = 1024
+VIDEOS_PER_BLOCK = 16
 
 
 class TwoStage(Normalizer):
@@ -91,7 +88,8 @@ class TwoStage(Normalizer):
             if direction == "video-to-text":
                 videos, own = own, own.unique()
                 chosen = videos[chosen[own]]
-            recalls[f"recall of the {self.candidates} candidates, {direction}"] = candidate_recall(chosen, own)
+            found = (chosen == own[:, None]).any(1).double()
+            recalls[f"recall of the {self.candidates} candidates, {direction}"] = 100.0 * float(found.mean())
         return recalls
 
 
@@ -110,6 +108,42 @@ class UnscoredPairs(ScoreSource):
                 yield Block(torch.zeros((), device=self.device).expand(shape), rows, columns)
 
 
+def nearest(queries: Tensor, gallery: Tensor, count: int, queries_per_block: int = QUERIES_PER_BLOCK) -> Tensor:
+    """Return the indices (Q, k) of the gallery vectors (G, D) nearest to each query (Q, D): the first stage."""
+    directions = unit(gallery).T
+    blocks = [unit(block) @ directions for block in queries.split(queries_per_block)]
+    return torch.cat([block.topk(min(count, len(gallery)), dim=1).indices for block in blocks])
+
+
+def score_candidates(
+    score: Callable[[TextFeatures, VideoFeatures], Scores],
+    text: TextFeatures,
+    video: VideoFeatures,
+    candidates: Tensor,
+    videos_per_block: int = VIDEOS_PER_BLOCK,
+    direction: Direction = "text-to-video",
+    share: slice | None = None,
+) -> Tensor:
+    """Score each query against its candidates (Q, k), in blocks of few videos: the second stage.
+
+    Candidates with videos outside the `share` of a process score 0.
+    """
+    texts, videos = torch.arange(candidates.numel()) // candidates.shape[1], candidates.flatten().cpu()
+    if direction == "video-to-text":
+        texts, videos = videos, texts
+    videos, order = videos.sort(stable=True)
+    share = share or slice(0, len(video))
+    starts = [*range(share.start, share.stop, videos_per_block), share.stop]
+    places = torch.searchsorted(videos, torch.tensor(starts)).tolist()
+    found = text.sentence.new_zeros(candidates.numel())
+    for (start, stop), (first, last) in zip(pairwise(starts), pairwise(places), strict=True):
+        if first < last:
+            rows, place = texts[order[first:last]].unique(return_inverse=True)
+            scores = score(text[rows], video[start:stop]).similarity
+            found[order[first:last]] = scores[place, videos[first:last] - start].to(found)
+    return found.view(candidates.shape)
+
+
 def _candidate_scores(source: PairScores, chosen: Tensor, direction: Direction) -> Tensor:
     """Return the method's scores of all queries with their candidates, (Q, k), summed over the processes' videos."""
 
@@ -118,21 +152,12 @@ def _candidate_scores(source: PairScores, chosen: Tensor, direction: Direction) 
             scores: Scores = source.score(text.to(source.device).float(), video.to(source.device).float())  # type: ignore[call-arg]
         return scores
 
-    shard, (queries, count) = source.shard, chosen.shape
-    first, last = (source.gallery * place // shard.world for place in (shard.rank, shard.rank + 1))
+    shard = source.shard
+    share = slice(*(source.gallery * place // shard.world for place in (shard.rank, shard.rank + 1)))
     # If few texts share a video, scoring several videos at a time would score many unneeded pairs.
-    at_a_time = VIDEOS_PER_BLOCK if source.queries <= VIDEOS_PER_BLOCK * count else 1
-    if direction == "text-to-video":
-        own = source.videos[first:last]
-        scores = score_candidates(score, source.texts, own, chosen - first, at_a_time).to(source.device)
-    else:
-        scores = torch.zeros(queries, count, device=source.device)
-        for start in range(first, last, at_a_time):
-            rows = slice(start, min(start + at_a_time, last))
-            texts, place = chosen[rows].unique(return_inverse=True)
-            block = score(source.texts[texts], source.videos[rows]).similarity
-            scores[rows] = block.T.gather(1, place).to(scores.dtype)
-    scores = shard.sum(scores)
+    at_a_time = VIDEOS_PER_BLOCK if source.queries <= VIDEOS_PER_BLOCK * chosen.shape[1] else 1
+    scores = score_candidates(score, source.texts, source.videos, chosen, at_a_time, direction, share)
+    scores = shard.sum(scores.to(source.device))
     if scores.isnan().any():
         raise UserError(f"{int(scores.isnan().sum())} of {scores.numel()} candidates' scores are NaN")
     return scores

@@ -19,7 +19,6 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import Split
 from tvr_lightning.evaluation.answers import AnswerResults, write_answers
 from tvr_lightning.evaluation.evaluator import Evaluation
-from tvr_lightning.evaluation.predictions import write_predictions
 from tvr_lightning.evaluation.results import (
     Results,
     RunResults,
@@ -27,6 +26,7 @@ from tvr_lightning.evaluation.results import (
     captions,
     print_results,
     results_of,
+    write_predictions,
     write_results,
 )
 from tvr_lightning.evaluation.weights import Weights, weights_of

@@ -78,7 +78,7 @@ def measure_balance(encoded: EncodedSplit) -> dict[str, Any]:
             found = balance(MatrixSource(matrix), temperature, *groups[name])
             arrays |= {f"{start}{name}.mass": found.mass / found.share, f"{start}{name}.error": found.error}
             if not start:
-                arrays |= {f"{name}.{field}": rate for field, rate in vars(found.rates).items()}
+                arrays |= {f"{name}.{field}": rate for field, rate in found.rates.items()}
     return arrays
 
 

@@ -106,8 +106,7 @@ def encode_test_split(module: RetrievalModule, data: TextVideoDataModule) -> Enc
     split, truth = data.load_split("test"), data.ground_truth("test")
     if data.features is not None or len(split.videos) <= FEW_VIDEOS:
         data.num_workers = 0
-    encoded = encode_split(module, data.evaluation_dataloaders("test"))
-    texts, videos = encoded.texts, encoded.videos
+    texts, videos = encode_split(module, data.evaluation_dataloaders("test"))
     row = torch.full((truth.videos,), -1, dtype=torch.int64)
     row[videos.index] = torch.arange(len(videos))
     matching = row[truth.video_of_text[texts.index]]

@@ -1,13 +1,13 @@
-"""Two-stage retrieval: candidates, their scores, their recall."""
+"""Two-stage retrieval: candidates and their scores."""
 
 import pytest
 import torch
 from torch.nn.functional import normalize
 
+from tvr_lightning.evaluation.two_stage import nearest, score_candidates
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.methods.gare import GapIncrement, GAREOptions
 from tvr_lightning.methods.gare.model import GAREHead
-from tvr_lightning.pairwise.two_stage import candidate_recall, nearest, score_candidates
 
 N, M, D = 9, 13, 16
 
@@ -43,6 +43,9 @@ def test_candidates_have_the_scores_of_scoring_everything(videos_per_block):
     candidates = nearest(text.sentence, video.frames.mean(1), 5)
     found = score_candidates(score, text, video, candidates, videos_per_block)
     torch.testing.assert_close(found, score(text, video).similarity.gather(1, candidates))
+    candidates = nearest(video.frames.mean(1), text.sentence, 5)
+    found = score_candidates(score, text, video, candidates, videos_per_block, "video-to-text")
+    torch.testing.assert_close(found, score(text, video).similarity.T.gather(1, candidates))
 
 
 def test_only_texts_with_a_candidate_among_the_videos_are_scored():
@@ -65,14 +68,3 @@ def test_all_candidates_re_ranked_are_the_full_ranking():
     candidates = nearest(text.sentence, video.frames.mean(1), M)
     order = score_candidates(score, text, video, candidates).argsort(1, descending=True)
     assert torch.equal(candidates.gather(1, order), score(text, video).similarity.argsort(1, descending=True))
-
-
-def test_recall_counts_queries_with_a_match_among_their_candidates():
-    found = torch.tensor([[0, 1], [2, 0], [1, 2], [3, 3]])
-    assert candidate_recall(found, torch.tensor([1, 1, 1, 3])) == 75.0
-    assert candidate_recall(found, torch.tensor([4, 4, 4, 4])) == 0.0
-
-
-def test_no_candidates_are_refused():
-    with pytest.raises(ValueError, match="at least 1 candidate, not 0"):
-        nearest(torch.ones(2, 3), torch.ones(2, 3), 0)
