@@ -8,8 +8,8 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from tvr_lightning.config.recipe import Recipe, from_recipe
+from tvr_lightning.data.loader import TrainingSampler
 from tvr_lightning.data.msrvtt import MSRVTT
-from tvr_lightning.data.samplers import check_divisible
 from tvr_lightning.errors import UserError
 from tvr_lightning.testing.small import synthetic_data
 
@@ -68,10 +68,10 @@ def test_the_sharded_overlay_builds_fsdp2_over_all_devices_with_checkpoints_in_o
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_batches_of_the_recipes_divide_over_four_devices(path):
     data = yaml.safe_load(path.read_text()).get("data") or {}
-    check_divisible(data.get("init_args", {}).get("batch_size", 128), 4)
+    TrainingSampler(10**6, data.get("init_args", {}).get("batch_size", 128), replicas=4)
 
 
 def test_an_uneven_batch_names_the_nearest_sizes(tmp_path):
     with pytest.raises(UserError, match="nearest valid sizes: 296 or 304"):
-        check_divisible(300, 8)
+        TrainingSampler(1000, 300, replicas=8)
     assert MSRVTT(root=str(tmp_path)).batch_size % 8 == 0

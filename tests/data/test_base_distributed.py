@@ -75,7 +75,7 @@ def test_two_processes_share_batches_and_validate_equally_often(synthetic_msrvtt
     alone = MSRVTT(root=str(synthetic_msrvtt), **OPTIONS)
     for epoch, (ours, theirs) in enumerate(zip(first["trained"], second["trained"], strict=True)):
         loader = alone.train_dataloader()
-        alone.training_sampler.set_epoch(epoch)
+        loader.sampler.set_epoch(epoch)
         for k, batch in enumerate(loader):
             assert sorted(batch.text.index.tolist()) == sorted(ours[2 * k : 2 * k + 2] + theirs[2 * k : 2 * k + 2])
     for ours, theirs in zip(first["validated"], second["validated"], strict=True):

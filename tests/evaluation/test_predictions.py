@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from tvr_lightning.data.samplers import EvaluationSampler
+from tvr_lightning.data.loader import EvaluationSampler
 from tvr_lightning.evaluation.loop import bank_loaders
 from tvr_lightning.evaluation.normalization import Context, DualSoftmax, QueryBankNorm, normalize_scores
 from tvr_lightning.evaluation.pair_scores import PairScores

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import Findings, Split, SplitName, build_split, read_table
-from tvr_lightning.data.video_files import VideoFiles
+from tvr_lightning.data.records import Findings, Split, SplitName, read_table
 
 
 class CsvDataset(TextVideoDataModule):
@@ -27,5 +26,4 @@ class CsvDataset(TextVideoDataModule):
         for row in read_table(table, ["split", "video", "caption"]):
             if row["split"] == name:
                 captions.setdefault(row["video"], []).append(row["caption"])
-        find = VideoFiles(self.video_root).find
-        return build_split(name, "all captions of a video as queries", captions, find, findings, table)
+        return self.build_split(name, "all captions of a video as queries", captions, findings, table)

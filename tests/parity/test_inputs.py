@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from tvr_lightning.data import LSMDC, MSRVTT, MSVD, ActivityNet, DiDeMo
+from tvr_lightning.data.loader import TrainingSampler
 from tvr_lightning.data.records import read_lines
-from tvr_lightning.data.samplers import TrainingSampler
 from tvr_lightning.encoders.tokenizer import ClipTokenizer
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import frames_at_rate, read_clip

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from lightning.pytorch import Callback, Trainer
 
-from tvr_lightning.data.loader import TrainingLoader
-from tvr_lightning.data.samplers import TrainingSampler
+from tvr_lightning.data.loader import TrainingLoader, TrainingSampler
 from tvr_lightning.runs import progress_report
 from tvr_lightning.runs.progress_report import DataloaderMonitor, ProgressReport, RunProgressBar, print_progress
 from tvr_lightning.testing.small import small

@@ -7,8 +7,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import Findings, Span, Split, SplitName, build_split, malformed, read_json
-from tvr_lightning.data.video_files import VideoFiles
+from tvr_lightning.data.records import Findings, Span, Split, SplitName, duplicates, malformed, read_json
 
 FILES: dict[SplitName, tuple[str, str]] = {
     "train": ("train_ids.json", "train.json"),
@@ -39,6 +38,7 @@ $TVR_DATA/activitynet/
   train.json, val_1.json          {"v_<id>": {"sentences": [...], ...}, ...}
   train_ids.json, val_ids.json    ["v_<id>", ...]
   videos/v_<id>.mp4 ..."""
+    suffix = ".mp4"
     has_official_validation = False  # papers use val1 for testing
 
     def __init__(
@@ -61,7 +61,7 @@ $TVR_DATA/activitynet/
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
         ids_file, source = self.required_files(name)
         ids = read_json(ids_file, [str])
-        findings.duplicates(ids_file, ids)
+        findings.problems += duplicates(ids_file, ids)
         annotations = read_json(source, {str: {"sentences": [str]}})
         for video in sorted(annotations.keys() - ids):
             message, fix = f"{ids_file.name} does not list it", "add the id there or remove the entry"
@@ -78,5 +78,4 @@ $TVR_DATA/activitynet/
                     raise malformed(source, f"{video}, duration", message, "correct it")
                 spans[video] = 0.0, float(math.ceil(duration))
         protocol = "paragraph to video on val1, all sentences of a video as one query"
-        find = VideoFiles(self.video_root, ".mp4").find
-        return build_split(name, protocol, captions, find, findings, source, spans=spans, paragraph=True)
+        return self.build_split(name, protocol, captions, findings, source, spans=spans, paragraph=True)

@@ -2,13 +2,14 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
@@ -19,7 +20,7 @@ from tvr_lightning.data.batch import PairBatch, TextBatch, Tokens, VideoBatch
 from tvr_lightning.data.compress import Copies, read_copies
 from tvr_lightning.data.datasets import PairDataset, TextDataset, VideoDataset
 from tvr_lightning.data.ground_truth import GroundTruth
-from tvr_lightning.data.loader import ReportingLoader, TrainingLoader, make_loader
+from tvr_lightning.data.loader import EvaluationSampler, ReportingLoader, TrainingLoader, TrainingSampler
 from tvr_lightning.data.readers import (
     FeatureReader,
     MediaReader,
@@ -34,15 +35,19 @@ from tvr_lightning.data.records import (
     AnnotationError,
     Findings,
     Problem,
+    Span,
     Split,
     SplitName,
+    TextRecord,
+    VideoRecord,
     abbreviated,
-    draw_videos,
+    duplicates,
     hold_out,
     shared_videos,
+    tidy,
 )
 from tvr_lightning.data.recover_captions import find_captions, read_captions
-from tvr_lightning.data.samplers import EvaluationSampler, TrainingSampler
+from tvr_lightning.data.video_files import VideoFiles
 from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.features import FeatureBatch
 from tvr_lightning.media.augment import Augmentation
@@ -59,19 +64,18 @@ STAGES: dict[str | None, tuple[SplitName, ...]] = {
     None: ("train", "val", "test"),
 }
 LEAST_VALUES = {
-    0: ("num_workers", "holdout", "seed"),
-    1: ("frames", "batch_size", "eval_batch_size", "max_train_videos"),
-    3: ("words",),
-}
+    "num_workers": 0, "holdout": 0, "seed": 0, "frames": 1, "words": 3, "batch_size": 1, "eval_batch_size": 1,
+    "max_train_videos": 1,
+}  # fmt: skip
 
 
 class TextVideoDataModule(LightningDataModule, ABC):
     """Base class of datasets, with matching pairs for training and unique texts and unique videos for evaluation.
 
-    A subclass is one dataset. It defines its name and files (`title`, `directory`, `layout`, `required_files`),
-    whether it has an official validation split, and how its splits are read (`parse_split`). Its constructor names
-    only its own arguments and passes the others on as `**options`, so that each is documented only here. All are
-    plain values, so that checkpoints store them unchanged.
+    A subclass is one dataset. It defines its name and files (`title`, `directory`, `layout`, `required_files`), the
+    `suffix` that its files omit from the names of videos, whether it has an official validation split, and how its
+    splits are read (`parse_split`). Its constructor names only its own arguments and passes the others on as
+    `**options`, so that each is documented only here. All are plain values, so that checkpoints store them unchanged.
 
     Args:
         split: variant of the dataset's split files.
@@ -109,6 +113,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
     title: ClassVar[str]
     directory: ClassVar[str]
     layout: ClassVar[str]
+    suffix: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -163,11 +168,10 @@ class TextVideoDataModule(LightningDataModule, ABC):
         self.seed = seed
         self.features = features
         self.pixels = pixels
+        self.stored_in = features or pixels
         self.extra_captions = extra_captions
         self.audio = None if audio == "none" else AudioOptions(audio, audio_alignment, audio_seconds)
         self.tokenise: Callable[[list[str]], Tokens] | None = None  # a model sets its encoder's `caption_tokens`
-        self.skipped: dict[SplitName, list[str]] = {}
-        self.training_sampler: TrainingSampler | None = None
         self.training_loader: TrainingLoader | None = None
         self._resume_at: dict[str, int] | None = None
         self._read: dict[SplitName, Split] = {}
@@ -176,20 +180,19 @@ class TextVideoDataModule(LightningDataModule, ABC):
         self._check_options()
 
     def _check_options(self) -> None:
-        for least, names in LEAST_VALUES.items():
-            for name in names:
-                value = getattr(self, name)
-                if value is not None and value < least:
-                    raise UserError(f"{name} is {value}; it must be at least {least}")
+        for name, least in LEAST_VALUES.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"{name} is {value}; it must be at least {least}")
         if self.holdout and self.has_official_validation:
             raise UserError(
                 f"holdout {self.holdout}: {type(self).__name__} with split {self.split!r} has an official validation "
                 "split; set holdout to 0 to use it"
             )
-        if self._stored_in is not None and (self.augmentation != "none" or self.train_sampling != self.sampling):
+        if self.stored_in is not None and (self.augmentation != "none" or self.train_sampling != self.sampling):
             stored = "pixels" if self.features is None else "features"
             raise UserError(
-                f"{stored} {self._stored_in!r} fixes the frames of every clip, so augmentation {self.augmentation!r} "
+                f"{stored} {self.stored_in!r} fixes the frames of every clip, so augmentation {self.augmentation!r} "
                 f"and train_sampling {self.train_sampling!r} cannot apply; set augmentation to none and train_sampling "
                 f"to null (recipes/features.yaml does), or unset {stored}"
             )
@@ -235,6 +238,60 @@ class TextVideoDataModule(LightningDataModule, ABC):
         Called for "val" only if `has_official_validation`. Raises AnnotationError if a file cannot be parsed further.
         """
 
+    @cached_property
+    def video_files(self) -> VideoFiles:
+        """Files in `video_root` by the names in the annotation files."""
+        return VideoFiles(self.video_root, self.suffix)
+
+    def find_video(self, video_id: str) -> Path:
+        """Return the path of a video, or its expected path if there is no such file."""
+        return self.video_files.find(video_id)
+
+    def build_split(
+        self,
+        name: SplitName,
+        protocol: str,
+        captions: Mapping[str, Sequence[str]],
+        findings: Findings,
+        source: Path,
+        *,
+        file: Path | None = None,
+        ids: Iterable[str] | None = None,
+        spans: Mapping[str, Span] | None = None,
+        paragraph: bool = False,
+    ) -> Split:
+        """Return the split with these videos and their captions, and report repeated IDs, missing and empty captions.
+
+        Args:
+            name: Name of the split.
+            protocol: Protocol under which results are published.
+            captions: Captions by video ID.
+            findings: Collector of problems.
+            source: File that lists the videos.
+            file: File with the captions, if it is another one.
+            ids: IDs of the videos as listed; by default those of `captions`.
+            spans: Spans in seconds of the videos that are parts of their files.
+            paragraph: Whether the captions of a video are joined into one text.
+        """
+        file, spans, listed = file or source, spans or {}, list(captions if ids is None else ids)
+        findings.problems += duplicates(source, listed)
+        videos: list[VideoRecord] = []
+        texts: list[TextRecord] = []
+        for index, video in enumerate(dict.fromkeys(listed)):
+            videos.append(VideoRecord(video, self.find_video(video), spans.get(video)))
+            found = [tidy(text) for text in captions.get(video, [])]
+            for number, text in enumerate(found):
+                if not text:
+                    entry, fix = f"{video}, caption {number}", "write a caption or remove the entry"
+                    findings.add(file, entry, "empty-caption", "the caption is empty", fix)
+            if not found:
+                fix = f"add its captions there, or remove it from {source.name}"
+                findings.add(file, video, "video-without-caption", "the video has no captions", fix)
+            texts += [TextRecord(text, index) for text in ([" ".join(found)] if paragraph else found) if text]
+        if not videos:
+            findings.add(source, "whole file", "malformed", "lists no videos", "download the file again")
+        return Split(name, protocol, videos, texts)
+
     # Location of the data
 
     @property
@@ -262,7 +319,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         files = dict.fromkeys(path for name in sources for path in self.required_files(name))
         absent = [f"{path.name}: looked for {path}" for path in files if not path.is_file()]
         if not annotations_only:
-            if self._stored_in is None and (not self.video_root.is_dir() or not any(self.video_root.iterdir())):
+            if self.stored_in is None and (not self.video_root.is_dir() or not any(self.video_root.iterdir())):
                 absent.append(f"the videos: looked for files in {self.video_root}")
             if self.extra_captions is not None and "train" in STAGES[stage]:
                 try:
@@ -318,31 +375,32 @@ class TextVideoDataModule(LightningDataModule, ABC):
                 raise AnnotationError(findings.problems)
             if source == "train" and self.holdout:
                 split, self._read["val"] = hold_out(split, self.holdout, self.seed, self.one_caption_evaluation)
-            if source == "train" and self.max_train_videos is not None:
-                split = draw_videos(split, self.max_train_videos, self.seed)
+            count, most = len(split.videos), self.max_train_videos
+            if source == "train" and most is not None and most < count:
+                drawn = np.random.default_rng([self.seed, count, most]).permutation(count)[:most]
+                split = split.take_videos(sorted(drawn.tolist()))
             self._read[source] = split
         return self._read[name]
 
     def load_split(self, name: SplitName) -> Split:
         """Return a split that the loaders serve, after checking that its video files exist and copies are up to date.
 
-        With `on_corrupt: skip`, training omits videos whose files are missing (`skipped` lists them). Evaluation keeps
-        their positions, so that texts and videos are numbered as in the annotation files.
+        With `on_corrupt: skip`, training omits videos whose files are missing. Evaluation keeps their positions, so
+        that texts and videos are numbered as in the annotation files.
         """
         if name not in self._loaded:
             split = self.read_split(name)
             absent = self.video_reader(training=False).absent(split)
-            if self._stored_in is None and self.copies is not None:
+            if self.stored_in is None and self.copies is not None:
                 self.copies.check(video.path for i, video in enumerate(split.videos) if i not in absent)
             if absent and self.on_corrupt == "error":
                 count = f"{len(absent)} of the {len(split.videos)} video files of the {split.name} split"
                 hint = "To continue without them, set data.init_args.on_corrupt to skip"
                 reasons = {split.videos[i].path: reason for i, reason in absent.items()}
-                if self._stored_in is not None:
+                if self.stored_in is not None:
                     listed = abbreviated([f"{path}: {reason}" for path, reason in reasons.items()])
-                    raise StoreError(f"{count} are not in the feature store {self._stored_in}: {listed}. {hint}")
+                    raise StoreError(f"{count} are not in the feature store {self.stored_in}: {listed}. {hint}")
                 raise self.incomplete([f"{count}: looked for {abbreviated(list(reasons))}. {hint}"])
-            self.skipped[name] = [f"{split.videos[i].path}: {reason}" for i, reason in absent.items()]
             if absent and name == "train":
                 split = split.take_videos([i for i in range(len(split.videos)) if i not in absent])
             self._loaded[name] = split
@@ -353,16 +411,8 @@ class TextVideoDataModule(LightningDataModule, ABC):
         """Manifest of the folder, if it contains copies of another folder (`tvr data compress`)."""
         return read_copies(self.folder)
 
-    @property
-    def _stored_in(self) -> str | None:
-        return self.features or self.pixels
-
-    @property
-    def store(self) -> FeatureStore | None:
-        """Feature store that `features` names, checked against the options; None without stored features."""
-        return None if self.features is None else self._open_store(self.features)
-
     def _open_store(self, path: str) -> FeatureStore:
+        """Return a store after checking that the parts that the method reads fit the options."""
         parts = self._stored_parts()
         if parts not in self._stores:
             store = FeatureStore(path, parts)
@@ -427,14 +477,12 @@ class TextVideoDataModule(LightningDataModule, ABC):
             captions=captions,
             tokenise=self.tokenise,
         )
-        self.training_sampler = TrainingSampler(
+        sampler = TrainingSampler(
             len(dataset), self.batch_size, seed=self.seed, drop_last=self.drop_last, reshuffle=self.reshuffle, **sharing
         )
-        self.training_sampler.set_epoch(self.trainer.current_epoch if self.trainer else 0)
+        sampler.set_epoch(self.trainer.current_epoch if self.trainer else 0)
         batch_size = self.batch_size // sharing["replicas"]
-        self.training_loader = make_loader(
-            TrainingLoader, dataset, self.training_sampler, batch_size, self.num_workers, self.seed
-        )
+        self.training_loader = TrainingLoader.create(dataset, sampler, batch_size, self.num_workers, self.seed)
         self._resume_training()
         return self.training_loader
 
@@ -467,7 +515,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         loaders: EvaluationLoaders = []
         for dataset, workers in datasets:
             sampler = EvaluationSampler(len(dataset), **self._sharing())
-            loaders.append(make_loader(ReportingLoader, dataset, sampler, self.eval_batch_size, workers, self.seed))
+            loaders.append(ReportingLoader.create(dataset, sampler, self.eval_batch_size, workers, self.seed))
         return loaders
 
     @override
@@ -498,8 +546,8 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     def video_reader(self, training: bool) -> VideoReader:
         """Return the reader of single videos and texts; training has its own frame sampling and augmentation."""
-        if self.store is not None:
-            return FeatureReader(self.store, self.directory)
+        if self.features is not None:
+            return FeatureReader(self._open_store(self.features), self.directory)
         sampling = self.train_sampling if training else self.sampling
         augmentation = self.augmentation if training else "none"
         media = MediaReader(

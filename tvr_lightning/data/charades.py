@@ -7,8 +7,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import Findings, Split, SplitName, build_split, malformed, read_lines, read_table
-from tvr_lightning.data.video_files import VideoFiles
+from tvr_lightning.data.records import Findings, Split, SplitName, malformed, read_lines, read_table
 
 MOMENT = re.compile(r"(?P<video>\S+) (?P<start>\d+(?:\.\d+)?) (?P<end>\d+(?:\.\d+)?)\s*##(?P<text>.*)")
 
@@ -37,6 +36,7 @@ $TVR_DATA/charades/
   Charades_v1_train.csv, Charades_v1_test.csv    columns id, script, length
   charades_sta_train.txt, charades_sta_test.txt  for split sta: <id> <start> <end>##<sentence>
   videos/<id>.mp4 ..."""
+    suffix = ".mp4"
     has_official_validation = False
 
     def __init__(self, *, split: Literal["scripts", "sta"] = "scripts", **options: Any) -> None:
@@ -63,8 +63,7 @@ $TVR_DATA/charades/
         ids = [row["id"].strip() for row in rows]
         # {} marks an empty text in the table
         scripts = {row["id"].strip(): [row["script"] if row["script"].strip() != "{}" else ""] for row in rows}
-        find = VideoFiles(self.video_root, ".mp4").find
-        return build_split(name, "scripts, one per video", scripts, find, findings, table, ids=ids)
+        return self.build_split(name, "scripts, one per video", scripts, findings, table, ids=ids)
 
     def _moments(self, name: SplitName, findings: Findings) -> Split:
         """Read a split with an item per span, in the order of their first sentences."""
@@ -76,9 +75,7 @@ $TVR_DATA/charades/
             except ValueError as error:
                 message = f"length {row['length']!r} is not a number"
                 raise malformed(table, row["id"], message, "write seconds") from error
-        videos = VideoFiles(self.video_root, ".mp4")
         sentences: dict[str, list[str]] = {}
-        paths: dict[str, Path] = {}
         spans: dict[str, tuple[float, float]] = {}
         for number, line in enumerate(read_lines(source), start=1):
             entry = f"line {number}"
@@ -100,7 +97,10 @@ $TVR_DATA/charades/
                 message = f"the span {given[0]} to {given[1]} s of {video} is reversed or outside"
                 findings.note(source, entry, "reversed-span", message, f"read as {start} to {end} s")
             item = f"{video}_{start:g}_{end:g}"
-            paths[item], spans[item] = videos.find(video), (start, end)
+            spans[item] = start, end
             sentences.setdefault(item, []).append(moment["text"])
-        protocol = "Charades-STA, sentences to spans"
-        return build_split(name, protocol, sentences, paths.__getitem__, findings, source, spans=spans)
+        return self.build_split(name, "Charades-STA, sentences to spans", sentences, findings, source, spans=spans)
+
+    @override
+    def find_video(self, video_id: str) -> Path:
+        return super().find_video(video_id if self.split == "scripts" else video_id.rsplit("_", 2)[0])

@@ -1,7 +1,9 @@
 """Datasets that read texts, videos and matching pairs of one split."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -11,11 +13,28 @@ from tvr_lightning.data.batch import Media, PairBatch, TextBatch, Tokens, VideoB
 from tvr_lightning.data.readers import VideoReader
 from tvr_lightning.data.records import Split
 from tvr_lightning.data.recover_captions import RecoverCaptions
+from tvr_lightning.errors import UserError
+from tvr_lightning.features import FeatureBatch
 from tvr_lightning.media.container import MediaError, VideoError
+from tvr_lightning.media.workers import Failure
+
+R = TypeVar("R", bound=FeatureBatch)
+
+
+class SplitDataset(Dataset[R]):
+    """Dataset from which a DataLoader reads whole batches."""
+
+    def __getitems__(self, indices: Sequence[Any]) -> list[R | Failure]:
+        """Return the items as one batch, or as the failure of an error that a user can fix, in a list of one."""
+        try:
+            items = [self[index] for index in indices]
+            return [type(items[0]).cat(items)]
+        except UserError as error:
+            return [Failure(error)]
 
 
 @dataclass(eq=False)
-class TextDataset(Dataset[TextBatch]):
+class TextDataset(SplitDataset[TextBatch]):
     """Texts of a split, each with its index."""
 
     split: Split
@@ -29,7 +48,7 @@ class TextDataset(Dataset[TextBatch]):
 
 
 @dataclass(eq=False)
-class VideoDataset(Dataset[VideoBatch]):
+class VideoDataset(SplitDataset[VideoBatch]):
     """Unique videos of a split, each with its index.
 
     With `skip`, an unreadable video becomes a record of zero videos that names it in `skipped`.
@@ -59,7 +78,7 @@ class VideoDataset(Dataset[VideoBatch]):
 
 
 @dataclass(eq=False)
-class PairDataset(Dataset[PairBatch]):
+class PairDataset(SplitDataset[PairBatch]):
     """Matching pairs of a training split, indexed by the (epoch, sample) pairs of `TrainingSampler`.
 
     Attributes:
@@ -91,18 +110,14 @@ class PairDataset(Dataset[PairBatch]):
     def __getitem__(self, position: tuple[int, int]) -> PairBatch:
         epoch, sample = position
         generator = np.random.default_rng([self.seed, epoch, sample])
-        if self.one_caption:
-            video, text = sample, int(generator.choice(self._captions[sample]))
-        else:
-            video, text = self.split.texts[sample].video, sample
+        first = sample if self.one_caption else self.split.texts[sample].video
         skipped: list[str] = []
-        for step in range(len(self._videos)):
-            # Substitutes follow in file order, each with one of its captions, since the sample's does not fit.
-            candidate = (video + step) % len(self._videos)
-            if step:
-                text = int(generator.choice(self._captions[candidate]))
+        # Substitutes follow in file order, each with one of its captions, since the sample's does not fit.
+        for video in chain(range(first, len(self._videos)), range(first)):
+            drawn = self.one_caption or video != first
+            text = int(generator.choice(self._captions[video])) if drawn else sample
             try:
-                item = self._videos.item(candidate, generator)
+                item = self._videos.item(video, generator)
             except MediaError as error:
                 if not self.skip:
                     raise
@@ -114,4 +129,4 @@ class PairDataset(Dataset[PairBatch]):
                 described = self.captions.of(item.video_id[0])
                 extras["recover_captions"] = [described if self.tokenise is None else self.tokenise(described)]
             return PairBatch(self._texts[text], item, extras)
-        raise VideoError(self.split.videos[video].path, f"no video of the split can be read; first: {skipped[0]}")
+        raise VideoError(self.split.videos[first].path, f"no video of the split can be read; first: {skipped[0]}")

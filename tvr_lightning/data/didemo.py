@@ -6,8 +6,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import Findings, Split, SplitName, build_split, read_json, read_lines, read_table
-from tvr_lightning.data.video_files import VideoFiles
+from tvr_lightning.data.records import Findings, Split, SplitName, read_json, read_lines, read_table
 from tvr_lightning.errors import UserError
 
 
@@ -75,6 +74,7 @@ $TVR_DATA/didemo/
             for moment in read_json(file, [{"video": str, "description": str}]):
                 descriptions.setdefault(moment["video"], []).append(moment["description"])
         spans = {} if self.span is None else dict.fromkeys(ids, self.span)
-        find = VideoFiles(self.video_root).find
         protocol = "paragraph to video, all descriptions of a video as one query"
-        return build_split(name, protocol, descriptions, find, findings, source, file, ids, spans, paragraph=True)
+        return self.build_split(
+            name, protocol, descriptions, findings, source, file=file, ids=ids, spans=spans, paragraph=True
+        )

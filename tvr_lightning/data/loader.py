@@ -1,45 +1,140 @@
-"""DataLoaders that preserve the errors of their workers, and one that resumes in the middle of an epoch."""
+"""DataLoaders and samplers: reproducible orders, equal shares of all processes, and resumption within an epoch."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from operator import itemgetter
+from typing import Any, Self
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data.distributed import DistributedSampler
 from typing_extensions import override
 
-from tvr_lightning.data.samplers import TrainingSampler
 from tvr_lightning.errors import UserError
-from tvr_lightning.media.workers import Failure, batches_of, worker_context
+from tvr_lightning.media.workers import batches_of, worker_context
 
 
-class ReportingDataset(Dataset[Any]):
-    """Wrapper of a dataset that returns a `Failure` instead of raising an error that a user can fix.
+class TrainingSampler(DistributedSampler[tuple[int, int]]):
+    """Sampler that shuffles the training samples and divides each global batch among the processes.
 
-    A DataLoader would replace the error with another one whose message is the worker's traceback.
+    It yields (epoch, sample) pairs, so that persistent workers know the epoch. The order depends only on seed and
+    epoch: global batch k contains the same samples for any number of processes. As in torch's DistributedSampler,
+    the first samples of the order are repeated at its end until their number is divisible by R. The class extends
+    DistributedSampler so that Lightning does not replace it.
+
+    Args:
+        samples: Number of training samples.
+        batch_size: Global batch size. Process r of R takes samples r, r + R, ... of every global batch.
+        seed: Seed for the order.
+        drop_last: Whether the last incomplete batch of an epoch is dropped.
+        reshuffle: Whether every epoch has a new order. Otherwise all have the order of epoch 0.
+        replicas: Number of data-parallel processes R.
+        rank: Index r of this process.
     """
 
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
+    def __init__(
+        self,
+        samples: int,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        drop_last: bool = True,
+        reshuffle: bool = True,
+        replicas: int = 1,
+        rank: int = 0,
+    ) -> None:
+        if drop_last and samples < batch_size:
+            raise UserError(
+                f"batch_size {batch_size} exceeds the {samples} training samples, so that no complete batch exists; "
+                f"set batch_size to {samples} or less, or drop_last to false"
+            )
+        if batch_size % replicas:
+            below, above = batch_size // replicas * replicas, -(-batch_size // replicas) * replicas
+            raise UserError(
+                f"batch_size {batch_size} is the global batch and {replicas} devices cannot share it evenly; "
+                f"the nearest valid sizes: {f'{below} or ' if below else ''}{above}"
+            )
+        super().__init__(range(samples), replicas, rank, seed=seed)  # type: ignore[arg-type]  # only its length counts
+        self.samples = samples
+        self.batch_size = batch_size
+        self.reshuffle = reshuffle
+        self.read = self.total_size // batch_size * batch_size if drop_last else self.total_size
+        self.consumed = 0
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        """Return the number of samples of a full epoch on this process, also after a resume in its middle."""
+        return self.read // self.num_replicas
 
-    def __getitem__(self, index: Any) -> Any:
-        try:
-            return self.dataset[index]
-        except UserError as error:
-            return Failure(error)
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """Yield the (epoch, sample) pairs of this process; after a resume, only those not consumed yet."""
+        random = np.random.default_rng([self.seed, self.epoch if self.reshuffle else 0])
+        order = np.resize(random.permutation(self.samples), self.read)
+        start, self.consumed = self.consumed, 0  # only the first epoch after a resume is shortened
+        for sample in order[start + self.rank :: self.num_replicas]:
+            yield self.epoch, int(sample)
+
+    @override
+    def set_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:  # it discards a resume point
+            self.consumed = 0
+        self.epoch = epoch
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Start the next iteration in epoch `state["epoch"]` after its first `state["consumed"]` samples."""
+        if state["consumed"] % self.batch_size:
+            raise UserError(
+                f"{state['consumed']} consumed samples are not a multiple of the batch_size {self.batch_size}. Resume "
+                "with the batch_size of the interrupted run, or from the end of an epoch."
+            )
+        self.epoch, self.consumed = state["epoch"], state["consumed"]
 
 
-def collate(items: Sequence[Any]) -> Any:
-    """Return records of one item each as one batch, or the first failure among them."""
-    failed = next((item for item in items if isinstance(item, Failure)), None)
-    return type(items[0]).cat(items) if failed is None else failed
+class EvaluationSampler(DistributedSampler[int]):
+    """Sampler that distributes items 0 .. n-1 over the processes and repeats the first ones for equal shares.
+
+    A process that runs out of batches early would leave the others waiting in collective operations. Repeated items
+    are recognized by their index and dropped. Items are in the order of the split, unless `shuffle_items` was called.
+    """
+
+    def __init__(self, items: int, *, replicas: int = 1, rank: int = 0) -> None:
+        super().__init__(range(items), replicas, rank, shuffle=False)  # type: ignore[arg-type]  # only its length counts
+        self.items = items
+        self._order: tuple[list[int], int] | None = None
+
+    def shuffle_items(self, seed: list[int], first: int) -> None:
+        """Use a new order in every epoch, from a seed, in which the first items of the split come first."""
+        self._order = seed, first
+
+    @override
+    def __iter__(self) -> Iterator[int]:
+        order = np.arange(self.items)
+        if self._order is not None:
+            seed, first = self._order
+            random = np.random.default_rng([*seed, self.epoch])
+            order = np.concatenate([random.permutation(order[:first]), random.permutation(order[first:])])
+        return iter(np.resize(order, self.total_size)[self.rank :: self.num_replicas].tolist())
 
 
 class ReportingLoader(DataLoader[Any]):
-    """DataLoader over a `ReportingDataset` that raises returned failures, and lost workers, as UserErrors."""
+    """DataLoader that raises the failures that its workers return, and lost workers, as UserErrors."""
+
+    @classmethod
+    def create(cls, dataset: Dataset[Any], sampler: Sampler[Any], batch_size: int, workers: int, seed: int) -> Self:
+        """Return a loader over a dataset that reads whole batches (`SplitDataset`) in worker processes."""
+        return cls(
+            dataset,
+            batch_size=batch_size,
+            sampler=sampler,
+            num_workers=workers,
+            # Workers of an evaluation end with it: together with those of training, they would fill the shared memory.
+            persistent_workers=workers > 0 and cls is TrainingLoader,
+            multiprocessing_context=worker_context() if workers else None,
+            pin_memory=torch.cuda.is_available(),
+            collate_fn=itemgetter(0),
+            # A separate generator: starting an epoch must not consume random numbers of the one that drives dropout.
+            generator=torch.Generator().manual_seed(seed),
+        )
 
     @override
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # Lightning and torch only iterate it
@@ -84,25 +179,3 @@ class TrainingLoader(ReportingLoader):
         """Resume from `state`. Raise UserError if the interrupted run had a batch size that does not fit."""
         self.sampler.load_state_dict(state)
         self._epoch, self._consumed = state["epoch"], state["consumed"]
-
-
-L = TypeVar("L", bound=ReportingLoader)
-
-
-def make_loader(
-    kind: type[L], dataset: Dataset[Any], sampler: Sampler[Any], batch_size: int, workers: int, seed: int
-) -> L:
-    """Return a loader of a kind over a dataset, which is read by this number of worker processes."""
-    return kind(
-        ReportingDataset(dataset),
-        batch_size=batch_size,
-        sampler=sampler,
-        num_workers=workers,
-        # Workers of an evaluation end with it: together with those of training, they would fill the shared memory.
-        persistent_workers=workers > 0 and kind is TrainingLoader,
-        multiprocessing_context=worker_context() if workers else None,
-        pin_memory=torch.cuda.is_available(),
-        collate_fn=collate,
-        # A separate generator: starting an epoch must not consume random numbers of the one that drives dropout.
-        generator=torch.Generator().manual_seed(seed),
-    )

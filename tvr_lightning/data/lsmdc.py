@@ -7,8 +7,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import Findings, Split, SplitName, build_split, read_text, tidy
-from tvr_lightning.data.video_files import VideoFiles, path_below
+from tvr_lightning.data.records import Findings, Split, SplitName, read_text, tidy
 
 FILES: dict[SplitName, str] = {
     "train": "LSMDC16_annos_training.csv",
@@ -46,6 +45,7 @@ $TVR_DATA/lsmdc/
   LSMDC16_annos_training.csv, LSMDC16_annos_val.csv    id, four times, sentence; tab separated, no header
   LSMDC16_challenge_1000_publictect.csv                the same, for the test
   videos/<movie>/<id>.avi ..."""
+    suffix = ".avi"
     has_official_validation = True
 
     def __init__(self, *, split: Literal["lsmdc16", "xpool", "gaid"] = "lsmdc16", **options: Any) -> None:
@@ -60,7 +60,6 @@ $TVR_DATA/lsmdc/
         source = self.folder / FILES[name]
         dropped = DROPPED[self.split] if name == "test" else ()
         sentences: dict[str, list[str]] = {}
-        folders: dict[str, VideoFiles] = {}
         for number, line in enumerate(read_text(source).split("\n"), start=1):
             if not line.strip():
                 continue
@@ -75,12 +74,9 @@ $TVR_DATA/lsmdc/
                 findings.add(source, f"line {number}", "duplicate-id", message, "remove the line")
             elif clip[0] not in dropped:
                 sentences.setdefault(clip[0], []).append(columns[5])
-
-        def find(clip: str) -> Path:
-            movie = clip.rpartition("_")[0]
-            if movie not in folders:
-                folders[movie] = VideoFiles(path_below(self.video_root, movie), ".avi")
-            return folders[movie].find(clip)
-
         protocol = f"one sentence per clip, {1000 - len(dropped):,} public test clips"
-        return build_split(name, protocol, sentences, find, findings, source)
+        return self.build_split(name, protocol, sentences, findings, source)
+
+    @override
+    def find_video(self, video_id: str) -> Path:
+        return super().find_video(f"{video_id.rpartition('_')[0]}/{video_id}")

@@ -7,8 +7,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import Findings, Problem, Split, SplitName, build_split, read_json, read_table
-from tvr_lightning.data.video_files import VideoFiles
+from tvr_lightning.data.records import Findings, Problem, Split, SplitName, duplicates, read_json, read_table
 
 
 class MSRVTT(TextVideoDataModule):
@@ -35,6 +34,7 @@ $TVR_DATA/msrvtt/
   MSRVTT_JSFUSION_test.csv                  for split 9k or 7k: columns video_id, sentence
   MSRVTT_{train,val,test}.full.csv          for split full: column video_id
   videos/video0.mp4 ..."""
+    suffix = ".mp4"
 
     def __init__(self, *, split: Literal["9k", "7k", "full"] = "9k", **options: Any) -> None:
         super().__init__(split=split, **options)
@@ -69,8 +69,7 @@ $TVR_DATA/msrvtt/
         protocol = f"1k-A, one caption per video, trained on {self.split}"
         if self.split == "full":
             protocol = "full split, twenty captions per video"
-        find = VideoFiles(self.video_root, ".mp4").find
-        return build_split(name, protocol, captions, find, findings, source, file, ids)
+        return self.build_split(name, protocol, captions, findings, source, file=file, ids=ids)
 
     @cached_property
     def _captions(self) -> tuple[dict[str, list[str]], list[Problem]]:
@@ -79,7 +78,7 @@ $TVR_DATA/msrvtt/
         shape = {"videos": [{"video_id": str}], "sentences": [{"video_id": str, "caption": str}]}
         data = read_json(source, shape)
         listed = [video["video_id"] for video in data["videos"]]
-        findings.duplicates(source, listed)
+        findings.problems += duplicates(source, listed)
         captions: dict[str, list[str]] = {video: [] for video in listed}
         for number, sentence in enumerate(data["sentences"]):
             video = sentence["video_id"]

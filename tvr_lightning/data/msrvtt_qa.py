@@ -8,7 +8,6 @@ from typing_extensions import override
 
 from tvr_lightning.data.base import EvaluationLoaders, TextVideoDataModule
 from tvr_lightning.data.records import Findings, Split, SplitName, TextRecord, VideoRecord, malformed, read_json, tidy
-from tvr_lightning.data.video_files import VideoFiles
 from tvr_lightning.errors import UserError
 
 
@@ -43,6 +42,7 @@ class MSRVTTQA(TextVideoDataModule):
 $TVR_DATA/msrvtt/
   train_qa.json, val_qa.json, test_qa.json  [{"id", "question", "answer", "video_id", "category_id"}, ...]
   videos/video0.mp4 ..."""
+    suffix = ".mp4"
     has_official_validation = True
     one_caption_evaluation = False
 
@@ -75,8 +75,7 @@ $TVR_DATA/msrvtt/
                 questions.append(QuestionRecord(question, video, answer))
         if not videos:
             findings.add(source, "whole file", "malformed", "contains no questions", "download the file again")
-        folder = VideoFiles(self.video_root, ".mp4")
-        records = [VideoRecord(video_id, folder.find(video_id)) for video_id in videos]
+        records = [VideoRecord(video_id, self.find_video(video_id)) for video_id in videos]
         return Split(name, "open-ended, one answer per question", records, questions)
 
     @override

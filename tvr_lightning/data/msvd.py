@@ -8,8 +8,7 @@ from typing import Any, Literal, cast
 from typing_extensions import override
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import Findings, Split, SplitName, build_split, expect, malformed, read_lines
-from tvr_lightning.data.video_files import VideoFiles
+from tvr_lightning.data.records import Findings, Split, SplitName, expect, malformed, read_lines
 
 
 class PlainUnpickler(pickle.Unpickler):
@@ -40,6 +39,7 @@ $TVR_DATA/msvd/
   train_list.txt, val_list.txt, test_list.txt    one id per line
   raw-captions.pkl                               {"<id>": [["a", "man", ...], ...], ...}
   videos/<id>.avi ..."""
+    suffix = ".avi"
     has_official_validation = True
     one_caption_evaluation = False  # all captions are queries
 
@@ -57,8 +57,8 @@ $TVR_DATA/msvd/
         if self._captions is None:
             self._captions = read_captions(file)
         captions = {clip: [" ".join(tokens) for tokens in said] for clip, said in self._captions.items()}
-        protocol, find = "all captions of a clip as queries", VideoFiles(self.video_root, ".avi").find
-        return build_split(name, protocol, captions, find, findings, source, file, read_lines(source))
+        protocol, ids = "all captions of a clip as queries", read_lines(source)
+        return self.build_split(name, protocol, captions, findings, source, file=file, ids=ids)
 
 
 def read_captions(file: Path) -> dict[str, list[list[str]]]:

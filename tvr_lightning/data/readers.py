@@ -14,6 +14,7 @@ from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.augment import Augmentation, FrameTransform, draw_augmentation
 from tvr_lightning.media.container import VideoError
 from tvr_lightning.media.preparation import Preparation
+from tvr_lightning.media.read_many import Unread, attempt
 from tvr_lightning.media.video import read_clip
 from tvr_lightning.option_types import FrameSampling
 from tvr_lightning.store import FeatureStore, Fingerprint, VideoKey
@@ -43,9 +44,8 @@ class MediaReader:
 
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media:
         """Return Media with pixels (1, F, 3, S, S), frame_mask (1, F) and duration (1,) in seconds."""
-        augment: FrameTransform = self.preparation
-        if generator is not None:
-            augment = draw_augmentation(self.augmentation, self.preparation, generator)
+        plain: FrameTransform = self.preparation
+        augment = plain if generator is None else draw_augmentation(self.augmentation, self.preparation, generator)
         clip = read_clip(
             video.path,
             frames=self.frames,
@@ -104,31 +104,21 @@ class StoreReader:
     dataset: str
 
     def key(self, video: VideoRecord) -> VideoKey:
-        """Return the key of a video's features."""
-        return self.dataset, video.video_id, video.span
-
-    def read_key(self, video: VideoRecord) -> VideoKey:
-        """Return the key of a video, or raise VideoError if extraction skipped it."""
-        reason = self.skipped(video)
-        if reason is not None:
-            raise VideoError(video.path, reason)
-        return self.key(video)
-
-    def skipped(self, video: VideoRecord) -> str | None:
-        """Return the reason why extraction skipped a video, or None."""
+        """Return the key of a video's features, or raise VideoError if extraction skipped it."""
+        key = self.dataset, video.video_id, video.span
         for part in self.store.parts:
-            if part != "text" and self.key(video) in self.store.skipped(part):
-                return f"skipped when features were extracted: {self.store.skipped(part)[self.key(video)]}"
-        return None
+            if part != "text" and key in self.store.skipped(part):
+                raise VideoError(video.path, f"skipped when features were extracted: {self.store.skipped(part)[key]}")
+        return key
 
     def absent(self, split: Split) -> dict[int, str]:
         """Check that the store is complete for a split, and return why extraction skipped videos, by their index."""
-        videos = {self.key(video): video.path for video in split.videos}
+        videos = {(self.dataset, video.video_id, video.span): video.path for video in split.videos}
         for part in self.store.parts:
             files = dict.fromkeys(text.text for text in split.texts) if part == "text" else videos
             self.store.require_items(part, files)
-        reasons = ((index, self.skipped(video)) for index, video in enumerate(split.videos))
-        return {index: reason for index, reason in reasons if reason is not None}
+        found = (attempt(self.key, video) for video in split.videos)
+        return {index: key.reason for index, key in enumerate(found) if isinstance(key, Unread)}
 
 
 @dataclass(frozen=True)
@@ -137,7 +127,7 @@ class FeatureReader(StoreReader):
 
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> VideoFeatures:
         """Return features with frames (1, F, D)."""
-        return self.store.video([self.read_key(video)], "patches" in self.store.parts)
+        return self.store.video([self.key(video)], "patches" in self.store.parts)
 
     def empty(self) -> VideoFeatures:
         """Return features of zero videos with the other dimensions of the store."""
@@ -160,7 +150,7 @@ class PixelReader(StoreReader):
 
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media:
         """Return Media with pixels (1, F, 3, S, S)."""
-        return Media(*self.store.read("pixels", [self.read_key(video)]))
+        return Media(*self.store.read("pixels", [self.key(video)]))
 
     def empty(self) -> Media:
         """Return Media with pixels (0, F, 3, S, S)."""

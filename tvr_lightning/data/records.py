@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -124,12 +124,12 @@ class Findings:
         """Add a known quirk and how it is read."""
         self.notes.append(Problem(str(file), entry, kind, message, reading))
 
-    def duplicates(self, file: Path, ids: Iterable[str], what: str = "id") -> None:
-        """Add a problem for every ID that occurs more than once in `ids`."""
-        for name, count in Counter(ids).items():
-            if count > 1:
-                message, fix = f"the {what} occurs {count} times", "keep one entry and remove the rest"
-                self.add(file, name, "duplicate-id", message, fix)
+
+def duplicates(file: Path, names: Iterable[str], what: str = "id") -> list[Problem]:
+    """Return a problem for every name that occurs more than once."""
+    fix = "keep one entry and remove the rest"
+    repeated = {name: count for name, count in Counter(names).items() if count > 1}
+    return [Problem(str(file), n, "duplicate-id", f"the {what} occurs {c} times", fix) for n, c in repeated.items()]
 
 
 def malformed(file: Path, entry: str, message: str, fix: str) -> AnnotationError:
@@ -140,22 +140,14 @@ def malformed(file: Path, entry: str, message: str, fix: str) -> AnnotationError
 def read_text(file: Path) -> str:
     """Return the text of a UTF-8 file without a byte-order mark, with newlines as line endings."""
     try:
-        text = file.read_bytes().decode("utf-8-sig")
+        return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise malformed(file, f"byte {error.start}", "not UTF-8 text", "save the file as UTF-8") from error
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_lines(file: Path) -> list[str]:
     """Return the non-empty lines of a text file without surrounding white space."""
     return [line.strip() for line in read_text(file).split("\n") if line.strip()]
-
-
-def _require_unique(file: Path, names: Iterable[str], what: str) -> None:
-    findings = Findings()
-    findings.duplicates(file, names, what)
-    if findings.problems:
-        raise AnnotationError(findings.problems)
 
 
 def read_json(file: Path, shape: Any) -> Any:
@@ -164,7 +156,7 @@ def read_json(file: Path, shape: Any) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         mapping = dict(pairs)
         if len(mapping) != len(pairs):
-            _require_unique(file, (key for key, _ in pairs), "key")
+            raise AnnotationError(duplicates(file, (key for key, _ in pairs), "key"))
         return mapping
 
     try:
@@ -188,7 +180,8 @@ def read_table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
         fix = "close every quote, and write a quote inside a quoted field twice"
         raise malformed(file, f"line {start}", f"not CSV: {error}", fix) from error
     header = [name.strip() for name in rows[0]] if rows else []
-    _require_unique(file, header, "column")
+    if repeated := duplicates(file, header, "column"):
+        raise AnnotationError(repeated)
     for name in columns:
         if name not in header:
             fix = f"the first line must name the columns {', '.join(columns)}"
@@ -228,52 +221,6 @@ def tidy(text: str) -> str:
     return " ".join(text.split())
 
 
-def build_split(
-    name: SplitName,
-    protocol: str,
-    captions: Mapping[str, Sequence[str]],
-    find: Callable[[str], Path],
-    findings: Findings,
-    source: Path,
-    file: Path | None = None,
-    ids: Iterable[str] | None = None,
-    spans: Mapping[str, Span] | None = None,
-    paragraph: bool = False,
-) -> Split:
-    """Return the split with these videos and their captions, and report repeated IDs, missing and empty captions.
-
-    Args:
-        name: Name of the split.
-        protocol: Protocol under which results are published.
-        captions: Captions by video ID.
-        find: Function that returns the path of a video, such as `VideoFiles.find`.
-        findings: Collector of problems.
-        source: File that lists the videos.
-        file: File with the captions, if it is another one.
-        ids: IDs of the videos as listed; by default those of `captions`.
-        spans: Spans in seconds of the videos that are parts of their files.
-        paragraph: Whether the captions of a video are joined into one text.
-    """
-    file, spans = file or source, spans or {}
-    listed = list(captions if ids is None else ids)
-    findings.duplicates(source, listed)
-    videos = [VideoRecord(video, find(video), spans.get(video)) for video in dict.fromkeys(listed)]
-    texts: list[TextRecord] = []
-    for index, video in enumerate(dict.fromkeys(listed)):
-        found = [tidy(text) for text in captions.get(video, [])]
-        for number, text in enumerate(found):
-            if not text:
-                entry, fix = f"{video}, caption {number}", "write a caption or remove the entry"
-                findings.add(file, entry, "empty-caption", "the caption is empty", fix)
-        if not found:
-            fix = f"add its captions there, or remove it from {source.name}"
-            findings.add(file, video, "video-without-caption", "the video has no captions", fix)
-        texts += [TextRecord(text, index) for text in ([" ".join(found)] if paragraph else found) if text]
-    if not listed:
-        findings.add(source, "whole file", "malformed", "lists no videos", "download the file again")
-    return Split(name, protocol, videos, texts)
-
-
 def hold_out(train: Split, videos: int, seed: int, one_caption: bool) -> tuple[Split, Split]:
     """Divide a training split into a training split and a validation split "val" without shared video files.
 
@@ -291,12 +238,3 @@ def hold_out(train: Split, videos: int, seed: int, one_caption: bool) -> tuple[S
     protocol = f"{train.protocol}, {videos} training videos held out"
     rest = train.take_videos([i for i, video in enumerate(train.videos) if video.path not in held_files])
     return rest, Split("val", protocol, held.videos, texts)
-
-
-def draw_videos(split: Split, videos: int, seed: int) -> Split:
-    """Return the split with `videos` of its videos, sampled with `seed`, in file order; unchanged if it has no more."""
-    count = len(split.videos)
-    if videos >= count:
-        return split
-    drawn = np.random.default_rng([seed, count, videos]).permutation(count).tolist()
-    return split.take_videos(sorted(drawn[:videos]))

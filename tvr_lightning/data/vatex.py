@@ -7,8 +7,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import Findings, Split, SplitName, build_split, read_json, read_lines
-from tvr_lightning.data.video_files import VideoFiles
+from tvr_lightning.data.records import Findings, Split, SplitName, duplicates, read_json, read_lines
 
 CAPTIONS = {"en": "enCap", "zh": "chCap"}
 CLIP = re.compile(r"(?P<youtube>.+)_(?P<start>\d{6})_(?P<end>\d{6})")  # greedy: YouTube IDs contain underscores
@@ -39,6 +38,7 @@ $TVR_DATA/vatex/
   vatex_data.json                            for annotations hgr: {"<id>": {"enCap": [...], "chCap": [...]}}
   vatex_{training,validation}_v1.0.json      for annotations official: [{"videoID": ..., "enCap": [...]}, ...]
   videos/<id>.mp4 ..."""
+    suffix = ".mp4"
     has_official_validation = True
 
     def __init__(
@@ -77,14 +77,13 @@ $TVR_DATA/vatex/
                 findings.add(source, clip, "malformed", "no clip id", fix)
         if file not in self._captions:
             self._captions[file] = self._read_captions(file)
-        findings.duplicates(file, (clip for clip, _ in self._captions[file]))
+        findings.problems += duplicates(file, (clip for clip, _ in self._captions[file]))
         first = self.protocol == "first-caption"
         kept = 1 if first and name != "train" else None
         captions = {clip: texts[:kept] for clip, texts in self._captions[file]}
         count = "first caption of a clip" if first else "ten captions per clip"
         protocol = f"HGR split, {count}, {'English' if self.language == 'en' else 'Chinese'}"
-        find = VideoFiles(self.video_root, ".mp4").find
-        return build_split(name, protocol, captions, find, findings, source, file, listed)
+        return self.build_split(name, protocol, captions, findings, source, file=file, ids=listed)
 
     def _read_captions(self, file: Path) -> list[tuple[str, list[str]]]:
         """Return the ID and the captions of every clip in a file of captions."""

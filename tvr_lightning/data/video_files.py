@@ -27,35 +27,43 @@ def path_below(folder: Path, name: str) -> Path:
 
 
 class VideoFiles:
-    """Files of one folder by name; the folder is listed once.
+    """Files by their names in a folder, or relative to it; every folder is listed once.
 
     A file is found by its exact name, or as the only video with the same stem, because copies of datasets are often
     re-encoded into another container. Subtitles, playlists and other files are ignored.
     Names in the annotation files omit `suffix`, a suffix with its dot; if it is empty, they include theirs.
+    `unused` are the videos of the listed folders that were not found by name so far.
     """
 
-    def __init__(self, folder: Path, suffix: str = "") -> None:
-        self.folder = folder
+    def __init__(self, root: Path, suffix: str = "") -> None:
+        self.root = root
         self.suffix = suffix
-        self._names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-        self._unused = {name for name in self._names if is_video(name)}
-        self._by_stem: dict[str, list[str]] = {}
-        for name in sorted(self._names):
-            if is_video(name) or "." not in name:
-                self._by_stem.setdefault(stem(name), []).append(name)
+        self.unused: set[Path] = set()
+        self._files: set[Path] = set()
+        self._by_stem: dict[Path, dict[str, list[Path]]] = {}
 
     def find(self, name: str) -> Path:
         """Return the path of the video called `name`, or its expected path if there is none."""
-        found = [name + self.suffix]
-        if found[0] not in self._names:
-            stems = [name] if self.suffix else [name, name.rpartition(".")[0]]
-            found = next((self._by_stem[stem] for stem in stems if stem in self._by_stem), found)
+        expected = path_below(self.root, name + self.suffix)
+        if expected.parent not in self._by_stem:
+            self._list(expected.parent)
+        found = [expected]
+        if expected not in self._files:
+            base = name.rpartition("/")[2]
+            stems = [base] if self.suffix else [base, base.rpartition(".")[0]]
+            by_stem = self._by_stem[expected.parent]
+            found = next((by_stem[stem] for stem in stems if stem in by_stem), found)
         if len(found) > 1:
-            fix = "keep only one of them"
-            raise malformed(self.folder, name, f"several files match: {', '.join(found)}", fix)
-        self._unused.discard(found[0])
-        return path_below(self.folder, found[0])
+            message = f"several files match: {', '.join(file.name for file in found)}"
+            raise malformed(expected.parent, name, message, "keep only one of them")
+        self.unused.discard(found[0])
+        return found[0]
 
-    def others(self) -> list[Path]:
-        """Return the videos of the folder that were not found by name so far."""
-        return [self.folder / name for name in sorted(self._unused)]
+    def _list(self, folder: Path) -> None:
+        files = sorted(folder.iterdir()) if folder.is_dir() else []
+        self._files.update(files)
+        self.unused.update(file for file in files if is_video(file.name))
+        by_stem = self._by_stem[folder] = {}
+        for file in files:
+            if is_video(file.name) or "." not in file.name:
+                by_stem.setdefault(stem(file.name), []).append(file)

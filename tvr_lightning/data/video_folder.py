@@ -3,6 +3,7 @@
 import hashlib
 import os
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,8 +11,8 @@ from typing_extensions import override
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.caption_table import SUFFIXES, CaptionRow, read_caption_table
-from tvr_lightning.data.records import Findings, Split, SplitName, build_split, malformed
-from tvr_lightning.data.video_files import VideoFiles, path_below
+from tvr_lightning.data.records import Findings, Split, SplitName, malformed
+from tvr_lightning.data.video_files import VideoFiles
 from tvr_lightning.errors import UserError
 
 METADATA = "metadata"
@@ -49,8 +50,6 @@ or metadata.csv, metadata.jsonl or metadata.parquet next to the videos, columns 
     ) -> None:
         self.table = table
         self.test_share = test_share
-        self._rows: list[CaptionRow] | None = None
-        self._folders: dict[str, VideoFiles] = {}
         super().__init__(split=split, **options)
         if not 0 < test_share < 1:
             raise UserError(f"test_share is {test_share}; it must be between 0 and 1")
@@ -70,7 +69,7 @@ or metadata.csv, metadata.jsonl or metadata.parquet next to the videos, columns 
     @override
     def has_official_validation(self) -> bool:
         try:
-            return any(row.split == "val" for row in self._table_rows())
+            return any(row.split == "val" for row in self._rows)
         except (UserError, OSError):  # reported when a split is read
             return False
 
@@ -84,41 +83,58 @@ or metadata.csv, metadata.jsonl or metadata.parquet next to the videos, columns 
         found = ([file for file in files if file.is_file()] for files in (captions, metadata))
         return next(filter(None, found), captions[:1])
 
-    def _table_rows(self) -> list[CaptionRow]:
-        """Return the rows of the table, with one name for all spellings of a file."""
-        if self._rows is None:
-            files = self.required_files("train")
-            if len(files) > 1:
-                names = ", ".join(file.relative_to(self.folder).as_posix() for file in files)
-                choose = f"one table: {self.folder} contains {names}. Choose one with data.init_args.table"
-                raise self.incomplete([choose])
-            rows = read_caption_table(files[0])
-            found = {spelling: self._find(spelling) for spelling in sorted({row.video for row in rows})}
-            chosen = {path: spelling for spelling, path in found.items()}
-            self._rows = [replace(row, video=chosen[found[row.video]]) for row in rows]
-        return self._rows
+    @cached_property
+    def _table(self) -> Path:
+        files = self.required_files("train")
+        if len(files) > 1:
+            names = ", ".join(file.relative_to(self.folder).as_posix() for file in files)
+            choose = f"one table: {self.folder} contains {names}. Choose one with data.init_args.table"
+            raise self.incomplete([choose])
+        return files[0]
+
+    @cached_property
+    def _rows(self) -> list[CaptionRow]:
+        """Rows of the table, with one name for all spellings of a file."""
+        rows = read_caption_table(self._table)
+        found = {spelling: self.find_video(spelling) for spelling in sorted({row.video for row in rows})}
+        chosen = {path: spelling for spelling, path in found.items()}
+        return [replace(row, video=chosen[found[row.video]]) for row in rows]
+
+    @cached_property
+    @override
+    def video_files(self) -> VideoFiles:
+        return VideoFiles(self.folder)
+
+    @override
+    def find_video(self, video_id: str) -> Path:
+        """Return the path of a video: relative to `folder` if it contains a folder, otherwise in `video_root`.
+
+        In Hugging Face's layout, every path is relative to the table.
+        """
+        base = self.folder if "/" in video_id else self.video_root
+        base = self._table.parent if self._table.stem == METADATA else base
+        return self.video_files.find((base / video_id).relative_to(self.folder).as_posix())
 
     @override
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
         captions: dict[str, list[str]] = {}
-        for row in self._table_rows():
+        for row in self._rows:
             captions.setdefault(row.video, []).extend(row.captions)
-        (table,) = self.required_files(name)
-        splits, drawn = self._splits(table, findings)
+        table = self._table
+        splits, drawn = self._splits(findings)
         if name not in splits.values():
             fix = "assign some rows to it, or remove the column to sample the test videos"
             raise malformed(table, "column split", f"no video is in the split {name!r}", fix)
-        for folder in self._folders.values():
-            for file in folder.others():
-                findings.note(table, file.name, "video-without-caption", f"does not name {file}", "left out")
+        for file in sorted(self.video_files.unused):
+            findings.note(table, file.name, "video-without-caption", f"does not name {file}", "left out")
         described = {video: texts for video, texts in captions.items() if splits[video] == name}
         protocol = f"all captions of a video as queries{drawn}"
-        return build_split(name, protocol, described, self._find, findings, table)
+        return self.build_split(name, protocol, described, findings, table)
 
-    def _splits(self, table: Path, findings: Findings) -> tuple[dict[str, str], str]:
+    def _splits(self, findings: Findings) -> tuple[dict[str, str], str]:
         """Return the split of every video, and an addition to the protocol if the test videos are sampled."""
         marked: dict[str, dict[str | None, str]] = {}  # the first row of each split
-        for row in self._table_rows():
+        for row in self._rows:
             marked.setdefault(row.video, {}).setdefault(row.split, row.entry)
         if not any(split for named in marked.values() for split in named):
             # Sorted by digests of the names: independent of order and seed, and nearly unchanged by added videos.
@@ -129,17 +145,7 @@ or metadata.csv, metadata.jsonl or metadata.parquet next to the videos, columns 
         for video, named in marked.items():
             if len(named) > 1 or None in named:
                 said = ", ".join(f"{split or 'no split'} ({entry})" for split, entry in named.items())
-                findings.add(table, video, "split-overlap", f"its rows are in {said}", "write one split in all of them")
+                findings.add(
+                    self._table, video, "split-overlap", f"its rows are in {said}", "write one split in all of them"
+                )
         return {video: next(iter(named)) or "" for video, named in marked.items()}, ""
-
-    def _find(self, video: str) -> Path:
-        """Return the path of a video: relative to `folder` if it contains a folder, otherwise in `video_root`.
-
-        In Hugging Face's layout, every path is relative to the table.
-        """
-        parent, _, name = video.rpartition("/")
-        if parent not in self._folders:
-            table = self.required_files("train")[0]
-            base = table.parent if table.stem == METADATA else self.folder if parent else self.video_root
-            self._folders[parent] = VideoFiles(path_below(base, parent))
-        return self._folders[parent].find(name)

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Subset
 
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.ground_truth import GroundTruth
-from tvr_lightning.data.samplers import EvaluationSampler
+from tvr_lightning.data.loader import EvaluationSampler
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.evaluator import Evaluation, Evaluator
 from tvr_lightning.evaluation.metrics import RetrievalMetrics

@@ -1,6 +1,6 @@
 import pytest
 
-from tvr_lightning.data.samplers import EvaluationSampler, TrainingSampler
+from tvr_lightning.data.loader import EvaluationSampler, TrainingSampler
 from tvr_lightning.errors import UserError
 
 
