@@ -107,7 +107,7 @@ class Adapted(nn.Module):
 def build(head: Head, seed: int) -> Adapted:
     """Return a head with new weights and CLIP's temperature of 0.01."""
     torch.manual_seed(seed)
-    encoder = TinyClipEncoder(DIMENSION, image_size=16, text_layers=1, vision_layers=1, freeze="all")
+    encoder = TinyClipEncoder(DIMENSION, image_size=16, text_layers=1, vision_layers=1).requires_grad_(False)
     torch.manual_seed(seed)  # regardless of the random numbers that the encoder has used
     adapted = Adapted(method(head, encoder))
     with torch.no_grad():

@@ -68,9 +68,7 @@ class TensorByTensor(torch.optim.Optimizer):
 def method(configuration: dict[str, Any], precision: str) -> CLIP4Clip:
     """Return CLIP4Clip with mean pooling and random weights, the same for every precision."""
     torch.manual_seed(0)
-    encoder = OpenClipEncoder(
-        build_model(configuration, precision), "random", encoder_precision=precision, freeze="clip4clip"
-    )
+    encoder = OpenClipEncoder(build_model(configuration, precision), "random", encoder_precision=precision)
     return CLIP4Clip(encoder, frames=1, words=16)
 
 

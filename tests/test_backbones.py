@@ -79,7 +79,7 @@ def test_the_heads_of_all_papers_train_on_one_store(root, tmp_path, monkeypatch)
     assert main([*extract, *small]) == 0
     assert [Path(command[2]).stem for command in fits] == ["gare", "tcmgc", "ncl", "dpdv", "gaid"]
     for command in fits:
-        assert main([*command, *fit, "--model.init_args.encoder.init_args.freeze=all"]) == 0
+        assert main([*command, *fit, "--model.init_args.tuning=Frozen"]) == 0
     assert len(list(tmp_path.glob("heads/*/version_0/results.json"))) == 5
 
 

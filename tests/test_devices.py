@@ -19,7 +19,7 @@ from tvr_lightning.testing.small import synthetic_data
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 FLOAT32 = "--model.init_args.encoder.init_args.encoder_precision=float32"
-FREEZE = ("--model.init_args.encoder.init_args.freeze=clip4clip",)
+FREEZE = ("--model.init_args.tuning={class_path: LastBlocks, init_args: {blocks: 12}}",)
 VIDEOS = 20  # 16 to train on, 4 to test on: one block of scores, which two devices cannot share evenly
 TWO = """
 trainer: {max_epochs: 2, log_every_n_steps: 1, accelerator: cpu, devices: 2, check_val_every_n_epoch: 1, STRATEGY}

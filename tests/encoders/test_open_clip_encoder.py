@@ -124,32 +124,6 @@ def test_strings_need_clips_vocabulary(parity_cases):
         encoder.encode_text(CAPTIONS, words=8)
 
 
-FROZEN = {
-    "none": set(),
-    "conv1": {"visual.conv1.weight"},
-    "clip4clip": {
-        "positional_embedding",
-        "token_embedding.weight",
-        "visual.class_embedding",
-        "visual.positional_embedding",
-        "visual.conv1.weight",
-        "visual.ln_pre.weight",
-        "visual.ln_pre.bias",
-    },
-}
-
-
-@pytest.mark.parametrize("architecture", ["tvr-test", "tvr-test-custom"])
-@pytest.mark.parametrize("rule", ["none", "conv1", "clip4clip", "all"])
-def test_freeze_rules(architecture, rule):
-    encoder = build(architecture, freeze=rule)
-    names = {name.removeprefix("text.") for name, _ in encoder.clip.named_parameters()}
-    frozen = {n.removeprefix("text.") for n, p in encoder.clip.named_parameters() if not p.requires_grad}
-    assert frozen == FROZEN.get(rule, names)
-    encoder.freeze("none")
-    assert all(parameter.requires_grad for parameter in encoder.parameters())
-
-
 def test_unknown_switches_are_refused():
     with pytest.raises(ValueError, match=r"encoder_precision is 'fp16'.*float16"):
         build(encoder_precision="fp16")
@@ -249,8 +223,8 @@ def test_half_precision_masters_are_for_clips_own_transformers():
 
 
 def test_batch_norms_of_a_frozen_encoder_stand_still():
-    for rule, still in (("all", True), ("none", False)):
-        encoder = build("tvr-test-resnet", freeze=rule).train()
+    for still in (True, False):
+        encoder = build("tvr-test-resnet").requires_grad_(not still).train()
         before = encoder.fingerprint()
         encoder.encode_video(media(size=64))
         assert (encoder.fingerprint() == before) == still
@@ -258,7 +232,7 @@ def test_batch_norms_of_a_frozen_encoder_stand_still():
 
 def test_fingerprint_changes_with_what_changes_features_only():
     encoder = build()
-    same = build(freeze="clip4clip", gradient_checkpointing=True)
+    same = build(gradient_checkpointing=True).requires_grad_(False)
     assert encoder.fingerprint() == same.fingerprint()
     others = [build(text_mask=True), build("tvr-test-quickgelu"), build(encoder_precision="float16")]
     assert len({e.fingerprint() for e in [encoder, *others]}) == 4

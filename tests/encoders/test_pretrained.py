@@ -165,7 +165,7 @@ def test_encoders_say_which_files_they_will_read(tmp_path, monkeypatch):
     with pytest.raises(MissingWeightsError, match=r"some\.pt"):
         WhisperEncoder.required_files(weights=str(weights))
     weights.touch()
-    assert ClipEncoder.required_files(weights=str(weights), freeze="all") == [weights]
+    assert ClipEncoder.required_files(weights=str(weights), text_mask=True) == [weights]
     assert WhisperEncoder.required_files(size="small", weights=str(weights)) == [weights]
     assert TinyClipEncoder.required_files(trained_in=str(weights)) == [weights]
     (tmp_path / "model.safetensors").touch()

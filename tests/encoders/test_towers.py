@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 from small_towers import CAPTIONS, KINDS, WIDTH, save_model
 
+from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.data.batch import Media
-from tvr_lightning.encoders import ClipEncoder
+from tvr_lightning.encoders import ClipEncoder, FineTuning
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,11 @@ def media(encoder, images: list[Image.Image]) -> Media:
     size = encoder.image_size
     pixels = torch.stack(frames).view(1, len(images), size, size, 3).permute(0, 1, 4, 2, 3)
     return Media(pixels, torch.ones(1, len(images), dtype=torch.bool))
+
+
+def patterns(recipe: str) -> FineTuning:
+    """What a recipe trains in the encoder."""
+    return FineTuning(**read_recipe(recipe)["model"]["init_args"]["tuning"]["init_args"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -100,17 +106,19 @@ BLOCKS = {"resblocks", "blocks", "stages", "layers", "layer", "block", "layer1",
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_freeze_rules_mean_the_corresponding_layers(models, kind):
-    encoder = ClipEncoder(models(kind), "folder", freeze="conv1")
+def test_the_patterns_of_recipes_mean_the_corresponding_layers(models, kind):
+    encoder = ClipEncoder(models(kind), "folder")
     everything = dict(encoder.clip.named_parameters())
 
     def frozen() -> set[str]:
         return {name for name, parameter in everything.items() if not parameter.requires_grad}
 
+    patterns("gare").apply(encoder)
     stem = frozen()
     assert stem
     assert all(name.startswith("visual.") and STEMS & set(name.split(".")) for name in stem)
-    encoder.freeze("clip4clip")
+    encoder.requires_grad_(True)
+    patterns("clip4clip").apply(encoder)
     assert stem < frozen()
     assert all(name in stem or IN_FRONT & set(name.split(".")) for name in frozen())
     trained = set(everything) - frozen()
@@ -122,7 +130,8 @@ def test_freeze_rules_mean_the_corresponding_layers(models, kind):
 def test_gradients_reach_what_trains_with_and_without_checkpointing(models, kind):
     found = []
     for checkpointing in (False, True):
-        encoder = ClipEncoder(models(kind), "folder", freeze="clip4clip", gradient_checkpointing=checkpointing).train()
+        encoder = ClipEncoder(models(kind), "folder", gradient_checkpointing=checkpointing).train()
+        patterns("clip4clip").apply(encoder)
         for module in encoder.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
@@ -137,7 +146,7 @@ def test_gradients_reach_what_trains_with_and_without_checkpointing(models, kind
 
 
 def test_dropout_of_a_frozen_tower_stands_still(models):
-    frozen, trained = (ClipEncoder(models("bert"), "folder", freeze=rule).train() for rule in ("all", "none"))
+    frozen, trained = (ClipEncoder(models("bert"), "folder").requires_grad_(each).train() for each in (False, True))
     for encoder, still in ((frozen, True), (trained, False)):
         first, second = encoder.encode_text(CAPTIONS, 12), encoder.encode_text(CAPTIONS, 12)
         assert torch.equal(first.words, second.words) == still

@@ -12,21 +12,20 @@ from torch.nn.utils import parametrize
 
 from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import Recipe
-from tvr_lightning.config.recipe_files import OptionError
+from tvr_lightning.config.recipe_files import OptionError, read_recipe
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders import (
     Adapter,
-    BitFit,
     ClipEncoder,
     Encoder,
+    FineTuning,
     Frozen,
-    Full,
     LastBlocks,
     LoRA,
     TinyClipEncoder,
     Tuning,
 )
-from tvr_lightning.encoders.tuning import LowRank, Target
+from tvr_lightning.encoders.tuning import FROM_THE_BLOCKS_ON, LowRank, Target
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods import XPool
 from tvr_lightning.synthetic import synthesize
@@ -46,6 +45,11 @@ def method(tuning: Tuning | None, **options: object) -> XPool:
     return XPool(encoder, tuning=tuning, frames=4, words=12)
 
 
+def patterns(recipe: str) -> FineTuning:
+    """What a recipe trains in the encoder."""
+    return FineTuning(**read_recipe(recipe)["model"]["init_args"]["tuning"]["init_args"])
+
+
 def trained(module: torch.nn.Module) -> set[str]:
     return {name for name, parameter in module.named_parameters() if parameter.requires_grad}
 
@@ -55,11 +59,34 @@ def rates(tuning: Tuning | None) -> dict[str, float]:
     return {group["name"].partition(",")[0]: group["lr"] for group in groups}
 
 
-def test_full_trains_what_freeze_says():
+def test_fine_tuning_trains_what_its_patterns_match():
     everything = {name for name, _ in method(None).encoder.named_parameters()}
-    assert trained(method(None).encoder) == trained(method(Full()).encoder) == everything
-    assert trained(method(Full(), freeze="conv1").encoder) == everything - {"clip.visual.conv1.weight"}
-    assert rates(Full()) == {"method": 1.0, "encoder": 0.1}
+    assert trained(method(None).encoder) == trained(method(FineTuning()).encoder) == everything
+    assert trained(method(patterns("gare")).encoder) == everything - {"clip.visual.conv1.weight"}
+    assert everything - trained(method(patterns("clip4clip")).encoder) == {
+        "clip.positional_embedding",
+        "clip.token_embedding.weight",
+        "clip.visual.class_embedding",
+        "clip.visual.positional_embedding",
+        "clip.visual.conv1.weight",
+        "clip.visual.ln_pre.weight",
+        "clip.visual.ln_pre.bias",
+    }
+    assert trained(method(FineTuning(["clip.visual.ln_*", "!*bias"])).encoder) == {
+        "clip.visual.ln_pre.weight",
+        "clip.visual.ln_post.weight",
+    }
+    assert trained(method(FineTuning([])).encoder) == set()
+    assert rates(FineTuning()) == {"method": 1.0, "encoder": 0.1}
+
+
+def test_the_recipes_of_the_clip4clip_family_train_the_same():
+    assert {patterns(name).train for name in ("clip4clip", "ncl", "tcmgc", "ucofia", "xclip")} == {FROM_THE_BLOCKS_ON}
+
+
+def test_a_pattern_that_matches_nothing_is_named():
+    with pytest.raises(UserError, match=r"no parameter of TinyClipEncoder matches visual\.\*\. Its .* include clip\."):
+        method(FineTuning(["visual.*"]))
 
 
 def test_frozen_trains_only_the_method():
@@ -68,13 +95,14 @@ def test_frozen_trains_only_the_method():
 
 
 def test_bitfit_trains_the_biases_at_the_rate_of_the_method():
-    assert trained(method(BitFit()).encoder) == {n for n in trained(method(None).encoder) if n.endswith("bias")}
-    assert rates(BitFit()) == {"method": 1.0, "encoder": 0.1, "tuning": 1.0}  # encoder: the logit scale
+    bitfit = patterns("tuning/bitfit")
+    assert trained(method(bitfit).encoder) == {n for n in trained(method(None).encoder) if n.endswith("bias")}
+    assert rates(bitfit) == {"method": 1.0, "encoder": 0.1, "tuning": 1.0}  # encoder: the logit scale
 
 
 @pytest.mark.parametrize("blocks", [1, 3, 9])
 def test_last_blocks_trains_the_end_of_each_tower(blocks):
-    found, allowed = trained(method(LastBlocks(blocks)).encoder), trained(method(None, freeze="clip4clip").encoder)
+    found, allowed = trained(method(LastBlocks(blocks)).encoder), trained(method(patterns("clip4clip")).encoder)
     for tower in ("clip.transformer", "clip.visual.transformer"):
         first = {n for n in allowed for i in range(4 - blocks) if n.startswith(f"{tower}.resblocks.{i}.")}
         assert len(first) == 12 * max(4 - blocks, 0)
@@ -198,7 +226,7 @@ def test_tuning_reaches_both_towers_of_a_transformer_or_is_refused(tuning, kind,
         with pytest.raises(UserError, match=refused):
             tuning.apply(encoder)
         return
-    encoder.freeze("all")  # kernels round differently if a gradient is needed
+    encoder.requires_grad_(False)  # kernels round differently if a gradient is needed
     text, video = encoder.encode_text(CAPTIONS, 12), media(encoder)
     frames = encoder.encode_video(video).frames
     tuning.apply(encoder)
@@ -252,7 +280,7 @@ def test_wrong_options_are_refused(tuning, message):
         tuning()
 
 
-def test_an_encoder_without_blocks_or_biases_is_refused():
+def test_an_encoder_without_blocks_is_refused():
     class Bare(TinyClipEncoder):
         blocks = Encoder.blocks
 
@@ -308,11 +336,14 @@ def test_every_method_takes_every_overlay(title):
         check_one_step(method_recipes(RECIPES)[title], name)
 
 
-def test_question_answering_takes_the_tuning_of_its_method():
+def test_question_answering_takes_every_overlay():
     recipes = [RECIPES / name for name in ("dpdv-vqa.yaml", "fixture.yaml", "fixture-vqa.yaml")]
-    recipe = Recipe.parse(recipes, ["--model.init_args.method.init_args.tuning=LoRA"])
-    groups = parameter_groups(recipe.build().model, OptimizerConfig(lr=1.0, encoder_lr=0.1))
+    model = Recipe.parse(recipes, [OVERLAYS["lora"]]).build().model
+    groups = parameter_groups(model, OptimizerConfig(lr=1.0, encoder_lr=0.1))
     assert {g["name"]: g["lr"] for g in groups}["tuning, decayed"] == 1.0
+    assert all("parametrizations" in name for name in trained(model.encoder))
+    with pytest.raises(UserError, match=r"method\.init_args has tuning, which question answering does not use"):
+        Recipe.parse(recipes, ["--model.init_args.method.init_args.tuning=LoRA"]).build()
 
 
 DISTRIBUTED = ("lora", "adapter")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tvr_lightning.data.batch import Media
-from tvr_lightning.encoders.base import Encoder, FreezeRule, TemporalInitialization
+from tvr_lightning.encoders.base import Encoder, TemporalInitialization
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.pretrained import do_weights_follow
 from tvr_lightning.features import TextFeatures, VideoFeatures
@@ -62,12 +62,11 @@ class ColourGridEncoder(Encoder):
         cell: Cell size in pixels; cells are the patches.
         buckets: Number of word IDs.
         context_length: Maximum number of positions of a text.
-        freeze: `none` trains everything, `all` trains nothing.
         weights: File written by `torch.save(encoder.state_dict(), ...)`, or None for random weights.
 
     Raises:
         MissingWeightsError: The file does not exist.
-        ValueError: `image_size` is not a multiple of `cell`, or the freeze rule is unknown.
+        ValueError: `image_size` is not a multiple of `cell`.
     """
 
     pixel_mean: Tensor
@@ -80,7 +79,6 @@ class ColourGridEncoder(Encoder):
         cell: int = 8,
         buckets: int = 2048,
         context_length: int = 77,
-        freeze: FreezeRule = "none",
         weights: str | None = None,
     ) -> None:
         super().__init__()
@@ -100,7 +98,6 @@ class ColourGridEncoder(Encoder):
         self.register_buffer("pixel_std", torch.full((3, 1, 1), 0.25), persistent=False)
         for path in self.required_files(weights=weights):
             self.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-        self.freeze(freeze)
 
     @classmethod
     def required_files(cls, *, weights: str | None = None, **options: Any) -> list[Path]:
@@ -142,12 +139,6 @@ class ColourGridEncoder(Encoder):
     def initial_logit_scale(self) -> float:
         """Return ln(1/0.07), CLIP's initial value."""
         return math.log(1 / 0.07)
-
-    def freeze(self, rule: FreezeRule) -> None:
-        """Train everything or nothing."""
-        if rule not in ("none", "all"):
-            raise ValueError(f"freeze is {rule!r}; ColourGridEncoder supports only none and all")
-        self.requires_grad_(rule == "none")
 
     def configuration(self) -> dict[str, object]:
         """Return all settings that change features, except those visible in the shapes of weights."""

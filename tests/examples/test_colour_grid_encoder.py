@@ -71,15 +71,6 @@ def test_the_fingerprint_follows_weights_and_configuration(encoder):
     assert encoder.fingerprint() != before
 
 
-def test_what_is_frozen_does_not_train(encoder):
-    encoder.freeze("all")
-    assert not [name for name, parameter in encoder.named_parameters() if parameter.requires_grad]
-    encoder.freeze("none")
-    assert all(parameter.requires_grad for parameter in encoder.parameters())
-    with pytest.raises(ValueError, match="supports only none and all"):
-        encoder.freeze("conv1")
-
-
 def test_words_that_do_not_fit_are_cut_or_refused(encoder):
     assert encoder.encode_text(["a dog"], 78).words.shape[1] == 77
     with pytest.raises(ValueError, match="words is 2"):

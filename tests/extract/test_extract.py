@@ -39,7 +39,7 @@ FORK = multiprocessing.get_context("fork")
 
 def encoders(seed=0):
     torch.manual_seed(seed)
-    clip = TinyClipEncoder(width=64, image_size=32, text_layers=1, vision_layers=1, freeze="all")
+    clip = TinyClipEncoder(width=64, image_size=32, text_layers=1, vision_layers=1).requires_grad_(False)
     return clip, TinyWhisperEncoder(width=16, layers=1)
 
 
@@ -298,8 +298,8 @@ def test_a_run_says_what_comes_from_the_store_and_refuses_other_encoders(extract
         check_store(store, encoders(seed=1)[0])
     with pytest.raises(StoreError, match=r"part 'audio' has other settings.*weights"):
         check_store(store, clip, encoders(seed=1)[1])
-    clip.freeze("none")
-    with pytest.raises(StoreError, match=r"encoder are trained. Set .*freeze to all"):
+    clip.requires_grad_(True)
+    with pytest.raises(StoreError, match=r"encoder are trained. Set .*tuning to Frozen"):
         check_store(store, clip)
 
 
@@ -371,7 +371,7 @@ def test_training_from_the_store_gives_the_losses_of_training_from_videos(datase
 
 def test_training_from_the_store_with_an_encoder_that_trains_is_refused(dataset, extracted):
     clip = encoders()[0]
-    clip.freeze("clip4clip")
+    clip.requires_grad_(True)
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=1)
     module = CLIP4Clip(clip, words=12, frames=3)
     with pytest.raises(StoreError, match="encoder are trained"):

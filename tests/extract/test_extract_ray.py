@@ -23,7 +23,7 @@ def source(root):
 
 def encoder():
     torch.manual_seed(0)
-    return TinyClipEncoder(width=64, image_size=32, text_layers=1, vision_layers=1, freeze="all")
+    return TinyClipEncoder(width=64, image_size=32, text_layers=1, vision_layers=1).requires_grad_(False)
 
 
 def options(out, **changes):

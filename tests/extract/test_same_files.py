@@ -21,7 +21,7 @@ NAMES = [f"clip{number}" for number in range(4)]
 
 def encoder():
     torch.manual_seed(0)
-    return TinyClipEncoder(width=64, image_size=32, text_layers=1, vision_layers=1, freeze="all")
+    return TinyClipEncoder(width=64, image_size=32, text_layers=1, vision_layers=1).requires_grad_(False)
 
 
 def folder(root, first=0):

@@ -326,7 +326,7 @@ def test_a_retrieval_checkpoint_starts_a_run_and_does_not_pass_for_one(root, tmp
 
 HEARING = """
 model: {init_args: {method: {class_path: GAID, init_args: {audio_encoder: {class_path: TinyWhisperEncoder,
-  init_args: {width: 16, layers: 1, seed: SEED}}}}, encoder: {init_args: {width: 64, freeze: all}}}}
+  init_args: {width: 16, layers: 1, seed: SEED}}}}, tuning: Frozen, encoder: {init_args: {width: 64}}}}
 data: {init_args: {root: ROOT, frames: 2, batch_size: 8, num_workers: 0, audio: whisper, audio_seconds: 30}}
 trainer: {max_epochs: 1, limit_train_batches: 1, limit_val_batches: 0, accelerator: cpu, log_every_n_steps: 1}
 """

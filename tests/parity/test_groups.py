@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from parity.training import NAMES, family, recipe_of
+from parity.training import NAMES, family, recipe_of, tuning_of
 
 from tvr_lightning.authors.names import openai_name, replace_prefix
 from tvr_lightning.encoders.tiny import TinyClipEncoder
@@ -26,9 +26,7 @@ def build(method):
     header = HEADERS[method.partition("-")[2]]()
     options = {"clip4clip": CLIP4ClipOptions(similarity_header=header)} if name == "clip4clip" else {}
     encoder = TinyClipEncoder(64, text_layers=4, vision_layers=1)
-    module = CLASSES[name](encoder, frames=2, words=8, **options)
-    encoder.freeze(recipe_of(name)["model"]["init_args"]["encoder"]["init_args"]["freeze"])
-    return module
+    return CLASSES[name](encoder, frames=2, words=8, tuning=tuning_of(recipe_of(name)["model"]["init_args"]), **options)
 
 
 def check(method, released):

@@ -19,6 +19,7 @@ from tvr_lightning.authors.names import Names, load, replace_prefix, with_openai
 from tvr_lightning.data.batch import AudioInput, Media, PairBatch, TextBatch, Tokens, VideoBatch
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.clip import SizedClipEncoder
+from tvr_lightning.encoders.tuning import FineTuning, Tuning
 from tvr_lightning.layers.stochastic import Normal
 from tvr_lightning.layers.temporal import SeqTransf
 from tvr_lightning.methods.base import RetrievalModule
@@ -55,6 +56,11 @@ def family(method: str) -> str:
     return method.removesuffix("_float16").partition("-")[0]
 
 
+def tuning_of(options: Mapping[str, Any]) -> Tuning:
+    """Return the tuning in the options of a recipe's method."""
+    return FineTuning(**options.get("tuning", {}).get("init_args", {}))
+
+
 def import_case(
     method: str, tensors: Mapping[str, Tensor], config: Mapping[str, Any], path: Path
 ) -> tuple[RetrievalModule, Names]:
@@ -76,7 +82,7 @@ def import_case(
     recipe = recipe_of(name)["model"]["init_args"]
     if method.endswith("_float16"):
         module = in_float16(checkpoint, words, frames, str(path))
-    module.encoder.freeze(recipe["encoder"]["init_args"]["freeze"])
+    tuning_of(recipe).apply(module.encoder)
     module.optimizer_config = OptimizerConfig(**recipe["optimizer"])
     for part in module.modules():
         for attribute in ("dropout", "pair_dropout"):

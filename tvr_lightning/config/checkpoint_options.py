@@ -22,7 +22,8 @@ from tvr_lightning.training.options import changed_options, plain_options, value
 # Options that may differ from the training, because scores do not depend on them or should follow the evaluation.
 UNSCORED = {
     "optimizer", "evaluation", "gather", "protocol",  # of a method
-    "freeze", "gradient_checkpointing", "compile_towers", "encoder_precision",  # of encoders
+    "gradient_checkpointing", "compile_towers", "encoder_precision",  # of encoders
+    "train", "rate",  # of the tuning of encoders
     "trained_in", "pretrained",  # initial weights
     "dropout", "dropout_per", "support_weight", "decorrelation", "loss_reduction", "loss_weighting",  # of training
     "bottleneck", "norm_variance", "direction", "divergence",  # losses of GARE and DPDV
@@ -152,6 +153,8 @@ class TrainedOptions:
             return dataset.rpartition(".")[2] == self.dataset and parts[-1] in READING
         if parts[-1] == "weights":  # the file matters only for the activation of random weights
             return (value in (None, "none")) != (trained in (None, "none"))
+        if "tuning" in parts and parts[-1] in ("tuning", "class_path", "blocks"):
+            return bool({value, trained} & {"LoRA", "Adapter"})  # others only choose among the encoder's own weights
         return not UNSCORED & set(parts)
 
 

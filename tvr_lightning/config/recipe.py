@@ -32,7 +32,7 @@ from tvr_lightning.config.recipe_files import OptionError, RecipeError
 from tvr_lightning.config.schema import cached_schema, generate, keep
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.encoders.pretrained import weights_follow
-from tvr_lightning.encoders.tuning import Frozen, Full
+from tvr_lightning.encoders.tuning import FineTuning, Frozen
 from tvr_lightning.errors import UserError, check_present
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.results import SelectOn
@@ -183,7 +183,7 @@ class Recipe:
         data = self.build_data()
         model = self.config.model
         tuning = model.init_args.get("tuning")
-        if data.features and tuning and not issubclass(import_object(tuning.class_path), Frozen | Full):
+        if data.features and tuning and not issubclass(import_object(tuning.class_path), FineTuning | Frozen):
             raise OptionError(
                 f"model.init_args.tuning {tuning.class_path.rpartition('.')[2]} trains the encoder, whose features in "
                 f"{data.features} are fixed. Set it to Frozen, or unset data.init_args.features."

@@ -6,18 +6,17 @@ from tvr_lightning.encoders.clip import ClipEncoder, SizedClipEncoder
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.encoders.tiny import TinyClipEncoder
-from tvr_lightning.encoders.tuning import Adapter, BitFit, Frozen, Full, LastBlocks, LoRA, Tuning
+from tvr_lightning.encoders.tuning import Adapter, FineTuning, Frozen, LastBlocks, LoRA, Tuning
 from tvr_lightning.encoders.wav2vec2 import TinyWav2Vec2Encoder, Wav2Vec2Encoder
 from tvr_lightning.encoders.whisper import TinyWhisperEncoder, WhisperEncoder
 
 __all__ = [
     "Adapter",
     "AudioEncoder",
-    "BitFit",
     "ClipEncoder",
     "Encoder",
+    "FineTuning",
     "Frozen",
-    "Full",
     "LastBlocks",
     "LoRA",
     "MissingWeightsError",

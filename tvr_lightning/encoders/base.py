@@ -16,7 +16,6 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.preparation import Interpolation, Preparation, ResizeMode
 
-FreezeRule = Literal["none", "clip4clip", "conv1", "all"]
 EncoderPrecision = Literal["float32", "float16"]
 Tower = Literal["text", "video"]
 
@@ -147,13 +146,9 @@ class Encoder(FeatureEncoder):
         """Return the bias of the logits: nonzero for weights trained with a sigmoid (SigLIP), otherwise 0."""
         return 0.0
 
-    @abstractmethod
-    def freeze(self, rule: FreezeRule) -> None:
-        """Set the trainable parameters; each call replaces the previous rule."""
-
     def blocks(self, tower: Tower) -> list[nn.Module]:
         """Return the transformer blocks of a tower in their order, which `tuning` needs."""
-        raise UserError(f"tuning: {type(self).__name__} names no transformer blocks. Use Full, Frozen, or BitFit.")
+        raise UserError(f"tuning: {type(self).__name__} names no transformer blocks. Use FineTuning or Frozen.")
 
     @classmethod
     def check_trainer(cls, precision: str, strategy: str, **options: Any) -> None:

@@ -1,6 +1,5 @@
 """Sentence, word, frame and patch features of any open_clip model."""
 
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Self, cast
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tvr_lightning.data.batch import Media, Tokens
-from tvr_lightning.encoders.base import Encoder, EncoderPrecision, FreezeRule, TemporalInitialization, Tower
+from tvr_lightning.encoders.base import Encoder, EncoderPrecision, TemporalInitialization, Tower
 from tvr_lightning.encoders.compiled import blocks_of, compile_blocks
 from tvr_lightning.encoders.patch_shift import PatchShift
 from tvr_lightning.encoders.text_towers import encode_text, text_dimension
@@ -26,23 +25,6 @@ from tvr_lightning.encoders.vision_towers import encode_images
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.preparation import Interpolation, ResizeMode
-
-# Frozen by GARE: the layers that make the first tokens or the cells of pixels.
-STEM = re.compile(r"visual\.(conv1|conv2|conv3|bn1|bn2|bn3|trunk\.patch_embed|trunk\.stem)\.")
-# Also frozen by CLIP4Clip (main_task_retrieval.py, freeze_layer_num 0): everything before the first blocks.
-EMBEDDINGS = re.compile(
-    r"(text\.)?(token_embedding\.|positional_embedding$|cls_emb$)"
-    r"|text\.transformer\.(embeddings|embed_tokens|embed_positions|shared)\."
-    r"|visual\.(class_embedding$|positional_embedding$|attnpool\.positional_embedding$|ln_pre\.)"
-    r"|visual\.trunk\.(cls_token|reg_token|pos_embed|norm_pre)\b"
-)
-FROZEN: dict[FreezeRule, tuple[re.Pattern[str], ...]] = {
-    "none": (),
-    "clip4clip": (STEM, EMBEDDINGS),
-    "conv1": (STEM,),
-    "all": (re.compile(""),),
-}
-"""Patterns for the beginnings of the names of frozen parameters."""
 
 
 class OpenClipEncoder(Encoder):
@@ -65,8 +47,6 @@ class OpenClipEncoder(Encoder):
         gradient_checkpointing: recompute each block in the backward pass instead of keeping its activations.
         compile_towers: compile the blocks of both transformers with torch.compile, which needs a C++ compiler on a CPU
             and Triton on a GPU; a new batch size triggers recompilation.
-        freeze: `clip4clip` trains the blocks, last norms and projections; `conv1` freezes the layers that turn pixels
-            into the first tokens (GARE); `all` freezes everything.
         patch_shift: Move patches between neighboring frames in the attention of vision blocks 10 and 11 (UCoFiA).
 
     Raises:
@@ -86,7 +66,6 @@ class OpenClipEncoder(Encoder):
         text_mask: bool = False,
         encoder_precision: EncoderPrecision = "float32",
         gradient_checkpointing: bool = False,
-        freeze: FreezeRule = "none",
         compile_towers: bool = False,
         patch_shift: bool = False,
     ):
@@ -124,7 +103,6 @@ class OpenClipEncoder(Encoder):
             convert_weights(model)
         elif encoder_precision != "float32":
             raise UserError(f"encoder_precision is {encoder_precision!r}; expected float32 or float16")
-        self.freeze(freeze)
         self.patch_shift = PatchShift(model.visual, name) if patch_shift else None
         if compile_towers:
             compile_blocks([self._text.transformer, model.visual])
@@ -219,11 +197,6 @@ class OpenClipEncoder(Encoder):
     @override
     def initial_logit_bias(self) -> float:
         return self._initial_logit_bias
-
-    @override
-    def freeze(self, rule: FreezeRule) -> None:
-        for name, parameter in self.clip.named_parameters():
-            parameter.requires_grad_(not any(part.match(name) for part in FROZEN[rule]))
 
     @override
     def blocks(self, tower: Tower) -> list[nn.Module]:

@@ -3,6 +3,7 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
 import torch
@@ -25,27 +26,51 @@ TARGETS: dict[Target, str] = {
 """Names of the linear layers in blocks of open_clip, timm and transformers."""
 FUSED = re.compile(r"\b(in_proj_weight|qkv\.weight)$")
 """Names of the weights whose rows are those of query, key, and value."""
+FROM_THE_BLOCKS_ON = (
+    "*", "!*embed*", "!*.cls_emb", "!*_token", "!*_pre.*", "!*.stem.*", "!*.visual.conv?.*", "!*.visual.bn?.*",
+)  # fmt: skip
+"""Patterns of everything after the embeddings of words, positions, and pixels, in all open_clip architectures."""
 
 
 class Tuning(ConfigVariant, ABC):
-    """Choice of the weights of an encoder that are trained. All variants but `Full` replace the encoder's `freeze`."""
+    """Choice of the weights of an encoder that are trained."""
 
-    group: Literal["encoder", "tuning"] = "tuning"
-    """Parameter group of what is trained: `encoder` learns at `optimizer.encoder_lr`, `tuning` at `optimizer.lr`."""
+    rate: Literal["encoder_lr", "lr"] = "lr"
+    """Option of `optimizer` with the learning rate of what is trained in the encoder."""
 
     @abstractmethod
     def apply(self, encoder: Encoder) -> None:
         """Prepare an encoder for training, in place, with unchanged features."""
 
 
-class Full(Tuning):
-    """Training of the encoder as its `freeze` says, at `optimizer.encoder_lr`."""
+class FineTuning(Tuning):
+    """Training of the encoder's own weights.
 
-    group = "encoder"
+    Args:
+        train: patterns of the names of the trained parameters, such as `clip.visual.*`. A pattern after `!` excludes
+            parameters.
+        rate: option of `optimizer` with the learning rate of these parameters.
+    """
+
+    def __init__(self, train: tuple[str, ...] = ("*",), rate: Literal["encoder_lr", "lr"] = "encoder_lr") -> None:
+        self.train, self.rate = tuple(train), rate
+        check(self)
 
     @override
     def apply(self, encoder: Encoder) -> None:
-        pass
+        names = [name for name, _ in encoder.named_parameters()]
+        included = [pattern for pattern in self.train if not pattern.startswith("!")]
+        excluded = [pattern[1:] for pattern in self.train if pattern.startswith("!")]
+        for pattern in included:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise UserError(
+                    f"tuning: no parameter of {type(encoder).__name__} matches {pattern}. Its parameters include "
+                    f"{', '.join(names[:3])}."
+                )
+        for name, parameter in encoder.named_parameters():
+            matched = any(fnmatchcase(name, pattern) for pattern in included)
+            if not matched or any(fnmatchcase(name, pattern) for pattern in excluded):
+                parameter.requires_grad_(False)
 
 
 class Frozen(Tuning):
@@ -53,20 +78,7 @@ class Frozen(Tuning):
 
     @override
     def apply(self, encoder: Encoder) -> None:
-        encoder.freeze("all")
-
-
-class BitFit(Tuning):
-    """Training of all biases of the encoder (Ben Zaken et al., ACL 2022), at `optimizer.lr`."""
-
-    @override
-    def apply(self, encoder: Encoder) -> None:
-        encoder.freeze("all")
-        biases = [parameter for name, parameter in encoder.named_parameters() if name.endswith("bias")]
-        if not biases:
-            raise UserError(f"tuning: BitFit trains biases, but {type(encoder).__name__} has none. Use LoRA.")
-        for bias in biases:
-            bias.requires_grad_(True)
+        encoder.requires_grad_(False)
 
 
 class LastBlocks(Tuning):
@@ -78,7 +90,7 @@ class LastBlocks(Tuning):
         blocks: number of blocks at the end of each tower that are trained.
     """
 
-    group = "encoder"
+    rate = "encoder_lr"
 
     def __init__(self, blocks: Count = 4) -> None:
         self.blocks = blocks
@@ -86,11 +98,10 @@ class LastBlocks(Tuning):
 
     @override
     def apply(self, encoder: Encoder) -> None:
-        towers = [_blocks(encoder, tower) for tower in get_args(Tower)]
-        encoder.freeze("clip4clip")  # trains the blocks, last norms, and projections
-        for blocks in towers:
-            for block in blocks[: -self.blocks]:
+        for tower in get_args(Tower):
+            for block in _blocks(encoder, tower)[: -self.blocks]:
                 block.requires_grad_(False)
+        FineTuning(FROM_THE_BLOCKS_ON).apply(encoder)
 
 
 class LoRA(Tuning):
@@ -122,7 +133,7 @@ class LoRA(Tuning):
 
     @override
     def apply(self, encoder: Encoder) -> None:
-        encoder.freeze("all")
+        encoder.requires_grad_(False)
         with torch.random.fork_rng(devices=[]):  # so that other layers start as without LoRA
             for tower in self.towers:
                 found = {target for block in _blocks(encoder, tower) for target in self._change(block)}
@@ -202,7 +213,7 @@ class Adapter(Tuning):
 
     @override
     def apply(self, encoder: Encoder) -> None:
-        encoder.freeze("all")
+        encoder.requires_grad_(False)
         with torch.random.fork_rng(devices=[]):  # so that other layers start as without adapters
             for tower in self.towers:
                 for block in _blocks(encoder, tower):
@@ -249,7 +260,7 @@ def _blocks(encoder: Encoder, tower: Tower) -> list[nn.Module]:
     """Return the blocks of a tower that is a transformer."""
     blocks = encoder.blocks(tower)
     if not blocks:
-        raise UserError(f"tuning: {_name(encoder, tower)} has no transformer blocks. Use Full, Frozen, or BitFit.")
+        raise UserError(f"tuning: {_name(encoder, tower)} has no transformer blocks. Use FineTuning or Frozen.")
     return blocks
 
 

@@ -62,8 +62,8 @@ def check_store(store: FeatureStore, encoder: Encoder, audio_encoder: AudioEncod
     if trained:
         raise StoreError(
             f"The feature store {store.path} contains features of a frozen encoder, but {len(trained)} tensors of this "
-            "run's encoder are trained. Set model.init_args.encoder.init_args.freeze to all (as recipes/features.yaml "
-            "does), or unset data.init_args.features."
+            "run's encoder are trained. Set model.init_args.tuning to Frozen (as recipes/features.yaml does), or unset "
+            "data.init_args.features."
         )
     for part, made in encoder_fingerprints(encoder, audio_encoder, store.parts).items():
         store.require(part, made)

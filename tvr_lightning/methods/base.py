@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.encoders.tuning import Full, Tuning
+from tvr_lightning.encoders.tuning import FineTuning, Tuning
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.evaluator import SHORT, Evaluation
@@ -50,7 +50,7 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
         frames: number of frames F per video.
         gather: negatives and gradients that are shared across devices (`tvr_lightning.training.distributed`).
         contrast: modification of the contrastive loss, such as `NCL`; None leaves the loss unmodified.
-        tuning: choice of the encoder's weights that are trained, such as `LoRA`; None is `Full`.
+        tuning: choice of the encoder's weights that are trained, such as `LoRA`; None trains all of them.
 
     Attributes:
         needs_patches: whether `score` uses patches, which stored features must then contain.
@@ -83,7 +83,7 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
                 "scores of the whole batch. Use gather: global"
             )
         self.encoder = encoder
-        self.tuning = tuning or Full()
+        self.tuning = tuning or FineTuning()
         self.tuning.apply(encoder)
         self.temporal: nn.Module | None = None
         self.evaluation_config = evaluation or EvaluationConfig()

@@ -28,6 +28,7 @@ from tvr_lightning.data.msrvtt_qa import QuestionRecord
 from tvr_lightning.data.records import SplitName
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.encoders.tuning import FineTuning, Tuning
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import AnswerEvaluation, answer_ranks, evaluate_answers, frequent_answers
 from tvr_lightning.evaluation.config import EvaluationConfig
@@ -64,6 +65,7 @@ class VideoQuestionAnswering(RecipeModule):
         encoder: encoder of texts and videos.
         method: retrieval method whose `encode_text` and `encode_video` are used: a class that takes the encoder.
         optimizer: optimizer, learning rates, and schedule.
+        tuning: choice of the encoder's weights that are trained, as for other methods.
         answers: number A of the most frequent training answers that can be predicted (HBI, EMCL-QA: 1,500).
         pretrained: retrieval checkpoint of the same method to start from; None starts from the encoder.
         hidden, dropout, pooling, spot_ratio, micro, inputs: see `AnswerHead`.
@@ -77,6 +79,7 @@ class VideoQuestionAnswering(RecipeModule):
         encoder: Encoder,
         method: Callable[[Encoder], RetrievalModule],
         optimizer: OptimizerConfig | None = None,
+        tuning: Tuning | None = None,
         answers: int = 1500,
         pretrained: str | None = None,
         hidden: int = 1024,
@@ -102,9 +105,11 @@ class VideoQuestionAnswering(RecipeModule):
             (
                 unused,
                 f"model.init_args.method.init_args has {' and '.join(unused)}, which question answering does not use. "
-                "Remove them (the optimizer is set in model.init_args.optimizer).",
+                "Remove them (the optimizer and the tuning are set in model.init_args).",
             ),
         )
+        self.method.tuning = tuning or FineTuning()
+        self.method.tuning.apply(encoder)
         self.answers = answers
         self.pretrained = pretrained
         self.head = AnswerHead(encoder.dimension, answers, hidden, dropout, pooling, spot_ratio, micro, inputs)
@@ -124,6 +129,7 @@ class VideoQuestionAnswering(RecipeModule):
         """Return the options of the method that have no effect, because it only computes features here."""
         method, defaults = self.method, {"optimizer": OptimizerConfig(), "evaluation": EvaluationConfig()}
         unused = [name for name, default in defaults.items() if getattr(method, f"{name}_config") != default]
+        unused += ["tuning"] if method.tuning != FineTuning() else []
         unused += ["gather"] if method.gather != "global" else []
         return unused + (["contrast"] if method.contrast.name else [])
 

@@ -20,7 +20,6 @@ from tvr_lightning.training.checkpoints import find_class
 WORDS, FRAMES, SIDE, BATCH = 12, 4, 32, 8
 COLOURS, SHAPES = ("red", "green", "blue", "white"), ("ball", "box")
 ENCODER = {"width": 64, "image_size": SIDE, "patch_size": 8, "text_layers": 4, "vision_layers": 1}
-TRAINING = {"freeze": "none", "encoder_precision": "float32"}
 DATA = {"frames": FRAMES, "words": WORDS, "batch_size": BATCH, "eval_batch_size": 5, "num_workers": 0}
 
 
@@ -51,7 +50,12 @@ def small(recipe: Path, *overrides: str) -> tuple[RetrievalModule, TextVideoData
     Overrides are options as on the command line, such as `--model.init_args.gather=local`.
     """
     overlay = {
-        "model": {"init_args": {"encoder": {"class_path": "TinyClipEncoder", "init_args": {**ENCODER, **TRAINING}}}},
+        "model": {
+            "init_args": {
+                "encoder": {"class_path": "TinyClipEncoder", "init_args": {**ENCODER, "encoder_precision": "float32"}},
+                "tuning": {"class_path": "FineTuning", "init_args": {"train": ["*"]}},
+            }
+        },
         "data": {"class_path": "MSRVTT", "init_args": {"root": synthetic_data().name, **DATA, "augmentation": "none"}},
     }
     torch.manual_seed(0)

@@ -29,7 +29,8 @@ class OptimizerConfig(Options):
     Attributes:
         name: `bert-adam` (without bias correction, clips every tensor), `adamw` (torch), or `adamw-hf` (transformers
             up to version 4, used by X-Pool, T-MASS, and GAID).
-        lr: peak learning rate of all parameters that are not pretrained, and of what LoRA, Adapter or BitFit trains.
+        lr: peak learning rate of all parameters that are not pretrained, and of what LoRA, Adapter or another
+            tuning with `rate: lr` trains.
         encoder_lr: peak learning rate of the encoder without such tuning, and of the logit scale.
         weight_decay: decoupled weight decay, multiplied by the learning rate.
         betas: decay rates of the running means of the gradient and of its square.
@@ -76,13 +77,12 @@ class OptimizerConfig(Options):
 def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
     """Split the trainable parameters by learning rate and decay; the logit scale gets the encoder's learning rate.
 
-    The pretrained part of the module is its attribute `encoder` or `method.encoder`, whose `tuning` may give it the
-    rate of the method. Return the non-empty groups with `params`, `lr`, `weight_decay` and `name`, such as `encoder,
-    decayed`.
+    The pretrained part of the module is its attribute `encoder` or `method.encoder`; `tuning` determines its rate.
+    Return the non-empty groups with `params`, `lr`, `weight_decay` and `name`, such as `encoder, decayed`.
     """
     rates = {"method": config.lr, "encoder": config.encoder_lr, "tuning": config.lr}
     tuning = getattr(getattr(module, "method", module), "tuning", None)
-    encoder = "encoder" if tuning is None else tuning.group
+    encoder = "tuning" if tuning is not None and tuning.rate == "lr" else "encoder"
     groups: dict[tuple[str, bool], list[Tensor]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:

@@ -46,7 +46,8 @@ TWO_DEVICES = """
 trainer: {max_epochs: 1, log_every_n_steps: 1, accelerator: cpu, devices: 2, strategy: ddp}
 model:
   init_args:
-    encoder: {class_path: TinyClipEncoder, init_args: {width: 64, vision_layers: 1, freeze: none}}
+    encoder: {class_path: TinyClipEncoder, init_args: {width: 64, vision_layers: 1}}
+    tuning: {class_path: FineTuning, init_args: {train: ["*"]}}
     optimizer: {name: adamw, lr: 1.0e-3, encoder_lr: 1.0e-3, per_tensor_clip: null}
 data: {init_args: {frames: 4, batch_size: 8, num_workers: 0, captions_per_epoch: one, augmentation: none}}
 """
