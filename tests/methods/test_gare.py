@@ -409,6 +409,15 @@ def test_directional_diversity_is_eq_11_and_its_orthogonal_variant(alpha):
     assert float(found) == pytest.approx(sum(squares) / N)
 
 
+@pytest.mark.parametrize("increment", [torch.ones(3, 4, 6), torch.zeros(3, 4, 6)])
+def test_equal_increments_have_finite_gradients(increment):
+    increment.requires_grad_()
+    terms = [norm_variance(increment, Variance()), directional_diversity(increment, LogMeanExp())]
+    terms += [relaxed_bottleneck(increment, Bottleneck(anchor=anchor)) for anchor in ("video", "text")]
+    sum(terms).backward()
+    assert increment.grad.isfinite().all()
+
+
 def test_directions_that_agree_cost_most():
     same = torch.ones(2, 3, D)
     assert float(directional_diversity(same, LogMeanExp())) == pytest.approx(0, abs=1e-6)
@@ -443,8 +452,9 @@ def test_trust_region_step_is_the_longest_descent_within_the_radius(share):
     sentence, videos = random_increments()[1, 0], random_increments()[2]
     (gradient,) = torch.autograd.grad(anchor_loss(increments, sentence, videos), increments)
     increments = increments.detach()
-    moved, alpha = trust_region_step(increments, gradient, radius)
+    alpha = trust_region_step(increments, gradient, radius)
     direction = F.normalize(gradient, dim=-1)
+    moved = increments - alpha[:, None] * direction
     # Eq. 39 at equality, and any longer step leaves the region.
     squared = increments.square().sum(-1)
     along = (increments * direction).sum(-1)
@@ -452,20 +462,11 @@ def test_trust_region_step_is_the_longest_descent_within_the_radius(share):
     torch.testing.assert_close(moved.norm(dim=-1), torch.full_like(alpha, radius))
     further = increments - 1.01 * (alpha[:, None] + 1e-3) * direction
     assert (further.norm(dim=-1) > radius).all()
-    torch.testing.assert_close(moved, increments - alpha[:, None] * direction)
     if share < 1:
         assert (alpha > 0).all()
         assert ((moved - increments) * gradient).sum() < 0  # the linearized loss of Eq. 36 falls
     if share == 0:  # Eq. 34
         torch.testing.assert_close(moved, -radius * direction)
-
-
-def test_trust_region_step_refuses_what_has_no_step():
-    increments = torch.ones(2, 4)
-    with pytest.raises(ValueError, match="length 2 is outside the radius 1"):
-        trust_region_step(increments, torch.ones(2, 4), 1.0)
-    with pytest.raises(ValueError, match="a zero or non-finite gradient"):
-        trust_region_step(increments, torch.zeros(2, 4), 3.0)
 
 
 # What bad input gets
@@ -511,8 +512,6 @@ def test_wanting_what_is_not_there_is_an_error():
     shorter = VideoFeatures(video.frames[:, :2], video.frame_mask[:, :2])
     with pytest.raises(ValueError, match="and 3 frames, but got"):
         random_head(increment=TextIncrement(dropout=0.0))(text, shorter)
-    with pytest.raises(ValueError, match="geometry of corrected texts"):
-        random_head(increment=gap(corrected="video")).geometry(text, video)
 
 
 # The module

@@ -8,11 +8,8 @@ from safetensors.torch import load_file
 from tvr_lightning.layers.aggregation import (
     ISA,
     BidirectionalAggregation,
-    InteractiveSimilarityAggregation,
     MeanAggregation,
-    MeanSimilarityAggregation,
     SoftmaxAggregation,
-    SoftmaxSimilarityAggregation,
     weighted_sum,
 )
 from tvr_lightning.methods.tcmgc.model import LinearSoftmaxAggregation
@@ -34,7 +31,7 @@ def switches(request, parity_cases):
 
 
 def aggregator(case, name, slots, temperature):
-    module = InteractiveSimilarityAggregation(slots, temperature).double()
+    module = ISA(temperature).module(slots).double()
     module.weight.data = case[f"checkpoint.isa.{name}.{slots}"]
     return module
 
@@ -52,8 +49,8 @@ def test_vectors_match_the_equations(switches, contrast, name, mode):
     isa = aggregator(case, contrast, len(slots), temperature)
     for module, kind in (
         (isa, "isa"),
-        (SoftmaxSimilarityAggregation(temperature), "softmax"),
-        (MeanSimilarityAggregation(), "mean"),
+        (SoftmaxAggregation(temperature).module(4), "softmax"),
+        (MeanAggregation().module(4), "mean"),
     ):
         torch.testing.assert_close(module(slots), case[f"{expected}.{kind}"], **CLOSE)
 
@@ -83,7 +80,7 @@ def test_matrices_match_the_equations(switches, words, frames):
 def test_bidirectional_softmax_is_softmax_twice():
     torch.manual_seed(0)
     matrix = torch.rand(4, 3, 5)
-    softmax = SoftmaxSimilarityAggregation(7.0)
+    softmax = SoftmaxAggregation(7.0).module(4)
     module = BidirectionalAggregation(SoftmaxAggregation(7.0), 4, 3)
     expected = (softmax(softmax(matrix)) + softmax(softmax(matrix.transpose(0, 1)))) / 2
     torch.testing.assert_close(module(matrix), expected)
@@ -140,14 +137,14 @@ def test_gradient_goes_to_the_kept_slots():
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     "module",
-    [InteractiveSimilarityAggregation(0, 10.0), SoftmaxSimilarityAggregation(10.0), MeanSimilarityAggregation()],
+    [ISA(10.0).module(0), SoftmaxAggregation(10.0).module(4), MeanAggregation().module(4)],
 )
 def test_absent_slots_change_nothing(module, mode):
     torch.manual_seed(0)
     present = torch.rand(6, 5)
     slots = torch.cat([present, torch.full((3, 5), -torch.inf)]).requires_grad_()
     few, many = reorganize(present, 2, mode), reorganize(slots, 2, mode)
-    if isinstance(module, InteractiveSimilarityAggregation):
+    if module.weight is not None:
         matrix = torch.randn(9, 9)
         module.weight = torch.nn.Parameter(matrix[: len(few), : len(few)])
         expected = module(few)
@@ -165,9 +162,9 @@ def test_nothing_there_is_minus_infinity():
     slots = torch.full((4, 2), -torch.inf)
     slots[0, 0] = 0.5
     for module in (
-        InteractiveSimilarityAggregation(4, 100.0),
-        SoftmaxSimilarityAggregation(100.0),
-        MeanSimilarityAggregation(),
+        ISA(100.0).module(4),
+        SoftmaxAggregation(100.0).module(4),
+        MeanAggregation().module(4),
     ):
         assert module(slots).tolist() == [0.5, -torch.inf]
     assert weighted_sum(slots, slots).tolist() == [0.5, -torch.inf]

@@ -15,67 +15,82 @@ from typing_extensions import override
 from tvr_lightning.option_types import ConfigVariant, Positive
 
 
-class SlotAggregation(nn.Module, ABC):
-    """Sum of similarities over their slots, with weights from the similarities times a temperature.
+class Aggregation(ConfigVariant, ABC):
+    """Aggregation of the similarities of several slots to one."""
 
-    Args:
-        temperature: Factor lambda inside the softmaxes.
-    """
+    learned = False
+    """Whether it has a matrix (S, S), which is initialized as the identity."""
+    softmax_lambda = 1.0
 
-    def __init__(self, temperature: float = 1.0) -> None:
-        super().__init__()
-        self.temperature = temperature
-
-    def forward(self, similarities: Tensor, dim: int = 0, whole: bool = False, scaled: bool = False) -> Tensor:
-        """Return sums (...) of similarities (S, ...), or with the slots at `dim`. `whole`: no slot is absent."""
-        if not scaled:
-            return self.total(similarities, self.temperature * similarities, dim, whole)
-        # Multiplied by the temperature already. Dividing the few sums is cheaper than multiplying all similarities.
-        return self.total(similarities, similarities, dim, whole) / self.temperature
+    def module(self, slots: int) -> SlotAggregation:
+        """Return the module that aggregates similarities (S, ...) over S `slots`."""
+        return SlotAggregation(self, slots)
 
     @abstractmethod
-    def total(self, similarities: Tensor, logits: Tensor, dim: int, whole: bool) -> Tensor:
-        """Return the sum of similarities (S, ...), with weights from `logits` of the same shape."""
+    def total(self, similarities: Tensor, logits: Tensor, matrix: Tensor | None, dim: int, whole: bool) -> Tensor:
+        """Return the sum over the slots at `dim`, with weights from `logits`, the similarities times softmax_lambda."""
 
 
-class InteractiveSimilarityAggregation(SlotAggregation):
-    """ISA: weights from a softmax over a linear map of a softmax of the similarities (TC-MGC, Eqs. 18-19).
+class SoftmaxAggregation(Aggregation):
+    """Softmax aggregation without a matrix (TC-MGC, Table 4).
 
     Args:
-        slots: Number of slots S. The matrix (S, S) is initialized as the identity.
-        temperature: Factor lambda inside both softmaxes (released code: 100; the equations have no factor).
+        softmax_lambda: factor inside the softmax.
     """
 
-    def __init__(self, slots: int, temperature: float) -> None:
-        super().__init__(temperature)
-        self.weight = nn.Parameter(torch.eye(slots))
+    def __init__(self, softmax_lambda: Positive = 100.0) -> None:
+        self.softmax_lambda = softmax_lambda
 
     @override
-    def total(self, similarities: Tensor, logits: Tensor, dim: int, whole: bool) -> Tensor:
+    def total(self, similarities: Tensor, logits: Tensor, matrix: Tensor | None, dim: int, whole: bool) -> Tensor:
+        return weighted_sum(similarities, logits, dim, whole, matrix)
+
+
+class ISA(SoftmaxAggregation):
+    """Interactive similarity aggregation: two softmaxes with a learned matrix between them (TC-MGC, Eqs. 18-19).
+
+    Args:
+        softmax_lambda: factor inside the softmaxes (TC-MGC, Table 13; both released codes: 100).
+    """
+
+    learned = True
+
+    @override
+    def total(self, similarities: Tensor, logits: Tensor, matrix: Tensor | None, dim: int, whole: bool) -> Tensor:
         if not whole:  # the softmax of an empty set is NaN
             nothing = (similarities == -torch.inf).all(dim, keepdim=True)
             if torch.is_grad_enabled() or bool(nothing.any()):  # training avoids the device synchronization
                 logits = torch.where(nothing, 0.0, logits)
-        relevance = logits.softmax(dim)
-        # The temperature of the second softmax is applied to the matrix, which is smaller.
-        matrix = self.temperature * self.weight.to(relevance.dtype).T
-        return weighted_sum(similarities, mapped_slots(matrix, relevance, dim), dim, whole)
+        assert matrix is not None
+        # The second factor is applied to the matrix, which is smaller.
+        relevance = mapped_slots(self.softmax_lambda * matrix, logits.softmax(dim), dim)
+        return weighted_sum(similarities, relevance, dim, whole)
 
 
-class SoftmaxSimilarityAggregation(SlotAggregation):
-    """Weights from one softmax, as in X-CLIP and in TC-MGC's Table 4."""
-
-    @override
-    def total(self, similarities: Tensor, logits: Tensor, dim: int, whole: bool) -> Tensor:
-        return weighted_sum(similarities, logits, dim, whole)
-
-
-class MeanSimilarityAggregation(SlotAggregation):
-    """Mean over the slots that are present, without a temperature."""
+class MeanAggregation(Aggregation):
+    """Mean over the slots that are present."""
 
     @override
-    def total(self, similarities: Tensor, logits: Tensor, dim: int, whole: bool) -> Tensor:
+    def total(self, similarities: Tensor, logits: Tensor, matrix: Tensor | None, dim: int, whole: bool) -> Tensor:
         return similarities.mean(dim) if whole else weighted_sum(similarities, torch.zeros_like(similarities), dim)
+
+
+class SlotAggregation(nn.Module):
+    """Sum of similarities over their S slots, weighted as `kind` defines."""
+
+    def __init__(self, kind: Aggregation, slots: int) -> None:
+        super().__init__()
+        self.kind = kind
+        self.temperature = kind.softmax_lambda
+        self.weight = nn.Parameter(torch.eye(slots)) if kind.learned else None
+
+    def forward(self, similarities: Tensor, dim: int = 0, whole: bool = False, scaled: bool = False) -> Tensor:
+        """Return sums (...) of similarities (S, ...), or with the slots at `dim`. `whole`: no slot is absent."""
+        matrix = None if self.weight is None else self.weight.to(similarities.dtype).T
+        if not scaled:
+            return self.kind.total(similarities, self.temperature * similarities, matrix, dim, whole)
+        # Multiplied by the temperature already. Dividing the few sums is cheaper than multiplying all similarities.
+        return self.kind.total(similarities, similarities, matrix, dim, whole) / self.temperature
 
 
 class BidirectionalAggregation(nn.Module):
@@ -109,74 +124,30 @@ class BidirectionalAggregation(nn.Module):
         return (word_then_frame + frame_then_word) / 2
 
 
-class Aggregation(ConfigVariant, ABC):
-    """Aggregation of the similarities of several slots to one."""
-
-    @abstractmethod
-    def module(self, slots: int) -> SlotAggregation:
-        """Return the module that aggregates similarities (S, ...) over S `slots`."""
-
-
-class ISA(Aggregation):
-    """Interactive similarity aggregation: two softmaxes with a learned matrix between them.
-
-    Args:
-        softmax_lambda: factor inside the softmaxes (TC-MGC, Table 13; both released codes: 100).
-    """
-
-    def __init__(self, softmax_lambda: Positive = 100.0) -> None:
-        self.softmax_lambda = softmax_lambda
-
-    @override
-    def module(self, slots: int) -> SlotAggregation:
-        return InteractiveSimilarityAggregation(slots, self.softmax_lambda)
-
-
-class SoftmaxAggregation(Aggregation):
-    """Softmax aggregation without a matrix (TC-MGC, Table 4).
-
-    Args:
-        softmax_lambda: factor inside the softmax.
-    """
-
-    def __init__(self, softmax_lambda: Positive = 100.0) -> None:
-        self.softmax_lambda = softmax_lambda
-
-    @override
-    def module(self, slots: int) -> SlotAggregation:
-        return SoftmaxSimilarityAggregation(self.softmax_lambda)
-
-
-class MeanAggregation(Aggregation):
-    """Mean over the slots."""
-
-    @override
-    def module(self, slots: int) -> SlotAggregation:
-        return MeanSimilarityAggregation()
-
-
 def without(absent: Tensor | None, similarity: Tensor) -> Tensor:
     """Set similarities (S, ...) of `absent` slots (broadcast) to minus infinity. None means no slot."""
     return similarity if absent is None else similarity.masked_fill(absent, -torch.inf)
 
 
-def weighted_sum(similarities: Tensor, logits: Tensor, dim: int = 0, whole: bool = False) -> Tensor:
+def weighted_sum(
+    similarities: Tensor, logits: Tensor, dim: int = 0, whole: bool = False, matrix: Tensor | None = None
+) -> Tensor:
     """Return the sum over the slots at `dim`, weighted by softmax(logits); minus infinity if all slots are absent.
 
-    Slots of minus infinity get no weight. `whole` skips the check for them.
+    A `matrix` (S, S) is applied to the weights. Slots of minus infinity get no weight; `whole` skips their check.
     """
     absent = None if whole else similarities == -torch.inf
-    if absent is None or not (torch.is_grad_enabled() or bool(absent.any())):  # training avoids the device sync
-        return summed(logits.softmax(dim), similarities, dim)
-    weights = logits.masked_fill(absent, torch.finfo(logits.dtype).min).softmax(dim)
-    return summed(weights, similarities.masked_fill(absent, 0.0), dim).masked_fill(absent.all(dim), -torch.inf)
-
-
-def summed(weights: Tensor, similarities: Tensor, dim: int) -> Tensor:
-    """Return the weighted sum over the slots at `dim`. Without gradients, `weights` is overwritten."""
-    if torch.is_grad_enabled():
-        return (weights * similarities).sum(dim)
-    return weights.mul_(similarities).sum(dim)
+    if absent is not None and (torch.is_grad_enabled() or bool(absent.any())):  # training avoids the device sync
+        logits = logits.masked_fill(absent, torch.finfo(logits.dtype).min)
+        similarities = similarities.masked_fill(absent, 0.0)
+    else:
+        absent = None
+    weights = logits.softmax(dim)
+    if matrix is not None:
+        weights = mapped_slots(matrix, weights, dim)
+    products = weights * similarities if torch.is_grad_enabled() else weights.mul_(similarities)
+    total = products.sum(dim)
+    return total if absent is None else total.masked_fill(absent.all(dim), -torch.inf)
 
 
 def mapped_slots(matrix: Tensor, values: Tensor, dim: int) -> Tensor:

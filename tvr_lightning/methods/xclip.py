@@ -21,61 +21,30 @@ from typing_extensions import override
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import FeatureBatch, Scores, TextFeatures, VideoFeatures
-from tvr_lightning.layers.aggregation import (
-    Aggregation,
-    BidirectionalAggregation,
-    SlotAggregation,
-    mapped_slots,
-    summed,
-    without,
-)
+from tvr_lightning.layers.aggregation import Aggregation, BidirectionalAggregation, SoftmaxAggregation, without
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.temporal import MeanP, SeqTransf, TemporalHeader
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.checks import check_sizes, distinct
 from tvr_lightning.methods.pair_head import PairHead
-from tvr_lightning.option_types import Options, Positive, variant
+from tvr_lightning.option_types import Options, variant
 from tvr_lightning.pairwise import mapped_between, token_similarities
 
 XCLIPContrast = Literal["video_sentence", "video_word", "sentence_frame", "frame_word"]
 
 
-class SimilarityAttention(SlotAggregation):
-    """Attention over a vector of similarities x: sum_s x_s (softmax(lambda x) A)_s (X-CLIP, AOSM).
+class AOSM(SoftmaxAggregation):
+    """Attention over similarities x: sum_s x_s (softmax(lambda x) A)_s.
 
-    As released, the matrix A (S, S), initially the identity, is applied after the softmax, so that weights can be
-    negative and need not add up to one.
-    """
-
-    def __init__(self, slots: int, temperature: float) -> None:
-        super().__init__(temperature)
-        self.weight = nn.Parameter(torch.eye(slots))
-
-    @override
-    def total(self, similarities: Tensor, logits: Tensor, dim: int, whole: bool) -> Tensor:
-        matrix = self.weight.to(logits.dtype).T
-        absent = None if whole else similarities == -torch.inf
-        if absent is None or not bool(absent.any()):
-            return summed(mapped_slots(matrix, logits.softmax(dim), dim), similarities, dim)
-        weights = logits.masked_fill(absent, torch.finfo(logits.dtype).min).softmax(dim)
-        total = summed(mapped_slots(matrix, weights, dim), similarities.masked_fill(absent, 0.0), dim)
-        return total.masked_fill(absent.all(dim), -torch.inf)
-
-
-class AOSM(Aggregation):
-    """Attention over similarities: one softmax followed by a learned matrix.
+    As released, the learned matrix A is applied after the softmax, so that weights can be negative and need not add up
+    to one.
 
     Args:
         softmax_lambda: factor inside the softmax (released: divided by 0.01).
     """
 
-    def __init__(self, softmax_lambda: Positive = 100.0) -> None:
-        self.softmax_lambda = softmax_lambda
-
-    @override
-    def module(self, slots: int) -> SlotAggregation:
-        return SimilarityAttention(slots, self.softmax_lambda)
+    learned = True
 
 
 @dataclass

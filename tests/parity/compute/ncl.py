@@ -15,7 +15,7 @@ from tvr_lightning.evaluation.balance import retrieval_mass
 from tvr_lightning.evaluation.normalization import Direction, SinkhornBias, normalize_scores
 from tvr_lightning.evaluation.ranks import text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.evaluation.sources import MatrixSource
-from tvr_lightning.layers.sinkhorn import sinkhorn_biases
+from tvr_lightning.layers.sinkhorn import sinkhorn_biases, sinkhorn_log_weights
 from tvr_lightning.methods.ncl.model import normalized_logits
 from tvr_lightning.training.losses import info_nce, row_cross_entropy
 
@@ -90,8 +90,8 @@ def compute_ncl_multi_caption(case: ParityCase) -> dict[str, Tensor]:
     counts = torch.bincount(owner, minlength=cosine.shape[1]).double(), torch.ones(len(owner), dtype=torch.float64)
     found = {"cosine": cosine} | dict(_ranks("plain", cosine, cosine, owner))
     for name, iterations in scored.iterations.items():
-        for kind, marginals in (("uniform", None), ("count", counts[0])):
-            text_bias, video_bias = sinkhorn_biases(cosine, scored.gamma, iterations, column_marginal=marginals)
+        for kind, marginals in (("uniform", torch.ones_like(counts[0])), ("count", counts[0])):
+            text_bias, video_bias = _biases(cosine / scored.gamma, marginals, scored.gamma, iterations)
             prefix = f"oracle.{kind}.{name}"
             found |= {f"{prefix}.text_bias": text_bias, f"{prefix}.video_bias": video_bias}
             adjusted = cosine + video_bias, cosine + text_bias[:, None]
@@ -99,6 +99,17 @@ def compute_ncl_multi_caption(case: ParityCase) -> dict[str, Tensor]:
             count = kind == "count"
             found |= dict(_queues(f"queue.{kind}.{name}", scored, iterations, owner, counts if count else None))
     return found
+
+
+def _biases(logits: Tensor, marginals: Tensor, gamma: float, iterations: int) -> list[Tensor]:
+    """Sinkhorn biases of texts (N,) and videos (M,) for logits (N, M), with the marginals (M,) of the videos."""
+    log_weights = sinkhorn_log_weights(
+        lambda weights: (logits if weights is None else logits + weights).logsumexp(1),
+        lambda weights: (logits if weights is None else logits + weights[:, None]).logsumexp(0),
+        iterations,
+        log_column_marginal=marginals.log(),
+    )
+    return [gamma * weights for weights in log_weights]
 
 
 def _losses(name: str, logits: Tensor) -> Named:

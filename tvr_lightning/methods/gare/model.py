@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from tvr_lightning.errors import UserError
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
-from tvr_lightning.layers.cosine import unit
+from tvr_lightning.layers.cosine import COSINE_EPS, unit
 from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.methods.checks import check_sizes
-from tvr_lightning.methods.gare.increments import Increments
 from tvr_lightning.methods.gare.options import (
     Bottleneck,
     DirectionRegularization,
@@ -117,12 +115,10 @@ class GAREHead(PairHead):
         return F.linear(cosines, weight, bias).exp()
 
     def geometry(self, text: TextFeatures, video: VideoFeatures) -> dict[str, Tensor]:
-        """Return the values of Figures 3 and 8 for every pair, by name, (N, M) each, for corrected texts.
+        """Return the values of Figures 3 and 8 for every pair, by name, (N, M) each, for an increment of texts.
 
         Angles of the increment are in radians; `text_to_video` and `corrected_to_video` are Euclidean distances.
         """
-        if self.psi is None or self.options.increment.corrected == "video":
-            raise UserError("the geometry of corrected texts needs an increment with corrected: text")
         text, video = text.float(), video.float()
         texts, means = self.of_texts(text.sentence, len(video)), self.of_videos(self.mean_frames(video), len(text))
         increment, gap = self.increments(texts, means, text, video), means - texts
@@ -187,13 +183,13 @@ class IncrementNetwork(nn.Module):
         return (hidden + branch).layer_norm(self.layer_norm3).linear(self.mean_proj)
 
 
-def norm_variance(increment: Tensor | Increments, options: NormRegularization) -> Tensor:
+def norm_variance(increment: Tensor, options: NormRegularization) -> Tensor:
     """Return -E_i Var_j |Delta_ij| (Eq. 10) of increments (N, M, D), or its smooth form (appendix C.3), without weight.
 
     A `Variance` below minus its floor is 0 without gradient, as released:
     https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/modeling.py#L208-L259
     """
-    length = Increments.of(increment).lengths
+    length = increment.norm(dim=-1)
     if isinstance(options, Variance):
         value = -length.var(1).mean()
         return torch.where(value >= -options.floor, value, 0.0)
@@ -201,12 +197,14 @@ def norm_variance(increment: Tensor | Increments, options: NormRegularization) -
     return (1 + (-spread).exp().mean(1)).log().mean()
 
 
-def directional_diversity(increment: Tensor | Increments, options: DirectionRegularization) -> Tensor:
+def directional_diversity(increment: Tensor, options: DirectionRegularization) -> Tensor:
     """Return E_i log E_jk exp(-alpha (1 - z_ij . z_ik)) (Eq. 11), or E_i E_jk (z_ij . z_ik)^2 (appendix C.2).
 
     `LogMeanExp` also compares each direction with itself (as released), `Orthogonal` does not.
     """
-    cosine = Increments.of(increment).cosines  # (N, M, M)
+    products = increment @ increment.mT
+    inverse = products.diagonal(dim1=1, dim2=2).clamp(min=COSINE_EPS**2).rsqrt()
+    cosine = products * (inverse.unsqueeze(1) * inverse.unsqueeze(2))  # (N, M, M)
     if isinstance(options, LogMeanExp):
         agreement = (options.alpha * cosine - options.alpha).exp().mean((1, 2))
         return (agreement + 1e-8).log().mean()
@@ -214,33 +212,29 @@ def directional_diversity(increment: Tensor | Increments, options: DirectionRegu
     return (cosine.square() * others).mean((1, 2)).mean()
 
 
-def relaxed_bottleneck(increment: Tensor | Increments, options: Bottleneck) -> Tensor:
+def relaxed_bottleneck(increment: Tensor, options: Bottleneck) -> Tensor:
     """Return E_j KL(N(mu_j, sigma_j^2) || N(0, prior^2)) of increments (N, M, D), without weight (Eq. 15).
 
     Variances are unbiased, and 1e-6 is added to the deviations, as released:
     https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/modeling.py#L208-L259
     """
-    if options.normalize and isinstance(increment, Tensor):
+    if options.normalize:
         increment = unit(increment)
-    found = Increments.of(increment, options.axis)
-    ratio = (found.deviation + 1e-6) / options.prior
-    divergence = 0.5 * (ratio.square() + (found.mean / options.prior).square() - 1) - ratio.log()
+    axis = 0 if options.anchor == "video" else 1
+    # The increments of an anchor can be almost equal. Their differences from the first one are exact in float32, but
+    # those from the mean, and especially gradients, would be its rounding error.
+    first = increment.narrow(axis, 0, 1).detach()
+    deviation, away = torch.std_mean(increment - first, axis)
+    ratio, mean = (deviation + 1e-6) / options.prior, first.squeeze(axis) + away
+    divergence = 0.5 * (ratio.square() + (mean / options.prior).square() - 1) - ratio.log()
     return (divergence.sum(-1) if options.reduction == "sum" else divergence.mean(-1)).mean()
 
 
-def trust_region_step(increment: Tensor, gradient: Tensor, radius: float) -> tuple[Tensor, Tensor]:
-    """Return increments (..., D) after the longest step of steepest descent in the trust region, and its length.
+def trust_region_step(increment: Tensor, gradient: Tensor, radius: float) -> Tensor:
+    """Return the length (...) of the longest step of steepest descent from increments (..., D) in the trust region.
 
     Eqs. 37 to 40, the closed form that psi learns to predict (appendix H.5): alpha = d . g + sqrt((d . g)^2 - |d|^2 +
-    radius^2) with the direction g of the gradient.
+    radius^2) with the direction g of the gradient, which must not be 0.
     """
-    direction = gradient / gradient.norm(dim=-1, keepdim=True)
-    if not bool(direction.isfinite().all()):
-        raise UserError("trust_region_step: a zero or non-finite gradient has no direction")
-    squared = increment.square().sum(-1)
-    if bool((squared > radius**2 * (1 + 1e-5)).any()):
-        longest = float(squared.max().sqrt())
-        raise UserError(f"trust_region_step: an increment of length {longest:g} is outside the radius {radius:g}")
-    along = (increment * direction).sum(-1)
-    alpha = along + (along.square() - squared + radius**2).clamp(min=0).sqrt()
-    return increment - alpha.unsqueeze(-1) * direction, alpha
+    along = (increment * gradient).sum(-1) / gradient.norm(dim=-1)
+    return along + (along.square() - increment.square().sum(-1) + radius**2).clamp(min=0).sqrt()

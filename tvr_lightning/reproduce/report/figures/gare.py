@@ -199,7 +199,7 @@ def measure_steps(encoded: EncodedSplit) -> Arrays:
         radius = before.norm(dim=-1).amax(1, keepdim=True).clamp(min=1e-12)
         pulled = (gradient / gradient.norm(dim=-1, keepdim=True)).isfinite().all(-1)
         # In units of each text's radius, so that one radius fits all.
-        _, alpha = trust_region_step((before / radius.unsqueeze(-1))[pulled], gradient[pulled], 1.0)
+        alpha = trust_region_step((before / radius.unsqueeze(-1))[pulled], gradient[pulled], 1.0)
         optimizer.zero_grad()
         torch.stack([term.reshape(()) for term in method.losses(pairs).values()]).sum().backward()
         optimizer.step()
