@@ -15,8 +15,7 @@ import tvr_lightning  # noqa: F401  before lightning, which imports torchvision
 from lightning.pytorch import Trainer, seed_everything
 
 from tvr_lightning.audit.callback import LeakageAudit
-from tvr_lightning.audit.experiments import audit_scores
-from tvr_lightning.audit.normalizer import MOVED, normalizer_movement
+from tvr_lightning.audit.experiments import MOVED, audit_scores, normalizer_movement
 from tvr_lightning.audit.run import audit_method
 from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import from_recipe

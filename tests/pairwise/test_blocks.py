@@ -117,8 +117,6 @@ def test_only_one_block_is_kept_for_the_backward_pass(items):
 
 
 def test_bad_sizes_are_refused(items):
-    with pytest.raises(ValueError, match="must be positive"):
-        score_in_blocks(product, *items, pair_bytes=10, budget=0)
     with pytest.raises(ValueError, match="0 texts and 9 videos"):
         score_in_blocks(product, items[0][:0], items[1], pair_bytes=10)
 

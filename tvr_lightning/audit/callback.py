@@ -15,8 +15,7 @@ from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.training.distributed import alone
 from tvr_lightning.training.sharding import is_sharded
 
-SECONDS = 600.0
-"""Time after which an audit stops, since other devices wait for it."""
+SECONDS = 600.0  # after which an audit stops, since other devices wait for it
 
 
 class LeakageAudit(Callback):

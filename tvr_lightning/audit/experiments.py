@@ -5,6 +5,7 @@ order, in blocks of other sizes, and with other captions of the same videos. A c
 that the score uses other information. The size of the effect is R@1 with this information compared with R@1 without.
 """
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,15 +15,16 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.evaluation.audit_result import AuditResult
+from tvr_lightning.evaluation.normalization import Context, Direction, Normalizer
+from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
+from tvr_lightning.evaluation.sources import AdjustedSource, ScoreSource, TransposedSource
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 
+# Largest change that counts as floating-point noise, in standard deviations of the scores. Blocks of other shapes
+# change float32 scores by about 1e-6 of them; leaks that affect a rank change scores by orders of magnitude more.
 NOISE = 1e-4
-"""Largest change that counts as floating-point noise, in standard deviations of the scores.
-
-Blocks of other shapes change float32 scores by about 1e-6 standard deviations; leaks that affect a rank change them by
-orders of magnitude more.
-"""
+MOVED = 1e-3  # the same for normalized scores, in median absolute deviations
 
 Features = tuple[TextFeatures, VideoFeatures]
 ScorePairs = Callable[[TextFeatures, VideoFeatures], Scores]
@@ -195,3 +197,60 @@ def compare_features(experiment: str, expected: Features, found: Features, noise
         leaks = not all(change <= noise for change in changes)  # also if a change is NaN
         findings.append(Finding(f"{experiment}, {type(before).__name__}", max(changes), leaks))
     return findings
+
+
+def normalizer_movement(
+    normalizer: Normalizer,
+    score: Callable[..., Scores],
+    features: Features,
+    video_of_text: Tensor,
+    own_text: Tensor | None,
+    temperature: float,
+    generator: torch.Generator,
+) -> dict[Direction, float]:
+    """Return the largest change of a normalized score per direction when a random half of the queries is removed.
+
+    If the normalizer needs a bank, all texts and videos are the bank, regardless of the queries.
+
+    Args:
+        normalizer: Normalizer to test, copied for every fit.
+        score: Scoring function of the method or of its released protocol.
+        features: Features of N texts and M videos.
+        video_of_text: Index of the video that each text describes, (N,) int64.
+        own_text: Index of the text that a released protocol gives each video, (M,) int64; None without such a protocol.
+        temperature: Temperature gamma of the method.
+        generator: Random generator for the choice of the queries.
+    """
+    (texts, videos), n, m = features, len(features[0]), len(features[1])
+    captions = torch.bincount(video_of_text, minlength=m)
+
+    def source(rows: Tensor, columns: Tensor) -> ScoreSource:
+        own = [] if own_text is None else [texts[own_text[columns]]]
+        return PairScores(score, texts[rows], videos[columns], memory_budget_bytes=2**30, own_texts=own)
+
+    def normalized(direction: Direction, queries: Tensor) -> Tensor:
+        """Return the normalized scores (Q, G) of Q queries for the whole gallery, float64 on the CPU."""
+        bank = source(torch.arange(n), torch.arange(m))
+        if direction == "text-to-video":
+            scores = source(queries, torch.arange(m))
+            counts = torch.ones(len(queries)), torch.bincount(video_of_text[queries], minlength=m)
+        else:
+            scores, bank = TransposedSource(source(torch.arange(n), queries)), TransposedSource(bank)
+            counts = captions[queries], torch.ones(n)
+        query_counts, gallery_counts = (count.double().to(scores.device) for count in counts)
+        fitted = copy.deepcopy(normalizer)
+        given = bank if fitted.needs_bank else None
+        parts = [bank] if fitted.needs_parts else []  # any part is enough for what the audit measures
+        adjust = fitted.fit(scores, Context(direction, given, query_counts, gallery_counts, temperature, parts))
+        found = torch.empty(scores.queries, scores.gallery, dtype=torch.float64)
+        for block in AdjustedSource(scores, adjust).blocks():
+            found[block.rows, block.columns] = block.values.double().cpu()
+        return found
+
+    def movement(direction: Direction, queries: int) -> float:
+        whole = normalized(direction, torch.arange(queries))
+        spread = float((whole - whole.median()).abs().median()) or float(whole.std()) or 1.0
+        halves = [half.sort().values for half in torch.randperm(queries, generator=generator).tensor_split(2)]
+        return max(float((normalized(direction, half) - whole[half]).abs().max()) / spread for half in halves)
+
+    return {"text-to-video": movement("text-to-video", n), "video-to-text": movement("video-to-text", m)}

@@ -12,15 +12,16 @@ from rich.table import Table
 from torch import Tensor
 
 from tvr_lightning.audit.experiments import (
+    MOVED,
     Audit,
     Features,
     Finding,
     audit_scores,
     compare_features,
     compare_scores,
+    normalizer_movement,
     recall_at_1,
 )
-from tvr_lightning.audit.normalizer import MOVED, normalizer_movement
 from tvr_lightning.audit.state import State
 from tvr_lightning.audit.subject import Subject
 from tvr_lightning.data.base import TextVideoDataModule
@@ -32,12 +33,12 @@ from tvr_lightning.methods.contrast import EmptyQueueError
 from tvr_lightning.training.sharding import gathered
 
 QUERIES = "half of the queries"
+# Methods of a module that see more than the features of one batch; the audit cannot detect what they use.
 EVALUATION_PARTS = (
     "validation_step", "test_step", "predict_step", "_evaluate", "restricted", "bank", "setup", "on_test_start",
     "on_test_epoch_start", "on_test_epoch_end", "on_test_batch_start", "on_test_batch_end", "on_before_batch_transfer",
     "transfer_batch_to_device", "on_after_batch_transfer",
 )  # fmt: skip
-"""Methods of a module that see more than the features of one batch."""
 
 
 @torch.inference_mode(False)  # inference tensors do not count the changes made to them in place
@@ -72,11 +73,11 @@ def audit_method(
     noise = encoding_noise(method)
     subject = Subject(method, data, split, videos, torch.Generator().manual_seed(seed), seconds)
     n, m, own = len(subject.texts), len(subject.videos), subject.own_text
-    # The audit cannot detect what these use.
-    overridden = [
-        part for part in EVALUATION_PARTS if getattr(type(method), part) is not getattr(RetrievalModule, part)
+    findings = [
+        Finding(f"overrides {part}", None, True)
+        for part in EVALUATION_PARTS
+        if getattr(type(method), part) is not getattr(RetrievalModule, part)
     ]
-    findings = [Finding(f"overrides {name}", None, True) for name in overridden]
     if before is not None:
         findings += _changed(before, "the evaluation")
     state = State(method)
@@ -151,11 +152,12 @@ def _of_normalizer(subject: Subject, features: Features) -> tuple[list[Finding],
     normalizer = method.evaluation_config.normalization
     if normalizer is None:
         return [], {}
-    score: Any = method.score_as_released if subject.released else method.score
     own = subject.own_text if subject.released else None
     gamma, generator = method.score_temperature(), subject.generator
     with gathered(method, method.encoder):
-        movement = normalizer_movement(normalizer, score, features, subject.video_of_text, own, gamma, generator)
+        movement = normalizer_movement(
+            normalizer, subject.function, features, subject.video_of_text, own, gamma, generator
+        )
     moved = {str(direction): not change <= MOVED for direction, change in movement.items()}
     findings = [
         Finding(f"{QUERIES}, {name} with {normalizer.name}", change, moved[name] and not normalizer.transductive)

@@ -18,20 +18,14 @@ from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.data.records import Split
 from tvr_lightning.evaluation.restricted_trainer import RestrictedTrainer
 
+# Packages whose objects are not inspected (caches, counters), except modules, dataclasses, and containers.
 LIBRARIES = {"torch", "torchvision", "lightning", "tvr_lightning", "open_clip", "transformers", "whisper"}
-"""Packages whose objects are not inspected (caches, counters), except modules, dataclasses, and containers."""
-
+# Types that an attribute of a method must not have, since they reveal the pairs of the test split.
 DATA = (LightningDataModule, GroundTruth, Split, Dataset, DataLoader)
-"""Types that an attribute of a method must not have, since they reveal the pairs of the test split."""
-
-METRICS = "metrics"
-"""Module of the evaluation's metrics, which collect ranks."""
-
+# Attributes whose items are inspected one by one, or that Lightning changes.
 UNINSPECTED = ("_parameters", "_buffers", "_modules", "_trainer", "_current_fx_name", "_metric_attributes")
-"""Attributes whose items are inspected one by one, or that Lightning changes."""
-
+# First elements of the tuples that replace uninspected values.
 OPAQUE = ("object", "data", "run", "again")
-"""First elements of the tuples that replace uninspected values."""
 
 
 class State:
@@ -89,7 +83,7 @@ class State:
         """Yield the name, owner, attribute, and value of all state of the modules, and of their own classes."""
         classes: dict[type, None] = {}
         for prefix, module in self.method.named_modules():
-            if prefix.split(".")[0] == METRICS:
+            if prefix.split(".")[0] == "metrics":  # they collect ranks
                 continue
             classes.update(dict.fromkeys(cls for cls in type(module).__mro__ if not _of_library(cls)))
             plain = {name: value for name, value in vars(module).items() if name not in UNINSPECTED}

@@ -45,6 +45,7 @@ class Subject:
         video_of_text: Index of the video that each text describes, (N,) int64.
         own_text: Index of the first text of each video, (M,) int64.
         released: Whether the protocol gives every video its own caption.
+        function: The method's scoring function for the protocol.
         asked: Attributes of the trainer that the method accessed while it encoded and scored.
     """
 
@@ -61,6 +62,7 @@ class Subject:
         self.seconds, self.deadline = seconds, time.monotonic() + seconds
         self.precision = method.trainer.precision_plugin.forward_context
         self.released = method.protocol == "as-released"
+        self.function: Any = method.score_as_released if self.released else method.score
         self.asked: list[str] = []
         items, read = data.load_split(split), data.video_reader(training=False)
         captions = items.texts_of_videos()
@@ -136,9 +138,8 @@ class Subject:
 
     def scores(self, *features: TextFeatures | VideoFeatures) -> Scores:
         """Score texts and videos (and, in a released protocol, the videos' own captions); the scores are on the CPU."""
-        score: Any = self.method.score_as_released if self.released else self.method.score
         with gathered(self.method, self.method.encoder):
-            return Scores(score(*features).similarity.cpu())
+            return Scores(self.function(*features).similarity.cpu())
 
     def score(self, features: Features, own: Tensor) -> Tensor:
         """Return the scores (n, m); `own` (m,) are the rows of the released protocols' captions of the videos."""

@@ -31,7 +31,7 @@ class TextConditionedAttention(nn.Module):
             standard deviation 0.02 as in TC-MGC's released code.
 
     Raises:
-        UserError: `dimension` is not a multiple of `heads`, or `dropout` is not in [0, 1).
+        UserError: `dimension` is not a multiple of `heads`.
     """
 
     def __init__(
@@ -47,8 +47,6 @@ class TextConditionedAttention(nn.Module):
         super().__init__()
         if heads < 1 or dimension % heads:
             raise UserError(f"attention: heads is {heads}; it must divide the dimension {dimension}")
-        if not 0 <= dropout < 1:
-            raise UserError(f"attention: dropout is {dropout}; it must be at least 0 and below 1")
         self.heads = heads
         self.dropout = dropout
         self.dropout_per: DropoutPer = dropout_per

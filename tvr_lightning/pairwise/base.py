@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
@@ -39,7 +40,7 @@ def chained(vectors: Tensor, *layers: nn.Linear) -> Tensor:
     """
     if not layers:
         return vectors
-    first, *others = [_parameters(layer, vectors) for layer in layers]
+    first, *others = [parameters_like(layer, vectors) for layer in layers]
     if vectors.shape[:-1].numel() <= vectors.shape[-1]:
         vectors = F.linear(vectors, *first)
         for weight, bias in others:
@@ -52,7 +53,8 @@ def chained(vectors: Tensor, *layers: nn.Linear) -> Tensor:
     return F.linear(vectors, weight, bias)
 
 
-def _parameters(layer: nn.Linear, like: Tensor) -> tuple[Tensor, Tensor]:
+def parameters_like(layer: nn.Linear | nn.LayerNorm, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weight and the bias (D,) of a layer in the dtype of a tensor."""
     return layer.weight.to(like.dtype), layer.bias.to(like.dtype)
 
 
@@ -60,6 +62,11 @@ def parameters_of(layer: nn.Linear | Tensor, dtype: torch.dtype) -> tuple[Tensor
     """Return weight (D, D) and bias (D,) of a layer, or a matrix and no bias, in a dtype."""
     weight, bias = (layer, None) if isinstance(layer, Tensor) else (layer.weight, layer.bias)
     return weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def total(terms: Iterable[Tensor]) -> Tensor:
+    """Return the sum of at least one term; shapes are broadcast."""
+    return functools.reduce(torch.add, terms)
 
 
 class Pairwise(ABC):
@@ -78,6 +85,11 @@ class Pairwise(ABC):
     videos: int
     texts: int
     slots: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Return the shape (M, N, Q)."""
+        return self.videos, self.texts, self.slots
 
     @classmethod
     @abstractmethod
@@ -189,8 +201,8 @@ class Pairwise(ABC):
     ) -> Tensor:
         """Return query(x[j, i, q]) . key(vectors[j or i, k]) as (M, K, N, Q), for `vectors` (M, K, D) or (N, K, D)."""
         vectors = at_least_float32(vectors)
-        keys = F.linear(vectors, *_parameters(key, vectors))
-        weight, bias = _parameters(query, keys)
+        keys = F.linear(vectors, *parameters_like(key, vectors))
+        weight, bias = parameters_like(query, keys)
         return self._along(keys @ weight, side) + _of_side((keys @ bias).unsqueeze(-1), side)
 
     def _along(self, vectors: Tensor, side: Literal["video", "text"]) -> Tensor:

@@ -9,7 +9,6 @@ value for every dimension.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from typing import TypeVar
 
 import torch
@@ -18,7 +17,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from tvr_lightning.layers.cosine import COSINE_EPS, unit
-from tvr_lightning.pairwise.base import Pairwise, chained
+from tvr_lightning.pairwise.base import Pairwise, chained, parameters_like, total
 from tvr_lightning.pairwise.dense import DensePairVectors
 
 Self = TypeVar("Self", bound="PairFrames")
@@ -105,7 +104,7 @@ class BlendedFrames(PairFrames):
         centred = [(c, basis - basis.mean(-1, keepdim=True)) for c, basis in self.parts]
         variance = _square(centred) / centred[0][1].shape[-1]
         scale = (variance + layer.eps).rsqrt()
-        weight, bias = _parameters(layer, scale)
+        weight, bias = parameters_like(layer, scale)
         return BlendedFrames([(scale if c is None else scale * c, basis * weight) for c, basis in centred], bias[None])
 
     @override
@@ -128,10 +127,10 @@ class BlendedFrames(PairFrames):
     @override
     def dot(self, queries: Pairwise, layer: nn.Linear | None = None) -> Tensor:
         weight = None if layer is None else layer.weight
-        products = _total(_times(c, queries.dot_frames(basis, weight)) for c, basis in self.parts)
+        products = total(_times(c, queries.dot_frames(basis, weight)) for c, basis in self.parts)
         offset = self.offset
         if layer is not None:
-            matrix, bias = _parameters(layer, products)
+            matrix, bias = parameters_like(layer, products)
             offset = bias[None] if offset is None else F.linear(offset, matrix, bias)
         if offset is None:
             return products
@@ -149,7 +148,7 @@ class BlendedFrames(PairFrames):
 
     @override
     def cosine(self, texts: Tensor) -> Tensor:
-        products = _total(_times(c, basis @ unit(texts).T) for c, basis in self.parts)
+        products = total(_times(c, basis @ unit(texts).T) for c, basis in self.parts)
         return (products / _square(self.parts).sqrt().clamp(min=COSINE_EPS)).transpose(1, 2)
 
 
@@ -220,12 +219,8 @@ def _once_per_head(frames: Tensor, heads: int) -> Tensor:
     return (frames.unsqueeze(-3) * own.unsqueeze(1)).flatten(-3, -2)
 
 
-def _parameters(layer: nn.Linear | nn.LayerNorm, like: Tensor) -> tuple[Tensor, Tensor]:
-    return layer.weight.to(like.dtype), layer.bias.to(like.dtype)
-
-
 def _layer_norm(layer: nn.LayerNorm, frames: Tensor) -> Tensor:
-    return F.layer_norm(frames, layer.normalized_shape, *_parameters(layer, frames), layer.eps)
+    return F.layer_norm(frames, layer.normalized_shape, *parameters_like(layer, frames), layer.eps)
 
 
 def _times(coefficients: Tensor | None, values: Tensor) -> Tensor:
@@ -235,13 +230,6 @@ def _times(coefficients: Tensor | None, values: Tensor) -> Tensor:
     return values * (coefficients if values.ndim == 3 else coefficients.unsqueeze(-1))
 
 
-def _total(terms: Iterable[Tensor]) -> Tensor:
-    first, *others = terms
-    for term in others:
-        first = first + term
-    return first
-
-
 def _square(parts: list[tuple[Tensor | None, Tensor]]) -> Tensor:
     """Return the squared lengths (M, F, N) of blends without an offset, at least 0."""
     products = []
@@ -249,4 +237,4 @@ def _square(parts: list[tuple[Tensor | None, Tensor]]) -> Tensor:
         for again, (second, other) in enumerate(parts[place:]):
             gram = (basis * other).sum(-1, keepdim=True)  # (M, F, 1)
             products.append(_times(first, _times(second, 2 * gram if again else gram)))
-    return _total(products).clamp(min=0)
+    return total(products).clamp(min=0)

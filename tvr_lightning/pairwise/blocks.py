@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, TypeVar
 
 import torch
@@ -34,27 +35,18 @@ def score_in_blocks(
     recomputed in the backward pass with the same random numbers.
 
     Raises:
-        UserError: `pair_bytes` or `budget` is not positive, or there is no text or no video.
+        UserError: There is no text or no video.
     """
-    if pair_bytes < 1 or budget < 1:
-        raise UserError(f"score_in_blocks: pair_bytes ({pair_bytes}) and budget ({budget}) must be positive")
     if not len(text) or not len(video):
         raise UserError(f"score_in_blocks: nothing to score with {len(text)} texts and {len(video)} videos")
     anew = torch.is_grad_enabled() and len(text) * len(video) * pair_bytes > kept
     budget = max(budget, kept) if anew else budget
     text_step, video_step = _steps(len(text), len(video), max(budget // pair_bytes, 1), few)
     anew = anew and (text_step < len(text) or video_step < len(video))
-    texts = [text] if text_step == len(text) else [text[i : i + text_step] for i in range(0, len(text), text_step)]
-    videos = (
-        [video] if video_step == len(video) else [video[i : i + video_step] for i in range(0, len(video), video_step)]
-    )
-    columns = []
-    for few_videos in videos:
-        if anew:
-            rows = [_recomputed(score, few_texts, few_videos) for few_texts in texts]
-        else:
-            rows = [score(few_texts, few_videos) for few_texts in texts]
-        columns.append(_joined(rows, dim=0))
+    run: Callable[[T, V], Scores] = partial(checkpoint, score, use_reentrant=False) if anew else score
+    texts = [text[i : i + text_step] for i in range(0, len(text), text_step)]
+    videos = [video[i : i + video_step] for i in range(0, len(video), video_step)]
+    columns = [_joined([run(some, few_videos) for some in texts], dim=0) for few_videos in videos]
     return _joined(columns, dim=1)
 
 
@@ -73,12 +65,6 @@ def _steps(texts: int, videos: int, pairs: int, few: Literal["video", "text", "b
         text_step -= text_step % VECTOR
     video_step = min(videos, pairs // text_step)
     return min(texts, pairs // video_step), video_step
-
-
-def _recomputed(score: Callable[[T, V], Scores], text: T, video: V) -> Scores:
-    result = checkpoint(score, text, video, use_reentrant=False)
-    assert isinstance(result, Scores)
-    return result
 
 
 def _joined(blocks: list[Scores], dim: int) -> Scores:

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from tvr_lightning.layers.cosine import COSINE_EPS
-from tvr_lightning.pairwise.base import DropoutPer, Pairwise, at_least_float32, parameters_of
-from tvr_lightning.pairwise.dropout_masks import drop, left_over, staying
+from tvr_lightning.pairwise.base import DropoutPer, Pairwise, at_least_float32, parameters_like, parameters_of
+from tvr_lightning.pairwise.dropout_masks import dropout_mask
 
 
 class DensePairVectors(Pairwise):
@@ -59,18 +59,16 @@ class DensePairVectors(Pairwise):
 
     @override
     def layer_norm(self, layer: nn.LayerNorm) -> DensePairVectors:
-        weight, bias = layer.weight.to(self.vectors.dtype), layer.bias.to(self.vectors.dtype)
-        return DensePairVectors(F.layer_norm(self.vectors, layer.normalized_shape, weight, bias, layer.eps))
+        parameters = parameters_like(layer, self.vectors)
+        return DensePairVectors(F.layer_norm(self.vectors, layer.normalized_shape, *parameters, layer.eps))
 
     @override
     def dropout(self, probability: float, per: DropoutPer = "pair") -> DensePairVectors:
         if not probability:
             return self
-        scale = left_over(probability, self._vectors.device)
-        if per == "video":
-            left = staying((self.videos, 1, self._vectors.shape[-1]), probability, self._vectors.device)
-            return DensePairVectors(self.vectors * (left * scale).unsqueeze(1).to(self._vectors.dtype))
-        return DensePairVectors(drop(self.vectors * scale, probability))
+        shape = (self.videos, 1, 1, self.vectors.shape[-1]) if per == "video" else self.vectors.shape
+        mask, scale = dropout_mask(shape, probability, self.vectors.device)
+        return DensePairVectors(self.vectors * scale * mask)
 
     @override
     def __add__(self, other: Pairwise) -> DensePairVectors:
@@ -100,13 +98,6 @@ class DensePairVectors(Pairwise):
     def select(self, start: int, stop: int) -> DensePairVectors:
         factor = None if self._factor is None else self._factor[:, :, start:stop]
         return DensePairVectors(self._vectors[:, :, start:stop], factor)
-
-    @override
-    def divided(self, start: int) -> tuple[DensePairVectors, DensePairVectors]:
-        sizes = [start, self.slots - start]
-        factors = [None, None] if self._factor is None else self._factor.split(sizes, dim=2)
-        first, second = map(DensePairVectors, self._vectors.split(sizes, dim=2), factors)
-        return first, second
 
     @override
     def dot(self, vectors: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ byte per element for the dropout mask are kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +38,7 @@ class Summed(NamedTuple):
 
     coefficients: Tensor
     basis: Tensor
-    of: tuple[Tensor | None, ...] = ()
+    of: Sequence[Tensor | None] = ()
 
     def rows(self, videos: slice, texts: slice) -> Tensor:
         """Return the coefficients (v, K, n Q) of a tile."""
@@ -85,53 +86,37 @@ class DroppedPairVectors(DensePairVectors):
         self.dropped, self.staying, self.whole, self.layer, self.to_unit = dropped, staying, whole, layer, to_unit
         self.videos, self.texts, self.slots = staying.shape[:3]
         self._factor: Tensor | None = None
-        self._made: Tensor | None = None
-
-    @property
-    def _vectors(self) -> Tensor:
-        if self._made is None:
-            self._made = self._make()
-        return self._made
-
-    @_vectors.setter
-    def _vectors(self, vectors: Tensor) -> None:
-        self._made = vectors
-
-    def plus(self, whole: Summed) -> DroppedPairVectors:
-        """Return the sum with vectors that dropout does not affect."""
-        return DroppedPairVectors(self.dropped, self.staying, whole)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Return the shape (M, N, Q)."""
-        return self.videos, self.texts, self.slots
 
     @property
     def open(self) -> bool:
         """Return True if vectors can still be added: there is no LayerNorm yet, and nothing is in memory."""
-        return self.layer is None and self.whole is None and self._made is None
+        return self.layer is None and self.whole is None and not self._in_memory
+
+    @property
+    def _in_memory(self) -> bool:
+        return "_vectors" in vars(self)
 
     @override
     def layer_norm(self, layer: nn.LayerNorm) -> DensePairVectors:  # type: ignore[override]
-        if self.layer is not None or self._made is not None:
+        if self.layer is not None or self._in_memory:
             return super().layer_norm(layer)
         return DroppedPairVectors(self.dropped, self.staying, self.whole, layer)
 
     @override
     def linear(self, layer: nn.Linear | Tensor) -> DensePairVectors:  # type: ignore[override]
-        if self.layer is None or self.to_unit or self._made is not None:
+        if self.layer is None or self.to_unit or self._in_memory:
             return super().linear(layer)
         return DensePairVectors(self._behind(self.layer, *parameters_of(layer, self.dropped.basis.dtype)))
 
     @override
     def unit(self) -> DensePairVectors:  # type: ignore[override]
-        if self.layer is None or self.to_unit or self._made is not None:
+        if self.layer is None or self.to_unit or self._in_memory:
             return super().unit()
         return DroppedPairVectors(self.dropped, self.staying, self.whole, self.layer, to_unit=True)
 
     @override
     def select(self, start: int, stop: int) -> DensePairVectors:  # type: ignore[override]
-        if self._made is not None:
+        if self._in_memory:
             return super().select(start, stop)
         dropped, whole, staying = self.dropped.slots(start, stop), self.whole, self.staying[:, :, start:stop]
         if whole is not None:
@@ -140,14 +125,8 @@ class DroppedPairVectors(DensePairVectors):
         return DroppedPairVectors(dropped, staying, whole, self.layer, self.to_unit)
 
     @override
-    def divided(self, start: int) -> tuple[DensePairVectors, DensePairVectors]:  # type: ignore[override]
-        if self._made is not None:
-            return super().divided(start)
-        return self.select(0, start), self.select(start, self.slots)
-
-    @override
     def dot(self, vectors: Tensor) -> Tensor:
-        if self.layer is None or self._made is not None:
+        if self.layer is None or self._in_memory:
             return super().dot(vectors)
         eps, *tensors = self._arguments(self.layer)
         products: Tensor = _Products.apply(eps, self.to_unit, vectors.to(self.dropped.basis.dtype), *tensors)
@@ -160,15 +139,16 @@ class DroppedPairVectors(DensePairVectors):
     def _arguments(self, layer: nn.LayerNorm) -> tuple[Any, ...]:
         """Return the arguments of a `_Recipe` in its order."""
         dtype = self.dropped.basis.dtype
-        whole = (None, None) if self.whole is None else self.whole[:2]
+        whole = () if self.whole is None else self.whole[:2]
         return layer.eps, self.staying, layer.weight.to(dtype), layer.bias.to(dtype), *self.dropped[:2], *whole
 
-    def _make(self) -> Tensor:
-        """Return the vectors (M, N, Q, D)."""
+    @functools.cached_property
+    def _vectors(self) -> Tensor:  # type: ignore[override]
         if self.layer is None:
-            parts = [part for part in (self.dropped, self.whole) if part is not None]
-            mixed = [part.mixed(slice(None), slice(None)).view(self.staying.shape) for part in parts]
-            return mixed[0] * self.staying if len(mixed) == 1 else mixed[0] * self.staying + mixed[1]
+            vectors = self.dropped.mixed(slice(None), slice(None)).view(self.staying.shape) * self.staying
+            if self.whole is None:
+                return vectors
+            return vectors + self.whole.mixed(slice(None), slice(None)).view(self.staying.shape)
         made = self._behind(self.layer)
         if not self.to_unit:
             return made
@@ -181,43 +161,12 @@ class DroppedPairVectors(DensePairVectors):
         return made
 
 
-class _Piece(NamedTuple):
-    """Vectors (v, n, Q, D) of a tile of videos and texts.
-
-    Attributes:
-        staying: dropout mask, 1 for elements that are kept, else 0.
-        before: vectors before the LayerNorm.
-        normalized: vectors after the LayerNorm.
-        mean: (v, n, Q, 1) mean of the LayerNorm.
-        scale: (v, n, Q, 1) scale of the LayerNorm.
-    """
-
-    staying: Tensor
-    before: Tensor
-    normalized: Tensor
-    mean: Tensor
-    scale: Tensor
-
-
 class _Recipe:
     """Inputs for computing the vectors of a tile, and for their gradients."""
 
-    def __init__(
-        self,
-        eps: float,
-        staying: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        coefficients: Tensor,
-        basis: Tensor,
-        whole_coefficients: Tensor | None,
-        whole_basis: Tensor | None,
-    ) -> None:
+    def __init__(self, eps: float, staying: Tensor, weight: Tensor, bias: Tensor, *sums: Tensor) -> None:
         self.eps, self.staying, self.weight, self.bias = eps, staying, weight, bias
-        self.dropped = Summed(coefficients, basis)
-        self.whole = None
-        if whole_coefficients is not None and whole_basis is not None:
-            self.whole = Summed(whole_coefficients, whole_basis)
+        self.dropped, *self.whole = (Summed(*pair) for pair in zip(sums[::2], sums[1::2], strict=True))
 
     def pieces(self) -> Iterator[tuple[slice, slice]]:
         """Yield the videos and the texts of every tile."""
@@ -233,16 +182,14 @@ class _Recipe:
             for video in range(0, videos, few):
                 yield slice(video, min(video + few, videos)), slice(text, min(text + many, texts))
 
-    def made(self, videos: slice, texts: slice) -> _Piece:
-        """Return the vectors of some videos and texts."""
+    def made(self, videos: slice, texts: slice) -> tuple[Tensor, ...]:
+        """Return the dropout mask and the vectors before and after the LayerNorm, (v, n, Q, D), and its mean and scale."""
         staying = self.staying[videos, texts].to(self.dropped.basis.dtype)
         before = self.dropped.mixed(videos, texts).view(staying.shape).mul_(staying)
-        if self.whole is not None:
-            rows = before.view(len(before), -1, before.shape[-1])
-            rows.baddbmm_(self.whole.rows(videos, texts).transpose(1, 2), self.whole.basis[videos])
-        return _Piece(
-            staying, before, *torch.native_layer_norm(before, [before.shape[-1]], self.weight, self.bias, self.eps)
-        )
+        rows = before.view(len(before), -1, before.shape[-1])
+        for whole in self.whole:
+            rows.baddbmm_(whole.rows(videos, texts).transpose(1, 2), whole.basis[videos])
+        return staying, before, *torch.native_layer_norm(before, [before.shape[-1]], self.weight, self.bias, self.eps)
 
 
 class _Gradients:
@@ -251,26 +198,23 @@ class _Gradients:
     def __init__(self, recipe: _Recipe) -> None:
         self.recipe = recipe
         self.weight, self.bias = torch.zeros_like(recipe.weight), torch.zeros_like(recipe.bias)
-        self.of_dropped = recipe.dropped.zeros()
-        self.of_whole = None if recipe.whole is None else recipe.whole.zeros()
+        self.sums = [part.zeros() for part in (recipe.dropped, *recipe.whole)]
 
-    def add(self, videos: slice, texts: slice, gradient: Tensor, piece: _Piece) -> None:
-        """Add the contribution of the gradient (v, n, Q, D) of a tile after its LayerNorm."""
-        recipe, size = self.recipe, [gradient.shape[-1]]
+    def add(self, videos: slice, texts: slice, gradient: Tensor, made: tuple[Tensor, ...]) -> None:
+        """Add the contribution of the gradient (v, n, Q, D) of a tile after its LayerNorm, given what was `made`."""
+        (staying, before, _, mean, scale), recipe, size = made, self.recipe, [gradient.shape[-1]]
         gradient, weight, bias = torch.ops.aten.native_layer_norm_backward(
-            gradient, piece.before, size, piece.mean, piece.scale, recipe.weight, recipe.bias, [True, True, True]
+            gradient, before, size, mean, scale, recipe.weight, recipe.bias, [True, True, True]
         )
         self.weight += weight
         self.bias += bias
-        if recipe.whole is not None and self.of_whole is not None:
-            recipe.whole.add_gradients(self.of_whole, videos, texts, gradient)
-        gradient.mul_(piece.staying)
-        recipe.dropped.add_gradients(self.of_dropped, videos, texts, gradient)
+        for whole, sums in zip(recipe.whole, self.sums[1:], strict=True):
+            whole.add_gradients(sums, videos, texts, gradient)
+        recipe.dropped.add_gradients(self.sums[0], videos, texts, gradient.mul_(staying))
 
-    def all(self) -> tuple[Tensor | None, ...]:
+    def all(self) -> tuple[Tensor, ...]:
         """Return the gradients in the order of a recipe, without eps and the dropout mask."""
-        of_whole = (None, None) if self.of_whole is None else self.of_whole[:2]
-        return (self.weight, self.bias, *self.of_dropped[:2], *of_whole)
+        return self.weight, self.bias, *(tensor for sums in self.sums for tensor in sums[:2])
 
 
 class _Normalized(torch.autograd.Function):
@@ -282,7 +226,7 @@ class _Normalized(torch.autograd.Function):
         *pairs, size = recipe.staying.shape
         result = recipe.weight.new_empty(*pairs, size if weight is None else len(weight))
         for videos, texts in recipe.pieces():
-            normalized = recipe.made(videos, texts).normalized
+            normalized = recipe.made(videos, texts)[2]
             result[videos, texts] = normalized if weight is None else F.linear(normalized, weight, bias)
         ctx.save_for_backward(weight, bias, *tensors)
         ctx.eps = eps
@@ -297,14 +241,14 @@ class _Normalized(torch.autograd.Function):
         of_weight = None if weight is None else torch.zeros_like(weight)
         of_bias = None if bias is None else torch.zeros_like(bias)
         for videos, texts in recipe.pieces():
-            piece, behind = recipe.made(videos, texts), gradient[videos, texts].contiguous()
+            made, behind = recipe.made(videos, texts), gradient[videos, texts].contiguous()
             if of_weight is not None:
                 rows = behind.flatten(0, 2)
-                of_weight.addmm_(rows.T, piece.normalized.flatten(0, 2))
+                of_weight.addmm_(rows.T, made[2].flatten(0, 2))
                 if of_bias is not None:
                     of_bias += rows.sum(0)
                 behind = behind @ weight
-            gradients.add(videos, texts, behind, piece)
+            gradients.add(videos, texts, behind, made)
         return (None, of_weight, of_bias, None, *gradients.all())
 
 
@@ -318,7 +262,7 @@ class _Products(torch.autograd.Function):
         products = vectors.new_empty(videos, texts, vectors.shape[1], slots)
         lengths = vectors.new_empty(videos, texts, 1, slots) if to_unit else None
         for few, some in recipe.pieces():
-            normalized = recipe.made(few, some).normalized
+            normalized = recipe.made(few, some)[2]
             met = torch.bmm(vectors[some], _by_text(normalized).transpose(1, 2))  # (n, T, v Q)
             products[few, some] = met.unflatten(2, (-1, slots)).permute(2, 0, 1, 3)
             if lengths is not None:
@@ -341,14 +285,15 @@ class _Products(torch.autograd.Function):
             shrinking = (gradient * products).sum(2) / lengths[:, :, 0]
             shrinking = (shrinking * (lengths[:, :, 0] > COSINE_EPS)).unsqueeze(-1)
         for few, some in recipe.pieces():
-            piece = recipe.made(few, some)
+            made = recipe.made(few, some)
+            normalized = made[2]
             met = gradient[few, some].permute(1, 2, 0, 3).flatten(2)  # (n, T, v Q)
-            of_vectors[some].baddbmm_(met, _by_text(piece.normalized))
+            of_vectors[some].baddbmm_(met, _by_text(normalized))
             behind = torch.bmm(met.transpose(1, 2), vectors[some])
-            behind = behind.unflatten(1, (-1, piece.normalized.shape[2])).transpose(0, 1).contiguous()
+            behind = behind.unflatten(1, (-1, normalized.shape[2])).transpose(0, 1).contiguous()
             if shrinking is not None:
-                behind.addcmul_(piece.normalized, shrinking[few, some], value=-1)
-            gradients.add(few, some, behind, piece)
+                behind.addcmul_(normalized, shrinking[few, some], value=-1)
+            gradients.add(few, some, behind, made)
         return (None, None, of_vectors, None, *gradients.all())
 
 

@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.pairwise.base import DropoutPer, Pairwise, at_least_float32, parameters_of
+from tvr_lightning.pairwise.base import DropoutPer, Pairwise, at_least_float32, parameters_like, parameters_of, total
 from tvr_lightning.pairwise.basis_terms import BasisTerm, BasisTerms
 from tvr_lightning.pairwise.dense import DensePairVectors
-from tvr_lightning.pairwise.dropout_masks import drop, left_over, staying
+from tvr_lightning.pairwise.dropout_masks import dropout_mask
 from tvr_lightning.pairwise.dropout_vectors import DroppedPairVectors, Summed
 
 
@@ -47,11 +47,6 @@ class PairVectors(Pairwise):
         self.offset = offset
         self._like = like
         self._thin: Summed | None = None
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Return the shape (M, N, Q)."""
-        return self.videos, self.texts, self.slots
 
     @classmethod
     @override
@@ -87,7 +82,7 @@ class PairVectors(Pairwise):
         offset = None if self.offset is None else self.offset - self.offset.mean()
         middle = PairVectors(self.shape, terms, offset)
         variance = middle.inner(middle).clamp(min=0) / self._like.shape[-1]
-        weight, bias = layer.weight.to(variance.dtype), layer.bias.to(variance.dtype)
+        weight, bias = parameters_like(layer, variance)
         terms = terms.map(lambda side: side.times(weight))
         scaled = PairVectors(self.shape, terms, None if offset is None else offset * weight)
         scaled = scaled.scale((variance + layer.eps).rsqrt())
@@ -97,89 +92,64 @@ class PairVectors(Pairwise):
     def dropout(self, probability: float, per: DropoutPer = "pair") -> Pairwise:
         if not probability:
             return self
-        scale = left_over(probability, self._like.device)
-        if per == "video":
-            return self._thinned(probability, scale)
         if self.terms.text is not None:
-            return DensePairVectors(drop(self.dense(times=scale).vectors, probability))
+            if per == "video":
+                raise UserError("dropout per video does not apply to vectors with a text term")
+            return self.dense().dropout(probability)
         summed = self._summed()
-        left = staying((*self.shape, summed.basis.shape[-1]), probability, summed.basis.device)
-        return DroppedPairVectors(summed._replace(basis=summed.basis * scale), left)
-
-    def _thinned(self, probability: float, scale: float) -> PairVectors:
-        """Return the vectors with some elements of each video's basis zeroed, the same for all vectors of the video."""
-        if self.terms.text is not None:
-            raise UserError("dropout per video does not apply to vectors with a text term")
-        summed = self._summed()
-        left = staying((self.videos, 1, summed.basis.shape[-1]), probability, summed.basis.device)
-        thinned = summed._replace(basis=summed.basis * (left * scale).to(self._dtype))
-        result = PairVectors(self.shape, BasisTerms(video=BasisTerm(thinned.coefficients, thinned.basis)))
-        result._thin = thinned
+        of_video = (self.videos, 1) if per == "video" else self.shape
+        mask, scale = dropout_mask((*of_video, summed.basis.shape[-1]), probability, summed.basis.device)
+        summed = summed._replace(basis=summed.basis * scale)
+        if per == "pair":
+            return DroppedPairVectors(summed, mask)
+        summed = summed._replace(basis=summed.basis * mask)
+        result = PairVectors(self.shape, BasisTerms(video=BasisTerm(summed.coefficients, summed.basis)))
+        result._thin = summed
         return result
 
     def _summed(self, alike: Summed | None = None) -> Summed:
-        """Return vectors without a text term as sums over bases of the videos.
+        """Return the terms of videos and the shared terms as sums over bases of the videos.
 
         Args:
             alike: Sums to reuse the coefficients of, if they are the same.
         """
-        of_videos = [term for term, _ in self._all_terms()]
-        basis = torch.cat([side.basis.expand(self.videos, -1, -1) for side in of_videos], dim=1)
-        of = tuple(tensor for side in self.terms if side is not None for tensor in (side.coefficients, side.factor))
-        if alike is not None and alike.basis.shape == basis.shape and len(of) == len(alike.of):
-            same = all(mine is theirs for mine, theirs in zip(of, alike.of, strict=True))
-            coefficients = alike.coefficients if same else None
-        else:
-            coefficients = None
-        if coefficients is None:
-            coefficients = torch.cat([self._full(side) for side in of_videos], dim=1)
-        return Summed(coefficients, basis, of)
+        terms = [term for term, kind in self._all_terms() if kind != "text"]
+        basis = torch.cat([term.basis.expand(self.videos, -1, -1) for term in terms], dim=1)
+        of = [tensor for term in self.terms if term is not None for tensor in (term.coefficients, term.factor)]
+        if alike is not None and alike.basis.shape == basis.shape and [*map(id, of)] == [*map(id, alike.of)]:
+            return Summed(alike.coefficients, basis, of)
+        return Summed(torch.cat([self._full(term) for term in terms], dim=1), basis, of)
 
-    def dense(self, plus: Tensor | None = None, times: float = 1.0) -> DensePairVectors:
-        """Return the vectors in element form, with K D multiplications each.
+    @property
+    def _only_texts(self) -> bool:
+        return self.terms.video is None and self.terms.shared is None and self.offset is None
 
-        Args:
-            plus: Vectors (M, N, Q, D) to add.
-            times: Factor of all vectors.
-        """
-        of_videos = [(self._full(side), side.basis) for side, kind in self._all_terms() if kind != "text"]
-        vectors = plus
-        if of_videos:
-            coefficients = torch.cat([each for each, _ in of_videos], dim=1).flatten(2).transpose(1, 2)
-            coefficients = coefficients if times == 1 else coefficients * times
-            basis = torch.cat([basis.expand(self.videos, -1, -1) for _, basis in of_videos], dim=1)
-            if vectors is None:
-                vectors = torch.bmm(coefficients, basis)
-            else:
-                vectors = torch.baddbmm(vectors.flatten(1, 2), coefficients, basis)
-            vectors = vectors.unflatten(1, (self.texts, self.slots))
-        text = self.terms.text
-        if text is not None:
-            basis = text.basis if times == 1 else text.basis * times
-            if text.coefficients is None and text.factor is None:
-                products = basis.expand(-1, self.slots, -1).unsqueeze(0)
-                products = products.expand(self.videos, -1, -1, -1) if vectors is None else products
-            else:
-                products = torch.einsum("mknq,nkd->mnqd", self._full(text), basis)
-            vectors = products if vectors is None else vectors + products
-        assert vectors is not None  # the constructor requires at least one term
-        return DensePairVectors(vectors)
+    @override
+    def dense(self) -> DensePairVectors:
+        """Return the vectors in element form, with K D multiplications each."""
+        terms, text = [], self.terms.text
+        if not self._only_texts:
+            mixed = self._summed().mixed(slice(None), slice(None))
+            terms.append(mixed.unflatten(1, (self.texts, self.slots)))
+        if text is not None and text.coefficients is None and text.factor is None:
+            terms.append(text.basis.expand(self.videos, -1, self.slots, -1))
+        elif text is not None:
+            terms.append(torch.einsum("mknq,nkd->mnqd", self._full(text), text.basis))
+        return DensePairVectors(total(terms))
 
     @override
     def __add__(self, other: Pairwise) -> Pairwise:
-        of_videos = self.terms.text is None and self.shape == (other.videos, other.texts, other.slots)
+        of_videos = self.terms.text is None and self.shape == other.shape
         if isinstance(other, DroppedPairVectors) and other.open and of_videos:
-            return other.plus(self._summed(other.dropped))
+            return DroppedPairVectors(other.dropped, other.staying, self._summed(other.dropped))
         if isinstance(other, DensePairVectors):
-            alike = self.shape == (other.videos, other.texts, other.slots)
-            return self.dense(other.vectors) if alike else self.dense() + other
+            return self.dense() + other
         assert isinstance(other, PairVectors)
         if other._thin is not None and of_videos:
             mine = self._summed(other._thin)
             if mine.coefficients is other._thin.coefficients:
-                return PairVectors(
-                    self.shape, BasisTerms(video=BasisTerm(mine.coefficients, mine.basis + other._thin.basis))
-                )
+                term = BasisTerm(mine.coefficients, mine.basis + other._thin.basis)
+                return PairVectors(self.shape, BasisTerms(video=term))
         return self._combined(other)
 
     @override
@@ -236,7 +206,7 @@ class PairVectors(Pairwise):
         if common is not None:
             shared = torch.einsum("sd,ntd->snt", common.basis, vectors)
             terms.append(torch.einsum("snt,msnq->mntq", shared, self._full(common)))
-        return _total(terms).expand(self.videos, self.texts, vectors.shape[1], self.slots)
+        return total(terms).expand(self.videos, self.texts, vectors.shape[1], self.slots)
 
     def _video_products(self, video: BasisTerm, vectors: Tensor, common: BasisTerm | None) -> Tensor:
         """Return products (M, N, T, Q) of the video term and the shared term with `vectors` (N, T, D)."""
@@ -271,31 +241,34 @@ class PairVectors(Pairwise):
     def dot_frames(self, vectors: Tensor, weight: Tensor | None = None) -> Tensor:
         vectors = vectors.to(self._dtype)
         if weight is not None and self._basis_vectors() < vectors.shape[0] * vectors.shape[1]:
-            return self._pulled_back(weight).dot_frames(vectors)
+            matrix = weight.to(self._dtype)
+            terms = self.terms.map(lambda side: side.mapped(lambda basis: basis @ matrix))
+            pulled_back = PairVectors(self.shape, terms, None if self.offset is None else self.offset @ matrix)
+            return pulled_back.dot_frames(vectors)
         if weight is not None:
             vectors = F.linear(vectors, weight.to(self._dtype))
         video, text, shared = self.terms
-        terms: list[tuple[Tensor, Tensor | None]] = []
+        found: list[tuple[Tensor, Tensor | None]] = []
         if text is not None:
             products = text.with_frames(vectors)  # (M, F, N, L)
             if text.coefficients is not None:
                 products = torch.einsum("mfnl,mlnq->mfnq", products, text.coefficients)
-            terms.append((products, text.factor))
+            found.append((products, text.factor))
         for side in (video, shared):
             if side is None:
                 continue
             products = vectors @ side.basis.transpose(-1, -2)  # (M, F, K)
             if side.coefficients is None:
-                terms.append((products.unsqueeze(2), side.factor))
+                found.append((products.unsqueeze(2), side.factor))
             else:
                 mixed = (products @ side.coefficients.flatten(2)).unflatten(2, side.coefficients.shape[2:])
-                terms.append((mixed, side.factor))
-        if len(terms) > 1 and terms[0][1] is terms[1][1]:
-            terms[:2] = [(terms[0][0] + terms[1][0], terms[0][1])]
-        values = [value if factor is None else value * factor.unsqueeze(1) for value, factor in terms]
+                found.append((mixed, side.factor))
+        if len(found) > 1 and found[0][1] is found[1][1]:
+            found[:2] = [(found[0][0] + found[1][0], found[0][1])]
+        values = [value if factor is None else value * factor.unsqueeze(1) for value, factor in found]
         if self.offset is not None:
             values.append((vectors @ self.offset)[..., None, None])
-        return _total(values).expand(self.videos, vectors.shape[1], self.texts, self.slots)
+        return total(values).expand(self.videos, vectors.shape[1], self.texts, self.slots)
 
     @override
     def logits(
@@ -328,54 +301,44 @@ class PairVectors(Pairwise):
                 else:
                     value = (products @ side.coefficients.flatten(2)).unflatten(2, side.coefficients.shape[2:])
             values.append(value if side.factor is None else value * side.factor.unsqueeze(1))
-        return _total(values).expand(self.videos, len(vectors), self.texts, self.slots)
+        return total(values).expand(self.videos, len(vectors), self.texts, self.slots)
 
     def _meeting(self) -> Callable[[int, slice, Tensor], Tensor]:
         """Return a function for the products (n, Q) of a video's vectors with vectors (n, D) of n texts."""
-        of_videos = [(side.basis, self._full(side)) for side, kind in self._all_terms() if kind != "text"]
-        bases = [basis.expand(self.videos, -1, -1) for basis, _ in of_videos]
-        rows = torch.cat(bases, dim=1) if of_videos else self._like.new_zeros(self.videos, 0, self._like.shape[-1])
-        coefficients = torch.cat([each for _, each in of_videos], dim=1) if of_videos else None
-        text = self.terms.text
-        of_texts = None if text is None else (text.basis, self._full(text))
+        text, summed = self.terms.text, None if self._only_texts else self._summed()
+        of_texts = None if text is None else self._full(text)
 
         def meet(j: int, texts: slice, vectors: Tensor) -> Tensor:
             vectors, values = vectors.to(self._dtype), []
-            if coefficients is not None:
-                values.append(((rows[j] @ vectors.T).unsqueeze(-1) * coefficients[j, :, texts]).sum(0))
-            if of_texts is not None:
-                products = of_texts[0][texts] @ vectors.unsqueeze(-1)  # (n, L, 1)
-                values.append((products * of_texts[1][j, :, texts].transpose(0, 1)).sum(1))
-            return _total(values)
+            if summed is not None:
+                products = (summed.basis[j] @ vectors.T).unsqueeze(-1)  # (K, n, 1)
+                values.append((products * summed.coefficients[j, :, texts]).sum(0))
+            if text is not None and of_texts is not None:
+                products = text.basis[texts] @ vectors.unsqueeze(-1)  # (n, L, 1)
+                values.append((products * of_texts[j, :, texts].transpose(0, 1)).sum(1))
+            return total(values)
 
         return meet
 
     @override
     def inner(self, other: Pairwise) -> Tensor:
-        if not isinstance(other, PairVectors):
-            return self._inner_with_elements(other)
+        terms: list[Tensor] = []
+        if not isinstance(other, PairVectors):  # from the products of its elements with the basis
+            if not self._only_texts:
+                summed = self._summed()
+                terms.append((other.dot_frames(summed.basis) * summed.coefficients).sum(1))
+            if self.terms.text is not None:
+                products = other.dot(self.terms.text.basis).transpose(1, 2)
+                terms.append((products * self._full(self.terms.text)).sum(1))
+            return total(terms)
         mine, theirs = self._all_terms(), other._all_terms()
-        terms = []
         for a, (first, first_kind) in enumerate(mine):
             for b, (second, second_kind) in enumerate(theirs):
                 if self is other and b < a:  # counted with its mirror image
                     continue
                 term = self._form(first, first_kind, other, second, second_kind)
                 terms.append(2 * term if self is other and b > a else term)
-        return _total(terms).expand(self.videos, self.texts, max(self.slots, other.slots))
-
-    def _inner_with_elements(self, other: Pairwise) -> Tensor:
-        """Return inner products (M, N, Q) with dense vectors, from their products with the basis."""
-        values = []
-        of_videos = [(self._full(side), side.basis) for side, kind in self._all_terms() if kind != "text"]
-        if of_videos:
-            basis = torch.cat([basis.expand(self.videos, -1, -1) for _, basis in of_videos], dim=1)
-            coefficients = torch.cat([each for each, _ in of_videos], dim=1)
-            values.append((other.dot_frames(basis) * coefficients).sum(1))
-        text = self.terms.text
-        if text is not None:
-            values.append((other.dot(text.basis).transpose(1, 2) * self._full(text)).sum(1))
-        return _total(values)
+        return total(terms).expand(self.videos, self.texts, max(self.slots, other.slots))
 
     def _form(
         self, first: BasisTerm, first_kind: str, other: PairVectors, second: BasisTerm, second_kind: str
@@ -416,12 +379,7 @@ class PairVectors(Pairwise):
 
     @override
     def materialize(self) -> Tensor:
-        result: Tensor | float = 0.0
-        for side, kind in self._all_terms():
-            axis = {"video": "mkd", "text": "nkd", "shared": "kd"}[kind]
-            result = result + torch.einsum(f"mknq,{axis}->nmqd", self._full(side), side.basis)
-        assert isinstance(result, Tensor)  # the constructor requires at least one term
-        return result
+        return self.dense().materialize()
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -431,12 +389,6 @@ class PairVectors(Pairwise):
         """Return the number of basis vectors, and of the offset."""
         counts = [side.vectors.shape[:-1].numel() for side in self.terms if side is not None]
         return sum(counts) + (self.offset is not None)
-
-    def _pulled_back(self, weight: Tensor) -> PairVectors:
-        """Return vectors whose products with any y equal the products of these vectors with `weight` y."""
-        matrix = weight.to(self._dtype)
-        terms = self.terms.map(lambda side: side.mapped(lambda basis: basis @ matrix))
-        return PairVectors(self.shape, terms, None if self.offset is None else self.offset @ matrix)
 
     def _ones(self) -> Tensor:
         return self._like.new_ones(1, 1, 1, 1).expand(self.videos, 1, self.texts, self.slots)
@@ -495,13 +447,6 @@ def _joined(first: BasisTerm | None, second: BasisTerm, slots: int) -> BasisTerm
     assert second.coefficients is not None
     coefficients = [part.expand(-1, -1, -1, slots) for part in (first.coefficients, second.coefficients)]
     return BasisTerm(torch.cat(coefficients, dim=1), torch.cat([first.basis, second.basis], dim=-2))
-
-
-def _total(terms: list[Tensor]) -> Tensor:
-    result = terms[0]  # the constructor requires at least one term
-    for term in terms[1:]:
-        result = result + term
-    return result
 
 
 def _products_by_video(
