@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 
 from tvr_lightning.data.msrvtt import MSRVTT
+from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.testing import run_processes, small
 from tvr_lightning.testing.processes import Batches, comparable, descending, join_processes, strategies, trained
@@ -112,6 +113,24 @@ def test_a_run_resumes_under_another_strategy_with_the_state_of_its_optimizer(ro
     for name, state in one["state"].items():
         for key, value in state.items():
             torch.testing.assert_close(other["state"][name][key], value, rtol=1e-3, atol=1e-6, msg=f"{name} {key}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "then"), [("ddp", "fsdp2"), ("fsdp2", "ddp")])
+def test_a_checkpoint_without_frozen_weights_resumes_under_another_strategy(root, tmp_path, first, then):
+    start = {f"encoder.{n}": t for n, t in TinyClipEncoder(width=64, vision_layers=1).state_dict().items()}
+    torch.save({"state_dict": start}, tmp_path / "start.ckpt")
+    encoder = "--model.init_args.encoder.init_args"
+    lora = (f"{encoder}.freeze=none", "--config=tuning/lora", f"{encoder}.trained_in={tmp_path / 'start.ckpt'}")
+    run = tvr("fit", "gare", first, root, tmp_path, FLOAT32, *lora)
+    path = run / "checkpoints" / "last.ckpt"
+    resume = (f"--ckpt_path={path}", "--trainer.max_epochs=3", FLOAT32, *lora)
+    other = tvr("fit", "gare", then, root, tmp_path, *resume) / "checkpoints" / "last.ckpt"
+    saved, resumed = (torch.load(file, weights_only=True) for file in (path, other))
+    assert resumed["global_step"] == 6
+    assert resumed["frozen_weights"] == saved["frozen_weights"]
+    assert resumed["state_dict"].keys() == saved["state_dict"].keys()
+    assert not saved["state_dict"].keys() & start.keys()
 
 
 def queues_of_two_devices(rank: int, world: int) -> dict[str, torch.Tensor]:

@@ -21,7 +21,8 @@ from tvr_lightning.cli import main
 from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.errors import UserError
 from tvr_lightning.synthetic import synthesize
-from tvr_lightning.training.checkpoints import CheckpointError
+from tvr_lightning.training.checkpoints import FROZEN, CheckpointError
+from tvr_lightning.training.frozen_weights import remove_frozen_weights
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -152,6 +153,25 @@ def test_a_pushed_method_scores_as_its_checkpoint_does(hub, run, tmp_path):
     assert yaml.safe_load(files["recipe.yaml"])["model"]["class_path"].endswith("XPool")
     for name in ("README.md", "config.json", "recipe.yaml", "results.json"):
         assert str(run.parents[2]) not in files[name].decode(), name
+
+
+def test_frozen_weights_of_a_file_are_pushed_too(hub, run, tmp_path):
+    """A checkpoint without frozen weights is published with them if no other machine can find them."""
+    saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    saved["hyper_parameters"]["tuning"] = {"class_path": "tvr_lightning.encoders.Frozen", "init_args": {}}
+    start = tmp_path / "start.ckpt"
+    torch.save({"state_dict": {n: t for n, t in saved["state_dict"].items() if n.startswith("encoder.")}}, start)
+    saved["hyper_parameters"]["encoder"]["init_args"]["trained_in"] = str(start)
+    module = tvr_lightning.load(run / "checkpoints" / "last.ckpt").module.requires_grad_(True)
+    module.encoder.requires_grad_(False)
+    remove_frozen_weights(saved, module)
+    assert FROZEN in saved
+    torch.save(saved, tmp_path / "small.ckpt")
+    tvr_lightning.push_to_hub(tmp_path / "small.ckpt", "user/small", results=run / "results.json")
+    start.unlink()
+    clip = write_clip(tmp_path / "a.mp4", 3)
+    back, own = tvr_lightning.load("hf:user/small"), tvr_lightning.load(run / "checkpoints" / "last.ckpt")
+    assert torch.equal(back.score("a red star", clip), own.score("a red star", clip))
 
 
 def test_what_was_fetched_once_is_there_without_a_network(hub, run, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """MTEB's runner gets the same scores of a tiny task as the method and the encoder."""
 
 from pathlib import Path
+from typing import Any
 
 import datasets
 import mteb
@@ -109,5 +110,56 @@ def test_candidates_alone_are_ranked_and_other_modalities_refused(model, clips):
     assert "0" not in found["0"]
     assert found["1"] == {}
     other = task("t2va", clips, modalities=("text", "video", "audio"))
-    with pytest.raises(UserError, match="Tiny has video and audio on one side"):
-        wrapped.index(split["corpus"], task_metadata=other.metadata)
+    heard = split["corpus"].add_column("audio", ["a.wav"] * len(clips))
+    wrapped.index(heard, task_metadata=tiny.metadata)
+    with pytest.raises(UserError, match="Tiny has audio and video on one side"):
+        wrapped.index(heard, task_metadata=other.metadata)
+
+
+def stand_in(task: Any, clips: list[Path]) -> Any:
+    """A task of MVEB with the columns of its dataset, but four videos of our own."""
+    stored = [{"path": clip.name, "bytes": clip.read_bytes()} for clip in clips]
+    ids = [str(i) for i in range(len(clips))]
+
+    def table(**columns: list) -> datasets.Dataset:
+        found = datasets.Dataset.from_dict({name: column for name, column in columns.items() if column})
+        return found.cast(
+            datasets.Features({n: datasets.Video() if "video" in n else k for n, k in found.features.items()})
+        )
+
+    kind = task.metadata.type
+    if "Retrieval" in kind or kind == "VideoCentricQA":
+        videos, texts = table(id=ids, video=stored), table(id=ids, text=TEXTS)
+        queries, corpus = (texts, videos) if task.metadata.category == "t2v" else (videos, texts)
+        ranked = None
+        if kind == "VideoCentricQA":
+            queries, ranked = table(id=ids, text=TEXTS, video=stored), dict.fromkeys(ids, ids)
+        pairs = {name: {name: 1} for name in ids}
+        rows: Any = RetrievalSplitData(corpus=corpus, queries=queries, relevant_docs=pairs, top_ranked=ranked)
+        task.dataset = {"default": dict.fromkeys(task.metadata.eval_splits, rows)}
+    else:
+        pair = kind == "VideoPairClassification"
+        columns = [task.input1_column_name, task.input2_column_name] if pair else [task.input_column_name]
+        videos = {column: (stored if column != "video2" else stored[::-1]) * 3 for column in columns}
+        rows = table(**videos, **{task.label_column_name: [0, 1, 0, 1] * 3})
+        if not pair:
+            rows = rows.cast_column(task.label_column_name, datasets.ClassLabel(names=["walk", "swim"]))
+        task.dataset = datasets.DatasetDict(dict.fromkeys({"train", *task.metadata.eval_splits}, rows))
+    task.load_data, task.data_loaded = lambda **_: None, True
+    return task
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")  # tasks with newer versions, and classes without predictions
+@pytest.mark.parametrize("number", range(19))
+def test_the_tasks_of_mveb_run_on_stand_ins(number, model, clips):
+    tasks = mteb.get_benchmark("MVEB(text, video, v1)").tasks
+    assert len(tasks) == 19
+    tiny = stand_in(tasks[number], clips)
+    wrapped = EmbeddingModel(model)
+    if tiny.metadata.type == "VideoCentricQA":
+        with pytest.raises(UserError, match="OmniVideoBenchVideoCentricQA has text and video on one side"):
+            mteb.evaluate(wrapped, tiny, cache=None, show_progress_bar=False)
+        return
+    (result,) = mteb.evaluate(wrapped, tiny, cache=None, show_progress_bar=False).task_results
+    assert 0 <= result.get_score() <= 1

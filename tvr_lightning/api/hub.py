@@ -25,12 +25,16 @@ from tvr_lightning.encoders.hub import probe
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.audit_result import NOT_AUDITED, AuditResult
 from tvr_lightning.evaluation.weights import Weights, weights_of
-from tvr_lightning.training.checkpoints import RECORD, CheckpointError, named_classes, read_checkpoint
+from tvr_lightning.search.scorer import Scorer, ScorerSource
+from tvr_lightning.training.checkpoints import FROZEN, RECORD, CheckpointError, named_classes, read_checkpoint
 
 PREFIX = "hf:"
 """Marks the name of a repository on the Hub where a checkpoint's path is expected."""
 WEIGHTS, CONFIG, RECIPE, RESULTS, CARD = "model.safetensors", "config.json", "recipe.yaml", "results.json", "README.md"
-KEPT = ("hyper_parameters", "datamodule_hyper_parameters", RECORD, "epoch", "global_step", "pytorch-lightning_version")
+KEPT = (
+    "hyper_parameters", "datamodule_hyper_parameters", RECORD, FROZEN, "epoch", "global_step",
+    "pytorch-lightning_version",
+)  # fmt: skip
 """Entries of a checkpoint that are published in addition to its tensors."""
 FOLDERS = ("root", "features", "captions")
 """Options of the data that name folders of this machine; without them, a recipe uses TVR_DATA."""
@@ -162,6 +166,10 @@ def _write(checkpoint: Path, results: Path | None, name: str, license: str | Non
         raise CheckpointError(
             f"{checkpoint} contains no recipe, which is required to publish a method ({error}). Nothing was pushed."
         ) from error
+    if FROZEN in saved and without_paths(saved["hyper_parameters"]) != saved["hyper_parameters"]:
+        # The frozen weights are in a file of this machine, so they are published too.
+        del saved[FROZEN]
+        saved["state_dict"] = Scorer(ScorerSource(checkpoint=str(checkpoint)), trust=own).module.state_dict()
     public = {key: saved[key] for key in KEPT if key in saved}
     for options in (recipe["data"]["init_args"], public["datamodule_hyper_parameters"]):
         for option in FOLDERS:

@@ -1,16 +1,21 @@
 """A trained method in Python: features and scores of files and sentences."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from tvr_lightning.api.hub import PREFIX, from_hub
+from tvr_lightning.data.batch import Media
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.search.scorer import Scorer, ScorerSource
 
-TEXTS = 256
-"""Number of texts per forward pass."""
+TEXTS, VIDEOS = 256, 16
+"""Number of texts, and of videos, per forward pass."""
+DECODERS = 4
+"""Number of threads that decode the videos of a forward pass."""
 
 
 class Model:
@@ -34,8 +39,13 @@ class Model:
 
     def encode_video(self, videos: str | Path | Sequence[str | Path]) -> VideoFeatures:
         """Return the features of M video files on the CPU, frames (M, F, D). Unreadable ones raise VideoError."""
-        paths = [videos] if isinstance(videos, str | Path) else videos
-        return VideoFeatures.cat([self.scorer.encode_videos(self.scorer.read(Path(path)).media) for path in paths])
+        paths = [Path(path) for path in ([videos] if isinstance(videos, str | Path) else videos)]
+        parts = []
+        with ThreadPoolExecutor(DECODERS) as pool:
+            for start in range(0, len(paths), VIDEOS):
+                clips = pool.map(self.scorer.read, paths[start : start + VIDEOS])
+                parts.append(self.scorer.encode_videos(Media.cat([clip.media for clip in clips])))
+        return VideoFeatures.cat(parts)
 
     def encode_text(self, texts: str | Sequence[str]) -> TextFeatures:
         """Return the features of N texts on the CPU, sentences (N, D) and words (N, W, D)."""
@@ -58,12 +68,12 @@ class Model:
         return self.scorer.score(text, video)
 
 
-def load(source: str | Path, device: str = "cpu", trust: Sequence[str] = ()) -> Model:
+def load(source: str | Path, device: str | None = None, trust: Sequence[str] = ()) -> Model:
     """Load a trained method.
 
     Args:
         source: Checkpoint written by `tvr fit` or `tvr convert`, or `hf:user/name` of a method on the Hub.
-        device: Device to run on, such as `cuda`.
+        device: Device to run on, such as `cuda`. Default: a GPU if there is one, otherwise the CPU.
         trust: Other modules whose classes the checkpoint may name; they are imported.
 
     Raises:
@@ -74,12 +84,18 @@ def load(source: str | Path, device: str = "cpu", trust: Sequence[str] = ()) -> 
     if str(source).startswith(PREFIX):
         with from_hub(str(source).removeprefix(PREFIX)) as checkpoint:
             return load(checkpoint, device, trust)
-    return Model(Scorer(ScorerSource(checkpoint=str(source)), device, trust))
+    return Model(Scorer(ScorerSource(checkpoint=str(source)), device or _device(), trust))
 
 
-def zero_shot(architecture: str = "ViT-B-32", weights: str = "openai", frames: int = 12, device: str = "cpu") -> Model:
+def zero_shot(
+    architecture: str = "ViT-B-32", weights: str = "openai", frames: int = 12, device: str | None = None
+) -> Model:
     """Return an untrained encoder with CLIP4Clip's mean pooling: the cosine of the sentence and the frames' mean.
 
-    `weights` is a file, an open_clip tag, or `none` for random weights.
+    `weights` is a file, an open_clip tag, or `none` for random weights. `device` is as for `load`.
     """
-    return Model(Scorer(ScorerSource(architecture=architecture, weights=weights, frames=frames), device))
+    return Model(Scorer(ScorerSource(architecture=architecture, weights=weights, frames=frames), device or _device()))
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from tvr_lightning.api.model import TEXTS, Model
+from tvr_lightning.api.model import TEXTS, VIDEOS, Model
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from mteb.models.model_meta import ModelMeta
 
 Features = TextFeatures | VideoFeatures
+MODALITIES = ("text", "image", "audio", "video")
+"""MTEB's names of the columns that a model may have to encode."""
 
 
 class PairwiseModel:
@@ -90,9 +92,9 @@ class EmbeddingModel:
         self.model, self.name = model, name or f"tvr-lightning/{model.name}-mean"
         self.mteb_model_meta = _meta(model, self.name, "dense")
 
-    def encode(self, inputs: Any, *, task_metadata: Any, prompt_type: Any = None, **_: Any) -> Tensor:
+    def encode(self, inputs: Any, *, task_metadata: Any, **_: Any) -> Tensor:
         """Return the (N, D) vectors of length 1 of the texts or videos in the dataset of a loader."""
-        features = _features(self.model, inputs.dataset, task_metadata, prompt_type)
+        features = _features(self.model, inputs.dataset, task_metadata)
         if isinstance(features, TextFeatures):
             return self.model.scorer.text_vectors(features)
         return self.model.scorer.video_vectors(features)
@@ -126,26 +128,32 @@ def _meta(model: Model, name: str, kind: Literal["dense", "cross-encoder"]) -> M
     )
 
 
-def _features(model: Model, dataset: Any, task_metadata: Any, prompt_type: Any) -> Features:
+def _features(model: Model, dataset: Any, task_metadata: Any, prompt_type: str | None = None) -> Features:
+    """Encode the texts or videos of a dataset; of a prompt, only the columns that the task declares count."""
     from datasets import Video
     from mteb.types import PromptType
 
-    modalities = list(task_metadata.get_modalities(None if prompt_type is None else PromptType(prompt_type)))
-    if modalities == ["text"]:
+    declared = MODALITIES if prompt_type is None else task_metadata.get_modalities(PromptType(prompt_type))
+    columns = [name for name in MODALITIES if name in dataset.column_names and name in declared]
+    if columns == ["text"]:
         titles = dataset["title"] if "title" in dataset.column_names else [None] * len(dataset)
         pairs = zip(titles, dataset["text"], strict=True)
         return model.encode_text([f"{title or ''} {text}".strip() for title, text in pairs])
-    if modalities != ["video"]:
+    if columns != ["video"]:
         raise UserError(
-            f"{task_metadata.name} has {' and '.join(modalities)} on one side. This model takes text or video, and "
-            "reads the audio from the video file."
+            f"{task_metadata.name} has {' and '.join(columns) or 'neither text nor video'} on one side. This model "
+            "takes text or video, and reads the audio from the video file."
         )
     parts = []
-    with tempfile.TemporaryDirectory() as folder:
-        for row in dataset.cast_column("video", Video(decode=False)).select_columns(["video"]):
-            path, content = row["video"].get("path"), row["video"].get("bytes")
-            if content is not None:
-                path = Path(folder) / f"video{Path(path or '').suffix}"
-                path.write_bytes(content)
-            parts.append(model.encode_video(path))
+    videos = dataset.select_columns(["video"]).cast_column("video", Video(decode=False))
+    for start in range(0, len(videos), VIDEOS):
+        with tempfile.TemporaryDirectory() as folder:
+            paths = []
+            for number, stored in enumerate(videos[start : start + VIDEOS]["video"]):
+                path = Path(stored["path"] or "")
+                if stored["bytes"] is not None:
+                    path = Path(folder) / f"{number}{path.suffix}"
+                    path.write_bytes(stored["bytes"])
+                paths.append(path)
+            parts.append(model.encode_video(paths))
     return VideoFeatures.cat(parts)

@@ -39,6 +39,7 @@ from tvr_lightning.evaluation.results import SelectOn
 from tvr_lightning.media.preparation import PREPARATION
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.option_types import Count, Options
+from tvr_lightning.training.checkpoints import FROZEN
 from tvr_lightning.training.module import check_precision
 
 datasets.import_all()
@@ -67,11 +68,14 @@ class CheckpointConfig(Options):
 
     Attributes:
         every_n_steps: number of optimizer steps between saves of `running.ckpt`; None saves only at interruptions.
+        whole: save all weights. By default, if most weights are frozen, the checkpoints contain only the others, and
+            the frozen ones of the encoder are loaded from its `weights`, as for a new run.
         resume: resumption from the newest checkpoint of this method and dataset in `results.directory`; without one, a
             new run starts. Use it for jobs that are queued again after an interruption.
     """
 
     every_n_steps: Count | None = None
+    whole: bool = False
     resume: bool = False
 
 
@@ -247,7 +251,7 @@ class Recipe:
 
     def _checkpoint_follows(self) -> Any:
         """Return the context for building encoders: if a checkpoint is evaluated, it replaces their weights."""
-        return nullcontext() if self.trained is None else weights_follow()
+        return nullcontext() if self.trained is None or FROZEN in self.trained.saved else weights_follow()
 
     def _check_linked(self, contents: Sequence[dict[str, Any]]) -> None:
         """Refuse values of the method that those of the data would replace."""

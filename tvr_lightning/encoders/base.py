@@ -50,7 +50,7 @@ class FeatureEncoder(nn.Module, ABC):
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of `configuration()` and all weights, gathered if sharded: call it on every rank."""
-        return fingerprint(self.configuration(), self)
+        return fingerprint(self.configuration(), self.state_dict())
 
 
 class Encoder(FeatureEncoder):
@@ -155,15 +155,15 @@ class Encoder(FeatureEncoder):
         """Refuse a precision or strategy (Lightning's names) that is not supported with the constructor's options."""
 
 
-def fingerprint(configuration: Mapping[str, object], module: nn.Module) -> str:
-    """Return the hexadecimal SHA-256 of named settings and of all weights and buffers (any shapes) of a module.
+def fingerprint(configuration: Mapping[str, object], state: Mapping[str, Tensor]) -> str:
+    """Return the hexadecimal SHA-256 of named settings and of named weights and buffers (any shapes).
 
     Sharded weights are gathered, so every rank must call it.
     """
     digest = hashlib.sha256()
     for key, value in sorted(configuration.items()):
         digest.update(f"{key}={value!r};".encode())
-    for name, tensor in sorted(module.state_dict().items()):
+    for name, tensor in sorted(state.items()):
         whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
         whole = cast(Tensor, whole).detach().cpu().contiguous()
         digest.update(f"{name}:{whole.dtype}:{tuple(whole.shape)};".encode())

@@ -99,7 +99,7 @@ class Captioner:
             "images": sorted(processor.image_processor.to_dict().items()),
             "generation": sorted(generation.items()),
         }
-        self.weights_hash = fingerprint(rules, model)[:16]
+        self.weights_hash = fingerprint(rules, model.state_dict())[:16]
 
     @torch.no_grad()
     def describe(self, segments: Tensor, prompt: str, max_new_tokens: int) -> list[str]:

@@ -49,7 +49,7 @@ def method_fingerprint(module: nn.Module, encoder: Encoder, options: Mapping[str
     """Return the fingerprint of a method: its options, its encoder's configuration, and the weights of both."""
     decided = repr((sorted(options.items()), sorted(encoder.configuration().items())))
     name = f"{type(module).__name__} {hashlib.sha256(decided.encode()).hexdigest()[:12]}"
-    return {"method": name, "weights": fingerprint({}, module)[:16]}
+    return {"method": name, "weights": fingerprint({}, module.state_dict())[:16]}
 
 
 def check_store(store: FeatureStore, encoder: Encoder, audio_encoder: AudioEncoder | None = None) -> str:

@@ -92,6 +92,7 @@ class Run:
         recipe.check(None if command == "fit" else command)
         built = recipe.build()
         self.model: Any = built.model
+        self.model.whole_checkpoints = self.config.checkpoints.whole
         self.datamodule = built.data
         self._trainer_options = vars(built.trainer)
         self.checkpoint_io = AtomicCheckpointIO()

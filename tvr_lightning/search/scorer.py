@@ -3,6 +3,7 @@
 import dataclasses
 from argparse import ArgumentError
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -31,6 +32,7 @@ from tvr_lightning.option_types import FrameSampling
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.store import Fingerprint
 from tvr_lightning.training.checkpoints import (
+    FROZEN,
     CheckpointError,
     check_arguments,
     check_classes,
@@ -176,7 +178,7 @@ def _from_checkpoint(path: Path, trusted: Sequence[str]) -> tuple[RetrievalModul
         raise SearchError(f"{path} does not record its encoder. Convert it again, or train with tvr fit.")
     check_arguments(path, kind, saved["hyper_parameters"])
     try:
-        with weights_follow():
+        with nullcontext() if FROZEN in saved else weights_follow():
             module = kind.load_from_checkpoint(path, map_location="cpu", weights_only=True)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error

@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from tvr_lightning.data.batch import PairBatch
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.extract.fingerprint import check_store
-from tvr_lightning.training.checkpoints import CheckpointError
+from tvr_lightning.training.checkpoints import FROZEN, CheckpointError, read_checkpoint
+from tvr_lightning.training.frozen_weights import add_frozen_weights, remove_frozen_weights
 from tvr_lightning.training.loss_check import LossCheck
 from tvr_lightning.training.optim import OptimizerConfig, build_optimizer
 from tvr_lightning.training.options import other_options, plain_options
@@ -55,6 +57,8 @@ class RecipeModule(LightningModule):
     words: int
     monitor = "val/t2v_R@1"
     """Metric that selects the best checkpoint."""
+    whole_checkpoints = False
+    """Whether checkpoints contain frozen weights that are also in the file or tag of an encoder."""
     trains_all_parameters = True
     """Whether every trainable parameter gets a gradient in every step, as DDP requires by default."""
 
@@ -111,6 +115,7 @@ class RecipeModule(LightningModule):
         if self.device_mesh is not None:
             half = str(self.trainer.precision) == "bf16-mixed"
             shard(self, self.device_mesh["data_parallel"], torch.bfloat16 if half else torch.float32)
+            self.strict_loading = False  # on_load_checkpoint compares the names
 
     @override
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -134,8 +139,10 @@ class RecipeModule(LightningModule):
         kind = str(saved.get("_class_path", own)).rpartition(".")[2]
         if kind != own:
             raise CheckpointError(f"the checkpoint contains {kind}, but the recipe builds {own}")
-        if "state_dict" not in checkpoint:  # ModelParallelStrategy has loaded the weights already
-            return
+        if is_sharded(self):  # ModelParallelStrategy has loaded the weights already
+            checkpoint = read_checkpoint(Path(str(self.trainer.ckpt_path)))
+        if FROZEN in checkpoint:
+            add_frozen_weights(checkpoint, self)
         expected, found = (
             {name: tuple(tensor.shape) for name, tensor in state.items()}
             for state in (self.state_dict(), checkpoint["state_dict"])
@@ -175,6 +182,8 @@ class RecipeModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # The loss of an accumulated step may still be pending.
         self.loss_check.finish()
+        if not self.whole_checkpoints:
+            remove_frozen_weights(checkpoint, self)
         if checkpoint.get("optimizer_states"):  # not in checkpoints of weights alone
             for state, optimizer in zip(checkpoint["optimizer_states"], self.trainer.optimizers, strict=True):
                 _name_parameters(state, self, optimizer)

@@ -56,6 +56,7 @@ from tvr_lightning.methods.gaid.model import GAIDHead, branch_losses
 from tvr_lightning.methods.gaid.options import STP, GAIDOptions, NoFusion, NoPerturbation
 from tvr_lightning.methods.released import CaptionedVideos, own_cosines, score_captioned
 from tvr_lightning.methods.xpool import Query
+from tvr_lightning.training.checkpoints import FROZEN
 
 AUDIO = "audio_encoder."
 """Prefix of the audio encoder's tensors."""
@@ -139,7 +140,8 @@ class GAID(RetrievalModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         state = checkpoint.get("state_dict")
         # Authors' checkpoints do not contain the audio encoder.
-        if self.audio_encoder is not None and state is not None and not any(n.startswith(AUDIO) for n in state):
+        absent = FROZEN not in checkpoint and not any(name.startswith(AUDIO) for name in state or ())
+        if self.audio_encoder is not None and state is not None and absent:
             self.audio_encoder.load_weights()
             state |= {f"{AUDIO}{name}": tensor for name, tensor in self.audio_encoder.state_dict().items()}
         super().on_load_checkpoint(checkpoint)

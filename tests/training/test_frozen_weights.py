@@ -1,0 +1,113 @@
+"""Checkpoints that hold what is trained: their size, what they load, and what they refuse."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from search_parts import write_clip
+
+import tvr_lightning
+from tvr_lightning.cli import main
+from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.testing.small import method_recipes, synthetic_data
+from tvr_lightning.training.checkpoints import FROZEN, CheckpointError
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+SIZES = {"width": 64, "image_size": 32, "text_layers": 4, "vision_layers": 2}
+
+
+def pretrained(path: Path, seed: int = 1) -> Path:
+    torch.manual_seed(seed)
+    weights = TinyClipEncoder(**SIZES).state_dict()
+    torch.save({"state_dict": {f"encoder.{name}": tensor for name, tensor in weights.items()}}, path)
+    return path
+
+
+def fit(recipe: Path | str, folder: Path, weights: Path | None, *options: str) -> Path:
+    """Train one epoch with LoRA, and return the folder of the run."""
+    encoder = {"class_path": "TinyClipEncoder", "init_args": SIZES | {"trained_in": weights and str(weights)}}
+    words = [
+        "fit", f"--config={recipe}", "--config=fixture", "--config=tuning/lora",
+        f"--model.init_args.encoder={json.dumps(encoder)}", f"--data.init_args.root={synthetic_data().name}",
+        "--data.init_args.frames=2", "--data.init_args.batch_size=8", "--data.init_args.num_workers=0",
+        "--data.init_args.max_train_videos=16", "--trainer.accelerator=cpu", "--trainer.max_epochs=1",
+        "--trainer.check_val_every_n_epoch=1", f"--results.directory={folder}", *options,
+    ]  # fmt: skip
+    assert main(words) == 0
+    (run,) = folder.glob("*/version_0")
+    return run
+
+
+def tables(run: Path) -> list[dict]:
+    files = [run / "results.json", *sorted(run.glob("test/*/results.json"))]
+    return [json.loads(file.read_text())["text_to_video"] for file in files]
+
+
+def total(weights: dict[str, torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in weights.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", method_recipes(RECIPES))
+def test_every_method_with_lora_is_tested_from_its_small_checkpoint(title, tmp_path):
+    start = pretrained(tmp_path / "start.ckpt")
+    queue = ["--model.init_args.contrast.init_args.queue_size=64"] if title.startswith("NCL") else []
+    run = fit(method_recipes(RECIPES)[title], tmp_path / "runs", start, *queue)
+    checkpoint = run / "checkpoints" / "last.ckpt"
+    assert FROZEN in torch.load(checkpoint, weights_only=True)
+    assert main(["test", f"--ckpt_path={checkpoint}"]) == 0
+    alone, again = tables(run)
+    assert alone == again
+    # The checkpoint has the method's own layers, their optimizer state, and LoRA.
+    assert checkpoint.stat().st_size < start.stat().st_size / 3, checkpoint.stat().st_size
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("lora")
+    return fit("xpool", folder / "runs", pretrained(folder / "start.ckpt"))
+
+
+def test_a_checkpoint_has_what_is_trained_and_all_buffers(run, tmp_path):
+    saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    model = tvr_lightning.load(run / "checkpoints" / "last.ckpt").module
+    missing = model.state_dict().keys() - saved["state_dict"].keys()
+    assert missing == {n for n, _ in model.encoder.named_parameters("encoder") if not n.endswith((".down", ".up"))}
+    whole = fit("xpool", tmp_path, run.parents[2] / "start.ckpt", "--checkpoints.whole=true")
+    everything = torch.load(whole / "checkpoints" / "last.ckpt", weights_only=True)
+    assert FROZEN not in everything
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, everything["state_dict"][name]), name
+
+
+def test_random_weights_are_saved(tmp_path):
+    saved = torch.load(fit("xpool", tmp_path, None) / "checkpoints" / "last.ckpt", weights_only=True)
+    assert FROZEN not in saved
+    assert total(saved["state_dict"]) > 10 * total({n: t for n, t in saved["state_dict"].items() if "head" in n})
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_a_small_checkpoint_is_indexed_and_resumed(run, tmp_path):
+    checkpoint = run / "checkpoints" / "last.ckpt"
+    write_clip(tmp_path / "videos" / "a.mp4", 1)
+    index = ["index", str(tmp_path / "videos"), "--out", str(tmp_path / "index"), "--num_workers=1"]
+    assert main([*index, f"--ckpt_path={checkpoint}"]) == 0
+    start = run.parents[2] / "start.ckpt"
+    more = fit("xpool", tmp_path / "runs", start, f"--ckpt_path={checkpoint}", "--trainer.max_epochs=2")
+    resumed = torch.load(more / "checkpoints" / "last.ckpt", weights_only=True)
+    assert resumed["epoch"] == 1
+    assert resumed[FROZEN] == torch.load(checkpoint, weights_only=True)[FROZEN]
+
+
+def test_other_frozen_weights_are_refused_in_one_sentence(run, tmp_path, capsys):
+    other = pretrained(tmp_path / "other.ckpt", seed=2)
+    checkpoint = run / "checkpoints" / "last.ckpt"
+    words = ["test", f"--ckpt_path={checkpoint}", f"--model.init_args.encoder.init_args.trained_in={other}"]
+    assert main(words) == 1
+    assert "the frozen weights of this encoder are not those of its training" in capsys.readouterr().err
+    saved = torch.load(checkpoint, weights_only=True)
+    saved["hyper_parameters"]["encoder"]["init_args"]["trained_in"] = str(other)
+    torch.save(saved, tmp_path / "changed.ckpt")
+    with pytest.raises(CheckpointError, match=r"changed\.ckpt: .*frozen weights of this encoder are not those"):
+        tvr_lightning.load(tmp_path / "changed.ckpt")

@@ -1,0 +1,39 @@
+"""Encoder of a trained method as an open_clip checkpoint."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from open_clip import CoCa
+from torch.nn.utils import parametrize
+
+from tvr_lightning.api.model import load
+from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
+from tvr_lightning.encoders.tuning import AdapterLayers
+from tvr_lightning.errors import UserError
+
+
+def merge(checkpoint: str | Path, out: str | Path, trust: Sequence[str] = ()) -> None:
+    """Write the encoder of a trained method, with the changes of LoRA, as a file for open_clip's `load_checkpoint`.
+
+    Args:
+        checkpoint: Checkpoint or `hf:user/name`, as for `load`.
+        out: File to write.
+        trust: Modules whose classes the checkpoint may name, as for `load`.
+
+    Raises:
+        UserError: The encoder is not an open_clip model, or has layers that open_clip does not have.
+    """
+    module = load(checkpoint, trust=trust).module
+    encoder = module.encoder
+    if not isinstance(encoder, OpenClipEncoder) or isinstance(encoder.clip, CoCa):
+        raise UserError(f"{checkpoint}: open_clip cannot load {type(encoder).__name__}, or needs CoCa's text decoder.")
+    if encoder.patch_shift is not None or any(isinstance(part, AdapterLayers) for part in encoder.modules()):
+        raise UserError(f"{checkpoint}: open_clip has no model with adapters or patch_shift. Tune with LoRA instead.")
+    for part in list(encoder.modules()):
+        for name in list(getattr(part, "parametrizations", ())):
+            parametrize.remove_parametrizations(part, name)
+    state = {**encoder.clip.state_dict(), "logit_scale": module.temperature.logit_scale.detach().reshape(())}
+    if bias := encoder.initial_logit_bias():
+        state["logit_bias"] = torch.tensor(bias)
+    torch.save(state, out)
