@@ -5,8 +5,8 @@ import torch
 from torch.nn.functional import normalize
 
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
-from tvr_lightning.methods.gare import GapIncrement, GAREOptions
 from tvr_lightning.methods.gare.model import GAREHead
+from tvr_lightning.methods.gare.options import GapIncrement, GAREOptions
 from tvr_lightning.pairwise.two_stage import candidate_recall, nearest, score_candidates
 
 N, M, D = 9, 13, 16
