@@ -23,8 +23,8 @@ from mechanisms_heads import TEXT_TO_VIDEO, VIDEO_TO_TEXT, Head, outcome
 from mechanisms_page import estimate
 from mechanisms_worlds import make_world
 
-from tvr_lightning.methods.gare import GapIncrement
-from tvr_lightning.methods.tcmgc import LanguageVideoAttention, TCMGCOptions
+from tvr_lightning.methods.gare.options import GapIncrement
+from tvr_lightning.methods.tcmgc.options import LanguageVideoAttention, TCMGCOptions
 from tvr_lightning.methods.xpool import XPoolOptions
 
 DROPOUT, RATE = 0.3, 1e-3

@@ -10,12 +10,11 @@ from typing import Any
 from mechanisms_heads import Head, MeanPooled
 
 from tvr_lightning.layers.stochastic import Normal
-from tvr_lightning.methods.dpdv import Divergence, DPDVOptions, EveryPatch
-from tvr_lightning.methods.gaid import DASP, GAIDOptions, GatedFusion, NoFusion, NoPerturbation
-from tvr_lightning.methods.gare import Bottleneck, GAREOptions, NoIncrement, TextIncrement
-from tvr_lightning.methods.gare import MeanPooling as MeanOfFrames
-from tvr_lightning.methods.tcmgc import Decorrelation, LanguageVideoAttention, TCMGCOptions
-from tvr_lightning.methods.tcmgc.options import ScoreScale
+from tvr_lightning.methods.dpdv.options import Divergence, DPDVOptions, EveryPatch
+from tvr_lightning.methods.gaid.options import DASP, GAIDOptions, GatedFusion, NoFusion, NoPerturbation
+from tvr_lightning.methods.gare.options import Bottleneck, GAREOptions, NoIncrement, TextIncrement
+from tvr_lightning.methods.gare.options import MeanPooling as MeanOfFrames
+from tvr_lightning.methods.tcmgc.options import Decorrelation, LanguageVideoAttention, ScoreScale, TCMGCOptions
 from tvr_lightning.methods.tmass import TMASSOptions
 from tvr_lightning.methods.xpool import XPoolOptions
 

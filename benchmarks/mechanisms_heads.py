@@ -18,11 +18,11 @@ from tvr_lightning.evaluation.normalization import Normalizer, SinkhornBias
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.methods import DPDV, GAID, GARE, NCL, TCMGC, TMASS, CLIP4Clip, XPool
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.dpdv import DPDVOptions
 from tvr_lightning.methods.dpdv.captions import Captions
-from tvr_lightning.methods.gaid import GAIDOptions, NoFusion
-from tvr_lightning.methods.gare import GAREOptions, NoIncrement
-from tvr_lightning.methods.tcmgc import TCMGCOptions
+from tvr_lightning.methods.dpdv.options import DPDVOptions
+from tvr_lightning.methods.gaid.options import GAIDOptions, NoFusion
+from tvr_lightning.methods.gare.options import GAREOptions, NoIncrement
+from tvr_lightning.methods.tcmgc.options import TCMGCOptions
 from tvr_lightning.methods.tmass import TMASSOptions
 from tvr_lightning.methods.xpool import XPoolOptions
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.gaid import GAIDOptions
 from tvr_lightning.methods.gaid.model import GAIDHead
+from tvr_lightning.methods.gaid.options import GAIDOptions
 from tvr_lightning.methods.xpool import XPoolOptions
 
 

@@ -15,8 +15,9 @@ from torch.distributions import Independent, Normal, kl_divergence
 from torch.nn.functional import dropout, normalize
 
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.gare import GARE, GapIncrement, GAREOptions, LogMeanExp, Variance
+from tvr_lightning.methods.gare.method import GARE
 from tvr_lightning.methods.gare.model import GAREHead
+from tvr_lightning.methods.gare.options import GapIncrement, GAREOptions, LogMeanExp, Variance
 from tvr_lightning.training.losses import info_nce
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, normalize
 
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.tcmgc import LanguageVideoAttention, TCMGCOptions
 from tvr_lightning.methods.tcmgc.model import TCMGCHead
+from tvr_lightning.methods.tcmgc.options import LanguageVideoAttention, TCMGCOptions
 
 SCALE = torch.tensor(100.0)
 

@@ -23,7 +23,8 @@ import tvr_lightning
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.evaluation.two_stage import nearest, score_candidates
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.gare import GARE, GAREOptions
+from tvr_lightning.methods.gare.method import GARE
+from tvr_lightning.methods.gare.options import GAREOptions
 from tvr_lightning.search.vectors import LanceStore, VectorStore
 
 WIDTH, FRAMES, TOP = 512, 12, 10

@@ -32,8 +32,8 @@ from tvr_lightning.data import MSRVTT
 from tvr_lightning.data.batch import Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders import ClipEncoder, Encoder, TinyClipEncoder
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.gare import GapIncrement, GAREOptions
-from tvr_lightning.methods.tcmgc import LanguageVideoAttention, TCMGCOptions
+from tvr_lightning.methods.gare.options import GapIncrement, GAREOptions
+from tvr_lightning.methods.tcmgc.options import LanguageVideoAttention, TCMGCOptions
 from tvr_lightning.methods.tmass import TMASSOptions
 from tvr_lightning.methods.xpool import XPoolOptions
 from tvr_lightning.pairwise import DensePairVectors, PairVectors

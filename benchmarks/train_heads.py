@@ -31,8 +31,8 @@ from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, Scores
 from tvr_lightning.methods import GARE, TCMGC, XPool
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.gare import GapIncrement, GAREOptions
-from tvr_lightning.methods.tcmgc import LanguageVideoAttention, TCMGCOptions
+from tvr_lightning.methods.gare.options import GapIncrement, GAREOptions
+from tvr_lightning.methods.tcmgc.options import LanguageVideoAttention, TCMGCOptions
 from tvr_lightning.methods.xpool import XPoolOptions
 from tvr_lightning.pairwise import DropoutPer
 from tvr_lightning.training.losses import info_nce

@@ -14,7 +14,7 @@ from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods import GARE
-from tvr_lightning.methods.gare import GAREOptions
+from tvr_lightning.methods.gare.options import GAREOptions
 from tvr_lightning.reproduce.profile.costs import measure_costs, random_batch
 from tvr_lightning.reproduce.profile.estimate import (
     Estimate,

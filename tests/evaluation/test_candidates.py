@@ -6,8 +6,8 @@ from torch.nn.functional import normalize
 
 from tvr_lightning.evaluation.two_stage import nearest, score_candidates
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
-from tvr_lightning.methods.gare import GapIncrement, GAREOptions
 from tvr_lightning.methods.gare.model import GAREHead
+from tvr_lightning.methods.gare.options import GapIncrement, GAREOptions
 
 N, M, D = 9, 13, 16
 

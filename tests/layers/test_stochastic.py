@@ -7,7 +7,6 @@ from tvr_lightning.layers.stochastic import (
     Normal,
     Radius,
     Uniform,
-    drawn_text,
     support_text,
     trial_cosines,
     trial_draws,
@@ -78,16 +77,10 @@ def test_trial_cosines_are_those_of_the_drawn_texts(pair_vectors):
     drawn = text + radius.unsqueeze(1) * draws[:, None]  # (M, K, N, D)
     expected = torch.cosine_similarity(drawn, video.unsqueeze(1), dim=-1)
     torch.testing.assert_close(trial_cosines(text, radius, video, draws), expected)
-    own = draws[:, None].expand(M, K, N, D)  # draws of each pair, here all alike
-    torch.testing.assert_close(trial_cosines(text, radius, video, own), expected)
-    best = expected.argmax(1)
-    chosen = drawn.gather(1, best[:, None, :, None].expand(-1, 1, -1, D)).squeeze(1)
-    torch.testing.assert_close(drawn_text(text, radius, draws, best), chosen)
-    torch.testing.assert_close(drawn_text(text, radius, own, best), chosen)
 
 
 def test_the_support_text_lies_on_the_way_to_the_video_as_far_as_the_radius():
     text, video = torch.randn(N, D), torch.randn(N, D)
-    moved = support_text(text, video, torch.full((N, D), 2.0).log()) - text
+    moved = support_text(text, video, torch.full((N, D), 2.0)) - text
     torch.testing.assert_close(moved.norm(dim=-1), torch.full((N,), 2.0))
     torch.testing.assert_close(torch.cosine_similarity(moved, video - text, dim=-1), torch.ones(N))

@@ -21,8 +21,10 @@ from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.patch_selector import PatchSelection
-from tvr_lightning.methods.dpdv import (
-    DPDV,
+from tvr_lightning.methods.dpdv.captions import Captions, nonempty
+from tvr_lightning.methods.dpdv.method import DPDV
+from tvr_lightning.methods.dpdv.model import DPDVHead, caption_order, recover_frames, spot_frames, view_divergence
+from tvr_lightning.methods.dpdv.options import (
     AveragePatches,
     Divergence,
     DPDVOptions,
@@ -30,8 +32,6 @@ from tvr_lightning.methods.dpdv import (
     PatchMerging,
     SelectedPatches,
 )
-from tvr_lightning.methods.dpdv.captions import Captions, nonempty
-from tvr_lightning.methods.dpdv.model import DPDVHead, caption_order, recover_frames, spot_frames, view_divergence
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.losses import info_nce
 from tvr_lightning.training.options import plain_options

@@ -16,9 +16,10 @@ from tvr_lightning.data.batch import Media, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder, TinyWhisperEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.stochastic import Normal, Uniform, trial_draws
-from tvr_lightning.methods.gaid import DASP, GAID, STP, GAIDOptions, GatedFusion, NoFusion, NoPerturbation
-from tvr_lightning.methods.gaid.method import score_as_released
+from tvr_lightning.methods.gaid.method import GAID
 from tvr_lightning.methods.gaid.model import GAIDHead, branch_losses, pair_weights
+from tvr_lightning.methods.gaid.options import DASP, STP, GAIDOptions, GatedFusion, NoFusion, NoPerturbation
+from tvr_lightning.methods.tmass import score_as_released
 from tvr_lightning.methods.xpool import XPoolOptions
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
 from tvr_lightning.synthetic import synthesize

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tvr_lightning.features import VideoFeatures
-from tvr_lightning.methods.gaid import GatedFusion
 from tvr_lightning.methods.gaid.model import Gate
+from tvr_lightning.methods.gaid.options import GatedFusion
 
 M, F, D = 3, 4, 8
 

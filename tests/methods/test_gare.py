@@ -20,8 +20,15 @@ from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
-from tvr_lightning.methods.gare import (
-    GARE,
+from tvr_lightning.methods.gare.method import GARE
+from tvr_lightning.methods.gare.model import (
+    GAREHead,
+    directional_diversity,
+    norm_variance,
+    relaxed_bottleneck,
+    trust_region_step,
+)
+from tvr_lightning.methods.gare.options import (
     Bottleneck,
     GapIncrement,
     GAREOptions,
@@ -33,13 +40,6 @@ from tvr_lightning.methods.gare import (
     TextIncrement,
     TextPooling,
     Variance,
-)
-from tvr_lightning.methods.gare.model import (
-    GAREHead,
-    directional_diversity,
-    norm_variance,
-    relaxed_bottleneck,
-    trust_region_step,
 )
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
 from tvr_lightning.synthetic import synthesize

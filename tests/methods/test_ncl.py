@@ -25,9 +25,9 @@ from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.clip4clip import CLIP4ClipOptions, TightTransf
 from tvr_lightning.methods.contrast import EmptyQueueError
 from tvr_lightning.methods.drl import DRLOptions
-from tvr_lightning.methods.gaid import GAIDOptions, NoFusion
+from tvr_lightning.methods.gaid.options import GAIDOptions, NoFusion
 from tvr_lightning.methods.ncl.model import normalized_logits
-from tvr_lightning.methods.tcmgc import TCMGCOptions
+from tvr_lightning.methods.tcmgc.options import TCMGCOptions
 from tvr_lightning.methods.xclip import XCLIPOptions
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.checkpoints import CheckpointError

@@ -13,14 +13,9 @@ from safetensors.torch import load_file
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.aggregation import ISA, MeanAggregation, SoftmaxAggregation
-from tvr_lightning.methods.tcmgc import (
-    TCMGC,
-    Decorrelation,
-    LanguageVideoAttention,
-    SlotReorganization,
-    TCMGCOptions,
-)
+from tvr_lightning.methods.tcmgc.method import TCMGC
 from tvr_lightning.methods.tcmgc.model import TCMGCHead, similarity_decorrelation
+from tvr_lightning.methods.tcmgc.options import Decorrelation, LanguageVideoAttention, SlotReorganization, TCMGCOptions
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
 from tvr_lightning.training.losses import info_nce
 

@@ -17,8 +17,7 @@ from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.clip4clip import CLIP4Clip
 from tvr_lightning.methods.dpdv.method import DPDV
-from tvr_lightning.methods.video_qa import VideoQuestionAnswering
-from tvr_lightning.methods.video_qa_head import AnswerHead, words_patches
+from tvr_lightning.methods.video_qa import AnswerHead, VideoQuestionAnswering, words_patches
 from tvr_lightning.reproduce.report.figures.figure_types import draw, figures_of
 from tvr_lightning.reproduce.report.sources import read_runs
 from tvr_lightning.store import FeatureStore

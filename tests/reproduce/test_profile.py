@@ -9,8 +9,8 @@ import torch
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.methods import GAID, GARE, CLIP4Clip
-from tvr_lightning.methods.gaid import GAIDOptions, NoFusion
-from tvr_lightning.methods.gare import GAREOptions
+from tvr_lightning.methods.gaid.options import GAIDOptions, NoFusion
+from tvr_lightning.methods.gare.options import GAREOptions
 from tvr_lightning.reproduce.profile import costs as costs_module
 from tvr_lightning.reproduce.profile.costs import count_flops, measure_costs, random_batch, read_profiles
 from tvr_lightning.training.optim import OptimizerConfig

@@ -9,7 +9,7 @@ from search_parts import save_checkpoint, write_clip
 
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.methods import GARE, CLIP4Clip
-from tvr_lightning.methods.gare import GAREOptions
+from tvr_lightning.methods.gare.options import GAREOptions
 from tvr_lightning.search.indexing import index
 from tvr_lightning.search.scorer import ScorerSource
 

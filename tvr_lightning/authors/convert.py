@@ -15,8 +15,7 @@ from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.encoders.pretrained import model_configuration
 from tvr_lightning.encoders.weights import read_tensors
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.gaid import GAID
-from tvr_lightning.methods.gaid.method import AUDIO
+from tvr_lightning.methods.gaid.method import AUDIO, GAID
 from tvr_lightning.training.checkpoints import CONVERTED
 
 RECIPE_ARCHITECTURES = ("ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-L-14-336")

@@ -14,9 +14,12 @@ from tvr_lightning.layers.temporal import SeqTransf, SimilarityHeader
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.clip4clip import CLIP4Clip, CLIP4ClipOptions
 from tvr_lightning.methods.drl import DRL, DRLOptions, WeightedTokenWise
-from tvr_lightning.methods.gaid import GAID, GAIDOptions, GatedFusion
-from tvr_lightning.methods.gare import GARE, GAREOptions
-from tvr_lightning.methods.tcmgc import TCMGC, TCMGCOptions
+from tvr_lightning.methods.gaid.method import GAID
+from tvr_lightning.methods.gaid.options import GAIDOptions, GatedFusion
+from tvr_lightning.methods.gare.method import GARE
+from tvr_lightning.methods.gare.options import GAREOptions
+from tvr_lightning.methods.tcmgc.method import TCMGC
+from tvr_lightning.methods.tcmgc.options import TCMGCOptions
 from tvr_lightning.methods.tmass import TMASS, TMASSOptions
 from tvr_lightning.methods.ucofia import UCoFiA, UCoFiAOptions
 from tvr_lightning.methods.xclip import XCLIP, XCLIPOptions

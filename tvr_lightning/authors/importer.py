@@ -17,7 +17,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.layers.temporal import MeanP, SeqLSTM, SeqTransf, SimilarityHeader
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.clip4clip import TightTransf
-from tvr_lightning.methods.gaid import GAID
+from tvr_lightning.methods.gaid.method import GAID
 from tvr_lightning.methods.ucofia import UCoFiA
 
 

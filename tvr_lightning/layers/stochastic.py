@@ -102,9 +102,9 @@ class Radius(nn.Module):
         return (self.theta * mean).expand(*similarity.shape[:-1], self.dimension)
 
 
-def support_text(text: Tensor, video: Tensor, log_radius: Tensor) -> Tensor:
+def support_text(text: Tensor, video: Tensor, radius: Tensor) -> Tensor:
     """Return the point t + (v - t) / |v - t| R (B, D) on the edge of a text region (T-MASS, trainer_stochastic.py)."""
-    return text + unit(video - text) * log_radius.exp()
+    return text + unit(video - text) * radius
 
 
 def trial_cosines(text: Tensor, radius: Tensor, video: Tensor, draws: Tensor) -> Tensor:
@@ -114,22 +114,11 @@ def trial_cosines(text: Tensor, radius: Tensor, video: Tensor, draws: Tensor) ->
         text: Texts (N, D).
         radius: Radius R (M, N, D).
         video: Pooled videos z (M, N, D).
-        draws: Samples (K, D) that all pairs share, or (M, K, N, D) of each pair.
+        draws: Samples (K, D) that all pairs share.
     """
+    draws = draws.to(text)
+    products = (text * video).sum(-1).unsqueeze(1) + ((radius * video) @ draws.T).transpose(1, 2)
+    cross, own = (radius * text) @ draws.T, radius.square() @ draws.square().T
+    square = text.square().sum(-1) + (2 * cross + own).transpose(1, 2)
     length = video.norm(dim=-1).clamp(min=COSINE_EPS).unsqueeze(1)  # (M, 1, N)
-    if draws.ndim == 4:
-        drawn = text + radius.unsqueeze(1) * draws
-        products, square = (drawn * video.unsqueeze(1)).sum(-1), drawn.square().sum(-1)
-    else:
-        products = (text * video).sum(-1).unsqueeze(1) + ((radius * video) @ draws.T).transpose(1, 2)
-        cross, own = (radius * text) @ draws.T, radius.square() @ draws.square().T
-        square = text.square().sum(-1) + (2 * cross + own).transpose(1, 2)
     return products / (square.clamp(min=COSINE_EPS**2).sqrt() * length)
-
-
-def drawn_text(text: Tensor, radius: Tensor, draws: Tensor, trial: Tensor) -> Tensor:
-    """Return the sampled texts t + sigma_trial R (M, N, D) for the chosen trial (M, N) of every pair."""
-    if draws.ndim == 2:
-        return text + radius * draws[trial]
-    index = trial[:, None, :, None].expand(-1, 1, -1, draws.shape[-1])
-    return text + radius * draws.gather(1, index).squeeze(1)

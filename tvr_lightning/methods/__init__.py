@@ -5,7 +5,7 @@ from tvr_lightning.methods.dpdv.method import DPDV
 from tvr_lightning.methods.drl import DRL
 from tvr_lightning.methods.gaid.method import GAID
 from tvr_lightning.methods.gare.method import GARE
-from tvr_lightning.methods.ncl import NCL
+from tvr_lightning.methods.ncl.method import NCL
 from tvr_lightning.methods.tcmgc.method import TCMGC
 from tvr_lightning.methods.tmass import TMASS
 from tvr_lightning.methods.ucofia import UCoFiA

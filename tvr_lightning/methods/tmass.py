@@ -17,14 +17,14 @@ Deviations:
 """
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.features import FeatureBatch, PairedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.stochastic import (
     Prior,
@@ -32,15 +32,14 @@ from tvr_lightning.layers.stochastic import (
     RadiusKind,
     Trials,
     Uniform,
-    drawn_text,
     support_text,
     trial_cosines,
     trial_draws,
 )
 from tvr_lightning.methods.base import Protocol, RetrievalModule
-from tvr_lightning.methods.released import CaptionedVideos, own_cosines, score_captioned
 from tvr_lightning.methods.xpool import Query, XPoolHead, XPoolOptions
 from tvr_lightning.option_types import NotNegative, Options, variant
+from tvr_lightning.pairwise import DensePairVectors, PairFrames, PlainFrames
 from tvr_lightning.training.losses import info_nce
 
 
@@ -64,69 +63,108 @@ class TMASSOptions(Options):
     support_weight: NotNegative = 0.8
 
 
-class TrainingScores(NamedTuple):
-    """Cosines of sampled and of support texts with the videos pooled for the texts, and the texts' regions."""
+class RegionHead(XPoolHead):
+    """X-Pool's pooling and a region around every text, which T-MASS and GAID build on (model/clip_stochastic.py).
 
-    similarity: Tensor  # (B, B)
-    support_similarity: Tensor  # (B, B)
-    log_radius: Tensor  # (B, D), of each text with its own video
-    drawn: Tensor  # (B, D)
-    support: Tensor  # (B, D)
+    Attributes:
+        radius: radius of the region from the cosines of a text with the frames; None leaves texts unchanged.
+        trains_paired: whether `fused` frames depend only on the matching text in training.
+    """
+
+    radius: Radius | None
+    trains_paired = False
+
+    def fused(self, text: Tensor, video: VideoFeatures, paired: bool = False) -> PairFrames:
+        """Return the frames of every pair for texts (N, D), or of every video for its paired text (M, D)."""
+        return PlainFrames(video.frames)
+
+    def normalized(self, text: Tensor) -> Tensor:
+        """Return the texts (N, D) that are moved."""
+        return text
+
+    def std(self, cosines: Tensor, frame_mask: Tensor) -> Tensor:
+        """Return the radius R (..., D) for cosines (..., F) of a text and its frames."""
+        assert self.radius is not None  # required by all callers
+        return self.radius(cosines, frame_mask).exp()
+
+    def perturbed(self, text: Tensor, std: Tensor, sigma: Tensor | None = None) -> Tensor:
+        """Return the moved texts, with the shape of `std`, for samples sigma."""
+        assert sigma is not None
+        return text + sigma * std
+
+    def trials(self, query: Query, video: VideoFeatures, frames: PairFrames, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines (M, K, N) of moved texts and z, and R (M, N, D), for N texts, M videos, and samples (K, D)."""
+        std = self.std(frames.cosine(query.sentence), video.frame_mask.unsqueeze(1))
+        pooled = self.pooled(query, video, frames).materialize()[:, :, 0].transpose(0, 1)
+        return trial_cosines(self.normalized(query.sentence), std, pooled, draws), std
+
+    def train_cosines(self, text: TextFeatures, video: VideoFeatures, sigma: Tensor | None = None) -> Tensor:
+        """Return cosines (2, B texts, B videos) of B matching pairs: of moved texts and of support texts.
+
+        `sigma` are samples (B, D), or None without a region, which gives cosines (1, B, B).
+        """
+        query, _ = self.prepare(text, video)
+        frames = self.fused(text.sentence, video, self.trains_paired)
+        pooled, sentence = self.pooled(query, video, frames), self.normalized(text.sentence)
+        texts = [sentence]
+        if self.radius is not None:
+            own = frames.cosine(text.sentence).diagonal(dim1=0, dim2=1).T  # (B, F): every text with its matching video
+            std = self.std(own, video.frame_mask)
+            mean = pooled.materialize().mean(0)[:, 0]  # mean of each video over the texts
+            assert sigma is not None
+            texts = [self.perturbed(sentence, std, sigma.to(sentence)), support_text(sentence, mean, std)]
+        return pooled.unit().dot(unit(torch.stack(texts, dim=1)))[..., 0].permute(2, 1, 0)
 
 
-class TMASSHead(XPoolHead):
-    """X-Pool's pooling and the region of a text (model/clip_stochastic.py)."""
+class TMASSHead(RegionHead):
+    """Cosines (N, M) of the best sample of a text and the video that is pooled for the text."""
 
-    def __init__(self, dimension: int, frames: int, options: TMASSOptions | None = None) -> None:
-        options = options or TMASSOptions()
+    radius: Radius
+
+    def __init__(self, dimension: int, frames: int, options: TMASSOptions) -> None:
         # The radius, the pooled video, and their products.
         super().__init__(dimension, frames, options.attention, extra=8 * dimension)
         self.radius = Radius(frames, dimension, options.radius)
 
-    def log_radius(self, text: Tensor, video: VideoFeatures) -> Tensor:
-        """Return log R of all pairs, (M, N, D), for texts (N, D) (released: `LinearCosRadius`)."""
-        similarity = (unit(video.frames) @ unit(text).T).transpose(1, 2)  # (M, N, F)
-        return self.radius(similarity, video.frame_mask.unsqueeze(1))
-
-    def trials(self, query: Query, video: VideoFeatures, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines (M, K, N) of sampled texts and z, and R (M, N, D), for N texts, M videos, and K draws."""
-        radius = self.log_radius(query.sentence, video).exp()
-        pooled = self.pooled(query, video).materialize()[:, :, 0].transpose(0, 1)
-        return trial_cosines(query.sentence, radius, pooled, draws), radius
-
     @override
     def score(self, text: Query, video: VideoFeatures, draws: Tensor) -> Scores:
-        # The best of draws (K, D), or of draws (m, K, n, D) if each pair has its own.
-        return Scores(self.trials(text, video, draws.to(text.sentence))[0].amax(1).T)
+        return Scores(self.trials(text, video, self.fused(text.sentence, video), draws)[0].amax(1).T)
 
-    def train_scores(self, text: TextFeatures, video: VideoFeatures, draw: Tensor) -> TrainingScores:
-        """Score B matching pairs with sampled and support texts, for samples of sigma (B, D)."""
-        sentence, pooled = text.sentence, self.pooled(self.prepare(text, video)[0], video)
-        similarity = torch.einsum("bd,bfd->bf", unit(sentence), unit(video.frames))
-        log_radius = self.radius(similarity, video.frame_mask)
-        drawn = sentence + draw.to(sentence) * log_radius.exp()
-        mean = pooled.materialize().mean(0)[:, 0]  # over the texts
-        support = support_text(sentence, mean, log_radius)
-        texts = torch.stack([unit(drawn), unit(support)], dim=1)
-        cosines = pooled.unit().dot(texts)[..., 0].permute(2, 1, 0)  # (2, B texts, B videos)
-        return TrainingScores(cosines[0], cosines[1], log_radius, drawn, support)
+
+@dataclass
+class CaptionedVideos(FeatureBatch):
+    """Features of M videos, and the query of the caption of each."""
+
+    video: VideoFeatures
+    own: Query
 
 
 def score_as_released(
-    head: TMASSHead, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures, draws: Tensor
+    head: RegionHead, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures, draws: Tensor | None
 ) -> Scores:
-    """Score with the sample that the query's pooled video selects, against the video pooled for its own caption.
+    """Score N texts against M videos that are fused (GAID) and pooled for their own captions (M).
 
-    T-MASS, modules/metrics.py, `sim_matrix_inference_stochastic`.
+    Scores then depend on the matching caption, so ground truth leaks into the ranking. Among samples (K, D), the one
+    that suits the video pooled for the query counts (T-MASS, GAID, modules/metrics.py).
     """
 
     def score(query: Query, videos: CaptionedVideos) -> Scores:
-        sigma = draws.to(query.sentence)
-        cosines, radius = head.trials(query, videos.video, sigma)
-        drawn = drawn_text(query.sentence, radius, sigma, cosines.argmax(1))
-        return own_cosines(head, drawn, videos, videos.video.frames)
+        video, sentence = videos.video, head.normalized(query.sentence)
+        frames = head.fused(videos.own.sentence, video, paired=True)
+        if draws is not None:
+            cosines, std = head.trials(query, video, frames, draws)
+            sentence = head.perturbed(sentence, std, draws.to(sentence)[cosines.argmax(1)])
+        elif head.radius is not None:
+            std = head.std(frames.cosine(query.sentence), video.frame_mask.unsqueeze(1))
+            sentence = head.perturbed(sentence, std)
+        alone = DensePairVectors(videos.own.queries.unsqueeze(1))  # (M, 1, 1, D): one text per video
+        pooled = head.attention(alone, frames, video.frame_mask).materialize()[0, :, 0]
+        return Scores((unit(sentence) * unit(pooled).unsqueeze(1)).sum(-1).T)
 
-    return score_captioned(head, score, text, video, own_text)
+    with torch.autocast(text.sentence.device.type, enabled=False):
+        queries, videos = head.prepare(text.float(), video.float())
+        own, _ = head.prepare(own_text.float(), videos)
+        return head.in_blocks(score, queries, CaptionedVideos(videos, own), extra=4 * head.dimension)  # std of a pair
 
 
 class TMASS(RetrievalModule):
@@ -165,10 +203,8 @@ class TMASS(RetrievalModule):
 
     @override
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
-        draw = self.options.prior.draw(tuple(pairs.text.sentence.shape))
-        scores, scale = self.head.train_scores(pairs.text, pairs.video, draw), self.temperature()
-        terms = {"stochastic": info_nce(self.contrastive_logits(scale * scores.similarity))}
+        sigma = self.options.prior.draw(tuple(pairs.text.sentence.shape))
+        cosines = self.head.train_cosines(pairs.text, pairs.video, sigma)
+        moved, support = (info_nce(self.contrastive_logits(self.temperature() * matrix)) for matrix in cosines)
         weight = self.options.support_weight
-        if weight:
-            terms["support"] = weight * info_nce(self.contrastive_logits(scale * scores.support_similarity))
-        return terms
+        return {"stochastic": moved} | ({"support": weight * support} if weight else {})

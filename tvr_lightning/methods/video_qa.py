@@ -15,11 +15,11 @@ Deviations:
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
@@ -33,16 +33,107 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import AnswerEvaluation, answer_ranks, evaluate_answers, frequent_answers
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.loop import Collection
-from tvr_lightning.evaluation.metrics import RecallAtK
 from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.features import FeatureBatch, IndexedFeatures, TextFeatures, VideoFeatures
+from tvr_lightning.layers.cosine import unit
+from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.checks import refuse
-from tvr_lightning.methods.video_qa_head import AnswerHead, FramePooling, Inputs
+from tvr_lightning.methods.dpdv.model import spot_frames
+from tvr_lightning.methods.dpdv.options import Share
+from tvr_lightning.option_types import Count, Dropout, check
 from tvr_lightning.training.checkpoints import CheckpointError
 from tvr_lightning.training.distributed import gather_batches, gather_tensor, world_size
 from tvr_lightning.training.module import RecipeModule
 from tvr_lightning.training.optim import OptimizerConfig
+
+FramePooling = Literal["spot", "mean"]
+Inputs = Literal["both", "question", "video"]
+
+
+class AnswerHead(nn.Module):
+    """Pooling of a question and its video, and an MLP that scores every answer.
+
+    Args:
+        dimension: Dimension D of the features.
+        answers: Number of answers A.
+        hidden: Width of the MLP.
+        dropout: Dropout rate before both linear layers.
+        pooling: `spot` averages the frames most similar to the question (DPDV, Eq. 3), `mean` averages all frames.
+        spot_ratio: Share of a video's frames that `spot` selects, at least one frame (paper: half).
+        micro: Whether to add the patches most similar to the question's words.
+        inputs: Inputs that the answer depends on. `question` measures the accuracy of the question text alone.
+    """
+
+    def __init__(
+        self,
+        dimension: int,
+        answers: Count,
+        hidden: Count = 1024,
+        dropout: Dropout = 0.1,
+        pooling: FramePooling = "spot",
+        spot_ratio: Share = 0.5,
+        micro: bool = False,
+        inputs: Inputs = "both",
+    ) -> None:
+        super().__init__()
+        self.pooling = pooling
+        self.spot_ratio = spot_ratio
+        self.micro = micro
+        self.inputs = inputs
+        check(self, dimension=dimension, answers=answers, hidden=hidden, dropout=dropout)
+        refuse(
+            (
+                pooling == "mean" and spot_ratio != 0.5,
+                f"spot_ratio {spot_ratio} is an option of pooling: spot. Remove it for pooling: mean.",
+            ),
+            (
+                micro and inputs != "both",
+                f"micro relates words and patches, so inputs must be both, not {inputs}",
+            ),
+        )
+        width = dimension * (3 if micro else 2)
+        self.classify = nn.Sequential(
+            nn.LayerNorm(width),
+            nn.Dropout(dropout),
+            nn.Linear(width, hidden),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            nn.Linear(hidden, answers),
+        )
+
+    def forward(self, text: TextFeatures, video: VideoFeatures) -> Tensor:
+        """Return the logits (B, A) of the answers to B questions about B videos, row by row."""
+        chosen = self.spotted(text.sentence, video) if self.pooling == "spot" else video.frame_mask
+        question, macro = text.sentence, masked_mean(video.frames, chosen)
+        # Multiplied by 0 rather than left out, so that shapes stay and every parameter gets a gradient.
+        if self.inputs == "question":
+            macro = 0.0 * macro
+        elif self.inputs == "video":
+            question = 0.0 * question
+        parts = [question, macro]
+        if self.micro:
+            assert video.patches is not None
+            parts.append(words_patches(text, video.patches, chosen))
+        return self.classify(torch.cat(parts, dim=-1))
+
+    def spotted(self, sentence: Tensor, video: VideoFeatures) -> Tensor:
+        """Return a mask (B, F) of the frames of each video most similar to its question (B, D) (DPDV, Eq. 3)."""
+        similarity = torch.einsum("bd,bfd->bf", unit(sentence), unit(video.frames))
+        return spot_frames(similarity, video.frame_mask.bool(), self.spot_ratio)
+
+
+def words_patches(text: TextFeatures, patches: Tensor, chosen: Tensor) -> Tensor:
+    """Return the mean (B, D) of the patches most similar to each word of B questions (DPDV, Eq. 5, inner maximum).
+
+    Patches (B, F, P, D) are those of the frames in the mask `chosen` (B, F).
+    """
+    flat = patches.flatten(1, 2)
+    cosine = unit(text.words) @ unit(flat).mT
+    usable = chosen.repeat_interleave(patches.shape[2], dim=1).unsqueeze(1)
+    best = cosine.masked_fill(~usable, -torch.inf).argmax(dim=-1)
+    taken = flat.gather(1, best.unsqueeze(-1).expand(-1, -1, flat.shape[-1]))
+    return masked_mean(taken, text.word_mask)
 
 
 @dataclass
@@ -91,7 +182,12 @@ class VideoQuestionAnswering(RecipeModule):
     ) -> None:
         super().__init__(optimizer)
         self.method = method(encoder)
-        unused = self._unused_options()
+        self.words, self.needs_patches = self.method.words, self.method.needs_patches
+        defaults = {"optimizer": OptimizerConfig(), "evaluation": EvaluationConfig()}
+        unused = [name for name, default in defaults.items() if getattr(self.method, f"{name}_config") != default]
+        unused += ["tuning"] if self.method.tuning != FineTuning() else []
+        unused += ["gather"] if self.method.gather != "global" else []
+        unused += ["contrast"] if self.method.contrast.name else []
         refuse(
             (
                 micro and not self.method.needs_patches,
@@ -113,25 +209,15 @@ class VideoQuestionAnswering(RecipeModule):
         self.answers = answers
         self.pretrained = pretrained
         self.head = AnswerHead(encoder.dimension, answers, hidden, dropout, pooling, spot_ratio, micro, inputs)
-        self.accuracy = RecallAtK(1)
         self.vocabulary: list[str] = []
         self.evaluation: AnswerEvaluation | None = None
         self.hits: tuple[Ranks, Tensor] | None = None
         self.predictions: list[dict[str, Any]] | None = None
-        self._training_right = torch.zeros(0, dtype=torch.int64)
+        self._training_right = self._asked_right = torch.zeros(0, dtype=torch.int64)
         self._asked: list[QuestionRecord] = []
-        self._asked_right = torch.zeros(0, dtype=torch.int64)
         self.encoded = Collection()
         self._bank: tuple[VideoFeatures, Tensor] | None = None
         self._given: list[IndexedFeatures[GivenAnswers]] = []
-
-    def _unused_options(self) -> list[str]:
-        """Return the options of the method that have no effect, because it only computes features here."""
-        method, defaults = self.method, {"optimizer": OptimizerConfig(), "evaluation": EvaluationConfig()}
-        unused = [name for name, default in defaults.items() if getattr(method, f"{name}_config") != default]
-        unused += ["tuning"] if method.tuning != FineTuning() else []
-        unused += ["gather"] if method.gather != "global" else []
-        return unused + (["contrast"] if method.contrast.name else [])
 
     @property
     def encoder(self) -> Encoder:  # type: ignore[override]
@@ -139,19 +225,9 @@ class VideoQuestionAnswering(RecipeModule):
         return self.method.encoder
 
     @property
-    def words(self) -> int:  # type: ignore[override]
-        """Number of token positions of the method."""
-        return self.method.words
-
-    @property
     def audio_encoder(self) -> AudioEncoder | None:
         """Audio encoder of the method, if it uses audio."""
         return getattr(self.method, "audio_encoder", None)
-
-    @property
-    def needs_patches(self) -> bool:
-        """Whether stored features must contain patches."""
-        return self.method.needs_patches
 
     @property
     def skipped(self) -> list[str]:
@@ -248,7 +324,6 @@ class VideoQuestionAnswering(RecipeModule):
         self.encoded.clear()
         self._given.clear()
         self._bank = None
-        self.accuracy.reset()
 
     @override
     def validation_step(self, batch: TextBatch | VideoBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
@@ -264,7 +339,6 @@ class VideoQuestionAnswering(RecipeModule):
         logits = self.logits(self.method.text_features(batch), videos[rows.clamp(min=0)])
         probability, given = (found[there] for found in logits.softmax(-1).max(-1))
         index = batch.index[there]
-        self.accuracy.update(answer_ranks(index, given, self._asked_right.to(index.device)[index]))
         self._given.append(IndexedFeatures(index, GivenAnswers(given, probability)))
 
     test_step = validation_step
@@ -298,10 +372,9 @@ class VideoQuestionAnswering(RecipeModule):
         unread = 0 if self._bank is None else sum(int(self._bank[1][each.video]) < 0 for each in self._asked)
         kinds = [question.kind for question in asked]
         self.evaluation = evaluate_answers(given.tolist(), right.tolist(), kinds, len(self._asked), unread)
-        self.log(f"{stage}/accuracy", self.accuracy)
-        others = {"answerable": self.evaluation.answerable, "majority": self.evaluation.majority}
         # Equal on all devices, of which the maximum is exact.
-        self.log_dict({f"{stage}/{name}": value for name, value in others.items()}, sync_dist=True, reduce_fx="max")
+        for name in ("accuracy", "answerable", "majority"):
+            self.log(f"{stage}/{name}", getattr(self.evaluation, name), sync_dist=True, reduce_fx="max")
 
     @override
     def on_validation_epoch_end(self) -> None:

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from tvr_lightning.authors.families import gaid_options
 from tvr_lightning.authors.names import GAID
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.gaid.method import score_as_released
 from tvr_lightning.methods.gaid.model import GAIDHead, branch_losses
+from tvr_lightning.methods.tmass import score_as_released
 
 
 def compute_gaid(case: ParityCase) -> dict[str, Tensor]:

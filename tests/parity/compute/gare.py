@@ -8,8 +8,9 @@ from torch import Tensor
 
 from tvr_lightning.authors.importer import import_checkpoint
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.gare import GARE, Bottleneck, GAREOptions, LogMeanExp, TextPooling, Variance
+from tvr_lightning.methods.gare.method import GARE
 from tvr_lightning.methods.gare.model import directional_diversity, norm_variance, relaxed_bottleneck
+from tvr_lightning.methods.gare.options import Bottleneck, GAREOptions, LogMeanExp, TextPooling, Variance
 
 
 def _module(case: ParityCase) -> GARE:

@@ -10,7 +10,8 @@ from torch import Tensor
 from tvr_lightning.authors.importer import import_checkpoint
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.aggregation import ISA
-from tvr_lightning.methods.tcmgc import TCMGC, Decorrelation, LanguageVideoAttention, TCMGCOptions
+from tvr_lightning.methods.tcmgc.method import TCMGC
+from tvr_lightning.methods.tcmgc.options import Decorrelation, LanguageVideoAttention, TCMGCOptions
 from tvr_lightning.pairwise import DensePairVectors
 
 

@@ -50,41 +50,15 @@ from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.encoders.whisper import TinyWhisperEncoder, WhisperEncoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
-from tvr_lightning.layers.stochastic import drawn_text, trial_cosines, trial_draws
+from tvr_lightning.layers.stochastic import trial_draws
 from tvr_lightning.methods.base import Protocol, RetrievalModule
 from tvr_lightning.methods.gaid.model import GAIDHead, branch_losses
 from tvr_lightning.methods.gaid.options import STP, GAIDOptions, NoFusion, NoPerturbation
-from tvr_lightning.methods.released import CaptionedVideos, own_cosines, score_captioned
-from tvr_lightning.methods.xpool import Query
+from tvr_lightning.methods.tmass import score_as_released
 from tvr_lightning.training.checkpoints import FROZEN
 
 AUDIO = "audio_encoder."
 """Prefix of the audio encoder's tensors."""
-
-
-def score_as_released(
-    head: GAIDHead, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures, draws: Tensor | None
-) -> Scores:
-    """Score N texts against M videos that are fused and pooled for their own captions (M).
-
-    GAID, model/clip_stochastic.py, modules/metrics.py. `draws` are the samples (K, D) of `STP`, otherwise None.
-    """
-
-    def score(query: Query, videos: CaptionedVideos) -> Scores:
-        video, sentence = videos.video, head.normalized(query.sentence)
-        fused = head.fused(videos.own.sentence, video, paired=True)
-        if head.radius is not None:
-            std = head.std(fused.cosine(query.sentence), video.frame_mask.unsqueeze(1))
-            if draws is None:
-                sentence = head.perturbed(sentence, std)
-            else:
-                sigma = draws.to(sentence)
-                pooled = head.pooled(query, video, fused).materialize()[:, :, 0].transpose(0, 1)
-                best = trial_cosines(sentence, std, pooled, sigma).argmax(1)
-                sentence = drawn_text(sentence, std, sigma, best)
-        return own_cosines(head, sentence, videos, fused)
-
-    return score_captioned(head, score, text, video, own_text, extra=4 * head.dimension)  # the deviation of every pair
 
 
 class GAID(RetrievalModule):

@@ -1,7 +1,8 @@
 """The equations of GAID, in the paper's order (Yang, Cao, He, Su).
 
 t_i (N, D) are texts, v_j and a_j (M, F, D) the frames of a video and their audio. Fused frames and pooled videos of all
-pairs are written as in the paper; `tvr_lightning.pairwise` represents them without computing every element.
+pairs are written as in the paper; `tvr_lightning.pairwise` represents them without computing every element. Perturbed
+and support texts in training are those of `RegionHead`.
 """
 
 import torch
@@ -9,21 +10,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
+from tvr_lightning.features import Scores, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
-from tvr_lightning.layers.stochastic import Radius, support_text, trial_cosines
+from tvr_lightning.layers.stochastic import Radius
 from tvr_lightning.methods.gaid.options import DASP, STP, GAIDOptions, GatedFusion, LossWeighting, NoPerturbation
-from tvr_lightning.methods.xpool import Query, XPoolHead
+from tvr_lightning.methods.tmass import RegionHead
+from tvr_lightning.methods.xpool import Query
 from tvr_lightning.pairwise import PairFrames, PairGate, PlainFrames
 from tvr_lightning.training.losses import LogitMap, info_nce, positive_weights
 
 
-class GAIDHead(XPoolHead):
+class GAIDHead(RegionHead):
     """Cosines (N, M) of perturbed texts and the videos that are fused and pooled for the texts."""
 
-    def __init__(self, dimension: int, frames: int, options: GAIDOptions | None = None) -> None:
-        options = options or GAIDOptions()
+    def __init__(self, dimension: int, frames: int, options: GAIDOptions) -> None:
         fusion, perturbation = options.fusion, options.perturbation
         # STP uses the deviation of every pair in each trial; DASP's is computed when needed.
         extra = 4 * dimension if isinstance(perturbation, STP) else 8 * frames
@@ -33,70 +34,48 @@ class GAIDHead(XPoolHead):
         self.gate = Gate(dimension, fusion) if isinstance(fusion, GatedFusion) else None
         self.radius = None if isinstance(perturbation, NoPerturbation) else Radius(frames, dimension)
         self.alpha = nn.Parameter(torch.tensor([0.5])) if isinstance(perturbation, DASP) else None
-        if self.gate is not None and self.gate.of_pairs:  # every pair then has separate frames
-            self.basis, self.extra = dimension, extra + 6 * dimension * frames
+        if self.gate is not None:
+            self.trains_paired = self.gate.text == "paired"
+            if self.gate.of_pairs:  # every pair then has separate frames
+                self.basis, self.extra = dimension, extra + 6 * dimension * frames
 
     @override
     def score(self, text: Query, video: VideoFeatures, draws: Tensor | None = None) -> Scores:
         fused = self.fused(text.sentence, video)  # Eqs. 1-2
+        if draws is not None:  # Eq. 3 for each of STP's samples (K, D), of which the best counts
+            return Scores(self.trials(text, video, fused, draws)[0].amax(1).T)
         pooled = self.pooled(text, video, fused)  # z: cross-attention of the text and the fused frames
         sentence = self.normalized(text.sentence)
         if self.radius is None:
             return Scores(pooled.unit().dot(unit(sentence).unsqueeze(1))[:, :, 0, 0].T)
         cosines = fused.cosine(text.sentence)  # (m, n, F)
-        if draws is not None:  # Eq. 3 for each of STP's samples (K, D), of which the best counts
-            vectors = pooled.materialize()[:, :, 0].transpose(0, 1)
-            std = self.std(cosines, video.frame_mask.unsqueeze(1))
-            return Scores(trial_cosines(sentence, std, vectors, draws.to(sentence)).amax(1).T)
 
         def perturbed(j: int, texts: slice) -> Tensor:  # Eq. 5
             return self.perturbed(sentence[texts], self.std(cosines[j, texts], video.frame_mask[j]))
 
         return Scores(pooled.cosine_each(perturbed)[..., 0].T)
 
+    @override
     def fused(self, text: Tensor, video: VideoFeatures, paired: bool = False) -> PairFrames:
-        """Return the fused frames of every pair, or of every video with its paired text (M, D) (Eqs. 1-2)."""
+        # Fused frames of every pair, or of every video with its paired text (M, D) (Eqs. 1-2).
         if self.gate is None or video.audio is None:
-            return PlainFrames(video.frames)
+            return super().fused(text, video)
         gate = self.gate(video, text, paired)  # Eq. 1
         fused = video.frames + gate * (video.audio - video.frames)  # Eq. 2: g a + (1 - g) v
         return PlainFrames(fused) if isinstance(fused, Tensor) else fused
 
+    @override
     def normalized(self, text: Tensor) -> Tensor:
-        """Return the texts (N, D) to perturb: unchanged (released), or at unit length (paper)."""
+        # Unchanged (released), or at unit length (paper).
         return unit(text) if self.options.normalize_text else text
 
-    def std(self, cosines: Tensor, frame_mask: Tensor) -> Tensor:
-        """Return the cross-modal deviation (..., D) for cosines (..., F) of a text and its fused frames."""
-        assert self.radius is not None  # required by all callers
-        return self.radius(cosines, frame_mask).exp()
-
+    @override
     def perturbed(self, text: Tensor, std: Tensor, sigma: Tensor | None = None) -> Tensor:
-        """Return t_pert, with the shape of `std`: with samples sigma in training, without in inference."""
         if self.alpha is None:
-            assert sigma is not None  # STP always has samples
-            return text + sigma * std  # Eq. 3
-        if sigma is None:
+            return super().perturbed(text, std, sigma)  # Eq. 3
+        if sigma is None:  # inference
             return torch.addcmul(text, self.alpha, std)  # Eq. 5: t + alpha std
         return text + (self.alpha * sigma + 1 - self.alpha) * std  # Eq. 4
-
-    def train_cosines(self, text: TextFeatures, video: VideoFeatures, sigma: Tensor | None = None) -> Tensor:
-        """Return cosines (2, B texts, B videos) of B matching pairs: of perturbed texts (Eq. 4) and of support texts.
-
-        `sigma` are samples (B, D), or None without perturbation, which gives cosines (1, B, B).
-        """
-        query, _ = self.prepare(text, video)
-        fused = self.fused(text.sentence, video, paired=self.gate is not None and self.gate.text == "paired")
-        pooled, sentence = self.pooled(query, video, fused), self.normalized(text.sentence)
-        texts = [sentence]
-        if self.radius is not None:
-            own = fused.cosine(text.sentence).diagonal(dim1=0, dim2=1).T  # (B, F): every text with its matching video
-            log_std = self.radius(own, video.frame_mask)
-            mean = pooled.materialize().mean(0)[:, 0]  # mean of each video over the texts
-            assert sigma is not None
-            perturbed = self.perturbed(sentence, log_std.exp(), sigma.to(sentence))
-            texts = [perturbed, support_text(sentence, mean, log_std)]
-        return pooled.unit().dot(unit(torch.stack(texts, dim=1)))[..., 0].permute(2, 1, 0)
 
 
 class Gate(nn.Module):

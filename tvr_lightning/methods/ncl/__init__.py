@@ -1,5 +1,1 @@
-"""NCL: deviations from the paper and options in `method.py`, equations in `model.py`."""
-
-from tvr_lightning.methods.ncl.method import NCL
-
-__all__ = ["NCL"]
+"""NCL: deviations from the paper in `method.py`, equations in `model.py`."""

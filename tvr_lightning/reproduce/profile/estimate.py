@@ -18,7 +18,7 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import PairBatch
 from tvr_lightning.data.records import SplitName
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.ncl import NCL
+from tvr_lightning.methods.ncl.method import NCL
 from tvr_lightning.progress import clock
 from tvr_lightning.reproduce.profile.costs import Precision, batch_loss, measure_costs, repeated
 
