@@ -183,7 +183,7 @@ class _Recipe:
                 yield slice(video, min(video + few, videos)), slice(text, min(text + many, texts))
 
     def made(self, videos: slice, texts: slice) -> tuple[Tensor, ...]:
-        """Return the dropout mask and the vectors before and after the LayerNorm, (v, n, Q, D), and its mean and scale."""
+        """Return the dropout mask, the vectors before and after the LayerNorm, (v, n, Q, D), and its mean and scale."""
         staying = self.staying[videos, texts].to(self.dropped.basis.dtype)
         before = self.dropped.mixed(videos, texts).view(staying.shape).mul_(staying)
         rows = before.view(len(before), -1, before.shape[-1])
