@@ -19,7 +19,7 @@ from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.clip4clip import CLIP4ClipOptions
 from tvr_lightning.testing import method_recipes, random_pairs, small
 from tvr_lightning.testing.processes import Batches, comparable, descending
-from tvr_lightning.testing.small import BATCH, FRAMES, SIDE, WORDS
+from tvr_lightning.testing.small import BATCH, FRAMES, WORDS
 
 RECIPES = method_recipes(Path(__file__).parent.parent / "recipes")
 ANSWERING = "VideoQA"
@@ -38,7 +38,7 @@ def pairs(method: RetrievalModule, seed: int = 0) -> PairBatch:
 def answering() -> pl.LightningModule:
     """Question answering on CLIP4Clip, with seeded float64 weights."""
     torch.manual_seed(0)
-    encoder = TinyClipEncoder(width=64, image_size=SIDE, text_layers=2, vision_layers=2)
+    encoder = TinyClipEncoder(width=64, image_size=32, text_layers=2, vision_layers=2)
     method = partial(CLIP4Clip, words=WORDS, frames=FRAMES, clip4clip=CLIP4ClipOptions(SeqTransf(2)))
     module = VideoQuestionAnswering(encoder, method, answers=3, hidden=32, dropout=0.0)
     return descending(module.double())

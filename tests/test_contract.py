@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
-from tvr_lightning.testing import MethodTestSuite, method_recipes
+import pytest
+import yaml
+
+from tvr_lightning.testing import MethodTestSuite, method_recipes, small
 
 RECIPES = method_recipes(Path(__file__).parent.parent / "recipes")
 for title, recipe in RECIPES.items():
@@ -16,3 +19,19 @@ def test_every_method_of_the_package_is_found_by_a_recipe():
     found = {word for title in RECIPES for word in title.split(" on ")}
     missing = set(tvr_lightning.methods.__all__) - {"VideoQuestionAnswering"} - found
     assert not missing, f"no recipe builds {', '.join(sorted(missing))}: write recipes/<method>.yaml"
+
+
+def test_the_suite_builds_the_encoder_and_the_tuning_of_the_recipe(tmp_path):
+    content = yaml.safe_load((Path(__file__).parent / "examples" / "colour_grid_encoder.yaml").read_text())
+    content["model"]["init_args"]["tuning"] = {"class_path": "BitFit"}
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(content))
+    suite = type("Suite", (MethodTestSuite,), {"recipe": recipe})()
+    method = small(recipe)[0]
+    assert type(method.encoder).__name__ == "ColourGridEncoder"
+    assert type(method.tuning).__name__ == "BitFit"
+    suite.test_no_part_of_its_recipe_is_left_out(method)
+    for option in ("tuning=null", "encoder.init_args.cell=4"):
+        changed = small(recipe, f"--model.init_args.{option}")[0]
+        with pytest.raises(AssertionError, match=f"without these options of its recipe: model.{option.split('=')[0]}"):
+            suite.test_no_part_of_its_recipe_is_left_out(changed)

@@ -138,7 +138,7 @@ def queues_of_two_devices(rank: int, world: int) -> dict[str, torch.Tensor]:
     join_processes(rank, world)
     method = comparable(small(RECIPES / "ncl.yaml", f"--data.init_args.root={synthetic_data().name}")[0])
     strategy = DDPStrategy(broadcast_buffers=False)
-    _, state = trained(method, Batches.of(method, 20), rank=rank, world=world, strategy=strategy)
+    _, state = trained(method, Batches(method, 20), rank=rank, world=world, strategy=strategy)
     return {name: tensor for name, tensor in state.items() if "queue" in name}
 
 
@@ -157,7 +157,7 @@ def losses_in_bf16(rank: int, world: int) -> dict[str, Any]:
         method = descending(small(RECIPES / "clip4clip.yaml", f"--data.init_args.root={synthetic_data().name}")[0])
         layer = method.encoder.clip.transformer.resblocks[0].mlp.c_fc
         layer.register_forward_pre_hook(lambda layer, _, name=name: found.update({name: layer.weight.dtype}))
-        data = Batches.of(method, 4)
+        data = Batches(method, 4)
         losses, weights = trained(method, data, rank=rank, world=world, strategy=strategy, precision="bf16-mixed")
         found[f"{name} losses"] = losses
         found[f"{name} stored in"] = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}

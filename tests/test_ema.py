@@ -31,7 +31,7 @@ def test_a_run_ends_with_the_moving_average_of_its_weights():
         max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, callbacks=[EMAWeightAveraging(decay=DECAY), watch],
     )  # fmt: skip
-    trainer.fit(method, datamodule=Batches.of(method, 4))
+    trainer.fit(method, datamodule=Batches(method, 4))
     average = watch.seen[0]
     for weights in watch.seen[1:]:
         average = {name: DECAY * average[name] + (1 - DECAY) * value for name, value in weights.items()}

@@ -23,6 +23,8 @@ SHOWN = {
         f"{EXAMPLES}/query_scoring.yaml",
         f"{EXAMPLES}/test_query_scoring.py",
         f"{EXAMPLES}/centering.py",
+        f"{EXAMPLES}/scaled_outputs.py",
+        f"{EXAMPLES}/scaled_outputs.yaml",
     },
     "adding-a-dataset.md": {
         f"{EXAMPLES}/csv_dataset.py",

@@ -25,7 +25,7 @@ def made(name: str, gather: str = "global") -> tuple:
         return module, Questions([pairs(module.method, seed) for seed in range(STEPS)])
     options = [WITHOUT_DROPOUT[name]] if gather == "local" and name in WITHOUT_DROPOUT else []
     method = build(name, f"--model.init_args.gather={gather}", *options)
-    return method, Batches.of(method, 1 if gather == "own-slice" else STEPS)
+    return method, Batches(method, 1 if gather == "own-slice" else STEPS)
 
 
 def train_all(rank: int, world: int) -> dict[str, list]:

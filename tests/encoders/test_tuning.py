@@ -358,7 +358,7 @@ def train_two_steps(rank: int, world: int, data: str) -> dict[str, list]:
         for name, strategy in (strategies(world) if world > 1 else {"alone": "auto"}).items():
             module = comparable(small(RECIPES / "xpool.yaml", OVERLAYS[overlay], f"--data.init_args.root={data}")[0])
             changes(module.encoder)
-            batches = Batches.of(module, STEPS)
+            batches = Batches(module, STEPS)
             found[f"{overlay} {name}"] = list(trained_on(module, batches, rank=rank, world=world, strategy=strategy))
     return found
 

@@ -49,7 +49,6 @@ def test_everything_left_out_is_counted():
     assert found.majority == 25.0
     assert found.kinds == {"what": 100.0, "who": 0.0}
     assert (found.questions, found.asked, found.unknown_answers, found.without_video) == (4, 7, 1, 2)
-    assert found.partial
     with pytest.raises(ValueError, match="None of the 5 questions was answered; 5 of them"):
         evaluate_answers([], [], [], asked=5, without_video=5)
 

@@ -136,8 +136,3 @@ def test_results_carry_the_balance_and_say_what_post_processing_saw():
     oracle = results_of(evaluated(SinkhornBias(queries="oracle")), **options, precision="32-true", seed=0)
     assert oracle.transductive
     assert "uses the whole test set" in "\n".join(captions(oracle))
-
-
-def test_a_balance_needs_the_temperature():
-    with pytest.raises(ValueError, match="temperature"):
-        Evaluator(cosine, measure_balance=True)

@@ -151,6 +151,15 @@ class Encoder(FeatureEncoder):
         raise UserError(f"tuning: {type(self).__name__} names no transformer blocks. Use FineTuning or Frozen.")
 
     @classmethod
+    def small(cls, **options: Any) -> dict[str, Any]:
+        """Return a recipe's section of a small encoder with random weights, for the tests of a method.
+
+        By default, this encoder with the `options` of the recipe. An encoder that is large or has weights overrides it,
+        and keeps all options that affect what the encoder computes.
+        """
+        return {"class_path": f"{cls.__module__}.{cls.__qualname__}", "init_args": options}
+
+    @classmethod
     def check_trainer(cls, precision: str, strategy: str, **options: Any) -> None:
         """Refuse a precision or strategy (Lightning's names) that is not supported with the constructor's options."""
 

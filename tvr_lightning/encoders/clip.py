@@ -118,6 +118,20 @@ class ClipEncoder(OpenClipEncoder):
             if "timm_model_name" in vision or "hf_model_name" in text or isinstance(vision.get("layers"), list | tuple):
                 raise UserError(no_float16(architecture))
 
+    @classmethod
+    @override
+    def small(cls, **options: Any) -> dict[str, Any]:
+        large = ("architecture", "weights", "preprocessing", "tokenizer", "language")
+        switches = {name: value for name, value in options.items() if name not in large}
+        switches |= {"encoder_precision": "float32"}  # rounding would hide differences
+        if switches.get("patch_shift"):  # it is that of the last blocks of twelve
+            widths = {"dimension": 64, "vision_width": 64, "text_width": 64}
+            sizes = {"image_size": 32, "patch_size": 8, "vision_layers": 12, "text_layers": 1}
+            tokens = {"context_length": 77, "vocabulary": 49408}
+            return {"class_path": "SizedClipEncoder", "init_args": widths | sizes | tokens | switches}
+        sizes = {"width": 64, "image_size": 32, "patch_size": 8, "text_layers": 4, "vision_layers": 1}
+        return {"class_path": "TinyClipEncoder", "init_args": sizes | switches}
+
 
 class SizedClipEncoder(OpenClipEncoder):
     """CLIP with a vision transformer of any size and random weights, which are replaced by those of a checkpoint.

@@ -46,11 +46,6 @@ class AnswerEvaluation:
     unknown_answers: int
     without_video: int
 
-    @property
-    def partial(self) -> bool:
-        """Return True if questions of the split were not answered."""
-        return self.questions < self.asked
-
 
 def evaluate_answers(
     given: Sequence[int], right: Sequence[int], kinds: Sequence[str], asked: int, without_video: int
@@ -132,7 +127,7 @@ class AnswerResults(RunResults):
             )
         if found.without_video:
             lines.append(f"{found.without_video} questions are omitted, since their videos could not be read")
-        if found.partial:
+        if found.questions < found.asked:
             lines.append("PARTIAL: not all questions of the split were answered; not comparable with other results")
         return lines
 

@@ -65,14 +65,12 @@ class Evaluation(RetrievalTable):
 
     Attributes:
         text_to_video_ranks, video_to_text_ranks: ranks per query, in the order of the split.
-        texts_without_video: number of texts left out because their video was not encoded.
         balance: balance of the retrieval in each direction; empty unless requested.
         audit: result of the leakage audit of the method and its options, or None.
     """
 
     text_to_video_ranks: Ranks
     video_to_text_ranks: Ranks
-    texts_without_video: int = 0
     balance: dict[Direction, Balance] = field(default_factory=dict)
     audit: AuditResult | None = None
 
@@ -142,10 +140,6 @@ class Evaluator:
         shard: ProcessShare | None = None,
         **options: Any,
     ) -> None:
-        if (score is None) == (score_as_released is None):
-            raise UserError("The evaluator needs either `score` or `score_as_released`.")
-        if measure_balance and temperature is None:
-            raise UserError("Retrieval probabilities, and therefore the balance, need the method's temperature.")
         self.leaks = score is None
         self.seed = seed
         self.temperature = temperature
@@ -225,7 +219,6 @@ class Evaluator:
             warnings,
             texts=len(placed_texts),
             videos=len(placed_videos),
-            texts_without_video=len(text_index.unique()) - len(placed_texts),
             partial=len(placed_texts) < truth.texts or len(placed_videos) < truth.videos,
             measured=fitted.measured(video_of_text) if fitted else {},
             balance=balances,

@@ -28,12 +28,11 @@ from tvr_lightning.features import IndexedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.training.distributed import gather_batches, gather_objects, gather_tensor, rank, world_size
 from tvr_lightning.training.sharding import gathered, is_sharded
 
-Method = Any
-"""A `RetrievalModule`, whose package imports this one."""
+Method = Any  # a `RetrievalModule`, whose package imports this one
 
 
+# Features of the encoded texts and videos of a split, gathered from all devices; indices may repeat.
 SplitFeatures = tuple[IndexedFeatures[TextFeatures], IndexedFeatures[VideoFeatures]]
-"""Features of the encoded texts and videos of a split, gathered from all devices; indices may repeat."""
 
 
 @dataclass

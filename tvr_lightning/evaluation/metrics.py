@@ -87,12 +87,8 @@ class RecallAtK(QueryMean):
         tensor(66.6667, dtype=torch.float64)
     """
 
-    higher_is_better = True
-
     def __init__(self, k: int) -> None:
         super().__init__()
-        if k < 1:
-            raise UserError(f"recall at K needs K >= 1, got {k}")
         self.k = k
 
     @property
@@ -106,15 +102,8 @@ class RecallAtK(QueryMean):
 
 
 class RecallSum(RankMetric):
-    """Sum of the recalls at several K in one direction.
+    """Sum of the recalls at several K in one direction."""
 
-    Example:
-        >>> ranks = Ranks(torch.tensor([0, 2, 7]), torch.ones(3, dtype=torch.int64), torch.arange(3))
-        >>> RecallSum((1, 10)).value(ranks)
-        tensor(133.3333, dtype=torch.float64)
-    """
-
-    higher_is_better = True
     name = "RSum"
 
     def __init__(self, recall: Sequence[int]) -> None:
@@ -127,15 +116,8 @@ class RecallSum(RankMetric):
 
 
 class MedianRank(RankMetric):
-    """Median of the expected ranks, from 1; the mean of the middle two if the number of queries is even.
+    """Median of the expected ranks, from 1; the mean of the middle two if the number of queries is even."""
 
-    Example:
-        >>> ranks = Ranks(torch.tensor([0, 2, 7]), torch.ones(3, dtype=torch.int64), torch.arange(3))
-        >>> MedianRank().value(ranks)
-        tensor(3., dtype=torch.float64)
-    """
-
-    higher_is_better = False
     name = "MdR"
 
     @override
@@ -144,15 +126,8 @@ class MedianRank(RankMetric):
 
 
 class MeanRank(QueryMean):
-    """Mean of the expected ranks, from 1.
+    """Mean of the expected ranks, from 1."""
 
-    Example:
-        >>> ranks = Ranks(torch.tensor([0, 2, 7]), torch.ones(3, dtype=torch.int64), torch.arange(3))
-        >>> MeanRank().value(ranks)
-        tensor(4., dtype=torch.float64)
-    """
-
-    higher_is_better = False
     name = "MnR"
 
     @override
@@ -170,8 +145,6 @@ class NDCG(QueryMean):
         >>> NDCG().value(ranks)  # the mean of 100, 63.0930 and 0
         tensor(54.3643, dtype=torch.float64)
     """
-
-    higher_is_better = True
 
     def __init__(self, k: int = 10) -> None:
         super().__init__()
@@ -197,8 +170,6 @@ class MRR(QueryMean):
         >>> MRR().value(ranks)  # the mean of 100, 50 and 25
         tensor(58.3333, dtype=torch.float64)
     """
-
-    higher_is_better = True
 
     @override
     def values(self, ranks: Ranks) -> Tensor:

@@ -29,8 +29,8 @@ from tvr_lightning.layers.sinkhorn import sinkhorn_log_weights
 
 Direction = Literal["text-to-video", "video-to-text"]
 
+# Offset of the scores of pairs that `TwoStage` leaves out. Scores below half of it belong to such pairs.
 LEFT_OUT = -1e6
-"""Offset of the scores of pairs that `TwoStage` leaves out. Scores below half of it belong to such pairs."""
 
 
 @dataclass
@@ -230,12 +230,6 @@ class SinkhornBias(Normalizer):
             3.3). `count` uses the test set's pairing counts and is therefore also transductive.
         per_part: Separate bias for each part of a score that is a mean of parts; the mean of the biases is added
             (UCoFiA).
-
-    Example:
-        >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
-        >>> bank = torch.tensor([[0.8, 0.6], [0.7, 0.5]])  # and so does every training text
-        >>> normalize_scores(SinkhornBias(temperature=0.1), scores, bank).argmax(1)
-        tensor([0, 1])
     """
 
     def __init__(
@@ -319,13 +313,6 @@ class NormalizerChain(Normalizer):
     Args:
         normalizers: normalizers in order of application. One that needs a bank must come first, since the bank's scores
             are raw.
-
-    Example:
-        >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
-        >>> bank = torch.tensor([[0.8, 0.6], [0.7, 0.5]])  # and so does every training text
-        >>> chain = NormalizerChain([SinkhornBias(temperature=0.1), DualSoftmax()])
-        >>> normalize_scores(chain, scores, bank).argmax(1)
-        tensor([0, 1])
     """
 
     def __init__(self, normalizers: Sequence[Normalizer]) -> None:

@@ -11,12 +11,12 @@ from lightning.pytorch import LightningModule
 
 from tvr_lightning.errors import UserError
 
+# Attributes of the trainer that give no access to data.
 OPEN = {
     "precision", "precision_plugin", "current_epoch", "global_step", "max_epochs", "max_steps", "global_rank",
     "local_rank", "node_rank", "world_size", "num_nodes", "num_devices", "is_global_zero", "training", "validating",
     "testing", "predicting", "evaluating", "sanity_checking", "barebones", "logger", "loggers",
 }  # fmt: skip
-"""Attributes of the trainer that give no access to data."""
 
 _TRAINERS: WeakKeyDictionary[RestrictedTrainer, Any] = WeakKeyDictionary()
 

@@ -214,7 +214,8 @@ def captions(results: RunResults) -> list[str]:
     if results.trained_on and results.trained_on != results.dataset:
         lines.append(f"Cross-domain: trained on {results.trained_on}, tested on {results.dataset}")
     lines += notes
-    lines.extend(f"Warning: {warning}" for warning in [*results.warnings, *results.weights.warnings()])
+    changed = [f"scored with another option than in training: {option}" for option in results.weights.overridden]
+    lines.extend(f"Warning: {warning}" for warning in [*results.warnings, *changed])
     if results.skipped:
         lines.append(f"Skipped {len(results.skipped)} files: " + "; ".join(results.skipped[:5]))
     return lines

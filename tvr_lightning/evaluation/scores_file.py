@@ -18,8 +18,7 @@ from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import replace_whole
 
-NOT_FOUND = float("-inf")
-"""Score of pairs that are missing in a table of pairs; they rank after all others."""
+NOT_FOUND = float("-inf")  # score of pairs that are missing in a table of pairs; they rank after all others
 TREC_VIDEOS = 1000  # per text, as in the runs that are submitted to TREC
 TREC_CHUNK = 2**24  # scores that are sorted at a time
 

@@ -7,7 +7,7 @@ scipy.stats is not used: its bootstrap does not resample groups for a median, an
 times as long for a thousand queries.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -16,9 +16,6 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.ranks import Ranks
-
-PerQuery = Callable[[Ranks], Tensor]
 
 CHUNK = 256  # resamples drawn at a time: 256 x 100,000 queries are 0.2 GB
 KEPT = 20_000_000  # draws that are cached for the next metric of a test set of the same size, 80 MB
@@ -45,11 +42,6 @@ class Comparison:
     p_value: float
 
 
-def recall_values(k: int) -> PerQuery:
-    """Return a function that computes the per-query values whose mean is R@K in percent."""
-    return lambda ranks: 100.0 * ranks.found_within(k)
-
-
 def resample(
     values: Tensor,
     group: Tensor | None = None,
@@ -65,8 +57,6 @@ def resample(
     """
     values = values.double().cpu()
     inverse, sizes = _groups(values, group)
-    if resamples < 1:
-        raise UserError(f"need resamples >= 1, got {resamples}")
     draws = (_kept_draws if len(sizes) * resamples <= KEPT else _draws)(len(sizes), resamples, seed)
     if statistic == "median":
         return torch.cat([_medians(values, inverse, counts) for counts in draws])
@@ -97,8 +87,6 @@ def _draws(groups: int, resamples: int, seed: int) -> Iterator[Tensor]:
 
 def percentile_interval(estimate: float, drawn: Tensor, confidence: float = 0.95) -> Interval:
     """Return a value with its percentile bootstrap interval (Efron, 1979) from resampled values, (resamples,)."""
-    if not 0 < confidence < 1:
-        raise UserError(f"need confidence in (0, 1), got {confidence}")
     tail = (1 - confidence) / 2
     low, high = drawn.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
     return Interval(estimate, low, high, confidence)
@@ -125,8 +113,6 @@ def _groups(values: Tensor, group: Tensor | None) -> tuple[Tensor, Tensor]:
         raise UserError("No query was ranked, so there is nothing to resample.")
     if group is None:
         return torch.arange(len(values)), torch.ones_like(values)
-    if group.shape != values.shape:
-        raise UserError(f"group must be ({len(values)},), one number per query, got {tuple(group.shape)}")
     names, inverse = torch.unique(group.cpu(), return_inverse=True)
     return inverse, torch.bincount(inverse, minlength=len(names)).double()
 

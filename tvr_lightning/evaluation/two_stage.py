@@ -13,6 +13,7 @@ from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.sources import AdjustedSource, Adjustment, Block, ScoreSource, TransposedSource
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
+from tvr_lightning.layers.pooling import masked_mean
 
 QUERIES_PER_BLOCK = 1024
 VIDEOS_PER_BLOCK = 16
@@ -45,10 +46,7 @@ class TwoStage(Normalizer):
 
     def video_vectors(self, video: VideoFeatures) -> Tensor:
         """Return the first-stage vectors of M videos, (M, D): the mean of the frames."""
-        if not self.mask_frames:
-            return video.frames.mean(1)
-        mask = video.frame_mask.to(video.frames.dtype).unsqueeze(-1)
-        return (video.frames * mask).sum(1) / mask.sum(1).clamp(min=1.0)
+        return masked_mean(video.frames, video.frame_mask) if self.mask_frames else video.frames.mean(1)
 
     @override
     @torch.no_grad()

@@ -60,10 +60,6 @@ class Weights:
         }[self.kind]
         return caption if self.select_on is None else f"{caption} · select_on: {self.select_on}"
 
-    def warnings(self) -> list[str]:
-        """Return warnings about options that were changed after training, one sentence each."""
-        return [f"scored with another option than in training: {option}" for option in self.overridden]
-
 
 def weights_of(saved: dict[str, Any]) -> Weights:
     """Return the origin of the weights in a checkpoint, given its content."""

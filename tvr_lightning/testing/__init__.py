@@ -6,8 +6,9 @@
     class TestMine(MethodTestSuite):
         recipe = Path(__file__).parent / "mine.yaml"
 
-The method is built small, with a tiny encoder, random weights and a synthetic dataset. `pytest -m "not slow"` skips the
-tests that need several processes; register the marker `slow` if pytest is configured with strict markers.
+The method is built with the options of its recipe, a small version of its encoder (`Encoder.small`), random weights and
+a synthetic dataset. `pytest -m "not slow"` skips the tests that need several processes; register the marker `slow` if
+pytest is configured with strict markers.
 """
 
 from tvr_lightning.testing.contract import MethodTestSuite

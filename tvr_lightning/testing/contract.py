@@ -8,19 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from tvr_lightning.audit.experiments import Features
 from tvr_lightning.audit.run import audit_method
+from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.evaluation.pair_scores import PairScores
-from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.features import TextFeatures
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.pair_head import PairHead
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
 from tvr_lightning.search.scorer import Scorer, ScorerSource
 from tvr_lightning.testing.processes import STEPS, Batches, comparable, of_two_processes, quiet_trainer, trained
-from tvr_lightning.testing.small import random_pairs, small, synthetic_data, unconditioned
-from tvr_lightning.training.options import other_options
-
-Features = tuple[TextFeatures, VideoFeatures]
-WITHOUT_NORMALIZATION = "--model.init_args.evaluation.normalization=null"
+from tvr_lightning.testing.small import random_pairs, small, small_encoder, synthetic_data, unconditioned
+from tvr_lightning.training.options import flat_options, other_options
 
 
 class MethodTestSuite:
@@ -76,6 +75,13 @@ class MethodTestSuite:
         """Test that the audit finds no leak."""
         leaks = [finding for finding in audit_method(*small(self.recipe)).findings if finding.leaks]
         assert not leaks, f"a score depends on more than its text and its video: {leaks}"
+
+    def test_no_part_of_its_recipe_is_left_out(self, method: RetrievalModule) -> None:
+        """Test that the tested method has all options of its recipe, apart from the size of its encoder."""
+        given = read_recipe(self.recipe)["model"]["init_args"] | {"encoder": small_encoder(self.recipe)}
+        found = dict(flat_options("model", dict(method.hparams)))
+        left_out = [name for name, value in flat_options("model", given) if found.get(name, "nothing") != value]
+        assert not left_out, f"the method was built without these options of its recipe: {', '.join(left_out)}"
 
     def test_its_parameters_can_be_sharded(self, method: RetrievalModule) -> None:
         """Test that no parameter is a scalar, since FSDP2 shards parameters along their first dimension."""
@@ -177,7 +183,8 @@ class MethodTestSuite:
         """Test that NCL changes only the logits of the loss, and that its queues contain all features for scoring."""
         contrast = ["--model.init_args.contrast=NCL", "--model.init_args.contrast.init_args.queue_size=8"]
         method = small(self.recipe, *contrast)[0].eval()
-        plain = small(self.recipe, "--model.init_args.contrast=null", WITHOUT_NORMALIZATION)[0].eval()
+        without = ["--model.init_args.contrast=null", "--model.init_args.evaluation.normalization=null"]
+        plain = small(self.recipe, *without)[0].eval()
         losses = []
         for each in (method, plain):
             pairs = each.pair_features(random_pairs(each, 6))
@@ -209,7 +216,8 @@ class MethodTestSuite:
     def test_search_takes_its_checkpoint(self, checkpoint: tuple[RetrievalModule, Path]) -> None:
         """Test that a search reads a video and gives the same score as the method."""
         method, path = checkpoint
-        scorer = Scorer(ScorerSource(str(path)), trust=[type(method).__module__.partition(".")[0]])
+        trust = [type(part).__module__.partition(".")[0] for part in (method, method.encoder, method.tuning)]
+        scorer = Scorer(ScorerSource(str(path)), trust=trust)
         video = next(Path(synthetic_data().name).rglob("*.mp4"))
         videos, texts = scorer.encode_videos(scorer.read(video).media), scorer.encode_texts(["a red ball", "a dog"])
         scores = scorer.score(texts, videos)
@@ -223,7 +231,7 @@ class MethodTestSuite:
     def test_two_processes_train_as_one(self, strategy: str) -> None:
         """Test that two processes give the same losses and weights as one, with full and with sharded weights."""
         method = comparable(small(self.recipe)[0])
-        losses, weights = trained(method, Batches.of(method, STEPS))
+        losses, weights = trained(method, Batches(method, STEPS))
         for rank, results in enumerate(of_two_processes(tuple(self.together) or (self.recipe,))):
             found = results[f"{strategy} {self.recipe}"]
             assert found[0] == pytest.approx(losses, rel=1e-6), f"process {rank}"

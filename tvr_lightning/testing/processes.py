@@ -29,18 +29,13 @@ M = TypeVar("M", bound=pl.LightningModule)
 
 
 class Batches(pl.LightningDataModule):
-    """Data module with given batches of pairs."""
+    """Data module with random batches of pairs for a number of steps, with the frames and audio that a method needs."""
 
     store = None
 
-    def __init__(self, batches: list[PairBatch]) -> None:
+    def __init__(self, method: RetrievalModule, steps: int) -> None:
         super().__init__()
-        self.batches = batches
-
-    @classmethod
-    def of(cls, method: RetrievalModule, steps: int) -> Batches:
-        """Return random batches for a number of steps, with the frames and audio that a method needs."""
-        return cls([random_pairs(method, BATCH, seed) for seed in range(steps)])
+        self.batches = [random_pairs(method, BATCH, seed) for seed in range(steps)]
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Return a loader of the batches."""
@@ -138,7 +133,7 @@ def _train_all(rank: int, world: int, recipes: Sequence[Path], data: str) -> dic
     for recipe in recipes:
         for name, strategy in strategies(world).items():
             method = comparable(small(recipe, f"--data.init_args.root={data}")[0])
-            losses_and_weights = trained(method, Batches.of(method, STEPS), rank=rank, world=world, strategy=strategy)
+            losses_and_weights = trained(method, Batches(method, STEPS), rank=rank, world=world, strategy=strategy)
             results[f"{name} {recipe}"] = list(losses_and_weights)
     return results
 

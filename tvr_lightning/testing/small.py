@@ -1,10 +1,11 @@
-"""Small methods for tests, built from their recipes with a tiny encoder, random pairs and synthetic data."""
+"""Small methods for tests, built from their recipes, with random pairs and synthetic data."""
 
 import dataclasses
 import functools
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,9 +18,8 @@ from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.checkpoints import find_class
 
-WORDS, FRAMES, SIDE, BATCH = 12, 4, 32, 8
+WORDS, FRAMES, BATCH = 12, 4, 8
 COLOURS, SHAPES = ("red", "green", "blue", "white"), ("ball", "box")
-ENCODER = {"width": 64, "image_size": SIDE, "patch_size": 8, "text_layers": 4, "vision_layers": 1}
 DATA = {"frames": FRAMES, "words": WORDS, "batch_size": BATCH, "eval_batch_size": 5, "num_workers": 0}
 
 
@@ -44,18 +44,21 @@ def synthetic_data() -> tempfile.TemporaryDirectory[str]:
     return folder
 
 
+def small_encoder(recipe: Path) -> dict[str, Any]:
+    """Return the section of the small version of a recipe's encoder (`Encoder.small`)."""
+    encoder = read_recipe(recipe)["model"]["init_args"]["encoder"]
+    kind: Any = find_class(recipe, encoder["class_path"])
+    section: dict[str, Any] = kind.small(**encoder.get("init_args", {}))
+    return section
+
+
 def small(recipe: Path, *overrides: str) -> tuple[RetrievalModule, TextVideoDataModule]:
-    """Build a recipe's method, small and with seeded random weights, and its data.
+    """Build a recipe's method, with a small encoder and seeded random weights, and its data.
 
     Overrides are options as on the command line, such as `--model.init_args.gather=local`.
     """
     overlay = {
-        "model": {
-            "init_args": {
-                "encoder": {"class_path": "TinyClipEncoder", "init_args": {**ENCODER, "encoder_precision": "float32"}},
-                "tuning": {"class_path": "FineTuning", "init_args": {"train": ["*"]}},
-            }
-        },
+        "model": {"init_args": {"encoder": small_encoder(recipe)}},
         "data": {"class_path": "MSRVTT", "init_args": {"root": synthetic_data().name, **DATA, "augmentation": "none"}},
     }
     torch.manual_seed(0)

@@ -11,7 +11,7 @@ import pandas as pd
 from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.evaluation.evaluator import LEAKS
-from tvr_lightning.evaluation.statistics import effective_queries, recall_values
+from tvr_lightning.evaluation.statistics import effective_queries
 from tvr_lightning.files import write_whole
 from tvr_lightning.reproduce.published import PRINTED, Printed, PublishedRow, printed_figure
 from tvr_lightning.reproduce.report.drawing import shortened
@@ -194,7 +194,7 @@ def _resolution(results: pd.DataFrame, finished: Mapping[str, Sequence[ReportedR
     for row in measured.sort_values("measured", kind="stable").to_dict("records"):
         ranks, video = read_ranks(finished[row["run"]][0], DIRECTIONS[row["direction"]])
         key = row["direction"], row["dataset"] or "the test set", len(ranks), len(video.unique())
-        best[key] = row["measured"], effective_queries(recall_values(1)(ranks), video)
+        best[key] = row["measured"], effective_queries(100.0 * ranks.found_within(1), video)
     for (direction, dataset, queries, videos), (recall, worth) in sorted(best.items()):
         of_videos = f" on {videos} videos (effectively {worth:.0f} unrelated ones)" if videos < queries else ""
         yield (

@@ -87,7 +87,7 @@ def _per_query(ranks: Ranks, metric: str) -> Tensor:
     if metric in ("MnR", "MdR"):
         return ranks.expected()
     recalls = RECALLS if metric == "RSum" else (1,) if metric == "accuracy" else (int(metric[2:]),)
-    return torch.stack([statistics.recall_values(k)(ranks) for k in recalls]).sum(0)
+    return torch.stack([100.0 * ranks.found_within(k) for k in recalls]).sum(0)
 
 
 def _drawn(run: ReportedRun, direction: CardDirection, metric: str) -> Tensor | None:
