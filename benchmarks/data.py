@@ -33,7 +33,7 @@ import tvr_lightning  # noqa: F401  first, see tvr_lightning._torchvision
 from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.batch import Media, VideoBatch
 from tvr_lightning.data.datasets import VideoDataset
-from tvr_lightning.data.readers import FeatureReader, PixelReader, VideoReader
+from tvr_lightning.data.readers import StoreReader, VideoReader
 from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.encoders import ClipEncoder, WhisperEncoder
 from tvr_lightning.encoders.tokenizer import ClipTokenizer
@@ -169,7 +169,7 @@ def main() -> None:
         split = Split("test", "", [record for record, _ in source.videos], [])
         silent = source_of_files(videos, CROP, FRAMES).read
         store = FeatureStore(folder)
-        stored, pixels = FeatureReader(store, FILES), PixelReader(FeatureStore(folder, ["pixels"]), FILES, silent)
+        stored, pixels = StoreReader(store, FILES), StoreReader(FeatureStore(folder, ["pixels"]), FILES, silent)
         copied = copies(split, Path(folder))
         naive = NaiveReader()
         ways: list[tuple[str, Split, VideoReader, int, int]] = [

@@ -30,7 +30,6 @@ SHOWN = {
         f"{EXAMPLES}/csv_dataset.py",
         f"{EXAMPLES}/csv_dataset.yaml",
         f"{EXAMPLES}/test_csv_dataset.py",
-        "tvr_lightning/data/video_folder.py",
         "recipes/data/folder.yaml",
     },
     "adding-an-encoder.md": {

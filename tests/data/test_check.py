@@ -160,16 +160,15 @@ def test_stats_count_captions_tokens_durations_and_sound(healthy):
         {"video_id": "video3", "caption": "word " * 40},
     ]
     source.write_text(json.dumps(content))
-    train, test = stats(MSRVTT(root=str(healthy)), ClipTokenizer(77).needed, **QUIET)
-    assert (train.split.name, len(train.split.videos), len(train.split.texts)) == ("train", 2, 3)
-    assert len(test.split.videos) == 4
-    assert train.row()["captions per video"].startswith("1 to 2")
-    assert (min(train.tokens), max(train.tokens)) == (4, 42)
-    assert train.truncated == pytest.approx(1 / 3)
-    assert len(train.seconds) == 1
-    assert train.with_audio == [False]
-    assert train.seconds[0] == pytest.approx(4.0, abs=0.2)
-    text = rendered(print_stats, [train, test])
+    found = stats(MSRVTT(root=str(healthy)), ClipTokenizer(77).needed, **QUIET)
+    train = found["train"]
+    assert (train["videos"], train["captions"], found["test"]["videos"]) == ("2", "3", "4")
+    assert train["captions per video"] == "1 to 2, mean 1.5"
+    assert train["tokens per caption"].startswith("4 to 42, mean")
+    assert train["readable files"] == "1"
+    assert train["with audio track"] == "0.0%"
+    assert train["duration"] == "4 to 4 s, mean 4.0 s"
+    text = rendered(print_stats, found)
     assert "33.33%" in text
     assert "over 32 tokens" in text
 

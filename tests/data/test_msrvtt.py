@@ -73,12 +73,7 @@ def test_line_endings_and_byte_order_marks_change_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("sentences", "train", "kind", "named"),
     [
-        (
-            [*SENTENCES, ("video1", "a dog")],
-            LIST,
-            "caption-without-video",
-            ["sentences[4]", "video1"],
-        ),
+        ([*SENTENCES, ("video1", "a dog")], LIST, "caption-without-video", ["sentences[4]", "video1"]),
         ([*SENTENCES, ("video7010", "  ")], LIST, "empty-caption", ["video7010, caption 2"]),
         (SENTENCES[1:2], LIST, "video-without-caption", ["video7010", "MSRVTT_train.9k.csv"]),
         (SENTENCES, "video_id\nvideo7010\nvideo7010\n", "duplicate-id", ["video7010", "occurs 2 times"]),

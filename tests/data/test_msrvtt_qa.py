@@ -116,14 +116,6 @@ def test_the_synthetic_questions_are_answered_by_the_scenes(root):
     assert all(video.path.is_file() for video in split.videos)
 
 
-def test_an_older_synthetic_dataset_gets_its_questions(root):
-    folder = root / "msrvtt"
-    before = (folder / "test_qa.json").read_bytes()
-    (folder / "test_qa.json").unlink()
-    assert synthesize("msrvtt", root, 12, 0, workers=1, progress=False) == folder
-    assert (folder / "test_qa.json").read_bytes() == before
-
-
 def test_videos_are_those_of_msrvtt(root):
     pairs = MSRVTT(root=str(root), num_workers=0).read_split("test")
     known = {video.video_id: video.path for video in pairs.videos}

@@ -20,12 +20,12 @@ def reddish(picture):
 
 def test_the_page_is_a_picture_with_frames_waveform_and_log_mel(tmp_path):
     clip = write_clip(tmp_path / "clip.mkv", burst(4.0, 2.0, 3.0), seconds=4.0)
-    shown = preview(clip, tmp_path / "pages" / "page.png", frames=4, image_size=32)
+    shown, _, cells = preview(clip, tmp_path / "pages" / "page.png", frames=4, image_size=32)
     page = pixels(tmp_path / "pages" / "page.png")
     assert page.shape[0] > 600
     assert page.shape[1] > 1000
-    assert shown.clip.pixels.shape == (4, 3, 32, 32)
-    assert shown.cells.tolist() == [[0.0, 0.5], [0.5, 1.5], [1.5, 2.5], [2.5, 4.0]]
+    assert shown.pixels.shape == (4, 3, 32, 32)
+    assert cells.tolist() == [[0.0, 0.5], [0.5, 1.5], [1.5, 2.5], [2.5, 4.0]]
     grey = (np.abs(page - 128).max(axis=-1) < 6).mean()
     assert grey > 0.05, "the grey frames are on the page"
     wave = page[page.shape[0] // 2 : page.shape[0] * 3 // 4]
@@ -48,12 +48,12 @@ def test_a_broken_track_is_marked_in_red(tmp_path):
 
 def test_a_clip_without_sound_and_a_span_have_pages_too(tmp_path):
     mute = write_clip(tmp_path / "mute.mp4", None)
-    assert not preview(mute, tmp_path / "mute.svg", frames=2, image_size=32).track.present
+    assert not preview(mute, tmp_path / "mute.svg", frames=2, image_size=32)[1].present
     assert "<!-- no audio track -->" in (tmp_path / "mute.svg").read_text(encoding="utf-8")
     clip = write_clip(tmp_path / "span.mkv", burst(6.0, 4.0, 5.0), seconds=6.0)
-    shown = preview(clip, tmp_path / "span.png", frames=2, image_size=32, span=(3.0, 6.0))
-    assert len(shown.track.waveform) == 48_000
-    loud = np.flatnonzero(np.abs(shown.track.waveform) > 0.2) / 16_000
+    _, track, _ = preview(clip, tmp_path / "span.png", frames=2, image_size=32, span=(3.0, 6.0))
+    assert len(track.waveform) == 48_000
+    loud = np.flatnonzero(np.abs(track.waveform) > 0.2) / 16_000
     assert 0.9 < loud.min() < loud.max() < 2.1
 
 

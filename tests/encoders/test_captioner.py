@@ -196,7 +196,7 @@ def test_killed_at_any_step_of_finishing_the_next_run_ends_in_the_right_file(tmp
         described += write_descriptions(out, names)
         assert out.read_bytes() == right.read_bytes()
         assert {path.name for path in out.parent.iterdir()} == {path.name for path in right.parent.iterdir()}
-    assert len(read_captions(right)) == 4
+    assert len(read_captions(right).descriptions) == 4
     assert described == [], "what was described before the kill is not described again"
     assert 0 < finished < step, "kills came before and after the file was whole"
 

@@ -144,8 +144,7 @@ def _test_split(config: list[str], overrides: Sequence[str]) -> tuple[str, Split
 
 def _split_of_ids(file: Path) -> tuple[str, Split, list[str]]:
     """Return a title, a split, and no warnings for a table with the column video_id and one row per text."""
-    from tvr_lightning.data.caption_table import read_records
-    from tvr_lightning.data.records import Split, TextRecord, VideoRecord, malformed
+    from tvr_lightning.data.records import Split, TextRecord, VideoRecord, malformed, read_records
 
     places: dict[str, int] = {}
     texts = []

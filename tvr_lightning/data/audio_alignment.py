@@ -100,7 +100,9 @@ def audio_input(
         samples, steps, windows = 0, 0, torch.zeros(len(timestamps), 2, dtype=torch.int64)
     elif options.align == "clip30":
         samples = len(waveform) if options.kind == "whisper" else samples
-        steps, windows = WINDOW_STEPS, _equal_windows(len(timestamps))
+        steps, frames = WINDOW_STEPS, torch.arange(len(timestamps) + 1)
+        first, last = frames[:-1] * steps, frames[1:] * steps + len(timestamps) - 1  # as in `adaptive_avg_pool1d`
+        windows = torch.stack([first, last], dim=1) // len(timestamps)
     else:
         if samples < len(waveform):
             _warn_cut(options.seconds)
@@ -114,9 +116,8 @@ def audio_input(
 
 def no_audio(options: AudioOptions, frames: int) -> AudioInput:
     """Return the input of zero clips (M = 0) with the other dimensions of the output of `audio_input`."""
-    shape = (options.windows, MEL_BANDS, MEL_COLUMNS) if options.kind == "whisper" else (options.samples,)
-    counts = torch.zeros(0, dtype=torch.int64)
-    return AudioInput(torch.zeros(0, *shape), counts, counts, torch.zeros(0, frames, 2, dtype=torch.int64))
+    track = AudioTrack(np.zeros(0, np.float32), SAMPLE_RATE, np.zeros(0, dtype=bool))
+    return audio_input(track, options, torch.zeros(frames), torch.zeros(frames, dtype=torch.bool), 0.0)[:0]
 
 
 def add_sound(
@@ -169,13 +170,7 @@ def _log_mel(waveform: Tensor, options: AudioOptions) -> Tensor:
 
 
 def _padded(values: Tensor, size: int) -> Tensor:
-    """Return the values with their last dimension padded to `size` with zeros."""
     return torch.nn.functional.pad(values, (0, size - values.shape[-1]))
-
-
-def _equal_windows(frames: int) -> Tensor:
-    """Return the windows (F, 2) of `adaptive_avg_pool1d` from 1,500 steps to F frames."""
-    return torch.tensor([[i * WINDOW_STEPS // frames, -(-(i + 1) * WINDOW_STEPS // frames)] for i in range(frames)])
 
 
 def _decoded_windows(cells: Tensor, heard: np.ndarray, steps: int) -> Tensor:
@@ -193,7 +188,6 @@ def _decoded_windows(cells: Tensor, heard: np.ndarray, steps: int) -> Tensor:
 
 @functools.cache
 def _warn_cut(seconds: float) -> None:
-    """Warn once."""
     _log.warning(
         "Some clips are longer than %g s. Their later frames have no audio. Raise audio_seconds to include it.", seconds
     )

@@ -21,14 +21,7 @@ from tvr_lightning.data.compress import Copies, read_copies
 from tvr_lightning.data.datasets import PairDataset, TextDataset, VideoDataset
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.data.loader import EvaluationSampler, ReportingLoader, TrainingLoader, TrainingSampler
-from tvr_lightning.data.readers import (
-    FeatureReader,
-    MediaReader,
-    PixelReader,
-    VideoReader,
-    frame_fingerprint,
-    text_fingerprint,
-)
+from tvr_lightning.data.readers import MediaReader, StoreReader, VideoReader, frame_fingerprint, text_fingerprint
 from tvr_lightning.data.records import (
     SYNTHETIC,
     SYNTHETIC_FILE,
@@ -189,15 +182,15 @@ class TextVideoDataModule(LightningDataModule, ABC):
                 f"holdout {self.holdout}: {type(self).__name__} with split {self.split!r} has an official validation "
                 "split; set holdout to 0 to use it"
             )
+        stored = "pixels" if self.features is None else "features"
         if self.stored_in is not None and (self.augmentation != "none" or self.train_sampling != self.sampling):
-            stored = "pixels" if self.features is None else "features"
             raise UserError(
                 f"{stored} {self.stored_in!r} fixes the frames of every clip, so augmentation {self.augmentation!r} "
                 f"and train_sampling {self.train_sampling!r} cannot apply; set augmentation to none and train_sampling "
                 f"to null (recipes/features.yaml does), or unset {stored}"
             )
         if self.pixels is not None and (self.features is not None or self.audio is not None):
-            other = "features" if self.features is not None else "audio"
+            other = "audio" if self.features is None else "features"
             raise UserError(f"pixels {self.pixels!r} are stored frames without {other}; unset pixels or {other}")
         if self.sampling == "segment-random":
             raise UserError(
@@ -318,25 +311,23 @@ class TextVideoDataModule(LightningDataModule, ABC):
         sources = dict.fromkeys(self._source(name) for name in STAGES[stage])
         files = dict.fromkeys(path for name in sources for path in self.required_files(name))
         absent = [f"{path.name}: looked for {path}" for path in files if not path.is_file()]
-        if not annotations_only:
-            if self.stored_in is None and (not self.video_root.is_dir() or not any(self.video_root.iterdir())):
-                absent.append(f"the videos: looked for files in {self.video_root}")
-            if self.extra_captions is not None and "train" in STAGES[stage]:
-                try:
-                    find_captions(self.extra_captions, self.folder)
-                except MissingAssetError as error:
-                    absent.append(str(error))
+        needs_videos = not annotations_only and self.stored_in is None
+        if needs_videos and not (self.video_root.is_dir() and any(self.video_root.iterdir())):
+            absent.append(f"the videos: looked for files in {self.video_root}")
         if absent and not self.folder.is_dir():
             folder = self.folder if self.folder.parent.is_dir() else self.folder.parent
             absent.insert(0, f"the folder {folder.absolute()} does not exist; check data.init_args.root")
         if absent:
             raise self.incomplete(absent)
+        if self.extra_captions is not None and "train" in STAGES[stage] and not annotations_only:
+            find_captions(self.extra_captions, self.folder)
 
     def incomplete(self, absent: list[str]) -> MissingAssetError:
         """Return the error for missing files, which are listed one sentence each, with the expected layout."""
         listed = "\n".join(f"  - {line}" for line in absent)
-        message = f"The data in {self.directory} is incomplete:\n{listed}\nExpected layout:\n{self.layout}"
-        return MissingAssetError(message)
+        return MissingAssetError(
+            f"The data in {self.directory} is incomplete:\n{listed}\nExpected layout:\n{self.layout}"
+        )
 
     # Splits
 
@@ -396,11 +387,11 @@ class TextVideoDataModule(LightningDataModule, ABC):
             if absent and self.on_corrupt == "error":
                 count = f"{len(absent)} of the {len(split.videos)} video files of the {split.name} split"
                 hint = "To continue without them, set data.init_args.on_corrupt to skip"
-                reasons = {split.videos[i].path: reason for i, reason in absent.items()}
-                if self.stored_in is not None:
-                    listed = abbreviated([f"{path}: {reason}" for path, reason in reasons.items()])
-                    raise StoreError(f"{count} are not in the feature store {self.stored_in}: {listed}. {hint}")
-                raise self.incomplete([f"{count}: looked for {abbreviated(list(reasons))}. {hint}"])
+                if self.stored_in is None:
+                    listed = abbreviated([split.videos[i].path for i in absent])
+                    raise self.incomplete([f"{count}: looked for {listed}. {hint}"])
+                listed = abbreviated([f"{split.videos[i].path}: {reason}" for i, reason in absent.items()])
+                raise StoreError(f"{count} are not in the feature store {self.stored_in}: {listed}. {hint}")
             if absent and name == "train":
                 split = split.take_videos([i for i in range(len(split.videos)) if i not in absent])
             self._loaded[name] = split
@@ -411,32 +402,32 @@ class TextVideoDataModule(LightningDataModule, ABC):
         """Manifest of the folder, if it contains copies of another folder (`tvr data compress`)."""
         return read_copies(self.folder)
 
+    @property
+    def store(self) -> FeatureStore | None:
+        """Feature store that `features` names, checked against the options; None without stored features."""
+        return None if self.features is None else self._open_store(self.features)
+
     def _open_store(self, path: str) -> FeatureStore:
-        """Return a store after checking that the parts that the method reads fit the options."""
-        parts = self._stored_parts()
+        """Return a store after checking that the parts that the method reads (or the options name) fit the options."""
+        module = self.trainer.lightning_module if self.trainer else None
+        uses_audio = self.audio is not None if module is None else getattr(module, "audio_encoder", None) is not None
+        optional: dict[Part, bool] = {"patches": getattr(module, "needs_patches", False), "audio": uses_audio}
+        parts: tuple[Part, ...] = ("text", "frames", *(part for part, used in optional.items() if used))
+        if self.pixels is not None:
+            parts = ("pixels",)
         if parts not in self._stores:
-            store = FeatureStore(path, parts)
             copies = "" if self.copies is None else self.copies.how.describe()
             frames = frame_fingerprint(self.frames, self.preparation, self.sampling, copies)
             expected = {"text": text_fingerprint(self.words), "frames": frames, "pixels": frames}
             if self.audio is not None:
                 expected["audio"] = {"preprocessing": self.audio.describe()}
+            store = FeatureStore(path, parts)
             for part in parts:
                 if part in expected:
                     store.require(part, expected[part])
             store.verify()
             self._stores[parts] = store
         return self._stores[parts]
-
-    def _stored_parts(self) -> tuple[Part, ...]:
-        """Return the parts of a store that the method reads; without a method, those that the data options name."""
-        if self.pixels is not None:
-            return ("pixels",)
-        module = self.trainer.lightning_module if self.trainer else None
-        uses_audio = self.audio is not None if module is None else getattr(module, "audio_encoder", None) is not None
-        patches: tuple[Part, ...] = ("patches",) if getattr(module, "needs_patches", False) else ()
-        audio: tuple[Part, ...] = ("audio",) if uses_audio else ()
-        return ("text", "frames", *patches, *audio)
 
     def ground_truth(self, name: SplitName) -> GroundTruth:
         """Return the index of the matching video of every text of a split, with the names used in results."""
@@ -455,8 +446,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
                 split = self.read_split(name)
                 splits[split.name] = split  # "val" may be the test split
         for one, other in combinations(splits.values(), 2):
-            ids = [video.video_id for video in shared_videos(one, other)]
-            if ids:
+            if ids := [video.video_id for video in shared_videos(one, other)]:
                 count = f"{len(ids)} video{'s are' if len(ids) > 1 else ' is'} in both ({abbreviated(ids)})"
                 entry, fix = f"{one.name} and {other.name}", "remove them from one of the two splits"
                 raise AnnotationError([Problem(str(self.folder), entry, "split-overlap", count, fix)])
@@ -507,13 +497,11 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
         Every process gets the same number of batches. Repeated items have the index of the first one.
         """
-        split = self.load_split(name)
-        reader = self.video_reader(training=False)
+        split, reader = self.load_split(name), self.video_reader(training=False)
         videos = VideoDataset(split, reader, skip=self.on_corrupt == "skip")
-        # Reading texts or stored features takes less time than starting worker processes.
-        datasets = ((TextDataset(split, reader), 0), (videos, self.num_workers if self.features is None else 0))
         loaders: EvaluationLoaders = []
-        for dataset, workers in datasets:
+        # Reading texts or stored features takes less time than starting worker processes.
+        for dataset, workers in (TextDataset(split, reader), 0), (videos, 0 if self.features else self.num_workers):
             sampler = EvaluationSampler(len(dataset), **self._sharing())
             loaders.append(ReportingLoader.create(dataset, sampler, self.eval_batch_size, workers, self.seed))
         return loaders
@@ -546,14 +534,14 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     def video_reader(self, training: bool) -> VideoReader:
         """Return the reader of single videos and texts; training has its own frame sampling and augmentation."""
-        if self.features is not None:
-            return FeatureReader(self._open_store(self.features), self.directory)
         sampling = self.train_sampling if training else self.sampling
         augmentation = self.augmentation if training else "none"
         media = MediaReader(
             self.frames, self.preparation, sampling, augmentation, self.audio, self.on_corrupt, self.tokenise
         )
-        return media if self.pixels is None else PixelReader(self._open_store(self.pixels), self.directory, media)
+        if self.stored_in is None:
+            return media
+        return StoreReader(self._open_store(self.stored_in), self.directory, media if self.pixels else None)
 
     @override
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:

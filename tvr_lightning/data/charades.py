@@ -57,29 +57,27 @@ $TVR_DATA/charades/
         return self._scripts(name, findings) if self.split == "scripts" else self._moments(name, findings)
 
     def _scripts(self, name: SplitName, findings: Findings) -> Split:
-        """Read a split with a video per row of the table."""
         (table,) = self.required_files(name)
-        rows = read_table(table, ["id", "script"])
-        ids = [row["id"].strip() for row in rows]
+        rows = [(row["id"].strip(), row["script"]) for row in read_table(table, ["id", "script"])]
         # {} marks an empty text in the table
-        scripts = {row["id"].strip(): [row["script"] if row["script"].strip() != "{}" else ""] for row in rows}
+        scripts = {video: ["" if script.strip() == "{}" else script] for video, script in rows}
+        ids = [video for video, _ in rows]
         return self.build_split(name, "scripts, one per video", scripts, findings, table, ids=ids)
 
     def _moments(self, name: SplitName, findings: Findings) -> Split:
-        """Read a split with an item per span, in the order of their first sentences."""
         source, table = self.required_files(name)
         lengths = {}
         for row in read_table(table, ["id", "length"]):
             try:
                 lengths[row["id"].strip()] = float(row["length"])
             except ValueError as error:
-                message = f"length {row['length']!r} is not a number"
-                raise malformed(table, row["id"], message, "write seconds") from error
+                raise malformed(
+                    table, row["id"], f"length {row['length']!r} is not a number", "write seconds"
+                ) from error
         sentences: dict[str, list[str]] = {}
         spans: dict[str, tuple[float, float]] = {}
         for number, line in enumerate(read_lines(source), start=1):
-            entry = f"line {number}"
-            moment = MOMENT.fullmatch(line)
+            entry, moment = f"line {number}", MOMENT.fullmatch(line)
             if moment is None:
                 fix = "write <id> <start> <end>##<sentence>"
                 findings.add(source, entry, "malformed", f"cannot be read: {line[:60]!r}", fix)

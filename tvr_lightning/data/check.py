@@ -122,9 +122,9 @@ def write_report(report: Report, path: Path) -> None:
 
 def print_report(report: Report, console: Console | None = None) -> None:
     """Print the number of videos and texts, and the problems and warnings by kind, each with its first entries."""
-    console = console or Console()
+    console = console or Console(highlight=False)
     seen = ", ".join(f"{name}: {report.videos[name]} videos, {report.texts[name]} texts" for name in report.videos)
-    console.print(f"[bold]{report.dataset}[/bold] ({report.protocol}) {seen}", highlight=False)
+    console.print(f"[bold]{report.dataset}[/bold] ({report.protocol}) {seen}")
     for kind, found in _by_kind(report.problems).items():
         columns = (Column(title, overflow="fold") for title in ("file", "entry", "problem", "fix"))
         table = Table(*columns, title=f"{kind}: {len(found)}", title_justify="left", expand=True)
@@ -136,17 +136,15 @@ def print_report(report: Report, console: Console | None = None) -> None:
         console.print(table)
     for kind, found in _by_kind(report.warnings).items():
         line = f"warning: {kind}, files: {len(found)}, first {found[0].entry}: {found[0].message}; {found[0].fix}"
-        console.print(line, highlight=False, markup=False)
-    for note in report.notes[:ROWS_PER_KIND]:
-        console.print(f"note: {note}", highlight=False, markup=False)
-    if len(report.notes) > ROWS_PER_KIND:
-        console.print(f"note: and {len(report.notes) - ROWS_PER_KIND} more", highlight=False)
+        console.print(line, markup=False)
+    more = [f"and {len(report.notes) - ROWS_PER_KIND} more"] if len(report.notes) > ROWS_PER_KIND else []
+    for note in [*report.notes[:ROWS_PER_KIND], *more]:
+        console.print(f"note: {note}", markup=False)
     total = _total(report.problems, "problem") or "No problems found."
-    console.print(f"{total} {_total(report.warnings, 'warning')}".strip(), highlight=False)
+    console.print(f"{total} {_total(report.warnings, 'warning')}".strip())
 
 
 def _by_kind(found: list[Problem]) -> dict[str, list[Problem]]:
-    """Return the problems by kind, the most frequent kind first."""
     kinds = Counter(problem.kind for problem in found).most_common()
     return {kind: [problem for problem in found if problem.kind == kind] for kind, _ in kinds}
 

@@ -12,8 +12,9 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tvr_lightning.data.records import SYNTHETIC_FILE, abbreviated
 from tvr_lightning.data.recover_captions import find_captions
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from tvr_lightning.data.base import TextVideoDataModule
 
 MANIFEST = "compressed.jsonl"
-SCHEMA = 1
+SCHEMA = 2
+KEPT = "kept"
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,6 @@ class CopiedFile:
         copy, source: Paths of the copy and of the original.
         size, modified, sha256: Size in bytes, time of the last change in ns, and digest of the original.
         copy_size, copy_sha256: Size in bytes and digest of the copy.
-        frames: Number of frames; 0 for an annotation file.
         notes: Differences from the original, such as truncated audio.
     """
 
@@ -50,15 +51,11 @@ class CopiedFile:
     sha256: str
     copy_size: int
     copy_sha256: str
-    frames: int = 0
     notes: list[str] = field(default_factory=list)
 
     def has_changed(self, source: Path) -> bool:
         """Return whether an original differs from the manifest; it may also be on another machine."""
-        if not source.is_file():
-            return False
-        status = source.stat()
-        return (status.st_size, status.st_mtime_ns) != (self.size, self.modified)
+        return source.is_file() and _state(source) != (self.size, self.modified)
 
 
 @dataclass
@@ -72,20 +69,18 @@ class Copies:
 
     def check(self, paths: Iterable[Path]) -> None:
         """Raise UserError if existing copies differ from the manifest, or their originals have changed since."""
-        wrong = [f"{path}: {reason}" for path in paths if (reason := self._problem(path)) is not None]
+        wrong = []
+        for path in paths:
+            file, size = self.files.get(path.relative_to(self.folder).as_posix()), path.stat().st_size
+            if file is None:
+                wrong.append(f"{path}: it is not in {MANIFEST}: it was not finished, or was added by hand")
+            elif size != file.copy_size:
+                wrong.append(f"{path}: it has {size:,} bytes, but {file.copy_size:,} were written")
+            elif file.has_changed(original := self.source / file.source):
+                wrong.append(f"{path}: its original {original} has changed since it was copied")
         if wrong:
             fix = "To copy these again, rerun `tvr data compress` with the same --out."
             raise UserError(f"{abbreviated(wrong)}. {fix}")
-
-    def _problem(self, path: Path) -> str | None:
-        file = self.files.get(path.relative_to(self.folder).as_posix())
-        if file is None:
-            return f"it is not in {MANIFEST}: it was not finished, or was added by hand"
-        size = path.stat().st_size
-        if size != file.copy_size:
-            return f"it has {size:,} bytes, but {file.copy_size:,} were written"
-        source = self.source / file.source
-        return f"its original {source} has changed since it was copied" if file.has_changed(source) else None
 
 
 def read_copies(folder: Path) -> Copies | None:
@@ -97,9 +92,8 @@ def read_copies(folder: Path) -> Copies | None:
         header, *entries = lines
         if header["schema"] != SCHEMA:
             raise KeyError(f"schema {header['schema']}, but this version reads {SCHEMA}")
-        files = [CopiedFile(**entry) for entry in entries]
-        how = Compression(**header["how"])
-        return Copies(folder, Path(header["source"]), how, {file.copy: file for file in files})
+        files = {entry["copy"]: CopiedFile(**entry) for entry in entries}
+        return Copies(folder, Path(header["source"]), Compression(**header["how"]), files)
     except (KeyError, TypeError) as error:
         raise UserError(f"{folder / MANIFEST} is damaged ({error}). Delete the folder and compress again.") from error
 
@@ -113,7 +107,6 @@ class CompressReport:
         root: Value of `data.init_args.root` for training on the copies.
         new, kept: Numbers of newly copied files and of existing copies that are complete and match their source.
         redone, unread: Replaced copies and unreadable videos, which have no copy, each with the reason.
-        notes: Differences between copies and their originals.
     """
 
     copies: Copies
@@ -121,7 +114,6 @@ class CompressReport:
     new: int = 0
     kept: int = 0
     redone: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
@@ -132,7 +124,7 @@ class CompressReport:
         return [
             f"copied {self.new} files, kept {self.kept} ({share}) in {self.copies.folder}",
             *(f"copied again: {line}" for line in self.redone),
-            *(f"note: {line}" for line in self.notes),
+            *(f"note: {self.copies.source / file.source}: {note}" for file in files for note in file.notes),
             *(f"skipped: {line}" for line in self.unread),
             f"next: train with --data.init_args.root={self.root}",
         ]
@@ -164,13 +156,12 @@ def compress_dataset(
                 f"{how.interpolation}, or copies of {copies.source}, not of {source}. Choose another --out, or resume "
                 "with the same options."
             )
-        names = _files(data)
-        report = CompressReport(copies, out)
+        names, report = _files(data), CompressReport(copies, out)
         read = partial(copy_file, data.folder, copies, names)
-        found = read_many([[name] for name in names], read, list, workers=0 if workers == 1 else workers)
+        found = read_many([[name] for name in names], read, itemgetter(0), workers=0 if workers == 1 else workers)
         with progress_bar(progress) as bar:
             results = bar.track(found, total=len(names), description=f"copying, {how.describe()}")
-            for name, (result,) in zip(names, results, strict=True):
+            for name, result in zip(names, results, strict=True):
                 if isinstance(result, Unread):
                     report.unread.append(f"{names[name]}: {result.reason}")
                     continue
@@ -178,10 +169,11 @@ def compress_dataset(
                 if file != copies.files.get(name):
                     journal.append(asdict(file))
                     copies.files[name] = file
-                report.kept, report.new = report.kept + (reason == ""), report.new + (reason != "")
-                if reason:
-                    report.redone.append(f"{folder / name}: {reason}")
-                report.notes += [f"{names[name]}: {note}" for note in file.notes]
+                if reason == KEPT:
+                    report.kept += 1
+                else:
+                    report.new += 1
+                    report.redone += [f"{folder / name}: {reason}"] if reason else []
         journal.rewrite(asdict(file) for file in copies.files.values())
     return report
 
@@ -205,55 +197,46 @@ def _files(data: TextVideoDataModule) -> dict[str, Path]:
     return names
 
 
-def copy_file(folder: Path, copies: Copies, names: Mapping[str, Path], name: str) -> tuple[CopiedFile, str | None]:
+def copy_file(folder: Path, copies: Copies, names: Mapping[str, Path], name: str) -> tuple[CopiedFile, str]:
     """Copy the file `names[name]` of `folder` to `name` unless its copy is up to date.
 
-    Return its entry in the manifest and the reason for copying it again: None for a new copy, empty if the existing
+    Return its entry in the manifest and the reason for copying it again: empty for a new copy, `KEPT` if the existing
     copy was kept. Raise VideoError if a video cannot be read.
     """
     source, target, known = names[name], copies.folder / name, copies.files.get(name)
     if not source.is_file():
         raise VideoError(source, "there is no such file")
-    status = source.stat()
-    original: dict[str, Any] = {
-        "source": source.relative_to(folder).as_posix(),
-        "size": status.st_size,
-        "modified": status.st_mtime_ns,
-    }
-    reason = None
+    relative, (size, modified), reason = source.relative_to(folder).as_posix(), _state(source), ""
     if known is not None:
-        same = known.source == original["source"] and not known.has_changed(source)
+        same = known.source == relative and not known.has_changed(source)
         if not target.is_file():
             reason = "it was missing"
-        elif target.stat().st_size != known.copy_size or digest(target) != known.copy_sha256:
+        elif digest(target) != known.copy_sha256:
             reason = "it had changed"
         elif not same and digest(source) != known.sha256:
             reason = f"its source {source} has changed"
         else:  # the original may have been touched or moved
-            return replace(known, **original), ""
+            return replace(known, source=relative, size=size, modified=modified), KEPT
     made = compress(source, copies.how) if name.endswith(".mp4") else None
-    content = made.content if made else source.read_bytes()
     with explain_write_errors(target, "Earlier copies are kept."):
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, content)
+        write_whole(target, made.content if made else source.read_bytes())
     if made is not None:
         try:
             verify_copy(target, made)
         except VideoError:
             target.unlink()
             raise
-    file = CopiedFile(
-        copy=name,
-        sha256=digest(source),
-        copy_size=len(content),
-        copy_sha256=hashlib.sha256(content).hexdigest(),
-        frames=made.frames if made else 0,
-        notes=made.notes if made else [],
-        **original,
-    )
+    notes, copied = made.notes if made else [], (target.stat().st_size, digest(target))
+    file = CopiedFile(name, relative, size, modified, digest(source), *copied, notes)
     if file.has_changed(source):
         raise VideoError(source, "it changed while it was copied")
     return file, reason
+
+
+def _state(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def digest(path: Path) -> str:

@@ -31,17 +31,16 @@ class GroundTruth:
     warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        where = f"{self.dataset} {self.split}"
-        if self.video_of_text.ndim != 1 or self.video_of_text.dtype != torch.int64:
-            found = f"{tuple(self.video_of_text.shape)} {self.video_of_text.dtype}"
+        where, pairs = f"{self.dataset} {self.split}", self.video_of_text
+        if pairs.ndim != 1 or pairs.dtype != torch.int64:
+            found = f"{tuple(pairs.shape)} {pairs.dtype}"
             raise UserError(f"{where}: video_of_text must be one int64 per text, got {found}")
-        if not len(self.video_of_text):
+        if not len(pairs):
             raise UserError(f"{where}: there are no texts to rank")
-        outside = ((self.video_of_text < 0) | (self.video_of_text >= self.videos)).nonzero()
-        if len(outside):
-            text = int(outside[0])
-            video = int(self.video_of_text[text])
-            raise UserError(f"{where}: text {text} describes video {video}, but the split has {self.videos} videos")
+        outside = ((pairs < 0) | (pairs >= self.videos)).nonzero().flatten().tolist()
+        if outside:
+            first = f"text {outside[0]} describes video {int(pairs[outside[0]])}"
+            raise UserError(f"{where}: {first}, but the split has {self.videos} videos")
 
     @classmethod
     def of(cls, dataset: str, split: Split, warnings: Sequence[str] = ()) -> GroundTruth:

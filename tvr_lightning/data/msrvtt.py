@@ -75,8 +75,7 @@ $TVR_DATA/msrvtt/
     def _captions(self) -> tuple[dict[str, list[str]], list[Problem]]:
         """Captions of every video in the JSON file, in file order, and the problems of the file."""
         findings, source = Findings(), self.folder / "MSRVTT_data.json"
-        shape = {"videos": [{"video_id": str}], "sentences": [{"video_id": str, "caption": str}]}
-        data = read_json(source, shape)
+        data = read_json(source, {"videos": [{"video_id": str}], "sentences": [{"video_id": str, "caption": str}]})
         listed = [video["video_id"] for video in data["videos"]]
         findings.problems += duplicates(source, listed)
         captions: dict[str, list[str]] = {video: [] for video in listed}

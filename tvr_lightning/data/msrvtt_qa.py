@@ -64,15 +64,19 @@ $TVR_DATA/msrvtt/
         videos: dict[str, int] = {}  # in the order of their first questions
         questions: list[TextRecord] = []
         for number, entry in enumerate(read_json(source, [{"question": str, "answer": str}])):
-            video_id = _video_id(source, f"[{number}]", entry)
+            found = entry.get("video_id")
+            video_id = str(found).strip()
+            if isinstance(found, bool) or not isinstance(found, int | str) or not video_id:
+                fix = "write the video's number, such as 7010, or its name"
+                raise malformed(source, f"[{number}]", f"the key 'video_id' is {found!r}", fix)
+            video_id = f"video{video_id}" if video_id.isdigit() else video_id
             question, answer = tidy(entry["question"]), tidy(entry["answer"])
             for key, value in (("question", question), ("answer", answer)):
                 if not value:
                     fix = f"write the {key} or remove the entry"
                     findings.add(source, f"[{number}], {key}", "empty-caption", f"the {key} is empty", fix)
             if question and answer:
-                video = videos.setdefault(video_id, len(videos))
-                questions.append(QuestionRecord(question, video, answer))
+                questions.append(QuestionRecord(question, videos.setdefault(video_id, len(videos)), answer))
         if not videos:
             findings.add(source, "whole file", "malformed", "contains no questions", "download the file again")
         records = [VideoRecord(video_id, self.find_video(video_id)) for video_id in videos]
@@ -85,13 +89,3 @@ $TVR_DATA/msrvtt/
     def questions(self, name: SplitName) -> list[QuestionRecord]:
         """Return the N questions of a split in the order of their index in batches."""
         return [text for text in self.load_split(name).texts if isinstance(text, QuestionRecord)]
-
-
-def _video_id(source: Path, where: str, entry: dict[str, Any]) -> str:
-    """Return the name of the video: `video7010` for 7010, "7010" and "video7010"."""
-    found = entry.get("video_id")
-    name = str(found).strip()
-    if isinstance(found, bool) or not isinstance(found, int | str) or not name:
-        fix = "write the video's number, such as 7010, or its name"
-        raise malformed(source, where, f"the key 'video_id' is {found!r}", fix)
-    return f"video{name}" if name.isdigit() else name

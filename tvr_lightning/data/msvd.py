@@ -45,7 +45,6 @@ $TVR_DATA/msvd/
 
     def __init__(self, *, split: Literal["official"] = "official", **options: Any) -> None:
         super().__init__(split=split, **options)
-        self._captions: dict[str, list[list[str]]] | None = None
 
     @override
     def required_files(self, name: SplitName) -> list[Path]:
@@ -54,9 +53,7 @@ $TVR_DATA/msvd/
     @override
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
         source, file = self.required_files(name)
-        if self._captions is None:
-            self._captions = read_captions(file)
-        captions = {clip: [" ".join(tokens) for tokens in said] for clip, said in self._captions.items()}
+        captions = {clip: [" ".join(tokens) for tokens in said] for clip, said in read_captions(file).items()}
         protocol, ids = "all captions of a clip as queries", read_lines(source)
         return self.build_split(name, protocol, captions, findings, source, file=file, ids=ids)
 

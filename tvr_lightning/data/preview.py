@@ -1,10 +1,6 @@
 """Image of the model input for one clip: its sampled frames with its waveform and log-mel spectrogram."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,25 +10,8 @@ from tvr_lightning.media.audio import SAMPLE_RATE, STEPS_PER_SECOND, AudioTrack,
 from tvr_lightning.media.video import DecodedClip, read_clip
 from tvr_lightning.option_types import FrameSampling
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 PER_ROW = 6
 COLORS = ("#4477aa", "#ccbb44")
-
-
-@dataclass
-class Preview:
-    """Frames and audio of a clip.
-
-    `seconds` are the times of the frames in the clip, and `cells` (F, 2) the start and end in seconds of the audio of
-    each frame under the alignment "duration".
-    """
-
-    clip: DecodedClip
-    track: AudioTrack
-    seconds: list[float]
-    cells: np.ndarray
 
 
 def preview(
@@ -43,11 +22,14 @@ def preview(
     image_size: int = 224,
     sampling: FrameSampling = "one-fps-uniform",
     span: tuple[float, float] | None = None,
-) -> Preview:
+) -> tuple[DecodedClip, AudioTrack, np.ndarray]:
     """Draw the frames of a clip with their times, its waveform and its log-mel spectrogram into one image.
 
     Bands of two colors mark the audio of each frame; hatching marks intervals that were not decoded. The suffix of
     `out` determines the format (.png, .pdf, .svg). `span` is in seconds; None uses the whole file.
+
+    Returns:
+        Frames, audio, and cells (F, 2): start and end in seconds of each frame's audio under the alignment "duration".
     """
     # Figure without pyplot: no global state, no display, thread-safe.
     from matplotlib.figure import Figure
@@ -57,7 +39,7 @@ def preview(
     duration = min(end, clip.duration) - start
     track = read_audio(video, duration=duration, span=(start, start + duration))
     times = clip.timestamps - start
-    shown = Preview(clip, track, times.tolist(), frame_cells(times, clip.frame_mask, duration).numpy())
+    cells = frame_cells(times, clip.frame_mask, duration).numpy()
 
     rows = -(-len(clip.pixels) // PER_ROW)
     figure = Figure(figsize=(12, 2.1 * rows + 5.2), layout="constrained")
@@ -68,9 +50,27 @@ def preview(
         axes.axis("off")
         if index < len(clip.pixels) and clip.frame_mask[index]:
             axes.imshow(clip.pixels[index].permute(1, 2, 0).numpy())
-            axes.set_title(f"{shown.seconds[index]:.2f} s", color=COLORS[index % 2], fontsize=10)
+            axes.set_title(f"{times[index]:.2f} s", color=COLORS[index % 2], fontsize=10)
     waveform, spectrogram = lower.subplots(2, 1, sharex=True)
-    _draw_waveform(waveform, shown)
+    # Minimum and maximum per pixel column: a line through every sample would hide short peaks.
+    columns = max(1, min(2000, len(track.waveform)))
+    parts = np.array_split(track.waveform, columns) if len(track.waveform) else [np.zeros(1, np.float32)]
+    moments = (np.arange(len(parts)) + 0.5) * len(track.waveform) / SAMPLE_RATE / len(parts)
+    waveform.fill_between(moments, [p.min() for p in parts], [p.max() for p in parts], color="black", linewidth=0.5)
+    limit = max(0.01, 1.05 * float(np.abs(track.waveform).max(initial=0.0)))
+    waveform.set(ylim=(-limit, limit), ylabel="waveform")
+    for index, (first, last) in enumerate(cells):
+        if last > first:
+            waveform.axvspan(first, last, color=COLORS[index % 2], alpha=0.25, linewidth=0)
+            waveform.axvline(float(times[index]), color=COLORS[index % 2], linewidth=1)
+    edges = np.flatnonzero(np.diff(~track.heard, prepend=False, append=False)) / STEPS_PER_SECOND
+    for first, last in edges.reshape(-1, 2).tolist():  # intervals in which no audio was decoded
+        waveform.axvspan(first, last, facecolor="white", edgecolor="grey", alpha=0.8, linewidth=0, hatch="//")
+    if not track.present:
+        problem = track.problem or "no audio track"
+        waveform.text(0.5, 0.5, problem, ha="center", va="center", transform=waveform.transAxes, parse_math=False)
+    elif track.problem:
+        waveform.set_title(f"damaged: {track.problem}", fontsize=9, color="firebrick", parse_math=False)
     samples = torch.from_numpy(track.waveform)
     mel = log_mel(torch.nn.functional.pad(samples, (0, max(0, SHORTEST_WAVEFORM - len(samples)))))
     spectrogram.imshow(mel.numpy(), origin="lower", aspect="auto", extent=(0, max(length, 0.01), 0, len(mel)))
@@ -78,27 +78,4 @@ def preview(
 
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=110)
-    return shown
-
-
-def _draw_waveform(axes: Axes, shown: Preview) -> None:
-    track = shown.track
-    # Minimum and maximum per pixel column: a line through every sample would hide short peaks.
-    columns = max(1, min(2000, len(track.waveform)))
-    parts = np.array_split(track.waveform, columns) if len(track.waveform) else [np.zeros(1, np.float32)]
-    moments = (np.arange(len(parts)) + 0.5) * len(track.waveform) / SAMPLE_RATE / len(parts)
-    axes.fill_between(moments, [p.min() for p in parts], [p.max() for p in parts], color="black", linewidth=0.5)
-    limit = max(0.01, 1.05 * float(np.abs(track.waveform).max(initial=0.0)))
-    axes.set(ylim=(-limit, limit), ylabel="waveform")
-    for index, (first, last) in enumerate(shown.cells):
-        if last > first:
-            axes.axvspan(first, last, color=COLORS[index % 2], alpha=0.25, linewidth=0)
-            axes.axvline(shown.seconds[index], color=COLORS[index % 2], linewidth=1)
-    edges = np.flatnonzero(np.diff(~track.heard, prepend=False, append=False)) / STEPS_PER_SECOND
-    for first, last in edges.reshape(-1, 2).tolist():  # intervals in which no audio was decoded
-        axes.axvspan(first, last, facecolor="white", edgecolor="grey", alpha=0.8, linewidth=0, hatch="//")
-    if not track.present:
-        problem = track.problem or "no audio track"
-        axes.text(0.5, 0.5, problem, ha="center", va="center", transform=axes.transAxes, parse_math=False)
-    elif track.problem:
-        axes.set_title(f"damaged: {track.problem}", fontsize=9, color="firebrick", parse_math=False)
+    return clip, track, cells

@@ -93,15 +93,33 @@ def text_fingerprint(words: int) -> Fingerprint:
 
 @dataclass(frozen=True)
 class StoreReader:
-    """Reader of one video or text from a feature store, which replaces `MediaReader`.
+    """Reader of one video or text from a feature store: of features, which replace the encoder, or of frames.
 
     Attributes:
         store: Feature store, of which the open parts are read.
         dataset: Folder name of the dataset, under which `tvr extract` stored its videos.
+        media: For stored frames, a reader with the same sampling and preparation, which reads texts.
     """
 
     store: FeatureStore
     dataset: str
+    media: MediaReader | None = None
+
+    def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media | VideoFeatures:
+        """Return Media with pixels (1, F, 3, S, S) or features with frames (1, F, D)."""
+        if self.media is not None:
+            return Media(*self.store.read("pixels", [self.key(video)]))
+        return self.store.video([self.key(video)], "patches" in self.store.parts)
+
+    def empty(self) -> Media | VideoFeatures:
+        """Return Media or features of zero videos with the other dimensions of the store."""
+        if self.media is not None:
+            return replace(self.media.empty(), duration=None)
+        return self.store.first_video("patches" in self.store.parts)[:0]
+
+    def text(self, text: str) -> list[str] | Tokens | TextFeatures:
+        """Return the caption as `media` does, or its features: sentence (1, D), words (1, W, D)."""
+        return self.store.text([text]) if self.media is None else self.media.text(text)
 
     def key(self, video: VideoRecord) -> VideoKey:
         """Return the key of a video's features, or raise VideoError if extraction skipped it."""
@@ -121,44 +139,4 @@ class StoreReader:
         return {index: key.reason for index, key in enumerate(found) if isinstance(key, Unread)}
 
 
-@dataclass(frozen=True)
-class FeatureReader(StoreReader):
-    """Reader of stored features, which replace the encoder."""
-
-    def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> VideoFeatures:
-        """Return features with frames (1, F, D)."""
-        return self.store.video([self.key(video)], "patches" in self.store.parts)
-
-    def empty(self) -> VideoFeatures:
-        """Return features of zero videos with the other dimensions of the store."""
-        return self.store.first_video("patches" in self.store.parts)[:0]
-
-    def text(self, text: str) -> TextFeatures:
-        """Return features of one text: sentence (1, D), words (1, W, D)."""
-        return self.store.text([text])
-
-
-@dataclass(frozen=True)
-class PixelReader(StoreReader):
-    """Reader of stored frames, which replace decoding.
-
-    Attributes:
-        media: Reader with the same sampling and preparation, which reads texts.
-    """
-
-    media: MediaReader
-
-    def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media:
-        """Return Media with pixels (1, F, 3, S, S)."""
-        return Media(*self.store.read("pixels", [self.key(video)]))
-
-    def empty(self) -> Media:
-        """Return Media with pixels (0, F, 3, S, S)."""
-        return replace(self.media.empty(), duration=None)
-
-    def text(self, text: str) -> list[str] | Tokens:
-        """Return the caption as token IDs, or unchanged if the encoder tokenizes it."""
-        return self.media.text(text)
-
-
-VideoReader = MediaReader | FeatureReader | PixelReader
+VideoReader = MediaReader | StoreReader

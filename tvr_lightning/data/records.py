@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -193,6 +193,32 @@ def read_table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     return [dict(zip(header, row, strict=True)) for row in rows[1:]]
 
 
+def read_records(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the records of a CSV, JSON Lines or Parquet file, each with its position for messages."""
+    if file.suffix.lower() == ".csv":
+        rows: list[Any] = list(read_table(file, ()))
+        return [(f"row {number}", row) for number, row in enumerate(rows, start=2)]
+    if file.suffix.lower() == ".parquet":
+        import pyarrow.parquet
+
+        try:
+            rows = pyarrow.parquet.read_table(file).to_pylist()
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
+            raise malformed(file, "whole file", f"not a parquet file ({error})", "write it again") from error
+        return [(f"row {number}", row) for number, row in enumerate(rows)]
+    records = []
+    for number, line in enumerate(read_text(file).split("\n"), start=1):
+        if not line.strip():
+            continue
+        entry = f"line {number}"
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise malformed(file, entry, f"not JSON ({error.msg})", "write one object per line") from error
+        records.append((entry, expect(file, entry, record, dict)))
+    return records
+
+
 def expect(file: Path, entry: str, value: Any, shape: Any) -> Any:
     """Return a parsed value, the `entry` of a file ("" for all of it), which must have a shape.
 
@@ -227,14 +253,11 @@ def hold_out(train: Split, videos: int, seed: int, one_caption: bool) -> tuple[S
     `videos` is the number of files to hold out; clips of one file are held out together. With `one_caption`, only the
     first text of a held-out video is kept, as in the test protocol.
     """
-    files = list(dict.fromkeys(video.path for video in train.videos))
-    count = len(files)
-    if videos >= count:
-        raise UserError(f"holdout {videos} leaves no training videos of {count}; hold out fewer")
-    drawn = np.random.default_rng([seed, count]).permutation(count)[:videos].tolist()
-    held_files = {files[index] for index in drawn}
-    held = train.take_videos([i for i, video in enumerate(train.videos) if video.path in held_files])
+    files = np.array(list(dict.fromkeys(video.path for video in train.videos)))
+    if videos >= len(files):
+        raise UserError(f"holdout {videos} leaves no training videos of {len(files)}; hold out fewer")
+    drawn = set(files[np.random.default_rng([seed, len(files)]).permutation(len(files))[:videos]])
+    held = train.take_videos([i for i, video in enumerate(train.videos) if video.path in drawn])
+    rest = train.take_videos([i for i, video in enumerate(train.videos) if video.path not in drawn])
     texts = [held.texts[indices[0]] for indices in held.texts_of_videos()] if one_caption else held.texts
-    protocol = f"{train.protocol}, {videos} training videos held out"
-    rest = train.take_videos([i for i, video in enumerate(train.videos) if video.path not in held_files])
-    return rest, Split("val", protocol, held.videos, texts)
+    return rest, Split("val", f"{train.protocol}, {videos} training videos held out", held.videos, texts)

@@ -9,8 +9,7 @@ from typing import get_type_hints
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tvr_lightning.data.caption_table import read_records
-from tvr_lightning.data.records import abbreviated, expect, malformed
+from tvr_lightning.data.records import abbreviated, expect, malformed, read_records
 from tvr_lightning.errors import MissingAssetError, UserError
 
 REQUIRED = ("video_id", "segment", "caption")
@@ -52,9 +51,6 @@ class RecoverCaptions:
     path: Path
     descriptions: dict[str, list[str]]
     empty: int = 0
-
-    def __len__(self) -> int:
-        return sum(bool(described) for described in self.descriptions.values())
 
     def of(self, video_id: str) -> list[str]:
         """Return the descriptions of a video in temporal order; an empty list for a video that is not in the file."""

@@ -75,8 +75,14 @@ $TVR_DATA/vatex/
             if CLIP.fullmatch(clip) is None:
                 fix = "write <youtube id>_<start>_<end>, six digits each"
                 findings.add(source, clip, "malformed", "no clip id", fix)
+        key, hgr = CAPTIONS[self.language], self.annotations == "hgr"
         if file not in self._captions:
-            self._captions[file] = self._read_captions(file)
+            found = read_json(file, {str: {key: [str]}} if hgr else [{"videoID": str, key: [str]}])
+            self._captions[file] = (
+                [(clip, found[clip][key]) for clip in found]
+                if hgr
+                else [(record["videoID"], record[key]) for record in found]
+            )
         findings.problems += duplicates(file, (clip for clip, _ in self._captions[file]))
         first = self.protocol == "first-caption"
         kept = 1 if first and name != "train" else None
@@ -84,10 +90,3 @@ $TVR_DATA/vatex/
         count = "first caption of a clip" if first else "ten captions per clip"
         protocol = f"HGR split, {count}, {'English' if self.language == 'en' else 'Chinese'}"
         return self.build_split(name, protocol, captions, findings, source, file=file, ids=listed)
-
-    def _read_captions(self, file: Path) -> list[tuple[str, list[str]]]:
-        """Return the ID and the captions of every clip in a file of captions."""
-        key = CAPTIONS[self.language]
-        if self.annotations == "hgr":
-            return [(clip, record[key]) for clip, record in read_json(file, {str: {key: [str]}}).items()]
-        return [(record["videoID"], record[key]) for record in read_json(file, [{"videoID": str, key: [str]}])]

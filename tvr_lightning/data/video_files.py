@@ -45,25 +45,21 @@ class VideoFiles:
     def find(self, name: str) -> Path:
         """Return the path of the video called `name`, or its expected path if there is none."""
         expected = path_below(self.root, name + self.suffix)
-        if expected.parent not in self._by_stem:
-            self._list(expected.parent)
-        found = [expected]
+        folder, found = expected.parent, [expected]
+        if folder not in self._by_stem:
+            files = sorted(folder.iterdir()) if folder.is_dir() else []
+            self._files.update(files)
+            self.unused.update(file for file in files if is_video(file.name))
+            self._by_stem[folder] = {}
+            for file in files:
+                if is_video(file.name) or "." not in file.name:
+                    self._by_stem[folder].setdefault(stem(file.name), []).append(file)
         if expected not in self._files:
             base = name.rpartition("/")[2]
             stems = [base] if self.suffix else [base, base.rpartition(".")[0]]
-            by_stem = self._by_stem[expected.parent]
-            found = next((by_stem[stem] for stem in stems if stem in by_stem), found)
+            found = next((self._by_stem[folder][stem] for stem in stems if stem in self._by_stem[folder]), found)
         if len(found) > 1:
             message = f"several files match: {', '.join(file.name for file in found)}"
-            raise malformed(expected.parent, name, message, "keep only one of them")
+            raise malformed(folder, name, message, "keep only one of them")
         self.unused.discard(found[0])
         return found[0]
-
-    def _list(self, folder: Path) -> None:
-        files = sorted(folder.iterdir()) if folder.is_dir() else []
-        self._files.update(files)
-        self.unused.update(file for file in files if is_video(file.name))
-        by_stem = self._by_stem[folder] = {}
-        for file in files:
-            if is_video(file.name) or "." not in file.name:
-                by_stem.setdefault(stem(file.name), []).append(file)

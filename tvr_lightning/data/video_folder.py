@@ -2,7 +2,10 @@
 
 import hashlib
 import os
-from dataclasses import replace
+import posixpath
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -10,13 +13,63 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.caption_table import SUFFIXES, CaptionRow, read_caption_table
-from tvr_lightning.data.records import Findings, Split, SplitName, malformed
+from tvr_lightning.data.records import Findings, Split, SplitName, expect, malformed, read_records
 from tvr_lightning.data.video_files import VideoFiles
 from tvr_lightning.errors import UserError
 
+SUFFIXES = (".csv", ".jsonl", ".parquet")
+VIDEO = ("file_name", "file", "video", "path", "video_path", "video_id")
+CAPTION = re.compile(r"(caption|sentence|text)s?(_?\d+)?")
+SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
 METADATA = "metadata"
 """Name of the table in Hugging Face's VideoFolder layout, without its suffix."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaptionRow:
+    """Captions of a video in one row of a table.
+
+    `entry` is the position of the row in the file, for messages, and `video` the name of the file, without `./` and
+    `..` inside it. `split` is None if the table has no such column.
+    """
+
+    entry: str
+    video: str
+    captions: list[str]
+    split: str | None
+
+
+def read_caption_table(file: Path) -> list[CaptionRow]:
+    """Return the rows of a table in file order.
+
+    The video is in the first existing column of `VIDEO`. Captions are in all columns named caption, sentence or text,
+    in singular or plural, optionally numbered (`caption1`, `caption_2`). A cell may contain a list of captions, and
+    with several caption columns, some cells may be empty.
+    """
+    records = read_records(file)
+    columns = list(dict.fromkeys(name for _, record in records for name in record))
+    video = next((name for name in VIDEO if name in columns), None)
+    captions = [name for name in columns if CAPTION.fullmatch(name)]
+    for found, what, names in ((video, "the video", ", ".join(VIDEO)), (captions, "captions", "caption, caption1")):
+        if not found and records:
+            message = f"no column contains {what}, found {columns}"
+            raise malformed(file, "columns", message, f"name it one of {names}")
+    return [_row(file, entry, record, str(video), captions) for entry, record in records]
+
+
+def _row(file: Path, entry: str, record: Mapping[str, Any], video: str, columns: list[str]) -> CaptionRow:
+    name = expect(file, f"{entry}, {video}", record.get(video), str).strip()
+    entry = f"{entry}, {name}"
+    captions = []
+    for column in columns:
+        cell = record.get(column)
+        for text in cell if isinstance(cell, list) else [cell]:
+            if text is not None and (len(columns) == 1 or str(text).strip()):
+                captions.append(expect(file, f"{entry}, {column}", text, str))
+    split = record.get("split")
+    if split is not None and str(split).strip() not in SPLITS:
+        raise malformed(file, entry, f"no split {split!r}", f"write one of {', '.join(SPLITS)}")
+    return CaptionRow(entry, posixpath.normpath(name), captions, None if split is None else SPLITS[str(split).strip()])
 
 
 class VideoFolder(TextVideoDataModule):
@@ -128,8 +181,7 @@ or metadata.csv, metadata.jsonl or metadata.parquet next to the videos, columns 
         for file in sorted(self.video_files.unused):
             findings.note(table, file.name, "video-without-caption", f"does not name {file}", "left out")
         described = {video: texts for video, texts in captions.items() if splits[video] == name}
-        protocol = f"all captions of a video as queries{drawn}"
-        return self.build_split(name, protocol, described, findings, table)
+        return self.build_split(name, f"all captions of a video as queries{drawn}", described, findings, table)
 
     def _splits(self, findings: Findings) -> tuple[dict[str, str], str]:
         """Return the split of every video, and an addition to the protocol if the test videos are sampled."""

@@ -161,10 +161,53 @@ def _write_msrvtt(items: list[Item], folder: Path) -> None:
 def _full_split(items: list[Item]) -> dict[str, str]:
     """Return the official split (6,513 / 497 / 2,990) by video; its test videos include those of 1k-A."""
     train, val, test = (of_part(items, part) for part in PARTS)
-    beside = max(0, round(len(items) * _FULL_TEST_SHARE) - len(test))
-    cut = len(train) - beside
+    cut = len(train) - max(0, round(len(items) * _FULL_TEST_SHARE) - len(test))
     groups = {"train": train[:cut], "validate": val, "test": train[cut:] + test}
     return {item.video_id: name for name, group in groups.items() for item in group}
+
+
+_FIGURE_QUESTIONS = 3  # per video, in addition to the two about its backdrop
+
+
+def write_questions(items: list[Item], seed: int, folder: Path) -> None:
+    """Write `train_qa.json`, `val_qa.json` and `test_qa.json` into the folder of a synthetic MSR-VTT.
+
+    As in MSRVTT-QA, video IDs are numbers and answers are single words. Every video has five questions: two about its
+    backdrop, three about its figures and their motions. The words of a question reveal only the kind of answer.
+    """
+    number = 0
+    for part in PARTS:
+        entries: list[dict[str, Any]] = []
+        for item in of_part(items, part):
+            for question, answer in _questions(item.scene, random.Random(f"{seed}/{item.video_id}")):
+                entries.append(
+                    {
+                        "id": number,
+                        "question": question,
+                        "answer": answer,
+                        "category_id": BACKDROP_COLOURS.index(item.scene.backdrop.colour),
+                        "video_id": int(item.video_id.removeprefix("video")),
+                    }
+                )
+                number += 1
+        write_json(folder / f"{part}_qa.json", entries)
+
+
+def _questions(scene: Scene, rng: random.Random) -> list[tuple[str, str]]:
+    first, last = scene.events[0], scene.events[-1]
+    sure = [
+        (("what color is the background", "what is the color behind the figures"), scene.backdrop.colour),
+        (("what pattern does the background have", "how does the background look"), scene.backdrop.pattern),
+    ]
+    other = [
+        (("what is the shape of the first figure", "what shape appears first"), first.figure.shape),
+        (("what is the color of the first figure", "what color does the first figure have"), first.figure.colour),
+        (("what is the shape of the last figure", "what shape appears last"), last.figure.shape),
+        (("what is the color of the last figure", "what color does the last figure have"), last.figure.colour),
+        (("what does the first figure do", "how does the first figure move"), first.motion),
+        (("what does the last figure do", "how does the last figure move"), last.motion),
+    ]
+    return [(rng.choice(wordings), answer) for wordings, answer in sure + rng.sample(other, _FIGURE_QUESTIONS)]
 
 
 _DIDEMO_SEGMENT = 5.0  # seconds
@@ -201,12 +244,11 @@ def _write_didemo(items: list[Item], folder: Path) -> None:
 
 def _didemo_record(item: Item, caption: Caption, identity: int) -> dict[str, Any]:
     start, end = span_of(caption, item.scene)
-    segments = [round(start / _DIDEMO_SEGMENT), round(end / _DIDEMO_SEGMENT) - 1]
     return {
         "num_segments": round(item.scene.duration / _DIDEMO_SEGMENT),
         "description": caption.text,
         "dl_link": "",
-        "times": [segments] * 4,
+        "times": [[round(start / _DIDEMO_SEGMENT), round(end / _DIDEMO_SEGMENT) - 1]] * 4,
         "video": item.video_id,
         "annotation_id": identity,
     }

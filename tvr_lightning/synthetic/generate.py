@@ -15,9 +15,8 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.files import file_lock
 from tvr_lightning.media.read_many import read_all
 from tvr_lightning.option_types import DatasetName
-from tvr_lightning.synthetic.formats import FORMATS, DatasetFormat, Item, Part, span_of, write_json, write_lines
+from tvr_lightning.synthetic.formats import FORMATS, Item, Part, span_of, write_json, write_lines, write_questions
 from tvr_lightning.synthetic.grammar import describe_event, describe_scene, describe_segment
-from tvr_lightning.synthetic.questions import write_questions
 from tvr_lightning.synthetic.scene import Scene, draw_scenes
 from tvr_lightning.synthetic.write import write_video
 
@@ -28,54 +27,36 @@ SEGMENTS = 6  # number of descriptions per video, as in DPDV
 
 
 def synthesize(
-    dataset: DatasetName,
-    root: Path,
-    videos: int,
-    seed: int,
-    *,
-    workers: int | None = None,
-    progress: bool = True,
+    dataset: DatasetName, root: Path, videos: int, seed: int, *, workers: int | None = None, progress: bool = True
 ) -> Path:
     """Write a learnable retrieval dataset of synthetic videos in the files and folders of a real one.
 
-    A video shows one or two figures (shape, color, size) in successive events (motions) on a backdrop (color, pattern),
-    with audio (pitch, rhythm, sweep, noise, silence). One fifth of the videos, at least four, are test videos; if the
-    dataset has a validation split, it has one twentieth, at least two. Test videos begin with pairs of figures that do
-    not occur in this order in other videos. One video in five has a twin, which looks the same and differs only in
-    audio. Captions describe all events, or one, or only the audio, with synonyms and in several orders.
+    A video shows one or two figures in successive events (motions) on a backdrop, with audio. One fifth of the videos,
+    at least four, are test videos, and one twentieth, at least two, validation videos, if the dataset has that split.
+    Test videos begin with pairs of figures that do not occur in this order in other videos. One video in five has a
+    twin, which differs only in audio. Captions describe all events, or one, or only the audio.
 
     In addition to the real dataset's files, `SYNTHETIC.txt` marks every result as synthetic, `scenes.json` contains the
     scene of each video (`scene.Scene`) and the facts in each caption (`grammar.Caption`), and `captions.parquet`
-    describes six equal segments of every video without synonyms (see `data.recover_captions`).
+    describes six equal segments of every video (see `data.recover_captions`).
 
-    The dataset is written atomically, and depends only on `dataset`, `videos` (at least 8), and `seed`. If the same
-    dataset exists, nothing is done. `workers` is the number of processes that render; None uses one per core.
-
-    Returns:
-        Folder of the dataset, `root/<dataset>`.
-
-    Raises:
-        UserError: An argument is out of range, or the folder contains something else, which is never overwritten.
+    The dataset is written atomically to the folder `root/<dataset>`, which is returned, and depends only on `dataset`,
+    `videos` (at least 8), and `seed`. If the same dataset exists, nothing is done; if the folder contains something
+    else, UserError is raised. `workers` is the number of processes that render; None uses one per core.
     """
     if dataset not in FORMATS:
         raise UserError(f"no layout for dataset {dataset!r}; choose one of {', '.join(get_args(DatasetName))}")
     if videos < LEAST_VIDEOS:
         raise UserError(f"videos={videos} leaves no training videos; it must be at least {LEAST_VIDEOS}")
-    if workers is not None and workers < 1:
-        raise UserError(f"workers={workers}; it must be at least 1, or None for one per core")
     folder = Path(root) / dataset
     if folder.exists() and any(folder.iterdir()):
         if _same(folder / "scenes.json", dataset, videos, seed):
-            if dataset == "msrvtt" and not (folder / "test_qa.json").is_file():
-                write_questions(_items(dataset, FORMATS[dataset], videos, seed), seed, folder)
-            _mark(folder)
             return folder
         raise UserError(
             f"{folder} already exists and is not this dataset ({videos} videos, seed {seed}). "
             "Remove it or choose another root."
         )
-    dataset_format = FORMATS[dataset]
-    items = _items(dataset, dataset_format, videos, seed)
+    dataset_format, items = FORMATS[dataset], _items(dataset, videos, seed)
     Path(root).mkdir(parents=True, exist_ok=True)
     unfinished = Path(root) / f".{dataset}-unfinished"
     lock = Path(root) / f"{unfinished.name}.lock"
@@ -93,7 +74,8 @@ def synthesize(
             write_json(unfinished / "scenes.json", scenes, indent=1)
             if dataset == "msrvtt":
                 write_questions(items, seed, unfinished)
-            _mark(unfinished)
+            text = "`tvr data synth` generated these videos and captions. Results on them are marked as synthetic."
+            write_lines(unfinished / SYNTHETIC_FILE, [text])
             if folder.exists():
                 folder.rmdir()
             unfinished.rename(folder)
@@ -101,12 +83,6 @@ def synthesize(
             shutil.rmtree(unfinished, ignore_errors=True)
             lock.unlink()
     return folder
-
-
-def _mark(folder: Path) -> None:
-    text = "`tvr data synth` generated these videos and captions. Results on them are marked as synthetic."
-    if not (folder / SYNTHETIC_FILE).is_file():
-        write_lines(folder / SYNTHETIC_FILE, [text])
 
 
 def _same(scenes: Path, dataset: str, videos: int, seed: int) -> bool:
@@ -117,18 +93,18 @@ def _same(scenes: Path, dataset: str, videos: int, seed: int) -> bool:
     return {key: there.get(key) for key in wanted} == wanted and len(there["videos"]) == videos
 
 
-def _items(dataset: str, dataset_format: DatasetFormat, videos: int, seed: int) -> list[Item]:
-    test = max(4, round(videos / 5))
-    val = max(2, round(videos / 20)) if dataset_format.validation else 0
+def _items(dataset: DatasetName, videos: int, seed: int) -> list[Item]:
+    form, test = FORMATS[dataset], max(4, round(videos / 5))
+    val = max(2, round(videos / 20)) if form.validation else 0
     counts: dict[Part, int] = {"train": videos - test - val, "val": val, "test": test}
     seen: set[tuple[object, ...]] = set()
     parts: list[tuple[Part, Scene]] = []
     for part, count in counts.items():
         name = f"{dataset}/{seed}/{part}"
-        drawn = draw_scenes(name, count, dataset_format.timing, held_out=part == "test", seen=seen, offset=len(parts))
+        drawn = draw_scenes(name, count, form.timing, held_out=part == "test", seen=seen, offset=len(parts))
         parts += [(part, scene) for scene in drawn]
     return [
-        dataset_format.item(scene, part, index, random.Random(f"{dataset}/{seed}/{index}"))
+        form.item(scene, part, index, random.Random(f"{dataset}/{seed}/{index}"))
         for index, (part, scene) in enumerate(parts)
     ]
 

@@ -1,6 +1,7 @@
-"""Encoding of a synthetic scene as a media file."""
+"""Encoding of a synthetic scene, with its audio, as a media file."""
 
 import platform
+import zlib
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import islice
@@ -9,11 +10,10 @@ from typing import cast
 
 import av
 import numpy as np
+import numpy.typing as npt
 
-from tvr_lightning.errors import UserError
 from tvr_lightning.synthetic.render import HEIGHT, WIDTH, render
 from tvr_lightning.synthetic.scene import Scene
-from tvr_lightning.synthetic.sound import RATE, waveform
 
 _X264 = {"preset": "veryfast", "crf": "24", "g": "20"}
 if platform.machine().lower() in ("x86_64", "amd64"):
@@ -25,6 +25,10 @@ _AAC = ("aac", {"aac_coder": "fast"})  # the default coder takes longer than all
 _MPEG4, _MP3 = ("mpeg4", {"qmin": "2", "qmax": "5", "g": "20"}), ("libmp3lame", {"compression_level": "7"})
 _CODECS = {".mp4": (_H264, _AAC), ".mov": (_H264, _AAC), ".avi": (_MPEG4, _MP3)}
 _AUDIO_FRAMES = 10  # per second
+RATE = 16000  # samples per second
+_PITCH = {"low": 220.0, "high": 1760.0}  # Hz
+_BEEPS = {"slow": 1.0, "fast": 4.0}  # per second
+_SWEEP = (300.0, 2400.0)  # Hz, once in two seconds
 
 
 def write_video(scene: Scene, path: Path, fps: int) -> None:
@@ -33,8 +37,6 @@ def write_video(scene: Scene, path: Path, fps: int) -> None:
     Equal scenes yield equal bytes on one machine. Other x86 CPUs yield the same bytes for the frames of .mp4 and .mov;
     audio may differ by rounding in its encoder.
     """
-    if path.suffix not in _CODECS:
-        raise UserError(f"{path}: cannot write a {path.suffix or 'suffixless'} video; use one of {', '.join(_CODECS)}")
     (video_codec, video_options), (audio_codec, audio_options) = _CODECS[path.suffix]
     with av.open(str(path), "w", options={"fflags": "+bitexact"}) as container:
         video = cast(av.VideoStream, container.add_stream(video_codec, fps, video_options))
@@ -65,3 +67,27 @@ def _audio_frames(scene: Scene) -> Iterator[av.AudioFrame]:
         frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(samples[None, start : start + block]), "fltp", "mono")
         frame.sample_rate, frame.pts, frame.time_base = RATE, start, Fraction(1, RATE)
         yield frame
+
+
+def waveform(sound: str, duration: float) -> npt.NDArray[np.float32]:
+    """Return the samples of an audio pattern in -1 to 1, (duration x RATE,) float32, mono; zeros for silence."""
+    t = np.arange(round(duration * RATE)) / RATE
+    words = sound.split()
+    if sound == "silence":
+        samples = np.zeros_like(t)
+    elif sound == "hiss":
+        samples = 0.25 * np.random.default_rng(zlib.crc32(b"hiss")).uniform(-1, 1, len(t))
+    elif words[1] == "sweep":
+        within = (t % 2.0) / 2.0
+        low, high = _SWEEP if words[0] == "rising" else _SWEEP[::-1]
+        samples = 0.4 * np.sin(2 * np.pi * np.cumsum(low * (high / low) ** within) / RATE)
+    elif words[1] == "hum":
+        samples = _tone(_PITCH[words[0]], t)
+    else:
+        samples = _tone(_PITCH[words[1]], t) * ((t * _BEEPS[words[0]]) % 1.0 < 0.5)
+    return samples.astype(np.float32)
+
+
+def _tone(pitch: float, t: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    phase = 2 * np.pi * pitch * t
+    return 0.35 * np.sin(phase) + 0.1 * np.sin(2 * phase)

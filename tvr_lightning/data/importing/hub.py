@@ -51,8 +51,7 @@ def fetch(dataset: str, folder: Path, annotations_only: bool = False, endpoint: 
             raise ImportFailed(f"{repository} on the Hub no longer contains any of {', '.join(patterns)}. {GUIDE}")
         folder.mkdir(parents=True, exist_ok=True)
         needed = sum(size for name, size in sizes.items() if not (folder / name).is_file())
-        free = shutil.disk_usage(folder).free
-        if needed > free:
+        if needed > (free := shutil.disk_usage(folder).free):
             space = f"{free / 1e9:.1f} GB of free space, but {needed / 1e9:.1f} GB are needed"
             raise ImportFailed(f"{folder} has {space}. Free disk space.")
         for name in sizes:
@@ -70,5 +69,4 @@ def fetch(dataset: str, folder: Path, annotations_only: bool = False, endpoint: 
 
 
 def _first(error: Exception) -> str:
-    """Return the first line of a message, or the name of the error if it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

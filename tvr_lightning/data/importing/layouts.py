@@ -49,11 +49,10 @@ class AnnotationLayout:
     def find(self, folder: Path) -> tuple[Files, list[str]]:
         """Return the files of a folder that belong to the layout, and the names of the missing ones."""
         files = sorted((path for path in folder.iterdir() if path.is_file()), reverse=True)
-        patterns = {**self.needed, **self.further}.items()
         # Of several matching files, the first one in alphabetical order is used.
         found = {
             ours: path
-            for ours, pattern in patterns
+            for ours, pattern in {**self.needed, **self.further}.items()
             for path in files
             if re.fullmatch(pattern, path.name, re.IGNORECASE)
         }
@@ -118,10 +117,9 @@ def _msrvtt_from_hub(files: Files) -> Converted:
             message, fix = f"{len(said)} captions, but the protocol has one per video", "use the protocol's pairs"
             raise malformed(files["test"], video, message, fix)
         pairs.append([f"ret{number}", f"msr{video.removeprefix('video')}", video, said[0].strip()])
-    videos = [{"video_id": video} for video in captions]
     sentences = [{"video_id": video, "caption": text} for video, said in captions.items() for text in said]
     return {
-        "MSRVTT_data.json": _json({"videos": videos, "sentences": sentences}),
+        "MSRVTT_data.json": _json({"videos": [{"video_id": video} for video in captions], "sentences": sentences}),
         "MSRVTT_JSFUSION_test.csv": _csv(["key", "vid_key", "video_id", "sentence"], pairs),
         **{f"MSRVTT_train.{name}.csv": _csv(["video_id"], [[v] for v in found]) for name, found in training.items()},
     }

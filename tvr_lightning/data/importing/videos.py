@@ -1,17 +1,15 @@
 """Import of video files from folders or archives, by linking, copying or unpacking."""
 
-import io
 import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import IO, Literal, cast
-
-from typing_extensions import override
 
 from tvr_lightning.data.video_files import is_video, stem
 from tvr_lightning.errors import UserError
@@ -49,8 +47,7 @@ def find_videos(folder: Path) -> tuple[dict[str, Path], list[list[Path]]]:
         order = sorted(numbered)
         if all(number.isdigit() for number in order):
             order.sort(key=int)
-            absent = set(range(1, int(order[-1]))) - set(map(int, order))
-            if absent:
+            if absent := set(range(1, int(order[-1]))) - set(map(int, order)):
                 raise ImportFailed(f"{whole}: part {min(absent)} is missing. Download it, too.")
         archives.append([numbered[number] for number in order])
     return loose, archives
@@ -99,12 +96,22 @@ def import_videos(
         for parts in archives:
             try:
                 videos = bar.track(_videos_in(parts), total=len(folders), description=f"unpacking {parts[0].name}")
-                for file_name, size, content in videos:
+                for file_name, content in videos:
                     name = stem(file_name)
                     if name not in folders:
                         result.unused.append(name)
                     elif name not in loose:
-                        _unpack(folders[name] / file_name, size, content, result)
+                        target = folders[name] / file_name
+                        if not target.exists():
+                            target.parent.mkdir(parents=True, exist_ok=True)
+                            write_whole(target, content.read())
+                            result.new += 1
+                        elif target.read_bytes() == content.read():
+                            result.present += 1
+                        else:
+                            raise ImportFailed(
+                                f"{target} already exists and differs from the file in the archive. Move it."
+                            )
             except (zipfile.BadZipFile, tarfile.ReadError, EOFError, zlib.error) as error:
                 raise ImportFailed(
                     f"{parts[0]} is truncated or damaged ({error}). Download it again and rerun the command."
@@ -112,19 +119,8 @@ def import_videos(
     return result
 
 
-def _unpack(target: Path, size: int, content: IO[bytes], result: ImportedVideos) -> None:
-    if target.exists():
-        if target.stat().st_size != size or target.read_bytes() != content.read():
-            raise ImportFailed(f"{target} already exists and differs from the file in the archive. Move it.")
-        result.present += 1
-    else:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, content.read())
-        result.new += 1
-
-
-def _videos_in(parts: list[Path]) -> Iterator[tuple[str, int, IO[bytes]]]:
-    """Yield the file name, the size in bytes and the content of each video of an archive."""
+def _videos_in(parts: list[Path]) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield the file name and the content of each video of an archive."""
     if parts[0].suffix.lower() == ".zip":
         with zipfile.ZipFile(parts[0]) as archive:
             for entry in archive.infolist():
@@ -132,7 +128,7 @@ def _videos_in(parts: list[Path]) -> Iterator[tuple[str, int, IO[bytes]]]:
                     if entry.flag_bits & ENCRYPTED:
                         raise ImportFailed(f"{parts[0]} is encrypted. Unpack it, and import the folder with its files.")
                     with archive.open(entry) as content:
-                        yield Path(entry.filename).name, entry.file_size, content
+                        yield Path(entry.filename).name, content
         return
     with _open_tar(parts) as tar:
         # Reads to the end before anything is unpacked: at an invalid header, tarfile would stop silently, and the
@@ -146,23 +142,10 @@ def _videos_in(parts: list[Path]) -> Iterator[tuple[str, int, IO[bytes]]]:
     with _open_tar(parts) as tar:
         for member in tar:
             if member.isfile() and is_video(member.name):
-                yield Path(member.name).name, member.size, cast("IO[bytes]", tar.extractfile(member))
+                yield Path(member.name).name, cast("IO[bytes]", tar.extractfile(member))
 
 
 @contextmanager
 def _open_tar(parts: list[Path]) -> Iterator[tarfile.TarFile]:
-    """Open the concatenation of the parts of a tar archive."""
-    with ExitStack() as stack:
-        files = [stack.enter_context(part.open("rb")) for part in parts]
-        yield stack.enter_context(tarfile.open(fileobj=_Joined(files), mode="r|*"))
-
-
-class _Joined(io.RawIOBase):
-    """Concatenation of open files, as with `cat`."""
-
-    def __init__(self, files: Sequence[IO[bytes]]) -> None:
-        self.files = files
-
-    @override
-    def read(self, size: int = -1) -> bytes:
-        return next(filter(None, (file.read(size) for file in self.files)), b"")
+    with Popen(["cat", *parts], stdout=PIPE) as joined, tarfile.open(fileobj=joined.stdout, mode="r|*") as tar:
+        yield tar
