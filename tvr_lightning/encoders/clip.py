@@ -21,6 +21,7 @@ from tvr_lightning.encoders.pretrained import (
     local_folder,
     model_configuration,
 )
+from tvr_lightning.encoders.text_towers import lengthen
 from tvr_lightning.encoders.tokenizer import build_tokenizer, tokenizer_folder
 from tvr_lightning.encoders.weights import load_weights, read_state_dict
 from tvr_lightning.errors import UserError
@@ -46,6 +47,8 @@ class ClipEncoder(OpenClipEncoder):
         tokenizer: folder with the files of the text tower's tokenizer, instead of the Hugging Face Hub repository in
             open_clip's configuration.
         language: language of the captions, such as `zho_Hans`, if the tokenizer marks it (NLLB).
+        positions: number of token positions, such as 248, for captions longer than the text transformer's 77; the
+            positions after the first 20 are then interpolated, as in Long-CLIP. None keeps the text transformer's.
         encoder_precision: data type of the matrices; `float16` trains them in float16, as the released code of the
             CLIP4Clip family does.
         switches: other arguments of `OpenClipEncoder`.
@@ -65,6 +68,7 @@ class ClipEncoder(OpenClipEncoder):
         preprocessing: str | None = None,
         tokenizer: str | None = None,
         language: str | None = None,
+        positions: int | None = None,
         encoder_precision: EncoderPrecision = "float32",
         **switches: Any,
     ):
@@ -75,14 +79,27 @@ class ClipEncoder(OpenClipEncoder):
         if quick_gelu is None:
             quick_gelu = openai or configuration.get("quick_gelu", False)
         text = _text_tower(architecture, tokenizer, language)
-        words = build_tokenizer(text, architecture)
         model = build_model({**configuration, "text_cfg": text, "quick_gelu": quick_gelu}, encoder_precision)
         if source.path is not None:
             load_weights(model, tensors, f"{source.path} ({architecture})")
             _report_activation(architecture, source, quick_gelu)
         elif not do_weights_follow():
             logger.warning("%s starts from RANDOM weights (weights: none) and is untrained", architecture)
+        if positions is not None:
+            lengthen(model if isinstance(model, open_clip.CLIP) else model.text, positions, architecture)
+            text["context_length"] = positions
+        words = build_tokenizer(text, architecture)
         super().__init__(model, architecture, source.pixels, words, encoder_precision=encoder_precision, **switches)
+        self._lengthened = positions is not None
+
+    @override
+    def positions(self, words: int) -> int:
+        if self._lengthened and words > self.context_length:
+            raise UserError(
+                f"data.init_args.words is {words}, but encoder.positions is {self.context_length}. Set words to at "
+                f"most {self.context_length}, or more positions."
+            )
+        return super().positions(words)
 
     @classmethod
     @override

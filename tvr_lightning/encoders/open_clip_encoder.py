@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import open_clip
 import torch
@@ -201,13 +201,6 @@ class OpenClipEncoder(Encoder):
     @override
     def blocks(self, tower: Tower) -> list[nn.Module]:
         return blocks_of(self._text.transformer if tower == "text" else self.clip.visual)
-
-    @override
-    def train(self, mode: bool = True) -> Self:
-        super().train(mode)  # batch norms and dropout of a frozen encoder stay in eval mode
-        if not any(parameter.requires_grad for parameter in self.clip.parameters()):
-            self.clip.eval()
-        return self
 
     @override
     def configuration(self) -> dict[str, object]:

@@ -6,6 +6,10 @@ import torch
 from open_clip.hf_model import HFTextEncoder
 from torch import Tensor, nn
 
+from tvr_lightning.errors import UserError
+
+KEPT_POSITIONS = 20
+
 
 def encode_text(text: Any, ids: Tensor, mask: Tensor, text_mask: bool, pad_id: int) -> tuple[Tensor, Tensor]:
     """Encode token ids: last norm and projection at every position, the sentence as pooled by the tower.
@@ -50,6 +54,35 @@ def text_dimension(text: Any) -> int:
     if isinstance(text, HFTextEncoder):
         return int(text.output_dim)
     return _project(text, text.ln_final.weight.detach()).shape[0]
+
+
+@torch.no_grad()
+def lengthen(text: Any, positions: int, name: str) -> None:
+    """Give a text transformer more positions, as Long-CLIP does (Zhang et al., ECCV 2024, Section 3.1).
+
+    The first 20 embeddings, which most training captions need, stay the same, and so do the features of texts of up to
+    20 tokens. The others are interpolated linearly, and the last ones extrapolated.
+
+    Raises:
+        UserError: There are too few positions, or the features of short texts would change.
+    """
+    own = getattr(text, "positional_embedding", None)
+    kind = getattr(text, "text_pool_type", None) or getattr(text, "pool_type", None)
+    fixed_end = getattr(text, "cls_emb", None) is not None or kind == "last"
+    if own is None or len(own) <= KEPT_POSITIONS or text.attn_mask is None or fixed_end:
+        raise UserError(
+            f"encoder.positions needs a causal text transformer with more than {KEPT_POSITIONS} learned positions, "
+            f"which {name} does not have. Set it to null."
+        )
+    if positions < len(own):
+        raise UserError(f"encoder.positions is {positions}; it must be at least the {len(own)} positions of {name}")
+    kept, rest = own[:KEPT_POSITIONS], own[KEPT_POSITIONS:]
+    places = torch.arange(positions - len(kept)) * (len(rest) / (positions - len(kept)))
+    left = places.long().clamp(max=len(rest) - 2)
+    share = (places - left).unsqueeze(1).to(own)
+    text.positional_embedding = nn.Parameter(torch.cat([kept, rest[left].lerp(rest[left + 1], share)]))
+    text.attn_mask = torch.full((positions, positions), float("-inf")).triu(1)
+    text.context_length = positions
 
 
 def _project(text: Any, x: Tensor) -> Tensor:
