@@ -135,9 +135,9 @@ class Encoder(FeatureEncoder):
     def encode_media(self, media: Media, patches: bool = False) -> VideoFeatures:
         """Encode decoded media of M videos; features as in `encode_video`."""
 
-    @abstractmethod
     def temporal_initialization(self, layers: int) -> TemporalInitialization | None:
         """Return the state for a temporal transformer of `layers` blocks, or None if the architecture does not fit."""
+        return None
 
     @abstractmethod
     def initial_logit_scale(self) -> float:

@@ -14,7 +14,7 @@ from typing_extensions import override
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders.base import Encoder, Tower
 from tvr_lightning.encoders.compiled import blocks_of
-from tvr_lightning.encoders.hub import how_to_download, repository_folder
+from tvr_lightning.encoders.hub import how_to_download, optional, repository_folder
 from tvr_lightning.encoders.pretrained import do_weights_follow
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
@@ -37,10 +37,6 @@ class SentenceTransformersEncoder(Encoder):
         image_size: side of the square frames in pixels, which the model's processor may resize.
         dtype: data type of the weights.
         trust_remote_code: whether to run the code of the repository, which some models need; not for checkpoints.
-
-    Raises:
-        MissingWeightsError: The model is missing.
-        UserError: sentence-transformers is not installed, or the model does not accept images.
     """
 
     gives_patches = False
@@ -50,12 +46,9 @@ class SentenceTransformersEncoder(Encoder):
     ) -> None:
         super().__init__()
         (folder,) = self.required_files(weights=weights)
-        try:
-            from sentence_transformers import SentenceTransformer
-        except ImportError as error:
-            raise UserError(f"{weights} needs sentence-transformers: pip install 'tvr-lightning[vlm]'") from error
+        library = optional("sentence_transformers", "vlm", f"the encoder {weights}")
         self.name, self.image_size = weights, image_size
-        self.model: Any = SentenceTransformer(
+        self.model: Any = library.SentenceTransformer(
             str(folder), device="cpu", trust_remote_code=trust_remote_code and not do_weights_follow(),
             local_files_only=True, model_kwargs={"dtype": dtype},
         )  # fmt: skip
@@ -119,10 +112,6 @@ class SentenceTransformersEncoder(Encoder):
         found = self._encode([Image.fromarray(frame) for frame in pixels], self.document_prompt, "document")
         frames = found["sentence_embedding"].unflatten(0, media.pixels.shape[:2]).clone()
         return VideoFeatures(frames, media.frame_mask.to(frames.device).bool()).float()
-
-    @override
-    def temporal_initialization(self, layers: int) -> None:
-        return None
 
     @override
     def initial_logit_scale(self) -> float:

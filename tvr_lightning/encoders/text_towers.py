@@ -12,7 +12,7 @@ KEPT_POSITIONS = 20
 
 
 def encode_text(text: Any, ids: Tensor, mask: Tensor, text_mask: bool, pad_id: int) -> tuple[Tensor, Tensor]:
-    """Encode token ids: last norm and projection at every position, the sentence as pooled by the tower.
+    """Return the sentences (N, D), as pooled by the tower, and the normalized and projected words (N, W, D).
 
     Args:
         text: open_clip's `CLIP`, `TextTransformer` or `HFTextEncoder`.
@@ -20,9 +20,6 @@ def encode_text(text: Any, ids: Tensor, mask: Tensor, text_mask: bool, pad_id: i
         mask: Mask (N, W) bool, True for tokens.
         text_mask: Whether to mask padding in open_clip's own transformer; towers of transformers always mask it.
         pad_id: Padding ID for the positions after W, if the tower does not mask padding.
-
-    Returns:
-        Sentences (N, D) and words (N, W, D).
     """
     if isinstance(text, HFTextEncoder):  # as its forward, with the projection of pooled vectors at each position
         found = text.transformer(input_ids=ids, attention_mask=mask.long())
@@ -62,9 +59,6 @@ def lengthen(text: Any, positions: int, name: str) -> None:
 
     The first 20 embeddings, which most training captions need, stay the same, and so do the features of texts of up to
     20 tokens. The others are interpolated linearly, and the last ones extrapolated.
-
-    Raises:
-        UserError: There are too few positions, or the features of short texts would change.
     """
     own = getattr(text, "positional_embedding", None)
     kind = getattr(text, "text_pool_type", None) or getattr(text, "pool_type", None)
