@@ -94,7 +94,7 @@ test-oldest:
 	$(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
 	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct \
-	  --requirement pyproject.toml $(addprefix --extra ,audio encoders search ray mteb slurm)
+	  --requirement pyproject.toml $(addprefix --extra ,audio encoders vlm search ray mteb slurm)
 	$(OLDEST)/bin/uv pip freeze --quiet --python $(OLDEST)/bin/python > $(OLDEST)/versions.txt
 	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --constraint $(OLDEST)/versions.txt \
 	  pytest pytest-xdist hypothesis httpx scipy selenium setuptools

@@ -156,9 +156,12 @@ def look(name: str, largest: float, folder: Path) -> Line:
     line.millions = sum(p.numel() for p in shapes.parameters()) / 1e6
     runs = line.millions <= largest
     model = build(configuration, on_meta=False) if runs else shapes
-    tokenizer = build_tokenizer(text, name, str(stand_in_tokenizer(folder / "words", pad_id)))
+    if text.get("hf_tokenizer_name"):
+        text["hf_tokenizer_name"] = str(stand_in_tokenizer(folder / "words", pad_id))
+    tokenizer = build_tokenizer(text, name)
     encoder = OpenClipEncoder(model, name, find_weights(name, None).pixels, tokenizer).eval()
-    ids, mask = tokenizer.encode(CAPTIONS, encoder.context_length)
+    tokens = tokenizer.encode(CAPTIONS, encoder.context_length)
+    ids, mask = tokens.ids, tokens.mask
     pixels = torch.randn(1, 2, 3, encoder.image_size, encoder.image_size)
     if not runs:
         encoder, ids, mask, pixels = encoder.to("meta"), ids.to("meta"), mask.to("meta"), pixels.to("meta")

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 import tvr_lightning
 from tvr_lightning.authors.convert import convert, describe, encoder_section
 from tvr_lightning.authors.families import FAMILIES
-from tvr_lightning.authors.importer import clip_sizes
+from tvr_lightning.authors.importer import clip_configuration
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import MissingWeightsError, WhisperEncoder
 from tvr_lightning.encoders.clip import build_model
@@ -55,18 +55,15 @@ def test_the_tables_to_verify_name_every_importer():
 def test_other_sizes_are_written_out_and_known_architectures_are_named(parity_cases):
     checkpoint = load_case(parity_cases / "clip4clip_meanP.safetensors").checkpoint
     switches = {"text_mask": False, "patch_shift": False}
-    assert encoder_section(clip_sizes(checkpoint), switches) == {
+    assert encoder_section(clip_configuration(checkpoint), switches) == {
         "class_path": "SizedClipEncoder",
         "init_args": {
-            "dimension": 64,
-            "vision_width": 64,
-            "vision_layers": 1,
-            "patch_size": 16,
-            "image_size": 32,
-            "text_width": 64,
-            "text_layers": 1,
-            "context_length": 40,
-            "vocabulary": 128,
+            "configuration": {
+                "embed_dim": 64,
+                "quick_gelu": True,
+                "vision_cfg": {"width": 64, "layers": 1, "patch_size": 16, "image_size": 32, "head_width": 64},
+                "text_cfg": {"width": 64, "layers": 1, "context_length": 40, "vocab_size": 128, "heads": 1},
+            },
             **switches,
         },
     }
@@ -74,7 +71,7 @@ def test_other_sizes_are_written_out_and_known_architectures_are_named(parity_ca
         with torch.device("meta"):
             model = build_model(model_configuration(architecture), "float32")
         named = {f"clip.{name}": tensor for name, tensor in model.state_dict().items()}
-        assert encoder_section(clip_sizes(named), switches) == {
+        assert encoder_section(clip_configuration(named), switches) == {
             "class_path": "ClipEncoder",
             "init_args": {"architecture": architecture, "weights": "openai", **switches},
         }

@@ -12,6 +12,13 @@ ARCHITECTURES = {
     "tvr-test": {"embed_dim": 64, "vision_cfg": VISION, "text_cfg": TEXT},
     "tvr-test-quickgelu": {"embed_dim": 64, "quick_gelu": True, "vision_cfg": VISION, "text_cfg": TEXT},
     "tvr-test-custom": {"embed_dim": 64, "custom_text": True, "vision_cfg": VISION, "text_cfg": TEXT},
+    "tvr-test-77": {"embed_dim": 64, "vision_cfg": VISION, "text_cfg": {**TEXT, "context_length": 77}},
+    "tvr-test-custom-77": {
+        "embed_dim": 64,
+        "custom_text": True,
+        "vision_cfg": VISION,
+        "text_cfg": {**TEXT, "context_length": 77},
+    },
     "tvr-test-bidirectional": {
         "embed_dim": 32,
         "custom_text": True,

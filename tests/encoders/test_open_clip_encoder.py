@@ -1,16 +1,16 @@
+import itertools
 import logging
 
 import open_clip
 import pytest
 import torch
-from encoders.openai_state import openai_encoder
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
-from safetensors.torch import load_file
 
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders import ClipEncoder, TinyClipEncoder
 from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.methods import XPool
 
 CAPTIONS = ["a red ball rolls to the left", "a blue square"]
 
@@ -114,14 +114,38 @@ def test_wrong_input_names_the_fix():
         encoder.encode_video(frames)
 
 
-def test_strings_need_clips_vocabulary(parity_cases):
-    case = load_file(parity_cases / "clip4clip_meanP.safetensors")
-    prefix = "checkpoint.clip."
-    encoder = openai_encoder(
-        {name.removeprefix(prefix): tensor for name, tensor in case.items() if name.startswith(prefix)}
-    )
-    with pytest.raises(ValueError, match=r"embeds 128 token IDs.*encode_tokens"):
-        encoder.encode_text(CAPTIONS, words=8)
+def long_clip(positions: torch.Tensor) -> torch.Tensor:
+    """Long-CLIP's 248 positions (model/longclip.py, load_from_clip): 20 kept, four for each other."""
+    kept, last = positions[:20], positions[-1] - positions[-2]
+    between = [(1 - share / 4) * a + share / 4 * b for a, b in itertools.pairwise(positions[20:]) for share in range(4)]
+    return torch.stack([*kept, *between, *(positions[-1] + share / 4 * last for share in range(4))])
+
+
+@pytest.mark.parametrize("architecture", ["tvr-test-77", "tvr-test-custom-77"])
+def test_more_positions_are_long_clips_and_short_captions_keep_their_features(architecture):
+    plain, long = build(architecture), build(architecture, positions=248)
+    own, other = (encoder._text.positional_embedding for encoder in (plain, long))
+    torch.testing.assert_close(other, long_clip(own))
+    for a, b in zip(plain.parameters(), long.parameters(), strict=True):
+        assert torch.equal(a, b) or a is own
+    twenty = "a red ball" + " rolls" * 15
+    for words in (20, 77):
+        short, same = (encoder.encode_text([*CAPTIONS, twenty], words) for encoder in (plain, long))
+        torch.testing.assert_close(same.sentence, short.sentence, rtol=0, atol=1e-6)
+        torch.testing.assert_close(same.words[:, :20], short.words[:, :20], rtol=0, atol=1e-6)
+    paragraph = "a red ball" + " rolls and bounces" * 60
+    assert long.encode_text([paragraph], 248).word_mask.sum() == 245
+    assert long.caption_tokens(248)([paragraph]).needed == [245]
+    assert build(architecture, positions=77).fingerprint() == plain.fingerprint()
+
+
+def test_impossible_positions_are_refused():
+    with pytest.raises(ValueError, match="positions is 64; it must be at least the 77 positions of tvr-test-77"):
+        build("tvr-test-77", positions=64)
+    with pytest.raises(ValueError, match="more than 20 learned positions, which tvr-test does not have"):
+        build("tvr-test", positions=64)
+    with pytest.raises(ValueError, match=r"words is 300, but encoder\.positions is 248\. Set words to at most 248"):
+        XPool(build("tvr-test-77", positions=248), words=300)
 
 
 def test_unknown_switches_are_refused():

@@ -164,6 +164,12 @@ def test_fewer_words_are_read_where_fewer_are_asked_for(models):
         torch.testing.assert_close(short.words[0][mask], long.words[0][:9][mask], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["siglip", "clipa", "coca", "mobileclip", "bert"])
+def test_more_positions_are_for_causal_text_transformers(models, kind):
+    with pytest.raises(ValueError, match="needs a causal text transformer with more than 20 learned positions"):
+        ClipEncoder(models(kind), "folder", positions=248)
+
+
 @torch.no_grad()
 def test_with_a_text_mask_padding_is_hidden(models):
     for kind in ("siglip", "clipa", "coca", "mobileclip"):

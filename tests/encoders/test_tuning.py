@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from small_towers import CAPTIONS, KINDS, save_model
 from torch.nn.utils import parametrize
 
@@ -322,6 +323,14 @@ def test_a_run_with_lora_reports_what_it_trains_and_its_checkpoint_is_tested_wit
     assert results[0] == results[1]
     assert main(["test", f"--ckpt_path={checkpoint}", "--model.init_args.tuning.init_args.alpha=1"]) != 0
     assert "given ones change its scores" in capsys.readouterr().err
+
+
+def test_a_frozen_encoder_is_in_eval_mode_while_lightning_trains_the_method():
+    module, data = small(RECIPES / "xpool.yaml", OVERLAYS["frozen"])
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "limit_val_batches": 0}
+    Trainer(accelerator="cpu", max_steps=1, **options).fit(module, datamodule=data)
+    assert not any(part.training for part in module.encoder.modules())
+    assert module.training
 
 
 @pytest.mark.parametrize("name", OVERLAYS)

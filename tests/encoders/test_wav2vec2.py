@@ -171,8 +171,3 @@ def test_absent_weights_say_where_they_were_looked_for(tmp_path, encoder):
 def test_random_weights_are_said_loudly(caplog):
     assert Wav2Vec2Encoder("base", "none").dimension == 32
     assert any("RANDOM weights" in record.message for record in caplog.records)
-
-
-def test_a_width_that_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="multiple of 16"):
-        TinyWav2Vec2Encoder(40)

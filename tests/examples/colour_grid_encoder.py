@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tvr_lightning.data.batch import Media
-from tvr_lightning.encoders.base import Encoder, TemporalInitialization
+from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.pretrained import do_weights_follow
 from tvr_lightning.features import TextFeatures, VideoFeatures
@@ -131,10 +131,6 @@ class ColourGridEncoder(Encoder):
         frames = self.frame_layer(seen.mean(1)).float().unflatten(0, pixels.shape[:2])
         every = seen.float().unflatten(0, pixels.shape[:2]) if patches else None
         return VideoFeatures(frames, media.frame_mask.to(pixels.device).bool(), every)
-
-    def temporal_initialization(self, layers: int) -> TemporalInitialization | None:
-        """Return None, since there is no text transformer to start from."""
-        return None
 
     def initial_logit_scale(self) -> float:
         """Return ln(1/0.07), CLIP's initial value."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from tvr_lightning.authors.families import FAMILIES
-from tvr_lightning.authors.importer import clip_sizes, import_checkpoint, similarity_header
+from tvr_lightning.authors.importer import clip_configuration, import_checkpoint, similarity_header
 from tvr_lightning.authors.names import Names, load, replace_prefix, with_openai_names
 from tvr_lightning.data.batch import AudioInput, Media, PairBatch, TextBatch, Tokens, VideoBatch
 from tvr_lightning.encoders.audio import AudioEncoder
@@ -111,7 +111,7 @@ def in_float64(module: RetrievalModule) -> None:
 
 def in_float16(checkpoint: Mapping[str, Tensor], words: int, frames: int, source: str) -> CLIP4Clip:
     """Build CLIP4Clip with CLIP's matrices in float16."""
-    encoder = SizedClipEncoder(**clip_sizes(checkpoint), encoder_precision="float16")
+    encoder = SizedClipEncoder(clip_configuration(checkpoint), encoder_precision="float16")
     header = similarity_header(checkpoint)
     module = CLIP4Clip(encoder, words=words, frames=frames, clip4clip=CLIP4ClipOptions(similarity_header=header))
     unused = {} if isinstance(header, SeqTransf) else {"frame_position_embeddings.": None}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.authors.families import Family
-from tvr_lightning.authors.importer import clip_sizes, family_of, fixed_sizes, import_checkpoint
+from tvr_lightning.authors.importer import clip_configuration, family_of, fixed_sizes, import_checkpoint
 from tvr_lightning.authors.names import with_openai_names
 from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.encoders.pretrained import model_configuration
@@ -53,19 +53,18 @@ def released_recipe(family: Family) -> tuple[dict[str, Any], dict[str, Any]]:
     return data, model
 
 
-def encoder_section(sizes: dict[str, int], switches: dict[str, bool]) -> dict[str, Any]:
-    """Return the `encoder:` section of a recipe for a CLIP of these sizes.
+def encoder_section(configuration: dict[str, Any], switches: dict[str, bool]) -> dict[str, Any]:
+    """Return the `encoder:` section of a recipe for a CLIP with this configuration.
 
     OpenAI's architectures have the same name as in recipes, with the weights that the authors started from. Other
     sizes are written explicitly.
     """
     for name in RECIPE_ARCHITECTURES:
         known = model_configuration(name)
-        vision = [known["vision_cfg"][size] for size in ("width", "layers", "patch_size", "image_size")]
-        text = [known["text_cfg"][size] for size in ("width", "layers", "context_length", "vocab_size")]
-        if [known["embed_dim"], *vision, *text] == list(sizes.values()):
+        towers = (known[tower].items() <= configuration[tower].items() for tower in ("vision_cfg", "text_cfg"))
+        if known["embed_dim"] == configuration["embed_dim"] and all(towers):
             return {"class_path": "ClipEncoder", "init_args": {"architecture": name, "weights": "openai", **switches}}
-    return {"class_path": "SizedClipEncoder", "init_args": {**sizes, **switches}}
+    return {"class_path": "SizedClipEncoder", "init_args": {"configuration": configuration, **switches}}
 
 
 def model_options(module: RetrievalModule, checkpoint: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -73,7 +72,7 @@ def model_options(module: RetrievalModule, checkpoint: Mapping[str, Tensor]) -> 
     encoder: Any = module.encoder
     switches = {"text_mask": encoder.text_mask, "patch_shift": encoder.patch_shift is not None}
     options = {name: value for name, value in module.hparams.items() if value is not None}
-    options["encoder"] = encoder_section(clip_sizes(checkpoint), switches)
+    options["encoder"] = encoder_section(clip_configuration(checkpoint), switches)
     options["_class_path"] = f"{type(module).__module__}.{type(module).__qualname__}"
     if isinstance(module, GAID) and module.audio_encoder is not None:
         width = module.audio_encoder.dimension

@@ -10,7 +10,7 @@ from torch import Tensor
 from tvr_lightning.authors.families import FAMILIES, Family
 from tvr_lightning.authors.names import SHIFTED, load, replace_prefix, with_openai_names
 from tvr_lightning.encoders.audio import AudioEncoder
-from tvr_lightning.encoders.clip import SizedClipEncoder, openai_sizes
+from tvr_lightning.encoders.clip import SizedClipEncoder, openai_configuration
 from tvr_lightning.encoders.weights import listed
 from tvr_lightning.encoders.whisper import TinyWhisperEncoder
 from tvr_lightning.errors import UserError
@@ -44,9 +44,10 @@ def family_of(checkpoint: Iterable[str], source: str, method: str | None = None)
     return found
 
 
-def clip_sizes(checkpoint: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the sizes of the CLIP in a checkpoint, as arguments of `SizedClipEncoder`."""
-    return openai_sizes({name.removeprefix("clip."): t for name, t in checkpoint.items() if name.startswith("clip.")})
+def clip_configuration(checkpoint: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the configuration of the CLIP in a checkpoint, as an argument of `SizedClipEncoder`."""
+    clip = {name.removeprefix("clip."): tensor for name, tensor in checkpoint.items() if name.startswith("clip.")}
+    return openai_configuration(clip)
 
 
 def similarity_header(checkpoint: Mapping[str, Tensor]) -> SimilarityHeader:
@@ -161,8 +162,7 @@ def import_checkpoint(
     header = similarity_header(tensors)
     check_sizes(tensors, source, words, frames, header)
     try:
-        sizes: dict[str, Any] = {**clip_sizes(tensors)}
-        encoder = SizedClipEncoder(**sizes, text_mask=family.text_mask, patch_shift=patch_shift)
+        encoder = SizedClipEncoder(clip_configuration(tensors), text_mask=family.text_mask, patch_shift=patch_shift)
         options = dataclasses.replace(options or family.options(), **family.found(tensors, header, words))
         if openai is not None:
             tensors = with_openai_attention(tensors, openai, source)

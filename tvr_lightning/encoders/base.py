@@ -5,11 +5,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
+from typing_extensions import override
 
 from tvr_lightning.data.batch import Media, Tokens
 from tvr_lightning.errors import UserError
@@ -134,9 +135,9 @@ class Encoder(FeatureEncoder):
     def encode_media(self, media: Media, patches: bool = False) -> VideoFeatures:
         """Encode decoded media of M videos; features as in `encode_video`."""
 
-    @abstractmethod
     def temporal_initialization(self, layers: int) -> TemporalInitialization | None:
         """Return the state for a temporal transformer of `layers` blocks, or None if the architecture does not fit."""
+        return None
 
     @abstractmethod
     def initial_logit_scale(self) -> float:
@@ -145,6 +146,11 @@ class Encoder(FeatureEncoder):
     def initial_logit_bias(self) -> float:
         """Return the bias of the logits: nonzero for weights trained with a sigmoid (SigLIP), otherwise 0."""
         return 0.0
+
+    @override
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; dropout and batch norms of a frozen encoder stay in eval mode."""
+        return super().train(mode and any(parameter.requires_grad for parameter in self.parameters()))
 
     def blocks(self, tower: Tower) -> list[nn.Module]:
         """Return the transformer blocks of a tower in their order, which `tuning` needs."""

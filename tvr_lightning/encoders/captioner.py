@@ -18,7 +18,7 @@ from tvr_lightning.data.records import VideoRecord, tidy
 from tvr_lightning.data.recover_captions import Description
 from tvr_lightning.encoders.base import fingerprint
 from tvr_lightning.encoders.caption_journal import CaptionJournal
-from tvr_lightning.encoders.hub import WEIGHTS, how_to_download, is_repository, repository_folder
+from tvr_lightning.encoders.hub import WEIGHTS, how_to_download, is_repository, optional, repository_folder
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.read_many import Unread, read_many
 from tvr_lightning.media.video import read_parts
@@ -34,22 +34,7 @@ WITHOUT_A_MODEL = (
 
 @dataclass
 class CaptionOptions(Options):
-    """Settings for describing videos.
-
-    Attributes:
-        out: parquet file of the descriptions.
-        prompt: prompt for the frames of a segment.
-        segments: number of equal segments N_s of a video, each described separately (paper: 6).
-        frames: number of frames per segment, taken from the middle of equal intervals.
-        image_size: side of the square frames in pixels; frames are cropped as for the encoders.
-        max_new_tokens: maximum length of a description in tokens.
-        batch_size: number of segments per batch; a group has as many whole videos as fit, at least one.
-        num_workers: number of processes for decoding.
-        progress: whether to show a progress bar.
-
-    Raises:
-        UserError: A number is below its minimum, the prompt is empty, or `out` is not a parquet file.
-    """
+    """Settings for describing videos, as described by `tvr caption --help`."""
 
     out: Path
     prompt: str = CAPTION_PROMPT
@@ -70,15 +55,10 @@ class CaptionOptions(Options):
 
 
 class Captioner:
-    """Vision-language model with its processor, which describes segments of pixels (B, F, 3, S, S).
+    """Vision-language model of transformers in eval mode, with its processor, which describes segments.
 
     `weights_hash` has the first 16 hexadecimal digits of the SHA-256 of all weights, the processor's rules and the
     generation settings.
-
-    Args:
-        model: image-text-to-text model of transformers; it is set to eval mode and stays on its device.
-        processor: processor of the model, with a chat template.
-        name: Hub name or folder of the model, stored with the descriptions.
     """
 
     def __init__(self, model: nn.Module, processor: Any, name: str) -> None:
@@ -122,20 +102,14 @@ def load_captioner(model: str = CAPTION_MODEL, device: str | None = None) -> Cap
     """Load a captioner from a folder or from the Hugging Face cache; nothing is downloaded.
 
     The device is by default a GPU if there is one. Weights are bfloat16 on a GPU and float32 on a CPU.
-
-    Raises:
-        UserError: transformers is not installed, the weights are missing, or the model cannot describe images.
     """
-    try:
-        from transformers import AutoModelForImageTextToText, AutoProcessor
-    except ImportError as error:
-        raise UserError("captioners need transformers: pip install 'tvr-lightning[audio]'") from error
+    library = optional("transformers", "audio", f"the captioner {model}")
     folder = find_captioner(model)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     try:
-        processor = AutoProcessor.from_pretrained(folder, local_files_only=True)
-        loaded: Any = AutoModelForImageTextToText.from_pretrained(
+        processor = library.AutoProcessor.from_pretrained(folder, local_files_only=True)
+        loaded: Any = library.AutoModelForImageTextToText.from_pretrained(
             folder, local_files_only=True, weights_only=True, dtype=dtype
         )
     except (ValueError, OSError) as error:
@@ -172,10 +146,6 @@ def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: Captio
     If the process is killed, a rerun gives the same file as an uninterrupted run: groups are formed from the whole
     list of videos, and each group is added to a journal as soon as it is described. Videos already in the file are
     skipped. For duplicate IDs, the first video is used.
-
-    Raises:
-        UserError: The file was written with another model, prompt or number of segments, another process writes it, or
-            the disk is full or read-only.
     """
     settings = {
         "model": captioner.name,

@@ -21,6 +21,7 @@ from tvr_lightning.encoders.pretrained import (
     local_folder,
     model_configuration,
 )
+from tvr_lightning.encoders.text_towers import lengthen
 from tvr_lightning.encoders.tokenizer import build_tokenizer, tokenizer_folder
 from tvr_lightning.encoders.weights import load_weights, read_state_dict
 from tvr_lightning.errors import UserError
@@ -46,16 +47,11 @@ class ClipEncoder(OpenClipEncoder):
         tokenizer: folder with the files of the text tower's tokenizer, instead of the Hugging Face Hub repository in
             open_clip's configuration.
         language: language of the captions, such as `zho_Hans`, if the tokenizer marks it (NLLB).
+        positions: number of token positions, such as 248, for captions longer than the text transformer's 77; the
+            positions after the first 20 are then interpolated, as in Long-CLIP. None keeps the text transformer's.
         encoder_precision: data type of the matrices; `float16` trains them in float16, as the released code of the
             CLIP4Clip family does.
         switches: other arguments of `OpenClipEncoder`.
-
-    Raises:
-        MissingWeightsError: The weights, the tokenizer or a text tower's configuration are missing and cannot be
-            downloaded.
-        ImportError: The text tower needs transformers, which is not installed.
-        UserError: The architecture, tag or frame preprocessing is unknown, QuickGELU does not match, or the weights
-            do not fit.
     """
 
     def __init__(
@@ -65,6 +61,7 @@ class ClipEncoder(OpenClipEncoder):
         preprocessing: str | None = None,
         tokenizer: str | None = None,
         language: str | None = None,
+        positions: int | None = None,
         encoder_precision: EncoderPrecision = "float32",
         **switches: Any,
     ):
@@ -75,14 +72,27 @@ class ClipEncoder(OpenClipEncoder):
         if quick_gelu is None:
             quick_gelu = openai or configuration.get("quick_gelu", False)
         text = _text_tower(architecture, tokenizer, language)
-        words = build_tokenizer(text, architecture)
         model = build_model({**configuration, "text_cfg": text, "quick_gelu": quick_gelu}, encoder_precision)
         if source.path is not None:
             load_weights(model, tensors, f"{source.path} ({architecture})")
             _report_activation(architecture, source, quick_gelu)
         elif not do_weights_follow():
             logger.warning("%s starts from RANDOM weights (weights: none) and is untrained", architecture)
+        if positions is not None:
+            lengthen(model if isinstance(model, open_clip.CLIP) else model.text, positions, architecture)
+            text["context_length"] = positions
+        words = build_tokenizer(text, architecture)
         super().__init__(model, architecture, source.pixels, words, encoder_precision=encoder_precision, **switches)
+        self._lengthened = positions is not None
+
+    @override
+    def positions(self, words: int) -> int:
+        if self._lengthened and words > self.context_length:
+            raise UserError(
+                f"data.init_args.words is {words}, but encoder.positions is {self.context_length}. Set words to at "
+                f"most {self.context_length}, or more positions."
+            )
+        return super().positions(words)
 
     @classmethod
     @override
@@ -134,51 +144,19 @@ class ClipEncoder(OpenClipEncoder):
 
 
 class SizedClipEncoder(OpenClipEncoder):
-    """CLIP with a vision transformer of any size and random weights, which are replaced by those of a checkpoint.
+    """CLIP of any size with random weights, which are replaced by those of a checkpoint.
 
-    Heads are 64 wide and the activation is QuickGELU, as in OpenAI's CLIP. Recipes use `ClipEncoder` with the name of
-    an architecture; `tvr convert` writes this class for sizes without a name.
+    Recipes use `ClipEncoder` with a name; `tvr convert` writes this class for sizes without one.
 
     Args:
-        dimension: Size D of the features.
-        vision_width: Width of the vision transformer.
-        vision_layers: Number of blocks of the vision transformer.
-        patch_size: Side of a patch in pixels.
-        image_size: Side of the frames in pixels.
-        text_width: Width of the text transformer.
-        text_layers: Number of blocks of the text transformer.
-        context_length: Maximum number of token positions.
-        vocabulary: Number of token ids.
+        configuration: open_clip's configuration of the model, as in its JSON files.
         encoder_precision: Same as for `ClipEncoder`.
         switches: other arguments of `OpenClipEncoder`.
     """
 
     def __init__(
-        self,
-        dimension: int,
-        vision_width: int,
-        vision_layers: int,
-        patch_size: int,
-        image_size: int,
-        text_width: int,
-        text_layers: int,
-        context_length: int,
-        vocabulary: int,
-        encoder_precision: EncoderPrecision = "float32",
-        **switches: Any,
-    ):
-        configuration = {
-            "embed_dim": dimension,
-            "quick_gelu": True,
-            "vision_cfg": {
-                "width": vision_width, "layers": vision_layers, "patch_size": patch_size, "image_size": image_size,
-                "head_width": min(64, vision_width),
-            },
-            "text_cfg": {
-                "width": text_width, "layers": text_layers, "context_length": context_length, "vocab_size": vocabulary,
-                "heads": max(1, text_width // 64),
-            },
-        }  # fmt: skip
+        self, configuration: dict[str, Any], encoder_precision: EncoderPrecision = "float32", **switches: Any
+    ) -> None:
         model = build_model(configuration, encoder_precision)
         super().__init__(model, "CLIP of these sizes", encoder_precision=encoder_precision, **switches)
 
@@ -241,26 +219,27 @@ def _report_activation(architecture: str, source: WeightSource, quick_gelu: bool
     )
 
 
-def openai_sizes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the sizes of the CLIP in a state dict with OpenAI's names, as arguments of `SizedClipEncoder`."""
+def openai_configuration(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return open_clip's configuration of the CLIP in a state dict with OpenAI's names; its heads are 64 wide."""
 
     def blocks(tower: str) -> int:
         return sum(name.startswith(tower) and name.endswith("ln_1.weight") for name in tensors)
 
     try:
-        vision_width, _, patch_size, _ = tensors["visual.conv1.weight"].shape
+        width, _, patch_size, _ = tensors["visual.conv1.weight"].shape
         side = math.isqrt(tensors["visual.positional_embedding"].shape[0] - 1)
         context_length, text_width = tensors["positional_embedding"].shape
         return {
-            "dimension": tensors["text_projection"].shape[1],
-            "vision_width": vision_width,
-            "vision_layers": blocks("visual.transformer.resblocks."),
-            "patch_size": patch_size,
-            "image_size": side * patch_size,
-            "text_width": text_width,
-            "text_layers": blocks("transformer.resblocks."),
-            "context_length": context_length,
-            "vocabulary": tensors["token_embedding.weight"].shape[0],
-        }
+            "embed_dim": tensors["text_projection"].shape[1],
+            "quick_gelu": True,
+            "vision_cfg": {
+                "width": width, "layers": blocks("visual.transformer.resblocks."), "patch_size": patch_size,
+                "image_size": side * patch_size, "head_width": min(64, width),
+            },
+            "text_cfg": {
+                "width": text_width, "layers": blocks("transformer.resblocks."), "context_length": context_length,
+                "vocab_size": tensors["token_embedding.weight"].shape[0], "heads": max(1, text_width // 64),
+            },
+        }  # fmt: skip
     except (KeyError, ValueError) as error:
         raise UserError(f"not an OpenAI CLIP state dict with a vision transformer: {error}") from error

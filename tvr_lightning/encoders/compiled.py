@@ -23,9 +23,6 @@ def compile_blocks(towers: Iterable[nn.Module]) -> None:
 
     Args:
         towers: Modules with their blocks in lists named as in open_clip, timm and transformers.
-
-    Raises:
-        UserError: A tower has no such list.
     """
     compiled = _compiler()
     for tower in towers:

@@ -1,17 +1,19 @@
 """Files from repositories on the Hugging Face Hub."""
 
+import importlib
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-from tvr_lightning.errors import MissingAssetError
+from tvr_lightning.errors import MissingAssetError, UserError
 
 PROBE_SECONDS = 5.0
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -30,6 +32,14 @@ class MissingWeightsError(MissingAssetError):
         self.looked_for = looked_for or message
 
 
+def optional(library: str, extra: str, need: str) -> Any:
+    """Import a library of an extra; the error states what needs it."""
+    try:
+        return importlib.import_module(library)
+    except ImportError as error:
+        raise UserError(f"{need} needs {library.replace('_', '-')}: pip install 'tvr-lightning[{extra}]'") from error
+
+
 def repository_folder(name: str, any_of: Sequence[str], missing: str, fix: str, files: Sequence[str] = ()) -> Path:
     """Return the folder with the files of a repository: a local folder, the Hub's cache, or a download.
 
@@ -39,9 +49,6 @@ def repository_folder(name: str, any_of: Sequence[str], missing: str, fix: str, 
         missing: First words of the error, such as "the tokenizer is missing".
         fix: Last sentence of the error.
         files: Files to download if they are missing; without any, nothing is downloaded.
-
-    Raises:
-        MissingWeightsError: The files are missing and cannot be downloaded; the message names the searched places.
     """
 
     def complete(folder: Path) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import open_clip
 import torch
@@ -48,9 +48,6 @@ class OpenClipEncoder(Encoder):
         compile_towers: compile the blocks of both transformers with torch.compile, which needs a C++ compiler on a CPU
             and Triton on a GPU; a new batch size triggers recompilation.
         patch_shift: Move patches between neighboring frames in the attention of vision blocks 10 and 11 (UCoFiA).
-
-    Raises:
-        UserError: A switch does not fit the architecture.
     """
 
     clip: Any  # open_clip does not type the attributes of its models
@@ -118,11 +115,6 @@ class OpenClipEncoder(Encoder):
 
     @override
     def encode_captions(self, captions: list[str], words: int) -> TextFeatures:
-        if self._text.vocab_size < self.tokenizer.vocabulary_size:
-            raise UserError(
-                f"{self.name} embeds {self._text.vocab_size} token IDs, but its tokenizer has "
-                f"{self.tokenizer.vocabulary_size}. Pass IDs to encode_tokens."
-            )
         return self.encode_tokenised(self.tokenizer.encode(captions, words), words)
 
     @override
@@ -131,8 +123,6 @@ class OpenClipEncoder(Encoder):
 
     @override
     def encode_tokenised(self, tokens: Tokens, words: int) -> TextFeatures:
-        if tokens.ids.shape[1] != words:
-            raise UserError(f"captions are tokenized to {tokens.ids.shape[1]} positions; expected {words}")
         self.tokenizer.report_truncated(tokens)
         device = self.pixel_mean.device
         return self.encode_tokens(tokens.ids.to(device), tokens.mask.to(device))
@@ -201,13 +191,6 @@ class OpenClipEncoder(Encoder):
     @override
     def blocks(self, tower: Tower) -> list[nn.Module]:
         return blocks_of(self._text.transformer if tower == "text" else self.clip.visual)
-
-    @override
-    def train(self, mode: bool = True) -> Self:
-        super().train(mode)  # batch norms and dropout of a frozen encoder stay in eval mode
-        if not any(parameter.requires_grad for parameter in self.clip.parameters()):
-            self.clip.eval()
-        return self
 
     @override
     def configuration(self) -> dict[str, object]:

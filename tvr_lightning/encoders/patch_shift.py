@@ -13,21 +13,10 @@ DIVISOR = 7
 
 
 class PatchShift:
-    """Forward hook of the norms before the shifted attentions; the residual branch keeps its own tokens.
-
-    Args:
-        visual: Vision transformer of CLIP.
-        name: Architecture, for the error.
-
-    Attributes:
-        frames: Number of frames per video in the next tokens, including padded ones.
-
-    Raises:
-        UserError: The tower is not such a transformer, or has too few blocks or patches.
-    """
+    """Forward hook of the norms before the shifted attentions; the residual branch keeps its own tokens."""
 
     def __init__(self, visual: nn.Module, name: str) -> None:
-        self.frames = 1
+        self.frames = 1  # per video in the next tokens, including padded ones
         blocks = list(visual.transformer.resblocks) if isinstance(visual, VisionTransformer) else []
         tokens = visual.positional_embedding.shape[0] if isinstance(visual, VisionTransformer) else 0
         shifted = blocks[BLOCKS]

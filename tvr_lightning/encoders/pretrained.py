@@ -52,16 +52,10 @@ def do_weights_follow() -> bool:
 
 @dataclass(frozen=True)
 class WeightSource:
-    """Source of weights, with the preprocessing of the frames that they were trained on.
+    """Source of weights, with the preprocessing of the frames that they were trained on, except for their size."""
 
-    Attributes:
-        path: Local file, or None for random initialization or if a checkpoint provides the weights.
-        quick_gelu: Whether the weights were trained with QuickGELU; None if the source does not record it.
-        pixels: Preprocessing of the frames, whose `size` is unused.
-    """
-
-    path: Path | None
-    quick_gelu: bool | None
+    path: Path | None  # None for random weights, or if a checkpoint provides them
+    quick_gelu: bool | None  # None if the source does not record it
     pixels: PreprocessCfg
 
 
@@ -135,11 +129,6 @@ def find_weights(architecture: str, weights: str | None, preprocessing: str | No
         weights: Path of a file, an open_clip tag of this architecture, `folder` for the weights in a `local-dir:`, or
             None or "none".
         preprocessing: Tag whose frame preprocessing applies to a file, if the architecture's tags differ in it.
-
-    Raises:
-        MissingWeightsError: The file does not exist, or the tag is neither cached nor downloadable.
-        UserError: The name is not a file or tag, or the tag has an unsupported preprocessing or another activation
-            than the name.
     """
     quick_gelu, folder = bool(model_configuration(architecture).get("quick_gelu", False)), local_folder(architecture)
     name = str(weights)

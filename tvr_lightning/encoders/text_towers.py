@@ -6,9 +6,13 @@ import torch
 from open_clip.hf_model import HFTextEncoder
 from torch import Tensor, nn
 
+from tvr_lightning.errors import UserError
+
+KEPT_POSITIONS = 20
+
 
 def encode_text(text: Any, ids: Tensor, mask: Tensor, text_mask: bool, pad_id: int) -> tuple[Tensor, Tensor]:
-    """Encode token ids: last norm and projection at every position, the sentence as pooled by the tower.
+    """Return the sentences (N, D), as pooled by the tower, and the normalized and projected words (N, W, D).
 
     Args:
         text: open_clip's `CLIP`, `TextTransformer` or `HFTextEncoder`.
@@ -16,9 +20,6 @@ def encode_text(text: Any, ids: Tensor, mask: Tensor, text_mask: bool, pad_id: i
         mask: Mask (N, W) bool, True for tokens.
         text_mask: Whether to mask padding in open_clip's own transformer; towers of transformers always mask it.
         pad_id: Padding ID for the positions after W, if the tower does not mask padding.
-
-    Returns:
-        Sentences (N, D) and words (N, W, D).
     """
     if isinstance(text, HFTextEncoder):  # as its forward, with the projection of pooled vectors at each position
         found = text.transformer(input_ids=ids, attention_mask=mask.long())
@@ -50,6 +51,32 @@ def text_dimension(text: Any) -> int:
     if isinstance(text, HFTextEncoder):
         return int(text.output_dim)
     return _project(text, text.ln_final.weight.detach()).shape[0]
+
+
+@torch.no_grad()
+def lengthen(text: Any, positions: int, name: str) -> None:
+    """Give a text transformer more positions, as Long-CLIP does (Zhang et al., ECCV 2024, Section 3.1).
+
+    The first 20 embeddings, which most training captions need, stay the same, and so do the features of texts of up to
+    20 tokens. The others are interpolated linearly, and the last ones extrapolated.
+    """
+    own = getattr(text, "positional_embedding", None)
+    kind = getattr(text, "text_pool_type", None) or getattr(text, "pool_type", None)
+    fixed_end = getattr(text, "cls_emb", None) is not None or kind == "last"
+    if own is None or len(own) <= KEPT_POSITIONS or text.attn_mask is None or fixed_end:
+        raise UserError(
+            f"encoder.positions needs a causal text transformer with more than {KEPT_POSITIONS} learned positions, "
+            f"which {name} does not have. Set it to null."
+        )
+    if positions < len(own):
+        raise UserError(f"encoder.positions is {positions}; it must be at least the {len(own)} positions of {name}")
+    kept, rest = own[:KEPT_POSITIONS], own[KEPT_POSITIONS:]
+    places = torch.arange(positions - len(kept)) * (len(rest) / (positions - len(kept)))
+    left = places.long().clamp(max=len(rest) - 2)
+    share = (places - left).unsqueeze(1).to(own)
+    text.positional_embedding = nn.Parameter(torch.cat([kept, rest[left].lerp(rest[left + 1], share)]))
+    text.attn_mask = torch.full((positions, positions), float("-inf")).triu(1)
+    text.context_length = positions
 
 
 def _project(text: Any, x: Tensor) -> Tensor:

@@ -33,10 +33,6 @@ class TinyClipEncoder(OpenClipEncoder):
             random weights.
         encoder_precision: same as in `ClipEncoder`.
         switches: other arguments of `OpenClipEncoder`.
-
-    Raises:
-        MissingWeightsError: The checkpoint does not exist.
-        UserError: `width` or `image_size` is not such a multiple, or the checkpoint's encoder has another size.
     """
 
     def __init__(

@@ -1,8 +1,4 @@
-"""Tokenization of captions, with the truncation and padding of the retrieval papers.
-
-The tokenizers are open_clip's: CLIP's byte-pair encoding, and those of the transformers library (SigLIP, CLIPA,
-multilingual text towers).
-"""
+"""Tokenization of captions by open_clip's tokenizers, with the truncation and padding of the retrieval papers."""
 
 import hashlib
 import json
@@ -19,7 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from tvr_lightning.data.batch import Tokens
-from tvr_lightning.encoders.hub import how_to_download, repository_folder
+from tvr_lightning.encoders.hub import how_to_download, optional, repository_folder
 from tvr_lightning.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -32,20 +28,12 @@ OPENAI_SPECIAL = ("<|startoftext|>", "<|endoftext|>")
 
 
 class Tokenizer(ABC):
-    """Base class of tokenizers that map captions to token ids (N, W), with padding at the end.
-
-    Args:
-        context_length: maximum number of positions of the text transformer.
-
-    Attributes:
-        pad_id: ID that fills the positions after a caption.
-        blank_end: 1 if one position after the caption must contain padding (CLIPA), otherwise 0.
-        vocabulary_size: Number of token ids.
-    """
+    """Base class of tokenizers that map captions to token ids (N, W), with padding at the end."""
 
     pad_id: int = 0
+    """ID that fills the positions after a caption."""
     blank_end: int = 0
-    vocabulary_size: int
+    """1 if one position after the caption must contain padding (CLIPA), otherwise 0."""
 
     def __init__(self, context_length: int) -> None:
         self.context_length = context_length
@@ -64,12 +52,7 @@ class Tokenizer(ABC):
         """Return a short description of vocabulary and cleaning, for fingerprints of stored features."""
 
     def encode(self, captions: list[str], words: int) -> Tokens:
-        """Tokenize N captions to `words` positions W, dropping the last tokens before the end of longer captions.
-
-        Raises:
-            UserError: `words` is below 3 (too short for a token) or above the context length, or a caption is not a
-                string.
-        """
+        """Tokenize N captions to `words` positions W, dropping the last tokens before the end of longer captions."""
         if not 3 <= words <= self.context_length:
             raise UserError(
                 f"words is {words}; it must be between 3 (SOT, one token, EOT) and the encoder's context length "
@@ -125,18 +108,14 @@ class ClipTokenizer(Tokenizer):
     """CLIP's byte-pair encoding, `[SOT] tokens [EOT]`, zero-padded; text is cleaned and lower-cased as in CLIP.
 
     The padding ID 0 is also the ID of the token "!", so masks are based on the position of EOT and not on the ids
-    (CLIP4Clip, dataloaders/dataloader_msrvtt_retrieval.py). EOT is the largest ID.
-
-    Args:
-        context_length: maximum number of positions of the text transformer.
-        clean: open_clip's name of the cleaning, `lower` for CLIP.
+    (CLIP4Clip, dataloaders/dataloader_msrvtt_retrieval.py). EOT is the largest ID. `clean` is open_clip's name of the
+    cleaning.
     """
 
     def __init__(self, context_length: int, clean: str = "lower"):
         super().__init__(context_length)
         self.clean = clean
         self._bpe = _byte_pairs(clean)
-        self.vocabulary_size = self._bpe.vocab_size
 
     @override
     def tokens(self, caption: str, words: int | None = None) -> list[int]:
@@ -153,18 +132,10 @@ class ClipTokenizer(Tokenizer):
 
 
 class TransformersTokenizer(Tokenizer):
-    """Tokenizer of the transformers library, loaded from files, with the text cleaning of open_clip.
+    """Tokenizer of the transformers library, loaded from the files in a folder, with the text cleaning of open_clip.
 
-    Args:
-        folder: folder with the files of the tokenizer.
-        context_length: maximum number of positions of the text tower.
-        clean: open_clip's name of the cleaning: `whitespace`, `lower`, or `canonicalize` (SigLIP: lower case, no
-            punctuation).
-        strip_sep_token: whether to remove the token that separates sentences (CLIPA).
-        language: language of the captions, for tokenizers that mark it, such as `zho_Hans` (NLLB).
-
-    Raises:
-        UserError: transformers is not installed, or the files do not contain a readable tokenizer.
+    Other arguments are open_clip's: the cleaning `canonicalize` removes capitals and punctuation (SigLIP),
+    `strip_sep_token` the token that separates sentences (CLIPA), and `language` marks captions (NLLB: `zho_Hans`).
     """
 
     def __init__(
@@ -176,14 +147,11 @@ class TransformersTokenizer(Tokenizer):
         language: str | None = None,
     ) -> None:
         super().__init__(context_length)
+        optional("transformers", "encoders", f"the tokenizer in {folder}")
         try:
             made = HFTokenizer(
                 str(folder), context_length, clean, strip_sep_token, language=language, local_files_only=True
             )
-        except ModuleNotFoundError as error:
-            raise UserError(
-                f"the tokenizer in {folder} needs transformers: pip install 'tvr-lightning[encoders]'"
-            ) from error
         except (OSError, ValueError, ImportError, KeyError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"{folder} cannot be read as a tokenizer of transformers: {reason}") from error
@@ -193,7 +161,6 @@ class TransformersTokenizer(Tokenizer):
         self._dropped = self._inner.sep_token_id if strip_sep_token else None
         self.blank_end = int(strip_sep_token)
         self.pad_id = 0 if strip_sep_token else int(self._inner.pad_token_id or 0)
-        self.vocabulary_size = len(self._inner)
         backend = getattr(self._inner, "backend_tokenizer", None)
         # Read before any caption, because the rules of a fast tokenizer include how the last one was truncated.
         rules = json.dumps(sorted(self._inner.get_vocab().items())) if backend is None else backend.to_str()

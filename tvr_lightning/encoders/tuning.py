@@ -160,15 +160,10 @@ class LoRA(Tuning):
 
 
 class LowRank(nn.Module):
-    """Low-rank change of a weight (rows, columns), whose rows consist of equal parts.
+    """Low-rank change of a weight (rows, columns), whose rows consist of `count` equal parts.
 
-    Args:
-        weight: Weight.
-        count: Number of parts.
-        parts: Indices of the T parts that change.
-        rank: Rank r of A (r, columns) and B (rows / count, r) of each part.
-        alpha: Scale of B A, divided by the rank.
-        dropout: Share of the columns of A that are zero in a training step.
+    Only the `parts` with these indices change, each by B A with A (rank, columns) and B (rows / count, rank), scaled by
+    alpha / rank. Dropout zeroes a share of the columns of A in a training step.
     """
 
     scale: Tensor
@@ -226,12 +221,7 @@ class Adapter(Tuning):
 
 
 class AdapterLayers(nn.Module):
-    """Two linear layers with a residual connection, in float32, for vectors of any data type.
-
-    Args:
-        width: Width of the vectors (..., width).
-        hidden: Width of the hidden layer.
-    """
+    """Two linear layers with a residual connection, in float32, for vectors (..., width) of any data type."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from typing_extensions import override
 from tvr_lightning.data.audio_alignment import SHORTEST_WAVEFORM
 from tvr_lightning.data.batch import AudioInput
 from tvr_lightning.encoders.audio import AudioEncoder, pool_steps
-from tvr_lightning.encoders.hub import WEIGHTS, how_to_download, repository_folder
+from tvr_lightning.encoders.hub import WEIGHTS, how_to_download, optional, repository_folder
 from tvr_lightning.errors import UserError
 
 Wav2Vec2Size = Literal["base", "large"]
@@ -77,10 +77,6 @@ class Wav2Vec2Encoder(_Wav2Vec2Encoder):
         size: size of wav2vec 2.0.
         weights: folder with `config.json` and the weights as saved by transformers, "facebook" for the Hugging Face
             cache of `facebook/wav2vec2-<size>`, or null or "none" for random weights.
-
-    Raises:
-        MissingWeightsError: The folder does not exist; the message names the searched paths.
-        UserError: transformers is not installed, or the weights have another size or are incomplete.
     """
 
     def __init__(self, size: Wav2Vec2Size = "base", weights: str | None = "facebook") -> None:
@@ -108,29 +104,17 @@ class TinyWav2Vec2Encoder(_Wav2Vec2Encoder):
         width: size D_a, a multiple of `heads` and of 16.
         heads: number of attention heads.
         layers: number of transformer blocks.
-
-    Raises:
-        UserError: transformers is not installed, or `width` is not such a multiple.
     """
 
     def __init__(self, width: int = 64, heads: int = 2, layers: int = 2) -> None:
-        if width <= 0 or width % 16 or width % heads:
-            raise UserError(f"TinyWav2Vec2Encoder.width is {width}; expected a multiple of 16 and of heads ({heads})")
         positions = {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}
         model = _build(width, heads, layers, intermediate_size=2 * width, conv_dim=(width // 2,) * 7, **positions)
         super().__init__(model, normalize=True)
 
 
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError as error:
-        raise UserError("wav2vec2 needs transformers: pip install 'tvr-lightning[audio]'") from error
-    return transformers
-
-
 def _build(width: int, heads: int, layers: int, **settings: Any) -> Any:
-    library, shape = _transformers(), {"num_attention_heads": heads, "num_hidden_layers": layers}
+    library = optional("transformers", "audio", "wav2vec2")
+    shape = {"num_attention_heads": heads, "num_hidden_layers": layers}
     return library.Wav2Vec2Model(library.Wav2Vec2Config(hidden_size=width, **shape, **settings, **SILENT))
 
 
@@ -148,7 +132,7 @@ def find_wav2vec2_weights(size: str, weights: str) -> Path:
 
 
 def _load(folder: Path, size: str) -> Any:
-    library = _transformers()
+    library = optional("transformers", "audio", "wav2vec2")
     config = library.Wav2Vec2Config.from_pretrained(folder, local_files_only=True)
     width, _, layers = SIZES[size]
     found = (config.hidden_size, config.num_hidden_layers)

@@ -85,14 +85,7 @@ def fitted(
 ) -> dict[str, Tensor]:
     """Return tensors in the shapes and types of `expected`; a single element fits in any shape, scalar or (1,).
 
-    Args:
-        tensors: Tensors by name.
-        expected: State dict with the expected names, shapes and types.
-        source: Name of the file, for the error.
-        original: Function that returns the name in the file for a name in `expected`.
-
-    Raises:
-        UserError: Names or shapes differ; the message lists them.
+    Other names and shapes are refused with a list of them, under the `original` names in the file (`source`).
     """
 
     def fits(tensor: Tensor, wanted: Tensor) -> bool:

@@ -65,10 +65,6 @@ class WhisperEncoder(_WhisperEncoder):
         size: size of Whisper.
         weights: openai-whisper checkpoint (.pt with `dims` and `model_state_dict`), "openai" for the file in
             openai-whisper's cache, or null or "none" for random weights.
-
-    Raises:
-        MissingWeightsError: The file does not exist; the message names the searched paths.
-        UserError: The file is not a Whisper checkpoint, or has another size.
     """
 
     def __init__(self, size: WhisperSize = "base", weights: str | None = "openai") -> None:
@@ -113,14 +109,9 @@ class TinyWhisperEncoder(_WhisperEncoder):
         layers: number of blocks.
         seed: seed for the weights, which are then the same in every run, like those of a pretrained encoder; None uses
             the program's random state.
-
-    Raises:
-        UserError: `width` is not such a multiple.
     """
 
     def __init__(self, width: int = 64, heads: int = 2, layers: int = 2, seed: int | None = None) -> None:
-        if width <= 0 or width % 4 or width % heads:
-            raise UserError(f"TinyWhisperEncoder.width is {width}; expected a multiple of 4 and of heads ({heads})")
         with torch.random.fork_rng(devices=[], enabled=seed is not None):
             if seed is not None:
                 torch.manual_seed(seed)

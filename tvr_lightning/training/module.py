@@ -168,6 +168,7 @@ class RecipeModule(LightningModule):
 
     @override
     def on_train_start(self) -> None:
+        self.encoder.train()  # which a frozen encoder ignores; Lightning leaves the modes as they are
         # Log at least once per epoch, so that short runs have curves too.
         steps = self.trainer.num_training_batches // self.trainer.accumulate_grad_batches
         every = min(self.trainer.log_every_n_steps, max(steps, 1))  # type: ignore[attr-defined]

@@ -1,0 +1,163 @@
+"""Models that sentence-transformers saved give its own embeddings of captions and frames."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_captioner import save_tiny_captioner
+
+from tvr_lightning.cli import main
+from tvr_lightning.data.batch import Media
+from tvr_lightning.encoders import LoRA, MissingWeightsError, SentenceTransformersEncoder
+from tvr_lightning.errors import UserError
+from tvr_lightning.methods import CLIP4Clip
+from tvr_lightning.synthetic import synthesize
+
+sentence_transformers = pytest.importorskip("sentence_transformers")
+CAPTIONS = ["a red circle moves left then up", "star"]
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+def save_clip(folder: Path) -> None:
+    """Save a random CLIP of a few thousand weights as transformers does."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, PreTrainedTokenizerFast
+
+    names = ["<pad>", "<start>", "<end>", "[UNK]", *sorted({word for text in CAPTIONS for word in text.split()})]
+    words = Tokenizer(models.WordLevel({name: row for row, name in enumerate(names)}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.TemplateProcessing(
+        single="<start> $A <end>", special_tokens=[("<start>", 1), ("<end>", 2)]
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", eos_token="<end>", unk_token="[UNK]", model_max_length=16
+    )
+    tower = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {**tower, "vocab_size": len(names), "max_position_embeddings": 16, "eos_token_id": 2, "pad_token_id": 0}
+    vision = {**tower, "image_size": 32, "patch_size": 8}
+    torch.manual_seed(0)
+    CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=24)).save_pretrained(folder)
+    images = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    CLIPProcessor(images, tokenizer).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, str]:
+    """Folders of a CLIP, and of a vision-language model with prompts, pooling, and normalization."""
+    from sentence_transformers.base.modules import Normalize, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    root = tmp_path_factory.mktemp("models")
+    save_clip(root / "clip")
+    save_tiny_captioner(root / "captioner")
+    modules = [Transformer(str(root / "captioner")), Pooling(32, pooling_mode="lasttoken"), Normalize()]
+    prompts = {"query": "on the plain", "document": "background"}
+    sentence_transformers.SentenceTransformer(modules=modules, prompts=prompts).save(str(root / "vlm"))
+    return {name: str(root / name) for name in ("clip", "vlm")}
+
+
+SIZES = {"clip": 32, "vlm": 56}
+
+
+def build(models: dict[str, str], kind: str) -> SentenceTransformersEncoder:
+    return SentenceTransformersEncoder(models[kind], image_size=SIZES[kind])
+
+
+def media(side: int) -> Media:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (2, 3, 3, side, side), dtype=torch.uint8, generator=generator)
+    return Media(pixels, torch.tensor([[True, True, True], [True, True, False]]))
+
+
+@pytest.mark.parametrize("kind", SIZES)
+@torch.no_grad()
+def test_features_are_the_librarys_own(models, kind):
+    encoder, theirs = build(models, kind).eval(), sentence_transformers.SentenceTransformer(models[kind])
+    text = encoder.encode_text(CAPTIONS, 12)
+    torch.testing.assert_close(text.sentence, theirs.encode_query(CAPTIONS, convert_to_tensor=True).cpu())
+    frames = media(SIZES[kind])
+    images = list(frames.pixels.flatten(0, 1).permute(0, 2, 3, 1).numpy())
+    video = encoder.encode_video(frames)
+    expected = theirs.encode_document(images, convert_to_tensor=True).cpu()
+    torch.testing.assert_close(video.frames.flatten(0, 1), expected)
+    assert torch.equal(video.frame_mask, frames.frame_mask)
+    assert (encoder.dimension, *video.frames.shape) == ({"clip": 24, "vlm": 32}[kind], 2, 3, encoder.dimension)
+    assert expected.std(dim=0).mean() > 1e-3
+    with pytest.raises(UserError, match="gives no patches"):
+        encoder.encode_video(frames, patches=True)
+
+
+@torch.no_grad()
+def test_words_are_the_last_token_vectors_or_the_sentence(models):
+    encoder = build(models, "vlm").eval()
+    theirs = sentence_transformers.SentenceTransformer(models["vlm"])
+    text = encoder.encode_text(CAPTIONS, 14)
+    tokens = theirs.encode_query(CAPTIONS, output_value="token_embeddings")
+    assert text.words.shape == (2, 14, 32)
+    assert text.word_mask.sum(1).tolist() == [14, len(tokens[1])]
+    torch.testing.assert_close(text.words[0], tokens[0][-14:].cpu())
+    torch.testing.assert_close(text.words[1][: len(tokens[1])], tokens[1].cpu())
+    text = build(models, "clip").eval().encode_text(CAPTIONS, 14)
+    assert torch.equal(text.words, text.sentence.unsqueeze(1))
+    assert text.word_mask.all()
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_a_method_trains_the_model_and_lora_on_both_towers(models, kind):
+    for tuning in (None, LoRA(rank=2)):
+        method = CLIP4Clip(build(models, kind), tuning=tuning, frames=3, words=8).train()
+        before = method.encoder.fingerprint()
+        text, video = method.encoder.encode_text(CAPTIONS, 8), method.encoder.encode_video(media(SIZES[kind]))
+        (text.sentence @ video.frames.mean(1).T).sum().backward()
+        trained = [n for n, p in method.encoder.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0]
+        for tower in ("text_model", "vision_model") if kind == "clip" else ("language_model", "visual"):
+            assert any(tower in name for name in trained)
+        assert not [name for name, p in method.encoder.named_parameters() if "logit" in name and p.requires_grad]
+        assert method.encoder.fingerprint() == before
+    expected = {"clip": 2.6592, "vlm": torch.log(torch.tensor(100.0)).item()}[kind]
+    assert build(models, kind).initial_logit_scale() == pytest.approx(expected, abs=1e-3)
+
+
+def test_the_fingerprint_includes_prompts_and_sizes(models, tmp_path):
+    encoder = build(models, "vlm")
+    plain = encoder.fingerprint()
+    assert SentenceTransformersEncoder(models["vlm"], image_size=28).fingerprint() != plain
+    encoder.query_prompt = "a star"
+    assert encoder.fingerprint() != plain
+    assert SentenceTransformersEncoder(models["vlm"], 56, dtype="bfloat16").encode_text(["a"], 8).words.dtype == (
+        torch.float32
+    )
+
+
+def test_a_model_without_images_is_refused_before_its_weights_are_read(tmp_path, models):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    for ask in (SentenceTransformersEncoder, lambda model: SentenceTransformersEncoder.required_files(weights=model)):
+        with pytest.raises(UserError, match=r"does not accept images\. Choose a model for texts and images\.$"):
+            ask(str(tmp_path))
+    with pytest.raises(MissingWeightsError, match=r"nobody/nothing is missing: .* `hf download nobody/nothing`"):
+        SentenceTransformersEncoder("nobody/nothing")
+
+
+def test_zero_shot_and_heads_on_stored_features(models, tmp_path):
+    synthesize("msrvtt", tmp_path / "data", 20, 0, workers=1, progress=False)
+    encoder = {"class_path": "SentenceTransformersEncoder", "init_args": {"weights": models["vlm"], "image_size": 28}}
+    (tmp_path / "encoder.yaml").write_text(json.dumps({"model": {"init_args": {"encoder": encoder}}}))
+    data = {"root": str(tmp_path / "data"), "num_workers": 0, "frames": 2, "words": 16, "eval_batch_size": 4}
+    (tmp_path / "data.yaml").write_text(json.dumps({"data": {"init_args": {**data, "batch_size": 8}}}))
+    trainer = {"accelerator": "cpu", "max_epochs": 1, "log_every_n_steps": 1}
+    (tmp_path / "trainer.yaml").write_text(json.dumps({"trainer": trainer}))
+
+    def recipes(*names: str) -> list[str]:
+        own = ("encoder", "data", "trainer")
+        return [f"--config={path}" for path in (*names, *(tmp_path / f"{name}.yaml" for name in own))]
+
+    runs = f"--results.directory={tmp_path / 'runs'}"
+    assert main(["test", *recipes("zero-shot"), runs]) == 0
+    (results,) = (tmp_path / "runs").glob("*/version_0/results.json")
+    assert json.loads(results.read_text())["audit"]["passed"] is True
+    store = tmp_path / "features"
+    assert main(["extract", *recipes("clip4clip", "heads"), f"--out={store}", "--device=cpu"]) == 0
+    assert main(["fit", *recipes("gare", "heads"), f"--data.init_args.features={store}", runs]) == 0
+    assert len(list((tmp_path / "runs").glob("*/version_0/results.json"))) == 2
