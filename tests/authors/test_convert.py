@@ -7,7 +7,7 @@ from parity.case import load_case
 from safetensors.torch import load_file
 
 import tvr_lightning
-from tvr_lightning.authors.convert import convert, describe, encoder_section
+from tvr_lightning.authors.convert import convert, encoder_section
 from tvr_lightning.authors.families import FAMILIES
 from tvr_lightning.authors.importer import clip_configuration
 from tvr_lightning.cli import main
@@ -30,7 +30,7 @@ def authors_file(parity_cases, name, tmp_path):
 
 def test_the_conversion_shows_what_it_found(parity_cases, tmp_path, capsys):
     _, source = authors_file(parity_cases, "tcmgc", tmp_path)
-    output = "\n".join(describe(convert(source, tmp_path / "out.ckpt", words=12, frames=6)))
+    output = "\n".join(convert(source, tmp_path / "out.ckpt", words=12, frames=6)[1])
     assert "TCMGC" in output
     assert "keep_rate: 0.3" in output
     assert "frames: 6" in output
@@ -43,7 +43,7 @@ def test_half_precision_becomes_float32(parity_cases, tmp_path, capsys):
     case, source = authors_file(parity_cases, "clip4clip_meanP", tmp_path)
     projection = case.checkpoint["clip.visual.proj"].half()
     torch.save(case.checkpoint | {"clip.visual.proj": projection}, source)
-    assert "1 float16 tensors are now float32" in "\n".join(describe(convert(source, tmp_path / "out.ckpt")))
+    assert "1 float16 tensors are now float32" in "\n".join(convert(source, tmp_path / "out.ckpt")[1])
     found = torch.load(tmp_path / "out.ckpt", weights_only=True)["state_dict"]["encoder.clip.visual.proj"]
     assert torch.equal(found, projection.float())
 
@@ -108,9 +108,9 @@ def test_psi_of_gare_is_read_once_and_must_be_one(parity_cases, tmp_path):
     case, source = authors_file(parity_cases, "gare", tmp_path)
     saved = with_agent(case.checkpoint)
     torch.save(saved, source)
-    made = convert(source, tmp_path / "out.ckpt").module.state_dict()
+    made = convert(source, tmp_path / "out.ckpt")[0].state_dict()
     torch.save(case.checkpoint, source)
-    plain = convert(source, tmp_path / "plain.ckpt").module.state_dict()
+    plain = convert(source, tmp_path / "plain.ckpt")[0].state_dict()
     assert made.keys() == plain.keys()
     assert all(torch.equal(made[name], plain[name]) for name in plain)
     for name in ("agent.psi.mean_proj.bias", "agent.psi.log_std_proj.weight"):  # read, and never used

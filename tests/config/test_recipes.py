@@ -59,6 +59,14 @@ def test_every_method_has_a_recipe():
     assert named >= {"CLIP4Clip", "TCMGC"}
 
 
+def test_an_overlay_names_the_options_that_it_drops_with_a_class():
+    recipe = Recipe.parse(["ucofia", "fixture", "tuning/lora", "tuning/adapter"])
+    dropped = [name.removeprefix("model.init_args.").replace(".init_args", "") for name in recipe.dropped]
+    encoder = ["encoder.architecture", "encoder.patch_shift", "encoder.weights"]
+    assert dropped == [*encoder, "tuning.alpha", "tuning.rank", "tuning.targets"]
+    assert Recipe.parse(["ucofia", "tuning/lora"]).dropped == []
+
+
 def test_an_option_that_the_data_would_replace_is_refused():
     with pytest.raises(OptionError, match=r"words is 9, but it follows data\.init_args\.words, which is 32"):
         Recipe.parse(["tcmgc"], ["--model.init_args.words=9"])

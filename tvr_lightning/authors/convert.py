@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import lightning
 import torch
@@ -24,16 +24,6 @@ RELEASED_AUDIO: Mapping[int, dict[str, Any]] = {
     768: {"class_path": "Wav2Vec2Encoder", "init_args": {"size": "base", "weights": "facebook"}},
 }
 """`audio_encoder:` sections of a recipe by the width of the features."""
-
-
-class Converted(NamedTuple):
-    """File and method, the model and data options that the file records, and the number of float16 tensors."""
-
-    path: Path
-    module: RetrievalModule
-    model: dict[str, Any]
-    data: dict[str, Any]
-    halves: int
 
 
 def released_recipe(family: Family) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -88,11 +78,12 @@ def convert(
     frames: int | None = None,
     method: str | None = None,
     openai_clip: Path | None = None,
-) -> Converted:
-    """Convert an authors' checkpoint to a Lightning checkpoint with the method and its released evaluation.
+) -> tuple[RetrievalModule, list[str]]:
+    """Convert an authors' checkpoint to a Lightning checkpoint, and return the method and lines that describe it.
 
-    The file contains only plain tensors, strings and numbers, so that it loads with `weights_only=True`. Float16
-    tensors become float32, the precision of the evaluation. Arguments are those of `run_convert`.
+    The file also records the released evaluation. It contains only plain tensors, strings and numbers, so that it loads
+    with `weights_only=True`. Float16 tensors become float32, the precision of the evaluation. Arguments are those of
+    `tvr convert`.
 
     Raises:
         UserError: The file is unreadable or belongs to another method, its names or sizes do not fit, or
@@ -127,30 +118,32 @@ def convert(
     out.parent.mkdir(parents=True, exist_ok=True)
     torch.save(content, out)
     halves = sum(tensor.dtype == torch.float16 for tensor in checkpoint.values())
-    return Converted(out, module, model, data, halves)
+    return module, _description(out, module, model, data, halves)
 
 
-def describe(made: Converted) -> list[str]:
+def _description(
+    out: Path, module: RetrievalModule, model: dict[str, Any], data: dict[str, Any], halves: int
+) -> list[str]:
     """Return lines about a conversion: the options that differ from the defaults, and how to test it."""
-    module, name = made.module, type(made.module).__name__
+    name = type(module).__name__
     count = sum(parameter.numel() for key, parameter in module.named_parameters() if not key.startswith(AUDIO))
-    lines = [f"Wrote {made.path}: {name}, {count / 1e6:.2f} M parameters"]
+    lines = [f"Wrote {out}: {name}, {count / 1e6:.2f} M parameters"]
     defaults = vars(type(module.options)())
     unusual = {f"{name.lower()}.{key}": value for key, value in vars(module.options).items() if value != defaults[key]}
-    for title, settings in {"Options": unusual, "Data": made.data}.items():
+    for title, settings in {"Options": unusual, "Data": data}.items():
         listed = ", ".join(f"{key}: {value}" for key, value in sorted(settings.items()) if key != "_class_path")
         lines += [f"{title}: {listed}"] if listed else []
-    if made.halves:
-        lines.append(f"{made.halves} float16 tensors are now float32, in which the method is evaluated.")
-    if "audio_encoder" in made.model:
-        audio = made.model["audio_encoder"]["class_path"]
+    if halves:
+        lines.append(f"{halves} float16 tensors are now float32, in which the method is evaluated.")
+    if "audio_encoder" in model:
+        audio = model["audio_encoder"]["class_path"]
         weights = f"{audio} loads its own weights when the method is tested."
         if audio == "TinyWhisperEncoder":
             weights = "No released audio encoder has its feature width, so a random TinyWhisperEncoder is used."
         lines.append(f"The checkpoint does not contain an audio encoder. {weights}")
-    if made.model.get("protocol") == "as-released":
+    if model.get("protocol") == "as-released":
         lines.append(
             'Its results are marked "leaks ground truth", because the released evaluation leaks it. For a protocol\n'
             "without leakage, add --model.init_args.protocol=query."
         )
-    return [*lines, f"Test it with: tvr test --ckpt_path {made.path}"]
+    return [*lines, f"Test it with: tvr test --ckpt_path {out}"]

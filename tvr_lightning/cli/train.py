@@ -136,10 +136,9 @@ def convert(
 
     with shown(f"convert: reading {source.name}"):
         from tvr_lightning.authors.convert import convert as convert_checkpoint
-        from tvr_lightning.authors.convert import describe
 
-        converted = convert_checkpoint(source, out, words, frames, method, openai_clip)
-    print("\n".join(describe(converted)))
+        _, lines = convert_checkpoint(source, out, words, frames, method, openai_clip)
+    print("\n".join(lines))
 
 
 def push(

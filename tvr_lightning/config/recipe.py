@@ -112,11 +112,13 @@ class Recipe:
         config: Values of all sections.
         trained: Checkpoint that is evaluated, whose options are the base of the recipe.
         changes: Options that differ from those of the checkpoint.
+        dropped: Options of recipes that a later recipe dropped with their class.
     """
 
     config: Namespace
     trained: TrainedOptions | None = None
     changes: list[Difference] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
 
     @classmethod
     def parse(
@@ -172,6 +174,7 @@ class Recipe:
             raise OptionError(refusals(str(error))) from error
         if cached_schema() is None:
             keep(generate(parser))
+        recipe.dropped = sorted({name for content in contents for name in _dropped(content, recipe.config)})
         recipe._check_linked(contents)
         recipe._set_memory()
         return recipe
@@ -307,6 +310,16 @@ def _explained() -> Iterator[None]:
         raise
     except (ValueError, TypeError, MisconfigurationException, ArgumentError) as error:
         raise RecipeError(refusals(str(error))) from error
+
+
+def _dropped(given: Any, used: Any, name: str = "") -> Iterator[str]:
+    """Yield the dotted names of the options in a recipe that the class in the parsed section does not have."""
+    if isinstance(given, dict) and isinstance(used, Namespace):
+        for key, value in given.items():
+            if key in used:
+                yield from _dropped(value, used[key], f"{name}{key}.")
+            elif name.endswith(".init_args.") and key not in LINKED:
+                yield f"{name}{key}"
 
 
 def _options_of(section: Namespace) -> dict[str, Any]:

@@ -91,7 +91,8 @@ def _verified(name: str, file: Path | None, workers: int) -> pd.DataFrame:
 def measure(name: str, file: Path, workers: int) -> RetrievalModule:
     """Convert an authors' checkpoint, test it as `tvr test` does, and return the method with its evaluation."""
     with tempfile.TemporaryDirectory() as folder:
-        converted = convert(file, Path(folder) / f"{name}.ckpt", method=name).path
+        converted = Path(folder) / f"{name}.ckpt"
+        convert(file, converted, method=name)
         options = [f"--results.directory={folder}", "--trainer.devices=1", f"--data.init_args.num_workers={workers}"]
         run = Run("test", Recipe.parse([], options, converted), str(converted), options)
         run.start()

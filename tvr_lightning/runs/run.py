@@ -89,6 +89,8 @@ class Run:
             raise OptionError("checkpoints.resume finds the checkpoint itself. Drop it or --ckpt_path.")
         if recipe.changes:
             rank_zero_info("Options that differ from the checkpoint: " + "; ".join(map(str, recipe.changes)))
+        if recipe.dropped:
+            rank_zero_info(f"Dropped with the classes that recipes replaced: {', '.join(recipe.dropped)}")
         recipe.check(None if command == "fit" else command)
         built = recipe.build()
         self.model: Any = built.model
