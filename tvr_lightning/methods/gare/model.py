@@ -227,10 +227,7 @@ def relaxed_bottleneck(increment: Tensor, options: Bottleneck) -> Tensor:
 
 
 def trust_region_step(increment: Tensor, gradient: Tensor, radius: float) -> Tensor:
-    """Return the length (...) of the longest step of steepest descent from increments (..., D) in the trust region.
-
-    Eqs. 37 to 40, the closed form that psi learns to predict (appendix H.5): alpha = d . g + sqrt((d . g)^2 - |d|^2 +
-    radius^2) with the direction g of the gradient, which must not be 0.
-    """
+    """Return the length alpha (...) of the longest step in the trust region, against the gradient (Eqs. 37 to 40)."""
+    # alpha = d . g + sqrt((d . g)^2 - |d|^2 + radius^2) with the direction g of the gradient, which must not be 0.
     along = (increment * gradient).sum(-1) / gradient.norm(dim=-1)
     return along + (along.square() - increment.square().sum(-1) + radius**2).clamp(min=0).sqrt()
