@@ -18,7 +18,7 @@ from tvr_lightning.evaluation.normalization import Normalizer, SinkhornBias
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.methods import DPDV, GAID, GARE, NCL, TCMGC, TMASS, CLIP4Clip, XPool
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.dpdv.captions import Captions
+from tvr_lightning.methods.dpdv.model import Captions
 from tvr_lightning.methods.dpdv.options import DPDVOptions
 from tvr_lightning.methods.gaid.options import GAIDOptions, NoFusion
 from tvr_lightning.methods.gare.options import GAREOptions, NoIncrement

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.dpdv.captions import Captions
+from tvr_lightning.methods.dpdv.model import Captions
 
 CONTENT, DIMENSION, AUDIO = 16, 64, 48
 FRAMES, WORDS, PATCHES, SCENES = 8, 6, 4, 5

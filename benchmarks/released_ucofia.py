@@ -45,7 +45,7 @@ def released_block(head: UCoFiAHead, text: TextFeatures, video: VideoFeatures) -
 def build(form: str, budget: int | None, sizes: Sizes) -> nn.Module:
     """Return a head."""
     torch.manual_seed(0)
-    return away_from_start(UCoFiAHead(sizes.dimension, sizes.words, sizes.frames))
+    return away_from_start(UCoFiAHead(sizes.dimension, sizes.words, sizes.frames, UCoFiAOptions()))
 
 
 SUBJECT = Subject(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.xclip import XCLIPHead
+from tvr_lightning.methods.xclip import XCLIPHead, XCLIPOptions
 
 
 def attend(x: Tensor, matrix: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def released_block(head: XCLIPHead, text: TextFeatures, video: VideoFeatures) ->
 def build(form: str, budget: int | None, sizes: Sizes) -> nn.Module:
     """Return a head."""
     torch.manual_seed(0)
-    return away_from_start(XCLIPHead(sizes.dimension, sizes.words, sizes.frames))
+    return away_from_start(XCLIPHead(sizes.dimension, sizes.words, sizes.frames, XCLIPOptions()))
 
 
 SUBJECT = Subject(

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tvr_lightning.encoders.tiny import TinyClipEncoder
+from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.clip4clip import CrossEncoder, cross_encoder
 
 
@@ -11,7 +12,9 @@ from tvr_lightning.methods.clip4clip import CrossEncoder, cross_encoder
 def items():
     generator = torch.Generator().manual_seed(0)
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]], dtype=torch.bool)
-    return torch.randn(5, 64, generator=generator), torch.randn(3, 4, 64, generator=generator), mask
+    sentence = torch.randn(5, 64, generator=generator)
+    text = TextFeatures(sentence, sentence[:, None], torch.ones(5, 1, dtype=torch.bool))
+    return text, VideoFeatures(torch.randn(3, 4, 64, generator=generator), mask)
 
 
 def spread(cross):
@@ -23,14 +26,16 @@ def spread(cross):
 
 
 def test_blocks_give_the_scores_and_gradients_of_the_whole(items):
+    text, video = items
     whole = spread(CrossEncoder(64, layers=2, heads=2, positions=9, dropout=0.0))
     for pairs in (1, 2, 3, 7):
-        blocked = CrossEncoder(64, layers=2, heads=2, positions=9, dropout=0.0, pairs_per_block=pairs)
+        blocked = CrossEncoder(64, layers=2, heads=2, positions=9, dropout=0.0)
+        blocked = blocked.within(2 * 4 * pairs * blocked.pair_numbers(text, video) / 2**30)
         blocked.load_state_dict(whole.state_dict())
         gradients = []
         for cross in (whole, blocked):
-            sentence = items[0].clone().requires_grad_()
-            scores = cross(sentence, *items[1:])
+            sentence = text.sentence.clone().requires_grad_()
+            scores = cross(TextFeatures(sentence, text.words, text.word_mask), video).similarity
             scores.square().sum().backward()
             gradients.append((scores.detach(), sentence.grad, cross.resblocks[0].attn.in_proj_weight.grad.clone()))
             cross.zero_grad()
@@ -40,22 +45,22 @@ def test_blocks_give_the_scores_and_gradients_of_the_whole(items):
 
 def test_a_score_belongs_to_its_pair_alone(items):
     cross = spread(CrossEncoder(64, layers=1, positions=9)).eval()
-    sentence, frames, mask = items
-    scores = cross(sentence, frames, mask)
+    text, video = items
+    scores = cross(text, video).similarity
     assert scores.std() > 1e-3
     texts, videos = torch.tensor([3, 1]), torch.tensor([2, 0])
-    torch.testing.assert_close(cross(sentence[texts], frames[videos], mask[videos]), scores[texts][:, videos])
-    noise = torch.where(mask.unsqueeze(-1), frames, torch.randn(3, 4, 64))
-    torch.testing.assert_close(cross(sentence, noise, mask), scores)
+    torch.testing.assert_close(cross(text[texts], video[videos]).similarity, scores[texts][:, videos])
+    noise = torch.where(video.frame_mask.unsqueeze(-1), video.frames, torch.randn(3, 4, 64))
+    torch.testing.assert_close(cross(text, VideoFeatures(noise, video.frame_mask)).similarity, scores)
 
 
 def test_dropout_acts_in_training_only(items):
     cross = spread(CrossEncoder(64, layers=1, positions=9, dropout=0.5))
-    assert not torch.allclose(cross(*items), cross(*items))
+    assert not torch.allclose(cross(*items).similarity, cross(*items).similarity)
     cross.eval()
-    assert torch.equal(cross(*items), cross(*items))
+    assert torch.equal(cross(*items).similarity, cross(*items).similarity)
     off = CrossEncoder(64, layers=1, positions=9, dropout=0.0)
-    assert torch.equal(off(*items), off(*items))
+    assert torch.equal(off(*items).similarity, off(*items).similarity)
 
 
 def test_it_starts_from_the_text_transformer():

@@ -21,9 +21,15 @@ from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.patch_selector import PatchSelection
-from tvr_lightning.methods.dpdv.captions import Captions, nonempty
-from tvr_lightning.methods.dpdv.method import DPDV
-from tvr_lightning.methods.dpdv.model import DPDVHead, caption_order, recover_frames, spot_frames, view_divergence
+from tvr_lightning.methods.dpdv.method import DPDV, nonempty
+from tvr_lightning.methods.dpdv.model import (
+    Captions,
+    DPDVHead,
+    caption_order,
+    recover_frames,
+    spot_frames,
+    view_divergence,
+)
 from tvr_lightning.methods.dpdv.options import (
     AveragePatches,
     Divergence,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tvr_lightning.layers.patch_selector import first_largest
-from tvr_lightning.methods.dpdv.clustering import dpc_knn, merge_tokens
+from tvr_lightning.methods.dpdv.patch_merging import dpc_knn, merge_tokens
 
 RULES = ["paper", "neighbours", "hbi"]
 

@@ -9,7 +9,6 @@ from tvr_lightning.methods.dpdv.interactions import (
     SimilarityAggregation,
     WeightedMax,
     WeightedTokens,
-    by_length,
     compacted,
     masked_softmax,
 )
@@ -61,7 +60,11 @@ def plain(name, module, words, tokens):
 def test_scores_are_those_of_each_pair_alone(name, pairwise):
     module = interactions()[name]
     words, word_mask, tokens, token_mask, pair_mask = sides()
-    found = module(module.text(words, word_mask), module.video(tokens, token_mask), pair_mask if pairwise else None)
+    found = module(
+        module.prepared("text", words, word_mask),
+        module.prepared("video", tokens, token_mask),
+        pair_mask if pairwise else None,
+    )
     for i in range(N):
         for j in range(M):
             there = token_mask[j] & pair_mask[i, j] if pairwise else token_mask[j]
@@ -75,11 +78,11 @@ def test_scores_are_those_of_each_pair_alone(name, pairwise):
 def test_aggregation_leaves_out_what_is_not_there():
     module = interactions()["ucofia"]
     words, word_mask, tokens, token_mask, pair_mask = sides()
-    text, video = module.text(words, word_mask), module.video(tokens, token_mask)
+    text, video = module.prepared("text", words, word_mask), module.prepared("video", tokens, token_mask)
     found = module(text, video, pair_mask)
     noisy = module(
-        module.text(words.masked_fill(~word_mask.unsqueeze(-1), 9.0), word_mask),
-        module.video(tokens.masked_fill(~token_mask.unsqueeze(-1), -9.0), token_mask),
+        module.prepared("text", words.masked_fill(~word_mask.unsqueeze(-1), 9.0), word_mask),
+        module.prepared("video", tokens.masked_fill(~token_mask.unsqueeze(-1), -9.0), token_mask),
         pair_mask,
     )
     torch.testing.assert_close(found, noisy)
@@ -93,14 +96,16 @@ def test_aggregation_with_identities_and_one_word_is_the_double_softmax():
     cosine = torch.einsum("nd,mtd->nmt", unit(sentence[:, 0]), unit(tokens))
     expected = ((10 * (10 * cosine).softmax(-1)).softmax(-1) * cosine).sum(-1)
     ones = torch.ones(N, 1, dtype=torch.bool), torch.ones(M, T, dtype=torch.bool)
-    torch.testing.assert_close(module(module.text(sentence, ones[0]), module.video(tokens, ones[1])), expected)
+    torch.testing.assert_close(
+        module(module.prepared("text", sentence, ones[0]), module.prepared("video", tokens, ones[1])), expected
+    )
 
 
 def test_aggregation_says_which_sizes_it_is_for():
     module = SimilarityAggregation(W, T)
     words, word_mask, tokens, token_mask, _ = sides()
     with pytest.raises(ValueError, match="built for 6 tokens per text and 7 per video, but got 6 and 6"):
-        module(module.text(words, word_mask), module.video(tokens[:, 1:], token_mask[:, 1:]))
+        module(module.prepared("text", words, word_mask), module.prepared("video", tokens[:, 1:], token_mask[:, 1:]))
 
 
 def test_single_sentences_are_simplified_to_the_weighted_sum():
@@ -109,7 +114,7 @@ def test_single_sentences_are_simplified_to_the_weighted_sum():
     one, mask = torch.ones(N, 1, dtype=torch.bool), torch.arange(T) < torch.tensor([7, 3, 5, 1])[:, None]
     eq6, eq5 = WeightedMax(D, text_weights=False, simplified=True), WeightedMax(D, text_weights=False)
     eq5.load_state_dict(eq6.state_dict())
-    text, video = eq6.text(sentence, one), eq6.video(tokens, mask)
+    text, video = eq6.prepared("text", sentence, one), eq6.prepared("video", tokens, mask)
     cosine = torch.einsum("nd,mtd->nmt", text.vectors[:, 0], video.vectors)
     simplified = (cosine * video.weights).sum(-1)
     torch.testing.assert_close(eq6(text, video), simplified)
@@ -125,7 +130,7 @@ def test_a_side_without_tokens_scores_zero_with_finite_gradients(name):
     token_mask[2] = False
     words.requires_grad_()
     for chosen in (None, pair_mask):
-        found = module(module.text(words, word_mask), module.video(tokens, token_mask), chosen)
+        found = module(module.prepared("text", words, word_mask), module.prepared("video", tokens, token_mask), chosen)
         assert bool((found[1] == 0).all())
         assert bool((found[:, 2] == 0).all())
         found.sum().backward()
@@ -139,8 +144,6 @@ def test_compacting_keeps_order_and_drops_only_what_is_not_there():
     assert short.logits[short.mask].tolist() == tokens.logits[mask].tolist()
     assert short.mask.tolist() == [[True, True, True], [True, True, False]]
     assert torch.equal(short.vectors.squeeze(-1), short.logits)
-    assert by_length(tokens).tolist() == [0, 1]
-    assert by_length(tokens[[1, 0]]).tolist() == [1, 0]
 
 
 def test_a_softmax_over_nothing_is_zero():

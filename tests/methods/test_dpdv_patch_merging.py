@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from tvr_lightning.methods.dpdv.clustering import dpc_knn, merge_tokens
 from tvr_lightning.methods.dpdv.options import PatchMerging
-from tvr_lightning.methods.dpdv.patch_merging import PatchFeatureMerging
+from tvr_lightning.methods.dpdv.patch_merging import PatchFeatureMerging, dpc_knn, merge_tokens
 from tvr_lightning.option_types import check
 
 

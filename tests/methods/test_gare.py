@@ -190,7 +190,7 @@ def test_the_importer_takes_checkpoints_without_temporal_transformer(parity_case
 
 
 def test_psi_has_as_many_parameters_as_the_paper_says():
-    head = GAREHead(512, 32, 12)
+    head = GAREHead(512, 32, 12, GAREOptions())
     assert sum(p.numel() for p in head.parameters()) == 1_579_008  # 1.58 M, appendix I
     baseline = GAREHead(512, 32, 12, GAREOptions(increment=NoIncrement()))
     assert sum(p.numel() for p in baseline.parameters()) == 0

@@ -122,9 +122,9 @@ class PatchSelector(nn.Module):
         options: Options of the selection.
     """
 
-    def __init__(self, dimension: int, options: PatchSelection | None = None) -> None:
+    def __init__(self, dimension: int, options: PatchSelection) -> None:
         super().__init__()
-        self.options = options or PatchSelection()
+        self.options = options
         self.scores = PatchScores(dimension, self.options.predictor)
 
     def forward(self, frames: Tensor, patches: Tensor, noise: Tensor | None = None) -> Tensor:

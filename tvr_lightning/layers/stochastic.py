@@ -108,13 +108,9 @@ def support_text(text: Tensor, video: Tensor, radius: Tensor) -> Tensor:
 
 
 def trial_cosines(text: Tensor, radius: Tensor, video: Tensor, draws: Tensor) -> Tensor:
-    """Return the cosines (M, K, N) of sampled texts t + sigma R with the vectors of every pair.
+    """Return the cosines (M, K, N) of sampled texts t + sigma R with the pooled videos z of every pair.
 
-    Args:
-        text: Texts (N, D).
-        radius: Radius R (M, N, D).
-        video: Pooled videos z (M, N, D).
-        draws: Samples (K, D) that all pairs share.
+    Texts t are (N, D), R and z (M, N, D), and the samples sigma (K, D), which all pairs share.
     """
     draws = draws.to(text)
     products = (text * video).sum(-1).unsqueeze(1) + ((radius * video) @ draws.T).transpose(1, 2)

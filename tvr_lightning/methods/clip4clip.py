@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
-from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 from tvr_lightning.encoders.base import Encoder
@@ -34,6 +33,7 @@ from tvr_lightning.layers.temporal import (
     temporal_blocks,
 )
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.methods.pair_head import PairHead
 from tvr_lightning.option_types import Count, Options, variant
 
 
@@ -70,26 +70,18 @@ def mean_pooling_similarity(text: TextFeatures, video: VideoFeatures) -> Tensor:
     return normalize(text.sentence, dim=-1) @ pooled_frames(video).T
 
 
-class CrossEncoder(nn.Module):
+class CrossEncoder(PairHead):
     """CLIP4Clip's `tightTransf`: self-attention over [sentence, frames], pooled at the sentence, to one logit.
 
-    The score of a pair cannot be factorized, so pairs are scored in blocks. With gradients, the backward pass
-    recomputes each block to keep memory at one block (CLIP4Clip, modules/module_cross.py, and `_cross_similarity` in
+    The score of a pair cannot be factorized (CLIP4Clip, modules/module_cross.py, and `_cross_similarity` in
     modules/modeling.py). Layer names are those in the released `cross.` module, without its grouping submodules.
     Dropout acts on the tokens with their positions (released: 0.1, cross_config.json); the blocks have none.
     """
 
     def __init__(
-        self,
-        dimension: int,
-        layers: int = 4,
-        heads: int | None = None,
-        positions: int = 77,
-        dropout: float = 0.1,
-        pairs_per_block: int = 2048,
+        self, dimension: int, layers: int = 4, heads: int | None = None, positions: int = 77, dropout: float = 0.1
     ) -> None:
-        super().__init__()
-        self.pairs_per_block = pairs_per_block
+        super().__init__(dimension, side="both")
         self.position_embeddings = nn.Embedding(positions, dimension)
         self.dropout = nn.Dropout(dropout)
         self.resblocks = temporal_blocks(dimension, layers, heads)
@@ -103,40 +95,29 @@ class CrossEncoder(nn.Module):
         nn.init.zeros_(self.dense.bias)
         nn.init.zeros_(self.similarity_dense.bias)
 
-    def forward(self, sentence: Tensor, frames: Tensor, frame_mask: Tensor) -> Tensor:
-        """Return logits (N, M) of sentences (N, D) and frames (M, F, D), not normalized, with a mask (M, F).
+    @override
+    def pair_numbers(self, text: TextFeatures, video: VideoFeatures) -> int:
+        # The tokens of a pair, and both layers of an MLP, which are four times as wide.
+        numbers = 12 * self.dimension * (1 + video.frames.shape[1])
+        return numbers * len(self.resblocks) if torch.is_grad_enabled() else numbers
 
-        Raises:
-            UserError: There are more tokens, 1 + F, than position embeddings.
-        """
-        tokens, most = frames.shape[1] + 1, self.position_embeddings.num_embeddings
-        if tokens > most:
+    @override
+    def score(self, text: TextFeatures, video: VideoFeatures, *given: Any) -> Scores:
+        texts, (videos, length, dimension) = len(text), video.frames.shape
+        if length >= self.position_embeddings.num_embeddings:
             raise UserError(
-                f"cross encoder: a sentence and {tokens - 1} frames need {tokens} position embeddings, but there are "
-                f"{most}. Raise `frames`."
+                f"cross encoder: a sentence and {length} frames need {length + 1} position embeddings, but there are "
+                f"{self.position_embeddings.num_embeddings}. Raise `frames`."
             )
-        texts = sentence.split(max(1, self.pairs_per_block // max(len(frames), 1)))
-        step = max(1, min(self.pairs_per_block, len(frames)))
-        videos = list(zip(frames.split(step), frame_mask.split(step), strict=True))
-        recompute = torch.is_grad_enabled() and len(texts) * len(videos) > 1
-
-        def block(*inputs: Tensor) -> Tensor:
-            return checkpoint(self._block, *inputs, use_reentrant=False) if recompute else self._block(*inputs)
-
-        return torch.cat([torch.cat([block(some, *few) for few in videos], dim=1) for some in texts])
-
-    def _block(self, sentence: Tensor, frames: Tensor, frame_mask: Tensor) -> Tensor:
-        """Return the logits (N, M) of one block of pairs."""
-        texts, (videos, length, dimension) = len(sentence), frames.shape
-        sentences = sentence[:, None, None].expand(texts, videos, 1, dimension)
-        pairs = torch.cat([sentences, frames.expand(texts, videos, length, dimension)], dim=2).flatten(0, 1)
-        real = pad(frame_mask.to(frames.dtype), (1, 0), value=1.0)
+        sentences = text.sentence[:, None, None].expand(texts, videos, 1, dimension)
+        pairs = torch.cat([sentences, video.frames.expand(texts, videos, length, dimension)], dim=2).flatten(0, 1)
+        real = pad(video.frame_mask.to(pairs.dtype), (1, 0), value=1.0)
         key_bias = ((1.0 - real) * MASKED_LOGIT).repeat(texts, 1)
         x = self.dropout(pairs + self.position_embeddings.weight[: length + 1])
         for block in self.resblocks:
             x = block(x, key_bias)
         pooled = self.activation(self.dense(self.ln_pool(x[:, 0])))
-        return self.similarity_dense(pooled).view(texts, videos)
+        return Scores(self.similarity_dense(pooled).view(texts, videos))
 
 
 def cross_encoder(encoder: Encoder, layers: int, frames: int) -> CrossEncoder:
@@ -169,14 +150,15 @@ class CLIP4Clip(RetrievalModule):
             self.temporal = header.module(encoder, self.frames)
         self.cross: CrossEncoder | None = None
         if isinstance(header, TightTransf):
-            self.cross = cross_encoder(encoder, header.blocks, self.frames)
+            cross = cross_encoder(encoder, header.blocks, self.frames)
+            self.cross = cross.within(self.evaluation_config.memory_gib)
             # No loss depends on it, and distributed training requires a gradient for every trained parameter.
             self.temperature.requires_grad_(False)
 
     @override
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
         if self.cross is not None:
-            return Scores(self.cross(text.sentence, video.frames, video.frame_mask))
+            return self.cross(text, video)
         return Scores(mean_pooling_similarity(text, video))
 
     @override

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from tvr_lightning.features import FeatureBatch, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.pairwise import DensePairVectors, DropoutPer, PairVectors, Pairwise, score_in_blocks
 
-H = TypeVar("H", bound="PairHead")
 GIB = 2**30
 MIB = 2**20
 CACHES = {"video": 32 * MIB, "text": 32 * MIB, "both": 16 * MIB}
@@ -59,7 +58,7 @@ class PairHead(nn.Module, ABC):
         self.memory_gib = 2.0
         self.required_form: type[Pairwise] | None = None
 
-    def within(self: H, memory_gib: float) -> H:
+    def within(self, memory_gib: float) -> Self:
         """Set the memory budget, a method's `evaluation.memory_gib`, and return the head."""
         self.memory_gib = memory_gib
         return self

@@ -107,12 +107,11 @@ class UCoFiAVideo(FeatureBatch):
 class UCoFiAHead(PairHead):
     """Scores (N, M) of up to three alignments and their mean."""
 
-    def __init__(self, dimension: int, words: int, frames: int, options: UCoFiAOptions | None = None) -> None:
-        options = options or UCoFiAOptions()
+    def __init__(self, dimension: int, words: int, frames: int, options: UCoFiAOptions) -> None:
         patches, scores = 1 + options.patch_selection.kept, options.scores
         cells = words * frames * patches if "word_patch" in scores else frames
         super().__init__(dimension, extra=8 * cells, side="both")
-        self.options, self.words, self.frames, self.patches = options, words, frames, patches
+        self.options, self.words, self.frames = options, words, frames
         aggregation = options.similarity_aggregation
         if "video_sentence" in scores:
             self.sentence_matrix = nn.Parameter(torch.eye(dimension))
@@ -131,10 +130,7 @@ class UCoFiAHead(PairHead):
         if "video_sentence" in self.options.scores:  # (s G) . (v G1) = (s G G1^T) . v
             mapped = mapped_by(sentence, self.sentence_matrix, self.video_matrix.T)
         if "word_patch" in self.options.scores:
-            if video.patches is None or video.patches.shape[2] != self.patches:
-                raise UserError(
-                    f"UCoFiA aligns words with {self.patches} patches per frame, which encode_video selects"
-                )
+            assert video.patches is not None  # encode_video selects them
             drops = not self.training and self.options.evaluate_as == "released"
             # (w L) . (p L1) = (w L L1^T) . p
             behind = () if self.patch_matrix is None or drops else (self.patch_matrix.T,)

@@ -387,15 +387,14 @@ class VideoQuestionAnswering(RecipeModule):
     @override
     def on_predict_epoch_end(self) -> None:
         videos = self.trainer.datamodule.read_split("test").videos  # type: ignore[attr-defined]
-        self.predictions = []
-        for index, given, probability in zip(*(tensor.tolist() for tensor in self._answered()), strict=True):
-            question = self._asked[index]
-            self.predictions.append(
-                {
-                    "question": question.text,
-                    "video_id": videos[question.video].video_id,
-                    "answer": self.vocabulary[given],
-                    "probability": probability,
-                    "right": question.answer,
-                }
-            )
+        answered = zip(*(tensor.tolist() for tensor in self._answered()), strict=True)
+        self.predictions = [
+            {
+                "question": self._asked[index].text,
+                "video_id": videos[self._asked[index].video].video_id,
+                "answer": self.vocabulary[given],
+                "probability": probability,
+                "right": self._asked[index].answer,
+            }
+            for index, given, probability in answered
+        ]

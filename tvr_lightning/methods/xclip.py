@@ -111,8 +111,7 @@ class XCLIPVideo(FeatureBatch):
 class XCLIPHead(PairHead):
     """Scores (N, M) of up to four contrasts and their mean."""
 
-    def __init__(self, dimension: int, words: int, frames: int, options: XCLIPOptions | None = None) -> None:
-        options = options or XCLIPOptions()
+    def __init__(self, dimension: int, words: int, frames: int, options: XCLIPOptions) -> None:
         contrasts, aggregation = options.contrasts, options.similarity_aggregation
         # The similarities themselves, their softmax in either direction, and the products with both.
         cells = words * frames if "frame_word" in contrasts else words + frames

@@ -66,10 +66,7 @@ class XPoolHead(PairHead):
     `basis` is the number of vectors per frame, 2 if a gate blends two.
     """
 
-    def __init__(
-        self, dimension: int, frames: int, options: XPoolOptions | None = None, *, basis: int = 1, extra: int = 0
-    ) -> None:
-        options = options or XPoolOptions()
+    def __init__(self, dimension: int, frames: int, options: XPoolOptions, *, basis: int = 1, extra: int = 0) -> None:
         dropout, per = options.dropout, options.dropout_per
         super().__init__(dimension, basis=basis * options.heads * frames, dropout=dropout, dropout_per=per, extra=extra)
         self.attention = TextConditionedAttention(dimension, options.heads, dropout, dropout_per=per)

@@ -9,9 +9,8 @@ from parity.case import ParityCase
 from torch import Tensor
 
 from tvr_lightning.authors.names import load
-from tvr_lightning.methods.dpdv.clustering import dpc_knn
 from tvr_lightning.methods.dpdv.options import PatchMerging
-from tvr_lightning.methods.dpdv.patch_merging import PatchMergingStage
+from tvr_lightning.methods.dpdv.patch_merging import PatchMergingStage, dpc_knn
 
 NAMES = {
     "ctm.conv.conv.": "scored.conv.",

@@ -13,12 +13,17 @@ from torch import Tensor
 from tvr_lightning.authors.names import load
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
-from tvr_lightning.methods.dpdv.captions import Captions
-from tvr_lightning.methods.dpdv.clustering import DensityRule, dpc_knn, merge_tokens
 from tvr_lightning.methods.dpdv.interactions import WeightedTokens
-from tvr_lightning.methods.dpdv.model import DPDVHead, caption_order, recover_frames, spot_frames, view_divergence
-from tvr_lightning.methods.dpdv.options import Divergence, DPDVOptions, EveryPatch, PatchMerging
-from tvr_lightning.methods.dpdv.patch_merging import PatchFeatureMerging
+from tvr_lightning.methods.dpdv.model import (
+    Captions,
+    DPDVHead,
+    caption_order,
+    recover_frames,
+    spot_frames,
+    view_divergence,
+)
+from tvr_lightning.methods.dpdv.options import DensityRule, Divergence, DPDVOptions, EveryPatch, PatchMerging
+from tvr_lightning.methods.dpdv.patch_merging import PatchFeatureMerging, dpc_knn, merge_tokens
 from tvr_lightning.training.losses import info_nce
 
 HEAD_NAMES = {
@@ -44,7 +49,7 @@ def import_head(checkpoint: Mapping[str, Tensor], source: str, options: DPDVOpti
         CaseError: names are missing or unexpected.
     """
     dimension = checkpoint["weight.frame.0.weight"].shape[1]
-    head = DPDVHead(dimension, options=options).double()
+    head = DPDVHead(dimension, 32, 12, options).double()
     names = dict(HEAD_NAMES)
     if options.recover_captions == 1:  # one sentence needs no weight
         names["weight.sentence."] = None
@@ -189,10 +194,10 @@ def _weights(
     assert head.macro is not None  # the cases have both views
     assert head.micro is not None
     spot = found["spot_mask_paired(video,frame)"]
-    words: WeightedTokens = head.micro.text(text.words, text.word_mask)
+    words: WeightedTokens = head.micro.prepared("text", text.words, text.word_mask)
     return {
-        "theta.frame(all frames)": head.macro.video(video.frames, video.frame_mask).weights,
-        "theta.frame(spot frames)": head.macro.video(video.frames, spot).weights,
+        "theta.frame(all frames)": head.macro.prepared("video", video.frames, video.frame_mask).weights,
+        "theta.frame(spot frames)": head.macro.prepared("video", video.frames, spot).weights,
         "theta.word": words.weights,
     }
 
@@ -201,7 +206,7 @@ def _mean_pooling(case: ParityCase, text: TextFeatures, video: VideoFeatures) ->
     """Eq. 1, whose patches are the frames' own, before any merging."""
     original = dataclasses.replace(video, patches=case.input("patches").double())
     options = DPDVOptions(macro_interaction="mean", micro_interaction="mean", patch_reduction=EveryPatch())
-    parts = DPDVHead(text.sentence.shape[1], options=options)(text, original).parts
+    parts = DPDVHead(text.sentence.shape[1], 32, 12, options)(text, original).parts
     return {"score.mean_pool.sentence_frame": parts["macro"], "score.mean_pool.word_patch": parts["micro"]}
 
 

@@ -6,6 +6,7 @@ Weighted-max is DPDV's own (Eqs. 5, 6, 9; Supplement, Eqs. 2 and 3), after DRL's
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,11 @@ class WeightedTokens(FeatureBatch):
     def weights(self) -> Tensor:
         """Weights theta (N, T) that add up to 1 over the valid tokens, and are 0 elsewhere."""
         return masked_softmax(self.logits, self.mask)
+
+    @property
+    def mean(self) -> Tensor:
+        """Weighted mean (N, D) of the tokens."""
+        return (self.weights.unsqueeze(-1) * self.vectors).sum(1)
 
 
 def masked_softmax(logits: Tensor, mask: Tensor) -> Tensor:
@@ -60,15 +66,9 @@ class Interaction(nn.Module, ABC):
         self.text_weights: TokenWeights | None = None
         self.video_weights: TokenWeights | None = None
 
-    def text(self, tokens: Tensor, mask: Tensor) -> WeightedTokens:
-        """Prepare unnormalized tokens (N, T, D) of texts with their mask (N, T)."""
-        return self._prepared(tokens, mask, self.text_weights)
-
-    def video(self, tokens: Tensor, mask: Tensor) -> WeightedTokens:
-        """Prepare unnormalized tokens (M, T, D) of videos with their mask (M, T)."""
-        return self._prepared(tokens, mask, self.video_weights)
-
-    def _prepared(self, tokens: Tensor, mask: Tensor, weights: TokenWeights | None) -> WeightedTokens:
+    def prepared(self, side: Literal["text", "video"], tokens: Tensor, mask: Tensor) -> WeightedTokens:
+        """Prepare unnormalized tokens (N, T, D) of texts or videos with their mask (N, T)."""
+        weights = self.text_weights if side == "text" else self.video_weights
         logits = tokens.new_zeros(mask.shape) if weights is None else weights(tokens)
         return WeightedTokens(unit(tokens), logits, mask.bool())
 
@@ -89,15 +89,15 @@ class MeanInteraction(Interaction):
     """Cosine (N, M) of the mean tokens of both sides (Eq. 1), without parameters."""
 
     @override
-    def _prepared(self, tokens: Tensor, mask: Tensor, weights: TokenWeights | None) -> WeightedTokens:
+    def prepared(self, side: Literal["text", "video"], tokens: Tensor, mask: Tensor) -> WeightedTokens:
         # Means are computed from unnormalized tokens.
         return WeightedTokens(tokens, tokens.new_zeros(mask.shape), mask.bool())
 
     @override
     def forward(self, text: WeightedTokens, video: WeightedTokens, pair_mask: Tensor | None = None) -> Tensor:
-        sentence = unit((text.weights.unsqueeze(-1) * text.vectors).sum(1))
+        sentence = unit(text.mean)
         if pair_mask is None:
-            return sentence @ unit((video.weights.unsqueeze(-1) * video.vectors).sum(1)).T
+            return sentence @ unit(video.mean).T
         weight = masked_softmax(video.logits.expand_as(pair_mask), pair_mask & video.mask)
         product = torch.einsum("nd,mtd,nmt->nm", sentence, video.vectors, weight)
         gram = video.vectors @ video.vectors.transpose(1, 2)
@@ -182,18 +182,13 @@ def compacted(tokens: WeightedTokens, most: int | None = None) -> WeightedTokens
     return WeightedTokens(vectors, tokens.logits.gather(1, first), tokens.mask.gather(1, first))
 
 
-def by_length(text: WeightedTokens) -> Tensor:
-    """Return the order (N,) int64 of texts from the longest to the shortest. Ties keep their order."""
-    return text.mask.sum(1).sort(descending=True, stable=True).indices
-
-
 def weighted_sum(text: Tensor, video: WeightedTokens, pair_mask: Tensor | None) -> Tensor:
     """Return sum_f theta_f a_f (N, M) of unit sentences (N, D) and frames (Eq. 6); 0 for pairs without frames.
 
     The sum over frames is computed once per video. Only frames selected by a mask (N, M, F) need their own cosines.
     """
     if pair_mask is None:
-        return text @ (video.weights.unsqueeze(-1) * video.vectors).sum(1).T
+        return text @ video.mean.T
     weight = masked_softmax(video.logits.expand_as(pair_mask), pair_mask & video.mask)
     return (weight * torch.einsum("nd,mfd->nmf", text, video.vectors)).sum(-1)
 
@@ -201,7 +196,7 @@ def weighted_sum(text: Tensor, video: WeightedTokens, pair_mask: Tensor | None) 
 def weighted_max(text: WeightedTokens, video: WeightedTokens, pair_mask: Tensor | None) -> Tensor:
     """Return 1/2 (sum_w theta_w max_t a_wt + sum_t theta_t max_w a_wt) of all pairs, for cosines a (Eqs. 5 and 9).
 
-    Groups of texts are trimmed to their longest text, so texts are preferably sorted from long to short (`by_length`).
+    Groups of texts are trimmed to their longest text, so texts are preferably sorted from long to short.
     """
     if pair_mask is not None:
         pair_mask = pair_mask & video.mask

@@ -4,7 +4,6 @@ T_s (N, D) are sentences, T_w (N, W, D) words, V_f (M, F, D) frames, and V_p (M,
 `patch_merging.py` (Eqs. 7-8). `interactions.py` has Eqs. 1, 5, 6 and 9.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,19 +16,28 @@ from tvr_lightning.features import FeatureBatch, Scores, TextFeatures, VideoFeat
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.patch_selector import first_largest
 from tvr_lightning.layers.pooling import masked_mean
-from tvr_lightning.methods.dpdv.captions import Captions
 from tvr_lightning.methods.dpdv.interactions import (
     Interaction,
     MeanInteraction,
     SimilarityAggregation,
     WeightedMax,
     WeightedTokens,
-    by_length,
 )
 from tvr_lightning.methods.dpdv.options import Divergence, DPDVOptions
 from tvr_lightning.methods.pair_head import PairHead
 
 Part = Literal["all", "spot", "recover"]
+
+
+@dataclass
+class Captions(FeatureBatch):
+    """Features of up to S descriptions of each of B videos."""
+
+    sentence: Tensor  # (B, S, D)
+    words: Tensor  # (B, S, W, D)
+    word_mask: Tensor  # (B, S, W) bool
+    mask: Tensor  # (B, S) bool, True for valid descriptions
+
 
 # Dual-Pathway Partitioning Module (section 3.2)
 
@@ -88,9 +96,9 @@ class DPDVHead(PairHead):
     UCoFiA's aggregation fixes the numbers of words and frames.
     """
 
-    def __init__(self, dimension: int, words: int = 32, frames: int = 12, options: DPDVOptions | None = None) -> None:
+    def __init__(self, dimension: int, words: int, frames: int, options: DPDVOptions) -> None:
         super().__init__(dimension)
-        self.options = options = options or DPDVOptions()
+        self.options = options
         self.macro = self.micro = None
         if "macro" in options.views:  # Eqs. 5 and 6
             # A single sentence has the weight 1.
@@ -105,11 +113,10 @@ class DPDVHead(PairHead):
                 nn.init.normal_(layer.weight, std=0.02)
                 nn.init.zeros_(layer.bias)
 
-    def views(self) -> Iterator[tuple[str, Interaction]]:
-        """Yield the views in use, with their interactions."""
-        for name, module in (("macro", self.macro), ("micro", self.micro)):
-            if module is not None:
-                yield name, module
+    @property
+    def views(self) -> dict[str, Interaction]:
+        """Interactions of the views in use."""
+        return {name: module for name, module in (("macro", self.macro), ("micro", self.micro)) if module is not None}
 
     @override
     def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[TextSide, VideoSide]:
@@ -135,19 +142,21 @@ class DPDVHead(PairHead):
 
     def _text_side(self, text: TextFeatures, **given: tuple[Tensor, Tensor]) -> TextSide:
         """Return N texts that divide frames, with tokens (N, T, D) and masks (N, T) by view."""
-        return TextSide({view: module.text(*given[view]) for view, module in self.views()}, unit(text.sentence))
+        return TextSide(
+            {view: module.prepared("text", *given[view]) for view, module in self.views.items()}, unit(text.sentence)
+        )
 
     def of_video(self, video: VideoFeatures, mask: Tensor | None = None) -> VideoSide:
         """Return the tokens of M videos in a mask (M, F) of frames, by default all valid ones: V_f and V_p by view."""
         mask = (video.frame_mask if mask is None else mask).bool()
         tokens = {}
         if self.macro is not None:
-            tokens["macro"] = self.macro.video(video.frames, mask)
+            tokens["macro"] = self.macro.prepared("video", video.frames, mask)
         if self.micro is not None:
             if video.patches is None:
                 raise UserError("DPDV's micro view needs patches. Set views to [macro] to score without them.")
             per_frame = mask.repeat_interleave(video.patches.shape[2], dim=1)
-            tokens["micro"] = self.micro.video(video.patches.flatten(1, 2), per_frame)
+            tokens["micro"] = self.micro.prepared("video", video.patches.flatten(1, 2), per_frame)
         return VideoSide(tokens, unit(video.frames), mask)
 
     @override
@@ -156,7 +165,7 @@ class DPDVHead(PairHead):
         # frames that each text selects for the `spot` or the `recover` path.
         chosen = None if part == "all" else self.pair_frames(text, video, part)
         parts = {}
-        for view, module in self.views():
+        for view, module in self.views.items():
             some, few = text.tokens[view], video.tokens[view]
             per_frame = few.mask.shape[1] // video.frames.shape[1]
             mask = None if chosen is None else chosen.repeat_interleave(per_frame, dim=2)
@@ -173,14 +182,16 @@ class DPDVHead(PairHead):
     @override
     def pair_numbers(self, text: TextSide, video: VideoSide) -> int:
         numbers = 2 * video.frames.shape[1]  # frame masks
-        for view, module in self.views():
+        for view, module in self.views.items():
             numbers += module.pair_numbers(text.tokens[view].mask.shape[1], video.tokens[view].mask.shape[1])
         return numbers
 
     @override
     def order(self, text: TextSide) -> Tensor | None:
-        # From long to short, so that each block has texts of similar length.
-        return by_length(text.tokens["micro"]) if "micro" in text.tokens else None
+        # From long to short, so that each block has texts of similar length. Ties keep their order.
+        if "micro" not in text.tokens:
+            return None
+        return text.tokens["micro"].mask.sum(1).sort(descending=True, stable=True).indices
 
     def partition(self, text: TextFeatures, video: VideoFeatures) -> tuple[Tensor, Tensor]:
         """Return masks (B, F) of the Spot-Path and Recover-Path frames of B matching pairs (Eq. 3)."""

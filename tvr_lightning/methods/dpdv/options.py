@@ -12,7 +12,6 @@ from typing_extensions import override
 
 from tvr_lightning.layers.patch_selector import PatchSelection
 from tvr_lightning.methods.checks import distinct, refuse
-from tvr_lightning.methods.dpdv.clustering import DensityRule
 from tvr_lightning.option_types import ConfigVariant, Count, Layers, NotNegative, Options, Range, variant
 
 View = Literal["macro", "micro"]
@@ -20,6 +19,10 @@ Pathway = Literal["spot", "recover"]
 MacroInteraction = Literal["weighted-sum", "weighted-max", "ucofia", "mean"]
 MicroInteraction = Literal["weighted-max", "ucofia", "mean"]
 Share = Annotated[float, Range(above=0, below=1)]
+DensityRule = Literal["paper", "neighbours", "hbi"]
+"""`paper` is exp(-mean of the k smallest distances), including the token itself at 0; `neighbours` excludes it;
+`hbi` is HBI's and TCFormer's exp(-mean of squared distances), with distances divided by sqrt(D) and the
+token itself included, and the densest token has the largest distance of the whole set instead of its own."""
 
 
 class PatchReduction(ConfigVariant):

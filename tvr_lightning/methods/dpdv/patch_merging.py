@@ -1,10 +1,75 @@
-"""DPDV's patch feature merging (section 3.3): cluster patches, merge each cluster, attend to the original patches."""
+"""DPDV's patch feature merging (section 3.3): cluster patches, merge each cluster, attend to the original patches.
 
+Clustering is by density peaks with k nearest neighbors (DPC-KNN), as HBI and TCFormer merge tokens.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
 from torch import Tensor, nn
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.methods.dpdv.clustering import dpc_knn, merge_tokens
-from tvr_lightning.methods.dpdv.options import PatchMerging
+from tvr_lightning.layers.one_hot import one_hot
+from tvr_lightning.layers.patch_selector import first_largest
+from tvr_lightning.methods.dpdv.options import DensityRule, PatchMerging
+
+
+class Clusters(NamedTuple):
+    """Clusters of the tokens (..., T, D) of each set around K centers."""
+
+    density: Tensor  # (..., T), larger for tokens with near neighbors
+    delta: Tensor  # (..., T), distance to the nearest denser token
+    centre: Tensor  # (..., K) int64, positions of the centers, by decreasing density times delta
+    assignment: Tensor  # (..., T) int64, position in `centre` of the cluster of each token
+
+
+@torch.no_grad()
+def dpc_knn(tokens: Tensor, clusters: int, neighbours: int = 3, density: DensityRule = "paper") -> Clusters:
+    """Cluster the tokens (..., T, D) of each set around K density peaks (Eq. 7 and the text around it).
+
+    Centers are dense tokens far from all denser ones; every other token joins its nearest center. The first of several
+    equal tokens counts, where the released codes add noise. Eq. 7 has its minimum and maximum over the wrong index: as
+    in HBI and TCFormer (cluster.py), delta is the distance to the nearest token of strictly larger density, or the
+    largest distance if there is none.
+    """
+    with torch.autocast(tokens.device.type, enabled=False):
+        tokens = tokens.float() if tokens.dtype in (torch.float16, torch.bfloat16) else tokens
+        # Exactly 0 for equal tokens, so that ties are not random.
+        distance = torch.cdist(tokens, tokens, compute_mode="donot_use_mm_for_euclid_dist")
+        if density == "hbi":
+            distance = distance / math.sqrt(tokens.shape[-1])
+        log_density = _log_density(distance, neighbours, density)
+        denser = log_density.unsqueeze(-2) > log_density.unsqueeze(-1)  # [i, j]: j is denser than i
+        largest = distance.amax((-2, -1)).unsqueeze(-1) if density == "hbi" else distance.amax(-1)
+        nearest = distance.masked_fill(~denser, torch.inf).amin(-1)
+        delta = torch.where(denser.any(-1), nearest, largest)
+        centre = first_largest(log_density + delta.log(), clusters)
+        to_centres = distance.gather(-1, centre.unsqueeze(-2).expand(*distance.shape[:-1], clusters))
+        number = torch.arange(clusters, device=distance.device)
+        assignment = torch.where(to_centres == to_centres.amin(-1, keepdim=True), number, clusters).amin(-1)
+        # A center that is equal to another one keeps its own cluster.
+        assignment = assignment.scatter(-1, centre, number.expand_as(centre))
+        return Clusters(log_density.exp(), delta, centre, assignment)
+
+
+def _log_density(distance: Tensor, neighbours: int, rule: DensityRule) -> Tensor:
+    count = distance.shape[-1]
+    if rule == "neighbours" and count > 1:
+        itself = torch.eye(count, dtype=torch.bool, device=distance.device)
+        distance, count = distance.masked_fill(itself, torch.inf), count - 1
+    nearest = distance.sort(dim=-1).values[..., : min(neighbours, count)]
+    return -(nearest.square() if rule == "hbi" else nearest).mean(-1)
+
+
+def merge_tokens(tokens: Tensor, assignment: Tensor, clusters: int, weight: Tensor | None = None) -> Tensor:
+    """Return the mean token (..., K, D) of each cluster, with positive weights (..., T) or equal ones."""
+    # A product with the memberships, because a scattered sum adds in random order on a GPU.
+    with torch.autocast(tokens.device.type, enabled=False):
+        member = one_hot(assignment, clusters, tokens.dtype)
+        if weight is not None:
+            member = member * weight.to(tokens.dtype).unsqueeze(-1)
+        return (member / member.sum(-2, keepdim=True)).transpose(-2, -1) @ tokens
 
 
 class TokenAttention(nn.Module):
@@ -73,9 +138,9 @@ class PatchMergingStage(nn.Module):
 class PatchFeatureMerging(nn.Module):
     """PFMM: all merging stages, each with its own parameters. Frames are independent of each other."""
 
-    def __init__(self, dimension: int, options: PatchMerging | None = None) -> None:
+    def __init__(self, dimension: int, options: PatchMerging) -> None:
         super().__init__()
-        self.options = options = options or PatchMerging()
+        self.options = options
         self.stages = nn.ModuleList(PatchMergingStage(dimension, options) for _ in range(options.stages))
 
     def forward(self, patches: Tensor) -> Tensor:

@@ -38,8 +38,7 @@ P = TypeVar("P", bound=Pairwise)
 class GAREHead(PairHead):
     """Cosines (N, M) of corrected texts and pooled videos (Eq. 4). psi may attend to the words."""
 
-    def __init__(self, dimension: int, words: int, frames: int, options: GAREOptions | None = None) -> None:
-        options = options or GAREOptions()
+    def __init__(self, dimension: int, words: int, frames: int, options: GAREOptions) -> None:
         increment = options.increment
         dropout, per = increment.dropout, increment.dropout_per
         super().__init__(
@@ -100,19 +99,16 @@ class GAREHead(PairHead):
         frame_mask = video.frame_mask if options.mask_context else None
         if isinstance(options, TextIncrement):
             direction = means - self.psi(texts, video.frames, frame_mask)
-            return direction.unit().scale(self.magnitudes(text, video))
+            # The length R (M, N, 1) = exp(linear(cosines of the text with the frames)).
+            assert self.magnitude is not None
+            check_sizes(text, video, text.words.shape[1], self.frames)
+            cosines = torch.einsum("nd,mfd->mnf", unit(text.sentence), unit(video.frames)) * video.frame_mask[:, None]
+            weight, bias = self.magnitude.weight.to(cosines.dtype), self.magnitude.bias.to(cosines.dtype)
+            return direction.unit().scale(F.linear(cosines, weight, bias).exp())
         gap = means - texts if options.sign == 1 else texts - means
         if options.words:
             return self.psi(gap, text.words, None if options.mask_context is False else text.word_mask, "text")
         return self.psi(gap, video.frames, frame_mask)
-
-    def magnitudes(self, text: TextFeatures, video: VideoFeatures) -> Tensor:
-        """Return R (M, N, 1) = exp(linear(cosines of the text with the frames)) (Table 5)."""
-        assert self.magnitude is not None
-        check_sizes(text, video, text.words.shape[1], self.frames)
-        cosines = torch.einsum("nd,mfd->mnf", unit(text.sentence), unit(video.frames)) * video.frame_mask[:, None]
-        weight, bias = self.magnitude.weight.to(cosines.dtype), self.magnitude.bias.to(cosines.dtype)
-        return F.linear(cosines, weight, bias).exp()
 
     def geometry(self, text: TextFeatures, video: VideoFeatures) -> dict[str, Tensor]:
         """Return the values of Figures 3 and 8 for every pair, by name, (N, M) each, for an increment of texts.
@@ -231,10 +227,7 @@ def relaxed_bottleneck(increment: Tensor, options: Bottleneck) -> Tensor:
 
 
 def trust_region_step(increment: Tensor, gradient: Tensor, radius: float) -> Tensor:
-    """Return the length (...) of the longest step of steepest descent from increments (..., D) in the trust region.
-
-    Eqs. 37 to 40, the closed form that psi learns to predict (appendix H.5): alpha = d . g + sqrt((d . g)^2 - |d|^2 +
-    radius^2) with the direction g of the gradient, which must not be 0.
-    """
+    """Return the length alpha (...) of the longest step in the trust region, against the gradient (Eqs. 37 to 40)."""
+    # alpha = d . g + sqrt((d . g)^2 - |d|^2 + radius^2) with the direction g of the gradient, which must not be 0.
     along = (increment * gradient).sum(-1) / gradient.norm(dim=-1)
     return along + (along.square() - increment.square().sum(-1) + radius**2).clamp(min=0).sqrt()

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from tvr_lightning.errors import UserError
 from tvr_lightning.features import FeatureBatch
 
 R = TypeVar("R", bound=FeatureBatch)
@@ -36,23 +35,13 @@ class FeatureQueue(nn.Module):
 
     @torch.no_grad()
     def push(self, records: FeatureBatch) -> None:
-        """Append B records and drop the oldest ones that exceed the capacity.
-
-        Raises:
-            UserError: Fields, sizes, or types differ from those of the stored records.
-        """
+        """Append B records and drop the oldest ones that exceed the capacity."""
         values = {field.name: getattr(records, field.name) for field in dataclasses.fields(records)}
         tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
         if not self._stored():
             for name, tensor in tensors.items():
                 self.register_buffer(PREFIX + name, tensor.new_zeros((self.capacity, *tensor.shape[1:])))
         stored = self._stored()
-        expected, found = (
-            {name: (tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in each.items()}
-            for each in (stored, tensors)
-        )
-        if found != expected:
-            raise UserError(f"the queue contains {expected}, but got {found}")
         count, kept = len(records), min(len(records), self.capacity)
         places = (self.position + torch.arange(count - kept, count, device=self.filled.device)) % self.capacity
         for name, tensor in tensors.items():
@@ -61,9 +50,7 @@ class FeatureQueue(nn.Module):
         self.filled.copy_((self.filled + count).clamp(max=self.capacity))
 
     def records(self, kind: type[R]) -> R:
-        """Return the stored records, oldest first. Raise UserError if the queue is empty."""
-        if not len(self):
-            raise UserError("the queue is empty")
+        """Return the stored records, oldest first."""
         start = int(self.position) - len(self)
         places = torch.arange(start, start + len(self), device=self.filled.device) % self.capacity
         return kind(**{name: tensor[places] for name, tensor in self._stored().items()})

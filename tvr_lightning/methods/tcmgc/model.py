@@ -38,8 +38,7 @@ class TCMGCText(FeatureBatch):
 class TCMGCHead(PairHead):
     """Four scores per pair and their aggregate (sections 3.2 to 3.6)."""
 
-    def __init__(self, dimension: int, words: int, frames: int, options: TCMGCOptions | None = None) -> None:
-        options = options or TCMGCOptions()
+    def __init__(self, dimension: int, words: int, frames: int, options: TCMGCOptions) -> None:
         attention = options.attention or LanguageVideoAttention(dropout=0.0)
         # Every word has its own conditioned frame, so there are as many conditioned frames as words (Eq. 11).
         frame_slots = frames if options.attention is None else words

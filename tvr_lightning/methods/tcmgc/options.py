@@ -10,10 +10,10 @@ from typing_extensions import override
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.layers.aggregation import ISA, Aggregation
-from tvr_lightning.methods.checks import check_dropout_per, distinct
+from tvr_lightning.methods.checks import distinct
 from tvr_lightning.methods.tcmgc.reorganization import Reorganization
-from tvr_lightning.option_types import Count, Dropout, Layers, NotNegative, Options, Range, variant
-from tvr_lightning.pairwise import DropoutPer
+from tvr_lightning.methods.xpool import XPoolOptions
+from tvr_lightning.option_types import Layers, NotNegative, Options, Range, variant
 from tvr_lightning.training.losses import Reduction
 
 Contrast = Literal["video_sentence", "video_word", "sentence_frame", "frame_word"]
@@ -22,28 +22,16 @@ ScoreScale = Literal["cosines", "logits"]
 
 
 @dataclass
-class LanguageVideoAttention(Options):
-    """Language-video attention (section 3.2).
+class LanguageVideoAttention(XPoolOptions):
+    """Language-video attention (section 3.2), X-Pool's with more options (Table 12 varies its heads; module_xpool.py).
 
     Attributes:
-        heads: number of attention heads (Table 12).
-        dropout: dropout rate of the elements of FC(h) in training (module_xpool.py).
-        dropout_per: unit with its own dropout samples: every `pair` (released), which computes the vectors of all
-            pairs, or every `video`, whose pairs lose the same elements, which is cheaper.
         projections: use W_Q, W_K, W_V, and W_O of Eqs. 2-6, which the released code omits.
         residual: residual connection around FC (Table 11).
     """
 
-    heads: Count = 1
-    dropout: Dropout = 0.3
     projections: bool = False
     residual: bool = True
-    dropout_per: DropoutPer = "pair"
-
-    @override
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_dropout_per(self.dropout_per, self.dropout)
 
 
 @dataclass

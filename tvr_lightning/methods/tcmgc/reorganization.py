@@ -58,23 +58,11 @@ def parted(slots: Tensor, kept: int, rest: bool) -> tuple[Tensor, Tensor]:
     if torch.is_grad_enabled() or slots.device.type != "cpu" or kept > INSERTION_LIMIT:
         ordered = slots.sort(0, descending=True).values if rest else slots.topk(kept, dim=0).values
         return ordered[:kept], ordered[kept:]
-    if slots.stride(-1) != 1:
-        slots = slots.contiguous()
-    top = slots.new_empty(kept, *slots.shape[1:])
-    others = slots.new_empty(len(slots) - kept if rest else 0, *slots.shape[1:])
-    spare = slots.new_empty(2, *slots.shape[1:])  # reused, so that it stays in the caches
-    for place, new in enumerate(slots):
-        for rank, larger in enumerate(top[:place]):
-            if rank < kept - 1:
-                smaller = spare[rank % 2]
-            elif rest:
-                smaller = others[place - kept]
-            else:  # values below the last rank are not needed
-                torch.maximum(larger, new, out=larger)
-                continue
-            torch.minimum(larger, new, out=smaller)
-            torch.maximum(larger, new, out=larger)
-            new = smaller
-        if place < kept:
-            top[place] = new
-    return top, others
+    top = [torch.full_like(slots[0], -torch.inf)] * kept
+    others = []
+    for new in slots:
+        for rank, larger in enumerate(top):
+            top[rank], new = torch.maximum(larger, new), torch.minimum(larger, new)
+        if rest:
+            others.append(new)
+    return torch.stack(top), torch.stack(others[kept:]) if rest else slots[:0]

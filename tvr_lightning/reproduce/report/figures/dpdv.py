@@ -11,8 +11,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods import DPDV
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.dpdv.clustering import dpc_knn
-from tvr_lightning.methods.dpdv.patch_merging import PatchFeatureMerging
+from tvr_lightning.methods.dpdv.patch_merging import PatchFeatureMerging, dpc_knn
 from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, frames, histograms, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
