@@ -158,11 +158,7 @@ class Encoder(FeatureEncoder):
 
     @classmethod
     def small(cls, **options: Any) -> dict[str, Any]:
-        """Return a recipe's section of a small encoder with random weights, for the tests of a method.
-
-        By default, this encoder with the `options` of the recipe. An encoder that is large or has weights overrides it,
-        and keeps all options that affect what the encoder computes.
-        """
+        """Return the section of a small encoder with random weights for tests, given a recipe's; by default that."""
         return {"class_path": f"{cls.__module__}.{cls.__qualname__}", "init_args": options}
 
     @classmethod
