@@ -232,7 +232,13 @@ class _Run:
             task = progress.add_task("videos", total=len(found.files), completed=len(unchanged))
             since = 0
             for group in read_ahead([*zip(group, pool.map(self._read, group), strict=True)] for group in groups):
-                report.added += self._write([(file, read) for file, read in group if isinstance(read, SegmentClips)])
+                whole = [(file, read) for file, read in group if isinstance(read, SegmentClips)]
+                with self.catalog.change():
+                    self.catalog.remove([file.id for file, _ in whole])
+                    self._add([(file, 0, segment) for file, segment in whole])
+                    for file, segment in whole:
+                        self.catalog.add_video(file, segment.end, segment.size)
+                report.added += len(whole)
                 for file, read in group:
                     if isinstance(read, str):
                         self.catalog.skip(file, read)
@@ -298,15 +304,6 @@ class _Run:
         except (MediaError, OSError) as error:
             return _reason(file, error)
         return segment
-
-    def _write(self, videos: Sequence[tuple[VideoFile, SegmentClips]]) -> int:
-        """Write the videos of a batch that are one segment; return their number."""
-        with self.catalog.change():
-            self.catalog.remove([file.id for file, _ in videos])
-            self._add([(file, 0, segment) for file, segment in videos])
-            for file, segment in videos:
-                self.catalog.add_video(file, segment.end, segment.size)
-        return len(videos)
 
     def _add(self, block: Sequence[tuple[VideoFile, int, SegmentClips]]) -> None:
         """Encode some segments, given with their video and number, and add them to the catalog."""
