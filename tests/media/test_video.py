@@ -122,11 +122,10 @@ def test_span_is_taken_from_the_clip(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.mp4", "a.avi"])
 def test_parts_of_a_file_are_the_clips_of_their_spans(tmp_path: Path, name: str) -> None:
     path = write_video(tmp_path / name, 100, options=SHORT_GROUPS)
-    spans, clips = read_parts(
+    clips = read_parts(
         path, lambda duration: [(0.0, duration / 2), (2.0, 3.0), (duration / 2, duration)], frames=4, image_size=64
     )
-    assert spans == [(0.0, 5.0), (2.0, 3.0), (5.0, 10.0)]
-    for span, clip in zip(spans, clips, strict=True):
+    for span, clip in zip([(0.0, 5.0), (2.0, 3.0), (5.0, 10.0)], clips, strict=True):
         alone = read(path, 4, sampling="segment-centres", span=span)
         assert torch.equal(clip.pixels, alone.pixels)
         assert torch.equal(clip.timestamps, alone.timestamps)

@@ -91,10 +91,10 @@ def test_links_that_lead_out_are_left_out(tmp_path):
     (folder / "linked").symlink_to(outside)
     (folder / "again.mp4").symlink_to(folder / "a.mp4")
     (folder / "broken.mp4").symlink_to(folder / "nothing.mp4")
-    found = find_videos([folder])
-    assert [file.path.name for file in found.files] == ["a.mp4"], "a file under two names is one video"
-    assert len(found.problems) == 2
-    assert any("out.mp4: a symbolic link to a file outside" in problem for problem in found.problems)
+    files, problems, _ = find_videos([folder])
+    assert [file.path.name for file in files] == ["a.mp4"], "a file under two names is one video"
+    assert len(problems) == 2
+    assert any("out.mp4: a symbolic link to a file outside" in problem for problem in problems)
 
 
 def test_a_folder_without_permission_is_named_and_loses_nothing(checkpoints):

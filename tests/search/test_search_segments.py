@@ -11,7 +11,7 @@ from PIL import Image
 from search_parts import find, find_file, write_clip
 
 from tvr_lightning.media.container import VideoError
-from tvr_lightning.media.video import TimedFrame, frames_at_rate, read_clip
+from tvr_lightning.media.video import frames_at_rate, read_clip
 from tvr_lightning.search.catalog import Catalog
 from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.errors import SearchError
@@ -45,11 +45,11 @@ def seen(*colours):
     """Frames at a constant rate, one color each."""
     for number, colour in enumerate(colours):
         compared = hue_saturation_brightness(Image.new("RGB", (64, 64), COLOURS[colour]))
-        yield TimedFrame(number / RATE, Frame(compared, {}, b"", (64, 64)))
+        yield number / RATE, Frame(compared, {}, b"", (64, 64))
 
 
 def bounds(segments):
-    return [(segment.start, segment.end, len(segment.frames)) for segment in segments]
+    return [(start, end, len(frames)) for start, end, frames in segments]
 
 
 def test_windows_have_a_length_and_an_overlap():
@@ -82,9 +82,9 @@ def test_options_that_do_not_fit(options, said):
 def test_frames_at_a_rate_show_what_is_on_screen(scenes):
     frames = frames_at_rate(scenes, 2.0, lambda picture: picture.getpixel((2, 60)))
     found = list(frames)
-    assert [frame.time for frame in found] == [number / 2 for number in range(72)]
-    for frame in found:
-        assert np.abs(np.array(frame.content) - COLOURS[int(frame.time // SECONDS)]).max() < 12
+    assert [time for time, _ in found] == [number / 2 for number in range(72)]
+    for time, colour in found:
+        assert np.abs(np.array(colour) - COLOURS[int(time // SECONDS)]).max() < 12
 
 
 def test_frames_at_a_rate_of_no_video(tmp_path):

@@ -11,9 +11,9 @@ from tvr_lightning.data.audio_alignment import AudioOptions, add_sound, no_audio
 from tvr_lightning.data.batch import Media, Tokens
 from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.media.augment import Augmentation, FrameTransform, draw_augmentation
+from tvr_lightning.media.augment import Augmentation, draw_augmentation
 from tvr_lightning.media.container import VideoError
-from tvr_lightning.media.preparation import Preparation
+from tvr_lightning.media.preparation import FrameTransform, Preparation
 from tvr_lightning.media.read_many import Unread, attempt
 from tvr_lightning.media.video import read_clip
 from tvr_lightning.option_types import FrameSampling

@@ -135,7 +135,8 @@ def _read_segments(video: VideoRecord, options: CaptionOptions) -> tuple[list[De
         start, end = video.span or (0.0, duration)
         return segment_spans(start, min(end, duration), options.segments)
 
-    spans, clips = read_parts(video.path, divide, frames=options.frames, image_size=options.image_size)
+    clips = read_parts(video.path, divide, frames=options.frames, image_size=options.image_size)
+    spans = divide(clips[0].duration)
     segments = [Description(video.video_id, number, *span, "") for number, span in enumerate(spans)]
     return segments, torch.stack([clip.pixels for clip in clips])
 

@@ -14,15 +14,7 @@ from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.media.container import VIDEO_SUFFIXES
 from tvr_lightning.media.preparation import Preparation
-from tvr_lightning.option_types import (
-    Count,
-    ExtractEngine,
-    FeaturePart,
-    FrameSampling,
-    Options,
-    StoreDtype,
-    Workers,
-)
+from tvr_lightning.option_types import Count, ExtractEngine, FeaturePart, FrameSampling, Options, StoreDtype, Workers
 from tvr_lightning.store import PARTS, Part, StoreItem
 
 FILES = "files"

@@ -12,7 +12,7 @@ from typing import Literal, cast
 import av
 import numpy as np
 
-from tvr_lightning.media.container import MediaError, TimeBudget, check_packets, open_media, packets_of
+from tvr_lightning.media.container import MediaError, TimeBudget, open_media, packets_of
 
 SAMPLE_RATE = 16_000
 STEP_SAMPLES = 320
@@ -149,11 +149,9 @@ def _decode(
 
     Packets are decoded one by one, so that a damaged packet affects no other samples; errors are added to `failures`.
     """
-    budget, count, cursor = TimeBudget(path), 0, None
+    count, cursor = 0, None
     try:
-        for number, packet in enumerate(packets_of(container, stream), 1):
-            budget.check()
-            check_packets(number, path)
+        for packet in packets_of(container, TimeBudget(path), stream):
             moment = None if packet.pts is None or packet.time_base is None else float(packet.pts * packet.time_base)
             if moment is not None and moment > end + 1.0:
                 return

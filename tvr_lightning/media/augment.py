@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageOps
 
-from tvr_lightning.media.preparation import Pixels, Preparation, resized
+from tvr_lightning.media.preparation import FrameTransform, Pixels, Preparation, resized
 
 Augmentation = Literal["none", "crop-flip", "rand-augment"]
 """Augmentations of a training clip, identical for all of its frames.
@@ -21,9 +21,6 @@ Augmentation = Literal["none", "crop-flip", "rand-augment"]
 - `rand-augment`: RandAugment `rand-m7-n4-mstd0.5-inc1` on the whole frame, then the encoder's preparation (GARE's code;
   its paper mentions no augmentation).
 """
-
-FrameTransform = Callable[[Image.Image], Pixels]
-"""Transform from an RGB frame of any size to pixels (S, S, 3)."""
 
 
 @dataclass(frozen=True)

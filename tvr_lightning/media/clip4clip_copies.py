@@ -70,7 +70,8 @@ def constant_rate_frames(path: Path, rate: int) -> Generator[VideoFrame, None, N
         container.flags &= ~cast(int, Flags.gen_pts.value)  # PyAV's default; the FFmpeg command has no such timestamps
         origin = Fraction(container.start_time or 0, 10**6)
         guessed = stream.guessed_rate or Fraction(25)
-        for frame, time in _timed(frames_in_order(stream, packets_of(container, stream), TimeBudget(path))):
+        budget = TimeBudget(path)
+        for frame, time in _timed(frames_in_order(stream, packets_of(container, budget, stream), budget)):
             check_shape(path, frame)
             if time - origin > MAX_SECONDS:
                 raise VideoError(path, f"lasts longer than {MAX_SECONDS:,} s by its time stamps")

@@ -25,7 +25,7 @@ from tvr_lightning.media.clip4clip_copies import FPS, SIZE, write_clip4clip_fram
 from tvr_lightning.media.container import MediaError, TimeBudget, VideoError, open_media, open_video, packets_of
 from tvr_lightning.media.decoder import decoded_frames
 from tvr_lightning.media.preparation import Interpolation, Pixels, resized
-from tvr_lightning.media.video import TimedFrame, frames_at_rate, probe
+from tvr_lightning.media.video import frames_at_rate, probe
 from tvr_lightning.option_types import CopiedFrames, CopiesLike, Count, Range, check
 
 CRF = 18
@@ -129,7 +129,7 @@ def _write(path: Path, how: Compression, copy_audio: bool) -> Copy:
                 if how.like:  # such a copy starts with the first stream
                     origin = Fraction(container.start_time or 0, av.time_base)
                 track = out.add_stream_from_template(source)
-                audio = _copied_audio(container, source, track, origin, TimeBudget(path), notes)
+                audio = _copied_audio(path, container, source, track, origin, notes)
             else:
                 audio = _encoded_audio(path, out, notes)
         if how.like:
@@ -142,18 +142,17 @@ def _write(path: Path, how: Compression, copy_audio: bool) -> Copy:
 
 
 def _copied_audio(
+    path: Path,
     container: InputContainer,
     source: av.AudioStream,
     track: av.AudioStream,
     origin: Fraction,
-    budget: TimeBudget,
     notes: list[str],
 ) -> list[av.Packet]:
     """Return the packets of an audio stream for a track that starts at the time `origin` of the file."""
     packets = []
     try:
-        for packet in packets_of(container, source):
-            budget.check()
+        for packet in packets_of(container, TimeBudget(path), source):
             if packet.size and packet.is_corrupt:
                 notes.append("its audio ends early: a packet is truncated")
                 break
@@ -190,14 +189,14 @@ def _write_frames(path: Path, how: Compression, out: OutputContainer) -> tuple[i
     """Write the frames, starting at 0, and return their number and their duration, which is that of the original."""
     duration = 0.0
 
-    def frames() -> Generator[TimedFrame[Pixels], None, None]:
+    def frames() -> Generator[tuple[float, Pixels], None, None]:
         nonlocal duration
         duration = yield from frames_at_rate(path, how.fps, how)
 
     clock = Fraction(1, how.fps * _TICKS)
     packets: list[av.Packet] = []
-    for number, frame in enumerate(frames()):
-        image = Image.fromarray(frame.content)
+    for number, (_, pixels) in enumerate(frames()):
+        image = Image.fromarray(pixels)
         if not packets:
             stream = _video_stream(out, how, image.size, clock)
         if image.size != (stream.width, stream.height):  # all frames of a copy have the same size
@@ -239,11 +238,12 @@ def verify_copy(path: Path, copy: Copy) -> None:
     found = probe(path)
     if found.broken:
         raise VideoError(path, found.broken)
-    frames, sound = sum(1 for _ in decoded_frames(TimeBudget(path))), 0
+    budget = TimeBudget(path)
+    frames, sound = sum(1 for _ in decoded_frames(budget)), 0
     with open_media(path) as container:
         track = container.streams.best("audio")
         if isinstance(track, av.AudioStream):
-            sound = sum(packet.size > 0 for packet in packets_of(container, track))
+            sound = sum(packet.size > 0 for packet in packets_of(container, budget, track))
     if (frames, sound) != (copy.frames, copy.sound) or abs(found.duration - copy.duration) > 0.001:
         raise VideoError(
             path,

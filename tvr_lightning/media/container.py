@@ -30,9 +30,8 @@ _CONTAINERS = "mov,matroska,avi,ogg,flv,asf,mpeg,mpegts,mxf,rm,dv,nut,gif,mpegvi
 
 MAX_PIXELS = 8192 * 4352
 """Maximum frame size: level 6.2 of H.264 and H.265, slightly more than 8K (7680 x 4320)."""
-PIXEL_LIMIT = f"the maximum is {MAX_PIXELS:,} pixels, 8192 x 4352"
 MAX_PACKETS = 2**21
-"""Maximum number of packets of a stream."""
+"""Maximum number of packets of a stream, nine hours at 60 frames per second."""
 MAX_SECONDS = 10**6
 """Maximum duration of a video, eleven days, since some readers process a frame or a sample for every moment."""
 
@@ -147,16 +146,22 @@ def open_video(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
         yield container, streams[0]
 
 
-def packets_of(container: InputContainer, *streams: av.VideoStream | av.AudioStream) -> Iterator[av.Packet]:
-    """Yield the packets of some streams (default: all), and an empty packet at the end of each stream."""
+def packets_of(
+    container: InputContainer, budget: TimeBudget, *streams: av.VideoStream | av.AudioStream
+) -> Iterator[av.Packet]:
+    """Yield the packets of some streams (default: all), and an empty packet at the end of each stream.
+
+    Raises:
+        VideoError: The time budget is used up, or there are too many packets.
+    """
+    count = 0
     # Transport streams can add streams while they are read. After the end of all known streams, PyAV also looks for the
     # added ones.
     with suppress(IndexError):
-        yield from container.demux(*streams)
-
-
-def check_packets(count: int, path: Path) -> None:
-    """Raise VideoError if a stream has too many packets."""
-    if count > MAX_PACKETS:
-        found = f"a stream of at least {count:,} packets"
-        raise VideoError(path, f"contains {found}; the maximum is {MAX_PACKETS:,}, nine hours at 60 frames per second")
+        for packet in container.demux(*streams):
+            budget.check()
+            count += packet.size > 0
+            if count > MAX_PACKETS:
+                limit = f"the maximum is {MAX_PACKETS:,}, nine hours at 60 frames per second"
+                raise VideoError(budget.path, f"contains a stream of at least {count:,} packets; {limit}")
+            yield packet

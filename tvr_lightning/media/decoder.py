@@ -11,7 +11,7 @@ from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 from PIL import Image
 
-from tvr_lightning.media.container import PIXEL_LIMIT, TimeBudget, VideoError, open_video, packets_of
+from tvr_lightning.media.container import MAX_PIXELS, TimeBudget, VideoError, open_video, packets_of
 
 MAX_ELONGATION = 100
 """Maximum ratio of the long side of a frame to the short one, since resizing keeps the ratio."""
@@ -92,11 +92,12 @@ def frames_in_order(
     except av.FFmpegError as error:
         where = "" if time is None else f" past {time:.2f} s"
         # If FFmpeg rejects the size of a frame, the width is 0.
-        reason = error.strerror if stream.codec_context.width else f"it is damaged or too large: {PIXEL_LIMIT}"
+        too_large = f"it is damaged or too large: the maximum is {MAX_PIXELS:,} pixels, 8192 x 4352"
+        reason = error.strerror if stream.codec_context.width else too_large
         raise VideoError(budget.path, f"cannot be decoded{where} ({reason})") from error
 
 
 def decoded_frames(budget: TimeBudget) -> Generator[VideoFrame, None, None]:
     """Yield every frame of a file in display order."""
     with open_video(budget.path) as (container, stream):
-        yield from frames_in_order(stream, packets_of(container, stream), budget)
+        yield from frames_in_order(stream, packets_of(container, budget, stream), budget)

@@ -1,5 +1,6 @@
 """Conversion of a frame of any size to the square input of an encoder."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +23,8 @@ ResizeMode = Literal["shortest", "longest", "squash"]
 
 Pixels = NDArray[np.uint8] | NDArray[np.float16]
 """RGB pixels (height, width, 3) from 0 to 255; if resized without antialiasing, float16 that can exceed that range."""
+FrameTransform = Callable[[Image.Image], Pixels]
+"""Transform from an RGB frame of any size to pixels (S, S, 3)."""
 
 _MODES = {
     "shortest": "shortest side, centre crop",

@@ -25,15 +25,7 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 from PIL import Image
 
-from tvr_lightning.media.container import (
-    MAX_SECONDS,
-    TimeBudget,
-    VideoError,
-    check_packets,
-    open_media,
-    open_video,
-    packets_of,
-)
+from tvr_lightning.media.container import MAX_SECONDS, TimeBudget, VideoError, open_media, open_video, packets_of
 from tvr_lightning.media.decoder import FrameConverter, decoded_frames, frames_in_order
 from tvr_lightning.media.sampling import Declared
 
@@ -130,14 +122,11 @@ class OpenedVideo:
         columns = array("q")  # lists would take ten times the memory
         self._packets: list[av.Packet] | None = []
         self._stopped: str | None = None
-        count, kept = 0, 0
+        kept = 0
         try:
-            for packet in packets_of(self.container, self.stream):
-                self.budget.check()
+            for packet in packets_of(self.container, self.budget, self.stream):
                 if packet.size == 0:  # marks the end of the stream
                     continue
-                count += 1
-                check_packets(count, self.budget.path)
                 if packet.is_corrupt:
                     self._stopped = "a packet is truncated"
                     break
@@ -192,8 +181,7 @@ class OpenedVideo:
         if not missing and self.stream.frames == 0:
             last = 0.0
             with open_media(self.budget.path) as container:
-                for packet in packets_of(container):
-                    self.budget.check()
+                for packet in packets_of(container, self.budget):
                     if packet.pts is not None and packet.time_base is not None:
                         last = max(last, float((packet.pts + (packet.duration or 0)) * packet.time_base) - began)
             missing = last < promised - _TOLERATED_SECONDS
@@ -327,9 +315,8 @@ class OpenedVideo:
             return
         chosen = set(numbers)
         with open_video(self.budget.path) as (container, stream):
-            listed = (packet for packet in packets_of(container, stream) if packet.size)
+            listed = (packet for packet in packets_of(container, self.budget, stream) if packet.size)
             for number, packet in enumerate(listed):
-                self.budget.check()
                 if number in chosen:
                     yield packet
         raise VideoError(self.budget.path, "became shorter while it was read")

@@ -1,23 +1,21 @@
 """Reading of video files: the selected frames of a clip as pixels, and the properties of a file."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from tvr_lightning.media.augment import FrameTransform
 from tvr_lightning.media.container import VideoError
-from tvr_lightning.media.preparation import Preparation
+from tvr_lightning.media.preparation import FrameTransform, Preparation
 from tvr_lightning.media.reader import Timeline, open_reader
 from tvr_lightning.media.sampling import Positions, Span, positions_at_rate, sample_frames
 from tvr_lightning.option_types import FrameSampling
 
-S = TypeVar("S", Span, Span | None)
 T = TypeVar("T")
 
 
@@ -76,39 +74,68 @@ def read_clip(
     use. `span` is in seconds from the first frame; `augment` replaces CLIP's preparation of each frame. A file that is
     not a video or ends before a selected frame raises VideoError: frames are never replaced.
     """
-    # A single draw, so that choosing again selects the same random frames.
-    seed = None if generator is None else int(generator.integers(2**63))
-    transform = augment or Preparation(image_size)
-    return _read(path, lambda duration: [span], frames, sampling, transform, seed)[1][0]
+    (clip,) = read_parts(
+        path,
+        lambda duration: [span],
+        frames=frames,
+        image_size=image_size,
+        sampling=sampling,
+        generator=generator,
+        augment=augment,
+    )
+    return clip
 
 
 def read_parts(
     path: str | Path,
-    divide: Callable[[float], list[Span]],
+    divide: Callable[[float], Sequence[Span | None]],
     *,
     frames: int,
     image_size: int,
     sampling: FrameSampling = "segment-centres",
-) -> tuple[list[Span], list[DecodedClip]]:
-    """Decode F frames of each of several parts of a file, opened once; `divide` maps its duration to the parts."""
-    return _read(path, divide, frames, sampling, Preparation(image_size))
+    generator: np.random.Generator | None = None,
+    augment: FrameTransform | None = None,
+) -> list[DecodedClip]:
+    """Decode F frames of each of several parts of a file, opened once, as `read_clip` does.
 
+    `divide` maps the duration of the file to the spans of the parts; None is the whole file.
+    """
+    # A single draw, so that choosing again selects the same random frames.
+    seed = None if generator is None else int(generator.integers(2**63))
+    chosen: list[Positions] = []
+    with open_reader(path) as video:
 
-@dataclass
-class TimedFrame(Generic[T]):
-    """Content on screen at one moment, in seconds from the first frame of the file."""
+        def choose(timeline: Timeline) -> list[int]:
+            chosen.clear()
+            for span in divide(timeline.duration):
+                if video.broken and (span is None or span[1] > video.end):
+                    raise VideoError(video.budget.path, video.broken)
+                if span is not None and span[0] >= timeline.duration and span[0] > 0:
+                    end = f"its last frame, at {timeline.duration:.3f} s"
+                    raise VideoError(video.budget.path, f"the span {span} begins after {end}")
+                draw = None if seed is None else np.random.default_rng(seed)
+                clip = (timeline.times, timeline.duration, frames, sampling, span)
+                chosen.append(sample_frames(*clip, draw, video.declared))
+            return np.concatenate(chosen).tolist()
 
-    time: float
-    content: T
+        images = dict(video.frames(choose, augment or Preparation(image_size)))
+    clips = []
+    for positions in chosen:
+        shown = torch.from_numpy(np.stack([images[position] for position in positions.tolist()])).permute(0, 3, 1, 2)
+        # Padded with zeros if the sampling rule selects fewer than F frames.
+        pixels, times = shown.new_zeros(frames, *shown.shape[1:]), torch.zeros(frames)
+        pixels[: len(shown)], times[: len(shown)] = shown, torch.from_numpy(video.timeline.times[positions])
+        clips.append(DecodedClip(pixels, torch.arange(frames) < len(shown), times, video.timeline.duration))
+    return clips
 
 
 def frames_at_rate(
     path: str | Path, rate: float, make: Callable[[Image.Image], T]
-) -> Generator[TimedFrame[T], None, float]:
-    """Yield the content on screen at 0, 1 / rate, 2 / rate, ... seconds, and return the duration of the video.
+) -> Generator[tuple[float, T], None, float]:
+    """Yield time and content on screen at 0, 1 / rate, 2 / rate, ... seconds, and return the duration of the video.
 
-    Frames are converted one by one with `make`, so that memory use does not grow with their number. If the file has
-    fewer than `rate` frames per second, they are repeated.
+    Times are in seconds from the first frame. Frames are converted one by one with `make`, so that memory use does not
+    grow with their number. If the file has fewer than `rate` frames per second, they are repeated.
 
     Raises:
         VideoError: The file cannot be read or breaks off.
@@ -117,8 +144,7 @@ def frames_at_rate(
     number = 0
 
     def choose(timeline: Timeline) -> list[int]:
-        nonlocal positions
-        positions = positions_at_rate(timeline.times, timeline.duration, rate).tolist()
+        positions[:] = positions_at_rate(timeline.times, timeline.duration, rate).tolist()
         return positions
 
     with open_reader(path) as video:
@@ -126,7 +152,7 @@ def frames_at_rate(
             raise VideoError(video.budget.path, video.broken)
         for position, content in video.frames(choose, make):
             while number < len(positions) and positions[number] == position:
-                yield TimedFrame(number / rate, content)
+                yield number / rate, content
                 number += 1
     return video.timeline.duration
 
@@ -152,41 +178,3 @@ def probe(path: str | Path) -> VideoInfo:
             has_audio=bool(video.container.streams.audio),
             broken=video.broken,
         )
-
-
-def _read(
-    path: str | Path,
-    divide: Callable[[float], list[S]],
-    frames: int,
-    sampling: FrameSampling,
-    transform: FrameTransform,
-    seed: int | None = None,
-) -> tuple[list[S], list[DecodedClip]]:
-    """Return the clip of every span that `divide` returns for the file's duration. None means the whole file."""
-    spans: list[S] = []
-    chosen: list[Positions] = []
-    with open_reader(path) as video:
-
-        def choose(timeline: Timeline) -> list[int]:
-            nonlocal spans, chosen
-            spans, chosen = divide(timeline.duration), []
-            for span in spans:
-                if video.broken and (span is None or span[1] > video.end):
-                    raise VideoError(video.budget.path, video.broken)
-                if span is not None and span[0] >= timeline.duration and span[0] > 0:
-                    end = f"its last frame, at {timeline.duration:.3f} s"
-                    raise VideoError(video.budget.path, f"the span {span} begins after {end}")
-                generator = None if seed is None else np.random.default_rng(seed)
-                clip = (timeline.times, timeline.duration, frames, sampling, span)
-                chosen.append(sample_frames(*clip, generator, video.declared))
-            return np.concatenate(chosen).tolist()
-
-        images = dict(video.frames(choose, transform))
-    clips = []
-    for positions in chosen:
-        shown = torch.from_numpy(np.stack([images[position] for position in positions.tolist()])).permute(0, 3, 1, 2)
-        # Padded with zeros if the sampling rule selects fewer than F frames.
-        pixels, times = shown.new_zeros(frames, *shown.shape[1:]), torch.zeros(frames)
-        pixels[: len(shown)], times[: len(shown)] = shown, torch.from_numpy(video.timeline.times[positions])
-        clips.append(DecodedClip(pixels, torch.arange(frames) < len(shown), times, video.timeline.duration))
-    return spans, clips

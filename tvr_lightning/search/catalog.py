@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -172,8 +172,8 @@ class Catalog:
         self, file: VideoFile, place: int, segment: SegmentClips, vector: Tensor, features: dict[str, VideoFeatures]
     ) -> None:
         """Add segment `place` of a video with its vector (D,) of length 1 and, by scorer, its features (M = 1)."""
-        key, content = file.span_key(place), vector.float().numpy().tobytes()
-        row = (key, file.id, place, segment.start, segment.end, content)
+        key = file.span_key(place)
+        row = (key, file.id, place, segment.start, segment.end, vector.float().numpy().tobytes())
         self._run("INSERT INTO spans VALUES (?, ?, ?, ?, ?, ?)", row)
         for scorer, found in features.items():
             tensors = {name: x.contiguous() for name, x in vars(found.to("cpu")).items() if x is not None}
@@ -211,9 +211,9 @@ class Catalog:
             raise UnknownVideoError(f"no video {video!r} in the index")
         return _video(rows[0])
 
-    def count(self, table: Literal["videos", "skipped"] = "videos") -> int:
-        """Return the number of videos, or of files that could not be read."""
-        return int(self._run(f"SELECT COUNT(*) FROM {table}")[0][0])
+    def count(self) -> int:
+        """Return the number of videos."""
+        return int(self._run("SELECT COUNT(*) FROM videos")[0][0])
 
     def spans(self, video: str) -> list[SpanRow]:
         """Return the segments of a video in the order of time."""

@@ -56,7 +56,7 @@ class Example:
     video: str | None = None
 
 
-class Searcher:
+class Searcher(contextlib.AbstractContextManager["Searcher"]):
     """An index that is open for searching. Several threads can search while another process updates the index.
 
     Args:
@@ -86,10 +86,6 @@ class Searcher:
         self._biases = lru_cache(1)(self._compute_biases)
         self._examples: OrderedDict[str, Example] = OrderedDict()
 
-    def __enter__(self) -> Searcher:
-        """Return the searcher, open until the context ends."""
-        return self
-
     def __exit__(self, *_: object) -> None:
         """Close the files of the index."""
         self.vectors.close()
@@ -107,11 +103,10 @@ class Searcher:
                 "--ckpt_path of that method."
             )
         text, like = query.query.strip(), self._example(query.like) if query.like else None
-        biases: dict[int, float] = {}
-        if query.normalize == "sinkhorn":  # takes long, so before the lock of the search
-            biases = self._biases(self.catalog.generation())
+        # The biases take long, so before the lock of the search.
+        biases = self._biases(self.catalog.generation()) if query.normalize == "sinkhorn" else {}
         with self._lock:
-            rows, cosines = self._candidates(query, text, like, biases)
+            rows, cosines, bias = self._candidates(query, text, like, biases)
             shown = ", ".join(filter(None, [text, like.name if like else ""]))
             method = rerank if text else "frames"
             answer = Answer(shown, method, query.normalize, len(rows), self.catalog.count())
@@ -121,8 +116,7 @@ class Searcher:
             if not rows:
                 answer.notes.append("no videos in this folder" if answer.videos else "the index contains no videos yet")
                 return answer
-            bias = torch.tensor([biases.get(row.key, 0.0) for row in rows]) if biases else None
-            answer.results = self._rank(rows, cosines, bias, text, like, rerank, query.top)
+            answer.results = self._rank(rows, cosines, bias if biases else None, text, like, rerank, query.top)
         known = self.catalog.fact("relevance")
         if text and known:
             judge(answer, Scale(known["middle"], known["spread"]), float(cosines.max()), query.min_relevance)
@@ -163,8 +157,8 @@ class Searcher:
 
     def _candidates(
         self, query: SearchQuery, text: str, like: Example | None, biases: dict[int, float]
-    ) -> tuple[list[SpanRow], Tensor]:
-        """Return the S nearest segments, best first with the bias, and their cosines (S,)."""
+    ) -> tuple[list[SpanRow], Tensor, Tensor]:
+        """Return the S nearest segments, best first with the bias, and their cosines (S,) and biases (S,)."""
         scorer = self.scorers[self.first]
         vectors = [scorer.text_vectors(scorer.encode_texts([text]))[0]] if text else []
         if like is not None:
@@ -179,11 +173,10 @@ class Searcher:
             rows |= {row.key: row for row in self._nearest(nearest, vector, count, query.top, like)}
         keys, known = self.catalog.vectors(list(rows))
         if not keys:
-            return [], torch.zeros(0)
-        cosines = known @ vectors[0]
-        biased = cosines + torch.tensor([biases.get(key, 0.0) for key in keys])
-        order = biased.sort(descending=True, stable=True).indices
-        return [rows[keys[place]] for place in order.tolist()], cosines[order]
+            return [], torch.zeros(0), torch.zeros(0)
+        cosines, bias = known @ vectors[0], torch.tensor([biases.get(key, 0.0) for key in keys])
+        order = (cosines + bias).sort(descending=True, stable=True).indices
+        return [rows[keys[place]] for place in order.tolist()], cosines[order], bias[order]
 
     def _nearest(
         self, nearest: Callable[[Tensor, int], Hits], vector: Tensor, count: int, top: int, like: Example | None
@@ -236,9 +229,7 @@ class Searcher:
             spans = [_frames(self._features(row.key, self.first)[0])[0] for row in rows]
             alike = [[(mine @ frames.T).amax(1).mean() for mine in like.segments] for frames in spans]
             scores.append(torch.tensor(alike).amax(1))
-        total = torch.stack(scores).mean(0)
-        if bias is not None:
-            total = total + bias
+        total = torch.stack(scores).mean(0) + (0.0 if bias is None else bias)
         places: dict[str, list[int]] = {}
         for place in total.sort(descending=True, stable=True).indices.tolist():
             places.setdefault(rows[place].video.id, []).append(place)

@@ -47,15 +47,6 @@ def _number(content: bytes) -> int:
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
 
 
-@dataclass
-class FolderScan:
-    """Videos in some folders in the order of their paths, problems as "path: reason", and unreadable folders."""
-
-    files: list[VideoFile] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    unread: list[Path] = field(default_factory=list)
-
-
 def within(path: Path, roots: Set[Path]) -> bool:
     """Return whether a path is one of the roots or in one."""
     return not roots.isdisjoint((path, *path.parents))
@@ -77,19 +68,24 @@ def resolve_roots(paths: Sequence[str | Path]) -> list[Path]:
     return list(dict.fromkeys(Path(os.path.realpath(path)) for path in paths))
 
 
-def find_videos(roots: Sequence[Path]) -> FolderScan:
-    """List the videos in resolved files and folders, following links to files within them, but no links to folders."""
-    found = FolderScan()
+def find_videos(roots: Sequence[Path]) -> tuple[list[VideoFile], list[str], set[Path]]:
+    """List the videos in resolved files and folders, following links to files within them, but no links to folders.
+
+    Returns:
+        Videos in the order of their paths, problems as "path: reason", and unreadable folders.
+    """
     files: dict[Path, VideoFile] = {}
+    problems: list[str] = []
+    unread: set[Path] = set()
 
     def cannot_read(error: OSError) -> None:
-        found.problems.append(f"{error.filename}: {error.strerror}")
-        found.unread.append(Path(error.filename))
+        problems.append(f"{error.filename}: {error.strerror}")
+        unread.add(Path(error.filename))
 
     def add(path: Path) -> None:
         resolved = Path(os.path.realpath(path))
         if not within(resolved, set(roots)):
-            found.problems.append(f"{path}: a symbolic link to a file outside the indexed folders")
+            problems.append(f"{path}: a symbolic link to a file outside the indexed folders")
             return
         try:
             state = path.stat()
@@ -104,8 +100,7 @@ def find_videos(roots: Sequence[Path]) -> FolderScan:
             for name in names:
                 if Path(name).suffix.lower() in VIDEO_SUFFIXES:
                     add(Path(folder) / name)
-    found.files = [files[path] for path in sorted(files)]
-    return found
+    return [files[path] for path in sorted(files)], problems, unread
 
 
 @dataclass

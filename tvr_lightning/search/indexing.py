@@ -23,14 +23,7 @@ from tvr_lightning.progress import progress_bar
 from tvr_lightning.search.catalog import FILE, Catalog, VideoRow
 from tvr_lightning.search.engine import load_scorers
 from tvr_lightning.search.errors import BusyError, RefusedError, SearchError
-from tvr_lightning.search.files import (
-    FolderScan,
-    NamedPaths,
-    VideoFile,
-    find_videos,
-    resolve_roots,
-    within,
-)
+from tvr_lightning.search.files import NamedPaths, VideoFile, find_videos, resolve_roots, within
 from tvr_lightning.search.relevance import BACKGROUND, Scale
 from tvr_lightning.search.results import printable
 from tvr_lightning.search.scorer import Scorer, ScorerSource
@@ -214,25 +207,30 @@ class _Run:
 
     def update(self, roots: Sequence[Path], shown: bool, prune: bool) -> IndexReport:
         """Write new and changed videos, and remove missing ones."""
-        found, states = find_videos(roots), self.catalog.states()
-        if not found.files and not states:
-            looked = ", ".join(map(str, roots))
-            raise SearchError(f"no videos in {looked}" + "".join(f"; {problem}" for problem in found.problems))
-        missing = self._missing(roots, found, prune)
+        states, (files, problems, unread) = self.catalog.states(), find_videos(roots)
+        if not files and not states:
+            raise SearchError("; ".join([f"no videos in {', '.join(map(str, roots))}", *problems]))
+        missing = self._missing(roots, files, problems, unread, prune)
         if missing:
             with self.catalog.change():
                 self.catalog.remove(missing)
-        unchanged = {file.id for file in found.files if file.id in states and states[file.id][0] == file.key}
-        pending = [file for file in found.files if file.id not in unchanged]
+        unchanged = {file.id for file in files if file.id in states and states[file.id][0] == file.key}
+        pending = [file for file in files if file.id not in unchanged]
         kept = sum(states[video][2] for video in unchanged)
-        report = IndexReport(kept=kept, removed=len(missing), problems=found.problems)
+        report = IndexReport(kept=kept, removed=len(missing), problems=problems)
         update_vectors(self.vectors, self.catalog)
         groups = [pending[start : start + self.batch_size] for start in range(0, len(pending), self.batch_size)]
         with progress_bar(shown) as progress, ThreadPoolExecutor(self.workers) as pool:
-            task = progress.add_task("videos", total=len(found.files), completed=len(unchanged))
+            task = progress.add_task("videos", total=len(files), completed=len(unchanged))
             since = 0
             for group in read_ahead([*zip(group, pool.map(self._read, group), strict=True)] for group in groups):
-                report.added += self._write([(file, read) for file, read in group if isinstance(read, SegmentClips)])
+                whole = [(file, read) for file, read in group if isinstance(read, SegmentClips)]
+                with self.catalog.change():
+                    self.catalog.remove([file.id for file, _ in whole])
+                    self._add([(file, 0, segment) for file, segment in whole])
+                    for file, segment in whole:
+                        self.catalog.add_video(file, segment.end, segment.size)
+                report.added += len(whole)
                 for file, read in group:
                     if isinstance(read, str):
                         self.catalog.skip(file, read)
@@ -261,21 +259,23 @@ class _Run:
         if scale := Scale.fit(background, blocks):
             self.catalog.set_fact("relevance", {"of": state, **dataclasses.asdict(scale)})
 
-    def _missing(self, roots: Sequence[Path], found: FolderScan, prune: bool) -> list[str]:
+    def _missing(
+        self, roots: Sequence[Path], files: Sequence[VideoFile], problems: list[str], unread: set[Path], prune: bool
+    ) -> list[str]:
         """Return the videos to remove; a folder that contains none of its videos is a problem and removes nothing."""
-        states, present, unread = self.catalog.states(), {file.id for file in found.files}, set(found.unread)
+        states, present = self.catalog.states(), {file.id for file in files}
         gone = {
             video: path
             for video, (_, path, _) in states.items()
             if video not in present and within(path, set(roots)) and not within(path, unread)
         }
         indexed = {video for video, (_, _, read) in states.items() if read}
-        there = [file.path for file in found.files if prune or file.id in indexed]
+        there = [file.path for file in files if prune or file.id in indexed]
         for root in sorted(set(roots)):
             inside = [video for video, path in gone.items() if within(path, {root})]
             count = len(indexed.intersection(inside))
             if count and not any(within(path, {root}) for path in there):
-                found.problems.append(
+                problems.append(
                     f"{root}: contains none of its {count} indexed videos, which stay in the index. Mount its disk, "
                     "or, if the videos moved within the folder, pass --prune"
                 )
@@ -298,15 +298,6 @@ class _Run:
         except (MediaError, OSError) as error:
             return _reason(file, error)
         return segment
-
-    def _write(self, videos: Sequence[tuple[VideoFile, SegmentClips]]) -> int:
-        """Write the videos of a batch that are one segment; return their number."""
-        with self.catalog.change():
-            self.catalog.remove([file.id for file, _ in videos])
-            self._add([(file, 0, segment) for file, segment in videos])
-            for file, segment in videos:
-                self.catalog.add_video(file, segment.end, segment.size)
-        return len(videos)
 
     def _add(self, block: Sequence[tuple[VideoFile, int, SegmentClips]]) -> None:
         """Encode some segments, given with their video and number, and add them to the catalog."""

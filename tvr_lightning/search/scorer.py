@@ -24,7 +24,7 @@ from tvr_lightning.extract.fingerprint import method_fingerprint
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.media.audio import SAMPLE_RATE, STEPS_PER_SECOND, AudioTrack
-from tvr_lightning.media.augment import FrameTransform
+from tvr_lightning.media.preparation import FrameTransform
 from tvr_lightning.media.video import read_clip
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.methods.base import RetrievalModule

@@ -15,7 +15,7 @@ from tvr_lightning.data.audio_alignment import add_sound
 from tvr_lightning.data.batch import Media
 from tvr_lightning.media.preparation import Pixels, Preparation
 from tvr_lightning.media.sampling import Declared, sample_frames
-from tvr_lightning.media.video import DecodedClip, TimedFrame, frames_at_rate
+from tvr_lightning.media.video import DecodedClip, frames_at_rate
 from tvr_lightning.search.errors import RefusedError
 from tvr_lightning.search.results import SegmentKind
 from tvr_lightning.search.scorer import Clip, Scorer
@@ -74,34 +74,29 @@ class Frame:
     size: tuple[int, int]
 
 
-@dataclass
-class Segment:
-    """Frames of a segment; start and end in seconds from the video's first frame."""
-
-    start: float
-    end: float
-    frames: list[TimedFrame[Frame]]
+Segment = tuple[float, float, dict[float, Frame]]
+"""Start and end of a segment, and its frames by time, all in seconds from the video's first frame."""
 
 
-def cut(frames: Iterable[TimedFrame[Frame]], rule: Segments) -> Iterator[Segment]:
-    """Cut a video into segments while its frames are read."""
-    kept: list[TimedFrame[Frame]] = []
-    start, shot = 0.0, 0.0
-    for frame in frames:
+def cut(frames: Iterable[tuple[float, Frame]], rule: Segments) -> Iterator[Segment]:
+    """Cut a video into segments while its frames and their times are read."""
+    kept: dict[float, Frame] = {}
+    start, shot, time, previous = 0.0, 0.0, 0.0, None
+    for time, frame in frames:
         is_cut = (
             rule.kind == "shots"
-            and kept
-            and frame.time - shot >= SHORTEST_SHOT - _EPSILON
-            and change(frame.content.compared, kept[-1].content.compared) >= CHANGE
+            and previous is not None
+            and time - shot >= SHORTEST_SHOT - _EPSILON
+            and change(frame.compared, previous.compared) >= CHANGE
         )
-        if is_cut or frame.time >= start + rule.length - _EPSILON:
-            yield Segment(start, frame.time, kept)
-            start = frame.time if is_cut else start + rule.length - rule.overlap
-            shot = frame.time if is_cut else shot
-            kept = [] if is_cut else [each for each in kept if each.time >= start - _EPSILON]
-        kept.append(frame)
+        if is_cut or time >= start + rule.length - _EPSILON:
+            yield start, time, kept
+            start = time if is_cut else start + rule.length - rule.overlap
+            shot = time if is_cut else shot
+            kept = {} if is_cut else {earlier: kept[earlier] for earlier in kept if earlier >= start - _EPSILON}
+        kept[time] = previous = frame
     if kept:
-        yield Segment(start, kept[-1].time + 1 / RATE, kept)
+        yield start, time + 1 / RATE, kept
 
 
 def thumbnail(image: Image.Image) -> bytes:
@@ -162,25 +157,25 @@ def read_segments(path: Path, models: dict[str, Scorer], rule: Segments) -> Iter
         squares = {prepare: prepare(image) for prepare in preparations}
         return Frame(hue_saturation_brightness(image), squares, thumbnail(image), image.size)
 
-    for segment in cut(frames_at_rate(path, RATE, frame), rule):
-        clips = _read_clips(models, partial(_clip, path, segment))
+    for start, end, frames in cut(frames_at_rate(path, RATE, frame), rule):
+        clips = _read_clips(models, partial(_clip, path, (start, end, frames)))
         used = {time for clip in clips.values() for time in clip.times.tolist()}
-        thumbnails = {frame.time: frame.content.jpeg for frame in segment.frames if frame.time in used}
-        yield SegmentClips(segment.start, segment.end, clips, thumbnails, segment.frames[0].content.size)
+        thumbnails = {time: frames[time].jpeg for time in frames if time in used}
+        yield SegmentClips(start, end, clips, thumbnails, next(iter(frames.values())).size)
 
 
 def _clip(path: Path, segment: Segment, model: Scorer) -> Clip:
-    length, frames = segment.end - segment.start, model.module.frames
-    moments = np.array([frame.time for frame in segment.frames]) - segment.start
+    start, end, shown = segment
+    length, frames, seen = end - start, model.module.frames, list(shown.values())
+    moments = np.array(list(shown)) - start
     chosen = sample_frames(moments, length, frames, model.sampling, declared=Declared(RATE, len(moments)))
-    squares = np.stack([segment.frames[place].content.squares[model.preparation] for place in chosen.tolist()])
+    squares = np.stack([seen[place].squares[model.preparation] for place in chosen.tolist()])
     prepared = torch.from_numpy(squares).permute(0, 3, 1, 2)
     pixels = prepared.new_zeros(frames, *prepared.shape[1:])
     pixels[: len(chosen)] = prepared
     times, mask = torch.zeros(frames), torch.arange(frames) < len(chosen)
-    times[: len(chosen)] = torch.from_numpy(moments[chosen] + segment.start).float()
+    times[: len(chosen)] = torch.from_numpy(moments[chosen] + start).float()
     media = Media(pixels[None], mask[None], duration=torch.tensor([length], dtype=torch.float32))
     if model.audio is not None:
-        whole = DecodedClip(pixels, mask, times, segment.end)
-        add_sound(media, path, (segment.start, segment.end), whole, model.audio, "skip")
+        add_sound(media, path, (start, end), DecodedClip(pixels, mask, times, end), model.audio, "skip")
     return Clip(media, times)

@@ -245,7 +245,7 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
             scorers=list(searcher.scorers),
             normalize=["none", "sinkhorn"] if catalog.fact("bank") else ["none"],
             folders=searcher.folders(),
-            skipped=catalog.count("skipped"),
+            skipped=len(catalog.skipped()),
         )
 
     @app.get("/health")
