@@ -1,1 +1,1 @@
-"""What the papers publish, runs of their tables, and the report that sets one beside the other."""
+"""Published results, runs of their tables, and the report that compares both."""

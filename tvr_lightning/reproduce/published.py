@@ -21,13 +21,14 @@ from rich.table import Table
 
 from tvr_lightning.config.recipe_files import OptionError
 
-Printed = Literal["R@1", "R@5", "R@10", "R@50", "MdR", "MnR", "RSum", "SumR", "accuracy"]
 Entry = tuple[str | None, ...]
-PRINTED: tuple[Printed, ...] = ("R@1", "R@5", "R@10", "R@50", "MdR", "MnR", "RSum", "SumR", "accuracy")
+PRINTED = {  # columns of values and their fields; the accuracy is in `extra`
+    "R@1": "recall_1", "R@5": "recall_5", "R@10": "recall_10", "R@50": "recall_50", "MdR": "median_rank",
+    "MnR": "mean_rank", "RSum": "recall_sum", "SumR": "sum_of_recalls", "accuracy": "accuracy",
+}  # fmt: skip
+# Fields that only the other direction of a row shares.
 IDENTITY = ("paper", "table", "dataset", "split", "backbone", "method", "variant", "post_process")
-"""Fields that only the other direction of a row shares."""
-COLUMNS = ["paper", "table", "dataset", "backbone", "variant", "direction"]
-"""Columns of the table that `tvr published` prints, unless all rows share the value."""
+COLUMNS = ["paper", "table", "dataset", "backbone", "variant", "direction"]  # printed unless all rows share the value
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,9 @@ class PublishedRow:
     note: str | None = None
     source_line: int | None = None
 
-    def printed(self, name: Printed) -> float | None:
+    def printed(self, name: str) -> float | None:
         """Return a published value by the name of its column, or None."""
-        values = {
-            "R@1": self.recall_1, "R@5": self.recall_5, "R@10": self.recall_10, "R@50": self.recall_50,
-            "MdR": self.median_rank, "MnR": self.mean_rank, "RSum": self.recall_sum, "SumR": self.sum_of_recalls,
-            "accuracy": self.extra.get("accuracy"),
-        }  # fmt: skip
-        return values[name]
+        return {**self.extra, **vars(self)}.get(PRINTED[name])
 
     @property
     def entry(self) -> Entry:
@@ -77,9 +73,8 @@ class PublishedRow:
 
     def unprinted(self, shows: str) -> PublishedRow:
         """Return a row without values for an additional run, whose description is added to the variant."""
-        own = dict(zip(IDENTITY, self.entry, strict=True))
-        variant = shows if self.variant is None else f"{self.variant}, {shows}"
-        return PublishedRow(**own | {"direction": self.direction, "variant": variant})  # type: ignore[arg-type]
+        own: dict[str, Any] = {name: getattr(self, name) for name in (*IDENTITY, "direction")}
+        return PublishedRow(**own | {"variant": f"{self.variant}, {shows}" if self.variant else shows})
 
 
 def printed_figure(value: float) -> str:
@@ -105,14 +100,12 @@ def select_published(
     wanted = {"paper": paper, "table": table, "dataset": dataset, "method": method, "direction": direction}
     rows = list(published_rows())
     for name, value in wanted.items():
-        if value is None:
-            continue
-        own = [((getattr(row, name) or "").lower(), row) for row in rows]
-        kept = [row for found, row in own if (value.lower() in found if name == "method" else value.lower() == found)]
-        if not kept:
+        if value is not None:
+            own = [((getattr(row, name) or "").lower(), row) for row in rows]
             known = sorted({getattr(row, name) for row in rows} - {None})
-            raise OptionError(f"No published row has {name} {value!r}. Available: {', '.join(known) or 'none'}.")
-        rows = kept
+            rows = [row for text, row in own if value.lower() == text or (name == "method" and value.lower() in text)]
+            if not rows:
+                raise OptionError(f"No published row has {name} {value!r}. Available: {', '.join(known) or 'none'}.")
     return rows
 
 
@@ -144,11 +137,9 @@ def _print_table(rows: Sequence[PublishedRow]) -> None:
     title = [f"{len(rows)} published rows", *(f"{name} {frame[name].iloc[0]}" for name in shared)]
     table = Table(title=escape(", ".join(title)))
     own = frame.drop(columns=shared).fillna("-")
+    numeric: dict[str, Any] = {"justify": "right", "no_wrap": True, "min_width": 5}
     for name in map(str, own):
-        if name in (*PRINTED, "ms"):
-            table.add_column(name, justify="right", no_wrap=True, min_width=5)
-        else:
-            table.add_column(name, overflow="fold")
+        table.add_column(name, **numeric if name in (*PRINTED, "ms") else {"overflow": "fold"})
     for line in own.to_numpy().tolist():
         table.add_row(*map(escape, line))
     console = Console()

@@ -21,7 +21,7 @@ from tvr_lightning.reproduce.tables import load_table
 from tvr_lightning.runs.run import Run
 
 SUFFIXES = (".bin", ".pth", ".pt", ".safetensors")
-RELEASED = {
+RELEASED = {  # published table and its run, by the name of the checkpoint, which is the method's
     "clip4clip": ("tc-mgc-1b", "clip4clip-seqTransf"),
     "xclip": ("tc-mgc-1b", "x-clip"),
     "xpool": ("tc-mgc-1b", "x-pool"),
@@ -32,7 +32,6 @@ RELEASED = {
     "tmass": ("gaid-1", "t-mass-as-released"),
     "gaid": ("gaid-1", "gaid-as-released"),
 }
-"""Published table and its run, by the name of the checkpoint, which is the method's."""
 COLUMNS = ["method", "published in", "direction", "published R@1", "measured", "difference", "remark"]
 
 
@@ -43,28 +42,28 @@ def verify(checkpoints: Path, tolerance: float, num_workers: int) -> int:
         for name in RELEASED
     }
     if not any(files.values()):
-        expected = ", ".join(RELEASED)
         raise UserError(
-            f"{checkpoints} contains no checkpoint. Expected the authors' files, named by method ({expected}) with one "
-            f"of the suffixes {', '.join(SUFFIXES)}."
+            f"{checkpoints} contains no checkpoint. Expected the authors' files, named by method "
+            f"({', '.join(RELEASED)}) with one of the suffixes {', '.join(SUFFIXES)}."
         )
     table = pd.concat([_verified(name, file, num_workers) for name, file in files.items()], ignore_index=True)
     table["difference"] = table["measured"] - table["published R@1"]
     print(table_of(table))
-    failed = table[table["method"].map(files).notna() & table["measured"].isna()]
+    failed = table["method"].map(files).notna() & table["measured"].isna()
     apart = table[table["difference"].abs() > tolerance]["method"].unique()
     if len(apart):
         print(f"\nMore than {tolerance} R@1 from the published result: {', '.join(apart)}")
-    return int(len(failed) + len(apart) > 0)
+    return int(failed.any() or len(apart) > 0)
 
 
 def table_of(table: pd.DataFrame) -> str:
     """Return the comparison of every method and direction as Markdown."""
-    shown = table[COLUMNS].copy()
-    shown["published R@1"] = table["published R@1"].map("{:.1f}".format)
-    shown["measured"] = table["measured"].map(lambda value: "not measured" if math.isnan(value) else f"{value:.1f}")
-    shown["difference"] = table["difference"].map(lambda value: "" if math.isnan(value) else f"{value:+.1f}")
-    return markdown_table(shown)
+    texts = {
+        "published R@1": table["published R@1"].map("{:.1f}".format),
+        "measured": table["measured"].map("{:.1f}".format).replace("nan", "not measured"),
+        "difference": table["difference"].map("{:+.1f}".format).replace("+nan", ""),
+    }
+    return markdown_table(table[COLUMNS].assign(**texts))
 
 
 def _verified(name: str, file: Path | None, workers: int) -> pd.DataFrame:

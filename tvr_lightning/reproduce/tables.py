@@ -35,7 +35,6 @@ import yaml
 from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.published import IDENTITY, Entry, PublishedRow, published_rows, select_published
 
-_SELECTORS = IDENTITY[2:]
 _DIRECTIONS = ("t2v", "v2t")
 _OPTIONAL = {"row", "shows", "backbone", "on_fixture", "set", "trained_by", "trains"}
 
@@ -103,9 +102,8 @@ def _table(name: str, recipes: Path, content: Any) -> TableRecipe:
             same = f"row {run.shows}. Rename" if run.shows else "published row. Narrow"
             raise UserError(f"runs {first} and {run.name} have the same {same} one of them.")
         runs[run.name] = run
-        if run.shows is not None:
-            places = [printed.index(row) if row in printed else len(printed) for row in rows]
-            placed += [(place, row.unprinted(run.shows)) for place, row in zip(places, rows, strict=True)]
+        for row in rows if run.shows else ():  # which follow the published ones that they belong to
+            placed.append((printed.index(row) if row in printed else len(printed), row.unprinted(run.shows or "")))
     for run in runs.values():
         if run.trained_by is not None and (run.trained_by not in runs or not runs[run.trained_by].trains):
             raise UserError(f"run {run.name}: trained_by {run.trained_by!r} is not a run of this table that trains")
@@ -113,7 +111,6 @@ def _table(name: str, recipes: Path, content: Any) -> TableRecipe:
     baselines = (given,) if isinstance(given, str) else tuple(given)
     if unknown := [baseline for baseline in baselines if baseline not in runs]:
         raise UserError(f"baseline {unknown[0]!r} is not a run of this table. Available: {', '.join(runs)}")
-    # Additional rows follow the published ones that they belong to.
     ordered = tuple(row for _, row in sorted(placed, key=lambda pair: pair[0]))
     return TableRecipe(name, paper, table, tuple(runs.values()), ordered, baselines, note and str(note).strip())
 
@@ -143,7 +140,7 @@ def _run(
         if file is not None and not file.is_file():
             raise UserError(f"run {name}: there is no recipe {file}")
     if "row" in raw:
-        rows = _rows(name, _keys(f"run {name}, row", raw["row"], set(), set(_SELECTORS)), printed)
+        rows = _rows(name, _keys(f"run {name}, row", raw["row"], set(), set(IDENTITY[2:])), printed)
     elif "shows" in raw:
         named = next((row.paper for row in published_rows() if row.paper.lower() == paper.lower()), paper)
         rows = [PublishedRow(named, table, None, None, None, direction, named, None) for direction in _DIRECTIONS]
@@ -164,10 +161,8 @@ def _rows(name: str, row: Mapping[str, Any], rows: list[PublishedRow]) -> list[P
     found = [each for each in rows if all(getattr(each, key) == value for key, value in row.items())]
     if (count := len({each.entry for each in found})) == 1:
         return found
-    described = [
-        ", ".join(f"{key} {getattr(each, key)}" for key in _SELECTORS if getattr(each, key) is not None)
-        for each in found or rows
-    ]
+    fields = [zip(IDENTITY[2:], each.entry[2:], strict=True) for each in found or rows]
+    described = [", ".join(f"{key} {value}" for key, value in own if value is not None) for own in fields]
     raise UserError(
         f"run {name}: row {dict(row)} matches {count} published rows, not one. "
         f"{'Candidates' if found else 'Published'}: {'; '.join(dict.fromkeys(described))}"

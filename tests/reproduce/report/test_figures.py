@@ -153,7 +153,7 @@ def test_normalization_by_the_queues_evens_out_the_mass(measured):
 
 def test_examples_of_mass_are_those_of_the_balance(splits, measured):
     encoded, found = splits["ncl"], measured["ncl"]
-    rows = {encoded.name(row): row for row in range(len(encoded.videos))}
+    rows = {encoded.record(row).video_id: row for row in range(len(encoded.videos))}
     mass = np.stack([found[f"balance.{start}t2v.mass"] for start in ("", "normalized.")])
     places = np.array([[rows[name] for name in names] for names in found["mass.names"]])
     np.testing.assert_allclose(found["mass.mass"], mass[:, places], rtol=1e-6)
@@ -390,7 +390,7 @@ def test_patches_only_ever_merge(splits, measured):
 
 def test_crossed_out_frames_are_those_that_the_caption_leaves_to_the_other_path(splits, measured):
     encoded, found = splits["dpdv"], measured["dpdv"]
-    rows = {encoded.name(row): row for row in range(len(encoded.videos))}
+    rows = {encoded.record(row).video_id: row for row in range(len(encoded.videos))}
     texts = {encoded.caption(row): row for row in range(len(encoded.texts))}
     for name, caption, spot in zip(
         *(found[f"merging.{field}"] for field in ("names", "captions", "spot")), strict=True

@@ -69,7 +69,7 @@ def folder(tmp_path):
     make_answers(next(iter(answers.runs.values())), tmp_path / "cards", 19)
     stages = ("encode_text", "encode_video", "text_layers", "video_layers", "score", "training_step")
     flops = dict.fromkeys(stages, 16_000_000_000)
-    costs = Costs(92_620_000, 1, {"encoder": 1}, 10.0, 2.0, 1.0, 3.0, 700.0, 900.0, flops)
+    costs = Costs(92_620_000, 1, 10.0, 2.0, 1.0, 3.0, 700.0, 900.0, flops)
     numbers = (16, 1000, 3)
     profile = ProfileCard("gare", "GARE", "ClipEncoder", {}, *numbers, "32-true", costs, {"device": "cpu"})
     write_record(profile, tmp_path / "profiles" / "gare.json")

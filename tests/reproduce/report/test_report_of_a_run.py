@@ -12,12 +12,11 @@ from metric_rows import summarize
 from tvr_lightning.cli import main
 from tvr_lightning.cli.tables import report as run_report
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
-from tvr_lightning.reproduce.report.figures.curves import read_curves
 from tvr_lightning.reproduce.report.figures.encoded_split import encode_run
 from tvr_lightning.reproduce.report.figures.figure_types import figures_of
 from tvr_lightning.reproduce.report.figures.gare import draw_course
 from tvr_lightning.reproduce.report.figures.retrieval_examples import measure_sheet
-from tvr_lightning.reproduce.report.sources import read_ranks, read_runs, run_of_card
+from tvr_lightning.reproduce.report.sources import read_curves, read_ranks, read_runs, run_of_card
 from tvr_lightning.reproduce.report.uncertainty import measure
 from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Setting, make_plan
 from tvr_lightning.reproduce.runs.runner import run_plan

@@ -12,7 +12,7 @@ from run_cards import make_answers, make_card
 from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.report.sources import run_of_card
 from tvr_lightning.reproduce.report.uncertainty import compare_runs, measure
-from tvr_lightning.reproduce.runs.card import read_card, read_cards, read_ranks
+from tvr_lightning.reproduce.runs.card import ranks_of, read_card, read_cards
 from tvr_lightning.reproduce.runs.plan import PlannedRun, Setting, make_plan
 from tvr_lightning.reproduce.tables import load_table
 
@@ -38,7 +38,7 @@ def test_a_card_comes_back_as_it_was_written(card, path):
 
 def test_the_stored_ranks_give_the_metrics_of_the_card(card, path):
     for direction in ("text_to_video", "video_to_text"):
-        ranks, video = read_ranks(path.with_suffix(".parquet"), direction)
+        ranks, video = ranks_of(path.with_suffix(".parquet"), direction)
         assert summarize(ranks, (1, 5, 10)) == pytest.approx(card.metrics(direction))
         assert torch.equal(video, torch.arange(60))
 

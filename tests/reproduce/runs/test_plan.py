@@ -8,8 +8,7 @@ from run_cards import keys_of
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.runs import plan as planning
-from tvr_lightning.reproduce.runs.fingerprint import data_fingerprint, nested
-from tvr_lightning.reproduce.runs.plan import Setting, make_plan
+from tvr_lightning.reproduce.runs.plan import Setting, data_fingerprint, make_plan, nested
 from tvr_lightning.reproduce.tables import load_table
 
 RECIPES = Path(__file__).parents[3] / "recipes"

@@ -2,7 +2,6 @@
 
 import errno
 import multiprocessing
-import os
 import shutil
 import signal
 import subprocess
@@ -19,9 +18,9 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.progress import clock
 from tvr_lightning.reproduce.report.sources import run_of_card
 from tvr_lightning.reproduce.report.table_view import view_table
-from tvr_lightning.reproduce.runs.card import read_cards, read_ranks
+from tvr_lightning.reproduce.runs.card import ranks_of, read_cards
 from tvr_lightning.reproduce.runs.engines import LocalEngine, SlurmEngine
-from tvr_lightning.reproduce.runs.execute import PROGRESS, _earlier_seconds, execute, run_task
+from tvr_lightning.reproduce.runs.execute import PROGRESS, execute, run_task
 from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Setting, make_plan
 from tvr_lightning.reproduce.runs.runner import (
     _Runner,
@@ -79,7 +78,7 @@ def test_a_run_leaves_its_card_and_is_not_repeated(root, tmp_path):
     assert card.peak_memory_mib > 50
     assert Path(card.checkpoint).is_file()
     assert set(card.run["fingerprints"]) == {"config", "code", "data", "weights", "files"}
-    ranks, _ = read_ranks(out / "cards" / f"{card.key}.parquet", "text_to_video")
+    ranks, _ = ranks_of(out / "cards" / f"{card.key}.parquet", "text_to_video")
     assert 100 * ranks.found_within(1).mean() == pytest.approx(results["text_to_video"]["R@1"])
     assert any("nothing left to run" in line for line in said)
     said.clear()
@@ -163,7 +162,7 @@ def test_question_answering_leaves_a_hit_or_miss_per_question(root, tmp_path):
     plan, out = tiny_plan(root, tmp_path, "dpdv-s4", ("dpdv-vqa",)), tmp_path / "out"
     (card,) = run_plan(plan, out, [].append).values()
     assert card.status == "finished", card.error
-    ranks, video = read_ranks(out / "cards" / f"{card.key}.parquet", "question")
+    ranks, video = ranks_of(out / "cards" / f"{card.key}.parquet", "question")
     assert len(ranks) == len(video) == card.results["evaluation"]["questions"]
     assert 100 * ranks.found_within(1).mean() == pytest.approx(card.accuracy())
 
@@ -222,15 +221,6 @@ def test_an_engine_that_refuses_costs_its_run_alone(root, tmp_path):
 def test_a_run_is_not_made_with_recipes_that_changed_since(outdated):
     with pytest.raises(UserError, match=CHANGED):
         execute(outdated)
-
-
-def test_seconds_of_interrupted_processes_count_up_to_their_last_progress(tmp_path):
-    began = time.time()
-    assert _earlier_seconds(tmp_path, began) == 0
-    (tmp_path / PROGRESS).write_text("{}")
-    os.utime(tmp_path / PROGRESS, (began + 60, began + 60))
-    assert _earlier_seconds(tmp_path, began + 100) == pytest.approx(60)
-    assert _earlier_seconds(tmp_path, began + 200) == pytest.approx(60)  # killed before it reported any progress
 
 
 def test_a_run_that_fails_leaves_its_error_and_the_next_go_on(root, tmp_path):

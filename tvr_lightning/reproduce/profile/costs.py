@@ -30,16 +30,12 @@ from tvr_lightning.training.gradient_cache import encode_in_chunks
 from tvr_lightning.training.optim import build_optimizer
 
 STAGES = {
-    "encode_video": "encoder, videos",
-    "encode_text": "encoder, texts",
-    "video_layers": "method's layers, per video",
-    "text_layers": "method's layers, per text",
-    "score": "scoring, all pairs",
-    "training_step": "training step, forward and backward",
-}
-"""Stages that FLOPs are counted in, and their descriptions."""
+    "encode_video": "encoder, videos", "encode_text": "encoder, texts",
+    "video_layers": "method's layers, per video", "text_layers": "method's layers, per text",
+    "score": "scoring, all pairs", "training_step": "training step, forward and backward",
+}  # fmt: skip
 WORDS = "a person walks along the street while a small dog runs beside a red car"
-AUDIO_STEPS, AUDIO_SAMPLES = 1500, 480_000  # of 30 s: vectors of 20 ms, and samples at 16 kHz
+STEPS, SAMPLES = 1500, 480_000  # of 30 s of audio: vectors of 20 ms, and samples at 16 kHz
 Precision = Callable[[], AbstractContextManager[Any]]
 R = TypeVar("R", bound=FeatureBatch)
 
@@ -54,7 +50,6 @@ class Costs:
 
     parameters: int
     trainable: int
-    parameters_by_module: dict[str, int]
     training_step_ms: float
     encode_video_ms: float
     encode_text_ms: float
@@ -78,13 +73,13 @@ class ProfileCard:
     precision: str
     costs: Costs
     environment: dict[str, Any]  # versions, git state, machine, device, and date
-    schema: int = 5
+    schema: int = 6
 
 
 def read_profiles(folder: Path) -> list[ProfileCard]:
     """Read all profiles of a folder, sorted by name; raise UserError if one is unusable."""
-    files = sorted(folder.glob("*.json"))
-    found = [read_record(path, ProfileCard, "delete it and rerun `tvr profile`") for path in files]
+    fix = "delete it and rerun `tvr profile`"
+    found = [read_record(path, ProfileCard, fix) for path in sorted(folder.glob("*.json"))]
     return [ProfileCard(**raw | {"costs": Costs(**raw["costs"])}) for raw in found]
 
 
@@ -145,7 +140,19 @@ def measure_costs(
     def milliseconds(run: Callable[[], object]) -> float:
         return 1000 * median_seconds(run, device, repeats)
 
-    _peak_mib_since_last(device)
+    def peak_mib() -> float | None:  # on a GPU, since the last call
+        if device.type != "cuda":
+            return peak_memory_mib()
+        peak = torch.cuda.max_memory_allocated(device) / 2**20
+        torch.cuda.reset_peak_memory_stats(device)
+        return peak
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        batch_loss(module, batch, precision).backward()
+        optimizer.step()
+
+    peak_mib()
     module.eval()
     with torch.no_grad():
         text = encode(module.text_features, batch.text).float()
@@ -160,36 +167,13 @@ def measure_costs(
         some = repeated(text, min(blocks.block_texts, queries))
         few = repeated(video, min(blocks.block_videos, videos))
         score_ms = milliseconds(lambda: module.score(some, few)) * queries / (len(some) * len(few))
-    inference_mib = _peak_mib_since_last(device)
+    inference_mib = peak_mib()
     module.train()
     optimizer, _ = build_optimizer(module, module.optimizer_config, total_steps=100, epochs=1)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        batch_loss(module, batch, precision).backward()
-        optimizer.step()
-
-    children = {name: sum(p.numel() for p in child.parameters()) for name, child in module.named_children()}
-    return Costs(
-        parameters=sum(p.numel() for p in module.parameters()),
-        trainable=sum(p.numel() for p in module.parameters() if p.requires_grad),
-        parameters_by_module={name: count for name, count in children.items() if count},
-        training_step_ms=milliseconds(step),
-        encode_video_ms=video_ms,
-        encode_text_ms=text_ms,
-        score_ms_per_video=score_ms,
-        peak_inference_mib=inference_mib,
-        peak_training_mib=_peak_mib_since_last(device),
-    )
-
-
-def _peak_mib_since_last(device: torch.device) -> float | None:
-    """Return the memory that was allocated on a GPU since the last call, or the memory of the process."""
-    if device.type != "cuda":
-        return peak_memory_mib()
-    peak = torch.cuda.max_memory_allocated(device) / 2**20
-    torch.cuda.reset_peak_memory_stats(device)
-    return peak
+    step_ms = milliseconds(step)
+    parameters = sum(p.numel() for p in module.parameters())
+    trainable = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    return Costs(parameters, trainable, step_ms, video_ms, text_ms, score_ms, inference_mib, peak_mib())
 
 
 def repeated(record: R, count: int) -> R:
@@ -253,8 +237,10 @@ def profile(recipe: Recipe, batch_size: int, queries: int, repeats: int, device:
     module = built.model
     if not isinstance(module, RetrievalModule):
         raise RecipeError(f"tvr profile measures retrieval methods, not {type(module).__name__}")
-    settings = {name: getattr(built.trainer, name) for name in ("precision", "plugins")}
-    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, **settings)
+    own = built.trainer
+    trainer = Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, precision=own.precision, plugins=own.plugins
+    )
     plugin = trainer.precision_plugin
     plugin.convert_module(module.to(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     with shown("profile: measuring"):
@@ -262,38 +248,26 @@ def profile(recipe: Recipe, batch_size: int, queries: int, repeats: int, device:
         costs = measure_costs(module, batch, queries, batch_size, repeats, plugin.forward_context)
         costs.flops_by_stage = count_flops(module, batch)
     encoder = " ".join(filter(None, (type(module.encoder).__name__, getattr(module.encoder, "name", None))))
-    card = ProfileCard(
-        name=re.sub(r"[^a-z0-9]+", "-", f"{module.title} {encoder}".lower()).strip("-"),
-        method=module.title,
-        encoder=encoder,
-        options=recipe.plain()["model"],
-        batch=batch_size,
-        queries=queries,
-        repeats=repeats,
-        precision=str(trainer.precision),
-        costs=costs,
-        environment={**environment(), "device": str(module.device)},
-    )
+    name = re.sub(r"[^a-z0-9]+", "-", f"{module.title} {encoder}".lower()).strip("-")
+    options, made = recipe.plain()["model"], {**environment(), "device": str(module.device)}
+    sizes, precision = (batch_size, queries, repeats), str(trainer.precision)
+    card = ProfileCard(name, module.title, encoder, options, *sizes, precision, costs, made)
     print(profile_table([card]).T.to_string())
-    for name, count in costs.parameters_by_module.items():
-        print(f"parameters of {name}: {count / 1e6:.3f} M")
     return card
 
 
 def random_batch(module: RetrievalModule, count: int) -> PairBatch:
     """Return matching pairs of a fixed caption and random media with audio, in the method's sizes."""
     generator = torch.Generator().manual_seed(0)
-    frames, size = module.frames, module.encoder.image_size
+    frames, size, index = module.frames, module.encoder.image_size, torch.arange(count)
     pixels = torch.randint(0, 256, (count, frames, 3, size, size), dtype=torch.uint8, generator=generator)
-    audio, encoder = None, getattr(module, "audio_encoder", None)
-    if encoder is not None:
-        shape = (count, 1, 80, 3000) if encoder.kind == "whisper" else (count, AUDIO_SAMPLES)
-        borders = torch.linspace(0, AUDIO_STEPS, frames + 1).long()
+    media = Media(pixels, torch.ones(count, frames, dtype=torch.bool))
+    if (encoder := getattr(module, "audio_encoder", None)) is not None:
+        shape = (count, 1, 80, 3000) if encoder.kind == "whisper" else (count, SAMPLES)
+        borders = torch.linspace(0, STEPS, frames + 1).long()
         windows = torch.stack([borders[:-1], borders[1:]], dim=1).expand(count, -1, -1).contiguous()
-        samples, steps = torch.full((count,), AUDIO_SAMPLES), torch.full((count,), AUDIO_STEPS)
-        audio = AudioInput(torch.randn(shape, generator=generator), samples, steps, windows)
-    index = torch.arange(count)
-    media = Media(pixels, torch.ones(count, frames, dtype=torch.bool), audio, None if audio is None else audio.mask)
+        waveforms = torch.randn(shape, generator=generator)
+        media.audio = AudioInput(waveforms, torch.full((count,), SAMPLES), torch.full((count,), STEPS), windows)
     extras = {"recover_captions": [[WORDS] * 6 for _ in range(count)]}  # of methods that train on them
     videos = VideoBatch(media, index, [f"video{place}" for place in range(count)])
     return PairBatch(TextBatch([WORDS] * count, index), videos, extras).to(module.device)

@@ -22,13 +22,11 @@ from tvr_lightning.methods.ncl.method import NCL
 from tvr_lightning.progress import clock
 from tvr_lightning.reproduce.profile.costs import Precision, batch_loss, measure_costs, repeated
 
-DEVICES_GB = (8, 12, 16, 24, 40, 48, 80)
 SMALL = 8  # pairs of a batch that is measured on a CPU
 PATIENCE = 20.0  # seconds that reading is measured for
 CHECKPOINTS = 3  # the best, the last, and the one being written
 AUDITED = 10  # times that the audit after a test encodes its videos
 MARGIN = 1.2  # for what allocators and kernels take
-GB = 1e9
 
 # Options of the trainer that decide how much a run computes.
 COUNTED = (
@@ -61,8 +59,9 @@ def estimate(recipe: Recipe) -> Estimate:
     on_gpu = device.type == "cuda"
     share, split = data.batch_size // replicas, data.load_split("test")
     measured = share if on_gpu else min(share, SMALL)
-    some = repeated(batch, measured).to(device)
-    costs = measure_costs(method, some, len(split.texts), len(split.videos), 2, precision)
+    costs = measure_costs(
+        method, repeated(batch, measured).to(device), len(split.texts), len(split.videos), 2, precision
+    )
     together = max if data.num_workers else sum  # workers read while the device computes
     reading_ms = 1000 / clips_per_second
     video_ms = together((reading_ms, costs.encode_video_ms))
@@ -73,8 +72,8 @@ def estimate(recipe: Recipe) -> Estimate:
         pairs_ms = pairs * costs.score_ms_per_video / len(split.texts)
         return (texts * costs.encode_text_ms + videos * video_ms + pairs_ms) / replicas
 
-    audit_ms = AUDITED * min(method.evaluation_config.audit, len(split.videos)) * video_ms
-    test_ms = evaluation_ms("test", trainer.limit_test_batches) + audit_ms
+    test_ms = evaluation_ms("test", trainer.limit_test_batches)
+    test_ms += AUDITED * min(method.evaluation_config.audit, len(split.videos)) * video_ms
     evaluation = (validations * evaluation_ms("val", trainer.limit_val_batches) + test_ms) / 1000
     startup = start * (3 if validations else 2)  # of the workers of each loader
     seconds = batches * batch_seconds + evaluation + startup
@@ -91,21 +90,14 @@ def estimate(recipe: Recipe) -> Estimate:
     text = f"""{method.title} on {data.title}: requirements of a run
   parameters: {costs.trainable / 1e6:.2f} million trained, \
 {(costs.parameters - costs.trainable) / 1e6:.2f} million frozen
-  memory per device: {memory / GB:.2f} GB, {"measured" if on_gpu else "estimated from small batches on the CPU"}; \
-{smallest_device(memory)}
-  disk: {needed / GB:.2f} GB for checkpoints, {free / GB:.0f} GB free{": NOT ENOUGH" if needed > free else ""}
+  memory per device: {memory / 1e9:.2f} GB, {"measured" if on_gpu else "estimated from small batches on the CPU"}
+  disk: {needed / 1e9:.2f} GB for checkpoints, {free / 1e9:.0f} GB free{": NOT ENOUGH" if needed > free else ""}
   reading: {clips_per_second:.1f} clips per second with {data.num_workers or "no"} workers, measured
   batch: {batch_seconds:.2f} s on {device}
   time: {clock(seconds)} for {batches:,} batches, {int(trainer.estimated_stepping_batches):,} steps, and {epochs:g} \
 epochs, including {clock(evaluation)} for {validations:,} validations and the test, and {clock(startup)} for starting \
 workers; writing checkpoints comes on top"""
     return Estimate(seconds, evaluation, memory, text)
-
-
-def smallest_device(memory: float) -> str:
-    """Return in words which device has that many bytes."""
-    enough = next((size for size in DEVICES_GB if memory <= size * GB), None)
-    return f"a device with {enough} GB is enough" if enough else f"{DEVICES_GB[-1]} GB are not enough"
 
 
 def prepare(recipe: Recipe) -> tuple[RetrievalModule, TextVideoDataModule, Trainer]:
@@ -138,14 +130,11 @@ def count_training(trainer: Trainer) -> tuple[int, float, int]:
     full, rest = divmod(int(steps), math.ceil(per_epoch / accumulated))
     batches = full * per_epoch + rest * accumulated
     every, epochs = int(trainer.val_check_batch or 1), trainer.check_val_every_n_epoch
-    if not trainer.limit_val_batches:
-        validations = 0
-    elif epochs is None:
-        validations = batches // every
-    else:
+    validations = batches // every
+    if epochs is not None:
         full, rest = divmod(batches, per_epoch)
         validations = full // epochs * (per_epoch // every) + (rest // every if (full + 1) % epochs == 0 else 0)
-    return batches, batches / per_epoch, validations
+    return batches, batches / per_epoch, validations if trainer.limit_val_batches else 0
 
 
 def count_evaluation(

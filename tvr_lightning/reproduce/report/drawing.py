@@ -17,38 +17,21 @@ from PIL import Image as Pixels
 from tvr_lightning.errors import UserError
 
 TEXT, DARK_TEXT = "#1d2430", "#e4e8ee"
+# Middle tones, legible on a light and on a dark background. The first is for matching pairs, the second for others.
 COLORS = ("#3b82c4", "#d9812b", "#3f9e6b", "#b8569b", "#8a7cd0", "#a08a2c")
-"""Middle tones, legible on a light and on a dark background. The first is for matching pairs, the second for others."""
-PANEL = 3.2
-"""Width of a panel in inches, so narrow that its words can be read on a phone."""
-
+PANEL = 3.2  # width in inches, so narrow that words can be read on a phone
 Arrays = dict[str, np.ndarray]
-"""Input of the drawing of figures, by name."""
+# Errors of one figure after which the report continues.
 FAILURES = (UserError, ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError)
-"""Errors of one figure after which the report continues."""
-
 STYLE: Any = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), TEXT),
-    "svg.fonttype": "none",
-    "svg.hashsalt": "tvr",
-    "font.family": "sans-serif",
-    "font.size": 9.0,
-    "axes.titlesize": 9.0,
-    "axes.facecolor": "none",
-    "savefig.transparent": True,
-    "figure.subplot.left": 0.23,
-    "figure.subplot.right": 0.93,
-    "figure.subplot.bottom": 0.26,
-    "figure.subplot.top": 0.87,
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.prop_cycle": cycler(color=COLORS),
-    "text.parse_math": False,
-}
+    "svg.fonttype": "none", "svg.hashsalt": "tvr", "font.family": "sans-serif", "font.size": 9.0,
+    "axes.titlesize": 9.0, "axes.facecolor": "none", "savefig.transparent": True, "text.parse_math": False,
+    "figure.subplot.left": 0.23, "figure.subplot.right": 0.93, "figure.subplot.bottom": 0.26,
+    "figure.subplot.top": 0.87, "legend.frameon": False, "legend.fontsize": 8.5, "axes.spines.top": False,
+    "axes.spines.right": False, "axes.prop_cycle": cycler(color=COLORS),
+}  # fmt: skip
 in_style = partial(matplotlib.rc_context, STYLE)
-"""A context, or a decorator of a function, in which matplotlib draws in the report's style."""
 _DARK = (
     "<style>@media (prefers-color-scheme: dark) {"
     f'[style*="fill: {TEXT}"] {{fill: {DARK_TEXT} !important}} '

@@ -27,12 +27,12 @@ def leaderboards(
             words, published, _ = found.setdefault(first["cards"], (named, {}, own))
             if not published:  # of the first table that has any
                 words["table"] = view.title
-            recalls = rows[rows["metric"] == "R@1"].set_index("direction")["published"].dropna()
-            published.update({str(key): value for key, value in recalls.items() if key not in published})
+            printed = rows[rows["metric"] == "R@1"].set_index("direction")["published"].dropna()
+            published.update({str(key): value for key, value in printed.items() if key not in published})
     for run in runs if not views else ():
         encoder = run.results["config"].get("model", {}).get("init_args", {}).get("encoder") or {}
-        backbone = encoder.get("init_args", {}).get("architecture")
-        words = {"method": f"{run.results['method']}, {run.title}", "data": "", "backbone": backbone, "table": ""}
+        words = {"method": f"{run.results['method']}, {run.title}", "data": "", "table": ""}
+        words["backbone"] = encoder.get("init_args", {}).get("architecture")
         found[run.key] = words, {}, [run]
     mixed = len({is_synthetic(run) for run in runs}) > 1
     boards: dict[str, list[tuple[float, dict[tuple[str, str], str], ReportedRun]]] = {}
@@ -42,11 +42,10 @@ def leaderboards(
         marks = [mark for mark in warnings_of(own) if mixed or mark != "synthetic"]
         row = {("method", ""): words["method"] + (f" [{', '.join(marks)}]" if marks else "")}
         for direction, heading in HEADINGS.items():
-            row[heading, "R@1"] = str(measure(own, DIRECTIONS[direction], "R@1") or "-")
+            recalls = {name: measure(own, DIRECTIONS[direction], name) for name in ("R@1", "R@5", "R@10")}
+            row[heading, "R@1"] = str(recalls.pop("R@1") or "-")
             row[heading, "published"] = printed_figure(published[direction]) if direction in published else "-"
-            for metric in ("R@5", "R@10"):
-                one = measure(own, DIRECTIONS[direction], metric)
-                row[heading, metric] = f"{one.mean:.1f}" if one else "-"
+            row |= {(heading, name): f"{one.mean:.1f}" if one else "-" for name, one in recalls.items()}
         row |= {(name, ""): words[name] or "-" for name in ("backbone", "table")}
         boards.setdefault(words["data"] or own[0].dataset, []).append((best.mean, row, own[0]))
     tables = {}

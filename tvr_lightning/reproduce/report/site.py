@@ -1,5 +1,6 @@
 """The report as a folder of pages that needs no network: an overview, and one page per table, per run, and so on."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
@@ -15,28 +16,24 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.files import write_whole
 from tvr_lightning.progress import shown
 from tvr_lightning.reproduce.profile.costs import ProfileCard, profile_table, read_profiles
+from tvr_lightning.reproduce.published import published_rows
 from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, Chart, not_drawn, shortened
-from tvr_lightning.reproduce.report.efficiency import efficiency_table
-from tvr_lightning.reproduce.report.figures.curves import draw_curves
 from tvr_lightning.reproduce.report.figures.figure_types import draw, figures_of
 from tvr_lightning.reproduce.report.figures.gare import draw_course
 from tvr_lightning.reproduce.report.figures.retrieval_examples import comparisons
 from tvr_lightning.reproduce.report.leaderboard import leaderboards
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_runs
-from tvr_lightning.reproduce.report.table_charts import draw_table
-from tvr_lightning.reproduce.report.table_view import (
-    TableView,
-    comma_separated,
-    is_synthetic,
-    latex,
-    legend_of,
-    view_table,
-    write_tables,
-)
+from tvr_lightning.reproduce.report.table_charts import draw_curves, draw_table
+from tvr_lightning.reproduce.report.table_view import TableView, is_synthetic, legend_of, view_table, write_tables
 from tvr_lightning.reproduce.tables import known_tables, load_table
 
 PACKAGE = "tvr_lightning.reproduce.report"
 BLOCKS = {"t2v": "Text to video", "v2t": "Video to text", "t2v+v2t": "Both directions"}
+EFFICIENCY = (
+    ("TC-MGC", "14"), ("TC-MGC", "1a"), ("TC-MGC", "1b"), ("TC-MGC", "2"), ("TC-MGC", "3"),
+    ("GARE", "10"), ("GARE", "11"), ("GAID", "6"), ("GAID", "7"), ("DPDV", "S8"),
+)  # fmt: skip
+COMPARED = ["parameters, M", "FLOPs of one pair's inference, G", "ms per video", "MiB, training"]
 PAGES = Environment(
     loader=PackageLoader(PACKAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
 )
@@ -66,7 +63,7 @@ class Site:
             self._page("queries.html", "Queries: where one run is better than another", contests=compared)
         if self.profiles:
             costs = profile_table(self.profiles)
-            self._page("costs.html", "Cost of the methods", profiles=costs, lines=efficiency_table(costs, self.runs))
+            self._page("costs.html", "Cost of the methods", profiles=costs, lines=_efficiency(costs, self.runs))
         self._overview(bool(compared))
         return [self.folder / "index.html", *(write_tables(self.views, self.folder / "report") if self.views else [])]
 
@@ -102,20 +99,18 @@ class Site:
         )  # fmt: skip
 
     def _table(self, view: TableView) -> None:
-        folder = f"tables/{view.name}"
-        self._file(f"{folder}.csv", comma_separated(view).encode())
-        self._file(f"{folder}.tex", latex(view).encode())
+        write_tables([view], self.folder / "tables" / view.name)
         try:
             charts = draw_table(view, self.arrays)
         except FAILURES as error:
             charts = [not_drawn("Comparisons", error)]
-        blocks, run_table = _blocks(view), view.run_table()
-        self._page(f"{folder}.html", view.title, "table.html", charts, view=view, blocks=blocks, run_table=run_table)
+        values = {"view": view, "blocks": _blocks(view), "run_table": view.run_table()}
+        self._page(f"tables/{view.name}.html", view.title, "table.html", charts, **values)
 
     def _run(self, run: ReportedRun) -> None:
         folder = f"runs/{run.key}"
-        from_log = [chart for chart in (draw_curves([run]), draw_course(run)) if chart]
-        charts = [*from_log, *draw(self.arrays.get(run.key, {}))]
+        charts = [chart for chart in (draw_curves([run]), draw_course(run)) if chart]
+        charts += draw(self.arrays.get(run.key, {}))
         card = asdict(run.card)
         config = (card["results"] or {}).pop("config", {})
         recipe, text = (yaml.safe_dump(value, sort_keys=False, allow_unicode=True) for value in (config, card))
@@ -136,6 +131,33 @@ def _blocks(view: TableView) -> Iterator[tuple[str, pd.DataFrame, list[ReportedR
         shown = block.drop(columns=[("direction", ""), *((name, "") for name in same)])
         runs = [next(iter(view.finished.get(run_of[line], [])), None) for line in block.index]
         yield ", ".join([BLOCKS.get(str(direction), "Results"), *shared]), shown.loc[:, (shown != "-").any()], runs
+
+
+def _efficiency(profiles: pd.DataFrame, runs: Sequence[ReportedRun]) -> pd.DataFrame:
+    """Return every published row on efficiency whose method was profiled or trained, with what was measured."""
+    rows = []
+    for row in published_rows():
+        extra = {name.replace("_", " "): value for name, value in row.extra.items() if name != "retrained_by_authors"}
+        extra |= {f"{row.speed_ms:g}": "ms"} if row.speed_ms is not None else {}
+        words = ", ".join(f"{name} {value}" for name, value in extra.items())
+        if row.paper == "GARE":  # the variant has the name of the metric and its values
+            words = row.variant or ""
+        if (row.paper, row.table) not in EFFICIENCY or not words:
+            continue
+        method = re.sub(r" \(.*\)|.* vs |-", "", row.method).lower()  # "TC-MGC (ours)" is the class TCMGC
+        own, start = profiles[profiles["method"].str.lower() == method], f"{row.paper}-{row.table}/".lower()
+        seconds = [
+            f"{run.card.seconds:.1f}"
+            for run in runs
+            if run.finished and run.log and run.card.seconds and str(run.results["method"]).lower() == method
+            and any(claim.startswith(start) for claim in run.claims)
+        ]  # fmt: skip
+        if len(own) or seconds:
+            found = {"method": row.method if row.paper == "GARE" else row.full_method}
+            found |= {"table": f"{row.paper} {row.table}", "published": words}
+            found |= {column: " / ".join(own[column]) or "-" for column in COMPARED}
+            rows.append({**found, "training, s": " / ".join(seconds) or "-"})
+    return pd.DataFrame(rows)
 
 
 def write_report(directory: Path, recipes: Path, tables_only: bool) -> list[Path]:

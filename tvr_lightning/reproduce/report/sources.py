@@ -9,16 +9,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.ranks import Ranks
-from tvr_lightning.reproduce.runs.card import Card, CardDirection, QueryKind, read_cards
-from tvr_lightning.reproduce.runs.card import read_ranks as read_ranks_of_card
-from tvr_lightning.reproduce.runs.fingerprint import digest
+from tvr_lightning.reproduce.runs.card import Card, CardDirection, QueryKind, ranks_of, read_cards
+from tvr_lightning.reproduce.runs.plan import digest
 from tvr_lightning.runs.closing import RANKS
 from tvr_lightning.runs.folder import METRICS
 
@@ -56,14 +54,21 @@ class ReportedRun:
 def read_ranks(run: ReportedRun, kind: QueryKind) -> tuple[Ranks, Tensor]:
     """Return the ranks of one kind of query by increasing index, and the (Q,) int64 video of each query."""
     if run.ranks.name != RANKS:
-        return read_ranks_of_card(run.ranks, kind)
+        return ranks_of(run.ranks, kind)
     frame = pd.read_parquet(run.ranks)
     frame = frame[frame["direction"] == kind.replace("_", "-")]
-    rank = frame["rank"].to_numpy() - 1
+    rank = torch.tensor(frame["rank"].to_numpy()) - 1
     # The file of `tvr fit` has only expected ranks: a half rank is read as a tie of two items.
-    better, tied = np.floor(rank).astype(np.int64), 1 + (rank % 1 > 0).astype(np.int64)
-    video = torch.tensor(pd.factorize(frame["video"], sort=True)[0])
-    return Ranks(torch.tensor(better), torch.tensor(tied), torch.arange(len(frame))), video
+    ranks = Ranks(rank.floor().long(), 1 + (rank % 1 > 0).long(), torch.arange(len(frame)))
+    return ranks, torch.tensor(pd.factorize(frame["video"], sort=True)[0])
+
+
+def read_curves(run: ReportedRun) -> dict[str, pd.Series]:
+    """Return each logged metric of a run over the optimizer steps; empty if it did not train or its log is missing."""
+    if run.log is None or not run.log.is_file():
+        return {}
+    steps = pd.read_csv(run.log).groupby("step").last()  # of each metric
+    return {str(name): values.dropna() for name, values in steps.items() if name != "epoch"}
 
 
 def run_of_card(card: Card, folder: Path) -> ReportedRun:
@@ -79,8 +84,7 @@ def run_of_card(card: Card, folder: Path) -> ReportedRun:
         words += ["--share", run["share"]]
     if run["overlay"] is not None:
         words += ["--overlay", run["overlay"]]
-    trained = card.checkpoint is not None and run["verb"] == "fit"
-    log = Path(str(card.checkpoint)).parent.parent / METRICS if trained else None
+    log = Path(card.checkpoint).parent.parent / METRICS if card.checkpoint and run["verb"] == "fit" else None
     return ReportedRun(card, folder / f"{card.key}.parquet", log, shlex.join(words))
 
 
@@ -117,6 +121,6 @@ def _fitted(file: Path, directory: Path) -> ReportedRun | None:
         "claims": [], "seed": None, "dataset": results["dataset"], "fixture_videos": None, "overlay": None,
         "fingerprints": {"data": digest(queries)}, "configs": [],
     }  # fmt: skip
-    key, command = re.sub(r"[^\w.-]", "-", name), results["environment"]["command"]
-    card = Card(key, name, "finished", planned, results=results, checkpoint=results["checkpoint"])
-    return ReportedRun(card, ranks, log if log.is_file() else None, command)
+    key, checkpoint = re.sub(r"[^\w.-]", "-", name), results["checkpoint"]
+    card = Card(key, name, "finished", planned, results=results, checkpoint=checkpoint)
+    return ReportedRun(card, ranks, log if log.is_file() else None, results["environment"]["command"])

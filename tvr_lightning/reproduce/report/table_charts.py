@@ -1,22 +1,60 @@
-"""Charts of a table that compare its runs: R@1, curves, scores, normalization errors (NCL), SDR (TC-MGC)."""
+"""Charts that compare runs: R@1, training curves, scores, normalization errors (NCL), SDR (TC-MGC)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
 
 import numpy as np
 import pandas as pd
 
-from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, in_style, new_panels
+from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, in_style, new_panels, not_drawn
 from tvr_lightning.reproduce.report.figures.any_method import DIRECTIONS
-from tvr_lightning.reproduce.report.figures.curves import draw_curves
 from tvr_lightning.reproduce.report.figures.tcmgc import boxes
-from tvr_lightning.reproduce.report.sources import ReportedRun
+from tvr_lightning.reproduce.report.sources import ReportedRun, read_curves
 from tvr_lightning.reproduce.report.table_view import TableView
 
+# Papers that compare the scores of their method with a baseline's, and where.
 OVERLAID = {"DPDV": "Fig. S1.", "GAID": "Fig. 6.", "GARE": "Fig. 3 (a), shows only the matching pairs."}
-"""Papers that compare the scores of their method with a baseline's, and where."""
-Pair = tuple[ReportedRun, ReportedRun]
-"""Runs of a baseline and of a method on the same data with the same seed."""
+CURVES, POINTS = "Training curves", 400
+PANELS = {  # by logged names, to which "-" or "_" may add a part; the first two compare runs
+    "train/loss": "training loss",
+    "val/t2v_R@1": "text-to-video R@1 in validation, %",
+    "train/temperature": "inverse temperature exp(logit_scale)",
+    "lr": "learning rates",
+}
+Pair = tuple[ReportedRun, ReportedRun]  # of a baseline and of a method, on the same data with the same seed
+
+
+@in_style()
+def draw_curves(runs: Sequence[ReportedRun]) -> Chart | None:
+    """Draw what one run logged, or compare loss and validation recall of several; None if no run trained."""
+    if not any(run.log for run in runs):
+        return None
+    drawn: dict[str, dict[str, pd.Series]] = {}
+    for start in [*PANELS] if len(runs) == 1 else [*PANELS][:2]:
+        drawn[PANELS[start]] = {
+            (name if len(runs) == 1 else run.title): curve
+            for run in runs
+            for name, curve in read_curves(run).items()
+            if name == start or name.startswith((f"{start}-", f"{start}_"))
+        }
+    missing = [title for title, curves in drawn.items() if not curves]
+    if len(missing) == len(drawn):
+        return not_drawn(
+            CURVES, "no metrics.csv has a training loss, validation recall, temperature, or learning rates"
+        )
+    drawn = {title: curves for title, curves in drawn.items() if curves}
+    most = max(map(len, drawn.values()))
+    axes = new_panels(len(drawn), height=2.4 + (0.17 * most if most > 1 else 0), layout="constrained")
+    for axis, (title, curves) in zip(axes, drawn.items(), strict=True):
+        for place, (name, curve) in enumerate(curves.items()):
+            kept = curve.iloc[np.unique(np.linspace(0, len(curve) - 1, min(len(curve), POINTS)).astype(int))]
+            dashes = ("-", "--", ":")[place // len(COLORS) % 3]
+            axis.plot(kept.index, kept, dashes, marker="o" if len(kept) < 3 else None, label=name)
+        axis.set(title=title, xlabel="optimizer step")
+        if len(curves) > 1:
+            axis.figure.legend(loc="outside lower left")
+    images = drawings(axes, f"Line charts over optimizer steps of {', '.join(drawn)}.")
+    return Chart(CURVES, images, note=f"Not logged: {', '.join(missing)}." if missing else "")
 
 
 @in_style()
@@ -26,7 +64,7 @@ def draw_table(view: TableView, arrays: Mapping[str, Arrays]) -> list[Chart]:
     charts = [chart for chart in (_recalls(view), draw_curves(runs) if len(runs) > 1 else None) if chart]
     paper = view.title.partition(",")[0]
     needed = "balance.t2v.error" if paper == "NCL" else "similarity.edges"
-    pairs = [pair for pair in pairs_of(view) if all(needed in arrays.get(run.key, {}) for run in pair)]
+    pairs = [pair for pair in _pairs(view, paper.lower()) if all(needed in arrays.get(run.key, {}) for run in pair)]
     if paper in OVERLAID:
         charts += [_scores(pair, arrays, f"{paper}, {OVERLAID[paper]}") for pair in pairs]
     if paper == "NCL" and pairs:
@@ -34,9 +72,8 @@ def draw_table(view: TableView, arrays: Mapping[str, Arrays]) -> list[Chart]:
     return [*charts, *_with_and_without(runs, arrays)]
 
 
-def pairs_of(view: TableView) -> list[Pair]:
+def _pairs(view: TableView, paper: str) -> list[Pair]:
     """Return a table's runs that are named after its paper, such as `gaid-didemo`, each with its baseline."""
-    paper = view.title.partition(",")[0].lower()
     compared = view.results.dropna(subset=["baseline"]).drop_duplicates("run")
     return [
         (base, method)
@@ -79,9 +116,8 @@ def _scores(pair: Pair, arrays: Mapping[str, Arrays], note: str) -> Chart:
             axis.stairs(density, edges, color=color, linestyle=dashes, label=f"{name}, {pairs}")
     axis.set(xlabel="score before post-processing", ylabel="density of the pairs")
     axis.figure.legend(loc="outside lower left", ncols=2)
-    alt = "Histograms of the scores of matching and other pairs of two runs on one axis."
-    title = f"Scores: {pair[1].title} against {pair[0].title}"
-    return Chart(title, drawings([axis], alt), note=f"{note} The baseline is dashed.")
+    images = drawings([axis], "Histograms of the scores of matching and other pairs of two runs on one axis.")
+    return Chart(f"Scores: {pair[1].title} against {pair[0].title}", images, note=f"{note} The baseline is dashed.")
 
 
 def _errors(pairs: list[Pair], arrays: Mapping[str, Arrays]) -> Chart:
@@ -94,9 +130,9 @@ def _errors(pairs: list[Pair], arrays: Mapping[str, Arrays]) -> Chart:
         axis.set_xticks(range(len(pairs)), [method.dataset for _, method in pairs])
         axis.set(ylabel="normalization error", title=words)
         axis.figure.legend(loc="outside lower left", ncols=2)
-    alt = "Bars of the normalization error of the baseline and of NCL, one pair per dataset."
+    images = drawings(axes, "Bars of the normalization error of the baseline and of NCL, one pair per dataset.")
     note = "NCL, Fig. 2 and Eq. 5; if a run normalizes its scores with its queues, of the normalized scores."
-    return Chart("Normalization error with and without NCL", drawings(axes, alt), note=note)
+    return Chart("Normalization error with and without NCL", images, note=note)
 
 
 def _with_and_without(runs: list[ReportedRun], arrays: Mapping[str, Arrays]) -> Iterator[Chart]:
@@ -110,10 +146,10 @@ def _with_and_without(runs: list[ReportedRun], arrays: Mapping[str, Arrays]) -> 
             boxes(axis, arrays[run.key]["contrasts.softmax"], arrays[run.key]["contrasts.names"])
             title = f"{run.card.name.partition('/')[2]}, {words} SDR"
             axis.set(title=title, ylabel="share of the similarity", ylim=(0, 1))
-        alt = "Box plots over matching pairs of similarities normalized over the contrasts."
-        note = "TC-MGC, Fig. 12, over all matching pairs; the paper does not specify the normalization, here a softmax."
         title = f"Balance of the contrasts with and without SDR: {pair[0].title} and {pair[1].title}"
-        yield Chart(title, drawings(axes, alt), note=note)
+        images = drawings(axes, "Box plots over matching pairs of similarities normalized over the contrasts.")
+        note = "TC-MGC, Fig. 12, over all matching pairs; the paper does not specify the normalization, here a softmax."
+        yield Chart(title, images, note=note)
 
 
 def _settings(run: ReportedRun) -> dict[str, str]:

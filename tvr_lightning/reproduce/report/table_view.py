@@ -13,7 +13,7 @@ from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.evaluation.evaluator import LEAKS
 from tvr_lightning.evaluation.statistics import effective_queries
 from tvr_lightning.files import write_whole
-from tvr_lightning.reproduce.published import PRINTED, Printed, PublishedRow, printed_figure
+from tvr_lightning.reproduce.published import PRINTED, PublishedRow, printed_figure
 from tvr_lightning.reproduce.report.drawing import shortened
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
 from tvr_lightning.reproduce.report.uncertainty import compare_runs, measure, smallest_difference
@@ -30,22 +30,18 @@ WARNINGS = {
     "synthetic": "measured on synthetic data",
 }
 DIRECTIONS: dict[str, CardDirection] = {"t2v": "text_to_video", "v2t": "video_to_text"}
-UNPRINTED: tuple[Printed, ...] = ("R@1", "R@5", "R@10", "MnR")
-"""Metrics of figures, for which the papers print no numbers."""
-COLUMNS = [
+UNPRINTED = ("R@1", "R@5", "R@10", "MnR")  # metrics of figures, for which the papers print no numbers
+COLUMNS = [  # of the CSV file
     "title", "method", "variant", "dataset", "backbone", "direction", "metric", "published", "measured", "low", "high",
     "deviation", "seeds", "difference", "against_baseline", "against_baseline_low", "against_baseline_high",
     "against_baseline_p", "baseline", "run", "cards", "warnings", "remarks",
 ]  # fmt: skip
-"""Columns of the CSV file."""
-TEXTS = {"published_text": "published", "text": "here", "difference_text": "difference"}
-"""Columns of the results for reading, and their headings."""
-RUN_FIELDS = [
+TEXTS = {"published_text": "published", "text": "here", "difference_text": "difference"}  # headings of columns to read
+RUN_FIELDS = [  # of a run card, in the table of runs
     "name", "results.seed", "status", "results.protocol", "results.select_on", "results.post_processing",
     "results.precision", "steps", "epochs", "seconds", "peak_memory_mib", "run.fingerprints.data",
     "run.fingerprints.weights", "run.fingerprints.code", "key",
 ]  # fmt: skip
-"""Fields of a run card in the table of runs."""
 
 
 @dataclass
@@ -91,8 +87,8 @@ class TableView:
 
     def run_table(self) -> pd.DataFrame:
         """Return facts about each run as text, one row per seed."""
-        cards = [asdict(run.card) for own in self.runs.values() for run in own]
-        table = pd.json_normalize(cards).reindex(columns=RUN_FIELDS).astype(object)
+        cards = pd.json_normalize([asdict(run.card) for own in self.runs.values() for run in own])
+        table = cards.reindex(columns=RUN_FIELDS).astype(object)
         table.columns = pd.Index([field.rpartition(".")[2].replace("_", " ") for field in RUN_FIELDS])
         return table.map(lambda value: "-" if pd.isna(value) else str(value))
 
@@ -102,25 +98,25 @@ def view_table(table: TableRecipe, runs: Sequence[ReportedRun]) -> TableView:
     runs = sorted(runs, key=lambda run: run.seed or 0)
     made = {row.name: [run for run in runs if f"{table.name}/{row.name}" in run.claims] for row in table.runs}
     own_runs = [run for own in made.values() for run in own]
-    rows = table.rows
     number = table.table.replace("Fig", "Figure ") if table.table.startswith("Fig") else f"Table {table.table}"
     cautions = [NOT_COMPARABLE] if any(is_synthetic(run) for run in own_runs) else []
     overlays = [run.planned["overlay"] for run in own_runs if run.planned["overlay"] is not None]
     cautions += [f"every run with the overlay {path}, not with the published settings" for path in overlays[:1]]
-    view = TableView(table.name, f"{rows[0].paper}, {number}", "; ".join(cautions), pd.DataFrame(), made, [], [])
-    view.results = pd.DataFrame(_records(table, rows, view), columns=["line", "name", *COLUMNS, *TEXTS])
-    view.notes = list(dict.fromkeys(filter(None, [table.note, *_notes(rows, made), legend_of(own_runs)])))
+    title = f"{table.rows[0].paper}, {number}"
+    view = TableView(table.name, title, "; ".join(cautions), pd.DataFrame(), made, [], [])
+    view.results = pd.DataFrame(_records(table, view), columns=["line", "name", *COLUMNS, *TEXTS])
+    view.notes = list(dict.fromkeys(filter(None, [table.note, *_notes(table.rows, made), legend_of(own_runs)])))
     view.statistics = [*_resolution(view.results, view.finished), *_differences(view.results)]
     return view
 
 
-def _records(table: TableRecipe, rows: Sequence[PublishedRow], view: TableView) -> Iterator[dict[str, Any]]:
+def _records(table: TableRecipe, view: TableView) -> Iterator[dict[str, Any]]:
     """Return the results of every row and metric."""
     shown = UNPRINTED if any(run.shows is not None for run in table.runs) else ()
-    metrics = [name for name in PRINTED if name in shown or any(row.printed(name) is not None for row in rows)]
+    metrics = [name for name in PRINTED if name in shown or any(row.printed(name) is not None for row in table.rows)]
     run_of = {run.entry: run.name for run in table.runs}
-    backbone_of = {run_of.get(row.entry): row.backbone for row in rows}
-    for line, row in enumerate(rows):
+    backbone_of = {run_of.get(row.entry): row.backbone for row in table.rows}
+    for line, row in enumerate(table.rows):
         name = run_of.get(row.entry)
         own = view.finished.get(name or "", [])
         # Not every row states its backbone.
@@ -141,10 +137,7 @@ def _records(table: TableRecipe, rows: Sequence[PublishedRow], view: TableView) 
             published = row.printed(metric)
             cell: dict[str, Any] = {**common, "metric": metric, "published": published}
             cell["published_text"] = "" if published is None else printed_figure(published)
-            if row.direction in DIRECTIONS:
-                belongs = metric != "accuracy"
-            else:
-                belongs = metric == ("SumR" if row.direction else "accuracy")
+            belongs = row.direction in DIRECTIONS or metric == ("SumR" if row.direction else "accuracy")
             if belongs and (found := measure(own, direction, metric)) is not None:
                 low, high = (found.interval.low, found.interval.high) if found.interval else (math.nan, math.nan)
                 cell |= {"measured": found.mean, "low": low, "high": high, "deviation": found.deviation,
@@ -168,17 +161,15 @@ def is_synthetic(run: ReportedRun) -> bool:
 
 def warnings_of(runs: Sequence[ReportedRun]) -> list[str]:
     """Return those of WARNINGS that apply to any of the runs."""
-    found: set[str] = set()
-    for run in (run for run in runs if run.finished):
-        audit, warnings = run.results.get("audit"), run.results.get("warnings", [])
-        holds = {
-            "leaks": LEAKS in warnings or bool(audit and audit["leaks"]),
-            "not audited": audit is None or audit["problem"] is not None,
-            "overridden": bool(run.results.get("weights", {}).get("overridden")),
-            "synthetic": SYNTHETIC in warnings,
-        }
-        found |= {mark for mark in WARNINGS if holds[mark]}
-    return [mark for mark in WARNINGS if mark in found]
+    marks = dict.fromkeys(WARNINGS, False)
+    for run in runs:
+        if run.finished:
+            audit, warnings = run.results.get("audit"), run.results.get("warnings", [])
+            marks["leaks"] |= LEAKS in warnings or bool(audit and audit["leaks"])
+            marks["not audited"] |= audit is None or audit["problem"] is not None
+            marks["overridden"] |= bool(run.results.get("weights", {}).get("overridden"))
+            marks["synthetic"] |= SYNTHETIC in warnings
+    return [mark for mark, applies in marks.items() if applies]
 
 
 def legend_of(runs: Sequence[ReportedRun]) -> str:
@@ -204,14 +195,12 @@ def _resolution(results: pd.DataFrame, finished: Mapping[str, Sequence[ReportedR
 
 
 def _differences(results: pd.DataFrame) -> list[str]:
-    rows = results[(results["metric"] == "R@1") & results["against_baseline"].notna()]
     sentences = []
-    for row in rows.to_dict("records"):
+    for row in results[(results["metric"] == "R@1") & results["against_baseline"].notna()].to_dict("records"):
         d, low, high, p = (row[f"against_baseline{name}"] for name in ("", "_low", "_high", "_p"))
-        verdict = "resolved" if low > 0 or high < 0 else "not resolved"
         sentences.append(
             f"{row['run']} against {row['baseline']}, {row['direction']} R@1: {d:+.1f} [{low:+.1f}, {high:+.1f}] "
-            f"points, p {p:.2g}, paired over queries, {verdict}"
+            f"points, p {p:.2g}, paired over queries, {'resolved' if low > 0 or high < 0 else 'not resolved'}"
         )
     return [*dict.fromkeys(sentences), *(["Differences in the other metrics are in the CSV file"] if sentences else [])]
 
@@ -274,11 +263,10 @@ def _notes_of_run(run: ReportedRun) -> Iterator[str]:
 def write_tables(views: Sequence[TableView], path: Path) -> list[Path]:
     """Write tables as Markdown, CSV, and LaTeX; return the files, whose suffixes are added to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    formats = {".md": markdown, ".csv": comma_separated, ".tex": latex}
-    texts = {path.with_name(path.name + suffix): written(*views) for suffix, written in formats.items()}
-    for file, text in texts.items():
-        write_whole(file, text.encode())
-    return list(texts)
+    files = [path.with_name(path.name + suffix) for suffix in (".md", ".csv", ".tex")]
+    for file, written in zip(files, (markdown, comma_separated, latex), strict=True):
+        write_whole(file, written(*views).encode())
+    return files
 
 
 def markdown(*views: TableView) -> str:

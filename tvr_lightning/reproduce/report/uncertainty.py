@@ -69,11 +69,10 @@ def compare_runs(
         shares.append(difference([_per_query(ranks, part) for ranks, _ in stored]) / len(stored[0][1]))
         groups.append(stored[0][1])
     values = torch.tensor([run.value(direction, metric) for run in runs], dtype=torch.float64)
-    interval = percentile_interval(float(difference(values)), difference(drawn))
-    if metric == "MdR":
-        return Comparison(interval, math.nan)
-    p_value = statistics.exchange_p_value(torch.cat(shares), torch.cat(groups), resamples=RESAMPLES)
-    return Comparison(interval, p_value)
+    p_value = math.nan
+    if metric != "MdR":
+        p_value = statistics.exchange_p_value(torch.cat(shares), torch.cat(groups), resamples=RESAMPLES)
+    return Comparison(percentile_interval(float(difference(values)), difference(drawn)), p_value)
 
 
 def _parts(direction: CardDirection, metric: str) -> tuple[tuple[QueryKind, str], ...]:

@@ -39,7 +39,7 @@ class Card:
     features: str | None = None  # folder that the run stored
     steps: int | None = None  # of the weights
     epochs: int | None = None
-    seconds: float | None = None  # of the run's process, and of earlier ones that were interrupted
+    seconds: float | None = None  # of the run's process; None if it resumed an interrupted one
     peak_memory_mib: float | None = None
     peak_device_memory_mib: float | None = None  # None without a GPU
     schema: int = 5
@@ -71,7 +71,7 @@ def read_record(path: Path, kind: Any, fix: str) -> dict[str, Any]:
         raise UserError(f"{path} has schema {found}, but this version reads schema {kind.schema}; {fix}")
     if wrong := {item.name for item in fields(kind)} ^ set(raw):
         raise UserError(f"{path}: missing or unknown fields {', '.join(sorted(wrong))}; {fix}")
-    return dict(raw)
+    return raw
 
 
 def read_card(path: Path) -> Card:
@@ -96,19 +96,17 @@ def write_ranks(path: Path, ranked: Mapping[QueryKind, tuple[Ranks, Tensor]]) ->
     parts = []
     for direction, (ranks, video) in ranked.items():
         columns = {"index": ranks.index, "video": video, "better": ranks.better, "tied": ranks.tied}
-        frame = pd.DataFrame({name: column.cpu().numpy() for name, column in columns.items()})
-        parts.append(frame.assign(direction=direction))
+        parts.append(pd.DataFrame({name: column.cpu() for name, column in columns.items()}).assign(direction=direction))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, pd.concat(parts, ignore_index=True).to_parquet(index=False))
 
 
-def read_ranks(path: Path, direction: QueryKind) -> tuple[Ranks, Tensor]:
+def ranks_of(path: Path, direction: QueryKind) -> tuple[Ranks, Tensor]:
     """Return the ranks of a run's queries in ascending order of index, and the (Q,) int64 video of each query."""
     frame = pd.read_parquet(path)
     frame = frame[frame["direction"] == direction].sort_values("index")
-    columns = {name: torch.tensor(frame[name].to_numpy()) for name in ("better", "tied", "index", "video")}
-    video = columns.pop("video")
-    return Ranks(**columns), video
+    better, tied, index, video = torch.tensor(frame[["better", "tied", "index", "video"]].to_numpy()).T
+    return Ranks(better, tied, index), video
 
 
 def peak_memory_mib() -> float | None:
@@ -118,4 +116,4 @@ def peak_memory_mib() -> float | None:
     except ImportError:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+    return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)

@@ -11,8 +11,7 @@ from tvr_lightning.media.workers import worker_context
 from tvr_lightning.reproduce.runs.execute import LOG, run_task
 
 JOB = "job.txt"  # the ID of a SLURM job, until its end is seen
-Job = Callable[[], int | None]
-"""Returns the exit status of a process, or None while it runs."""
+Job = Callable[[], int | None]  # that returns the exit status of a process, or None while it runs
 
 
 class LocalEngine:

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 from dataclasses import asdict
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from tvr_lightning.config.recipe import Recipe, from_recipe
 from tvr_lightning.errors import UserError
@@ -27,8 +27,7 @@ from tvr_lightning.runs.log import quieten
 from tvr_lightning.runs.progress_report import ProgressReport
 from tvr_lightning.runs.run import Run
 
-TASK, LOG, PROGRESS = "run.json", "log.txt", "progress.json"
-"""Files in the folder of a run: what it does, its output, and its progress."""
+TASK, LOG, PROGRESS = "run.json", "log.txt", "progress.json"  # what a run does, its output, and its progress
 
 
 def run_task(task: Path) -> int:
@@ -38,20 +37,16 @@ def run_task(task: Path) -> int:
         os.dup2(log.fileno(), 2)
     # Lightning starts the processes of further devices with the command line of this one: `python -m` and its module.
     sys.argv[1:] = [str(task)]
-    sys.modules["__main__"].__spec__ = find_spec(f"{__package__}.__main__")
+    sys.modules["__main__"].__spec__ = find_spec(f"{__package__}.execute")
     quieten()
     try:
         execute(task)
+        return 0
     except UserError as error:
         print(error, file=sys.stderr)
-        return 1
     except Exception:  # noqa: BLE001  the log is where the waiting process looks
         traceback.print_exc()
-        return 1
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    return 0
+    return 1
 
 
 def execute(task: Path) -> None:
@@ -61,22 +56,15 @@ def execute(task: Path) -> None:
     now = deciding([Path(path) for path in run.configs], run.settings)
     if changed := [name for name, value in now.items() if value != run.fingerprints[name]]:  # a queue may be days long
         raise UserError(f"{run.name}: {' and '.join(changed)} changed after the run was planned. Rerun tvr reproduce.")
-    earlier = _earlier_seconds(folder, began)
-    weights = content["ckpt_path"]
+    resumed, weights = (folder / PROGRESS).is_file(), content["ckpt_path"]
     made = _extract(arguments, folder) if run.verb == "extract" else _evaluate(run, arguments, weights, folder, cards)
     if made is None:
         return
-    peak = peak_memory_mib()
-    card = Card(
-        key=run.key,
-        name=run.name,
-        status="finished",
-        run=asdict(run),
-        seconds=round(earlier + time.time() - began, 1),
-        peak_memory_mib=None if peak is None else round(peak, 1),
-        peak_device_memory_mib=torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
-        **made,
-    )
+    card = Card(run.key, run.name, "finished", asdict(run), **made)
+    card.seconds = None if resumed else round(time.time() - began, 1)
+    card.peak_memory_mib = peak_memory_mib()
+    if torch.cuda.is_available():
+        card.peak_device_memory_mib = torch.cuda.max_memory_allocated() / 2**20
     write_record(card, cards / f"{run.key}.json")
 
 
@@ -123,13 +111,12 @@ def _evaluate(
     return {"results": results, "checkpoint": checkpoint, "steps": steps, "epochs": epochs}
 
 
-def _earlier_seconds(folder: Path, began: float) -> float:
-    """Return the seconds of interrupted attempts, each until its last progress, and record the start of this one."""
-    record, progress = folder / "attempts.json", folder / PROGRESS
-    seconds, earlier = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else (0.0, began)
-    if progress.is_file():
-        seconds += max(progress.stat().st_mtime - earlier, 0.0)
-    if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
-        progress.unlink(missing_ok=True)
-        record.write_text(json.dumps([seconds, began]), encoding="utf-8")
-    return float(seconds)
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+if __name__ == "__main__":  # the process of a further device, which ends with that of the first one
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    sys.exit(run_task(Path(sys.argv[1])))

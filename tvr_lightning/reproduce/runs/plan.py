@@ -1,15 +1,19 @@
-"""From tables to runs: each run once, however many tables and rows need it."""
+"""From tables to runs: each run once, as decided by digests of its recipe and of the files that it reads."""
 
+import hashlib
+import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any, Literal
 
 import tvr_lightning.data
 from tvr_lightning.audit import AUDIT_VERSION
-from tvr_lightning.config.recipe_files import OptionError
+from tvr_lightning.config import recipe_files
+from tvr_lightning.config.recipe_files import OptionError, read_recipe
 from tvr_lightning.errors import UserError
-from tvr_lightning.reproduce.runs.fingerprint import data_fingerprint, digest, file_fingerprint, lookup, nested, resolve
 from tvr_lightning.reproduce.tables import TableRecipe, TableRun
 
 # Raise it when a change to the code may change results: all finished runs are then made again.
@@ -20,12 +24,13 @@ Command = Literal["fit", "test", "extract"]
 Need = Literal["weights", "encoder", "features"]
 ARCHITECTURE = "model.init_args.encoder.init_args.architecture"
 WEIGHTS = "model.init_args.encoder.init_args.weights"
-FILES = (
+FILES = (  # options that may name files or folders
     ARCHITECTURE, WEIGHTS, "model.init_args.encoder.init_args.tokenizer",
     "model.init_args.encoder.init_args.trained_in", "model.init_args.audio_encoder.init_args.weights",
     "model.init_args.pretrained", "data.init_args.extra_captions", "data.init_args.features", "data.init_args.pixels",
 )  # fmt: skip
-"""Options that may name files or folders."""
+LOCAL_DIR = "local-dir:"  # open_clip's prefix for a folder with a whole model
+ANNOTATIONS = {".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet"}
 
 
 @dataclass(frozen=True)
@@ -82,9 +87,10 @@ def make_plan(tables: Sequence[TableRecipe], setting: Setting, only: Sequence[st
         )
     plan = Plan(setting)
     known = {f"{table.name}/{run.name}": (table, run) for table in tables for run in table.runs}
-    unknown = [name for name in only if not any(name in (claim, run.name) for claim, (_, run) in known.items())]
-    if unknown:
-        raise OptionError(f"--only {unknown[0]!r} is not a run of these tables. Available: {', '.join(sorted(known))}")
+    if unknown := set(only) - known.keys() - {run.name for _, run in known.values()}:
+        raise OptionError(
+            f"--only {min(unknown)!r} is not a run of these tables. Available: {', '.join(sorted(known))}"
+        )
     for claim, (table, run) in known.items():
         omitted = setting.share == "features" and run.backbone is not None
         if not omitted and (not only or run.name in only or claim in only):
@@ -145,11 +151,8 @@ def _plan_run(
     files = [*files, *([overlay] if overlay else [])]
     recipe = resolve(files, own)
     dataset = _dataset(name, recipe)
-    read = {
-        option: found
-        for option in FILES
-        if (found := file_fingerprint(str(lookup(recipe, option)), not option.startswith("data."))) is not None
-    }
+    files_read = {name: file_fingerprint(str(lookup(recipe, name)), not name.startswith("data.")) for name in FILES}
+    read = {name: found for name, found in files_read.items() if found is not None}
     if setting.fixture_videos is None:
         data, weights = data_fingerprint(setting.root / dataset), lookup(recipe, WEIGHTS)
         tag = "random" if weights in (None, "none") else f"tag {weights}"
@@ -161,22 +164,13 @@ def _plan_run(
     fingerprints = {**deciding(files, own), "data": data, "weights": of_weights, "files": of_files}
     # The recipe's own seed, chosen explicitly, makes the same run.
     key = digest(fingerprints, lookup(recipe, "seed_everything") if seed is None else seed, verb, needs)
+    configs, laid_over = [str(path.absolute()) for path in files], str(overlay.absolute()) if overlay else None
+    overrides = [f"--data.init_args.root={setting.root}", *([] if seed is None else [f"--seed_everything={seed}"])]
     planned = PlannedRun(
-        key=key,
-        name=name,
-        claims=[],
-        verb=verb,
-        configs=[str(path.absolute()) for path in files],
-        settings=own,
-        overrides=[f"--data.init_args.root={setting.root}", *([] if seed is None else [f"--seed_everything={seed}"])],
-        seed=seed,
-        dataset=dataset,
-        fixture_videos=setting.fixture_videos,
-        share=setting.share,
-        fingerprints=fingerprints,
-        needs=needs,
-        overlay=str(overlay.absolute()) if overlay else None,
-    )
+        key=key, name=name, claims=[], verb=verb, configs=configs, settings=own, overrides=overrides, seed=seed,
+        dataset=dataset, fixture_videos=setting.fixture_videos, share=setting.share, fingerprints=fingerprints,
+        needs=needs, overlay=laid_over,
+    )  # fmt: skip
     return plan.runs.setdefault(key, planned)
 
 
@@ -190,3 +184,72 @@ def _dataset(name: str, recipe: dict[str, Any]) -> str:
     if kind not in tvr_lightning.data.__all__:
         raise UserError(f"{name}: the recipes name no dataset (data.class_path is {kind})")
     return str(getattr(tvr_lightning.data, kind).directory)
+
+
+def digest(*parts: Any) -> str:
+    """Return 16 hexadecimal digits of the SHA-256 of values that JSON can hold."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def resolve(recipes: Sequence[Path], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of recipes, later ones over earlier ones, with nested settings over all of them."""
+    return reduce(_merge, [*(_read(path, path.stat().st_mtime_ns) for path in recipes), settings], {})
+
+
+@cache
+def _read(path: Path, _changed: int) -> dict[str, Any]:
+    return read_recipe(path)  # hundreds of runs share a few files, and YAML is slow
+
+
+def _merge(under: Any, over: Any) -> Any:
+    if not (isinstance(under, Mapping) and isinstance(over, Mapping)):
+        return over
+    return {**under, **{key: _merge(under.get(key), value) for key, value in over.items()}}
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted options, such as `{"data.init_args.split": "7k"}`, as nested mappings, as in a recipe."""
+    return reduce(_merge, (recipe_files.nested(option, value) for option, value in settings.items()), {})
+
+
+def lookup(recipe: Any, option: str) -> Any:
+    """Return the value of a dotted option, or None if the recipe does not set it."""
+    for name in option.split("."):
+        recipe = recipe.get(name) if isinstance(recipe, dict) else None
+    return recipe
+
+
+def file_fingerprint(name: str, every_file: bool) -> str | None:
+    """Return the digest of a file or folder, or None if it does not exist.
+
+    Unless `every_file`, only annotations are read, and other files, such as videos, count by name and size.
+    """
+    path = Path(name.removeprefix(LOCAL_DIR)).expanduser()
+    if path.is_file():
+        return _content(path, path.stat().st_mtime_ns)
+    if not path.is_dir():
+        return None
+    found: list[tuple[str, str | int]] = []
+    seen: set[str] = set()  # folders; linked ones may link back
+    for place, folders, names in os.walk(path, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        for file in filter(Path.is_file, (Path(place) / name for name in names)):
+            status, is_read = file.stat(), every_file or file.suffix.lower() in ANNOTATIONS
+            content = _content(file, status.st_mtime_ns) if is_read else status.st_size
+            found.append((str(file.relative_to(path)), content))
+    return digest(sorted(found))
+
+
+@cache
+def data_fingerprint(folder: Path) -> str:
+    """Return the digest of a dataset's folder, or `absent`."""
+    return file_fingerprint(str(folder), every_file=False) or "absent"
+
+
+@cache
+def _content(path: Path, _changed: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]

@@ -22,8 +22,7 @@ from tvr_lightning.synthetic import synthesize
 ERROR_LINES = 15
 CARD_SECONDS = 30.0  # until a card that another machine wrote is visible on a shared disk
 Log = Callable[[str], None]
-Duration = tuple[PlannedRun, float]
-"""A run and its duration in seconds."""
+Duration = tuple[PlannedRun, float]  # in seconds
 
 
 def run_plan(plan: Plan, out: Path, log: Log = print, engine: Engine | None = None) -> dict[str, Card]:
@@ -35,9 +34,9 @@ def run_plan(plan: Plan, out: Path, log: Log = print, engine: Engine | None = No
     with file_lock(out / ".lock", f"the runs of tvr reproduce in {out}", report=log):
         cards = read_cards(out / "cards")
         for key in cards.keys() & plan.runs.keys():
-            claims = list(dict.fromkeys([*cards[key].run["claims"], *plan.runs[key].claims]))
-            if claims != cards[key].run["claims"]:  # from which a report finds the rows of a run
-                cards[key].run["claims"] = claims
+            claims = cards[key].run["claims"]  # from which a report finds the rows of a run
+            if new := [claim for claim in plan.runs[key].claims if claim not in claims]:
+                claims += new
                 write_record(cards[key], out / "cards" / f"{key}.json")
         todo = open_runs(plan, cards)
         if (videos := plan.setting.fixture_videos) is not None:
@@ -96,7 +95,7 @@ class _Runner:
         """Start and collect runs until none is left."""
         while self.waiting or self.running:
             for run in list(self.waiting):
-                unfinished = {*(other.key for other in self.waiting), *self.running}
+                unfinished = {other.key for other in self._left()}
                 if len(self.running) < self.engine.max_parallel and not unfinished & set(run.needs.values()):
                     self.waiting.remove(run)
                     self._recorded(run, self._start)
@@ -122,8 +121,7 @@ class _Runner:
         return [*(run for run, _, _ in list(self.running.values())), *self.waiting]
 
     def _start(self, run: PlannedRun) -> None:
-        seed = "" if run.seed is None else f", seed {run.seed}"
-        self.log(f"[{self.total - len(self.waiting)}/{self.total}] {run.name}{seed} ...")
+        self.log(f"[{self.total - len(self.waiting)}/{self.total}] {run.name}{_seed(run)} ...")
         self._card(run).unlink(missing_ok=True)  # of an earlier failure
         inputs: dict[str, str] = {}
         for name, key in run.needs.items():
@@ -194,12 +192,11 @@ def write_task(run: PlannedRun, out: Path, inputs: Mapping[str, str]) -> Path:
     if "features" in inputs:
         arguments.append(f"--data.init_args.features={inputs['features']}")
     if run.verb != "extract":
-        arguments.append(f"--results.directory={folder}")
         arguments += ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
+        arguments += [f"--results.directory={folder}"]
+        arguments += ["--trainer.devices=1"] if run.fixture_videos is not None else []
     if run.verb == "fit":
         arguments.append("--checkpoints.resume=true")
-    if run.fixture_videos is not None and run.verb != "extract":
-        arguments.append("--trainer.devices=1")
     cards, weights = str((out / "cards").absolute()), inputs.get("weights")
     task = {"run": asdict(run), "arguments": arguments, "ckpt_path": weights, "cards": cards}
     (folder / TASK).write_text(json.dumps(task, indent=2) + "\n", encoding="utf-8")
@@ -211,7 +208,7 @@ def _outcome(card: Card) -> str:
         return f"{card.name} FAILED: {(card.error or '').strip().splitlines()[-1]}"
     values = {"accuracy": card.accuracy(), "text-to-video R@1": card.metrics("text_to_video").get("R@1")}
     result = [f"{name} {value:.1f}" for name, value in values.items() if value is not None] or ["features stored"]
-    return f"{card.name}: {result[0]} in {clock(card.seconds or 0.0)}"
+    return f"{card.name}: {result[0]}" + (f" in {clock(card.seconds)}" if card.seconds else "")
 
 
 def plan_lines(plan: Plan, cards: Mapping[str, Card]) -> list[str]:
@@ -220,8 +217,11 @@ def plan_lines(plan: Plan, cards: Mapping[str, Card]) -> list[str]:
     for run in plan.runs.values():
         state, seconds = cards[run.key].status if run.key in cards else "open", expected_seconds(run, durations)
         about = f", about {clock(seconds)}" if run in todo and seconds is not None else ""
-        seed = "" if run.seed is None else f", seed {run.seed}"
         name, *others = run.claims or [run.name]
         also = f" (also {', '.join(others)})" if others else ""
-        lines.append(f"{state:8s} {run.verb:7s} {name}{also} on {run.dataset}{seed}{about}")
+        lines.append(f"{state:8s} {run.verb:7s} {name}{also} on {run.dataset}{_seed(run)}{about}")
     return [*lines, time_left(todo, durations)]
+
+
+def _seed(run: PlannedRun) -> str:
+    return "" if run.seed is None else f", seed {run.seed}"

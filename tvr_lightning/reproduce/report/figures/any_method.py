@@ -1,15 +1,13 @@
 """Figures of any method: scores, retrieval mass and errors (NCL, Figs. 2, 3, and 6), the modalities (Figs. 7 and 8)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.balance import balance, matching_share, retrieval_mass
-from tvr_lightning.evaluation.normalization import Direction
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.evaluation.sources import MatrixSource
 from tvr_lightning.layers.cosine import unit
@@ -44,13 +42,15 @@ def draw_similarity(arrays: Arrays) -> Iterator[Chart]:
         axis.stairs(arrays[name], arrays["edges"], fill=True, alpha=0.5, color=color, label=label)
     axis.set(xlabel="score before post-processing", ylabel="share of the pairs")
     axis.legend()
-    alt = "Two histograms of scores: of texts with their own videos, and of texts with other videos."
     facts = [
         f"mean of matching pairs: {arrays['positive_mean']:.3g}; of other pairs: {arrays['negative_mean']:.3g}",
         f"chance that another pair outscores a matching one: {arrays['overlap']:.3g} %",
     ]
+    images = drawings(
+        [axis], "Two histograms of scores: of texts with their own videos, and of texts with other videos."
+    )
     note = "DPDV, Fig. S1, and GAID, Fig. 6, also show those of a baseline: see the pages of the tables."
-    yield Chart("", drawings([axis], alt), facts, note)
+    yield Chart("", images, facts, note)
 
 
 @torch.no_grad()
@@ -61,9 +61,7 @@ def measure_balance(encoded: EncodedSplit) -> dict[str, Any]:
     `.false_positive` (K,) by bins of it, and `<direction>.error`; after normalization by queues or the test set, also
     `normalized.<direction>.mass` and `.error`, otherwise `normalized.missing`, the reason.
     """
-    scores: dict[str, Mapping[Direction, Tensor]] = {
-        "": {"text-to-video": encoded.similarity.double(), "video-to-text": encoded.similarity.double().T}
-    }
+    scores = {"": (encoded.similarity.double(), encoded.similarity.double().T)}
     arrays: dict[str, Any] = {}
     if encoded.module.evaluation_config.normalization is not None:
         try:
@@ -71,11 +69,10 @@ def measure_balance(encoded: EncodedSplit) -> dict[str, Any]:
         except UserError as error:
             arrays["normalized.missing"] = str(error)
     videos, temperature = torch.arange(len(encoded.videos)), encoded.module.score_temperature()
-    groups = {"t2v": (encoded.matching, videos), "v2t": (videos, encoded.matching)}
+    groups = (encoded.matching, videos), (videos, encoded.matching)
     for start, matrices in scores.items():
-        for name, words in DIRECTIONS.items():
-            matrix = matrices[words.replace(" ", "-")]  # type: ignore[index]
-            found = balance(MatrixSource(matrix), temperature, *groups[name])
+        for name, matrix, of in zip(DIRECTIONS, matrices, groups, strict=True):
+            found = balance(MatrixSource(matrix), temperature, *of)
             arrays |= {f"{start}{name}.mass": found.mass / found.share, f"{start}{name}.error": found.error}
             if not start:
                 arrays |= {f"{name}.{field}": rate for field, rate in found.rates.items()}
@@ -107,10 +104,10 @@ def draw_balance(arrays: Arrays) -> Iterator[Chart]:
         rates.set_xticks(range(len(edges)), [f"{edge:g}" for edge in edges], rotation=60)
         rates.set(title=f"{words}: errors at rank 1", xlabel="mass over share, from", ylabel="errors, %")
         rates.legend()
-    alt = "Histograms of the items' retrieval mass relative to their share, and lines of the error rates by that mass."
     note = "NCL, Eq. 5 and Figs. 2 and 3, with the run's temperature; before post-processing unless stated otherwise."
     if "normalized.missing" in arrays:
         note += f" Normalized scores are not drawn: {arrays['normalized.missing']}."
+    alt = "Histograms of the items' retrieval mass relative to their share, and lines of the error rates by that mass."
     yield Chart("", drawings(axes, alt), facts, note)
 
 
@@ -144,7 +141,6 @@ def draw_modalities(arrays: Arrays) -> Iterator[Chart]:
     axes[0].bar([name.replace("_", "-\n") for name in bars], [float(arrays[name]) for name in bars], color=COLORS[:4])
     axes[0].axhline(0, color=COLORS[4], linewidth=0.6)
     axes[0].set(title="means over pairs", ylabel="cosine")
-    note = "NCL, Figs. 7 and 8, after training: sentences and means of the unit frames, before any conditioning."
     texts, videos = arrays["map"]
     axes[1].plot(*np.stack([texts, videos]).transpose(2, 0, 1), color=COLORS[5], linewidth=0.4, alpha=0.5)
     axes[1].scatter(texts[:, 0], texts[:, 1], s=9, color=COLORS[0], label="texts")
@@ -152,8 +148,11 @@ def draw_modalities(arrays: Arrays) -> Iterator[Chart]:
     axes[1].set(title="principal components; lines join pairs", xticks=[], yticks=[])
     axes[1].legend()
     alt = "Bars of the mean cosines within and between texts and videos, and a two-dimensional map of texts and videos."
-    lengths = f"length of the texts' mean: {arrays['text_mean']:.3g}; of the videos' mean: {arrays['video_mean']:.3g}"
-    facts = [f"distance of the modal means: {arrays['mean_distance']:.3g}", lengths]
+    facts = [
+        f"distance of the modal means: {arrays['mean_distance']:.3g}",
+        f"length of the texts' mean: {arrays['text_mean']:.3g}; of the videos' mean: {arrays['video_mean']:.3g}",
+    ]
+    note = "NCL, Figs. 7 and 8, after training: sentences and means of the unit frames, before any conditioning."
     yield Chart("", drawings(axes, alt), facts, note)
 
 
@@ -169,7 +168,7 @@ def measure_mass(encoded: EncodedSplit) -> dict[str, Any]:
     `rank` (2, Q) of the own video before and after, `mass` (2, Q, 3) relative to a video's share, `names` (Q, 3), and
     `strips` (Q, 3, F, S, S, 3).
     """
-    scores = encoded.similarity.double(), normalized_scores(encoded)["text-to-video"]
+    scores = encoded.similarity.double(), normalized_scores(encoded)[0]
     rank = torch.stack([text_to_video_ranks(each, encoded.matching).expected() for each in scores])
     queries = torch.argsort((rank[0] - rank[1]).abs(), descending=True, stable=True)[:MASS_EXAMPLES]
     shown = torch.stack([encoded.matching[queries], *(each[queries].argmax(1) for each in scores)], dim=1)
@@ -180,7 +179,7 @@ def measure_mass(encoded: EncodedSplit) -> dict[str, Any]:
         "captions": [encoded.caption(query) for query in queries],
         "rank": rank[:, queries],
         "mass": mass[:, shown],
-        "names": [[encoded.name(video) for video in row] for row in shown],
+        "names": [[encoded.record(video).video_id for video in row] for row in shown],
         "strips": np.stack([[encoded.strip(video) for video in row] for row in shown.tolist()]),
     }
 
@@ -195,9 +194,10 @@ def draw_mass(arrays: Arrays) -> Iterator[Chart]:
         images = []
         for place, label in enumerate(MASS_VIDEOS):
             name, (before, after) = arrays["names"][query, place], arrays["mass"][:, query, place]
-            words = f"{label}: {name}, mass {before:.3g}, normalized {after:.3g}"
-            own = bool(name == arrays["names"][query, 0])
-            images.append(frames(arrays["strips"][query, place], f"Frames of {name}, {label}", words, own))
-        before, after = arrays["rank"][:, query]
-        fact = f"rank of its own video: {before:g}, normalized {after:g}"
-        yield Chart(f"Retrieval mass: “{caption}”", images, [fact], note if query == 0 else "")
+            words, own = (
+                f"{label}: {name}, mass {before:.3g}, normalized {after:.3g}",
+                name == arrays["names"][query, 0],
+            )
+            images.append(frames(arrays["strips"][query, place], f"Frames of {name}, {label}", words, bool(own)))
+        facts = ["rank of its own video: {:g}, normalized {:g}".format(*arrays["rank"][:, query])]
+        yield Chart(f"Retrieval mass: “{caption}”", images, facts, note if query == 0 else "")

@@ -16,8 +16,7 @@ from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawin
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
 SHOWN_VIDEOS = 2
-CELL = 14
-"""Pixels of a patch in the drawing of a stage."""
+CELL = 14  # pixels of a patch in the drawing of a stage
 
 
 def merges(module: RetrievalModule) -> bool:
@@ -45,13 +44,12 @@ def measure_merging(encoded: EncodedSplit) -> dict[str, Any]:
         members.append(member.unflatten(0, (videos, count)))
         tokens = stage(tokens, clusters)
     rows = [int(torch.nonzero(encoded.video_index == index)) for index in batch.index.cpu()]
-    strips = [encoded.strip(row, frames=count, size=math.isqrt(total) * CELL) for row in rows]
     texts = [int(torch.nonzero(encoded.matching == row)[0]) for row in rows]
     return {
         "names": batch.video_id,
         "members": torch.stack(members, 1),
         "left": schedule,
-        "strips": np.stack(strips),
+        "strips": np.stack([encoded.strip(row, frames=count, size=math.isqrt(total) * CELL) for row in rows]),
         "captions": [encoded.caption(text) for text in texts],
         "spot": module.head.partition(encoded.texts[texts], encoded.videos[rows])[0],
     }
@@ -63,10 +61,8 @@ def draw_merging(arrays: Arrays) -> Iterator[Chart]:
     for name, caption, strip, spot, stages in zip(*videos, strict=True):
         images = [frames(_crossed_out(strip, ~spot), f"Frames of {name}", f"The Spot-Path of “{caption}”")]
         for stage, (members, left) in enumerate(zip(stages, arrays["left"], strict=True), start=1):
-            shown = _crossed_out(_merged(strip, members), ~spot)
-            images.append(
-                frames(shown, f"The same frames after stage {stage}", f"After stage {stage}: {left} patches per frame.")
-            )
+            alt, words = f"The same frames after stage {stage}", f"After stage {stage}: {left} patches per frame."
+            images.append(frames(_crossed_out(_merged(strip, members), ~spot), alt, words))
         note = (
             "DPDV, Figs. S2 and S3; a merged patch has the mean color of its pixels. Crossed-out frames are those that "
             "the caption leaves to the Recover-Path."
@@ -125,10 +121,10 @@ def draw_unmatched(arrays: Arrays) -> Iterator[Chart]:
     axis.stairs(arrays["histogram"], arrays["edges"], fill=True, alpha=0.5, color=COLORS[2])
     axis.axvline(0, color=COLORS[1], linewidth=1)
     axis.set(xlabel="best cosine, own caption minus others'", ylabel="share of the frames")
-    alt = "A histogram over frames of how much better they match the words of their own caption than those of others."
     facts = [f"frames that match no word of their caption better than words of others: {arrays['share']:.3g} %"]
     note = (
         "Similar to DPDV, Fig. 1, but with a different criterion: a frame's match is its largest cosine with a word. "
         "The published share is counted by sentence with CLIP4Clip on MSR-VTT-9k, so it is not comparable."
     )
+    alt = "A histogram over frames of how much better they match the words of their own caption than those of others."
     yield Chart("", drawings([axis], alt), facts, note)

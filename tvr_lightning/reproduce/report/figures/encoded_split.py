@@ -12,18 +12,17 @@ from torch import Tensor
 
 from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import Split
+from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.evaluation.evaluator import Evaluator
 from tvr_lightning.evaluation.loop import encode_split
 from tvr_lightning.evaluation.normalization import Direction
 from tvr_lightning.evaluation.pair_scores import PairScores
+from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.evaluation.sources import AdjustedSource, ScoreSource, TransposedSource
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.media.video import DecodedClip
-from tvr_lightning.methods import VideoQuestionAnswering
+from tvr_lightning.media.video import DecodedClip, read_clip
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.reproduce.report.figures.answers import AnsweredSplit, answer_test_split, sampled_clip
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
 
 MOST_PAIRS = 256  # in pairwise figures; more would not change what they show
@@ -32,7 +31,19 @@ STRIP_FRAMES, STRIP_SIZE = 4, 72
 
 
 @dataclass
-class EncodedSplit:
+class LoadedRun:
+    """A run's method with its own weights, and its data."""
+
+    module: Any
+    data: TextVideoDataModule
+
+    def clip(self, video: VideoRecord, frames: int, size: int = STRIP_SIZE) -> DecodedClip:
+        """Return frames of a video, sampled as the method does; padded ones are black."""
+        return read_clip(video.path, frames=frames, image_size=size, sampling=self.data.sampling, span=video.span)
+
+
+@dataclass
+class EncodedSplit(LoadedRun):
     """A run's test split as its weights encode it.
 
     `texts` and `videos` are features of N texts and M videos at increasing positions `text_index` (N,) and
@@ -41,8 +52,6 @@ class EncodedSplit:
     evaluated.
     """
 
-    module: Any
-    data: TextVideoDataModule
     split: Split
     texts: TextFeatures
     videos: VideoFeatures
@@ -62,21 +71,21 @@ class EncodedSplit:
         """Return a text by its row."""
         return self.split.texts[int(self.text_index[text])].text
 
-    def name(self, video: int | Tensor) -> str:
-        """Return the ID of a video by its row."""
-        return self.split.videos[int(self.video_index[video])].video_id
+    def expected_ranks(self) -> Tensor:
+        """Return the ranks (N,) as evaluated, or of the scores before post-processing if the run omitted texts."""
+        return text_to_video_ranks(self.similarity, self.matching).expected() if self.ranks is None else self.ranks
 
-    def clip(self, video: int, frames: int, size: int = STRIP_SIZE) -> DecodedClip:
-        """Return frames of a video by its row."""
-        return sampled_clip(self.data, self.split.videos[int(self.video_index[video])], frames, size)
+    def record(self, video: int | Tensor) -> VideoRecord:
+        """Return a video by its row."""
+        return self.split.videos[int(self.video_index[video])]
 
     def strip(self, video: int, frames: int = STRIP_FRAMES, size: int = STRIP_SIZE) -> np.ndarray:
         """Return (F, S, S, 3) uint8 frames of a video by its row."""
-        return self.clip(video, frames, size).pixels.permute(0, 2, 3, 1).numpy()
+        return self.clip(self.record(video), frames, size).pixels.permute(0, 2, 3, 1).numpy()
 
 
-def encode_run(run: ReportedRun) -> EncodedSplit | AnsweredSplit:
-    """Rebuild a run from its settings and weights, and encode its test split, or answer its questions."""
+def encode_run(run: ReportedRun) -> LoadedRun:
+    """Rebuild a run from its settings and weights, and encode its test split unless it answers questions."""
     checkpoint, results = run.card.checkpoint, run.results
     if checkpoint is None or not Path(checkpoint).is_file():
         raise MissingAssetError(f"the weights of run {run.card.name} are missing: {checkpoint}")
@@ -85,8 +94,8 @@ def encode_run(run: ReportedRun) -> EncodedSplit | AnsweredSplit:
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
     module.on_load_checkpoint(saved)
     module.load_state_dict(saved["state_dict"])
-    if isinstance(module, VideoQuestionAnswering):
-        return answer_test_split(module, data)
+    if not isinstance(module, RetrievalModule):
+        return LoadedRun(module, data)
     encoded = encode_test_split(module.to("cuda" if torch.cuda.is_available() else "cpu").eval(), data)
     encoded.post_processing = results["post_processing"]
     ranks, _ = read_ranks(run, "text_to_video")
@@ -120,7 +129,7 @@ def encode_test_split(module: RetrievalModule, data: TextVideoDataModule) -> Enc
 
 
 @torch.no_grad()
-def normalized_scores(encoded: EncodedSplit) -> dict[Direction, Tensor]:
+def normalized_scores(encoded: EncodedSplit) -> tuple[Tensor, Tensor]:
     """Return the scores after the method's normalization, texts (N, M) and videos (M, N) as queries.
 
     Raises:
@@ -133,12 +142,12 @@ def normalized_scores(encoded: EncodedSplit) -> dict[Direction, Tensor]:
     index = {"text_index": encoded.text_index, "video_index": encoded.video_index}
     pairs = evaluator.pair_scores(encoded.texts, encoded.videos, **index)
     captions = torch.bincount(encoded.matching, minlength=pairs.gallery)
-    sources: dict[Direction, ScoreSource] = {"text-to-video": pairs, "video-to-text": TransposedSource(pairs)}
-    found: dict[Direction, Tensor] = {}
-    for direction, source in sources.items():
+
+    def normalized(direction: Direction, source: ScoreSource) -> Tensor:
         context = evaluator.context(direction, normalizer, bank, pairs, captions)
-        found[direction] = _matrix(AdjustedSource(source, normalizer.fit(source, context)))
-    return found
+        return _matrix(AdjustedSource(source, normalizer.fit(source, context)))
+
+    return normalized("text-to-video", pairs), normalized("video-to-text", TransposedSource(pairs))
 
 
 def _matrix(source: ScoreSource) -> Tensor:

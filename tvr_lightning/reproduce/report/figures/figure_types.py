@@ -5,10 +5,9 @@ why a figure could not be measured. The file is made from the run's checkpoint a
 a fingerprint of the run's results, so that it is made again after the run was repeated.
 """
 
-import io
 import zipfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,14 @@ import numpy as np
 import torch
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.files import write_whole
+from tvr_lightning.files import replace_whole
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, Chart, in_style, not_drawn, shortened
 from tvr_lightning.reproduce.report.figures import answers, any_method, dpdv, gaid, gare, retrieval_examples, tcmgc
-from tvr_lightning.reproduce.report.figures.answers import AnsweredSplit
-from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit, encode_run
+from tvr_lightning.reproduce.report.figures.encoded_split import LoadedRun, encode_run
 from tvr_lightning.reproduce.report.sources import ReportedRun
 
-VERSION = 7
-"""Version of what is measured; files of other versions are made again."""
+VERSION = 7  # of what is measured; files of other versions are made again
 
 
 @dataclass(frozen=True)
@@ -75,14 +72,13 @@ def figures_of(run: ReportedRun, folder: Path) -> Arrays:
             return found
     arrays: dict[str, Any] = {"version": VERSION, "results": run.fingerprint, **measure(encode_run(run))}
     folder.mkdir(parents=True, exist_ok=True)
-    content = io.BytesIO()
-    np.savez_compressed(content, **arrays)
-    write_whole(path, content.getvalue())
+    with replace_whole(path) as file:
+        np.savez_compressed(file, **arrays)
     return arrays
 
 
 @torch.no_grad()
-def measure(encoded: EncodedSplit | AnsweredSplit, figures: dict[str, FigureType] = FIGURES) -> Arrays:
+def measure(encoded: LoadedRun, figures: dict[str, FigureType] = FIGURES) -> Arrays:
     """Measure every figure that a method has. One that fails leaves its reason as `<figure>.missing`."""
     arrays: Arrays = {}
     for name, figure in figures.items():
@@ -93,8 +89,7 @@ def measure(encoded: EncodedSplit | AnsweredSplit, figures: dict[str, FigureType
                 again = "after fixing it, delete this run's file in figures/ to measure it again"
                 own = {"missing": f"{shortened(error)}; {again}"}
             for array, value in own.items():
-                value = value.cpu() if isinstance(value, torch.Tensor) else value
-                arrays[f"{name}.{array}"] = np.asarray(value)
+                arrays[f"{name}.{array}"] = np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value)
     return arrays
 
 
@@ -105,8 +100,12 @@ def draw(arrays: Arrays, figures: dict[str, FigureType] = FIGURES) -> list[Chart
     for name, figure in figures.items():
         own = {key.removeprefix(f"{name}."): value for key, value in arrays.items() if key.startswith(f"{name}.")}
         try:
-            drawn = [not_drawn("", own["missing"])] if "missing" in own else list(figure.draw(own)) if own else []
+            if "missing" in own:
+                raise UserError(own["missing"])
+            drawn = list(figure.draw(own)) if own else []
         except FAILURES as error:
-            drawn = [not_drawn("", error)]
-        charts += [replace(chart, title=chart.title or figure.title) for chart in drawn]
+            drawn = [not_drawn(figure.title, error)]
+        for chart in drawn:
+            chart.title = chart.title or figure.title
+        charts += drawn
     return charts

@@ -12,8 +12,7 @@ from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, frames, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
-COLUMNS = 240
-"""Columns of a drawn waveform."""
+COLUMNS = 240  # of a drawn waveform
 
 
 def applies(module: RetrievalModule) -> bool:
@@ -29,8 +28,8 @@ def measure_gate(encoded: EncodedSplit) -> dict[str, Any]:
     """
     gate, (text, video) = encoded.module.head.gate, encoded.paired()
     assert video.audio_mask is not None
-    logits = gate.of_video(video) + gate.of_text(text.sentence).unsqueeze(1)
-    weights = logits.sigmoid().mean(-1).expand(-1, video.frames.shape[1]).cpu()  # (B, F); mean over dimensions
+    weights = (gate.of_video(video) + gate.of_text(text.sentence).unsqueeze(1)).sigmoid().mean(-1)  # over dimensions
+    weights = weights.expand(-1, video.frames.shape[1]).cpu()  # (B, F)
     audible = (video.audio_mask & video.frame_mask).cpu()
     silent = (~video.audio_mask & video.frame_mask).cpu()
     histogram, edges = np.histogram(weights[audible].numpy(), np.linspace(0, 1, 41))
@@ -41,9 +40,8 @@ def measure_gate(encoded: EncodedSplit) -> dict[str, Any]:
     examples = []
     for row in (rows[0], rows[-1]) if rows else ():
         text, video = encoded.pairs[row].tolist()
-        record = encoded.split.videos[int(encoded.video_index[video])]
-        clip = encoded.clip(video, frames=weights.shape[1])
-        track = read_audio(record.path, span=record.span)
+        record = encoded.record(video)
+        clip, track = encoded.clip(record, weights.shape[1]), read_audio(record.path, span=record.span)
         columns = np.array_split(track.waveform, COLUMNS)
         started = record.span[0] if record.span else 0.0
         examples.append({
@@ -61,10 +59,10 @@ def draw_gate(arrays: Arrays) -> Iterator[Chart]:
     (axis,) = new_panels(1)
     axis.stairs(arrays["histogram"], arrays["edges"], fill=True, alpha=0.5, color=COLORS[0])
     axis.set(xlabel="weight of the audio in a frame", ylabel="share of the frames")
-    alt = "A histogram, over the frames with audio, of the weight that the gate gives the audio."
     facts = [f"mean weight of the audio: {arrays['mean']:.3g}"]
     if not np.isnan(arrays["silent_mean"]):
         facts.append(f"mean weight in frames without audio: {arrays['silent_mean']:.3g}")
+    alt = "A histogram, over the frames with audio, of the weight that the gate gives the audio."
     yield Chart("", drawings([axis], alt), facts, "Matching pairs of the test split.")
     for place, caption in enumerate(arrays.get("captions", [])):
         (wave,) = new_panels(1, layout="constrained")

@@ -1,7 +1,7 @@
 """Figures of GARE: geometry of the increments (Figs. 3 and 8), gradients (2, 4, 7), hard negatives (6), steps (9)."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,21 +17,19 @@ from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.gare.model import trust_region_step
 from tvr_lightning.pairwise import DensePairVectors
 from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, histograms, in_style, new_panels
-from tvr_lightning.reproduce.report.figures.curves import read_curves
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
-from tvr_lightning.reproduce.report.sources import ReportedRun
+from tvr_lightning.reproduce.report.sources import ReportedRun, read_curves
 
 MOST_GRADIENTS = 64
 STEPS = 12
 HARDEST = 10
-GEOMETRY = {
+GEOMETRY = {  # panels and their quantities: before the correction and after
     "angle of increment and gap, rad": ("angle_to_gap",),
     "angle of increment and text, rad": ("angle_to_text",),
     "length of the increment": ("increment_norm",),
     "length of the text": ("text_norm", "corrected_norm"),
     "distance of text and video": ("text_to_video", "corrected_to_video"),
 }
-"""Panels and their quantities: before the correction and after."""
 GRADIENTS = {
     "anchors, no increments": {"plain_positive": "matching pairs", "plain_negative": "other pairs"},
     "anchors, no increments: sum": {"plain_anchor": "all pairs"},
@@ -60,15 +58,13 @@ def measure_geometry(encoded: EncodedSplit) -> Arrays:
 
 def draw_geometry(arrays: Arrays) -> Iterator[Chart]:
     """Draw the histograms of the geometry."""
-    axes = new_panels(len(GEOMETRY))
-    for axis, names, name, pairs, style in _lines(axes):
-        axis.stairs(arrays[f"{name}.{pairs}"], arrays[f"{names[0]}.edges"], **style)
-    for axis, words in zip(axes, GEOMETRY, strict=True):
-        axis.set(xlabel=words, ylabel="share of the pairs")
-        axis.legend()
+
+    def plot(axis: Axes, panel: str, name: str, **style: Any) -> None:
+        axis.stairs(arrays[name], arrays[f"{panel}.edges"], **style)
+
     alt = "Histograms over pairs of angles, lengths, and distances, before and after the correction of the texts."
     note = "GARE, Figs. 3 and 8, after training, on the test split; values before the correction are dashed."
-    yield Chart("", drawings(axes, alt), note=note)
+    yield Chart("", drawings(_geometry_panels(plot, None, "share of the pairs"), alt), note=note)
 
 
 @in_style()
@@ -77,28 +73,29 @@ def draw_course(run: ReportedRun) -> Chart | None:
     curves = read_curves(run)
     if not any(name.startswith("train/angle_to_gap") for name in curves):
         return None
-    axes = new_panels(len(GEOMETRY))
-    for axis, _, name, pairs, style in _lines(axes):
-        if (curve := curves.get(f"train/{name}-{pairs}")) is not None:
+
+    def plot(axis: Axes, panel: str, name: str, **style: Any) -> None:
+        if (curve := curves.get(f"train/{name.replace('.', '-')}")) is not None:
             axis.plot(curve.index, curve, **style)
-    for axis, words in zip(axes, GEOMETRY, strict=True):
-        axis.set(xlabel="optimizer step", ylabel=words)
-        axis.legend()
+
     alt = "Lines over training of the increments' angles and lengths, and of the distances of texts and videos."
-    note = (
-        "GARE, Fig. 8: means over pairs of a training batch, without dropout; values before the correction are dashed."
-    )
-    return Chart("Geometry of the increments during training", drawings(axes, alt), note=note)
+    note = "means over pairs of a training batch, without dropout; values before the correction are dashed."
+    images = drawings(_geometry_panels(plot, "optimizer step", None), alt)
+    return Chart("Geometry of the increments during training", images, note=f"GARE, Fig. 8: {note}")
 
 
-def _lines(axes: list[Axes]) -> Iterator[tuple[Axes, tuple[str, ...], str, str, dict[str, Any]]]:
-    """Yield what each panel of the geometry shows: the panel's quantities, one of them, its pairs, and their style."""
-    for axis, names in zip(axes, GEOMETRY.values(), strict=True):
+def _geometry_panels(plot: Callable[..., None], xlabel: str | None, ylabel: str | None) -> list[Axes]:
+    """Plot quantities such as `text_norm.matching` into the panels of GEOMETRY, whose title labels the other axis."""
+    axes = new_panels(len(GEOMETRY))
+    for axis, (title, names) in zip(axes, GEOMETRY.items(), strict=True):
         for name in names:
             before = len(names) > 1 and name == names[0]
             for pairs, color in (("matching", COLORS[0]), ("other", COLORS[1])):
-                label = f"{pairs}, before" if before else pairs
-                yield axis, names, name, pairs, {"color": color, "ls": "--" if before else "-", "label": label}
+                style = {"ls": "--", "label": f"{pairs}, before"} if before else {"ls": "-", "label": pairs}
+                plot(axis, names[0], f"{name}.{pairs}", color=color, **style)
+        axis.set(xlabel=xlabel or title, ylabel=ylabel or title)
+        axis.legend()
+    return axes
 
 
 @torch.enable_grad()
@@ -111,20 +108,18 @@ def measure_gradients(encoded: EncodedSplit) -> Arrays:
     """
     method, (text, video) = encoded.module, encoded.paired(MOST_GRADIENTS)
     scale = method.temperature().detach()
-    sentence = text.sentence.detach().clone().requires_grad_(True)
-    text.sentence = sentence
+    text.sentence = text.sentence.detach().clone().requires_grad_(True)
     texts, means, pooled = _pairs(method, text, video)
     delta = method.head.increments(texts, means, text, video).materialize().squeeze(2)  # (N, M, D)
     arrays: Arrays = {}
     for start, change in (("", delta), ("plain_", torch.zeros_like(delta))):
-        corrected = sentence.unsqueeze(1) + change
-        gradient = _gradient(corrected.detach(), pooled, scale)
-        own = gradient.diagonal().T
-        found = {"anchor": gradient.sum(1), "positive": own, "negative": gradient.sum(1) - own}
-        if not start:
-            (found["total"],) = torch.autograd.grad(_loss(corrected, pooled, scale), sentence)
+        corrected = text.sentence.unsqueeze(1) + change
+        loss = _loss(corrected, pooled, scale)
+        gradient, total = torch.autograd.grad(loss, (corrected, text.sentence))
+        anchor, own = gradient.sum(1), gradient.diagonal().T
+        found = {"anchor": anchor, "positive": own, "negative": anchor - own, "total": total}
         for name, value in found.items():
-            array = value.detach().double().cpu().numpy()
+            array = value.double().cpu().numpy()
             arrays[f"{start}{name}.mean"] = array.mean(0)
             arrays[f"{start}{name}.deviation"] = array.std(0)
             arrays[f"{start}{name}.size"] = np.linalg.norm(array, axis=1).mean()
@@ -144,12 +139,6 @@ def _loss(corrected: Tensor, pooled: Tensor, scale: Tensor) -> Tensor:
     return F.cross_entropy(logits, torch.arange(len(logits), device=logits.device), reduction="sum")
 
 
-def _gradient(corrected: Tensor, pooled: Tensor, scale: Tensor) -> Tensor:
-    """Return the gradient (B, B, D) of the loss on every corrected text."""
-    leaf = corrected.clone().requires_grad_(True)
-    return torch.autograd.grad(_loss(leaf, pooled, scale), leaf)[0]
-
-
 def draw_gradients(arrays: Arrays) -> Iterator[Chart]:
     """Draw mean and deviation of the gradients over the dimensions, with and without increments."""
     axes = new_panels(len(GRADIENTS))
@@ -160,11 +149,11 @@ def draw_gradients(arrays: Arrays) -> Iterator[Chart]:
         axis.set(title=title, xlabel="dimension", ylabel="gradient")
         axis.ticklabel_format(axis="y", scilimits=(-2, 3))
         axis.legend()
-    alt = "Mean and deviation over texts of the gradient in every dimension."
     sizes = {"without increments": "plain_anchor", "with constant ones": "anchor", "through psi": "total"}
     lengths = "; ".join(f"{words}: {arrays[f'{name}.size']:.3g}" for words, name in sizes.items())
     note = "GARE, Figs. 2, 4 and 7, after training: text-to-video InfoNCE with the run's temperature, constant videos."
-    yield Chart("", drawings(axes, alt), [f"mean length of the anchors' gradient {lengths}"], note)
+    images = drawings(axes, "Mean and deviation over texts of the gradient in every dimension.")
+    yield Chart("", images, [f"mean length of the anchors' gradient {lengths}"], note)
 
 
 def _band(axis: Axes, mean: np.ndarray, deviation: np.ndarray, start: int, color: str, **line: Any) -> None:
@@ -195,7 +184,8 @@ def measure_steps(encoded: EncodedSplit) -> Arrays:
     before = increments()
     for _ in range(STEPS):
         *_, pooled = _pairs(method, pairs.text, pairs.video)
-        gradient = _gradient(pairs.text.sentence.unsqueeze(1) + before, pooled, method.temperature().detach())
+        corrected = (pairs.text.sentence.unsqueeze(1) + before).requires_grad_(True)
+        (gradient,) = torch.autograd.grad(_loss(corrected, pooled, method.temperature().detach()), corrected)
         radius = before.norm(dim=-1).amax(1, keepdim=True).clamp(min=1e-12)
         pulled = (gradient / gradient.norm(dim=-1, keepdim=True)).isfinite().all(-1)
         # In units of each text's radius, so that one radius fits all.
@@ -219,17 +209,17 @@ def draw_steps(arrays: Arrays) -> Iterator[Chart]:
         axis.plot(np.arange(1, len(arrays[kind]) + 1), arrays[kind], marker="o", markersize=3, color=color)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.set(title=title, xlabel="step", ylabel="|eta - alpha|")
-    alt = "A line chart of the mean error of AdamW's step against the analytic step."
     note = (
         "GARE, Fig. 9 and Eqs. 41 to 43, for additional steps that train a copy of the trained weights on one fixed "
         "batch of matching test pairs, with AdamW's defaults at the recipe's learning rate; the radius, which the "
         "paper does not specify, is the text's longest increment. The paper shows the training itself."
     )
+    alt = "A line chart of the mean error of AdamW's step against the analytic step."
     yield Chart("", drawings(axes, alt), note=note)
 
 
 @torch.no_grad()
-def measure_hard_negatives(encoded: EncodedSplit) -> Arrays:
+def measure_hard_negatives(encoded: EncodedSplit) -> dict[str, Any]:
     """Return the gaps `plain` without increments and `corrected` with them, (B, K) for the K hardest other videos.
 
     The hardest videos are those with the highest scores without increments.
@@ -238,12 +228,9 @@ def measure_hard_negatives(encoded: EncodedSplit) -> Arrays:
     sentences, means = head.of_texts(text.sentence, len(video)), head.of_videos(head.mean_frames(video), len(text))
     plain = sentences.cosine(head.pooled(sentences, means, video))[..., 0].T
     scores = {"plain": plain, "corrected": encoded.module.score(text, video).similarity}
-    hardest = plain.masked_fill(torch.eye(len(plain), dtype=torch.bool, device=plain.device), -torch.inf)
-    hardest = hardest.topk(min(HARDEST, len(plain) - 1)).indices
-    return {
-        name: (each.diagonal()[:, None] - each.gather(1, hardest)).double().cpu().numpy()
-        for name, each in scores.items()
-    }
+    others = plain.masked_fill(torch.eye(len(plain), dtype=torch.bool, device=plain.device), -torch.inf)
+    hardest = others.topk(min(HARDEST, len(plain) - 1)).indices
+    return {name: (each.diagonal()[:, None] - each.gather(1, hardest)).double() for name, each in scores.items()}
 
 
 def draw_hard_negatives(arrays: Arrays) -> Iterator[Chart]:
@@ -258,8 +245,5 @@ def draw_hard_negatives(arrays: Arrays) -> Iterator[Chart]:
     axis.set(xlabel="other video, from the hardest", ylabel="cosine of own minus other")
     axis.legend()
     alt = "Lines of the mean gap in cosine to the hardest other videos, without increments and with them."
-    note = (
-        "GARE, Fig. 6. Both lines are from the same weights; the paper compares with a separately trained baseline: "
-        "see the pages of the tables."
-    )
-    yield Chart("", drawings([axis], alt), facts, note)
+    note = "Both lines are from the same weights; the paper compares with a separately trained baseline: "
+    yield Chart("", drawings([axis], alt), facts, f"GARE, Fig. 6. {note}see the pages of the tables.")

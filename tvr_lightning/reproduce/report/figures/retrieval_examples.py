@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.reproduce.report.drawing import Arrays, Chart, Image, frames
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
@@ -20,7 +19,7 @@ def measure_sheet(encoded: EncodedSplit) -> dict[str, Any]:
 
     Arrays (Q, 1 + K, ...) have the own video first and then the K best before post-processing.
     """
-    scores, matching, rank = encoded.similarity, encoded.matching, _ranks(encoded)
+    scores, matching, rank = encoded.similarity, encoded.matching, encoded.expected_ranks()
     places = np.linspace(0, len(rank) - 1, min(SHEET_QUERIES, len(rank))).round()
     queries = torch.argsort(rank, stable=True)[places.astype(int)]
     best = scores[queries].topk(min(SHEET_VIDEOS, scores.shape[1])).indices
@@ -28,19 +27,13 @@ def measure_sheet(encoded: EncodedSplit) -> dict[str, Any]:
     strips = {video: encoded.strip(video) for video in shown.unique().tolist()}
     return {
         "captions": [encoded.caption(query) for query in queries],
-        "names": np.array([[encoded.name(video) for video in row] for row in shown], dtype=str),
+        "names": np.array([[encoded.record(video).video_id for video in row] for row in shown], dtype=str),
         "score": scores[queries].gather(1, shown),
         "correct": shown == matching[queries].unsqueeze(1),
         "rank": rank[queries],
         "post_processing": encoded.post_processing or "",
         "strips": np.stack([[strips[video] for video in row] for row in shown.tolist()]),
     }
-
-
-def _ranks(encoded: EncodedSplit) -> torch.Tensor:
-    if encoded.ranks is not None:
-        return encoded.ranks
-    return text_to_video_ranks(encoded.similarity, encoded.matching).expected()
 
 
 def draw_sheet(arrays: Arrays) -> Iterator[Chart]:
@@ -63,8 +56,8 @@ def draw_sheet(arrays: Arrays) -> Iterator[Chart]:
         clips = [clip(query, place, f"{place}.") for place in range(1, arrays["names"].shape[1])]
         if not arrays["correct"][query, 1:].any():
             clips.append(clip(query, 0, "its own:"))
-        rank = f"its own video is ranked {arrays['rank'][query]:g}"
-        yield Chart(f"Retrieval sheet: “{caption}”", clips, [rank], note if query == 0 else "")
+        facts = [f"its own video is ranked {arrays['rank'][query]:g}"]
+        yield Chart(f"Retrieval sheet: “{caption}”", clips, facts, note if query == 0 else "")
 
 
 def measure_failures(encoded: EncodedSplit) -> dict[str, Any]:
@@ -72,20 +65,19 @@ def measure_failures(encoded: EncodedSplit) -> dict[str, Any]:
 
     Queries are drawn in one order, the same for every run on a dataset, so that runs share them if both fail.
     """
-    matching, rank = encoded.matching, _ranks(encoded)
+    matching, rank = encoded.matching, encoded.expected_ranks()
     others = encoded.similarity.clone()
     others[torch.arange(len(matching)), matching] = -torch.inf
     drawn = np.random.default_rng(0).permutation(len(rank))
     failed = [int(query) for query in drawn if rank[query] > 1 and others.shape[1] > 1][:MOST_FAILURES]
     right, wrong = matching[failed], others.argmax(dim=1)[failed]
-    rows = torch.cat([right, wrong]).unique().tolist()
-    strips = [encoded.strip(row, frames=FAILURE_FRAMES) for row in rows]
+    rows = torch.cat([right, wrong]).unique()
+    strips = [encoded.strip(int(row), frames=FAILURE_FRAMES) for row in rows]
+    videos = {"right": right, "wrong": wrong, "names": rows}
     return {
         "query": encoded.text_index[failed],
         "captions": np.array([encoded.caption(query) for query in failed], dtype=str),
-        "right": np.array([encoded.name(row) for row in right], dtype=str),
-        "wrong": np.array([encoded.name(row) for row in wrong], dtype=str),
-        "names": np.array([encoded.name(row) for row in rows], dtype=str),
+        **{name: np.array([encoded.record(row).video_id for row in own], dtype=str) for name, own in videos.items()},
         "strips": np.stack(strips) if strips else np.zeros((0, FAILURE_FRAMES, 1, 1, 3), np.uint8),
     }
 

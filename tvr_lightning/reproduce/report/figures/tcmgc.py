@@ -15,8 +15,7 @@ from tvr_lightning.pairwise import DensePairVectors
 from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, frames, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
-ATTENDED = 2
-"""Pairs whose attention is shown."""
+ATTENDED = 2  # pairs whose attention is shown
 MAPPED_PAIRS = 40
 _MARKS = {"<start_of_text>": "(start)", "<end_of_text>": "(end)"}
 
@@ -38,8 +37,8 @@ def measure_contrasts(encoded: EncodedSplit) -> dict[str, Any]:
     found = method.score(*encoded.paired()).parts
     scores = torch.stack([part.diagonal() for part in found.values()])
     logits = scores * (method.temperature() if method.options.aggregation_on == "logits" else 1.0)
-    sdr = float(method.options.decorrelation.weight)
-    arrays = {"names": list(found), "scores": scores, "softmax": logits.softmax(0), "regularization": sdr}
+    arrays = {"names": list(found), "scores": scores, "softmax": logits.softmax(0)}
+    arrays["regularization"] = float(method.options.decorrelation.weight)
     if method.head.lsa is not None:
         arrays["lsa"] = method.head.lsa(logits.unsqueeze(-1))[..., 0]
     return arrays
@@ -54,17 +53,15 @@ def draw_contrasts(arrays: Arrays) -> Iterator[Chart]:
         boxes(axis, arrays[name], arrays["names"])
         axis.set(title=titles[name], ylabel="cosine" if name == "scores" else "weight")
     names = ", ".join(arrays["names"]).replace("_", "-")
-    alt = f"Box plots over matching pairs of the scores of {names}, or of their weights."
+    images = drawings(axes, f"Box plots over matching pairs of the scores of {names}, or of their weights.")
     facts = [f"weight of SDR in training: {arrays['regularization']:.3g}"]
-    yield Chart("", drawings(axes, alt), facts, "TC-MGC, Fig. 13, over all matching pairs of the test split.")
+    yield Chart("", images, facts, "TC-MGC, Fig. 13, over all matching pairs of the test split.")
 
 
 def boxes(axis: Axes, values: np.ndarray, names: Iterable[str]) -> None:
     """Draw box plots (G, B) of contrasts such as `video_word`."""
-    line = {"color": COLORS[4]}
-    drawn = axis.boxplot(
-        list(values), patch_artist=True, showfliers=False, whiskerprops=line, capprops=line, medianprops=line
-    )
+    lines: dict[str, Any] = {key: {"color": COLORS[4]} for key in ("whiskerprops", "capprops", "medianprops")}
+    drawn = axis.boxplot(list(values), patch_artist=True, showfliers=False, **lines)
     for box, color in zip(drawn["boxes"], COLORS, strict=False):
         box.set(facecolor=color, alpha=0.6, edgecolor=color)
     axis.set_xticks(range(1, len(values) + 1), [name.replace("_", "-\n") for name in names])
@@ -84,10 +81,9 @@ def measure_attention(encoded: EncodedSplit) -> dict[str, Any]:
         found = attention.frame_weights(DensePairVectors.from_texts(queries, videos=1), video.frames, mask)
         weights.append(found[0, :, 0].unflatten(0, (attention.heads, -1)).mean(0).T)  # (1 + W, F)
         count = text.words.shape[1]
+        pieces = [f"word {place}" for place in range(1, count + 1)]
         if isinstance(encoder, OpenClipEncoder):
             pieces = encoder.tokenizer.pieces(encoded.caption(text_row), count)
-        else:
-            pieces = [f"word {place}" for place in range(1, count + 1)]
         words.append(["sentence", *pieces, *[""] * (count - len(pieces))])
     return {
         "captions": [encoded.caption(text) for text, _ in pairs],
@@ -127,8 +123,7 @@ def measure_map(encoded: EncodedSplit) -> Arrays:
     for name, (vectors, mask) in tokens.items():
         kept = mask.bool()
         shown = vectors[kept].float().cpu().numpy()
-        perplexity = min(30.0, (len(shown) - 1) / 3)
-        arrays[name] = TSNE(perplexity=perplexity, random_state=0).fit_transform(shown)
+        arrays[name] = TSNE(perplexity=min(30.0, (len(shown) - 1) / 3), random_state=0).fit_transform(shown)
         arrays[f"{name}_pair"] = torch.nonzero(kept)[:, 0].cpu().numpy()
     return arrays
 
@@ -138,8 +133,8 @@ def draw_map(arrays: Arrays) -> Iterator[Chart]:
     axes = new_panels(2)
     pairs = 1 + int(arrays["words_pair"].max())
     for axis, name in zip(axes, ("words", "frames"), strict=True):
-        colors = colormaps["hsv"](arrays[f"{name}_pair"] / pairs)
-        axis.scatter(arrays[name][:, 0], arrays[name][:, 1], s=5, c=colors)
+        horizontal, vertical = arrays[name].T
+        axis.scatter(horizontal, vertical, s=5, c=colormaps["hsv"](arrays[f"{name}_pair"] / pairs))
         axis.set(title=name, xticks=[], yticks=[])
     alt = "A map of points, one for each token, with one color for each pair of a text and a video."
     note = f"TC-MGC, Fig. 10: t-SNE of the words and the frames of {pairs} pairs, one color each."
