@@ -24,7 +24,7 @@ from tvr_lightning.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-WITHOUT_WEIGHTS = "Set encoder.weights to a file, or add --config recipes/fixture.yaml to train a tiny encoder."
+WITHOUT_WEIGHTS = "Set encoder.weights to a file, or add --config recipes/fixture.yaml."
 _FOLLOW: ContextVar[bool] = ContextVar("weights_follow", default=False)
 
 
@@ -187,6 +187,7 @@ def _folder_weights(folder: Path, path: Path) -> Path | None:
 def _obtain(architecture: str, weights: str, tag: dict[str, Any]) -> Path:
     """Return the file of a tag from a cache or a download, which is tried only if the server responds."""
     looked: list[str] = []
+    failure = ""
     sources = []
     repository, filename = os.path.split(tag.get("hf_hub", ""))
     if repository:
@@ -211,6 +212,8 @@ def _obtain(architecture: str, weights: str, tag: dict[str, Any]) -> Path:
             probe(address)
             return Path(download_pretrained(tag, prefer_hf_hub=prefer_hub))
         except (OSError, RuntimeError) as error:
-            looked.append(f"{urlsplit(address).netloc} ({getattr(error, 'reason', error)})")
-    looked_for = f"no weights {weights!r} for {architecture} in {', '.join(looked)}"
+            reason = getattr(error, "reason", error)  # of a URLError
+            looked.append(urlsplit(address).netloc)
+            failure = f" ({getattr(reason, 'strerror', None) or reason})"
+    looked_for = f"no weights {weights!r} for {architecture} in {', '.join(looked)}{failure}"
     raise MissingWeightsError(f"{looked_for}. {WITHOUT_WEIGHTS}", looked_for=looked_for)

@@ -311,7 +311,7 @@ def load_scorers(
         except MissingWeightsError as error:
             advice = "The index was created with these weights. Restore them."
             if given:
-                advice = "Pass --ckpt_path FILE or --weights FILE, or --weights none to try it out with random weights."
+                advice = "Pass --weights FILE or --ckpt_path FILE, or --weights none (random)."
             raise SearchError(f"{error.looked_for}. {advice}") from error
         same = sum(name.partition("-")[0] == model.name for name in models)
         models[f"{model.name}-{same + 1}" if same else model.name] = model
