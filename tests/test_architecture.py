@@ -8,7 +8,7 @@ import tvr_lightning
 
 PACKAGE = Path(tvr_lightning.__file__).parent
 FLOW = [
-    "_version", "_torchvision", "errors", "option_types", "progress", "files", "features", "media",
+    "_torchvision", "errors", "option_types", "progress", "files", "features", "media",
     "store", "data", "synthetic", "encoders", "extract", "layers", "pairwise", "training", "evaluation", "methods",
     "config", "audit", "runs", "authors", "reproduce", "search", "api", "testing", "cli",
 ]  # fmt: skip

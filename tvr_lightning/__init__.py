@@ -14,7 +14,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from tvr_lightning._torchvision import TorchvisionFinder
-from tvr_lightning._version import __version__
 
 if TYPE_CHECKING:
     from tvr_lightning.api.hub import push_to_hub
@@ -25,6 +24,7 @@ if "torchvision" not in sys.modules:
     sys.meta_path.insert(0, TorchvisionFinder())
 
 __all__ = ["__version__", "load", "merge", "push_to_hub"]
+__version__ = "0.1.0"
 
 # Imported on first access, so that the package itself and the help of the command line need no torch.
 _LAZY = {"load": "tvr_lightning.api.model", "merge": "tvr_lightning.api.merge", "push_to_hub": "tvr_lightning.api.hub"}

@@ -1,20 +1,14 @@
 """Options that validate themselves: numbers in a range, words from a list, and variants with their own options.
 
-An options dataclass extends `Options`, and its types define the valid values:
-
-    >>> from dataclasses import dataclass
-    >>> @dataclass
-    ... class Example(Options):
-    ...     weight: Positive = 1.0
-    >>> Example(weight=0)
-    Traceback (most recent call last):
-    UserError: Example.weight is 0; it must be above 0
+An options dataclass extends `Options`, and its types define the valid values, as in `weight: Positive = 1.0`.
 """
 
 import dataclasses
+import inspect
 import operator
 import types
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -75,22 +69,7 @@ FrameSampling = Literal[
     "round-fps-uniform",
     "container-segments",
 ]
-"""Rules for sampling F frames of a clip.
-
-- `one-fps-uniform`: CLIP4Clip's default (`slice_framepos 2`) by time: the frame on screen at each whole second; if
-  there are more than F, F of these at equal steps, `np.linspace(0, n - 1, F, dtype=int)`.
-- `head`, `tail`: CLIP4Clip's `slice_framepos 0` and `1`: the first or the last F of those one-per-second frames.
-- `segment-centres`: F equal segments of the clip's frames, the middle frame of each.
-- `segment-random`: X-Pool's `sample='rand'`: F equal segments, a random frame of each.
-
-Released code counts frames instead of seconds. These rules select exactly the same frames, also in original files:
-
-- `int-fps-uniform`: CLIP4Clip, X-CLIP, UCoFiA: every `int(rate)`-th frame, and F of these at equal steps. The end of a
-  span is included.
-- `round-fps-uniform`: GARE, DRL: every `round(rate)`-th frame, and F of these at equal steps.
-- `container-segments`: X-Pool, T-MASS, GAID: F equal segments of the number of frames that the container declares, the
-  middle frame of each.
-"""
+"""Rules for sampling F frames of a clip, as in docs/protocols.md; those named after released code count its frames."""
 
 
 def in_words(names: Sequence[str]) -> str:
@@ -134,7 +113,16 @@ class Options:
         check(self)
 
 
-def check(options: object, **elsewhere: Any) -> None:
+def hints_of(kind: type) -> dict[str, Any]:
+    """Return the types of the arguments of a class and its bases by name, with annotations such as `Range`."""
+    found: dict[str, Any] = {}
+    for each in reversed(inspect.getmro(kind)):
+        with suppress(NameError, TypeError):  # names that a class imports only for type checkers
+            found |= get_type_hints(each.__init__, include_extras=True)  # type: ignore[misc]
+    return found
+
+
+def check(options: object, /, **elsewhere: Any) -> None:
     """Refuse values that the types of a constructor do not allow.
 
     Args:
@@ -144,10 +132,10 @@ def check(options: object, **elsewhere: Any) -> None:
     Raises:
         UserError: A value is invalid; the message contains class, option, value and the valid values.
     """
-    hints = get_type_hints(type(options).__init__, include_extras=True)
-    for name, hint in hints.items():
-        if name != "return":
-            value = elsewhere[name] if name in elsewhere else getattr(options, name)
+    values = vars(options) | elsewhere
+    for name, hint in hints_of(type(options)).items():
+        if name in values:
+            value = values[name]
             if (expected := _refusal(hint, value)) is not None:
                 raise UserError(f"{type(options).__name__}.{name} is {value}; it must be {expected}")
             if isinstance(value, ConfigVariant):

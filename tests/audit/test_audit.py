@@ -196,7 +196,6 @@ def recall_of_a_test(method, data) -> float:
 
 
 @pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
-@pytest.mark.filterwarnings("ignore:UNTRAINED weights")
 def test_places_in_the_split_are_kept_from_methods_and_a_method_that_reads_them_is_caught(data, encoder):
     method = ByPlace(encoder, words=12, frames=2)
     audit = audit_method(method, data)
@@ -207,7 +206,6 @@ def test_places_in_the_split_are_kept_from_methods_and_a_method_that_reads_them_
 
 
 @pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
-@pytest.mark.filterwarnings("ignore:UNTRAINED weights")
 def test_the_order_of_arrival_says_nothing_and_a_method_that_reads_it_is_caught(data, encoder):
     method = ByArrival(encoder, words=12, frames=2)
     audit = audit_method(method, data)
@@ -253,7 +251,6 @@ class Logs(CLIP4Clip):
 
 
 @pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
-@pytest.mark.filterwarnings("ignore:UNTRAINED weights")
 def test_a_method_that_asks_the_trainer_for_the_ground_truth_is_caught_and_refused(data, encoder):
     method = AsksTheTrainer(encoder, words=12, frames=2)
     audit = audit_method(method, data)
@@ -269,7 +266,6 @@ def test_a_method_that_asks_the_trainer_for_the_ground_truth_is_caught_and_refus
 
 
 @pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
-@pytest.mark.filterwarnings("ignore:UNTRAINED weights")
 def test_a_method_may_log_and_read_how_the_run_goes(data, encoder):
     method, trainer = Logs(encoder, words=12, frames=2), quiet_trainer()
     assert not audit_method(method, data).leaks
@@ -501,7 +497,6 @@ def table_of(data: MSRVTT, folder: Path, capsys, *options: str, recipes: tuple[s
 
 
 @pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
-@pytest.mark.filterwarnings("ignore:UNTRAINED weights")
 def test_a_test_is_audited_and_its_table_and_its_file_say_so(data, tmp_path, capsys):
     printed, results = table_of(data, tmp_path, capsys)
     assert "Leakage: none found by the audit on 12 videos" in printed
@@ -510,7 +505,6 @@ def test_a_test_is_audited_and_its_table_and_its_file_say_so(data, tmp_path, cap
 
 
 @pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
-@pytest.mark.filterwarnings("ignore:UNTRAINED weights")
 def test_a_test_without_an_audit_says_that_it_is_not_audited(data, tmp_path, capsys):
     printed, results = table_of(data, tmp_path, capsys, "--model.init_args.evaluation.audit=0")
     assert "Leakage: not audited" in printed
@@ -518,7 +512,6 @@ def test_a_test_without_an_audit_says_that_it_is_not_audited(data, tmp_path, cap
 
 
 @pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
-@pytest.mark.filterwarnings("ignore:UNTRAINED weights")
 @pytest.mark.filterwarnings("ignore:protocol. as-released scores every video under its own caption")
 @pytest.mark.filterwarnings("ignore:.*some scores are below zero")
 def test_a_table_says_what_leaks_and_what_was_measured_of_the_normalisation(data, tmp_path, capsys):

@@ -158,7 +158,6 @@ def test_fit_leaves_table_config_checkpoints_and_logs(run):
 TIP = ("GPU available", "Tip:", "DataLoader 0")
 
 
-@pytest.mark.filterwarnings("ignore:UNTRAINED weights")
 def test_a_run_says_one_line_of_itself_and_libraries_speak_when_asked(fixture_root, tmp_path):
     def said(*asked: str) -> str:
         run = forked.tvr(["test", *overlay(fixture_root, tmp_path / str(len(asked)), *asked)], tmp_path)
@@ -204,7 +203,6 @@ def test_the_page_of_a_method_of_another_package_trusts_its_module(run, tmp_path
     assert "last.ckpt --trust mine.method\n" in page
 
 
-@pytest.mark.filterwarnings("ignore:UNTRAINED weights")
 def test_the_table_notes_how_many_texts_were_truncated(fixture_root, tmp_path):
     assert main(["test", *overlay(fixture_root, tmp_path, "--data.init_args.words=8")]) == 0
     (path,) = tmp_path.glob("**/results.json")
@@ -395,7 +393,7 @@ BAD_STARTS = {
     ),
     "--checkpoints.resume=true --ckpt_path=last": "checkpoints.resume finds the checkpoint itself. Drop it or",
     "--data.init_args.batch_size=64": "batch_size 64 exceeds the 16 training samples, so that no complete batch exists",
-    "--data.init_args.batch_size=0": "batch_size is 0; it must be at least 1",
+    "--data.init_args.batch_size=0": "data.init_args.batch_size is 0; expected a whole number (at least 1)",
     "--trainer.precision=fp17": "trainer.precision is 'fp17'; expected 64, 32, 16",
     "--trainer.strategy=dpp": "invalid strategy name: `strategy='dpp'`",
     "--trainer.max_epochs=many": "trainer.max_epochs is 'many'; expected a whole number or null",

@@ -109,6 +109,10 @@ AT_ONCE = {
     "fit": "No method is given. Name its recipe, such as --config tcmgc, or a checkpoint to evaluate",
     "test --ckpt_path nowhere.ckpt": "nowhere.ckpt: no such checkpoint; looked for it at ",
     "fit --config nowhere.yaml": "--config nowhere.yaml: no such file; ",
+    "fit --index": "fit has no option --index. It is an option of tvr search or tvr serve. `tvr fit --help` lists all",
+    "audit --max_pending 3": "audit has no option --max_pending. It is an option of tvr serve. `tvr audit --help`",
+    "search --zzz": "search has no option --zzz. `tvr search --help` lists all options.",
+    "fit --zzz 3": "fit has no option --zzz. `tvr fit --help` lists all options.",
 }
 
 
@@ -166,7 +170,6 @@ NOT_APPLICABLE = {
     "extract empty --verify_sample 8": "--verify_sample can only be used for a verification. Add --verify.",
     "extract empty --actors 1 --address auto": "--actors, --address can only be used with Ray. Add --engine ray.",
     "extract empty --engine ray --verify": "--engine ray cannot be used with --verify",
-    "evaluate a.txt --ids a.txt --root empty": "--root cannot be used with --ids, which reads no dataset.",
     "evaluate a.txt --ids a.txt --data.init_args.split 7k": "--data.init_args.split cannot be used with --ids",
     "evaluate a.txt a.txt --ids a.txt --name mine": "--name cannot be used with two files of scores",
     "evaluate a.txt --ids a.txt --bank_texts a.txt": "--bank_texts can only be used with a normalization",

@@ -12,8 +12,9 @@ from tvr_lightning.cli import main
 from tvr_lightning.config.check import check_options, nearest, sources_of
 from tvr_lightning.config.recipe import data_from_recipe, from_recipe
 from tvr_lightning.config.recipe_files import OptionError
-from tvr_lightning.config.schema import cached_schema, hints_of, keep
+from tvr_lightning.config.schema import cached_schema, keep
 from tvr_lightning.methods import GARE
+from tvr_lightning.option_types import hints_of
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -38,11 +39,13 @@ WRONG = [
     (f"{MODEL}.tcmgc.contrasts", "[word_word]", f"{MODEL}.tcmgc.contrasts is 'word_word'; expected video_sentence, "),
     ("trainer.max_epoks", "3", "trainer.max_epoks: there is no such option. Available: max_epochs, "),
     ("results.folder", "3", "results.folder: there is no such option. Available: "),
-    ("workers", "4", "there is no option workers. Did you mean --data.init_args.num_workers?"),
+    ("workers", "4", "fit has no option --workers. Did you mean --data.init_args.num_workers?"),
     ("modle", "GARE", "fit has no option --modle. Did you mean --model?"),
     ("trainer.max_epoch", "3", "trainer.max_epoch: there is no such option. Available: max_epochs, "),
     (f"{MODEL}.tcmgc.keep_rate", "3", f"{MODEL}.tcmgc.keep_rate is 3; expected a number (above 0 and at most 1)"),
     (f"{MODEL}.tcmgc.attention.heads", "0", f"{MODEL}.tcmgc.attention.heads is 0; expected a whole number"),
+    ("data.init_args.batch_size", "0", "data.init_args.batch_size is 0; expected a whole number (at least 1)"),
+    ("data.init_args.max_train_videos", "0", "is 0; expected a whole number (at least 1) or null"),
 ]
 
 
@@ -154,11 +157,16 @@ def test_a_wrong_option_is_refused_before_torch_is_imported():
         "assert main(sys.argv[1:]) == 2\nassert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
     environment = os.environ | {"PYTHONPATH": str(RECIPES.parent)}
-    for words in (["fit", *RECIPE], ["profile", "--config", str(RECIPES / "gare.yaml")]):
-        wrong = [sys.executable, "-c", program, *words, "--model.init_args.gahter=local"]
-        done = subprocess.run(wrong, env=environment, capture_output=True, text=True)
+    profile = ["profile", "--config", str(RECIPES / "gare.yaml")]
+    gather, batch = ["--model.init_args.gahter=local"], ["--data.init_args.batch_size", "0"]
+    for words, said in (
+        (["fit", *RECIPE, *gather], "model.init_args.gahter: "),
+        ([*profile, *gather], "model.init_args.gahter: "),
+        (["fit", *RECIPE, *batch], "data.init_args.batch_size is 0; expected a whole number (at least 1)\n"),
+    ):
+        done = subprocess.run([sys.executable, "-c", program, *words], env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        assert done.stderr.startswith("tvr: model.init_args.gahter: ")
+        assert done.stderr.startswith(f"tvr: {said}")
 
 
 def test_the_schema_is_printed_for_editors(capsys):

@@ -13,7 +13,7 @@ def test_a_video_may_have_no_text():
 @pytest.mark.parametrize(
     ("video_of_text", "message"),
     [
-        (torch.tensor([0, 3]), "MSVD test: text 1 describes video 3, but the split has 3 videos"),
+        (torch.tensor([0, 3]), "the test split of MSVD: text 1 describes video 3, but there are 3 videos"),
         (torch.tensor([0, -1]), "text 1 describes video -1"),
         (torch.tensor([0.0]), "one int64 per text"),
         (torch.zeros(1, 1, dtype=torch.int64), "one int64 per text"),

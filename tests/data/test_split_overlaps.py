@@ -41,7 +41,6 @@ def test_the_dataset_check_lists_every_shared_video(overlapping):
     assert [problem.entry for problem in found] == [video.path.name for video in data.read_split("test").videos]
 
 
-@pytest.mark.filterwarnings("ignore:UNTRAINED weights")
 @pytest.mark.parametrize("command", ["fit", "test"])
 def test_the_command_line_ends_with_one_sentence_and_leaves_no_run(overlapping, tmp_path, capsys, command):
     options = [f"--config={RECIPES / name}" for name in ("clip4clip.yaml", "fixture.yaml")]

@@ -207,17 +207,17 @@ def test_a_bank_that_does_not_fit_is_refused_in_one_sentence(folder, case, capsy
     bank, videos = case["qbnorm.bank_similarity"].numpy(), [f"v{i}" for i in range(60)]
     options = ("single.npy", "--ids=single.csv", "--normalization=QueryBankNorm")
     np.savez("bank.npz", similarity=bank, video_ids=[*videos[:-1], "w"])
-    assert "bank.npz: video 'w' is not in single test" in refused(capsys, *options, "--bank_texts=bank.npz")
+    assert "bank.npz: video 'w' is not in single.csv" in refused(capsys, *options, "--bank_texts=bank.npz")
     np.savez("bank.npz", similarity=bank[:, :-1], video_ids=videos[:-1])
-    assert "bank.npz: video 'v59' of single test is missing" in refused(capsys, *options, "--bank_texts=bank.npz")
+    assert "bank.npz: video 'v59' of single.csv is missing" in refused(capsys, *options, "--bank_texts=bank.npz")
     np.savez("bank.npz", similarity=bank, video_ids=videos[:-1])
     assert "bank.npz: 59 video IDs for 60 columns" in refused(capsys, *options, "--bank_texts=bank.npz")
     np.save("bank.npy", bank[:, :-1])
-    assert "bank.npy: 59 columns for the 60 videos of single test" in refused(capsys, *options, "--bank_texts=bank.npy")
+    assert "bank.npy: 59 columns for the 60 videos of single.csv" in refused(capsys, *options, "--bank_texts=bank.npy")
     np.savez("bank.npz", similarity=bank.T[:-1], text_index=np.arange(59))
-    assert "bank.npz: text 59 of single test is missing" in refused(capsys, *options, "--bank_videos=bank.npz")
+    assert "bank.npz: text 59 of single.csv is missing" in refused(capsys, *options, "--bank_videos=bank.npz")
     np.savez("bank.npz", similarity=bank.T, text_index=np.arange(1, 61))
-    assert "bank.npz: text 60 is not in single test" in refused(capsys, *options, "--bank_videos=bank.npz")
+    assert "bank.npz: text 60 is not in single.csv" in refused(capsys, *options, "--bank_videos=bank.npz")
 
 
 def test_pairs_that_are_not_listed_come_last_and_the_table_says_so(folder):
@@ -247,7 +247,6 @@ def test_two_matrices_are_compared_on_the_same_queries(folder, case, capsys):
     assert row["MRR"]["difference"]["estimate"] > 0
 
 
-@pytest.mark.filterwarnings("ignore:UNTRAINED weights")
 def test_what_a_method_predicts_gives_the_table_of_its_test(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     synthesize("msvd", tmp_path, 24, 0, workers=1, progress=False)
@@ -263,7 +262,7 @@ def test_what_a_method_predicts_gives_the_table_of_its_test(tmp_path, monkeypatc
     tested = json.loads(written.read_text())
     assert main(["predict", *options]) == 0
     (predictions,) = tmp_path.glob("runs/*/*/predictions.parquet")
-    found = evaluated(str(predictions), "--data=MSVD", f"--root={tmp_path}")
+    found = evaluated(str(predictions), "--data=MSVD", f"--data.init_args.root={tmp_path}")
     for part in ("text_to_video", "video_to_text", "sum_of_recalls", "dataset", "split", "protocol", "texts", "videos"):
         assert found[part] == tested[part], part
     assert found["texts"] > found["videos"]
@@ -281,7 +280,7 @@ def refused(capsys, *words: str, status: int = 2) -> str:
 def test_what_cannot_be_ranked_is_refused_in_one_sentence(folder, case, capsys):
     matrix = case["single.similarity"].numpy()
     np.save("small.npy", matrix[:59])
-    assert "small.npy: 59 rows for the 60 texts of single test" in refused(capsys, "small.npy", "--ids=single.csv")
+    assert "small.npy: 59 rows for the 60 texts of single.csv" in refused(capsys, "small.npy", "--ids=single.csv")
     broken = matrix.copy()
     broken[3, 7] = np.nan
     np.save("nan.npy", broken)
@@ -289,11 +288,11 @@ def test_what_cannot_be_ranked_is_refused_in_one_sentence(folder, case, capsys):
         capsys, "nan.npy", "--ids=single.csv"
     )
     np.savez("strange.npz", similarity=matrix, video_ids=[f"w{i}" for i in range(60)])
-    assert "strange.npz: video 'w0' is not in single test" in refused(capsys, "strange.npz", "--ids=single.csv")
+    assert "strange.npz: video 'w0' is not in single.csv" in refused(capsys, "strange.npz", "--ids=single.csv")
     np.savez("twice.npz", similarity=matrix, video_ids=["v0"] * 60)
     assert "twice.npz: video 'v0' occurs twice" in refused(capsys, "twice.npz", "--ids=single.csv")
     np.savez("short.npz", similarity=matrix[:, :59], video_ids=[f"v{i}" for i in range(59)])
-    assert "short.npz: video 'v59' of single test is missing" in refused(capsys, "short.npz", "--ids=single.csv")
+    assert "short.npz: video 'v59' of single.csv is missing" in refused(capsys, "short.npz", "--ids=single.csv")
     (folder / "cut.npy").write_bytes((folder / "single.npy").read_bytes()[:1000])
     assert "cut.npy: cannot be read" in refused(capsys, "cut.npy", "--ids=single.csv")
     np.save("objects.npy", np.array([[print]]), allow_pickle=True)
@@ -309,6 +308,6 @@ def test_what_cannot_be_ranked_is_refused_in_one_sentence(folder, case, capsys):
     assert "--metrics is map; expected ndcg@10 or mrr" in refused(capsys, "single.npy", "--metrics=map")
     assert "Give either a dataset" in refused(capsys, "single.npy")
     pd.DataFrame({"text_index": [0], "video_id": ["w"], "score": [1.0]}).to_parquet("alien.parquet")
-    assert "video 'w' is not in single test" in refused(capsys, "alien.parquet", "--ids=single.csv")
+    assert "video 'w' is not in single.csv" in refused(capsys, "alien.parquet", "--ids=single.csv")
     pd.DataFrame({"text_index": [60], "video_id": ["v0"], "score": [1.0]}).to_parquet("late.parquet")
-    assert "text 60 is not in single test" in refused(capsys, "late.parquet", "--ids=single.csv")
+    assert "text 60 is not in single.csv" in refused(capsys, "late.parquet", "--ids=single.csv")

@@ -6,19 +6,17 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from tvr_lightning.cli.loading import loading
-from tvr_lightning.cli.options import CORES, AtLeast8, AtLeast16, Config, File, Folder, NewFile, NewFolder, Processes
+from tvr_lightning.cli.options import CORES, Config, File, Folder, NewFile, NewFolder, Processes
 from tvr_lightning.config.recipe_files import OptionError
 from tvr_lightning.errors import UserError
-from tvr_lightning.option_types import CopiedFrames, CopiesLike, Count, DatasetName, FrameSampling, in_words
-
-IMAGES = (".png", ".pdf", ".svg")
+from tvr_lightning.option_types import CopiedFrames, CopiesLike, Count, DatasetName, FrameSampling, Range
 
 
 def synth(
     dataset: Annotated[DatasetName, "dataset whose layout is used"],
     /,
     root: Annotated[NewFolder, "parent folder, in which the dataset gets its own folder"] = Path("fixture"),
-    videos: Annotated[AtLeast8, "total number of videos; a fifth is the test split"] = 500,
+    videos: Annotated[int, Range(at_least=8), "total number of videos; a fifth is the test split"] = 500,
     seed: Annotated[int, "random seed; the same seed gives the same dataset"] = 0,
     num_workers: Processes = CORES,
 ) -> None:
@@ -88,7 +86,7 @@ def compress(
     config: Config,
     out: Annotated[NewFolder, "folder for the copies; train on them with --data.init_args.root=FOLDER"],
     fps: Annotated[Count, "frames per second"] = 3,
-    size: Annotated[AtLeast16, "length of a frame's short side in pixels"] = 224,
+    size: Annotated[int, Range(at_least=16), "length of a frame's short side in pixels"] = 224,
     frames: Annotated[CopiedFrames, "encoding: h264, or jpeg, which takes more space and is faster to read"] = "h264",
     like: Annotated[CopiesLike | None, "copies as CLIP4Clip's script makes them (3 fps, 224 pixels, h264)"] = None,
     num_workers: Processes = CORES,
@@ -131,8 +129,8 @@ def show(
     sampling: Annotated[FrameSampling, "rule for selecting the frames"] = "one-fps-uniform",
 ) -> None:
     """Draw the frames of a video, its waveform, and its log-mel spectrogram on one page."""
-    if out.suffix.lower() not in IMAGES:
-        raise OptionError(f"--out {out} must end in {in_words(IMAGES)}")
+    if out.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise OptionError(f"--out {out} must end in .png, .pdf, or .svg")
     from tvr_lightning.data.preview import preview
 
     preview(video, out, frames=frames, sampling=sampling)

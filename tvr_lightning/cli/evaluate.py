@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tvr_lightning.cli.loading import loading
-from tvr_lightning.cli.options import Config, File, Folder, NewFolder
+from tvr_lightning.cli.options import Config, File, NewFolder
 from tvr_lightning.config.recipe_files import OptionError, refuse_options, split_options
 from tvr_lightning.option_types import Count
 
 if TYPE_CHECKING:
-    from tvr_lightning.data.records import Split
+    from tvr_lightning.data.ground_truth import GroundTruth
     from tvr_lightning.evaluation.evaluator import Evaluation
     from tvr_lightning.evaluation.normalization import Normalizer
     from tvr_lightning.evaluation.statistics import Comparison
@@ -25,7 +25,6 @@ def evaluate(
     scores: Annotated[list[File], ".npy, .npz, or .pt file, or a .parquet file with one row per pair"],
     /,
     config: Config = [],
-    root: Annotated[Folder | None, "parent folder of the dataset; TVR_DATA by default"] = None,
     ids: Annotated[File | None, "CSV, JSON Lines, or parquet table of the texts' videos, instead of a dataset"] = None,
     bank_texts: Annotated[File | None, "scores of training texts (K, M) against the same videos"] = None,
     bank_videos: Annotated[File | None, "scores of the same texts against training videos (N, K)"] = None,
@@ -52,12 +51,11 @@ def evaluate(
     if len(scores) == 2:
         refuse_options({"name": name}, "cannot be used with two files of scores, which keep their own names.")
     if ids is not None:
-        given = {"config": config or None, "root": root, **dict(split_options(of_data))}
+        given = {"config": config or None, **dict(split_options(of_data))}
         refuse_options(given, "cannot be used with --ids, which reads no dataset.")
     elif not config and not of_data:
         raise OptionError("Give either a dataset (--data MSRVTT or --config OVERLAY) or a table of IDs (--ids FILE).")
     with loading("evaluate"):
-        from tvr_lightning.data.ground_truth import GroundTruth
         from tvr_lightning.evaluation.external_scores import compare, evaluate_scores, intervals
         from tvr_lightning.evaluation.metrics import MRR, NDCG
         from tvr_lightning.evaluation.results import print_results, results_of, write_results
@@ -69,10 +67,7 @@ def evaluate(
     if normalizer is None or not normalizer.needs_bank:
         banks = {"bank_texts": bank_texts, "bank_videos": bank_videos}
         refuse_options(banks, "can only be used with a normalization that needs a bank, such as QueryBankNorm.")
-    if root is not None:
-        of_data.append(f"--data.init_args.root={root}")
-    title, split, warnings = _test_split(config, of_data) if ids is None else _split_of_ids(ids)
-    truth, video_ids = GroundTruth.of(title, split, warnings), [video.video_id for video in split.videos]
+    truth, video_ids = _truth_of_dataset(config, of_data) if ids is None else _truth_of_ids(ids)
     ks = tuple(sorted(set(recall or (1, 5, 10))))
     more = [MRR() if metric == "mrr" else NDCG(10) for metric in dict.fromkeys(metrics)]
     texts = read_scores(bank_texts, truth, video_ids, "texts") if bank_texts else None
@@ -99,8 +94,7 @@ def evaluate(
             weights=Weights("outside", start=str(path)),
         )
         for direction, row in drawn.items():
-            ends = {metric: {"low": interval.low, "high": interval.high} for metric, interval in row.items()}
-            results.intervals[direction] = ends
+            results.intervals[direction] = {metric: {"low": i.low, "high": i.high} for metric, i in row.items()}
         print_results(results)
         folder = create_run(out / f"{method}-{truth.dataset}".lower().replace(" ", "-"))
         json_path, csv_path = write_results(results, folder)
@@ -133,30 +127,37 @@ def _normalizer(options: Sequence[str]) -> Normalizer | None:
         raise OptionError(refusals(str(error))) from error
 
 
-def _test_split(config: list[str], overrides: Sequence[str]) -> tuple[str, Split, list[str]]:
-    """Return the title, test split, and warnings of a dataset, whose videos may be missing."""
+def _truth_of_dataset(config: list[str], overrides: Sequence[str]) -> tuple[GroundTruth, list[str]]:
+    """Return the ground truth of a dataset's test split and the IDs of its videos, whose files may be missing."""
     from tvr_lightning.config.recipe import data_from_recipe
+    from tvr_lightning.data.ground_truth import GroundTruth
 
     dataset = data_from_recipe(config, overrides)
     dataset.check_present("test", annotations_only=True)
-    return dataset.full_title, dataset.read_split("test"), dataset.warnings
+    split = dataset.read_split("test")
+    truth = GroundTruth.of(dataset.full_title, split, dataset.warnings)
+    return truth, [video.video_id for video in split.videos]
 
 
-def _split_of_ids(file: Path) -> tuple[str, Split, list[str]]:
-    """Return a title, a split, and no warnings for a table with the column video_id and one row per text."""
-    from tvr_lightning.data.records import Split, TextRecord, VideoRecord, malformed, read_records
+def _truth_of_ids(file: Path) -> tuple[GroundTruth, list[str]]:
+    """Return the ground truth and the video IDs of a table with the column video_id and one row per text."""
+    import torch
+
+    from tvr_lightning.data.ground_truth import GroundTruth
+    from tvr_lightning.data.records import malformed, read_records
 
     places: dict[str, int] = {}
-    texts = []
+    matches = []
     for entry, record in read_records(file):
         video = str(record.get("video_id") or "").strip()
         if not video:
             raise malformed(file, entry, "no video_id", "add the ID of the text's video")
-        texts.append(TextRecord("", places.setdefault(video, len(places))))
-    if not texts:
+        matches.append(places.setdefault(video, len(places)))
+    if not matches:
         raise malformed(file, "whole file", "no rows", "write one row per text, with the column video_id")
-    protocol = f"{len(texts)} texts and {len(places)} videos of {file.name}"
-    return file.stem, Split("test", protocol, [VideoRecord(video, file) for video in places], texts), []
+    protocol = f"{len(matches)} texts and {len(places)} videos of {file.name}"
+    truth = GroundTruth(torch.tensor(matches), len(places), file.stem, "test", protocol, where=file.name)
+    return truth, list(places)
 
 
 def _report(comparison: dict[str, dict[str, Comparison]], scores: list[Path], file: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from tvr_lightning.cli.loading import chosen_device, loading
-from tvr_lightning.cli.options import AtLeast28, Config, Device, FileOrFolder, NewFile, NewFolder
+from tvr_lightning.cli.options import Config, Device, FileOrFolder, NewFile, NewFolder
 from tvr_lightning.config.recipe_files import OptionError, refuse_options
 from tvr_lightning.errors import check_present
 from tvr_lightning.option_types import (
@@ -18,6 +18,7 @@ from tvr_lightning.option_types import (
     ExtractEngine,
     FeaturePart,
     FrameSampling,
+    Range,
     StoreDtype,
     Workers,
 )
@@ -95,11 +96,8 @@ def extract(
     with shown("extract: loading the encoders"):
         if config:
             method, data = from_recipe(config, overrides)
-            source, encoder, audio_encoder = (
-                source_of_data(data),
-                method.encoder,
-                getattr(method, "audio_encoder", None),
-            )
+            source, encoder = source_of_data(data), method.encoder
+            audio_encoder = getattr(method, "audio_encoder", None)
         else:
             torch.manual_seed(seed or 0)  # random weights must be the same when an interrupted extraction resumes
             encoder = ClipEncoder(architecture or "ViT-B-32", weights or "openai")
@@ -124,7 +122,7 @@ def caption(
     splits: Annotated[list[SplitName], "split whose videos are described; train by default"] = [],
     segments: Annotated[Count, "number of equal segments per video, each described separately"] = 6,
     frames: Annotated[Count, "number of frames per segment that the model receives"] = 4,
-    image_size: Annotated[AtLeast28, "side length of these square frames in pixels"] = 448,
+    image_size: Annotated[int, Range(at_least=28), "side length of these square frames in pixels"] = 448,
     max_new_tokens: Annotated[Count, "maximum length of a description in tokens"] = 64,
     batch_size: Annotated[Count, "number of segments per batch"] = 24,
     num_workers: Annotated[Workers, "number of processes that decode"] = 2,

@@ -7,9 +7,11 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from tvr_lightning._version import __version__
+from tvr_lightning import __version__
 from tvr_lightning.cli.commands import COMMANDS, RECIPE, Command
-from tvr_lightning.config.recipe_files import OptionError
+from tvr_lightning.cli.parser import parse, parser_of
+from tvr_lightning.config.check import check_before_parsing
+from tvr_lightning.config.recipe_files import OptionError, read_recipe
 from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.runs.log import VERBOSE, is_verbose
 
@@ -61,8 +63,6 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def run(command: Command, words: list[str]) -> int:
     """Parse the arguments of a command, which follow its name, and run it."""
-    from tvr_lightning.cli.parser import parse, parser_of
-
     if {"-h", "--help"} & set(words):
         print(parser_of(command).format_help(), end="")
         return 0
@@ -75,8 +75,6 @@ def run(command: Command, words: list[str]) -> int:
     options, overrides = parse(command, words)
     recipes = options.get("config", [])
     if of_recipe or recipes or overrides:
-        from tvr_lightning.config.check import check_before_parsing
-
         # A checkpoint names its own classes; other commands without recipes refuse options of recipes themselves.
         complete = options.get("ckpt_path") if of_recipe else not recipes or command.name == "evaluate"
         needed = [section for section in ("model", "data") if section in command.sections and not complete]
@@ -123,7 +121,6 @@ def completion(shell: Annotated[Literal["bash", "zsh", "tcsh"], "shell of the sc
         import shtab
     except ImportError as error:
         raise UserError("tvr completion needs shtab: pip install 'tvr-lightning[completion]'") from error
-    from tvr_lightning.cli.parser import parser_of
 
     whole = argparse.ArgumentParser(prog="tvr")
     commands = whole.add_subparsers()
@@ -140,8 +137,6 @@ def completion(shell: Annotated[Literal["bash", "zsh", "tcsh"], "shell of the sc
 
 def _hint(command: Command, recipes: Sequence[str]) -> str:
     """Return a command that works without data or weights; empty for commands that read the user's own videos."""
-    from tvr_lightning.config.recipe_files import read_recipe
-
     if not recipes and command.sections != RECIPE:
         return ""
     named = (name for name in recipes if "class_path" in (read_recipe(name).get("model") or {}))

@@ -48,13 +48,7 @@ NewFile = Annotated[Path, PathKind("new file")]
 NewFolder = Annotated[Path, PathKind("new folder")]
 Index = Annotated[Path, PathKind("folder", "make one with tvr index VIDEOS... --out {path}"), "folder of the index"]
 Runs = Annotated[Path, PathKind("folder", "create one with tvr reproduce TABLE --out {path}")]
-AtLeast2 = Annotated[int, Range(at_least=2)]
-AtLeast4 = Annotated[int, Range(at_least=4)]
-AtLeast8 = Annotated[int, Range(at_least=8)]
-AtLeast16 = Annotated[int, Range(at_least=16)]
-AtLeast28 = Annotated[int, Range(at_least=28)]
 Port = Annotated[int, Range(at_least=0, at_most=65535)]
-
 Config = Annotated[list[str], "name or file of a recipe or overlay; later ones override earlier ones"]
 Device = Annotated[str | None, "device for the models; a GPU by default if available"]
 Processes = Annotated[Count, "number of processes"]
@@ -74,18 +68,15 @@ class Option:
 
     def __init__(self, hint: Any) -> None:
         self.many = False
-        self.limit: Range | PathKind | None = None
-        self.help = ""
+        notes: list[Any] = []
         while get_origin(hint) in (Annotated, list, Union, UnionType):
             self.many = self.many or get_origin(hint) is list
-            for note in getattr(hint, "__metadata__", ()):
-                if isinstance(note, str):
-                    self.help = note
-                else:
-                    self.limit = note
+            notes += getattr(hint, "__metadata__", ())
             hint = get_args(hint)[0]
         self.kind = hint
         self.choices = get_args(hint) if get_origin(hint) is Literal else ()
+        self.help = next((note for note in reversed(notes) if isinstance(note, str)), "")
+        self.limit: Range | PathKind | None = next((note for note in notes if not isinstance(note, str)), None)
 
     @property
     def metavar(self) -> str:
@@ -110,11 +101,11 @@ class Option:
         """
         if isinstance(self.limit, PathKind) and (problem := self.limit.problem(Path(text))):
             raise ArgumentTypeError(problem)
-        valid = not self.choices or text in self.choices
         try:
             value: Any = text if self.choices else self.kind(text)
+            valid = value in (self.limit if isinstance(self.limit, Range) else self.choices or [value])
         except ValueError:
             valid = False
-        if not valid or (isinstance(self.limit, Range) and value not in self.limit):
+        if not valid:
             raise ArgumentTypeError(f"is {text or 'empty'}; expected {self.expected}")
         return value

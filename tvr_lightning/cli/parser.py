@@ -3,19 +3,19 @@
 import argparse
 import difflib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
 from typing_extensions import override
 
-from tvr_lightning.cli.commands import RECIPE, Command
+from tvr_lightning.cli.commands import COMMANDS, RECIPE, Command
 from tvr_lightning.cli.options import Option
+from tvr_lightning.cli.train import recipes_and_examples
+from tvr_lightning.config.check import SchemaWalk
 from tvr_lightning.config.recipe_files import OptionError
-from tvr_lightning.option_types import Range
-
-NAMED = {"config": "RECIPE", "ckpt_path": "FILE"}
-"""Placeholders of options whose value is a file, or a name of another kind."""
+from tvr_lightning.config.schema import cached_schema
+from tvr_lightning.option_types import Range, in_words
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -35,18 +35,12 @@ def parser_of(command: Command) -> CommandParser:
     absent, so that the function's defaults apply, except paths, which are checked.
     """
     function = command.function()
-    epilog = None
-    if command.sections == RECIPE:
-        from tvr_lightning.cli.train import recipes_and_examples
-
-        epilog = recipes_and_examples()
-    elif command.sections:
-        shown = " and ".join(f"--{section}.*" for section in command.sections)
-        epilog = f"Options {shown} override those of the recipes, as for `tvr fit`."
+    shown = " and ".join(f"--{section}.*" for section in command.sections)
+    epilog = f"Options {shown} override those of the recipes, as for `tvr fit`." if shown else None
     parser = CommandParser(
         prog=f"tvr {command.name}",
         description=inspect.getdoc(function),
-        epilog=epilog,
+        epilog=recipes_and_examples() if command.sections == RECIPE else epilog,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
@@ -70,7 +64,7 @@ def parser_of(command: Command) -> CommandParser:
                 default=str(parameter.default) if isinstance(parameter.default, Path) else argparse.SUPPRESS,
                 action="append" if option.many else "store",
                 required=required,
-                metavar=NAMED.get(name, option.metavar),
+                metavar={"config": "RECIPE", "ckpt_path": "FILE"}.get(name, option.metavar),
                 help=text,
             )
     if command.sections == RECIPE:
@@ -109,14 +103,24 @@ def parse(command: Command, words: Sequence[str]) -> tuple[dict[str, Any], list[
             given.add(option)
             own.append(word)
         elif option.startswith("--"):
-            near = difflib.get_close_matches(option, [*options, *(f"--{name}" for name in command.sections)], 1, 0.7)
-            if not command.sections or (near and option[2:].partition(".")[0].rstrip("+") not in command.sections):
-                meant = f"Did you mean {near[0]}? " if near else ""
+            if not command.sections or option[2:].partition(".")[0].rstrip("+") not in {*RECIPE, *command.sections}:
+                hint = _hint(command, option, options)
                 raise OptionError(
-                    f"{command.name} has no option {option}. {meant}`tvr {command.name} --help` lists all options."
+                    f"{command.name} has no option {option}. {hint}`tvr {command.name} --help` lists all options."
                 )
             alone = equals or option == "--print_config"
             overrides.append(word if alone else f"{word}={next(rest, '')}")
         else:
             own.append(word)
     return vars(parser.parse_args(own)), overrides
+
+
+def _hint(command: Command, option: str, own: Iterable[str]) -> str:
+    """Return the option of a command that an unknown one resembles, or else the commands that have the unknown one."""
+    near = difflib.get_close_matches(option, [*own, *(f"--{name}" for name in command.sections)], 1, 0.7)
+    if not near and command.sections and (schema := cached_schema()) is not None:
+        near = SchemaWalk(schema).similar(option.removeprefix("--"))
+    if near:
+        return f"Did you mean {near[0]}? "
+    others = [f"tvr {other.name}" for other in COMMANDS if option in parser_of(other)._option_string_actions]
+    return f"It is an option of {in_words(others)}. " if others else ""

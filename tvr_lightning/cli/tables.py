@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from tvr_lightning.cli.loading import loading
-from tvr_lightning.cli.options import AtLeast2, AtLeast8, Config, Device, Folder, NewFolder, Runs
-from tvr_lightning.config.recipe_files import OptionError, refuse_options, split_options
+from tvr_lightning.cli.options import Config, Device, Folder, NewFolder, Runs
+from tvr_lightning.config.recipe_files import OptionError, find_recipe, recipes_folder, refuse_options, split_options
 from tvr_lightning.errors import UserError
-from tvr_lightning.option_types import Count, NotNegative, Workers
+from tvr_lightning.option_types import Count, NotNegative, Range, Workers
 
 BATCH, APPLIED = "data.init_args.batch_size", ("trainer.precision", "trainer.plugins")
 
@@ -37,7 +37,9 @@ def reproduce(
     out: Annotated[NewFolder, "folder for run cards, runs, tables, and synthetic data"] = Path("runs/reproduced"),
     recipes: Annotated[Path, "folder of the recipes; this project's own if it does not exist"] = Path("recipes"),
     fixture: Annotated[bool, "use the synthetic datasets even if $TVR_DATA is set"] = False,
-    fixture_videos: Annotated[AtLeast8 | None, "number of videos per synthetic dataset; 500 by default"] = None,
+    fixture_videos: Annotated[
+        int | None, Range(at_least=8), "number of videos per synthetic dataset; 500 by default"
+    ] = None,
     overlay: Annotated[Path | None, "recipe that overrides those of every run, but not the table's values"] = None,
     share: Annotated[Literal["nothing", "encoder", "features"], "resource that synthetic runs share"] = "nothing",
     engine: Annotated[Literal["local", "slurm"], "local, or slurm for jobs submitted with submitit"] = "local",
@@ -55,7 +57,6 @@ def reproduce(
     Synthetic runs can share an encoder, which is trained once and starts every run, or that encoder's stored features:
     then only heads are trained, and runs with other backbones are omitted.
     """
-    from tvr_lightning.config.recipe_files import find_recipe, recipes_folder
     from tvr_lightning.reproduce.runs.plan import Setting, make_plan
     from tvr_lightning.reproduce.tables import load_table
 
@@ -71,13 +72,13 @@ def reproduce(
         videos = fixture_videos or 500
         folder = (out / f"fixture-{videos}").absolute()
     try:
-        chosen = tuple(dict.fromkeys(int(seed) for seed in _names(seeds)))
+        chosen = tuple(dict.fromkeys(int(seed) for seed in filter(None, seeds.split(","))))
     except ValueError as error:
         raise OptionError(f"--seeds {seeds!r} must be whole numbers separated by commas, such as 0,1,2") from error
     laid_over = None if overlay is None else find_recipe(overlay, "--overlay")
     setting = Setting(recipes, folder, videos, laid_over, chosen, share)
     named = [load_table(name, recipes) for name in dict.fromkeys(tables)]
-    plan = make_plan(named, setting, _names(only))
+    plan = make_plan(named, setting, [name.strip() for name in only.split(",") if name.strip()])
     with loading("reproduce"):
         from tvr_lightning.reproduce.report.sources import run_of_card
         from tvr_lightning.reproduce.report.table_view import NOT_COMPARABLE, view_table, write_tables
@@ -100,10 +101,6 @@ def reproduce(
     return 1 if any(card.status == "failed" for card in cards.values()) else 0
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def report(
     directory: Annotated[Runs, "folder of `tvr reproduce --out`, or of runs of `tvr fit`"],
     /,
@@ -115,7 +112,6 @@ def report(
     The figures are drawn from each run's own weights and test split: one pass, stored in figures/.
     """
     with loading("report"):
-        from tvr_lightning.config.recipe_files import recipes_folder
         from tvr_lightning.reproduce.report.site import write_report
 
     for path in write_report(directory, recipes_folder(recipes), tables_only):
@@ -143,7 +139,7 @@ def verify_released(
 def profile(
     config: Config,
     out: Annotated[NewFolder, "parent folder of profiles/, which `tvr report` shows"] = Path("runs/reproduced"),
-    batch_size: Annotated[AtLeast2, "number of matching pairs per batch"] = 16,
+    batch_size: Annotated[int, Range(at_least=2), "number of matching pairs per batch"] = 16,
     queries: Annotated[Count, "number of texts that each video is scored against"] = 1000,
     repeats: Annotated[Count, "number of time measurements, of which the median is reported"] = 3,
     device: Device = None,

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from tvr_lightning.cli.loading import loading
-from tvr_lightning.cli.options import AtLeast4, Config, File, NewFile, Trust
+from tvr_lightning.cli.options import Config, File, NewFile, Trust
 from tvr_lightning.config.recipe_files import FOUND_BY_LIGHTNING, RECIPES, OptionError, refuse_options
-from tvr_lightning.option_types import Count
+from tvr_lightning.option_types import Count, Range
 
 ReleasedMethod = Literal["clip4clip", "drl", "gaid", "gare", "tcmgc", "tmass", "ucofia", "xclip", "xpool"]
 OVERLAYS = ("fixture", "demo", "features", "heads")
@@ -97,7 +97,7 @@ def recipes_and_examples() -> str:
 def audit(
     config: Config,
     ckpt_path: Annotated[File | None, "checkpoint of the recipe; its starting weights by default"] = None,
-    videos: Annotated[AtLeast4, "number of test videos to audit, with their texts"] = 64,
+    videos: Annotated[int, Range(at_least=4), "number of test videos to audit, with their texts"] = 64,
     seed: Annotated[int | None, "seed for selecting and ordering videos and texts; a new one by default"] = None,
     overrides: Sequence[str] = (),
 ) -> int:

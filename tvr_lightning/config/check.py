@@ -88,7 +88,7 @@ def check_options(sources: Iterable[Source], schema: dict[str, Any]) -> None:
 
     Later sources overlay earlier ones.
     """
-    walk = _Walk(schema)
+    walk = SchemaWalk(schema)
     for source in sources:
         try:
             for name, value in source.content.items():
@@ -118,7 +118,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"{', '.join(ordered[:LISTED])}{more}" if ordered else "none"
 
 
-class _Walk:
+class SchemaWalk:
     """Comparison of options with the schema; remembers the class that each section names."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
@@ -131,14 +131,18 @@ class _Walk:
         if name in self.sections:
             self.value(name, self.sections[name], value)
             return
+        near = self.similar(name)
+        meant = f"Did you mean {near[0]}?" if near else f"Available: {nearest(name, self.sections)}"
+        raise OptionError(f"there is no option {name}. {meant}")
+
+    def similar(self, name: str) -> list[str]:
+        """Return the option within a section that resembles a name, such as [`--data.init_args.root`], or nothing."""
         inner: dict[str, str] = {}
         for section, node in self.sections.items():
             for variant in self.variants(node):
                 prefix = f"--{section}.init_args" if class_name(variant) else f"--{section}"
                 inner |= {option: f"{prefix}.{option}" for option in _options_of(variant)}
-        near = difflib.get_close_matches(name, inner, n=1, cutoff=0.75)
-        meant = f"Did you mean {inner[near[0]]}?" if near else f"Available: {nearest(name, self.sections)}"
-        raise OptionError(f"there is no option {name}. {meant}")
+        return [inner[near] for near in difflib.get_close_matches(name, inner, n=1, cutoff=0.75)]
 
     def value(self, where: str, node: dict[str, Any], value: Any) -> None:
         """Check the value of one option."""

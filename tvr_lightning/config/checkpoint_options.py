@@ -7,15 +7,14 @@ evaluated model is therefore built from the checkpoint; recipes and options are 
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from jsonargparse._util import import_object
 
-from tvr_lightning.config.schema import hints_of
 from tvr_lightning.media.preparation import PREPARATION
+from tvr_lightning.option_types import hints_of
 from tvr_lightning.training.checkpoints import RECORD, CheckpointError, check_classes, named_classes, read_checkpoint
 from tvr_lightning.training.options import changed_options, plain_options, value_text
 
@@ -37,19 +36,6 @@ OF_DATASET = {
 }  # fmt: skip
 # Filled by links between model and data.
 LINKED = {"words", "frames"}
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Option of a command with another `value` than in training; `scored` if scores of the same videos depend on it."""
-
-    option: str
-    value: Any
-    trained: Any
-    scored: bool
-
-    def __str__(self) -> str:
-        return f"{self.option} {value_text(self.value)} (the checkpoint: {value_text(self.trained)})"
 
 
 class TrainedOptions:
@@ -107,12 +93,12 @@ class TrainedOptions:
             found["seed_everything"] = self._record["seed"]
         return found
 
-    def differences(self, parser: ArgumentParser, options: Namespace, override: bool) -> list[Difference]:
-        """Return the options that differ between a command and the checkpoint, method first.
+    def differences(self, parser: ArgumentParser, options: Namespace, override: bool) -> dict[str, bool]:
+        """Return the options that differ from the checkpoint, and whether scores of the same videos depend on each.
 
         Refuse options that change the scores unless `override`, and a checkpoint whose options no longer exist.
         """
-        found = []
+        found: dict[str, bool] = {}
         known = self._sections()
         try:
             parsed = parser.parse_object(known)
@@ -125,12 +111,12 @@ class TrainedOptions:
             for option, trained, value in changed_options(section, then, now):
                 follows_data = section == "model" and "data" in known and option.rpartition(".")[2] in LINKED
                 if not follows_data:
-                    scored = self._scored(option, value, trained, options.data.class_path)
-                    found.append(Difference(option, value, trained, scored))
+                    change = f"{option} {value_text(value)} (the checkpoint: {value_text(trained)})"
+                    found[change] = self._scored(option, value, trained, options.data.class_path)
         precision, trained_in = options.get("trainer.precision"), self._record.get("precision")
         if trained_in and str(precision) != trained_in:
-            found.append(Difference("trainer.precision", precision, trained_in, False))
-        lines = "".join(f"  - {item}\n" for item in found if item.scored)
+            found[f"trainer.precision {precision} (the checkpoint: {trained_in})"] = False
+        lines = "".join(f"  - {change}\n" for change, scored in found.items() if scored)
         if lines and not override:
             raise CheckpointError(
                 f"{self.path} was trained with other options, and the given ones change its scores:\n{lines}"
@@ -177,7 +163,9 @@ def _written_out(section: Namespace) -> dict[str, Any]:
     found = section.as_dict()
     options = found.setdefault("init_args", {})
     for option, hint in hints_of(import_object(section.class_path)).items():
-        kind = next((item for item in get_args(hint) if dataclasses.is_dataclass(item)), None)
+        kind = next(
+            (item for item in get_args(hint) if isinstance(item, type) and dataclasses.is_dataclass(item)), None
+        )
         if kind is not None and option in options:
             parser = ArgumentParser(exit_on_error=False)
             parser.add_argument("--options", type=kind)

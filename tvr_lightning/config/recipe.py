@@ -27,7 +27,7 @@ import tvr_lightning.methods
 import tvr_lightning.training.tf32  # noqa: F401  recipes name classes by their bare names once these are imported
 from tvr_lightning import data as datasets
 from tvr_lightning.config.check import check_classes_given, check_options, refusals, sources_of
-from tvr_lightning.config.checkpoint_options import LINKED, Difference, TrainedOptions
+from tvr_lightning.config.checkpoint_options import LINKED, TrainedOptions
 from tvr_lightning.config.recipe_files import OptionError, RecipeError
 from tvr_lightning.config.schema import cached_schema, generate, keep
 from tvr_lightning.data.base import TextVideoDataModule
@@ -111,13 +111,13 @@ class Recipe:
     Attributes:
         config: Values of all sections.
         trained: Checkpoint that is evaluated, whose options are the base of the recipe.
-        changes: Options that differ from those of the checkpoint.
+        changes: Options that differ from those of the checkpoint, and whether scores depend on each.
         dropped: Options of recipes that a later recipe dropped with their class.
     """
 
     config: Namespace
     trained: TrainedOptions | None = None
-    changes: list[Difference] = field(default_factory=list)
+    changes: dict[str, bool] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
 
     @classmethod
@@ -168,12 +168,10 @@ class Recipe:
             if trained is not None:
                 recipe.changes = trained.differences(parser, recipe.config, override)
         except ArgumentError as error:
-            schema = generate(parser)
-            keep(schema)
-            check_options(sources, schema)
+            check_options(sources, keep(generate(parser)))
             raise OptionError(refusals(str(error))) from error
         if cached_schema() is None:
-            keep(generate(parser))
+            check_options(sources, keep(generate(parser)))
         recipe.dropped = sorted({name for content in contents for name in _dropped(content, recipe.config)})
         recipe._check_linked(contents)
         recipe._set_memory()
@@ -198,7 +196,7 @@ class Recipe:
         evaluation = model.init_args.get("evaluation")
         if evaluation is not None and evaluation.normalization is not None:
             stage = None  # a normalization may use queries of the training split
-        with self._checkpoint_follows(), _explained():
+        with self._checkpoint_follows(), explained():
             files = _required_files(model, model.init_args.encoder)
             check_present([partial(data.check_present, stage), *files])
 
@@ -230,7 +228,7 @@ class Recipe:
         """Build only the data, as it is before the method sets the size of its frames."""
         parser = ArgumentParser(exit_on_error=False)
         parser.add_subclass_arguments(TextVideoDataModule, "data")
-        with _explained():
+        with explained():
             return parser.instantiate(parser.parse_object({"data": self.config.data.as_dict()})).data
 
     def build(self) -> Namespace:
@@ -249,7 +247,7 @@ class Recipe:
             (_InstantiatorFn(cli, "model"), LightningModule, True),
             (_InstantiatorFn(cli, "data"), TextVideoDataModule, True),
         ]
-        with self._checkpoint_follows(), _explained():
+        with self._checkpoint_follows(), explained():
             return parser.instantiate(self.config, instantiators=kinds)
 
     def _checkpoint_follows(self) -> Any:
@@ -302,7 +300,7 @@ def data_from_recipe(paths: Sequence[str | Path], overrides: Sequence[str] = ())
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def explained() -> Iterator[None]:
     """Turn what classes and the parser refuse into one sentence."""
     try:
         yield

@@ -48,8 +48,12 @@ def find_recipe(name: str | Path, option: str = "--config") -> Path:
     own = RECIPES / inside.with_name(f"{inside.name.removesuffix('.yaml')}.yaml") if inside.name else RECIPES
     if own.is_file():
         return own
-    reason = "is a folder" if path.is_dir() else "no such file"
-    raise OptionError(f"{option} {name}: {reason}; {_near(path)}")
+    packaged = [Path("recipes") / file.relative_to(RECIPES) for file in RECIPES.rglob("*.yaml")]
+    nearest_first = [*path.parent.glob("*.yaml"), *sorted(packaged, key=lambda file: (len(file.parts), file))]
+    there = {file.stem: file for file in reversed(nearest_first)}
+    near = difflib.get_close_matches(path.name.removesuffix(".yaml").removesuffix(".yml"), there, n=1)
+    hint = f"did you mean {there[near[0]]}?" if near else f"looked for it at {path.absolute()} and in {RECIPES}"
+    raise OptionError(f"{option} {name}: {'is a folder' if path.is_dir() else 'no such file'}; {hint}")
 
 
 def recipes_folder(folder: Path) -> Path:
@@ -69,15 +73,6 @@ def read_recipe(name: str | Path) -> dict[str, Any]:
         contains = "is empty" if content is None else f"contains a {type(content).__name__}, not named options"
         raise OptionError(f"--config {name} is not a recipe: it {contains}")
     return content
-
-
-def _near(path: Path) -> str:
-    """Return a hint: the closest recipe in the folder of `path` and in this project, or the searched folders."""
-    own = [Path("recipes") / file.relative_to(RECIPES) for file in RECIPES.rglob("*.yaml")]
-    nearest_first = [*path.parent.glob("*.yaml"), *sorted(own, key=lambda file: (len(file.parts), file))]
-    there = {file.stem: file for file in reversed(nearest_first)}
-    names = difflib.get_close_matches(path.name.removesuffix(".yaml").removesuffix(".yml"), there, n=1)
-    return f"did you mean {there[names[0]]}?" if names else f"looked for it at {path.absolute()} and in {RECIPES}"
 
 
 def split_options(arguments: Sequence[str]) -> list[tuple[str, str]]:

@@ -8,16 +8,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import inspect
 import json
 import os
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 from tvr_lightning.files import write_whole
-from tvr_lightning.option_types import Range
+from tvr_lightning.option_types import Range, hints_of
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -44,11 +43,12 @@ def cached_schema() -> dict[str, Any] | None:
     return cached["schema"] if cached["sources"] == _sources() else None
 
 
-def keep(schema: dict[str, Any]) -> None:
-    """Write a schema of all sections of recipes to the user's cache."""
+def keep(schema: dict[str, Any]) -> dict[str, Any]:
+    """Write a schema of all sections of recipes to the user's cache, and return it."""
     with contextlib.suppress(OSError, RuntimeError):  # without a cache, mistakes are found later, by the parser
         _file().parent.mkdir(parents=True, exist_ok=True)
         write_whole(_file(), json.dumps({"sources": _sources(), "schema": schema}).encode())
+    return schema
 
 
 def generate(parser: ArgumentParser) -> dict[str, Any]:
@@ -95,15 +95,6 @@ def add_ranges(schema: dict[str, Any], kind: type) -> None:
                         numbers |= limits
             elif dataclasses.is_dataclass(inner) and isinstance(inner, type) and "properties" in node:
                 add_ranges(node, inner)
-
-
-def hints_of(kind: type) -> dict[str, Any]:
-    """Return the types of the arguments of a class and its bases by name, with annotations such as `Range`."""
-    found: dict[str, Any] = {}
-    for each in reversed(inspect.getmro(kind)):
-        with contextlib.suppress(NameError, TypeError):  # names that a class imports only for type checkers
-            found |= get_type_hints(each.__init__, include_extras=True)  # type: ignore[misc]
-    return found
 
 
 def class_name(node: dict[str, Any]) -> str | None:

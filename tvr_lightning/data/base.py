@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.features import FeatureBatch
 from tvr_lightning.media.augment import Augmentation
 from tvr_lightning.media.preparation import Interpolation, Preparation, ResizeMode
-from tvr_lightning.option_types import FrameSampling
+from tvr_lightning.option_types import Count, FrameSampling, Range, Workers, check
 from tvr_lightning.store import FeatureStore, Part, StoreError
 
 EvaluationLoaders = list[DataLoader[TextBatch] | DataLoader[VideoBatch]]
@@ -56,10 +56,6 @@ STAGES: dict[str | None, tuple[SplitName, ...]] = {
     "predict": ("test",),
     None: ("train", "val", "test"),
 }
-LEAST_VALUES = {
-    "num_workers": 0, "holdout": 0, "seed": 0, "frames": 1, "words": 3, "batch_size": 1, "eval_batch_size": 1,
-    "max_train_videos": 1,
-}  # fmt: skip
 
 
 class TextVideoDataModule(LightningDataModule, ABC):
@@ -113,15 +109,15 @@ class TextVideoDataModule(LightningDataModule, ABC):
         *,
         split: str,
         root: str | None = None,
-        frames: int = 12,
-        words: int = 32,
+        frames: Count = 12,
+        words: Annotated[int, Range(at_least=3)] = 32,
         image_size: int = 224,
         resize_mode: ResizeMode = "shortest",
         interpolation: Interpolation = "bicubic",
         antialias: bool = True,
-        batch_size: int = 128,
-        eval_batch_size: int = 32,
-        num_workers: int = 2,
+        batch_size: Count = 128,
+        eval_batch_size: Count = 32,
+        num_workers: Workers = 2,
         sampling: FrameSampling = "one-fps-uniform",
         train_sampling: FrameSampling | None = None,
         augmentation: Augmentation = "none",
@@ -129,9 +125,9 @@ class TextVideoDataModule(LightningDataModule, ABC):
         reshuffle: bool = True,
         captions_per_epoch: Literal["all", "one"] = "all",
         on_corrupt: Literal["error", "skip"] = "error",
-        holdout: int = 0,
-        max_train_videos: int | None = None,
-        seed: int = 0,
+        holdout: Annotated[int, Range(at_least=0)] = 0,
+        max_train_videos: Count | None = None,
+        seed: Annotated[int, Range(at_least=0)] = 0,
         features: str | None = None,
         pixels: str | None = None,
         audio: Literal["none", "whisper", "wav2vec2"] = "none",
@@ -173,10 +169,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         self._check_options()
 
     def _check_options(self) -> None:
-        for name, least in LEAST_VALUES.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"{name} is {value}; it must be at least {least}")
+        check(self, **self.hparams)
         if self.holdout and self.has_official_validation:
             raise UserError(
                 f"holdout {self.holdout}: {type(self).__name__} with split {self.split!r} has an official validation "

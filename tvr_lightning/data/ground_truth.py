@@ -21,6 +21,7 @@ class GroundTruth:
         videos: Number of videos M of the split; videos without a text are distractors.
         dataset, split, protocol: Names for results, such as `MSR-VTT`, `test` and `1k-A, one caption per video`.
         warnings: Warnings of every result on the dataset.
+        where: Name of the split in messages; `the test split of MSR-VTT` by default.
     """
 
     video_of_text: Tensor
@@ -29,18 +30,20 @@ class GroundTruth:
     split: str
     protocol: str
     warnings: list[str] = field(default_factory=list)
+    where: str = ""
 
     def __post_init__(self) -> None:
-        where, pairs = f"{self.dataset} {self.split}", self.video_of_text
-        if pairs.ndim != 1 or pairs.dtype != torch.int64:
-            found = f"{tuple(pairs.shape)} {pairs.dtype}"
-            raise UserError(f"{where}: video_of_text must be one int64 per text, got {found}")
-        if not len(pairs):
-            raise UserError(f"{where}: there are no texts to rank")
-        outside = ((pairs < 0) | (pairs >= self.videos)).nonzero().flatten().tolist()
-        if outside:
-            first = f"text {outside[0]} describes video {int(pairs[outside[0]])}"
-            raise UserError(f"{where}: {first}, but the split has {self.videos} videos")
+        self.where = self.where or f"the {self.split} split of {self.dataset}"
+        if self.video_of_text.ndim != 1 or self.video_of_text.dtype != torch.int64:
+            found = f"{tuple(self.video_of_text.shape)} {self.video_of_text.dtype}"
+            raise UserError(f"{self.where}: video_of_text must be one int64 per text, got {found}")
+        if not len(self.video_of_text):
+            raise UserError(f"{self.where}: there are no texts to rank")
+        outside = ((self.video_of_text < 0) | (self.video_of_text >= self.videos)).nonzero()
+        if len(outside):
+            text = int(outside[0])
+            video = int(self.video_of_text[text])
+            raise UserError(f"{self.where}: text {text} describes video {video}, but there are {self.videos} videos")
 
     @classmethod
     def of(cls, dataset: str, split: Split, warnings: Sequence[str] = ()) -> GroundTruth:

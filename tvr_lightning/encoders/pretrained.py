@@ -25,10 +25,7 @@ from tvr_lightning.media.preparation import Interpolation, ResizeMode
 
 logger = logging.getLogger(__name__)
 
-WITHOUT_WEIGHTS = (
-    "If you have no weights, add `--config recipes/fixture.yaml` to train a tiny encoder from scratch on the synthetic "
-    "dataset."
-)
+WITHOUT_WEIGHTS = "Set encoder.weights to a file, or add --config recipes/fixture.yaml."
 _FOLLOW: ContextVar[bool] = ContextVar("weights_follow", default=False)
 
 
@@ -165,10 +162,8 @@ def find_weights(architecture: str, weights: str | None, preprocessing: str | No
     if tag not in tags:
         if os.sep in name or path.suffix in (".pt", ".pth", ".bin", ".safetensors"):
             raise MissingWeightsError(
-                f"encoder.weights names the file {name}, looked for at {path.absolute()}: no such file. Expected an "
-                f"OpenAI archive or state dict (.pt), or an open_clip checkpoint (.pt, .bin, .safetensors) of "
-                f"{architecture}. {WITHOUT_WEIGHTS}",
-                looked_for=f"no weights file {name}: looked for {path.absolute()}",
+                f"encoder.weights: no file {path.absolute()}. {WITHOUT_WEIGHTS}",
+                looked_for=f"no weights file {path.absolute()}",
             )
         raise UserError(
             f"encoder.weights is {name!r}: no file of that name and no open_clip tag of {architecture}; its tags: "
@@ -204,6 +199,7 @@ def _folder_weights(folder: Path, path: Path) -> Path | None:
 def _obtain(architecture: str, weights: str, tag: dict[str, Any]) -> Path:
     """Return the file of a tag from a cache or a download, which is tried only if the server responds."""
     looked: list[str] = []
+    failure = ""
     sources = []
     repository, filename = os.path.split(tag.get("hf_hub", ""))
     if repository:
@@ -214,7 +210,7 @@ def _obtain(architecture: str, weights: str, tag: dict[str, Any]) -> Path:
             cached = huggingface_hub.try_to_load_from_cache(repository, name)
             if isinstance(cached, str):
                 return Path(cached)
-        looked.append(f"{huggingface_hub.constants.HF_HUB_CACHE} ({repository}, {' or '.join(names)})")
+        looked.append(huggingface_hub.constants.HF_HUB_CACHE)
         if not huggingface_hub.constants.HF_HUB_OFFLINE:
             sources.append((True, f"{huggingface_hub.constants.ENDPOINT}/{repository}"))
     if tag.get("url"):
@@ -228,11 +224,8 @@ def _obtain(architecture: str, weights: str, tag: dict[str, Any]) -> Path:
             probe(address)
             return Path(download_pretrained(tag, prefer_hf_hub=prefer_hub))
         except (OSError, RuntimeError) as error:
-            looked.append(f"{address} ({error})")
-    looked_for = f"no weights {weights!r} for {architecture}. Looked in: {'; '.join(looked)}"
-    raise MissingWeightsError(
-        f"{looked_for}. Expected: any file of that checkpoint as encoder.weights=/path/to/{architecture}.pt (OpenAI "
-        "archive or state dict, open_clip .pt or .safetensors), or the Hugging Face cache filled on a machine with "
-        f"network access. {WITHOUT_WEIGHTS}",
-        looked_for=looked_for,
-    )
+            reason = getattr(error, "reason", error)  # of a URLError
+            looked.append(urlsplit(address).netloc)
+            failure = f" ({getattr(reason, 'strerror', None) or reason})"
+    looked_for = f"no weights {weights!r} for {architecture} in {', '.join(looked)}{failure}"
+    raise MissingWeightsError(f"{looked_for}. {WITHOUT_WEIGHTS}", looked_for=looked_for)

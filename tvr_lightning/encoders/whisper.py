@@ -126,8 +126,6 @@ def find_whisper_weights(size: str, weights: str) -> Path:
         return path
     width, _, layers = SIZES[size]
     raise MissingWeightsError(
-        f"Whisper {size} (width {width}, {layers} layers) has no weights: looked for {path.absolute()}. Fill "
-        "openai-whisper's cache on a machine with network access: "
-        f"`python -c \"import whisper; whisper.load_model('{size}')\"` (it writes {cache}), or name a checkpoint: "
-        f"audio_encoder.weights=/path/to/{size}.pt. null means random weights."
+        f"Whisper {size} (width {width}, {layers} layers) has no weights: looked for {path.absolute()}. Set "
+        f"audio_encoder.weights to a file, or download: `python -c \"import whisper; whisper.load_model('{size}')\"`"
     )

@@ -67,13 +67,14 @@ def read_scores(
     if not isinstance(matrix, Tensor) or matrix.ndim != 2 or not matrix.numel() or matrix.is_complex():
         raise ScoresError(f"{path}: expected a matrix of numbers with one row per text and one column per video")
     matrix = _finite(path, matrix if matrix.dtype == torch.float64 else matrix.float())
-    where = f"{truth.dataset} {truth.split}"
     names, index = entries.get("video_ids"), entries.get("text_index")
     if bank != "videos":
-        matrix = _aligned(path, matrix, 1, None if names is None else [str(name) for name in names], video_ids, where)
+        matrix = _aligned(
+            path, matrix, 1, None if names is None else [str(name) for name in names], video_ids, truth.where
+        )
     if bank != "texts":
         rows = None if index is None else np.asarray(index).astype(np.int64).tolist()
-        matrix = _aligned(path, matrix, 0, rows, range(truth.texts), where)
+        matrix = _aligned(path, matrix, 0, rows, range(truth.texts), truth.where)
     return matrix
 
 
@@ -129,7 +130,7 @@ def read_pairs(path: Path, truth: GroundTruth, video_ids: Sequence[str]) -> Tens
     for column, known in ids.items():
         unknown = table[column][~table[column].isin(known)].tolist()
         if unknown:
-            entry = f"{column.partition('_')[0]} {unknown[0]!r} is not in {truth.dataset} {truth.split}"
+            entry = f"{column.partition('_')[0]} {unknown[0]!r} is not in {truth.where}"
             raise ScoresError(f"{path}: {entry}. Use its values of {column}, such as {known[0]!r}.")
     twice = table[table.duplicated(["text_index", "video_id"])]
     if len(twice):

@@ -76,9 +76,9 @@ def selected_checkpoint(select_on: SelectOn, trainer: Trainer) -> tuple[str | No
     name = "last" if select_on == "last" else "best"
     written = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.filename == name]
     path = written[0].best_model_path if written else ""
-    if not path and select_on == "last":
-        return None, None
     if not path:
+        if select_on == "last":
+            return None, None
         raise RecipeError(
             f"results.select_on: {select_on} found no best checkpoint, since no validation has taken place. Test the "
             "last weights with results.select_on: last."
@@ -108,7 +108,7 @@ def starting_weights(run: Run) -> Weights:
 def new_layers(model: LightningModule) -> int:
     """Return the number of parameters of a method apart from its encoders and the temperature, which come from CLIP."""
     known = {"encoder", "audio_encoder", "temperature"}
-    return sum(p.numel() for name, p in model.named_parameters() if not known & {*name.split(".")[:2]})
+    return sum(p.numel() for name, p in model.named_parameters() if known.isdisjoint(name.split(".")[:2]))
 
 
 def evaluated_weights(run: Run, saved: dict[str, Any] | None) -> Weights:
@@ -119,7 +119,7 @@ def evaluated_weights(run: Run, saved: dict[str, Any] | None) -> Weights:
     if saved is None and (run.command == "fit" or run.ckpt_path is None):
         return starting_weights(run)
     weights = Weights("unknown") if saved is None else weights_of(saved)
-    return replace(weights, overridden=[str(change) for change in run.recipe.changes if change.scored])
+    return replace(weights, overridden=[change for change, scored in run.recipe.changes.items() if scored])
 
 
 def write_best_videos(run: Run) -> None:
@@ -235,15 +235,13 @@ def write_query_ranks(folder: Path, evaluation: Evaluation, split: Split, video_
     """Write a parquet file of ranks from 1; `video_of_text` (N,) int64 are positions of videos in the split."""
     import pandas as pd
 
-    ids = [video.video_id for video in split.videos]
     texts, videos = evaluation.text_to_video_ranks, evaluation.video_to_text_ranks
     asked, matches, own = texts.index.tolist(), video_of_text[texts.index.cpu()].tolist(), videos.index.tolist()
-    table = pd.DataFrame(
-        {
-            "direction": ["text-to-video"] * len(asked) + ["video-to-text"] * len(own),
-            "query": [*(split.texts[place].text for place in asked), *(ids[place] for place in own)],
-            "video": [ids[place] for place in [*matches, *own]],
-            "rank": [*texts.expected().tolist(), *videos.expected().tolist()],
-        }
-    )
-    write_whole(folder / RANKS, table.to_parquet(index=False))
+    found = [split.videos[place].video_id for place in [*matches, *own]]
+    columns = {
+        "direction": ["text-to-video"] * len(asked) + ["video-to-text"] * len(own),
+        "query": [split.texts[place].text for place in asked] + found[len(asked) :],
+        "video": found,
+        "rank": [*texts.expected().tolist(), *videos.expected().tolist()],
+    }
+    write_whole(folder / RANKS, pd.DataFrame(columns).to_parquet(index=False))

@@ -77,10 +77,9 @@ def new_run(runs: Path, trainer: Trainer) -> Iterator[Path]:
 
 def run_of(checkpoint: str | None) -> Path | None:
     """Return the folder of the run that wrote a checkpoint, or None if it is not from a run or not writable."""
-    place = Path(checkpoint or "")
-    folder = place.parent.parent
-    own = place.parent.name == "checkpoints" and (folder / CONFIG).is_file()
-    return folder if own and os.access(folder, os.W_OK | os.X_OK) else None
+    folder = Path(checkpoint or "").parent
+    own = folder.name == "checkpoints" and (folder.parent / CONFIG).is_file()
+    return folder.parent if own and os.access(folder.parent, os.W_OK | os.X_OK) else None
 
 
 def metrics_logger(folder: Path, resume_from: Path | None = None) -> CSVLogger:

@@ -2,7 +2,7 @@
 
 import errno
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -10,17 +10,15 @@ from typing import Any, Literal
 
 import torch
 import yaml
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich import get_console
 
 from tvr_lightning.audit.callback import LeakageAudit
-from tvr_lightning.config.check import refusals
-from tvr_lightning.config.recipe import Recipe, ResultsConfig, recipe_parser
+from tvr_lightning.config.recipe import Recipe, ResultsConfig, explained, recipe_parser
 from tvr_lightning.config.recipe_files import FOUND_BY_LIGHTNING, OptionError, RecipeError
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
@@ -88,7 +86,7 @@ class Run:
         if command == "fit" and ckpt_path and self.config.checkpoints.resume:
             raise OptionError("checkpoints.resume finds the checkpoint itself. Drop it or --ckpt_path.")
         if recipe.changes:
-            rank_zero_info("Options that differ from the checkpoint: " + "; ".join(map(str, recipe.changes)))
+            rank_zero_info("Options that differ from the checkpoint: " + "; ".join(recipe.changes))
         if recipe.dropped:
             rank_zero_info(f"Dropped with the classes that recipes replaced: {', '.join(recipe.dropped)}")
         recipe.check(None if command == "fit" else command)
@@ -132,16 +130,13 @@ class Run:
                     checkpoint(monitor="step", filename="last", save_on_train_epoch_end=True),
                     SaveRunning(self.config.checkpoints.every_n_steps),
                 ]
-        options["callbacks"] = callbacks
-        options["logger"] = False if options["logger"] is True else options["logger"] or False
-        try:
-            return RunTrainer(**options)
-        except (ValueError, TypeError, MisconfigurationException) as error:
-            raise RecipeError(refusals(str(error))) from error
+        logger = False if options["logger"] is True else options["logger"] or False
+        with explained():
+            return RunTrainer(**options | {"callbacks": callbacks, "logger": logger})
 
     def start(self) -> None:
         """Execute the run, and print and write its results; a signal raises RunInterruptedError."""
-        with self._claimed_folder() as folder, tee_log(folder), self._explained():
+        with self._claimed_folder() as folder, tee_log(folder) if folder else nullcontext(), self._explained():
             self.folder = folder
             if folder is not None:
                 self.checkpoint_io.record = {
@@ -171,14 +166,17 @@ class Run:
         devices = name if trainer.world_size == 1 else f"{trainer.world_size} x {name}"
         start = starting_weights(self)
         weights = f"weights of {self.ckpt_path}" if self.ckpt_path else f"{start.kind}: {start.start}"
-        millions = sum(p.numel() for p in model.parameters()) / 1e6
-        trained = sum(p.numel() for p in model.parameters() if p.requires_grad) / 1e6
-        size = f"{millions:.2f} M parameters"
-        if self.command == "fit":
-            size = f"{trained:.2f} M trained and {millions - trained:.2f} M frozen parameters"
+        trained, frozen = (
+            sum(p.numel() for p in model.parameters() if p.requires_grad is given) / 1e6 for given in (True, False)
+        )
+        parts = (
+            f"{trained:.2f} M trained and {frozen:.2f} M frozen"
+            if self.command == "fit"
+            else f"{trained + frozen:.2f} M"
+        )
         where = f"; writes to {folder}" if folder else ""
         line = f"{model.title} on {self.datamodule.full_title}: {devices}, precision {trainer.precision}"
-        print(f"{line}; {size}, {weights}{where}", flush=True)
+        print(f"{line}; {parts} parameters, {weights}{where}", flush=True)
 
     def _fit(self) -> None:
         """Train, test the selected weights, and print the results table."""
@@ -196,7 +194,7 @@ class Run:
         if self.ckpt_path is None and not isinstance(self.model, VideoQuestionAnswering):  # it raises its own error
             weights = starting_weights(self)
             if weights.kind == "untrained" or new_layers(self.model):
-                rank_zero_warn(f"{weights.caption()}. To evaluate a trained run, pass its checkpoint with --ckpt_path.")
+                rank_zero_info(f"{weights.caption()}. To evaluate a trained run, pass its checkpoint with --ckpt_path.")
         # The run prints its own results table.
         table = {} if self.command == "predict" else {"verbose": is_verbose()}
         evaluate = getattr(self.trainer, self.command)

@@ -302,11 +302,7 @@ def load_scorers(
         except MissingWeightsError as error:
             advice = "The index was created with these weights. Restore them."
             if given:
-                advice = (
-                    f"Name a checkpoint with --ckpt_path FILE, or a file of weights of {source.architecture} with "
-                    "--weights FILE (OpenAI archive or state dict, open_clip .pt or .safetensors). To only try out the "
-                    "search, use --weights none: random weights, meaningless results."
-                )
+                advice = "Pass --weights FILE or --ckpt_path FILE, or --weights none (random)."
             raise SearchError(f"{error.looked_for}. {advice}") from error
         same = sum(name.partition("-")[0] == model.name for name in models)
         models[f"{model.name}-{same + 1}" if same else model.name] = model

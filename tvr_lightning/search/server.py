@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from tvr_lightning._version import __version__
+from tvr_lightning import __version__
 from tvr_lightning.media.container import VIDEO_SUFFIXES, MediaError
 from tvr_lightning.media.image import ImageError
 from tvr_lightning.search.catalog import VideoRow

@@ -38,7 +38,6 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:protocol. as-released:UserWarning")  # what leaks says so
-@pytest.mark.filterwarnings("ignore:UNTRAINED weights:UserWarning")  # zero-shot rows on synthetic videos
 @pytest.mark.filterwarnings("ignore:dual softmax .* some scores are below zero:UserWarning")
 @pytest.mark.parametrize(("table", "run_name"), RUNS)
 def test_a_run_trains_a_step_and_is_evaluated(table, run_name, folder):
