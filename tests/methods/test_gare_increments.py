@@ -1,14 +1,48 @@
-"""Corrected texts: what plain operators give, with their gradients."""
+"""Measured increments: what plain operators give, with their gradients."""
 
 import pytest
 import torch
 
+from tvr_lightning.methods.gare.increments import Increments
 from tvr_lightning.pairwise import DensePairVectors, PairVectors, tiles
+
+
+def increments(texts=5, videos=4, size=6):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(videos, texts, size, generator=generator, dtype=torch.double).transpose(0, 1).requires_grad_()
 
 
 @pytest.fixture(params=[tiles.TILE, 50], ids=["at once", "in tiles"], autouse=True)
 def tile(request, monkeypatch):
     monkeypatch.setattr(tiles, "TILE", request.param)
+
+
+@pytest.mark.parametrize("over", [0, 1])
+@pytest.mark.parametrize("used", [slice(4), slice(2), slice(2, 4)], ids=["all", "products", "moments"])
+def test_measures_and_gradients_are_those_of_plain_operators(over, used):
+    vectors = increments()
+    measured = Increments(vectors, over)
+    unit = vectors / vectors.norm(dim=-1, keepdim=True)
+    found = [measured.lengths, measured.cosines, measured.mean, measured.deviation]
+    expected = [vectors.norm(dim=-1), unit @ unit.transpose(1, 2), vectors.mean(over), vectors.std(over)]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    gradients = [
+        torch.autograd.grad(sum((each.sin() * place).sum() for place, each in enumerate(some[used], 1)), vectors)[0]
+        for some in (found, expected)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
+def test_equal_increments_have_finite_gradients():
+    vectors = torch.ones(3, 4, 6).requires_grad_()
+    found = Increments(vectors, over=0)
+    (found.deviation.sum() + found.cosines.sum() + found.lengths.sum()).backward()
+    assert vectors.grad.isfinite().all()
+    nothing = torch.zeros(3, 4, 6).requires_grad_()
+    found = Increments(nothing)
+    (found.cosines.sum() + found.lengths.sum()).backward()
+    assert nothing.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("slots", [1, 2])

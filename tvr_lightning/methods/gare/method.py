@@ -39,6 +39,7 @@ from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.temporal import temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.methods.gare.increments import Increments
 from tvr_lightning.methods.gare.model import GAREHead, directional_diversity, norm_variance, relaxed_bottleneck
 from tvr_lightning.methods.gare.options import GAREOptions, NoIncrement
 from tvr_lightning.training.losses import info_nce
@@ -89,13 +90,14 @@ class GARE(RetrievalModule):
         if not shaped:
             return terms
         # The regularization of Eq. 28
-        increment = scores.parts["increment"]
+        found = Increments(scores.parts["increment"], bottleneck.axis)
         if bottleneck.weight:
+            increment = scores.parts["increment"] if bottleneck.normalize else found
             terms["bottleneck"] = bottleneck.weight * relaxed_bottleneck(increment, bottleneck)
         if lengths.weight:
-            terms["norm_variance"] = lengths.weight * norm_variance(increment, lengths)
+            terms["norm_variance"] = lengths.weight * norm_variance(found, lengths)
         if direction.weight:
-            terms["direction"] = direction.weight * directional_diversity(increment, direction)
+            terms["direction"] = direction.weight * directional_diversity(found, direction)
         return terms
 
     @torch.no_grad()

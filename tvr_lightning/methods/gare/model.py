@@ -13,9 +13,10 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
-from tvr_lightning.layers.cosine import COSINE_EPS, unit
+from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.methods.checks import check_sizes
+from tvr_lightning.methods.gare.increments import Increments
 from tvr_lightning.methods.gare.options import (
     Bottleneck,
     DirectionRegularization,
@@ -179,13 +180,13 @@ class IncrementNetwork(nn.Module):
         return (hidden + branch).layer_norm(self.layer_norm3).linear(self.mean_proj)
 
 
-def norm_variance(increment: Tensor, options: NormRegularization) -> Tensor:
+def norm_variance(increment: Tensor | Increments, options: NormRegularization) -> Tensor:
     """Return -E_i Var_j |Delta_ij| (Eq. 10) of increments (N, M, D), or its smooth form (appendix C.3), without weight.
 
     A `Variance` below minus its floor is 0 without gradient, as released:
     https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/modeling.py#L208-L259
     """
-    length = increment.norm(dim=-1)
+    length = Increments.of(increment).lengths
     if isinstance(options, Variance):
         value = -length.var(1).mean()
         return torch.where(value >= -options.floor, value, 0.0)
@@ -193,14 +194,12 @@ def norm_variance(increment: Tensor, options: NormRegularization) -> Tensor:
     return (1 + (-spread).exp().mean(1)).log().mean()
 
 
-def directional_diversity(increment: Tensor, options: DirectionRegularization) -> Tensor:
+def directional_diversity(increment: Tensor | Increments, options: DirectionRegularization) -> Tensor:
     """Return E_i log E_jk exp(-alpha (1 - z_ij . z_ik)) (Eq. 11), or E_i E_jk (z_ij . z_ik)^2 (appendix C.2).
 
     `LogMeanExp` also compares each direction with itself (as released), `Orthogonal` does not.
     """
-    products = increment @ increment.mT
-    inverse = products.diagonal(dim1=1, dim2=2).clamp(min=COSINE_EPS**2).rsqrt()
-    cosine = products * (inverse.unsqueeze(1) * inverse.unsqueeze(2))  # (N, M, M)
+    cosine = Increments.of(increment).cosines  # (N, M, M)
     if isinstance(options, LogMeanExp):
         agreement = (options.alpha * cosine - options.alpha).exp().mean((1, 2))
         return (agreement + 1e-8).log().mean()
@@ -208,21 +207,17 @@ def directional_diversity(increment: Tensor, options: DirectionRegularization) -
     return (cosine.square() * others).mean((1, 2)).mean()
 
 
-def relaxed_bottleneck(increment: Tensor, options: Bottleneck) -> Tensor:
+def relaxed_bottleneck(increment: Tensor | Increments, options: Bottleneck) -> Tensor:
     """Return E_j KL(N(mu_j, sigma_j^2) || N(0, prior^2)) of increments (N, M, D), without weight (Eq. 15).
 
     Variances are unbiased, and 1e-6 is added to the deviations, as released:
     https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/modeling.py#L208-L259
     """
-    if options.normalize:
+    if options.normalize and isinstance(increment, Tensor):
         increment = unit(increment)
-    axis = 0 if options.anchor == "video" else 1
-    # The increments of an anchor can be almost equal. Their differences from the first one are exact in float32, but
-    # those from the mean, and especially gradients, would be its rounding error.
-    first = increment.narrow(axis, 0, 1).detach()
-    deviation, away = torch.std_mean(increment - first, axis)
-    ratio, mean = (deviation + 1e-6) / options.prior, first.squeeze(axis) + away
-    divergence = 0.5 * (ratio.square() + (mean / options.prior).square() - 1) - ratio.log()
+    found = Increments.of(increment, options.axis)
+    ratio = (found.deviation + 1e-6) / options.prior
+    divergence = 0.5 * (ratio.square() + (found.mean / options.prior).square() - 1) - ratio.log()
     return (divergence.sum(-1) if options.reduction == "sum" else divergence.mean(-1)).mean()
 
 

@@ -126,6 +126,11 @@ class Bottleneck(Options):
     normalize: bool = False
     reduction: Literal["sum", "mean"] = "sum"
 
+    @property
+    def axis(self) -> int:
+        """Axis of the increments (N, M, D) over which the distribution of an anchor is computed."""
+        return 0 if self.anchor == "video" else 1
+
 
 class NormRegularization(ConfigVariant):
     """Regularization of the spread of the increments' lengths, the trust-region radii.
