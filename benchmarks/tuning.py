@@ -25,7 +25,7 @@ from tvr_lightning.training.optim import build_optimizer
 
 RECIPES = method_recipes(Path(__file__).parents[1] / "recipes")
 TUNINGS = {
-    "full": {"class_path": "Full"},
+    "full": {"class_path": "FineTuning"},
     "LoRA": {"class_path": "LoRA"},
     "LoRA, frozen video": {"class_path": "LoRA", "init_args": {"towers": ["text"]}},
     "frozen": {"class_path": "Frozen"},

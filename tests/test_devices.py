@@ -121,7 +121,7 @@ def test_a_checkpoint_without_frozen_weights_resumes_under_another_strategy(root
     start = {f"encoder.{n}": t for n, t in TinyClipEncoder(width=64, vision_layers=1).state_dict().items()}
     torch.save({"state_dict": start}, tmp_path / "start.ckpt")
     encoder = "--model.init_args.encoder.init_args"
-    lora = (f"{encoder}.freeze=none", "--config=tuning/lora", f"{encoder}.trained_in={tmp_path / 'start.ckpt'}")
+    lora = ("--config=tuning/lora", f"{encoder}.trained_in={tmp_path / 'start.ckpt'}")
     run = tvr("fit", "gare", first, root, tmp_path, FLOAT32, *lora)
     path = run / "checkpoints" / "last.ckpt"
     resume = (f"--ckpt_path={path}", "--trainer.max_epochs=3", FLOAT32, *lora)
