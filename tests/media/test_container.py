@@ -58,7 +58,7 @@ READERS = {
     "clip": lambda path: read_clip(path, frames=2, image_size=32),
     "probe": probe,
     "sound": read_audio,
-    "show": lambda path: preview(path, path.with_suffix(".png"), frames=2, image_size=32),
+    "show": lambda path: preview(path, path.with_suffix(".png"), frames=2),
     "doctor": look,
     "extract": extract,
 }

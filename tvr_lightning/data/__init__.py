@@ -1,7 +1,5 @@
 """Datasets, decoding, and the batches that a DataLoader passes to a method."""
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +16,7 @@ if TYPE_CHECKING:
     from tvr_lightning.data.video_folder import VideoFolder
 
 __all__ = [
-    "LSMDC",
-    "MSRVTT",
-    "MSRVTTQA",
-    "MSVD",
-    "VATEX",
-    "ActivityNet",
-    "Charades",
-    "DiDeMo",
-    "TextVideoDataModule",
+    "LSMDC", "MSRVTT", "MSRVTTQA", "MSVD", "VATEX", "ActivityNet", "Charades", "DiDeMo", "TextVideoDataModule",
     "VideoFolder",
 ]  # fmt: skip
 

@@ -85,14 +85,8 @@ def audio_input(
 ) -> AudioInput:
     """Convert a track into the input of an audio encoder for one clip (M = 1), with the steps of each frame.
 
-    Without audio, everything is zero and all windows are empty.
-
-    Args:
-        track: Audio track of the clip.
-        options: Encoder and alignment.
-        timestamps: (F,) seconds of the frames from the start of the clip.
-        frame_mask: (F,) bool, True for frames that are not padding.
-        duration: Duration of the clip in seconds.
+    `timestamps` (F,) are in seconds from the start of the clip, and `frame_mask` (F,) is False for padding. Without
+    audio, everything is zero and all windows are empty.
     """
     waveform = torch.from_numpy(track.waveform)
     samples = min(len(waveform), options.samples)

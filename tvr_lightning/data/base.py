@@ -166,9 +166,6 @@ class TextVideoDataModule(LightningDataModule, ABC):
         self._read: dict[SplitName, Split] = {}
         self._loaded: dict[SplitName, Split] = {}
         self._stores: dict[tuple[Part, ...], FeatureStore] = {}
-        self._check_options()
-
-    def _check_options(self) -> None:
         check(self, **self.hparams)
         if self.holdout and self.has_official_validation:
             raise UserError(
@@ -317,10 +314,8 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     def incomplete(self, absent: list[str]) -> MissingAssetError:
         """Return the error for missing files, which are listed one sentence each, with the expected layout."""
-        listed = "\n".join(f"  - {line}" for line in absent)
-        return MissingAssetError(
-            f"The data in {self.directory} is incomplete:\n{listed}\nExpected layout:\n{self.layout}"
-        )
+        lines = [f"The data in {self.directory} is incomplete:", *(f"  - {line}" for line in absent)]
+        return MissingAssetError("\n".join([*lines, "Expected layout:", self.layout]))
 
     # Splits
 
@@ -333,8 +328,9 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     def _source(self, name: SplitName) -> SplitName:
         """Return the split of the annotation files from which `name` is built."""
-        sources: dict[str, SplitName] = {"official": "val", "holdout": "train", "test": "test"}
-        return sources[self.validation] if name == "val" else name
+        if name != "val" or self.has_official_validation:
+            return name
+        return "train" if self.holdout else "test"
 
     def examine_split(self, name: SplitName) -> tuple[Split | None, Findings]:
         """Read a split from the annotation files, and return it (None if it cannot be read) with all findings."""
@@ -394,11 +390,6 @@ class TextVideoDataModule(LightningDataModule, ABC):
     def copies(self) -> Copies | None:
         """Manifest of the folder, if it contains copies of another folder (`tvr data compress`)."""
         return read_copies(self.folder)
-
-    @property
-    def store(self) -> FeatureStore | None:
-        """Feature store that `features` names, checked against the options; None without stored features."""
-        return None if self.features is None else self._open_store(self.features)
 
     def _open_store(self, path: str) -> FeatureStore:
         """Return a store after checking that the parts that the method reads (or the options name) fit the options."""

@@ -88,8 +88,8 @@ def read_copies(folder: Path) -> Copies | None:
     lines, _ = read_journal(folder / MANIFEST)
     if not lines:
         return None
+    header, *entries = lines
     try:
-        header, *entries = lines
         if header["schema"] != SCHEMA:
             raise KeyError(f"schema {header['schema']}, but this version reads {SCHEMA}")
         files = {entry["copy"]: CopiedFile(**entry) for entry in entries}
@@ -100,13 +100,9 @@ def read_copies(folder: Path) -> Copies | None:
 
 @dataclass
 class CompressReport:
-    """Result of copying a dataset.
+    """Result of copying a dataset: numbers of new and of kept copies, and replaced and unread files with the reason.
 
-    Attributes:
-        copies: Manifest of the copies.
-        root: Value of `data.init_args.root` for training on the copies.
-        new, kept: Numbers of newly copied files and of existing copies that are complete and match their source.
-        redone, unread: Replaced copies and unreadable videos, which have no copy, each with the reason.
+    `root` is the value of `data.init_args.root` for training on the copies.
     """
 
     copies: Copies

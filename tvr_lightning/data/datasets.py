@@ -81,15 +81,10 @@ class VideoDataset(SplitDataset[VideoBatch]):
 class PairDataset(SplitDataset[PairBatch]):
     """Matching pairs of a training split, indexed by the (epoch, sample) pairs of `TrainingSampler`.
 
-    Attributes:
-        split: Texts and videos; every video has a text.
-        read: Reader of a video.
-        one_caption: Whether a sample is a video with one of its captions, selected randomly in each epoch. Otherwise
-            every caption is a sample.
-        seed: Seed that, with epoch and sample, determines caption, random frames and augmentation in any worker.
-        skip: Whether an unreadable video is replaced by the next readable one and named in `skipped`.
-        captions: Additional descriptions, added to each pair as `extras["recover_captions"]`.
-        tokenise: The encoder's `caption_tokens` for these descriptions; None leaves them as a list of strings.
+    A sample is a caption, or with `one_caption` a video with one of its captions, selected randomly in each epoch.
+    `seed`, epoch and sample determine caption, random frames and augmentation in any worker. With `skip`, an unreadable
+    video is replaced by the next readable one and named in `skipped`. `captions` are additional descriptions, added to
+    each pair as `extras["recover_captions"]`: token IDs, or strings without `tokenise`.
     """
 
     split: Split

@@ -20,17 +20,9 @@ class TrainingSampler(DistributedSampler[tuple[int, int]]):
 
     It yields (epoch, sample) pairs, so that persistent workers know the epoch. The order depends only on seed and
     epoch: global batch k contains the same samples for any number of processes. As in torch's DistributedSampler,
-    the first samples of the order are repeated at its end until their number is divisible by R. The class extends
-    DistributedSampler so that Lightning does not replace it.
-
-    Args:
-        samples: Number of training samples.
-        batch_size: Global batch size. Process r of R takes samples r, r + R, ... of every global batch.
-        seed: Seed for the order.
-        drop_last: Whether the last incomplete batch of an epoch is dropped.
-        reshuffle: Whether every epoch has a new order. Otherwise all have the order of epoch 0.
-        replicas: Number of data-parallel processes R.
-        rank: Index r of this process.
+    the first samples of the order are repeated at its end until their number is divisible by R. Process r (`rank`) of
+    R (`replicas`) takes samples r, r + R, ... of every global batch of `batch_size`. Without `reshuffle`, all epochs
+    have the order of epoch 0. The class extends DistributedSampler so that Lightning does not replace it.
     """
 
     def __init__(

@@ -6,46 +6,32 @@ import numpy as np
 import torch
 
 from tvr_lightning.data.audio_alignment import SHORTEST_WAVEFORM, frame_cells, log_mel
-from tvr_lightning.media.audio import SAMPLE_RATE, STEPS_PER_SECOND, AudioTrack, read_audio
-from tvr_lightning.media.video import DecodedClip, read_clip
+from tvr_lightning.media.audio import SAMPLE_RATE, STEPS_PER_SECOND, read_audio
+from tvr_lightning.media.video import read_clip
 from tvr_lightning.option_types import FrameSampling
 
 PER_ROW = 6
 COLORS = ("#4477aa", "#ccbb44")
 
 
-def preview(
-    video: str | Path,
-    out: str | Path,
-    *,
-    frames: int = 12,
-    image_size: int = 224,
-    sampling: FrameSampling = "one-fps-uniform",
-    span: tuple[float, float] | None = None,
-) -> tuple[DecodedClip, AudioTrack, np.ndarray]:
-    """Draw the frames of a clip with their times, its waveform and its log-mel spectrogram into one image.
+def preview(video: Path, out: Path, *, frames: int, sampling: FrameSampling = "one-fps-uniform") -> None:
+    """Draw the frames of a video with their times, its waveform and its log-mel spectrogram into one image.
 
     Bands of two colors mark the audio of each frame; hatching marks intervals that were not decoded. The suffix of
-    `out` determines the format (.png, .pdf, .svg). `span` is in seconds; None uses the whole file.
-
-    Returns:
-        Frames, audio, and cells (F, 2): start and end in seconds of each frame's audio under the alignment "duration".
+    `out` determines the format (.png, .pdf, .svg).
     """
     # Figure without pyplot: no global state, no display, thread-safe.
     from matplotlib.figure import Figure
 
-    clip = read_clip(video, frames=frames, image_size=image_size, sampling=sampling, span=span)
-    start, end = span or (0.0, clip.duration)
-    duration = min(end, clip.duration) - start
-    track = read_audio(video, duration=duration, span=(start, start + duration))
-    times = clip.timestamps - start
-    cells = frame_cells(times, clip.frame_mask, duration).numpy()
+    clip = read_clip(video, frames=frames, image_size=224, sampling=sampling)
+    track = read_audio(video, duration=clip.duration, span=(0.0, clip.duration))
+    times, cells = clip.timestamps, frame_cells(clip.timestamps, clip.frame_mask, clip.duration)
 
     rows = -(-len(clip.pixels) // PER_ROW)
     figure = Figure(figsize=(12, 2.1 * rows + 5.2), layout="constrained")
     upper, lower = np.asarray(figure.subfigures(2, 1, height_ratios=[2.1 * rows, 5.2]))
     length, count = len(track.waveform) / SAMPLE_RATE, int(clip.frame_mask.sum())
-    figure.suptitle(f"{Path(video).name}: {length:.2f} s, {count} frames, {sampling}", parse_math=False)
+    figure.suptitle(f"{video.name}: {length:.2f} s, {count} frames, {sampling}", parse_math=False)
     for index, axes in enumerate(np.ravel(upper.subplots(rows, PER_ROW))):
         axes.axis("off")
         if index < len(clip.pixels) and clip.frame_mask[index]:
@@ -59,7 +45,7 @@ def preview(
     waveform.fill_between(moments, [p.min() for p in parts], [p.max() for p in parts], color="black", linewidth=0.5)
     limit = max(0.01, 1.05 * float(np.abs(track.waveform).max(initial=0.0)))
     waveform.set(ylim=(-limit, limit), ylabel="waveform")
-    for index, (first, last) in enumerate(cells):
+    for index, (first, last) in enumerate(cells.tolist()):
         if last > first:
             waveform.axvspan(first, last, color=COLORS[index % 2], alpha=0.25, linewidth=0)
             waveform.axvline(float(times[index]), color=COLORS[index % 2], linewidth=1)
@@ -76,6 +62,5 @@ def preview(
     spectrogram.imshow(mel.numpy(), origin="lower", aspect="auto", extent=(0, max(length, 0.01), 0, len(mel)))
     spectrogram.set(xlabel="seconds", ylabel="log-mel band", xlim=(0, max(length, 0.01)))
 
-    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=110)
-    return clip, track, cells

@@ -22,16 +22,11 @@ from tvr_lightning.store import FeatureStore, Fingerprint, VideoKey
 
 @dataclass(frozen=True)
 class MediaReader:
-    """Decoder of clips from video files.
+    """Decoder of clips of F frames from video files, with the options of `TextVideoDataModule`.
 
-    Attributes:
-        frames: Number of frames F per clip; shorter clips are padded and masked.
-        preparation: Conversion of a frame into the square input of the encoder.
-        sampling: Rule for selecting the frames of a clip.
-        augmentation: Augmentation sampled once per clip, for all its frames, only with a generator.
-        audio: Settings of the audio encoder input; None reads no audio.
-        on_corrupt: Handling of a broken audio track; "skip" uses the readable part and reports it in `problems`.
-        tokenise: The encoder's `caption_tokens`; None leaves captions as strings.
+    Augmentation is sampled once per clip, for all its frames, only with a generator. With `on_corrupt` skip, the
+    readable part of a broken audio track is used and reported in `problems`. `tokenise` is the encoder's
+    `caption_tokens`; None leaves captions as strings.
     """
 
     frames: int
@@ -95,10 +90,8 @@ def text_fingerprint(words: int) -> Fingerprint:
 class StoreReader:
     """Reader of one video or text from a feature store: of features, which replace the encoder, or of frames.
 
-    Attributes:
-        store: Feature store, of which the open parts are read.
-        dataset: Folder name of the dataset, under which `tvr extract` stored its videos.
-        media: For stored frames, a reader with the same sampling and preparation, which reads texts.
+    `tvr extract` stored the videos under the folder name of the `dataset`. For stored frames, `media` has the same
+    sampling and preparation, and reads texts.
     """
 
     store: FeatureStore

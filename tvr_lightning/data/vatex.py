@@ -78,11 +78,8 @@ $TVR_DATA/vatex/
         key, hgr = CAPTIONS[self.language], self.annotations == "hgr"
         if file not in self._captions:
             found = read_json(file, {str: {key: [str]}} if hgr else [{"videoID": str, key: [str]}])
-            self._captions[file] = (
-                [(clip, found[clip][key]) for clip in found]
-                if hgr
-                else [(record["videoID"], record[key]) for record in found]
-            )
+            records = found.items() if hgr else ((record["videoID"], record) for record in found)
+            self._captions[file] = [(clip, record[key]) for clip, record in records]
         findings.problems += duplicates(file, (clip for clip, _ in self._captions[file]))
         first = self.protocol == "first-caption"
         kept = 1 if first and name != "train" else None

@@ -4,7 +4,6 @@ import hashlib
 import os
 import posixpath
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -54,22 +53,20 @@ def read_caption_table(file: Path) -> list[CaptionRow]:
         if not found and records:
             message = f"no column contains {what}, found {columns}"
             raise malformed(file, "columns", message, f"name it one of {names}")
-    return [_row(file, entry, record, str(video), captions) for entry, record in records]
-
-
-def _row(file: Path, entry: str, record: Mapping[str, Any], video: str, columns: list[str]) -> CaptionRow:
-    name = expect(file, f"{entry}, {video}", record.get(video), str).strip()
-    entry = f"{entry}, {name}"
-    captions = []
-    for column in columns:
-        cell = record.get(column)
-        for text in cell if isinstance(cell, list) else [cell]:
-            if text is not None and (len(columns) == 1 or str(text).strip()):
-                captions.append(expect(file, f"{entry}, {column}", text, str))
-    split = record.get("split")
-    if split is not None and str(split).strip() not in SPLITS:
-        raise malformed(file, entry, f"no split {split!r}", f"write one of {', '.join(SPLITS)}")
-    return CaptionRow(entry, posixpath.normpath(name), captions, None if split is None else SPLITS[str(split).strip()])
+    rows = []
+    for position, record in records:
+        name = expect(file, f"{position}, {video}", record.get(str(video)), str).strip()
+        entry, split = f"{position}, {name}", record.get("split")
+        row = CaptionRow(entry, posixpath.normpath(name), [], None if split is None else SPLITS.get(str(split).strip()))
+        for column in captions:
+            cell = record.get(column)
+            for text in cell if isinstance(cell, list) else [cell]:
+                if text is not None and (len(captions) == 1 or str(text).strip()):
+                    row.captions.append(expect(file, f"{entry}, {column}", text, str))
+        if split is not None and row.split is None:
+            raise malformed(file, entry, f"no split {split!r}", f"write one of {', '.join(SPLITS)}")
+        rows.append(row)
+    return rows
 
 
 class VideoFolder(TextVideoDataModule):

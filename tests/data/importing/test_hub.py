@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from hub_stand_in import serving
 
+from tvr_lightning.data.importing import ImportFailed
 from tvr_lightning.data.importing.hub import fetch
 from tvr_lightning.data.importing.run import import_dataset
-from tvr_lightning.data.importing.videos import ImportFailed
 
 MSVD = "friedrichor/MSVD"
 ARCHIVE = "MSVD_Videos.zip"
@@ -46,7 +46,7 @@ def test_what_the_hub_keeps_is_fetched_once_and_imported(kept, tmp_path):
         assert downloads(hub, ARCHIVE) == downloads(hub, "msvd_val.json") == []
     done = import_dataset("msvd", tmp_path / "got", tmp_path / "data", progress=False)
     assert done.splits == {("", name): (1, 2) for name in ("train", "val", "test")}
-    assert (done.videos.new, done.absent) == (3, [])
+    assert (done.new, done.absent) == (3, [])
 
 
 def test_annotations_alone_leave_the_videos(kept, tmp_path):

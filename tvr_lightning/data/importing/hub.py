@@ -7,13 +7,11 @@ from pathlib import Path
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
-from tvr_lightning.data.importing.videos import ImportFailed
+from tvr_lightning.data.importing import ImportFailed
 
 # Base class of the HTTP library's connection errors; huggingface_hub uses different libraries in different releases.
 NO_ANSWER: type[Exception] = HfHubHTTPError.__bases__[0]
 GUIDE = "For the source and terms of each dataset, see docs/datasets.md."
-
-
 REPOSITORIES = {
     "msrvtt": "friedrichor/MSR-VTT",
     "msvd": "friedrichor/MSVD",

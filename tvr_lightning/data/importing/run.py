@@ -1,30 +1,37 @@
 """Import of a dataset: recognize its layout, convert it, compare it with the protocol, and write the result."""
 
 import itertools
+import re
+import tarfile
+import zipfile
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from subprocess import PIPE, Popen
 from tempfile import TemporaryDirectory
+from typing import IO, Literal, cast
 
+from tvr_lightning.data.importing import ImportFailed
 from tvr_lightning.data.importing.layouts import DATASETS, AnnotationLayout, Files, ImportableDataset
-from tvr_lightning.data.importing.videos import ImportedVideos, ImportFailed, Way, find_videos, import_videos
 from tvr_lightning.data.records import SYNTHETIC_FILE, AnnotationError, SplitName, abbreviated
-from tvr_lightning.data.video_files import stem
-from tvr_lightning.files import write_whole
+from tvr_lightning.data.video_files import is_video, stem
+from tvr_lightning.files import explain_write_errors, write_whole
+from tvr_lightning.progress import progress_bar
+from tvr_lightning.store.shard import file_mark, is_same_file
 
 DEPTH = 2  # levels of subfolders that are searched for annotations
+ENCRYPTED = 0x1  # flag of a member of a zip archive
+PART = re.compile(r"(?P<whole>.+\.tar(\.gz)?)\.part[-_]?(?P<number>\w+)")
+Way = Literal["link", "copy"]
 
 
 @dataclass
 class ImportReport:
-    """Result of an import.
+    """Result of an import: differences from the protocol in one sentence each, and numbers of videos and texts.
 
-    Attributes:
-        layout: Recognized layout of the annotations in the folder `source`.
-        splits: Numbers of videos and texts, by configuration and split.
-        differences: Differences from the protocol, one sentence each.
-        absent: Videos with captions but without a file.
-        written: Newly written annotation files.
+    `new` and `present` count the videos, `unused` have no caption and were not imported, and `absent` have no file.
     """
 
     title: str
@@ -33,7 +40,9 @@ class ImportReport:
     source: Path
     splits: dict[tuple[str, SplitName], tuple[int, int]] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)
-    videos: ImportedVideos = field(default_factory=ImportedVideos)
+    new: int = 0
+    present: int = 0
+    unused: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
     written: list[str] = field(default_factory=list)
 
@@ -43,31 +52,25 @@ class ImportReport:
         for (options, name), (videos, texts) in self.splits.items():
             yield f"  {f'{options}, ' if options else ''}{name}: {videos:,} videos, {texts:,} texts"
         yield from (f"Differs from the protocol: {sentence}" for sentence in self.differences)
-        if self.videos.unused:
-            yield f"Videos without captions, not imported: {len(self.videos.unused)}, {abbreviated(self.videos.unused)}"
+        if self.unused:
+            yield f"Videos without captions, not imported: {len(self.unused)}, {abbreviated(self.unused)}"
         if self.absent:
             names = f"{len(self.absent)}, {abbreviated(self.absent)}"
             yield f"Captions without videos: {names}. Add the videos and import again."
-        new = f"{len(self.written)} annotation files and {self.videos.new} videos"
-        yield f"Wrote {self.folder}: {new} are new, {self.videos.present} videos were already there"
+        new = f"{len(self.written)} annotation files and {self.new} videos"
+        yield f"Wrote {self.folder}: {new} are new, {self.present} videos were already there"
 
 
 def import_dataset(
     dataset: str, source: Path, root: Path, *, layout: str | None = None, way: Way = "link", progress: bool = True
 ) -> ImportReport:
-    """Import a dataset into the expected layout in `root`; nothing is deleted or overwritten.
+    """Import the annotations and videos in `source` into the folder of the dataset in `root`.
 
-    Args:
-        dataset: Folder name of the dataset.
-        source: Folder of its annotations and videos.
-        root: Parent folder of the imported datasets.
-        layout: Name of the annotation layout, if several are possible.
-        way: Method of placing videos: "link" or "copy".
-        progress: Whether to show progress bars.
+    Nothing is deleted or overwritten. `layout` names the annotation layout, if several are possible.
     """
     importable = DATASETS[dataset]
     target = root.expanduser() / importable.kind.directory
-    chosen, files, folder = find_layout(importable, source, layout, skip=target)
+    chosen, files, folder = _find_layout(importable, source, layout, target)
     contents = chosen.convert(files) if chosen.convert else {name: path.read_bytes() for name, path in files.items()}
     if (folder / SYNTHETIC_FILE).is_file():
         contents[SYNTHETIC_FILE] = (folder / SYNTHETIC_FILE).read_bytes()
@@ -75,27 +78,27 @@ def import_dataset(
     if chosen.note:
         report.differences.append(chosen.note)
     folders = _video_folders(importable, contents, report)
-    loose, archives = find_videos(source)
+    loose, archives = _find_videos(source)
     for name, content in contents.items():
         file = target / name
-        if file.is_file() and file.read_bytes() != content:
+        if not file.is_file():
+            report.written.append(name)
+        elif file.read_bytes() != content:
             raise ImportFailed(f"{file} already exists with different content. Move it, or choose another --root.")
     # Written after all checks and before the videos, whose import may take long and can be resumed.
-    for name, content in contents.items():
-        if not (target / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            write_whole(target / name, content)
-            report.written.append(name)
+    for name in report.written:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(target / name, contents[name])
     (target / "videos").mkdir(exist_ok=True)
-    report.videos = import_videos(loose, archives, folders, way, progress)
+    _import_videos(report, loose, archives, folders, way, progress)
     placed = (file for folder in set(folders.values()) for file in folder.glob("*") if file.exists())
     present = {(file.parent, stem(file.name)) for file in placed}
     report.absent = [name for name, folder in folders.items() if (folder, name) not in present]
     return report
 
 
-def find_layout(
-    dataset: ImportableDataset, source: Path, name: str | None = None, skip: Path | None = None
+def _find_layout(
+    dataset: ImportableDataset, source: Path, name: str | None, skip: Path
 ) -> tuple[AnnotationLayout, Files, Path]:
     """Return the layout (only `name`, if given) of the annotations in a folder, their files, and their folder.
 
@@ -165,3 +168,116 @@ def _video_folders(dataset: ImportableDataset, contents: dict[str, bytes], repor
                 for video in split.videos:
                     folders[stem(video.path.name)] = report.folder / video.path.parent.relative_to(folder)
     return folders
+
+
+def _find_videos(folder: Path) -> tuple[dict[str, Path], list[list[Path]]]:
+    """Return the videos in a folder and its subfolders by name without suffix, and each archive as a list of parts."""
+    loose: dict[str, Path] = {}
+    archives: list[list[Path]] = []
+    parts: dict[str, dict[str, Path]] = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        part = PART.fullmatch(path.name)
+        if part is not None:
+            parts.setdefault(str(path.with_name(part["whole"])), {})[part["number"]] = path
+        elif path.name.lower().endswith((".zip", ".tar", ".tar.gz", ".tgz")):
+            archives.append([path])
+        elif is_video(path.name):
+            other = loose.setdefault(stem(path.name), path)
+            if other != path and other.stat().st_size != path.stat().st_size:
+                raise ImportFailed(f"{other} and {path} have the same name but differ. Move one of them.")
+    for whole, numbered in parts.items():
+        order = sorted(numbered)
+        if all(number.isdigit() for number in order):
+            order.sort(key=int)
+            if absent := set(range(1, int(order[-1]))) - set(map(int, order)):
+                raise ImportFailed(f"{whole}: part {min(absent)} is missing. Download it, too.")
+        archives.append([numbered[number] for number in order])
+    return loose, archives
+
+
+def _import_videos(
+    report: ImportReport,
+    loose: dict[str, Path],
+    archives: list[list[Path]],
+    folders: dict[str, Path],
+    way: Way,
+    progress: bool,
+) -> None:
+    """Link, copy or unpack videos to their folders. Existing ones are kept, so rerunning resumes an interrupted import.
+
+    `loose` and `folders` are files and target folders by name without suffix; archives are always unpacked.
+    """
+    report.unused = sorted(loose.keys() - folders.keys())
+    targets = {file: folders[name] / file.name for name, file in loose.items() if name in folders}
+    for file, target in targets.items():  # all of them before anything is written
+        if target.exists() and not target.samefile(file) and not is_same_file(target, file_mark(file)):
+            raise ImportFailed(f"{target} already exists and is not {file}. Move it.")
+    place, kept = next(iter(folders.values()), Path()), "Imported videos are kept."
+    with progress_bar(progress) as bar, explain_write_errors(place, kept, kind=ImportFailed):
+        title = "linking videos" if way == "link" else "copying videos"
+        for file, target in bar.track(targets.items(), description=title):
+            if target.exists():
+                report.present += 1
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.unlink(missing_ok=True)  # a link to a file that has moved
+            if way == "link":
+                target.symlink_to(file.resolve())
+            else:
+                write_whole(target, file.read_bytes())
+            report.new += 1
+        for parts in archives:
+            try:
+                videos = bar.track(_videos_in(parts), total=len(folders), description=f"unpacking {parts[0].name}")
+                for file_name, content in videos:
+                    name = stem(file_name)
+                    if name not in folders:
+                        report.unused.append(name)
+                    elif name not in loose:
+                        target = folders[name] / file_name
+                        if not target.exists():
+                            target.parent.mkdir(parents=True, exist_ok=True)
+                            write_whole(target, content.read())
+                            report.new += 1
+                        elif target.read_bytes() == content.read():
+                            report.present += 1
+                        else:
+                            raise ImportFailed(
+                                f"{target} already exists and differs from the file in the archive. Move it."
+                            )
+            except (zipfile.BadZipFile, tarfile.ReadError, EOFError, zlib.error) as error:
+                raise ImportFailed(
+                    f"{parts[0]} is truncated or damaged ({error}). Download it again and rerun the command."
+                ) from error
+
+
+def _videos_in(parts: list[Path]) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield the file name and the content of each video of an archive."""
+    if parts[0].suffix.lower() == ".zip":
+        with zipfile.ZipFile(parts[0]) as archive:
+            for entry in archive.infolist():
+                if is_video(entry.filename):
+                    if entry.flag_bits & ENCRYPTED:
+                        raise ImportFailed(f"{parts[0]} is encrypted. Unpack it, and import the folder with its files.")
+                    with archive.open(entry) as content:
+                        yield Path(entry.filename).name, content
+        return
+    with _open_tar(parts) as tar:
+        # Reads to the end before anything is unpacked: at an invalid header, tarfile would stop silently, and the
+        # members of a tar archive have no checksums.
+        for _ in tar:
+            pass
+        rest = cast("IO[bytes]", tar.fileobj)
+        while block := rest.read(2**20):
+            if block.strip(b"\0"):
+                raise tarfile.ReadError("a header is invalid; its parts may not belong together")
+    with _open_tar(parts) as tar:
+        for member in tar:
+            if member.isfile() and is_video(member.name):
+                yield Path(member.name).name, cast("IO[bytes]", tar.extractfile(member))
+
+
+@contextmanager
+def _open_tar(parts: list[Path]) -> Iterator[tarfile.TarFile]:
+    with Popen(["cat", *parts], stdout=PIPE) as joined, tarfile.open(fileobj=joined.stdout, mode="r|*") as tar:
+        yield tar
