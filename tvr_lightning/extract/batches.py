@@ -16,7 +16,8 @@ from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.extract.plan import ExtractOptions
-from tvr_lightning.media.read_many import Unread, attempt, read_many
+from tvr_lightning.media.container import MediaError
+from tvr_lightning.media.read_many import attempt, read_many
 from tvr_lightning.store import Part
 
 Models = tuple[Encoder, AudioEncoder | None]
@@ -76,9 +77,9 @@ def read_batches(
     return read_many(videos, partial(read, generator=None), _join, workers=options.num_workers)
 
 
-def _join(results: Sequence[Media | Unread[VideoRecord]]) -> ExtractBatch:
+def _join(results: Sequence[Media | MediaError]) -> ExtractBatch:
     media = [result for result in results if isinstance(result, Media)]
-    failed = {place: result.reason for place, result in enumerate(results) if isinstance(result, Unread)}
+    failed = {place: result.reason for place, result in enumerate(results) if isinstance(result, MediaError)}
     return ExtractBatch(failed, Media.cat(media) if media else None)
 
 

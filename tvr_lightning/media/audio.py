@@ -29,14 +29,12 @@ class AudioTrack:
     """The audio of one clip, synchronized with the video: sample 0 is at the start of the clip.
 
     Attributes:
-        waveform: Samples (T,) float32, mono, zero if nothing was decoded. T is the clip's duration times `rate`.
-        rate: Samples per second.
-        heard: Mask (S,) bool, True for 20 ms steps with decoded samples. S = ceil(T / (rate / 50)).
+        waveform: Samples (T,) float32 at 16 kHz, mono, zero if nothing was decoded.
+        heard: Mask (S,) bool, True for 20 ms steps with decoded samples. S = ceil(T / 320).
         problem: Description of the damage, or None. A clip without an audio track has no problem.
     """
 
     waveform: np.ndarray
-    rate: int
     heard: np.ndarray
     problem: str | None = None
 
@@ -51,14 +49,14 @@ def read_audio(
     *,
     duration: float | None = None,
     span: tuple[float, float] | None = None,
-    on_corrupt: Literal["zeros", "error"] = "zeros",
+    on_corrupt: Literal["skip", "error"] = "skip",
 ) -> AudioTrack:
     """Read a clip's audio as 16 kHz mono, synchronized with the video.
 
     PyAV decodes the best audio stream, its channels are averaged (as in the released GAID code), and librosa resamples
     with soxr. Audio outside the clip is dropped, and missing audio is filled with zeros; `present` is False if there is
     none. The duration is by default that of the span, the video, the container, or the audio, in this order. In a
-    damaged track, `zeros` keeps the decoded samples and describes the damage in `problem`.
+    damaged track, `skip` keeps the decoded samples and describes the damage in `problem`.
 
     Raises:
         MediaError: The file cannot be opened, takes too long, or is too large; or a track is damaged (`error`).
@@ -108,7 +106,7 @@ def read_audio(
         raise MediaError(path, f"audio track: {'; '.join(problems)}")
     resampled = _resampled(native[: last + rate], rate)[: len(waveform)]  # the filter ends within a second
     waveform[: len(resampled)] = resampled
-    return AudioTrack(waveform, SAMPLE_RATE, heard, "; ".join(problems) or None)
+    return AudioTrack(waveform, heard, "; ".join(problems) or None)
 
 
 def _bounds(

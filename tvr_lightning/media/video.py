@@ -11,9 +11,9 @@ from PIL import Image
 from torch import Tensor
 
 from tvr_lightning.media.container import VideoError
-from tvr_lightning.media.preparation import FrameTransform, Preparation
+from tvr_lightning.media.preparation import FrameTransform, Pixels, Preparation
 from tvr_lightning.media.reader import Timeline, open_reader
-from tvr_lightning.media.sampling import Positions, Span, positions_at_rate, sample_frames
+from tvr_lightning.media.sampling import Positions, Span, Times, positions_at_rate, sample_frames
 from tvr_lightning.option_types import FrameSampling
 
 T = TypeVar("T")
@@ -121,12 +121,17 @@ def read_parts(
         images = dict(video.frames(choose, augment or Preparation(image_size)))
     clips = []
     for positions in chosen:
-        shown = torch.from_numpy(np.stack([images[position] for position in positions.tolist()])).permute(0, 3, 1, 2)
-        # Padded with zeros if the sampling rule selects fewer than F frames.
-        pixels, times = shown.new_zeros(frames, *shown.shape[1:]), torch.zeros(frames)
-        pixels[: len(shown)], times[: len(shown)] = shown, torch.from_numpy(video.timeline.times[positions])
-        clips.append(DecodedClip(pixels, torch.arange(frames) < len(shown), times, video.timeline.duration))
+        selected = [images[position] for position in positions.tolist()]
+        clips.append(padded_clip(selected, video.timeline.times[positions], frames, video.timeline.duration))
     return clips
+
+
+def padded_clip(images: list[Pixels], times: Times, frames: int, duration: float) -> DecodedClip:
+    """Return a clip of up to F images (S, S, 3) and their times in seconds, padded with zeros to F frames."""
+    shown = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
+    pixels, timestamps = shown.new_zeros(frames, *shown.shape[1:]), torch.zeros(frames)
+    pixels[: len(shown)], timestamps[: len(shown)] = shown, torch.from_numpy(times)
+    return DecodedClip(pixels, torch.arange(frames) < len(shown), timestamps, duration)
 
 
 def frames_at_rate(
