@@ -21,8 +21,7 @@ from tvr_lightning.media.read_many import attempt, read_many
 from tvr_lightning.store import Part
 
 Models = tuple[Encoder, AudioEncoder | None]
-Group = tuple[Sequence[Part], list[int]]
-"""Parts to extract, and the positions of the videos of one batch."""
+Group = tuple[Sequence[Part], list[int]]  # parts to extract, and the positions of the videos of one batch
 
 
 def start_inference(models: Models, device: str) -> None:
@@ -34,19 +33,12 @@ def start_inference(models: Models, device: str) -> None:
 
 @dataclass
 class ExtractBatch:
-    """Videos of a batch, with media once they are read and with features once they are encoded.
+    """Videos of a batch, with media once they are read and with features once they are encoded."""
 
-    Attributes:
-        failed: Reason for each unreadable video, by its position in the batch.
-        media: Media of the K readable videos; None if there are none, or after encoding.
-        features: Features (K, ...) and mask (K, F) of each part, on the CPU.
-        problems: "path: reason" for each partly damaged audio track.
-    """
-
-    failed: dict[int, str]
-    media: Media | None
-    features: dict[Part, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    failed: dict[int, str]  # reason for each unreadable video, by its position in the batch
+    media: Media | None  # K readable videos; None if there are none, or after encoding
+    features: dict[Part, tuple[Tensor, Tensor]] = field(default_factory=dict)  # (K, ...) and mask (K, F), on the CPU
+    problems: list[str] = field(default_factory=list)  # "path: reason" for each partly damaged audio track
 
     def encode(self, parts: Sequence[Part], models: Models, device: str) -> None:
         """Replace the media by the features of some parts, with encoders on `device` and in eval mode."""

@@ -26,17 +26,11 @@ _FULL_SCALE = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31, "s64": 2.0**63, "fl
 
 @dataclass
 class AudioTrack:
-    """The audio of one clip, synchronized with the video: sample 0 is at the start of the clip.
+    """The audio of one clip, synchronized with the video: sample 0 is at the start of the clip."""
 
-    Attributes:
-        waveform: Samples (T,) float32 at 16 kHz, mono, zero if nothing was decoded.
-        heard: Mask (S,) bool, True for 20 ms steps with decoded samples. S = ceil(T / 320).
-        problem: Description of the damage, or None. A clip without an audio track has no problem.
-    """
-
-    waveform: np.ndarray
-    heard: np.ndarray
-    problem: str | None = None
+    waveform: np.ndarray  # (T,) float32 at 16 kHz, mono, zero if nothing was decoded
+    heard: np.ndarray  # (S,) bool, True for 20 ms steps with decoded samples; S = ceil(T / 320)
+    problem: str | None = None  # description of the damage; a clip without an audio track has none
 
     @property
     def present(self) -> bool:
@@ -104,8 +98,12 @@ def read_audio(
         problems.append(f"{invalid} samples are NaN, infinite or out of range")
     if problems and on_corrupt == "error":
         raise MediaError(path, f"audio track: {'; '.join(problems)}")
-    resampled = _resampled(native[: last + rate], rate)[: len(waveform)]  # the filter ends within a second
-    waveform[: len(resampled)] = resampled
+    native = native[: last + rate]  # the filter of the resampling ends within a second
+    if rate != SAMPLE_RATE and native.any():
+        import librosa  # takes a second that readers without audio save
+
+        native = librosa.resample(native, orig_sr=rate, target_sr=SAMPLE_RATE, res_type="soxr_hq")
+    waveform[: len(native)] = native[: len(waveform)]
     return AudioTrack(waveform, heard, "; ".join(problems) or None)
 
 
@@ -184,12 +182,3 @@ def _mono(frame: av.AudioFrame) -> np.ndarray:
     kind = frame.format.packed.name
     values = array.astype(np.float64) / _FULL_SCALE[kind] - (1.0 if kind == "u8" else 0.0)
     return values.mean(axis=0).astype(np.float32)
-
-
-def _resampled(native: np.ndarray, rate: int) -> np.ndarray:
-    """Return the samples (T,) at 16 kHz."""
-    if rate == SAMPLE_RATE or not native.any():
-        return native
-    import librosa  # takes a second that readers without audio save
-
-    return librosa.resample(native, orig_sr=rate, target_sr=SAMPLE_RATE, res_type="soxr_hq")

@@ -18,12 +18,9 @@ from tvr_lightning.errors import UserError
 
 
 def batches_of(start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """Start the workers of a DataLoader and yield its batches.
+    """Start the workers of a DataLoader, yield its batches, and raise the UserErrors among them or if a worker died.
 
     Workers return errors, since a DataLoader would replace a raised one with another that contains its traceback.
-
-    Raises:
-        UserError: A worker returned it, or its process died.
     """
     with undisturbed():
         batches = start()
