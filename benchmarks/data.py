@@ -61,7 +61,7 @@ class NaiveReader:
         wanted = np.linspace(0, len(whole) - 1, FRAMES, dtype=int)
         images = np.stack([np.asarray(CROP(Image.fromarray(whole[n]))) for n in wanted])
         pixels = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
-        return Media(pixels[None], torch.ones(1, FRAMES, dtype=torch.bool), duration=torch.zeros(1))
+        return Media(pixels[None], torch.ones(1, FRAMES, dtype=torch.bool))
 
     def empty(self) -> Media:
         return Media(torch.zeros(0, FRAMES, 3, SIZE, SIZE, dtype=torch.uint8), torch.zeros(0, FRAMES, dtype=torch.bool))

@@ -24,7 +24,7 @@ FRAMES = 12
 def track_of(waveform):
     """A track that is heard from beginning to end."""
     waveform = np.asarray(waveform, dtype=np.float32).reshape(-1)
-    return AudioTrack(waveform, 16_000, np.ones(-(-len(waveform) // 320), dtype=bool))
+    return AudioTrack(waveform, np.ones(-(-len(waveform) // 320), dtype=bool))
 
 
 def centres(seconds, frames=FRAMES):
@@ -124,7 +124,7 @@ def test_frames_outside_the_sound_are_masked_and_partly_heard_ones_average_what_
 @pytest.mark.parametrize("kind", ["whisper", "wav2vec2"])
 @pytest.mark.parametrize("align", ["duration", "clip30"])
 def test_without_sound_everything_is_zero_and_masked(kind, align):
-    silent = AudioTrack(np.zeros(48_000, np.float32), 16_000, np.zeros(150, dtype=bool))
+    silent = AudioTrack(np.zeros(48_000, np.float32), np.zeros(150, dtype=bool))
     given = given_to(silent, AudioOptions(kind, align), 3.0)
     assert not given.mask.any()
     assert not given.values.any()

@@ -27,7 +27,7 @@ def encoder():
 
 def track_of(waveform):
     waveform = np.asarray(waveform, dtype=np.float32).reshape(-1)
-    return AudioTrack(waveform, 16_000, np.ones(-(-len(waveform) // 320), dtype=bool))
+    return AudioTrack(waveform, np.ones(-(-len(waveform) // 320), dtype=bool))
 
 
 def given_to(track, options, seconds, frames=FRAMES):
@@ -97,7 +97,7 @@ def test_clips_are_encoded_alike_alone_and_in_a_batch(encoder):
 
 
 def test_without_sound_the_vectors_are_zero(encoder):
-    silent = AudioTrack(np.zeros(32_000, np.float32), 16_000, np.zeros(100, dtype=bool))
+    silent = AudioTrack(np.zeros(32_000, np.float32), np.zeros(100, dtype=bool))
     given = AudioInput.cat([given_to(t, AudioOptions("whisper"), 2.0) for t in (silent, track_of(tone(2.0)))])
     features, mask = encoder.encode_audio(media_of(given))
     assert mask.any(dim=1).tolist() == [False, True]

@@ -110,30 +110,31 @@ def audio_input(
 
 def no_audio(options: AudioOptions, frames: int) -> AudioInput:
     """Return the input of zero clips (M = 0) with the other dimensions of the output of `audio_input`."""
-    track = AudioTrack(np.zeros(0, np.float32), SAMPLE_RATE, np.zeros(0, dtype=bool))
+    track = AudioTrack(np.zeros(0, np.float32), np.zeros(0, dtype=bool))
     return audio_input(track, options, torch.zeros(frames), torch.zeros(frames, dtype=torch.bool), 0.0)[:0]
 
 
-def add_sound(
-    media: Media,
+def clip_media(
+    clip: DecodedClip,
     path: Path,
     span: tuple[float, float] | None,
-    clip: DecodedClip,
-    options: AudioOptions,
-    on_corrupt: Literal["error", "skip"],
-) -> None:
-    """Read the audio of one decoded clip into the fields `audio` and `problems` of its media (M = 1).
+    options: AudioOptions | None,
+    on_corrupt: Literal["error", "skip"] = "skip",
+) -> Media:
+    """Return a decoded clip as media (M = 1), with its audio if there are options for it.
 
-    With `on_corrupt` skip, a broken track is read as far as possible and listed in `media.problems`.
+    With `on_corrupt` skip, a broken track is read as far as possible and listed in `problems`.
     """
+    media = Media(clip.pixels[None], clip.frame_mask[None])
+    if options is None:
+        return media
     start, end = span or (0.0, clip.duration)
     duration = min(end, clip.duration) - start
-    track = read_audio(
-        path, duration=duration, span=(start, start + duration), on_corrupt="zeros" if on_corrupt == "skip" else "error"
-    )
+    track = read_audio(path, duration=duration, span=(start, start + duration), on_corrupt=on_corrupt)
     media.audio = audio_input(track, options, clip.timestamps - start, clip.frame_mask, duration)
     if track.problem:
         media.problems = [f"{path}: audio track: {track.problem}"]
+    return media
 
 
 def log_mel(waveform: Tensor) -> Tensor:

@@ -45,14 +45,12 @@ class Media(FeatureBatch):
             encoder normalizes on its device.
         frame_mask: (M, F) bool, True for frames that are not padding.
         audio: Input of the audio encoder (log-mel or waveform) with the steps of each frame, if audio is read.
-        duration: (M,) float32, duration in seconds.
         problems: "path: reason" for each damaged audio track, of which only the readable part is used.
     """
 
     pixels: Tensor
     frame_mask: Tensor
     audio: AudioInput | None = None
-    duration: Tensor | None = None
     problems: list[str] = field(default_factory=list, metadata=WHOLE)
 
 

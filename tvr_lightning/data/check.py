@@ -14,7 +14,8 @@ from rich.table import Column, Table
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import Problem, Split, VideoRecord, shared_videos
-from tvr_lightning.media.read_many import Unread, read_all
+from tvr_lightning.media.container import MediaError
+from tvr_lightning.media.read_many import read_all
 from tvr_lightning.media.video import probe, read_clip
 from tvr_lightning.option_types import FrameSampling
 from tvr_lightning.progress import shown
@@ -70,10 +71,11 @@ def check(data: TextVideoDataModule, *, decode: bool = False, workers: int = 1, 
     if data.features is None:  # stored features replace the files
         videos = list({(video.path, video.span): video for split in splits for video in split.videos}.values())
         read = partial(check_video, frames=data.frames if decode else 0, sampling=data.sampling)
-        for found in read_all(videos, read, workers=workers, title=f"checking {data.title}", progress=progress):
-            if isinstance(found, Unread):
+        results = read_all(videos, read, workers=workers, title=f"checking {data.title}", progress=progress)
+        for video, found in zip(videos, results, strict=True):
+            if isinstance(found, MediaError):
                 fix = "download it again, or set on_corrupt to skip"
-                found = [_problem(found.item, "undecodable", found.reason, fix)]
+                found = [_problem(video, "undecodable", found.reason, fix)]
             for problem in found:
                 (report.warnings if problem.kind == "silent" else report.problems).append(problem)
     for listed in (report.problems, report.warnings, report.notes):

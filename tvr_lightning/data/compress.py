@@ -12,7 +12,6 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +20,8 @@ from tvr_lightning.data.recover_captions import find_captions
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import Journal, explain_write_errors, read_journal, write_whole
 from tvr_lightning.media.compression import Compression, compress, verify_copy
-from tvr_lightning.media.container import VideoError
-from tvr_lightning.media.read_many import Unread, read_many
+from tvr_lightning.media.container import MediaError, VideoError
+from tvr_lightning.media.read_many import read_many
 from tvr_lightning.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -154,11 +153,11 @@ def compress_dataset(
             )
         names, report = _files(data), CompressReport(copies, out)
         read = partial(copy_file, data.folder, copies, names)
-        found = read_many([[name] for name in names], read, itemgetter(0), workers=0 if workers == 1 else workers)
+        found = read_many([[name] for name in names], read, list, workers=0 if workers == 1 else workers)
         with progress_bar(progress) as bar:
             results = bar.track(found, total=len(names), description=f"copying, {how.describe()}")
-            for name, result in zip(names, results, strict=True):
-                if isinstance(result, Unread):
+            for name, (result,) in zip(names, results, strict=True):
+                if isinstance(result, MediaError):
                     report.unread.append(f"{names[name]}: {result.reason}")
                     continue
                 file, reason = result

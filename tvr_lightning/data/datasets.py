@@ -16,7 +16,6 @@ from tvr_lightning.data.recover_captions import RecoverCaptions
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import FeatureBatch
 from tvr_lightning.media.container import MediaError, VideoError
-from tvr_lightning.media.workers import Failure
 
 R = TypeVar("R", bound=FeatureBatch)
 
@@ -24,13 +23,13 @@ R = TypeVar("R", bound=FeatureBatch)
 class SplitDataset(Dataset[R]):
     """Dataset from which a DataLoader reads whole batches."""
 
-    def __getitems__(self, indices: Sequence[Any]) -> list[R | Failure]:
-        """Return the items as one batch, or as the failure of an error that a user can fix, in a list of one."""
+    def __getitems__(self, indices: Sequence[Any]) -> list[R | UserError]:
+        """Return the items as one batch, or an error that a user can fix, in a list of one."""
         try:
             items = [self[index] for index in indices]
             return [type(items[0]).cat(items)]
         except UserError as error:
-            return [Failure(error)]
+            return [error]
 
 
 @dataclass(eq=False)

@@ -1,20 +1,20 @@
 """Readers of one video or text: from media files, or from a feature store instead of an encoder or of decoding."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 
-from tvr_lightning.data.audio_alignment import AudioOptions, add_sound, no_audio
+from tvr_lightning.data.audio_alignment import AudioOptions, clip_media, no_audio
 from tvr_lightning.data.batch import Media, Tokens
 from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.augment import Augmentation, draw_augmentation
-from tvr_lightning.media.container import VideoError
+from tvr_lightning.media.container import MediaError, VideoError
 from tvr_lightning.media.preparation import FrameTransform, Preparation
-from tvr_lightning.media.read_many import Unread, attempt
+from tvr_lightning.media.read_many import attempt
 from tvr_lightning.media.video import read_clip
 from tvr_lightning.option_types import FrameSampling
 from tvr_lightning.store import FeatureStore, Fingerprint, VideoKey
@@ -38,7 +38,7 @@ class MediaReader:
     tokenise: Callable[[list[str]], Tokens] | None = None
 
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media:
-        """Return Media with pixels (1, F, 3, S, S), frame_mask (1, F) and duration (1,) in seconds."""
+        """Return Media with pixels (1, F, 3, S, S), frame_mask (1, F)."""
         plain: FrameTransform = self.preparation
         augment = plain if generator is None else draw_augmentation(self.augmentation, self.preparation, generator)
         clip = read_clip(
@@ -50,11 +50,7 @@ class MediaReader:
             generator=generator,
             augment=augment,
         )
-        duration = torch.tensor([clip.duration], dtype=torch.float32)
-        media = Media(pixels=clip.pixels[None], frame_mask=clip.frame_mask[None], duration=duration)
-        if self.audio is not None:
-            add_sound(media, video.path, video.span, clip, self.audio, self.on_corrupt)
-        return media
+        return clip_media(clip, video.path, video.span, self.audio, self.on_corrupt)
 
     def empty(self) -> Media:
         """Return Media with pixels (0, F, 3, S, S)."""
@@ -63,7 +59,6 @@ class MediaReader:
             pixels=torch.zeros(0, self.frames, 3, size, size, dtype=dtype),
             frame_mask=torch.zeros(0, self.frames, dtype=torch.bool),
             audio=None if self.audio is None else no_audio(self.audio, self.frames),
-            duration=torch.zeros(0),
         )
 
     def absent(self, split: Split) -> dict[int, str]:
@@ -107,7 +102,7 @@ class StoreReader:
     def empty(self) -> Media | VideoFeatures:
         """Return Media or features of zero videos with the other dimensions of the store."""
         if self.media is not None:
-            return replace(self.media.empty(), duration=None)
+            return self.media.empty()
         return self.store.first_video("patches" in self.store.parts)[:0]
 
     def text(self, text: str) -> list[str] | Tokens | TextFeatures:
@@ -129,7 +124,7 @@ class StoreReader:
             files = dict.fromkeys(text.text for text in split.texts) if part == "text" else videos
             self.store.require_items(part, files)
         found = (attempt(self.key, video) for video in split.videos)
-        return {index: key.reason for index, key in enumerate(found) if isinstance(key, Unread)}
+        return {index: key.reason for index, key in enumerate(found) if isinstance(key, MediaError)}
 
 
 VideoReader = MediaReader | StoreReader

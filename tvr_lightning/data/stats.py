@@ -8,7 +8,8 @@ from rich.table import Table
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import SplitName
-from tvr_lightning.media.read_many import Unread, read_all
+from tvr_lightning.media.container import MediaError
+from tvr_lightning.media.read_many import read_all
 from tvr_lightning.media.video import probe
 
 
@@ -25,7 +26,7 @@ def stats(
     splits = [data.read_split(name) for name in names]
     files = list(dict.fromkeys(video.path for split in splits for video in split.videos))
     probed = read_all(files, probe, workers=workers, title=f"reading {data.title}", progress=progress)
-    infos = {path: info for path, info in zip(files, probed, strict=True) if not isinstance(info, Unread)}
+    infos = {path: info for path, info in zip(files, probed, strict=True) if not isinstance(info, MediaError)}
     found: dict[str, dict[str, str]] = {}
     for split in splits:
         readable = [(video.span, infos[video.path]) for video in split.videos if video.path in infos]

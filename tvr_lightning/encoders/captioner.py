@@ -20,7 +20,8 @@ from tvr_lightning.encoders.base import fingerprint
 from tvr_lightning.encoders.caption_journal import CaptionJournal
 from tvr_lightning.encoders.hub import WEIGHTS, how_to_download, is_repository, optional, repository_folder
 from tvr_lightning.errors import UserError
-from tvr_lightning.media.read_many import Unread, read_many
+from tvr_lightning.media.container import MediaError
+from tvr_lightning.media.read_many import read_many
 from tvr_lightning.media.video import read_parts
 from tvr_lightning.option_types import CAPTION_MODEL, CAPTION_PROMPT, Count, Options, Range, Workers
 from tvr_lightning.progress import progress_bar
@@ -170,8 +171,8 @@ def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: Captio
         with progress_bar(options.progress) as bar:
             task = bar.add_task("describing videos", total=len(distinct), completed=kept)
             for found in read_many(list(filter(None, waiting)), read, list, workers=options.num_workers):
-                skipped += [f"skipped: {each.item.path}: {each.reason}" for each in found if isinstance(each, Unread)]
-                readable = [each for each in found if not isinstance(each, Unread)]
+                skipped += [f"skipped: {each}" for each in found if isinstance(each, MediaError)]
+                readable = [each for each in found if not isinstance(each, MediaError)]
                 segments = [segment for found_segments, _ in readable for segment in found_segments]
                 texts: list[str] = []
                 for part in torch.cat([pixels for _, pixels in readable]).split(options.batch_size) if readable else ():

@@ -16,12 +16,12 @@ from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.extract.plan import ExtractOptions
-from tvr_lightning.media.read_many import Unread, attempt, read_many
+from tvr_lightning.media.container import MediaError
+from tvr_lightning.media.read_many import attempt, read_many
 from tvr_lightning.store import Part
 
 Models = tuple[Encoder, AudioEncoder | None]
-Group = tuple[Sequence[Part], list[int]]
-"""Parts to extract, and the positions of the videos of one batch."""
+Group = tuple[Sequence[Part], list[int]]  # parts to extract, and the positions of the videos of one batch
 
 
 def start_inference(models: Models, device: str) -> None:
@@ -33,19 +33,12 @@ def start_inference(models: Models, device: str) -> None:
 
 @dataclass
 class ExtractBatch:
-    """Videos of a batch, with media once they are read and with features once they are encoded.
+    """Videos of a batch, with media once they are read and with features once they are encoded."""
 
-    Attributes:
-        failed: Reason for each unreadable video, by its position in the batch.
-        media: Media of the K readable videos; None if there are none, or after encoding.
-        features: Features (K, ...) and mask (K, F) of each part, on the CPU.
-        problems: "path: reason" for each partly damaged audio track.
-    """
-
-    failed: dict[int, str]
-    media: Media | None
-    features: dict[Part, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    failed: dict[int, str]  # reason for each unreadable video, by its position in the batch
+    media: Media | None  # K readable videos; None if there are none, or after encoding
+    features: dict[Part, tuple[Tensor, Tensor]] = field(default_factory=dict)  # (K, ...) and mask (K, F), on the CPU
+    problems: list[str] = field(default_factory=list)  # "path: reason" for each partly damaged audio track
 
     def encode(self, parts: Sequence[Part], models: Models, device: str) -> None:
         """Replace the media by the features of some parts, with encoders on `device` and in eval mode."""
@@ -76,9 +69,9 @@ def read_batches(
     return read_many(videos, partial(read, generator=None), _join, workers=options.num_workers)
 
 
-def _join(results: Sequence[Media | Unread[VideoRecord]]) -> ExtractBatch:
+def _join(results: Sequence[Media | MediaError]) -> ExtractBatch:
     media = [result for result in results if isinstance(result, Media)]
-    failed = {place: result.reason for place, result in enumerate(results) if isinstance(result, Unread)}
+    failed = {place: result.reason for place, result in enumerate(results) if isinstance(result, MediaError)}
     return ExtractBatch(failed, Media.cat(media) if media else None)
 
 

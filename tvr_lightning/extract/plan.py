@@ -17,29 +17,21 @@ from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.option_types import Count, ExtractEngine, FeaturePart, FrameSampling, Options, StoreDtype, Workers
 from tvr_lightning.store import PARTS, Part, StoreItem
 
-FILES = "files"
-"""Name of the dataset under which videos without one are stored."""
+FILES = "files"  # name of the dataset under which videos without one are stored
 
 
 @dataclass
 class ExtractOptions(Options):
-    """Settings of an extraction, with the defaults of `tvr extract`, which documents them.
-
-    Attributes:
-        what: Parts to extract; none or "all" means every part of features that the source and the encoders provide.
-        shard_size: Number of items per shard, best a multiple of `batch_size`; if the process is killed, at most one
-            shard is lost.
-        command: Command line that repeats the extraction, for the messages of the store.
-    """
+    """Settings of an extraction, with the defaults of `tvr extract`, which documents them."""
 
     out: str
-    what: Sequence[FeaturePart] = ()
+    what: Sequence[FeaturePart] = ()  # none or "all" means every part that the source and the encoders provide
     batch_size: Count = 32
-    shard_size: Count = 256
+    shard_size: Count = 256  # best a multiple of `batch_size`; if the process is killed, at most one shard is lost
     num_workers: Workers = 2
     dtype: StoreDtype = "float32"
     device: str = "cpu"
-    command: str = "tvr extract"
+    command: str = "tvr extract"  # command line that repeats the extraction, for the messages of the store
     progress: bool = True
     engine: ExtractEngine = "local"
     actors: Count = 1
@@ -48,21 +40,13 @@ class ExtractOptions(Options):
 
 @dataclass
 class ExtractSource:
-    """Videos and texts to extract, and how to read them.
-
-    Attributes:
-        videos: Records and store items of the M videos.
-        texts: Items of the N texts; empty for a folder of videos.
-        read: Reader of one video as in evaluation.
-        words: Maximum number of tokens per text W.
-        copies: Description of the copies of `tvr data compress` that `read` uses; empty for originals.
-    """
+    """Videos and texts to extract, and how to read them."""
 
     videos: list[tuple[VideoRecord, StoreItem]]
-    texts: list[StoreItem]
-    read: MediaReader
-    words: int = 32
-    copies: str = ""
+    texts: list[StoreItem]  # empty for a folder of videos
+    read: MediaReader  # as in evaluation
+    words: int = 32  # maximum number of tokens per text W
+    copies: str = ""  # description of the copies of `tvr data compress` that `read` uses; empty for originals
 
 
 def source_of_data(data: TextVideoDataModule, splits: Sequence[SplitName] = ("train", "val", "test")) -> ExtractSource:

@@ -26,27 +26,15 @@ from tvr_lightning.store.shard import file_mark, is_same_file
 
 @dataclass
 class ExtractReport:
-    """Results and timing of an extraction.
+    """Numbers of items by part, skipped videos, and seconds of an extraction."""
 
-    Attributes:
-        rewritten: Problems of the damaged shards that were rewritten.
-        written: Number of newly written items, by part.
-        kept: Number of items that already existed, by part.
-        skipped: "path: reason" for each video that could not be read.
-        retried: Number of videos that an earlier run skipped and this run tried again, since their files have changed.
-        still_skipped: Number of videos that an earlier run skipped and whose files have not changed.
-        problems: "path: reason" for each damaged audio track, which was read as far as possible.
-        seconds: Total time in seconds.
-        spent: Seconds spent waiting for decoded videos, in the encoders, and writing to the disk.
-    """
-
-    rewritten: list[str]
+    rewritten: list[str]  # problems of the damaged shards
     written: dict[str, int] = field(default_factory=dict)
     kept: dict[str, int] = field(default_factory=dict)
-    skipped: list[str] = field(default_factory=list)
-    retried: int = 0
-    still_skipped: int = 0
-    problems: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)  # "path: reason" for each video that could not be read
+    retried: int = 0  # videos that an earlier run skipped and whose files have changed
+    still_skipped: int = 0  # videos that an earlier run skipped and whose files have not changed
+    problems: list[str] = field(default_factory=list)  # "path: reason" for each partly damaged audio track
     seconds: float = 0.0
     spent: dict[str, float] = field(default_factory=lambda: {"waiting": 0.0, "encoding": 0.0, "writing": 0.0})
 

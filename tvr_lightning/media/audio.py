@@ -26,19 +26,11 @@ _FULL_SCALE = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31, "s64": 2.0**63, "fl
 
 @dataclass
 class AudioTrack:
-    """The audio of one clip, synchronized with the video: sample 0 is at the start of the clip.
+    """The audio of one clip, synchronized with the video: sample 0 is at the start of the clip."""
 
-    Attributes:
-        waveform: Samples (T,) float32, mono, zero if nothing was decoded. T is the clip's duration times `rate`.
-        rate: Samples per second.
-        heard: Mask (S,) bool, True for 20 ms steps with decoded samples. S = ceil(T / (rate / 50)).
-        problem: Description of the damage, or None. A clip without an audio track has no problem.
-    """
-
-    waveform: np.ndarray
-    rate: int
-    heard: np.ndarray
-    problem: str | None = None
+    waveform: np.ndarray  # (T,) float32 at 16 kHz, mono, zero if nothing was decoded
+    heard: np.ndarray  # (S,) bool, True for 20 ms steps with decoded samples; S = ceil(T / 320)
+    problem: str | None = None  # description of the damage; a clip without an audio track has none
 
     @property
     def present(self) -> bool:
@@ -51,14 +43,14 @@ def read_audio(
     *,
     duration: float | None = None,
     span: tuple[float, float] | None = None,
-    on_corrupt: Literal["zeros", "error"] = "zeros",
+    on_corrupt: Literal["skip", "error"] = "skip",
 ) -> AudioTrack:
     """Read a clip's audio as 16 kHz mono, synchronized with the video.
 
     PyAV decodes the best audio stream, its channels are averaged (as in the released GAID code), and librosa resamples
     with soxr. Audio outside the clip is dropped, and missing audio is filled with zeros; `present` is False if there is
     none. The duration is by default that of the span, the video, the container, or the audio, in this order. In a
-    damaged track, `zeros` keeps the decoded samples and describes the damage in `problem`.
+    damaged track, `skip` keeps the decoded samples and describes the damage in `problem`.
 
     Raises:
         MediaError: The file cannot be opened, takes too long, or is too large; or a track is damaged (`error`).
@@ -106,9 +98,13 @@ def read_audio(
         problems.append(f"{invalid} samples are NaN, infinite or out of range")
     if problems and on_corrupt == "error":
         raise MediaError(path, f"audio track: {'; '.join(problems)}")
-    resampled = _resampled(native[: last + rate], rate)[: len(waveform)]  # the filter ends within a second
-    waveform[: len(resampled)] = resampled
-    return AudioTrack(waveform, SAMPLE_RATE, heard, "; ".join(problems) or None)
+    native = native[: last + rate]  # the filter of the resampling ends within a second
+    if rate != SAMPLE_RATE and native.any():
+        import librosa  # takes a second that readers without audio save
+
+        native = librosa.resample(native, orig_sr=rate, target_sr=SAMPLE_RATE, res_type="soxr_hq")
+    waveform[: len(native)] = native[: len(waveform)]
+    return AudioTrack(waveform, heard, "; ".join(problems) or None)
 
 
 def _bounds(
@@ -186,12 +182,3 @@ def _mono(frame: av.AudioFrame) -> np.ndarray:
     kind = frame.format.packed.name
     values = array.astype(np.float64) / _FULL_SCALE[kind] - (1.0 if kind == "u8" else 0.0)
     return values.mean(axis=0).astype(np.float32)
-
-
-def _resampled(native: np.ndarray, rate: int) -> np.ndarray:
-    """Return the samples (T,) at 16 kHz."""
-    if rate == SAMPLE_RATE or not native.any():
-        return native
-    import librosa  # takes a second that readers without audio save
-
-    return librosa.resample(native, orig_sr=rate, target_sr=SAMPLE_RATE, res_type="soxr_hq")

@@ -25,11 +25,7 @@ _STEPS = 2**16  # subdivisions of an output frame's duration to which FFmpeg rou
 
 
 def write_clip4clip_frames(path: Path, out: OutputContainer) -> int:
-    """Encode the frames of a copy with x264's default quality, as FFmpeg does, and return their number.
-
-    Raises:
-        VideoError: The video cannot be read to its end.
-    """
+    """Encode the frames of a copy with x264's default quality, as FFmpeg does, and return their number."""
     stream = out.add_stream("libx264", rate=FPS, options={"crf": "23", "preset": "medium"})
     stream.pix_fmt, stream.codec_context.thread_count = "yuv420p", 1
     reformatter, count = VideoReformatter(), 0
@@ -41,8 +37,8 @@ def write_clip4clip_frames(path: Path, out: OutputContainer) -> int:
                 stream.width, stream.height = clip4clip_size(frame.width, frame.height)
             size = (stream.width, stream.height)
             scaled = reformatter.reformat(frame, *size, format="yuv420p", interpolation="BICUBIC", threads=1)
-            scaled.pts, scaled.time_base, scaled.pict_type = count, Fraction(1, FPS), PictureType.NONE
-            scaled.duration = 1
+            scaled.pts, scaled.time_base, scaled.duration = count, Fraction(1, FPS), 1
+            scaled.pict_type = PictureType.NONE
             out.mux(stream.encode(scaled))
             count += 1
     out.mux(stream.encode(None))
@@ -61,9 +57,6 @@ def constant_rate_frames(path: Path, rate: int) -> Generator[VideoFrame, None, N
 
     A frame that starts and ends more than 1.1 output frames too early is dropped; one that ends more than 1.1 too late
     is repeated. At the end, the last frame is repeated; the number of repetitions is the median of the last three.
-
-    Raises:
-        VideoError: A frame cannot be decoded, or the file is too long or has frames of an extreme shape.
     """
     written, repeats, previous = 0, deque([0, 0, 0], 3), None
     with open_video(path) as (container, stream):

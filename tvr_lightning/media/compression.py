@@ -36,24 +36,13 @@ _COPIED_AUDIO = ("aac", "mp3", "ac3", "eac3", "alac", "opus", "flac")  # codecs 
 
 @dataclass(frozen=True)
 class Compression:
-    """Settings for making copies.
-
-    Attributes:
-        fps: frames per second.
-        size: short side of a frame in pixels; smaller frames are not resized. Nothing is cropped.
-        frames: H.264 or JPEG.
-        interpolation: filter of the resizing, the same as in the encoder's preparation.
-        like: authors whose released script defines the frames and their size; all other options keep their defaults.
-
-    Raises:
-        UserError: An option is out of range or contradicts `like`.
-    """
+    """Settings for making copies. Raise UserError if an option is out of range or contradicts `like`."""
 
     fps: Count = FPS
-    size: Annotated[int, Range(at_least=16)] = SIZE
+    size: Annotated[int, Range(at_least=16)] = SIZE  # short side in pixels; smaller frames are kept, none is cropped
     frames: CopiedFrames = "h264"
-    interpolation: Interpolation = "bicubic"
-    like: CopiesLike | None = None
+    interpolation: Interpolation = "bicubic"  # the same as in the encoder's preparation
+    like: CopiesLike | None = None  # authors whose script defines the frames; all other options keep their defaults
 
     def __post_init__(self) -> None:
         check(self)
@@ -86,21 +75,13 @@ class Compression:
 
 @dataclass
 class Copy:
-    """A copy in memory.
+    """A copy in memory."""
 
-    Attributes:
-        content: Content of an mp4 file.
-        frames: Number of frames.
-        duration: Duration of the video in seconds.
-        sound: Number of audio packets; 0 if the original has no audio.
-        notes: Differences from the original.
-    """
-
-    content: bytes
+    content: bytes  # of an mp4 file
     frames: int
-    duration: float
-    sound: int
-    notes: list[str] = field(default_factory=list)
+    duration: float  # of the video, in seconds
+    sound: int  # number of audio packets; 0 if the original has no audio
+    notes: list[str] = field(default_factory=list)  # differences from the original
 
 
 def compress(path: Path, how: Compression) -> Copy:

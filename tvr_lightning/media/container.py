@@ -28,28 +28,18 @@ VIDEO_SUFFIXES = frozenset(
 # them references other files. Streams without a container and audio files are included.
 _CONTAINERS = "mov,matroska,avi,ogg,flv,asf,mpeg,mpegts,mxf,rm,dv,nut,gif,mpegvideo,m4v,h264,hevc,ivf,wav,mp3,flac,aac"
 
-MAX_PIXELS = 8192 * 4352
-"""Maximum frame size: level 6.2 of H.264 and H.265, slightly more than 8K (7680 x 4320)."""
-MAX_PACKETS = 2**21
-"""Maximum number of packets of a stream, nine hours at 60 frames per second."""
-MAX_SECONDS = 10**6
-"""Maximum duration of a video, eleven days, since some readers process a frame or a sample for every moment."""
-
+MAX_PIXELS = 8192 * 4352  # of a frame: level 6.2 of H.264 and H.265, slightly more than 8K (7680 x 4320)
+MAX_PACKETS = 2**21  # of a stream: nine hours at 60 frames per second
+MAX_SECONDS = 10**6  # of a video: eleven days, since some readers process a frame or a sample for every moment
 READ_SECONDS = "TVR_READ_SECONDS"
 
 
 class MediaError(UserError):
-    """A file whose video, image, or audio cannot be read.
-
-    Attributes:
-        path: The file.
-        reason: Reason, without the file name.
-    """
+    """A file whose video, image, or audio cannot be read, for a reason given without the file name."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(path, reason)
-        self.path = path
-        self.reason = reason
+        self.path, self.reason = path, reason
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
@@ -101,11 +91,7 @@ def _too_slow(seconds: float, kind: str) -> str:
 
 
 def open_media(path: Path) -> InputContainer:
-    """Open a media file, in a format given by its content, without following references to other files.
-
-    Raises:
-        VideoError: The file is missing or empty, cannot be opened in time, or has an unsupported container.
-    """
+    """Open a media file, in a format given by its content, without following references to other files."""
     if not path.is_file():
         raise VideoError(path, "there is no such file")
     if path.stat().st_size == 0:
@@ -129,11 +115,7 @@ def open_media(path: Path) -> InputContainer:
 
 @contextmanager
 def open_video(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """Open a file and its first video stream that is not a cover image, and do not conceal decoding errors.
-
-    Raises:
-        VideoError: The file is missing or empty, cannot be opened, or has no video stream of a known codec.
-    """
+    """Open a file and its first video stream that is not a cover image, and do not conceal decoding errors."""
     with open_media(path) as container:
         streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
         if not streams:
@@ -149,11 +131,7 @@ def open_video(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
 def packets_of(
     container: InputContainer, budget: TimeBudget, *streams: av.VideoStream | av.AudioStream
 ) -> Iterator[av.Packet]:
-    """Yield the packets of some streams (default: all), and an empty packet at the end of each stream.
-
-    Raises:
-        VideoError: The time budget is used up, or there are too many packets.
-    """
+    """Yield the packets of some streams (default: all), and an empty packet at the end of each stream."""
     count = 0
     # Transport streams can add streams while they are read. After the end of all known streams, PyAV also looks for the
     # added ones.

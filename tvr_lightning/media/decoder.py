@@ -13,8 +13,7 @@ from PIL import Image
 
 from tvr_lightning.media.container import MAX_PIXELS, TimeBudget, VideoError, open_video, packets_of
 
-MAX_ELONGATION = 100
-"""Maximum ratio of the long side of a frame to the short one, since resizing keeps the ratio."""
+MAX_ELONGATION = 100  # maximum ratio of the long side of a frame to the short one, since resizing keeps the ratio
 
 # By clockwise quarter turns, without and with swapping left and right before.
 _TURNED = (None, Image.Transpose.ROTATE_270, Image.Transpose.ROTATE_180, Image.Transpose.ROTATE_90)
@@ -74,11 +73,7 @@ def check_shape(path: Path, frame: VideoFrame) -> None:
 def frames_in_order(
     stream: VideoStream, packets: Iterable[av.Packet | None], budget: TimeBudget
 ) -> Generator[VideoFrame, None, None]:
-    """Yield every frame decoded from the packets of a fresh stream, in display order. The last packet is empty or None.
-
-    Raises:
-        VideoError: A frame cannot be decoded, or the time budget is used up.
-    """
+    """Yield every frame decoded from packets of a fresh stream, in display order; the last packet is empty or None."""
     time = None
     try:
         for packet in packets:

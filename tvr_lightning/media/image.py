@@ -6,10 +6,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from tvr_lightning.media.container import MediaError
 
-IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "AVIF")
-"""Pillow's names of the supported formats. None of them references other files."""
-MAX_IMAGE_PIXELS = 2**26
-"""Maximum size, 8192 x 8192, which is larger than the images of a 50-megapixel camera."""
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "AVIF")  # Pillow's names; none references other files
+MAX_IMAGE_PIXELS = 2**26  # 8192 x 8192, larger than the images of a 50-megapixel camera
 
 
 class ImageError(MediaError):

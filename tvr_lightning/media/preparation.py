@@ -40,15 +40,9 @@ class Preparation:
     Identical to the resizing and cropping of open_clip's `image_transform` on PIL images, pixel for pixel. Without
     antialiasing, identical to X-Pool and T-MASS with the torchvision of their time: tensors resized in floating point,
     neither rounded nor clamped.
-
-    Attributes:
-        image_size: image size S in pixels.
-        interpolation: filter of the resizing.
-        resize_mode: rule for frames that are not square.
-        antialias: whether the resizing averages the pixels that fall together.
     """
 
-    image_size: Count
+    image_size: Count  # S in pixels
     interpolation: Interpolation = "bicubic"
     resize_mode: ResizeMode = "shortest"
     antialias: bool = True

@@ -1,15 +1,14 @@
 """Reading of many media files ahead of their use, in order, with errors per file."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from torch.utils.data import DataLoader
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.container import MediaError
-from tvr_lightning.media.workers import Failure, batches_of, worker_context
+from tvr_lightning.media.workers import batches_of, worker_context
 from tvr_lightning.progress import progress_bar
 
 T = TypeVar("T")
@@ -18,26 +17,18 @@ B = TypeVar("B")
 _GROUP = 8  # number of items that `read_all` passes to a worker at a time
 
 
-@dataclass(frozen=True)
-class Unread(Generic[T]):
-    """An item whose file cannot be read, and the reason, without the file name."""
-
-    item: T
-    reason: str
-
-
-def attempt(read: Callable[[T], R], item: T) -> R | Unread[T]:
-    """Return `read(item)`, or the reason why its file cannot be read."""
+def attempt(read: Callable[[T], R], item: T) -> R | MediaError:
+    """Return `read(item)`, or the error if its file cannot be read."""
     try:
         return read(item)
     except MediaError as error:
-        return Unread(item, error.reason)
+        return MediaError(error.path, error.reason)  # without the traceback, which keeps decoded frames in memory
 
 
 def read_many(
     groups: Sequence[Sequence[T]],
     read: Callable[[T], R],
-    join: Callable[[list[R | Unread[T]]], B],
+    join: Callable[[list[R | MediaError]], B],
     *,
     workers: int,
 ) -> Iterator[B]:
@@ -56,17 +47,17 @@ def read_many(
     return batches_of(loader.__iter__)
 
 
-def _read_group(read: Callable[[T], R], join: Callable[[list[R | Unread[T]]], B], group: Sequence[T]) -> B | Failure:
+def _read_group(read: Callable[[T], R], join: Callable[[list[R | MediaError]], B], group: Sequence[T]) -> B | UserError:
     try:
         return join([attempt(read, item) for item in group])
     except UserError as error:
-        return Failure(error)
+        return error
 
 
 def read_all(
     items: Sequence[T], read: Callable[[T], R], *, workers: int, title: str, progress: bool = True
-) -> list[R | Unread[T]]:
-    """Return, for every item in order, `read(item)` or the reason why its file cannot be read.
+) -> list[R | MediaError]:
+    """Return, for every item in order, `read(item)` or the error if its file cannot be read.
 
     Worker processes import `read`; with 1 worker, this process reads.
     """

@@ -43,17 +43,11 @@ _TOLERATED_SECONDS = 0.5
 
 @dataclass
 class Timeline:
-    """Display times of the n frames of a file.
+    """Display times of the n frames of a file, in seconds from the first frame."""
 
-    Attributes:
-        times: Seconds from the first frame, (n,), ascending.
-        duration: Seconds from the first frame to the end of the last.
-        stamps: Timestamps (n,) that identify decoded frames, or None if only their order does.
-    """
-
-    times: NDArray[np.float64]
-    duration: float
-    stamps: NDArray[np.int64] | None = None
+    times: NDArray[np.float64]  # (n,), ascending
+    duration: float  # to the end of the last frame
+    stamps: NDArray[np.int64] | None = None  # timestamps (n,) that identify decoded frames; None if only the order does
 
 
 class _PlanError(Exception):
@@ -205,10 +199,7 @@ class OpenedVideo:
             make: Function from an upright image in mode RGB to the content.
 
         Yields:
-            Position and content, in ascending order.
-
-        Raises:
-            VideoError: A selected frame cannot be decoded, or the time budget is used up.
+            Position and content, in ascending order. VideoError if a frame cannot be decoded in time.
         """
         wanted = set(choose(self.timeline))
         if self.timeline.stamps is not None:
@@ -239,12 +230,7 @@ class OpenedVideo:
         raise VideoError(self.budget.path, "does not decode to the same frames twice")
 
     def plan(self, stamps: Collection[int]) -> tuple[list[list[int]], set[int]]:
-        """Select the packets to decode for frames by their timestamps.
-
-        Returns:
-            Indices of packets that are decoded consecutively, starting with a keyframe; the decoder is flushed between
-            these runs. Indices of the packets of the selected frames.
-        """
+        """Return runs of packets to decode, from a keyframe each, and the packets of the frames, all by index."""
         numbers = np.flatnonzero(np.isin(self.pts, np.fromiter(stamps, dtype=np.int64)) & self.shown)
         chosen = set(numbers.tolist())
         keyframes = np.flatnonzero(self.keyframe)
@@ -265,12 +251,7 @@ class OpenedVideo:
         return runs, chosen
 
     def _planned(self, positions: Collection[int]) -> Generator[tuple[int, VideoFrame], None, None]:
-        """Decode only the packets that lead to the selected frames.
-
-        Raises:
-            _PlanError: The stream is damaged, or its packets are not complete frames.
-            VideoError: The time budget is used up, or the file changes while it is read.
-        """
+        """Decode only the packets that lead to the frames; _PlanError if they are damaged or not complete frames."""
         assert self.timeline.stamps is not None
         wanted = {int(self.timeline.stamps[position]): position for position in positions}
         latest: VideoFrame | None = None

@@ -11,9 +11,9 @@ from PIL import Image
 from torch import Tensor
 
 from tvr_lightning.media.container import VideoError
-from tvr_lightning.media.preparation import FrameTransform, Preparation
+from tvr_lightning.media.preparation import FrameTransform, Pixels, Preparation
 from tvr_lightning.media.reader import Timeline, open_reader
-from tvr_lightning.media.sampling import Positions, Span, positions_at_rate, sample_frames
+from tvr_lightning.media.sampling import Positions, Span, Times, positions_at_rate, sample_frames
 from tvr_lightning.option_types import FrameSampling
 
 T = TypeVar("T")
@@ -21,41 +21,26 @@ T = TypeVar("T")
 
 @dataclass
 class DecodedClip:
-    """F frames of one clip.
+    """F frames of one clip, padded with zeros."""
 
-    Attributes:
-        pixels: RGB pixels (F, 3, S, S), uint8, or float16 if resized without antialiasing. Padded frames are zero.
-        frame_mask: Mask (F,), bool, True for frames. A repeated last frame counts as a frame.
-        timestamps: Time of each frame in seconds from the first frame of the file, (F,) float32; 0 for padding.
-        duration: Duration of the file's video in seconds.
-    """
-
-    pixels: Tensor
-    frame_mask: Tensor
-    timestamps: Tensor
-    duration: float
+    pixels: Tensor  # RGB (F, 3, S, S), uint8, or float16 if resized without antialiasing
+    frame_mask: Tensor  # (F,) bool, True for frames, including a repeated last frame
+    timestamps: Tensor  # (F,) float32, seconds from the first frame of the file
+    duration: float  # of the file's video, in seconds
 
 
 @dataclass
 class VideoInfo:
-    """Properties of a video file, read from its packets and its first frame.
+    """Properties of a video file, read from its packets and its first frame."""
 
-    Attributes:
-        duration: Seconds from the first frame to the end of the last.
-        fps: Average number of frames per second.
-        width, height: Size of the displayed frames in pixels, after rotation.
-        timed: False if all frames have the same timestamp. They are then read in order, at the declared rate.
-        broken: Reason why the stream ends before the end that its container declares, or None.
-    """
-
-    duration: float
-    fps: float
-    width: int
+    duration: float  # seconds from the first frame to the end of the last
+    fps: float  # average
+    width: int  # of the displayed frames, after rotation
     height: int
     frames: int
-    timed: bool
+    timed: bool  # False if all frames have the same timestamp; they are then read in order, at the declared rate
     has_audio: bool
-    broken: str | None
+    broken: str | None  # reason why the stream ends before the end that its container declares
 
 
 def read_clip(
@@ -96,10 +81,7 @@ def read_parts(
     generator: np.random.Generator | None = None,
     augment: FrameTransform | None = None,
 ) -> list[DecodedClip]:
-    """Decode F frames of each of several parts of a file, opened once, as `read_clip` does.
-
-    `divide` maps the duration of the file to the spans of the parts; None is the whole file.
-    """
+    """Decode F frames of each span (None: the whole file) that `divide` returns for the duration of a file."""
     # A single draw, so that choosing again selects the same random frames.
     seed = None if generator is None else int(generator.integers(2**63))
     chosen: list[Positions] = []
@@ -121,12 +103,17 @@ def read_parts(
         images = dict(video.frames(choose, augment or Preparation(image_size)))
     clips = []
     for positions in chosen:
-        shown = torch.from_numpy(np.stack([images[position] for position in positions.tolist()])).permute(0, 3, 1, 2)
-        # Padded with zeros if the sampling rule selects fewer than F frames.
-        pixels, times = shown.new_zeros(frames, *shown.shape[1:]), torch.zeros(frames)
-        pixels[: len(shown)], times[: len(shown)] = shown, torch.from_numpy(video.timeline.times[positions])
-        clips.append(DecodedClip(pixels, torch.arange(frames) < len(shown), times, video.timeline.duration))
+        selected = [images[position] for position in positions.tolist()]
+        clips.append(padded_clip(selected, video.timeline.times[positions], frames, video.timeline.duration))
     return clips
+
+
+def padded_clip(images: list[Pixels], times: Times, frames: int, duration: float) -> DecodedClip:
+    """Return a clip of up to F images (S, S, 3) and their times in seconds, padded with zeros to F frames."""
+    shown = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
+    pixels, timestamps = shown.new_zeros(frames, *shown.shape[1:]), torch.zeros(frames)
+    pixels[: len(shown)], timestamps[: len(shown)] = shown, torch.from_numpy(times)
+    return DecodedClip(pixels, torch.arange(frames) < len(shown), timestamps, duration)
 
 
 def frames_at_rate(
@@ -136,9 +123,6 @@ def frames_at_rate(
 
     Times are in seconds from the first frame. Frames are converted one by one with `make`, so that memory use does not
     grow with their number. If the file has fewer than `rate` frames per second, they are repeated.
-
-    Raises:
-        VideoError: The file cannot be read or breaks off.
     """
     positions: list[int] = []
     number = 0
@@ -158,13 +142,7 @@ def frames_at_rate(
 
 
 def probe(path: str | Path) -> VideoInfo:
-    """Read the properties of a video file, decoding only its first frame.
-
-    If the stream breaks off, they describe the part before, and `broken` contains the reason.
-
-    Raises:
-        VideoError: The file is missing or contains no video that can be decoded.
-    """
+    """Read the properties of a video file, decoding only its first frame; of a broken one, those before the break."""
     with open_reader(path) as video:
         width, height = video.first_frame().size
         timeline = video.timeline

@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.context import BaseContext, ForkServerContext, ForkServerProcess
 from types import TracebackType
@@ -18,28 +17,17 @@ from typing_extensions import override
 from tvr_lightning.errors import UserError
 
 
-@dataclass
-class Failure:
-    """Error that a worker returns instead of an item or a batch.
-
-    A DataLoader would replace a raised error with another one whose message is the worker's traceback.
-    """
-
-    error: UserError
-
-
 def batches_of(start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """Start the workers of a DataLoader and yield its batches.
+    """Start the workers of a DataLoader, yield its batches, and raise the UserErrors among them or if a worker died.
 
-    Raises:
-        UserError: A worker returned a failure, or its process died.
+    Workers return errors, since a DataLoader would replace a raised one with another that contains its traceback.
     """
     with undisturbed():
         batches = start()
     try:
         for batch in batches:
-            if isinstance(batch, Failure):
-                raise batch.error
+            if isinstance(batch, UserError):
+                raise batch
             yield batch
     except RuntimeError as error:
         if not str(error).startswith("DataLoader worker"):

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tvr_lightning.data.audio_alignment import AudioKind, AudioOptions, add_sound, audio_input
+from tvr_lightning.data.audio_alignment import AudioKind, AudioOptions, audio_input, clip_media
 from tvr_lightning.data.batch import Media, TextBatch, VideoBatch
 from tvr_lightning.data.readers import frame_fingerprint
 from tvr_lightning.encoders import ClipEncoder
@@ -59,10 +59,11 @@ class ScorerSource:
 
 @dataclass(frozen=True)
 class Clip:
-    """One decoded video: pixels (1, F, 3, S, S), and the times of the frames (F,) in seconds, 0 for padding."""
+    """One decoded video: pixels (1, F, 3, S, S), the times of the frames (F,), 0 for padding, and the duration in s."""
 
     media: Media
     times: Tensor
+    duration: float
 
 
 class Scorer:
@@ -105,11 +106,7 @@ class Scorer:
             sampling=self.sampling,
             augment=prepare or self.preparation,
         )
-        duration = torch.tensor([clip.duration], dtype=torch.float32)
-        media = Media(clip.pixels[None], clip.frame_mask[None], duration=duration)
-        if self.audio is not None:
-            add_sound(media, path, None, clip, self.audio, "skip")
-        return Clip(media, clip.timestamps)
+        return Clip(clip_media(clip, path, None, self.audio), clip.timestamps, clip.duration)
 
     def still(self, image: Image.Image) -> Clip:
         """Return an RGB image as a silent clip of one second."""
@@ -117,11 +114,11 @@ class Scorer:
         square = torch.from_numpy(self.preparation(image).copy()).permute(2, 0, 1)
         pixels = square.expand(1, frames, 3, size, size).contiguous()
         times, mask = torch.zeros(frames), torch.ones(1, frames, dtype=torch.bool)
-        media = Media(pixels, mask, duration=torch.ones(1))
+        media = Media(pixels, mask)
         if self.audio is not None:
-            silence = AudioTrack(np.zeros(SAMPLE_RATE, np.float32), SAMPLE_RATE, np.zeros(STEPS_PER_SECOND, bool))
+            silence = AudioTrack(np.zeros(SAMPLE_RATE, np.float32), np.zeros(STEPS_PER_SECOND, bool))
             media.audio = audio_input(silence, self.audio, times, mask[0], 1.0)
-        return Clip(media, times)
+        return Clip(media, times, 1.0)
 
     @torch.no_grad()
     def encode_videos(self, media: Media) -> VideoFeatures:

@@ -7,15 +7,13 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from tvr_lightning.data.audio_alignment import add_sound
-from tvr_lightning.data.batch import Media
+from tvr_lightning.data.audio_alignment import clip_media
 from tvr_lightning.media.preparation import Pixels, Preparation
 from tvr_lightning.media.sampling import Declared, sample_frames
-from tvr_lightning.media.video import DecodedClip, frames_at_rate
+from tvr_lightning.media.video import frames_at_rate, padded_clip
 from tvr_lightning.search.errors import RefusedError
 from tvr_lightning.search.results import SegmentKind
 from tvr_lightning.search.scorer import Clip, Scorer
@@ -145,8 +143,7 @@ def read_whole(path: Path, models: dict[str, Scorer]) -> SegmentClips:
     mask = media.frame_mask[0]
     pixels = media.pixels[0][mask].permute(0, 2, 3, 1).numpy()
     thumbnails = {time: jpegs[frame.tobytes()] for time, frame in zip(times[mask].tolist(), pixels, strict=True)}
-    assert media.duration is not None
-    return SegmentClips(0.0, float(media.duration[0]), clips, thumbnails, size)
+    return SegmentClips(0.0, clips[name].duration, clips, thumbnails, size)
 
 
 def read_segments(path: Path, models: dict[str, Scorer], rule: Segments) -> Iterator[SegmentClips]:
@@ -166,16 +163,8 @@ def read_segments(path: Path, models: dict[str, Scorer], rule: Segments) -> Iter
 
 def _clip(path: Path, segment: Segment, model: Scorer) -> Clip:
     start, end, shown = segment
-    length, frames, seen = end - start, model.module.frames, list(shown.values())
-    moments = np.array(list(shown)) - start
-    chosen = sample_frames(moments, length, frames, model.sampling, declared=Declared(RATE, len(moments)))
-    squares = np.stack([seen[place].squares[model.preparation] for place in chosen.tolist()])
-    prepared = torch.from_numpy(squares).permute(0, 3, 1, 2)
-    pixels = prepared.new_zeros(frames, *prepared.shape[1:])
-    pixels[: len(chosen)] = prepared
-    times, mask = torch.zeros(frames), torch.arange(frames) < len(chosen)
-    times[: len(chosen)] = torch.from_numpy(moments[chosen] + start).float()
-    media = Media(pixels[None], mask[None], duration=torch.tensor([length], dtype=torch.float32))
-    if model.audio is not None:
-        add_sound(media, path, (start, end), DecodedClip(pixels, mask, times, end), model.audio, "skip")
-    return Clip(media, times)
+    length, frames, seen, times = end - start, model.module.frames, list(shown.values()), np.array(list(shown))
+    chosen = sample_frames(times - start, length, frames, model.sampling, declared=Declared(RATE, len(times)))
+    squares = [seen[place].squares[model.preparation] for place in chosen.tolist()]
+    clip = padded_clip(squares, times[chosen], frames, end)
+    return Clip(clip_media(clip, path, (start, end), model.audio), clip.timestamps, length)

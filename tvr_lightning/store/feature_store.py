@@ -171,7 +171,7 @@ class FeatureStore:
         return values, mask
 
     def first_video(self, patches: bool = False) -> VideoFeatures:
-        """Return the features of the first video, which show the shapes to expect from `video`."""
+        """Return the features of the first video, which show the shapes of others."""
         index = self._part("frames")
         if not index.places:
             raise StoreError(f"The feature store {self.path} contains no videos. It was created with: {index.command}")
@@ -219,21 +219,13 @@ def _name(key: Any) -> str:
 
 @dataclass
 class StoreWriter:
-    """A feature store opened for writing, by one process at a time.
-
-    Attributes:
-        path: Folder of the store, created if it is missing.
-        command: Command that creates and repairs the parts that this run writes.
-        dtype: Data type of the features on disk.
-        parts: Items of each part that the store contains or that this run writes.
-        rewritten: Problems of the damaged shards.
-    """
+    """A feature store opened for writing, by one process at a time."""
 
     path: Path
-    command: str
+    command: str  # command that creates and repairs the parts that this run writes
     dtype: StoreDtype
-    parts: dict[Part, PartIndex]
-    rewritten: list[str] = field(default_factory=list)
+    parts: dict[Part, PartIndex]  # that the store contains or that this run writes
+    rewritten: list[str] = field(default_factory=list)  # problems of the damaged shards
 
     @classmethod
     @contextmanager

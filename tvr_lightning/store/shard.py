@@ -27,8 +27,7 @@ Part = Literal["text", "frames", "patches", "audio", "pixels"]
 Span = tuple[float, float] | None
 VideoKey = tuple[str, str, Span]
 Fingerprint = Mapping[str, str]
-FileMark = tuple[int, int, str]
-"""Mark that identifies a file: its size in bytes, its modification time in ns, and a digest of its content."""
+FileMark = tuple[int, int, str]  # size of a file in bytes, modification time in ns, and a digest of its content
 
 PARTS: tuple[Part, ...] = get_args(Part)
 FORMAT = 3
@@ -70,24 +69,15 @@ def is_same_file(path: Path, mark: FileMark | None) -> bool:
 
 @dataclass(frozen=True)
 class StoreItem:
-    """One video or text in a shard.
-
-    Attributes:
-        dataset, split: Dataset and split of the item.
-        id: ID of the video; for a text, a digest of its characters.
-        path: File of the video; empty for a text.
-        span: Start and end of the clip in the file, in seconds.
-        text: The text; None for a video.
-        file: Mark of the video's file when it was read; None for a text, or if there was no file.
-    """
+    """One video or text in a shard."""
 
     dataset: str
     split: str
-    id: str
-    path: str = ""
-    span: Span = None
-    text: str | None = None
-    file: FileMark | None = None
+    id: str  # of the video; for a text, a digest of its characters
+    path: str = ""  # of the video; empty for a text
+    span: Span = None  # start and end of the clip in the file, in seconds
+    text: str | None = None  # None for a video
+    file: FileMark | None = None  # mark of the video's file when it was read; None for a text or a missing file
 
     @staticmethod
     def of_text(text: str, dataset: str, split: str) -> StoreItem:
@@ -102,23 +92,14 @@ class StoreItem:
 
 @dataclass
 class ShardHeader:
-    """Description of a shard's content.
-
-    Attributes:
-        part: Part that the shard belongs to.
-        fingerprint: Fingerprint of the features, by field: encoder, weights, sampling, preprocessing.
-        command: Command line that created the shard and can create it again.
-        dtype: Data type of the features.
-        items: The n items, in the order of the first dimension of the tensors.
-        skipped: Items that could not be read, with the reason for each.
-    """
+    """Description of a shard's content."""
 
     part: Part
-    fingerprint: Fingerprint
-    command: str
+    fingerprint: Fingerprint  # encoder, weights, sampling, and preprocessing of the features
+    command: str  # command line that created the shard and can create it again
     dtype: StoreDtype
-    items: list[StoreItem]
-    skipped: list[tuple[StoreItem, str]]
+    items: list[StoreItem]  # n items, in the order of the first dimension of the tensors
+    skipped: list[tuple[StoreItem, str]]  # items that could not be read, with the reason for each
 
 
 @dataclass(frozen=True)
@@ -190,23 +171,14 @@ def differences(found: Fingerprint, expected: Fingerprint, holder: str = "the st
 
 @dataclass
 class PartIndex:
-    """Items of one part of a store. If several shards contain an item, the last one counts.
-
-    Attributes:
-        fingerprint: Fingerprint of the part.
-        command: Command that creates and repairs the part.
-        places: Shard and row of each item, by key.
-        skipped: Reason for each skipped item, by key.
-        marks: File mark of each item and each skipped item, by key.
-        numbers: Numbers of the shards.
-    """
+    """Items of one part of a store, by key. If several shards contain an item, the last one counts."""
 
     fingerprint: Fingerprint
-    command: str
-    places: dict[Any, tuple[Shard, int]] = field(default_factory=dict)
-    skipped: dict[Any, str] = field(default_factory=dict)
-    marks: dict[Any, FileMark | None] = field(default_factory=dict)
-    numbers: set[int] = field(default_factory=set)
+    command: str  # command that creates and repairs the part
+    places: dict[Any, tuple[Shard, int]] = field(default_factory=dict)  # shard and row of each item
+    skipped: dict[Any, str] = field(default_factory=dict)  # reason for each skipped item
+    marks: dict[Any, FileMark | None] = field(default_factory=dict)  # also of skipped items
+    numbers: set[int] = field(default_factory=set)  # of the shards
 
     def add(self, shard: Shard) -> None:
         """Add the items of a shard; raise StoreError if it was created with other settings."""

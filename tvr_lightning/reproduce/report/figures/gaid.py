@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tvr_lightning.media.audio import read_audio
+from tvr_lightning.media.audio import SAMPLE_RATE, read_audio
 from tvr_lightning.methods import GAID
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, frames, new_panels
@@ -46,7 +46,7 @@ def measure_gate(encoded: EncodedSplit) -> dict[str, Any]:
         started = record.span[0] if record.span else 0.0
         examples.append({
             "captions": encoded.caption(text), "weights": weights[row].numpy(),
-            "times": clip.timestamps.numpy() - started, "durations": len(track.waveform) / track.rate,
+            "times": clip.timestamps.numpy() - started, "durations": len(track.waveform) / SAMPLE_RATE,
             "low": [column.min(initial=0.0) for column in columns],
             "high": [column.max(initial=0.0) for column in columns],
             "strips": clip.pixels.permute(0, 2, 3, 1).numpy(),
