@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from tvr_lightning.cli.loading import loading
 from tvr_lightning.cli.options import Config, File, NewFolder
 from tvr_lightning.config.recipe_files import OptionError, refuse_options, split_options
 from tvr_lightning.option_types import Count
+from tvr_lightning.runs.log import loading
 
 if TYPE_CHECKING:
     from tvr_lightning.data.ground_truth import GroundTruth
@@ -111,7 +111,6 @@ def evaluate(
 
 
 def _normalizer(options: Sequence[str]) -> Normalizer | None:
-    """Build the post-processing of the scores."""
     from jsonargparse import ArgumentError, ArgumentParser
 
     from tvr_lightning.config.check import check_options, refusals, sources_of

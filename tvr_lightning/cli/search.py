@@ -6,10 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-from tvr_lightning.cli.loading import chosen_device, loading
-from tvr_lightning.cli.options import Device, File, FileOrFolder, Folder, Index, NewFolder, Port, Trust
+from tvr_lightning.cli.options import Device, File, FileOrFolder, Folder, Index, NewFolder, Port, Trust, chosen_device
 from tvr_lightning.config.recipe_files import OptionError, refuse_options
 from tvr_lightning.option_types import Count, FrameSampling, Share
+from tvr_lightning.runs.log import loading
 from tvr_lightning.search.errors import RefusedError, SearchError
 from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock, printable
 

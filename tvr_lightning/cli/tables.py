@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tvr_lightning.cli.loading import loading
 from tvr_lightning.cli.options import Config, Device, Folder, NewFolder, Runs
 from tvr_lightning.config.recipe_files import OptionError, find_recipe, recipes_folder, refuse_options, split_options
 from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import Count, NotNegative, Range, Workers
+from tvr_lightning.runs.log import loading
 
 BATCH, APPLIED = "data.init_args.batch_size", ("trainer.precision", "trainer.plugins")
 

@@ -57,15 +57,11 @@ class TrainedOptions:
         check_classes(path, self.saved, [*trusted, *filter(None, vouched)])
         self.method, self._model = _class_and_options(self.saved["hyper_parameters"])
         self.dataset, self._data = _class_and_options(self.saved.get("datamodule_hyper_parameters") or {})
-        self._asked_model = _last_class(contents, "model")
-        self._asked_data = _last_class(contents, "data")
+        self._asked_model, self._asked_data = (_last_class(contents, section) for section in ("model", "data"))
         self._record = self.saved.get(RECORD) or {}
 
     def recipe(self) -> dict[str, Any]:
-        """Return the recipe of the checkpoint's training, which the command's recipes override.
-
-        Refuse another method of the command, and a method, an encoder, or data that nothing names.
-        """
+        """Return the recipe of the training, which the command's recipes override."""
         if self._asked_model is not None and self.method is not None and self._asked_model != self.method:
             raise CheckpointError(
                 f"{self.path}: the checkpoint contains {self.method}, but the recipe builds {self._asked_model}. Use a "
@@ -163,12 +159,10 @@ def _written_out(section: Namespace) -> dict[str, Any]:
     found = section.as_dict()
     options = found.setdefault("init_args", {})
     for option, hint in hints_of(import_object(section.class_path)).items():
-        kind = next(
-            (item for item in get_args(hint) if isinstance(item, type) and dataclasses.is_dataclass(item)), None
-        )
-        if kind is not None and option in options:
+        kinds = [item for item in get_args(hint) if isinstance(item, type) and dataclasses.is_dataclass(item)]
+        if kinds and option in options:
             parser = ArgumentParser(exit_on_error=False)
-            parser.add_argument("--options", type=kind)
+            parser.add_argument("--options", type=kinds[0])
             parsed = parser.parse_object({"options": options[option] or {}})
             options[option] = plain_options(parser.instantiate(parsed).options)
     return found

@@ -232,11 +232,7 @@ class Recipe:
             return parser.instantiate(parser.parse_object({"data": self.config.data.as_dict()})).data
 
     def build(self) -> Namespace:
-        """Seed the random generators, and build the classes of all sections.
-
-        Returns:
-            All sections; `model` and `data` are built, and `trainer` contains the arguments of a trainer.
-        """
+        """Seed the random generators, and return all sections with `model` and `data` built."""
         parser, seed = recipe_parser(), self.config.seed_everything
         if seed is not False:
             self.config.seed_everything = seed_everything(None if seed is True else seed, workers=True)
@@ -251,20 +247,19 @@ class Recipe:
             return parser.instantiate(self.config, instantiators=kinds)
 
     def _checkpoint_follows(self) -> Any:
-        """Return the context for building encoders: if a checkpoint is evaluated, it replaces their weights."""
+        # A checkpoint that is evaluated replaces the weights of the encoders.
         return nullcontext() if self.trained is None or FROZEN in self.trained.saved else weights_follow()
 
     def _check_linked(self, contents: Sequence[dict[str, Any]]) -> None:
         """Refuse values of the method that those of the data would replace."""
-        data = self.config.data
-        for content in contents if data is not None else ():
+        for content in contents:
             model = content.get("model")
             given = (model.get("init_args") or {}) if isinstance(model, dict) else {}
             for name in LINKED & {*given}:
-                if given[name] != data.init_args[name]:
+                if given[name] != (used := self.config.data.init_args[name]):
                     raise OptionError(
                         f"model.init_args.{name} is {given[name]}, but it follows data.init_args.{name}, which is "
-                        f"{data.init_args[name]}. Set that option instead."
+                        f"{used}. Set that option instead."
                     )
 
     def _set_memory(self) -> None:
@@ -282,12 +277,7 @@ class Recipe:
 def from_recipe(
     paths: str | Path | Sequence[str | Path], overrides: Sequence[str] = ()
 ) -> tuple[RetrievalModule, TextVideoDataModule]:
-    """Build method and data from recipe files and options such as `--data.init_args.batch_size=32`.
-
-    Raises:
-        MissingAssetError: Data or weights are missing.
-        RecipeError: Options are out of range or conflict.
-    """
+    """Build method and data from recipe files and options such as `--data.init_args.batch_size=32`."""
     recipe = Recipe.parse([paths] if isinstance(paths, (str, Path)) else paths, overrides)
     recipe.check()
     built = recipe.build()
@@ -311,7 +301,6 @@ def explained() -> Iterator[None]:
 
 
 def _dropped(given: Any, used: Any, name: str = "") -> Iterator[str]:
-    """Yield the dotted names of the options in a recipe that the class in the parsed section does not have."""
     if isinstance(given, dict) and isinstance(used, Namespace):
         for key, value in given.items():
             if key in used:
@@ -325,12 +314,7 @@ def _options_of(section: Namespace) -> dict[str, Any]:
 
 
 def _required_files(section: Namespace, encoder: Namespace) -> Iterator[Callable[[], object]]:
-    """Yield checks for the files that a class, and the classes among its options, need.
-
-    Args:
-        section: Section with class_path and init_args.
-        encoder: Encoder section of the model, which nested methods use.
-    """
+    """Yield checks for the files of a class and of the classes among its options; nested methods use `encoder`."""
     options = _options_of(section)
     kind = import_object(section.class_path)
     if hasattr(kind, "required_files"):

@@ -52,7 +52,7 @@ def keep(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def generate(parser: ArgumentParser) -> dict[str, Any]:
-    """Return the schema of a parser of recipes."""
+    """Return a parser's schema."""
     from jsonargparse._completions_jsonschema import ParserJsonschema  # its public function cannot leave classes out
     from jsonargparse._util import import_object
 
