@@ -48,7 +48,6 @@ Count = Annotated[int, Range(at_least=1)]
 Layers = Annotated[int, Range(at_least=0)]
 Workers = Annotated[int, Range(at_least=0)]
 
-
 DatasetName = Literal["msrvtt", "didemo", "lsmdc", "activitynet", "vatex", "msvd", "charades"]
 StoreDtype = Literal["float32", "float16"]
 FeaturePart = Literal["text", "frames", "patches", "audio", "pixels", "all"]

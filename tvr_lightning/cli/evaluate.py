@@ -160,7 +160,6 @@ def _truth_of_ids(file: Path) -> tuple[GroundTruth, list[str]]:
 
 
 def _report(comparison: dict[str, dict[str, Comparison]], scores: list[Path], file: Path) -> None:
-    """Print and write how the second matrix differs from the first."""
     from rich.console import Console
     from rich.table import Table
 

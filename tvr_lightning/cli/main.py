@@ -93,8 +93,7 @@ def list_commands(words: Sequence[str]) -> int:
     print(
         "usage: tvr COMMAND [options]\n\nText-video retrieval papers, reproduced with PyTorch Lightning.\n\ncommands:"
     )
-    for command in COMMANDS:
-        print(f"  {command.name:<16} {command.summary}")
+    print(*(f"  {command.name:<16} {command.summary}" for command in COMMANDS), sep="\n")
     print(
         "\nEach command has its own --help. fit, validate, test, and predict take --config RECIPE: a file, or the\n"
         "name of one of this project's recipes. Repeat --config to combine recipes; later ones override earlier ones.\n"
@@ -104,7 +103,6 @@ def list_commands(words: Sequence[str]) -> int:
 
 
 def _hint(command: Command, recipes: Sequence[str]) -> str:
-    """Return a command that works without data or weights; empty for commands that read the user's own videos."""
     if not recipes and command.sections != RECIPE:
         return ""
     named = (name for name in recipes if "class_path" in (read_recipe(name).get("model") or {}))

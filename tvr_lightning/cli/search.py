@@ -67,8 +67,8 @@ def index(
         queries = None if bank is None else bank.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SearchError(f"{bank}: cannot be read as text: {error}") from error
-    cutting: dict[str, Any] = {"kind": segments, "length": segment_length, "overlap": segment_overlap}
-    cutting = {name: value for name, value in cutting.items() if value is not None}
+    asked = {"kind": segments, "length": segment_length, "overlap": segment_overlap}
+    cutting: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     report = index_videos(
         videos,
         out,

@@ -121,12 +121,11 @@ class SchemaWalk:
 
     def option(self, name: str, value: Any) -> None:
         """Check a section or an option of the top level."""
-        if name in self.sections:
-            self.value(name, self.sections[name], value)
-            return
-        near = self.similar(name)
-        meant = f"Did you mean {near[0]}?" if near else f"Available: {nearest(name, self.sections)}"
-        raise OptionError(f"there is no option {name}. {meant}")
+        if name not in self.sections:
+            near = self.similar(name)
+            meant = f"Did you mean {near[0]}?" if near else f"Available: {nearest(name, self.sections)}"
+            raise OptionError(f"there is no option {name}. {meant}")
+        self.value(name, self.sections[name], value)
 
     def similar(self, name: str) -> list[str]:
         """Return the option within a section that resembles a name, such as [`--data.init_args.root`], or nothing."""

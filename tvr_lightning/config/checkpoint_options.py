@@ -39,15 +39,9 @@ LINKED = {"words", "frames"}
 
 
 class TrainedOptions:
-    """Options of a checkpoint that is to be evaluated.
+    """Options of a checkpoint that is to be evaluated with the `contents` of the command's recipes and options.
 
-    Args:
-        path: Path of the checkpoint.
-        contents: Contents of the command's recipes and options, which name the classes from outside this package.
-        trusted: Additional modules whose classes may be built.
-
-    Raises:
-        CheckpointError: The file does not exist, is not a checkpoint, or names classes of untrusted modules.
+    In addition to classes of this package, it may name those in the contents, and those of `trusted` modules.
     """
 
     def __init__(self, path: Path, contents: Sequence[dict[str, Any]], trusted: Sequence[str] = ()) -> None:
@@ -147,7 +141,6 @@ def _last_class(contents: Sequence[Mapping[str, Any]], section: str) -> str | No
 
 
 def _class_and_options(saved: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """Return the name of a recorded class, and its section of a recipe."""
     options = {name: value for name, value in saved.items() if name not in ("_class_path", "_instantiator")}
     path = saved.get("_class_path")
     section = {"class_path": path, "init_args": json.loads(json.dumps(options))}  # converts tuples to lists

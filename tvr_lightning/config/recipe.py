@@ -139,23 +139,13 @@ class Recipe:
             trust: Modules whose classes the checkpoint may use, in addition to this package's.
             override: Allow options that change the checkpoint's scores.
             only_data: Ignore all sections of recipes but `data`, which may be overlays of a missing method.
-
-        Raises:
-            OptionError: A class or option does not exist, or a value has the wrong type.
-            RecipeError: A recipe does not exist or is invalid, or no recipe names a method or dataset.
-            CheckpointError: The model cannot be built from the checkpoint, or the options change its scores.
         """
         sources = list(sources_of(recipes, overrides))
         contents = [source.content for source in sources]
         words = [source.argument for source in sources]
         if only_data:
-            words = [
-                each.argument
-                if each.argument.startswith("--data")
-                else f"--config={json.dumps({'data': each.content['data']})}"
-                for each in sources
-                if each.content.get("data")
-            ]
+            named = [(source.argument, source.content["data"]) for source in sources if source.content.get("data")]
+            words = [a if a.startswith("--data") else f"--config={json.dumps({'data': data})}" for a, data in named]
         trained = None
         if checkpoint is not None:
             trained = TrainedOptions(checkpoint, contents, trust)
@@ -174,11 +164,12 @@ class Recipe:
             check_options(sources, keep(generate(parser)))
         recipe.dropped = sorted({name for content in contents for name in _dropped(content, recipe.config)})
         recipe._check_linked(contents)
-        recipe._set_memory()
+        if recipe.config.eval_memory is not None:
+            recipe._set_memory()
         return recipe
 
     def plain(self) -> dict[str, Any]:
-        """Return all sections as plain dictionaries, lists, strings and numbers."""
+        """Return all sections as plain values."""
         # Nulls are kept, because a missing value would mean the default.
         return yaml.safe_load(recipe_parser().dump(self.config, skip_validation=True, skip_unset=False))
 
@@ -256,22 +247,19 @@ class Recipe:
             model = content.get("model")
             given = (model.get("init_args") or {}) if isinstance(model, dict) else {}
             for name in LINKED & {*given}:
-                if given[name] != (used := self.config.data.init_args[name]):
+                used = self.config.data.init_args[name]
+                if given[name] != used:
                     raise OptionError(
                         f"model.init_args.{name} is {given[name]}, but it follows data.init_args.{name}, which is "
                         f"{used}. Set that option instead."
                     )
 
     def _set_memory(self) -> None:
-        size = self.config.eval_memory
-        if size is None:
-            return
-        method = self.config.model.init_args
+        size, method = self.config.eval_memory, self.config.model.init_args
         if "evaluation" not in method:
             raise OptionError("--eval_memory supports retrieval methods only; question answering does not score pairs")
         method.evaluation = method.evaluation or Namespace(asdict(EvaluationConfig()))
-        number, unit = size[:-3], size[-3]
-        method.evaluation.memory_gib = float(number) * 1024.0 ** ("KMGT".index(unit) - 2)
+        method.evaluation.memory_gib = float(size[:-3]) * 1024.0 ** ("KMGT".index(size[-3]) - 2)
 
 
 def from_recipe(

@@ -99,8 +99,7 @@ def add_ranges(schema: dict[str, Any], kind: type) -> None:
 
 def class_name(node: dict[str, Any]) -> str | None:
     """Return the name of the class whose options a node contains, or None."""
-    names = node.get("properties", {}).get("class_path", {}).get("enum", [None])
-    return names[0]
+    return node.get("properties", {}).get("class_path", {}).get("enum", [None])[0]
 
 
 def types_of(node: dict[str, Any]) -> list[str]:
