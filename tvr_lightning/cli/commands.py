@@ -28,7 +28,6 @@ class Command:
     """Command of the `tvr` program.
 
     Attributes:
-        name: Name, such as `data synth`.
         run: Function whose signature and docstring define the options; its module imports no torch.
         sections: Sections of the recipe whose options can also be given; the function gets them as `overrides`.
         resume: Advice for resuming a long-running command after an interruption.

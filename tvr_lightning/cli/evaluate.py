@@ -30,9 +30,7 @@ def evaluate(
     bank_videos: Annotated[File | None, "scores of the same texts against training videos (N, K)"] = None,
     recall: Annotated[list[Count], "K of R@K; 1, 5, and 10 by default"] = [],
     metrics: Annotated[list[Literal["ndcg@10", "mrr"]], "further metric of both directions, in percent"] = [],
-    trec: Annotated[
-        bool, "also write run.trec and qrels.trec, text-to-video results for trec_eval and ir_measures"
-    ] = False,
+    trec: Annotated[bool, "also write run.trec and qrels.trec (text-to-video), for trec_eval and ir_measures"] = False,
     name: Annotated[str | None, "name of the method in the results table; the file's name by default"] = None,
     out: Annotated[NewFolder, "parent folder of the results"] = Path("runs"),
     overrides: Sequence[str] = (),

@@ -90,9 +90,8 @@ def list_commands(words: Sequence[str]) -> int:
         near = difflib.get_close_matches(asked, [command.name for command in COMMANDS], n=1)
         meant = f"Did you mean {near[0]}? " if near else ""
         raise OptionError(f"{asked} is not a command. {meant}`tvr --help` lists all commands.")
-    print(
-        "usage: tvr COMMAND [options]\n\nText-video retrieval papers, reproduced with PyTorch Lightning.\n\ncommands:"
-    )
+    about = "Text-video retrieval papers, reproduced with PyTorch Lightning."
+    print("usage: tvr COMMAND [options]", about, "commands:", sep="\n\n")
     print(*(f"  {command.name:<16} {command.summary}" for command in COMMANDS), sep="\n")
     print(
         "\nEach command has its own --help. fit, validate, test, and predict take --config RECIPE: a file, or the\n"

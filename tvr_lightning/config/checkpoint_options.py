@@ -93,9 +93,8 @@ class TrainedOptions:
         try:
             parsed = parser.parse_object(known)
         except ArgumentError as error:
-            raise CheckpointError(
-                f"{self.path} was trained with options that this version does not have: {error}"
-            ) from error
+            missing = f"{self.path} was trained with options that this version does not have"
+            raise CheckpointError(f"{missing}: {error}") from error
         for section in known:
             then, now = (_written_out(each[section]) for each in (parsed, options))
             for option, trained, value in changed_options(section, then, now):

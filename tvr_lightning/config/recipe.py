@@ -44,6 +44,8 @@ from tvr_lightning.training.module import check_precision
 
 datasets.import_all()
 
+# A LightningModule is a RetrievalModule, or VideoQuestionAnswering.
+CLASSES = {"model": LightningModule, "data": TextVideoDataModule}
 MemorySize = restricted_string_type("MemorySize", r"^(?=.*[1-9])\d+(\.\d+)?[KMGT]iB$")
 
 
@@ -88,8 +90,7 @@ def recipe_parser() -> ArgumentParser:
     parser.add_argument("--seed_everything", type=bool | int, default=0, help=seed)
     parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False, sub_configs=True)
     parser.set_defaults({"trainer.use_distributed_sampler": False, "trainer.num_sanity_val_steps": 0})
-    # A LightningModule is a RetrievalModule, or VideoQuestionAnswering.
-    for section, kind in (("model", LightningModule), ("data", TextVideoDataModule)):
+    for section, kind in CLASSES.items():
         parser.add_subclass_arguments(kind, section, fail_untyped=False, required=False)
     parser.add_argument("--results", type=ResultsConfig, default=ResultsConfig())
     parser.add_argument("--checkpoints", type=CheckpointConfig, default=CheckpointConfig())
@@ -230,10 +231,7 @@ class Recipe:
         # Lightning's constructors record the options of the classes for checkpoints.
         sections = yaml.safe_load(parser.dump(self.config, skip_link_targets=False, skip_unset=False))
         cli: Any = SimpleNamespace(config_dump=sections, _dump_config=lambda: None)
-        kinds = [
-            (_InstantiatorFn(cli, "model"), LightningModule, True),
-            (_InstantiatorFn(cli, "data"), TextVideoDataModule, True),
-        ]
+        kinds = [(_InstantiatorFn(cli, section), kind, True) for section, kind in CLASSES.items()]
         with self._checkpoint_follows(), explained():
             return parser.instantiate(self.config, instantiators=kinds)
 
