@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tvr_lightning.cli.commands import COMMANDS
-from tvr_lightning.cli.parser import parser_of
+from tvr_lightning.cli.commands import COMMANDS, parser_of
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"<!-- file: (?P<path>\S+) -->\n```\w+\n(?P<text>.*?)```\n", re.DOTALL)

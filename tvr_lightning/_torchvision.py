@@ -14,10 +14,7 @@ from typing_extensions import override
 
 
 class TorchvisionFinder(MetaPathFinder):
-    """Finder that finds no module, but declares torchvision's missing operators just before torchvision is imported.
-
-    So `import tvr_lightning` imports neither torch nor torchvision and stays fast.
-    """
+    """Finder that finds no module, but declares torchvision's missing operators just before torchvision is imported."""
 
     operators: Any = None  # the declarations exist as long as this object
 

@@ -68,11 +68,9 @@ class FeatureBatch:
 
     def __len__(self) -> int:
         """Return the number of items: the first dimension of all fields."""
-        for value in self._item_fields().values():
-            first = next(iter(value.values()), None) if isinstance(value, dict) else value
-            if first is not None:
-                return len(first)
-        return 0
+        fields = self._item_fields().values()
+        firsts = [next(iter(field.values()), None) if isinstance(field, dict) else field for field in fields]
+        return next((len(first) for first in firsts if first is not None), 0)
 
     def __getitem__(self: R, index: Any) -> R:
         """Return the items at `index`: a slice, a list of integers, or an index or mask tensor (K,)."""

@@ -50,10 +50,7 @@ def file_lock(
 
 @contextmanager
 def explain_write_errors(
-    file: Path,
-    kept: str = "Earlier entries are kept.",
-    rerun: str = "the command.",
-    kind: type[UserError] = UserError,
+    file: Path, kept: str = "Earlier entries are kept.", rerun: str = "the command.", kind: type[UserError] = UserError
 ) -> Iterator[None]:
     """Turn an OSError into a `kind` of error that states what is `kept`, a fix, and the command to rerun."""
     try:
@@ -106,11 +103,7 @@ class Journal:
     @classmethod
     @contextmanager
     def open(cls, file: Path, header: Any, what: str) -> Iterator[Journal]:
-        """Lock a journal of `what`, such as "the captions a.parquet", inside the context; create it if it is missing.
-
-        Raises:
-            UserError: The journal is damaged, another process is writing it, or the disk is full or read-only.
-        """
+        """Lock a journal of `what`, such as "the captions a.parquet", inside the context; create it if missing."""
         with ExitStack() as stack:
             with explain_write_errors(file):
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -148,11 +141,7 @@ def _line(entry: Any) -> bytes:
 
 
 def read_journal(file: Path) -> tuple[list[Any], int]:
-    """Return the complete lines of a journal, its header first, and their size in bytes; ([], 0) without a file.
-
-    Raises:
-        UserError: A complete line is not JSON.
-    """
+    """Return the complete lines of a journal, its header first, and their size in bytes; ([], 0) without a file."""
     content = file.read_bytes() if file.is_file() else b""
     length = content.rfind(b"\n") + 1  # a killed process may leave an incomplete last line
     try:

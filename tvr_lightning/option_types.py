@@ -48,7 +48,6 @@ Count = Annotated[int, Range(at_least=1)]
 Layers = Annotated[int, Range(at_least=0)]
 Workers = Annotated[int, Range(at_least=0)]
 
-
 DatasetName = Literal["msrvtt", "didemo", "lsmdc", "activitynet", "vatex", "msvd", "charades"]
 StoreDtype = Literal["float32", "float16"]
 FeaturePart = Literal["text", "frames", "patches", "audio", "pixels", "all"]
@@ -60,15 +59,9 @@ CopiesLike = Literal["clip4clip"]
 CAPTION_MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
 CAPTION_PROMPT = "These frames are one part of a video. Describe in one sentence what happens in them."
 FrameSampling = Literal[
-    "one-fps-uniform",
-    "segment-centres",
-    "segment-random",
-    "head",
-    "tail",
-    "int-fps-uniform",
-    "round-fps-uniform",
+    "one-fps-uniform", "segment-centres", "segment-random", "head", "tail", "int-fps-uniform", "round-fps-uniform",
     "container-segments",
-]
+]  # fmt: skip
 """Rules for sampling F frames of a clip, as in docs/protocols.md; those named after released code count its frames."""
 
 
@@ -100,11 +93,7 @@ def variant(default: type[K]) -> K:
 
 @dataclass
 class Options:
-    """Base of options dataclasses. It is a dataclass because recipes would otherwise need a `class_path`.
-
-    Raises:
-        UserError: A number is out of range or a word is not a valid choice; the message names class and option.
-    """
+    """Base of options dataclasses, which `check` themselves. Recipes need no `class_path` for a dataclass."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -123,14 +112,9 @@ def hints_of(kind: type) -> dict[str, Any]:
 
 
 def check(options: object, /, **elsewhere: Any) -> None:
-    """Refuse values that the types of a constructor do not allow.
+    """Raise a UserError if a value is not allowed by the types of a constructor.
 
-    Args:
-        options: Object that stores the arguments of its constructor under their names.
-        elsewhere: Arguments that it does not store.
-
-    Raises:
-        UserError: A value is invalid; the message contains class, option, value and the valid values.
+    `options` stores the arguments of its constructor under their names, except those in `elsewhere`.
     """
     values = vars(options) | elsewhere
     for name, hint in hints_of(type(options)).items():
@@ -143,7 +127,6 @@ def check(options: object, /, **elsewhere: Any) -> None:
 
 
 def _refusal(hint: Any, value: Any) -> str | None:
-    """Return the valid values of a type, or None if the value is valid."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         inner = _refusal(arguments[0], value)

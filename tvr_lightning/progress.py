@@ -11,15 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 from typing_extensions import override
 
@@ -29,7 +21,6 @@ SECONDS = 10.0
 
 @contextmanager
 def _every(seconds: float, do: Callable[[], None]) -> Iterator[None]:
-    """Call a function repeatedly in a separate thread inside the context."""
     done = threading.Event()
 
     def repeat() -> None:
@@ -47,10 +38,7 @@ def _every(seconds: float, do: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def shown(words: str | Callable[[], str], console: Console | None = None) -> Iterator[None]:
-    """Show `words` on stderr, as a line that disappears at the end, or every ten seconds without a terminal.
-
-    Other output in the meantime must use `console`.
-    """
+    """Show `words` on stderr (on a terminal as a line that disappears); other output must use `console`."""
     began = time.monotonic()
 
     def state() -> str:
@@ -67,13 +55,11 @@ def shown(words: str | Callable[[], str], console: Console | None = None) -> Ite
 
 def clock(seconds: float) -> str:
     """Return seconds as 0:00:00."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
 
 
 class _PaceColumn(ProgressColumn):
-    """Number of items per second and the remaining time, once known."""
-
     @override
     def render(self, task: Task) -> Text:
         speed, left = task.finished_speed or task.speed, task.time_remaining
@@ -102,10 +88,7 @@ def progress_bar(shown: bool = True) -> Iterator[Progress]:
 
 @contextmanager
 def progress_file(file: Path, tasks: int = 1, seconds: float = 2.0) -> Iterator[Progress]:
-    """Write the state of consecutive `tasks` to a JSON file for another process, regularly and at the end.
-
-    The remaining time is known during the last task.
-    """
+    """Write the state of consecutive `tasks` to a JSON file; the remaining time is known during the last one."""
 
     def write() -> None:
         if bar.tasks:

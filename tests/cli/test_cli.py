@@ -18,8 +18,7 @@ from tiny_captioner import save_tiny_captioner
 
 from tvr_lightning import progress
 from tvr_lightning.cli import main
-from tvr_lightning.cli.commands import COMMANDS
-from tvr_lightning.cli.parser import parser_of
+from tvr_lightning.cli.commands import COMMANDS, parser_of
 from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.encoders.tokenizer import ClipTokenizer

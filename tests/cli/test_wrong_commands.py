@@ -19,13 +19,13 @@ ROOT = Path(__file__).parents[2]
 OPTIONS = [
     (command, name, Option(hint))
     for command in COMMANDS
-    for name, hint in get_type_hints(command.function(), include_extras=True).items()
-    if inspect.signature(command.function()).parameters.get(name) is not None and name != "overrides"
+    for name, hint in get_type_hints(command.run, include_extras=True).items()
+    if inspect.signature(command.run).parameters.get(name) is not None and name != "overrides"
 ]
 NAMED = [
     (command, name, option)
     for command, name, option in OPTIONS
-    if inspect.signature(command.function()).parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY
+    if inspect.signature(command.run).parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY
 ]
 NUMBERS = [option for option in NAMED if option[2].kind in (int, float)]
 PATHS = [option for option in NAMED if isinstance(option[2].limit, PathKind)]

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tvr_lightning.cli.loading import loading
 from tvr_lightning.cli.options import CORES, Config, File, Folder, NewFile, NewFolder, Processes
 from tvr_lightning.config.recipe_files import OptionError
 from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import CopiedFrames, CopiesLike, Count, DatasetName, FrameSampling, Range
+from tvr_lightning.runs.log import loading
 
 
 def synth(

@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from tvr_lightning.cli.loading import loading
 from tvr_lightning.cli.options import Config, File, NewFolder
 from tvr_lightning.config.recipe_files import OptionError, refuse_options, split_options
 from tvr_lightning.option_types import Count
+from tvr_lightning.runs.log import loading
 
 if TYPE_CHECKING:
     from tvr_lightning.data.ground_truth import GroundTruth
@@ -30,9 +30,7 @@ def evaluate(
     bank_videos: Annotated[File | None, "scores of the same texts against training videos (N, K)"] = None,
     recall: Annotated[list[Count], "K of R@K; 1, 5, and 10 by default"] = [],
     metrics: Annotated[list[Literal["ndcg@10", "mrr"]], "further metric of both directions, in percent"] = [],
-    trec: Annotated[
-        bool, "also write run.trec and qrels.trec, text-to-video results for trec_eval and ir_measures"
-    ] = False,
+    trec: Annotated[bool, "also write run.trec and qrels.trec (text-to-video), for trec_eval and ir_measures"] = False,
     name: Annotated[str | None, "name of the method in the results table; the file's name by default"] = None,
     out: Annotated[NewFolder, "parent folder of the results"] = Path("runs"),
     overrides: Sequence[str] = (),
@@ -111,7 +109,6 @@ def evaluate(
 
 
 def _normalizer(options: Sequence[str]) -> Normalizer | None:
-    """Build the post-processing of the scores."""
     from jsonargparse import ArgumentError, ArgumentParser
 
     from tvr_lightning.config.check import check_options, refusals, sources_of
@@ -161,7 +158,6 @@ def _truth_of_ids(file: Path) -> tuple[GroundTruth, list[str]]:
 
 
 def _report(comparison: dict[str, dict[str, Comparison]], scores: list[Path], file: Path) -> None:
-    """Print and write how the second matrix differs from the first."""
     from rich.console import Console
     from rich.table import Table
 

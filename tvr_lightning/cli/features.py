@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tvr_lightning.cli.loading import chosen_device, loading
-from tvr_lightning.cli.options import Config, Device, FileOrFolder, NewFile, NewFolder
+from tvr_lightning.cli.options import Config, Device, FileOrFolder, NewFile, NewFolder, chosen_device
 from tvr_lightning.config.recipe_files import OptionError, refuse_options
 from tvr_lightning.errors import check_present
 from tvr_lightning.option_types import (
@@ -22,6 +21,7 @@ from tvr_lightning.option_types import (
     StoreDtype,
     Workers,
 )
+from tvr_lightning.runs.log import loading
 
 SplitName = Literal["train", "val", "test"]
 

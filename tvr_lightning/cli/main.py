@@ -5,29 +5,20 @@ import inspect
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Literal
 
 from tvr_lightning import __version__
-from tvr_lightning.cli.commands import COMMANDS, RECIPE, Command
-from tvr_lightning.cli.parser import parse, parser_of
+from tvr_lightning.cli.commands import COMMANDS, RECIPE, Command, parse, parser_of
 from tvr_lightning.config.check import check_before_parsing
 from tvr_lightning.config.recipe_files import OptionError, read_recipe
 from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.runs.log import VERBOSE, is_verbose
 
-UNREAD = 141
-"""Exit status if the reader of a pipe has closed it, as in a shell for a process ended by SIGPIPE."""
-
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the `tvr` program.
+    """Run the `tvr` program with `args` (None: those of the command line), and return its exit status.
 
-    Args:
-        args: Arguments after `tvr`; None for those of the command line.
-
-    Returns:
-        Exit status: 2 for invalid arguments, 130 after an interruption from the keyboard, 141 if the reader of the
-        output has closed the pipe.
+    It is 2 for invalid arguments, 130 after an interruption from the keyboard, and 141 if the reader of the output has
+    closed the pipe, as in a shell for a process ended by SIGPIPE.
     """
     words = list(sys.argv[1:] if args is None else args)
     if asked := {"-v", "--verbose"} & set(words):
@@ -51,7 +42,7 @@ def main(args: Sequence[str] | None = None) -> int:
             print(flush=True)
         except BrokenPipeError:  # the reader has closed the output, as `head` does after enough lines
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at the end
-            return UNREAD
+            return 141
         raise
     except OSError as error:
         if is_verbose() or not error.filename:
@@ -81,11 +72,10 @@ def run(command: Command, words: list[str]) -> int:
         check_before_parsing(recipes, overrides, needed)
     if overrides:
         options["overrides"] = overrides
-    function = command.function()
-    parameters = inspect.signature(function).parameters.values()
+    parameters = inspect.signature(command.run).parameters.values()
     positional = [options.pop(p.name) for p in parameters if p.kind is p.POSITIONAL_ONLY and p.name in options]
     try:
-        return function(*positional, **options) or 0
+        return command.run(*positional, **options) or 0
     except MissingAssetError as error:
         raise MissingAssetError(f"{error}{_hint(command, recipes)}") from error
 
@@ -100,11 +90,9 @@ def list_commands(words: Sequence[str]) -> int:
         near = difflib.get_close_matches(asked, [command.name for command in COMMANDS], n=1)
         meant = f"Did you mean {near[0]}? " if near else ""
         raise OptionError(f"{asked} is not a command. {meant}`tvr --help` lists all commands.")
-    print(
-        "usage: tvr COMMAND [options]\n\nText-video retrieval papers, reproduced with PyTorch Lightning.\n\ncommands:"
-    )
-    for command in COMMANDS:
-        print(f"  {command.name:<16} {command.summary}")
+    about = "Text-video retrieval papers, reproduced with PyTorch Lightning."
+    print("usage: tvr COMMAND [options]", about, "commands:", sep="\n\n")
+    print(*(f"  {command.name:<16} {command.summary}" for command in COMMANDS), sep="\n")
     print(
         "\nEach command has its own --help. fit, validate, test, and predict take --config RECIPE: a file, or the\n"
         "name of one of this project's recipes. Repeat --config to combine recipes; later ones override earlier ones.\n"
@@ -113,30 +101,7 @@ def list_commands(words: Sequence[str]) -> int:
     return 0
 
 
-def completion(shell: Annotated[Literal["bash", "zsh", "tcsh"], "shell of the script"], /) -> None:
-    """Print a script that completes commands and options in a shell, as for eval "$(tvr completion bash)"."""
-    import argparse
-
-    try:
-        import shtab
-    except ImportError as error:
-        raise UserError("tvr completion needs shtab: pip install 'tvr-lightning[completion]'") from error
-
-    whole = argparse.ArgumentParser(prog="tvr")
-    commands = whole.add_subparsers()
-    groups = {"": commands, "data": commands.add_parser("data", help="commands for datasets").add_subparsers()}
-    for command in COMMANDS:
-        group, _, name = command.name.rpartition(" ")
-        parser = parser_of(command)
-        for action in parser._actions:
-            if action.metavar in ("FILE", "FOLDER", "PATH", "RECIPE"):
-                action.complete = shtab.DIRECTORY if action.metavar == "FOLDER" else shtab.FILE  # type: ignore[attr-defined]
-        groups[group].add_parser(name, help=command.summary, parents=[parser], add_help=False)
-    print(shtab.complete(whole, shell))
-
-
 def _hint(command: Command, recipes: Sequence[str]) -> str:
-    """Return a command that works without data or weights; empty for commands that read the user's own videos."""
     if not recipes and command.sections != RECIPE:
         return ""
     named = (name for name in recipes if "class_path" in (read_recipe(name).get("model") or {}))

@@ -15,12 +15,7 @@ from tvr_lightning.option_types import Count, Range, in_words
 
 @dataclass(frozen=True)
 class PathKind:
-    """Required kind of a path.
-
-    Attributes:
-        kind: `file`, `folder`, or `file or folder` that must exist; `new file` or `new folder`, which may also exist.
-        advice: Advice if the path does not exist; `{path}` is replaced by the path.
-    """
+    """Required kind of a path, which must exist unless it is new, with the advice if the `{path}` does not exist."""
 
     kind: Literal["file", "folder", "file or folder", "new file", "new folder"]
     advice: str = ""
@@ -56,18 +51,19 @@ Trust = Annotated[list[str], "module whose classes checkpoints may use, in addit
 CORES = os.cpu_count() or 1
 
 
-class Option:
-    """Type and help of an option, from the annotation of a parameter; a parser calls it to convert a value.
+def chosen_device(name: str | None) -> str:
+    """Return a device by name, or a GPU if available."""
+    import torch
 
-    Attributes:
-        kind: Type of one value, without None and lists.
-        many: Whether the option is a list.
-        limit: Valid numbers or paths.
-        help: Description.
-    """
+    return name or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class Option:
+    """Type of one value, help, and limits of an option, from the annotation of a parameter, as argparse's `type`."""
+
+    many = False
 
     def __init__(self, hint: Any) -> None:
-        self.many = False
         notes: list[Any] = []
         while get_origin(hint) in (Annotated, list, Union, UnionType):
             self.many = self.many or get_origin(hint) is list
@@ -94,11 +90,7 @@ class Option:
         return f"{name} of {self.limit}" if isinstance(self.limit, Range) else name
 
     def __call__(self, text: str) -> Any:
-        """Return the value that a text stands for.
-
-        Raises:
-            ArgumentTypeError: The value is not allowed; the message follows the name of the option.
-        """
+        """Return the value that a text stands for."""
         if isinstance(self.limit, PathKind) and (problem := self.limit.problem(Path(text))):
             raise ArgumentTypeError(problem)
         try:

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-from tvr_lightning.cli.loading import chosen_device, loading
-from tvr_lightning.cli.options import Device, File, FileOrFolder, Folder, Index, NewFolder, Port, Trust
+from tvr_lightning.cli.options import Device, File, FileOrFolder, Folder, Index, NewFolder, Port, Trust, chosen_device
 from tvr_lightning.config.recipe_files import OptionError, refuse_options
 from tvr_lightning.option_types import Count, FrameSampling, Share
+from tvr_lightning.runs.log import loading
 from tvr_lightning.search.errors import RefusedError, SearchError
 from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock, printable
 
@@ -67,8 +67,8 @@ def index(
         queries = None if bank is None else bank.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SearchError(f"{bank}: cannot be read as text: {error}") from error
-    cutting: dict[str, Any] = {"kind": segments, "length": segment_length, "overlap": segment_overlap}
-    cutting = {name: value for name, value in cutting.items() if value is not None}
+    asked = {"kind": segments, "length": segment_length, "overlap": segment_overlap}
+    cutting: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     report = index_videos(
         videos,
         out,

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tvr_lightning.cli.loading import loading
 from tvr_lightning.cli.options import Config, Device, Folder, NewFolder, Runs
 from tvr_lightning.config.recipe_files import OptionError, find_recipe, recipes_folder, refuse_options, split_options
 from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import Count, NotNegative, Range, Workers
+from tvr_lightning.runs.log import loading
 
 BATCH, APPLIED = "data.init_args.batch_size", ("trainer.precision", "trainer.plugins")
 
@@ -37,9 +37,7 @@ def reproduce(
     out: Annotated[NewFolder, "folder for run cards, runs, tables, and synthetic data"] = Path("runs/reproduced"),
     recipes: Annotated[Path, "folder of the recipes; this project's own if it does not exist"] = Path("recipes"),
     fixture: Annotated[bool, "use the synthetic datasets even if $TVR_DATA is set"] = False,
-    fixture_videos: Annotated[
-        int | None, Range(at_least=8), "number of videos per synthetic dataset; 500 by default"
-    ] = None,
+    fixture_videos: Annotated[int | None, Range(at_least=8), "videos per synthetic dataset; 500 by default"] = None,
     overlay: Annotated[Path | None, "recipe that overrides those of every run, but not the table's values"] = None,
     share: Annotated[Literal["nothing", "encoder", "features"], "resource that synthetic runs share"] = "nothing",
     engine: Annotated[Literal["local", "slurm"], "local, or slurm for jobs submitted with submitit"] = "local",

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tvr_lightning.cli.loading import loading
 from tvr_lightning.cli.options import Config, File, NewFile, Trust
 from tvr_lightning.config.recipe_files import FOUND_BY_LIGHTNING, RECIPES, OptionError, refuse_options
 from tvr_lightning.option_types import Count, Range
+from tvr_lightning.runs.log import loading
 
 ReleasedMethod = Literal["clip4clip", "drl", "gaid", "gare", "tcmgc", "tmass", "ucofia", "xclip", "xpool"]
 OVERLAYS = ("fixture", "demo", "features", "heads")
@@ -34,8 +34,6 @@ examples:
 
 
 def _run_of(command: str, summary: str) -> Callable[..., None]:
-    """Return the function of a command that runs a recipe or evaluates a checkpoint."""
-
     def run(
         config: Config = [],
         ckpt_path: Annotated[str | None, "checkpoint to evaluate; recipes override its options"] = None,

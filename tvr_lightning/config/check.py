@@ -43,11 +43,7 @@ class Source(NamedTuple):
 
 
 def check_before_parsing(recipes: Sequence[str], overrides: Sequence[str], needed: Sequence[str]) -> None:
-    """Check recipes and options of a command against the cached schema, before torch is imported.
-
-    `needed` are the sections whose class must be given, such as `data`. Without a cached schema, the parser checks
-    later.
-    """
+    """Check recipes and options against the schema, if it is cached, and that the classes of `needed` are given."""
     sources, schema = list(sources_of(recipes, overrides)), cached_schema()
     check_classes_given(sources, needed)
     if schema is not None:
@@ -84,10 +80,7 @@ def check_classes_given(sources: Iterable[Source], sections: Iterable[str]) -> N
 
 
 def check_options(sources: Iterable[Source], schema: dict[str, Any]) -> None:
-    """Refuse the first class, option or value that the schema does not know, and name what is available.
-
-    Later sources overlay earlier ones.
-    """
+    """Refuse what the schema does not allow, and name what is available; later sources overlay earlier ones."""
     walk = SchemaWalk(schema)
     for source in sources:
         try:
@@ -128,12 +121,11 @@ class SchemaWalk:
 
     def option(self, name: str, value: Any) -> None:
         """Check a section or an option of the top level."""
-        if name in self.sections:
-            self.value(name, self.sections[name], value)
-            return
-        near = self.similar(name)
-        meant = f"Did you mean {near[0]}?" if near else f"Available: {nearest(name, self.sections)}"
-        raise OptionError(f"there is no option {name}. {meant}")
+        if name not in self.sections:
+            near = self.similar(name)
+            meant = f"Did you mean {near[0]}?" if near else f"Available: {nearest(name, self.sections)}"
+            raise OptionError(f"there is no option {name}. {meant}")
+        self.value(name, self.sections[name], value)
 
     def similar(self, name: str) -> list[str]:
         """Return the option within a section that resembles a name, such as [`--data.init_args.root`], or nothing."""
@@ -145,7 +137,7 @@ class SchemaWalk:
         return [inner[near] for near in difflib.get_close_matches(name, inner, n=1, cutoff=0.75)]
 
     def value(self, where: str, node: dict[str, Any], value: Any) -> None:
-        """Check the value of one option."""
+        """Check an option."""
         if isinstance(value, list):
             for item in value:
                 self.value(where, node, item)
@@ -207,7 +199,6 @@ class SchemaWalk:
 
 
 def _check_exists(where: str, module: str, name: str, classes: dict[str, Any]) -> None:
-    """Refuse a class that does not exist; classes of other packages are imported."""
     full, reason, own = name, "which does not exist", ". Name a class of your own with its module, as module.Class"
     if module:
         full, own = f"{module}.{name}", ""
@@ -221,7 +212,6 @@ def _check_exists(where: str, module: str, name: str, classes: dict[str, Any]) -
 
 
 def _options_of(variant: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a class or of a section without classes; empty if the schema does not list them."""
     options = variant.get("properties", {})
     return options.get("init_args", {}).get("properties", {}) if class_name(variant) else options
 
@@ -250,7 +240,6 @@ def _range(node: dict[str, Any]) -> Range:
 
 
 def _words(node: dict[str, Any]) -> list[str]:
-    """Return the allowed values of a node in words."""
     if "enum" in node:
         return [str(choice) for choice in node["enum"]]
     if class_name(node):

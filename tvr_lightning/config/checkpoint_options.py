@@ -39,15 +39,9 @@ LINKED = {"words", "frames"}
 
 
 class TrainedOptions:
-    """Options of a checkpoint that is to be evaluated.
+    """Options of a checkpoint that is to be evaluated with the `contents` of the command's recipes and options.
 
-    Args:
-        path: Path of the checkpoint.
-        contents: Contents of the command's recipes and options, which name the classes from outside this package.
-        trusted: Additional modules whose classes may be built.
-
-    Raises:
-        CheckpointError: The file does not exist, is not a checkpoint, or names classes of untrusted modules.
+    In addition to classes of this package, it may name those in the contents, and those of `trusted` modules.
     """
 
     def __init__(self, path: Path, contents: Sequence[dict[str, Any]], trusted: Sequence[str] = ()) -> None:
@@ -57,15 +51,11 @@ class TrainedOptions:
         check_classes(path, self.saved, [*trusted, *filter(None, vouched)])
         self.method, self._model = _class_and_options(self.saved["hyper_parameters"])
         self.dataset, self._data = _class_and_options(self.saved.get("datamodule_hyper_parameters") or {})
-        self._asked_model = _last_class(contents, "model")
-        self._asked_data = _last_class(contents, "data")
+        self._asked_model, self._asked_data = (_last_class(contents, section) for section in ("model", "data"))
         self._record = self.saved.get(RECORD) or {}
 
     def recipe(self) -> dict[str, Any]:
-        """Return the recipe of the checkpoint's training, which the command's recipes override.
-
-        Refuse another method of the command, and a method, an encoder, or data that nothing names.
-        """
+        """Return the recipe of the training, which the command's recipes override."""
         if self._asked_model is not None and self.method is not None and self._asked_model != self.method:
             raise CheckpointError(
                 f"{self.path}: the checkpoint contains {self.method}, but the recipe builds {self._asked_model}. Use a "
@@ -103,9 +93,8 @@ class TrainedOptions:
         try:
             parsed = parser.parse_object(known)
         except ArgumentError as error:
-            raise CheckpointError(
-                f"{self.path} was trained with options that this version does not have: {error}"
-            ) from error
+            missing = f"{self.path} was trained with options that this version does not have"
+            raise CheckpointError(f"{missing}: {error}") from error
         for section in known:
             then, now = (_written_out(each[section]) for each in (parsed, options))
             for option, trained, value in changed_options(section, then, now):
@@ -151,7 +140,6 @@ def _last_class(contents: Sequence[Mapping[str, Any]], section: str) -> str | No
 
 
 def _class_and_options(saved: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """Return the name of a recorded class, and its section of a recipe."""
     options = {name: value for name, value in saved.items() if name not in ("_class_path", "_instantiator")}
     path = saved.get("_class_path")
     section = {"class_path": path, "init_args": json.loads(json.dumps(options))}  # converts tuples to lists
@@ -163,12 +151,10 @@ def _written_out(section: Namespace) -> dict[str, Any]:
     found = section.as_dict()
     options = found.setdefault("init_args", {})
     for option, hint in hints_of(import_object(section.class_path)).items():
-        kind = next(
-            (item for item in get_args(hint) if isinstance(item, type) and dataclasses.is_dataclass(item)), None
-        )
-        if kind is not None and option in options:
+        kinds = [item for item in get_args(hint) if isinstance(item, type) and dataclasses.is_dataclass(item)]
+        if kinds and option in options:
             parser = ArgumentParser(exit_on_error=False)
-            parser.add_argument("--options", type=kind)
+            parser.add_argument("--options", type=kinds[0])
             parsed = parser.parse_object({"options": options[option] or {}})
             options[option] = plain_options(parser.instantiate(parsed).options)
     return found

@@ -44,6 +44,8 @@ from tvr_lightning.training.module import check_precision
 
 datasets.import_all()
 
+# A LightningModule is a RetrievalModule, or VideoQuestionAnswering.
+CLASSES = {"model": LightningModule, "data": TextVideoDataModule}
 MemorySize = restricted_string_type("MemorySize", r"^(?=.*[1-9])\d+(\.\d+)?[KMGT]iB$")
 
 
@@ -88,8 +90,7 @@ def recipe_parser() -> ArgumentParser:
     parser.add_argument("--seed_everything", type=bool | int, default=0, help=seed)
     parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False, sub_configs=True)
     parser.set_defaults({"trainer.use_distributed_sampler": False, "trainer.num_sanity_val_steps": 0})
-    # A LightningModule is a RetrievalModule, or VideoQuestionAnswering.
-    for section, kind in (("model", LightningModule), ("data", TextVideoDataModule)):
+    for section, kind in CLASSES.items():
         parser.add_subclass_arguments(kind, section, fail_untyped=False, required=False)
     parser.add_argument("--results", type=ResultsConfig, default=ResultsConfig())
     parser.add_argument("--checkpoints", type=CheckpointConfig, default=CheckpointConfig())
@@ -139,23 +140,13 @@ class Recipe:
             trust: Modules whose classes the checkpoint may use, in addition to this package's.
             override: Allow options that change the checkpoint's scores.
             only_data: Ignore all sections of recipes but `data`, which may be overlays of a missing method.
-
-        Raises:
-            OptionError: A class or option does not exist, or a value has the wrong type.
-            RecipeError: A recipe does not exist or is invalid, or no recipe names a method or dataset.
-            CheckpointError: The model cannot be built from the checkpoint, or the options change its scores.
         """
         sources = list(sources_of(recipes, overrides))
         contents = [source.content for source in sources]
         words = [source.argument for source in sources]
         if only_data:
-            words = [
-                each.argument
-                if each.argument.startswith("--data")
-                else f"--config={json.dumps({'data': each.content['data']})}"
-                for each in sources
-                if each.content.get("data")
-            ]
+            named = [(source.argument, source.content["data"]) for source in sources if source.content.get("data")]
+            words = [a if a.startswith("--data") else f"--config={json.dumps({'data': data})}" for a, data in named]
         trained = None
         if checkpoint is not None:
             trained = TrainedOptions(checkpoint, contents, trust)
@@ -174,11 +165,12 @@ class Recipe:
             check_options(sources, keep(generate(parser)))
         recipe.dropped = sorted({name for content in contents for name in _dropped(content, recipe.config)})
         recipe._check_linked(contents)
-        recipe._set_memory()
+        if recipe.config.eval_memory is not None:
+            recipe._set_memory()
         return recipe
 
     def plain(self) -> dict[str, Any]:
-        """Return all sections as plain dictionaries, lists, strings and numbers."""
+        """Return all sections as plain values."""
         # Nulls are kept, because a missing value would mean the default.
         return yaml.safe_load(recipe_parser().dump(self.config, skip_validation=True, skip_unset=False))
 
@@ -232,62 +224,46 @@ class Recipe:
             return parser.instantiate(parser.parse_object({"data": self.config.data.as_dict()})).data
 
     def build(self) -> Namespace:
-        """Seed the random generators, and build the classes of all sections.
-
-        Returns:
-            All sections; `model` and `data` are built, and `trainer` contains the arguments of a trainer.
-        """
+        """Seed the random generators, and return all sections with `model` and `data` built."""
         parser, seed = recipe_parser(), self.config.seed_everything
         if seed is not False:
             self.config.seed_everything = seed_everything(None if seed is True else seed, workers=True)
         # Lightning's constructors record the options of the classes for checkpoints.
         sections = yaml.safe_load(parser.dump(self.config, skip_link_targets=False, skip_unset=False))
         cli: Any = SimpleNamespace(config_dump=sections, _dump_config=lambda: None)
-        kinds = [
-            (_InstantiatorFn(cli, "model"), LightningModule, True),
-            (_InstantiatorFn(cli, "data"), TextVideoDataModule, True),
-        ]
+        kinds = [(_InstantiatorFn(cli, section), kind, True) for section, kind in CLASSES.items()]
         with self._checkpoint_follows(), explained():
             return parser.instantiate(self.config, instantiators=kinds)
 
     def _checkpoint_follows(self) -> Any:
-        """Return the context for building encoders: if a checkpoint is evaluated, it replaces their weights."""
+        # A checkpoint that is evaluated replaces the weights of the encoders.
         return nullcontext() if self.trained is None or FROZEN in self.trained.saved else weights_follow()
 
     def _check_linked(self, contents: Sequence[dict[str, Any]]) -> None:
         """Refuse values of the method that those of the data would replace."""
-        data = self.config.data
-        for content in contents if data is not None else ():
+        for content in contents:
             model = content.get("model")
             given = (model.get("init_args") or {}) if isinstance(model, dict) else {}
             for name in LINKED & {*given}:
-                if given[name] != data.init_args[name]:
+                used = self.config.data.init_args[name]
+                if given[name] != used:
                     raise OptionError(
                         f"model.init_args.{name} is {given[name]}, but it follows data.init_args.{name}, which is "
-                        f"{data.init_args[name]}. Set that option instead."
+                        f"{used}. Set that option instead."
                     )
 
     def _set_memory(self) -> None:
-        size = self.config.eval_memory
-        if size is None:
-            return
-        method = self.config.model.init_args
+        size, method = self.config.eval_memory, self.config.model.init_args
         if "evaluation" not in method:
             raise OptionError("--eval_memory supports retrieval methods only; question answering does not score pairs")
         method.evaluation = method.evaluation or Namespace(asdict(EvaluationConfig()))
-        number, unit = size[:-3], size[-3]
-        method.evaluation.memory_gib = float(number) * 1024.0 ** ("KMGT".index(unit) - 2)
+        method.evaluation.memory_gib = float(size[:-3]) * 1024.0 ** ("KMGT".index(size[-3]) - 2)
 
 
 def from_recipe(
     paths: str | Path | Sequence[str | Path], overrides: Sequence[str] = ()
 ) -> tuple[RetrievalModule, TextVideoDataModule]:
-    """Build method and data from recipe files and options such as `--data.init_args.batch_size=32`.
-
-    Raises:
-        MissingAssetError: Data or weights are missing.
-        RecipeError: Options are out of range or conflict.
-    """
+    """Build method and data from recipe files and options such as `--data.init_args.batch_size=32`."""
     recipe = Recipe.parse([paths] if isinstance(paths, (str, Path)) else paths, overrides)
     recipe.check()
     built = recipe.build()
@@ -311,7 +287,6 @@ def explained() -> Iterator[None]:
 
 
 def _dropped(given: Any, used: Any, name: str = "") -> Iterator[str]:
-    """Yield the dotted names of the options in a recipe that the class in the parsed section does not have."""
     if isinstance(given, dict) and isinstance(used, Namespace):
         for key, value in given.items():
             if key in used:
@@ -325,12 +300,7 @@ def _options_of(section: Namespace) -> dict[str, Any]:
 
 
 def _required_files(section: Namespace, encoder: Namespace) -> Iterator[Callable[[], object]]:
-    """Yield checks for the files that a class, and the classes among its options, need.
-
-    Args:
-        section: Section with class_path and init_args.
-        encoder: Encoder section of the model, which nested methods use.
-    """
+    """Yield checks for the files of a class and of the classes among its options; nested methods use `encoder`."""
     options = _options_of(section)
     kind = import_object(section.class_path)
     if hasattr(kind, "required_files"):

@@ -52,7 +52,7 @@ def keep(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def generate(parser: ArgumentParser) -> dict[str, Any]:
-    """Return the schema of a parser of recipes."""
+    """Return a parser's schema."""
     from jsonargparse._completions_jsonschema import ParserJsonschema  # its public function cannot leave classes out
     from jsonargparse._util import import_object
 
@@ -99,8 +99,7 @@ def add_ranges(schema: dict[str, Any], kind: type) -> None:
 
 def class_name(node: dict[str, Any]) -> str | None:
     """Return the name of the class whose options a node contains, or None."""
-    names = node.get("properties", {}).get("class_path", {}).get("enum", [None])
-    return names[0]
+    return node.get("properties", {}).get("class_path", {}).get("enum", [None])[0]
 
 
 def types_of(node: dict[str, Any]) -> list[str]:

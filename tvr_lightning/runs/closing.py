@@ -111,8 +111,7 @@ def new_layers(model: LightningModule) -> int:
     return sum(p.numel() for name, p in model.named_parameters() if known.isdisjoint(name.split(".")[:2]))
 
 
-def evaluated_weights(run: Run, saved: dict[str, Any] | None) -> Weights:
-    """Return the record of the weights that a run evaluated, given the contents of their checkpoint if any."""
+def _evaluated_weights(run: Run, saved: dict[str, Any] | None) -> Weights:
     trainer = run.trainer
     if run.command == "fit" and saved is None and trainer.global_step:
         return Weights("last", str(run.folder) if run.folder else None, trainer.current_epoch, trainer.global_step)
@@ -146,7 +145,7 @@ def close(run: Run, checkpoint: str | None, saved: dict[str, Any] | None) -> Non
     skipped = model.skipped  # synchronizes all processes
     if not run.trainer.is_global_zero:
         return
-    weights = evaluated_weights(run, saved)
+    weights = _evaluated_weights(run, saved)
     words = model.encoder.positions(data.words)
     preprocessing = {"words_asked": data.words, "words": words, "preparation": data.preparation.describe()}
     if data.copies is not None:
@@ -179,8 +178,8 @@ def close(run: Run, checkpoint: str | None, saved: dict[str, Any] | None) -> Non
         tokenizer = getattr(model.encoder, "tokenizer", None)
         cut = 0 if tokenizer is None else sum(tokenizer.needed(text.text) > words for text in split.texts)
         if cut:
-            counted = f"{cut} of {len(split.texts)} texts"
-            evaluation.warnings.append(f"{counted} have more than {words} tokens and were truncated")
+            counted = f"{cut} of {len(split.texts)} texts have more than {words} tokens and were truncated"
+            evaluation.warnings.append(counted)
         results = results_of(evaluation, method=model.title, **details)
     print_results(results)
     if run.folder is None:

@@ -121,9 +121,8 @@ class RandomState(Callback):
     Validations do not change it.
     """
 
-    def __init__(self) -> None:
-        self._to_restore: dict[str, Any] | None = None
-        self._before_validation: dict[str, Any] = {}
+    _to_restore: dict[str, Any] | None = None
+    _before_validation: dict[str, Any]
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -162,7 +161,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Restore the result of `random_state`."""
+    """Restore a `random_state`."""
     random.setstate(state["python"])
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
@@ -180,12 +179,11 @@ class SaveRunning(Checkpoint):
     of `LossCheck`, so that they stop one step later.
     """
 
+    received = 0
+    _between_steps, _validated_at, _stopped_early = False, -1, False
+
     def __init__(self, every_n_steps: int | None = None) -> None:
         self.every_n_steps = every_n_steps
-        self.received = 0
-        self._between_steps = False
-        self._validated_at = -1
-        self._stopped_early = False
         self._handlers: dict[int, Any] = {}
 
     @override

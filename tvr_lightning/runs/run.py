@@ -24,25 +24,10 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.files import write_whole
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
-from tvr_lightning.runs.closing import (
-    check_selection,
-    close,
-    new_layers,
-    selected_checkpoint,
-    starting_weights,
-    write_best_videos,
-)
+from tvr_lightning.runs import closing, resume
 from tvr_lightning.runs.folder import CONFIG, RunTrainer, locked_run, metrics_logger, new_run, run_of
 from tvr_lightning.runs.log import is_verbose, tee_log
 from tvr_lightning.runs.progress_report import DataloaderMonitor, ProgressReport, RunProgressBar
-from tvr_lightning.runs.resume import (
-    AtomicCheckpointIO,
-    RandomState,
-    RunCheckpoint,
-    RunInterruptedError,
-    SaveRunning,
-    newest_checkpoint,
-)
 from tvr_lightning.training.checkpoints import read_checkpoint
 from tvr_lightning.training.options import changed_options
 
@@ -65,9 +50,6 @@ class Run:
 
     `words` are the command line for the page of the run, and `callbacks` are added to those of the recipe. The `folder`
     of the run is None in processes other than the first, and for a fast_dev_run.
-
-    Raises:
-        UserError: Data or weights are missing, or options are out of range or conflict.
     """
 
     folder: Path | None = None
@@ -95,10 +77,10 @@ class Run:
         self.model.whole_checkpoints = self.config.checkpoints.whole
         self.datamodule = built.data
         self._trainer_options = vars(built.trainer)
-        self.checkpoint_io = AtomicCheckpointIO()
+        self.checkpoint_io = resume.AtomicCheckpointIO()
         self.trainer = self.build_trainer(callbacks=callbacks)
         if command == "fit":
-            check_selection(self.config.results.select_on, self.datamodule, self.trainer)
+            closing.check_selection(self.config.results.select_on, self.datamodule, self.trainer)
             endless = self.trainer.max_epochs == -1 and self.trainer.max_steps == -1
             if endless and self.model.optimizer_config.schedule_epochs is None:
                 raise OptionError(
@@ -123,12 +105,12 @@ class Run:
                 options["plugins"] = [*_listed(options["plugins"]), self.checkpoint_io]
                 # A single callback with save_last writes only if the monitored value has improved, and the last epoch
                 # may not be validated. Without a version counter, files of a killed run are overwritten.
-                checkpoint = partial(RunCheckpoint, mode="max", enable_version_counter=False)
+                checkpoint = partial(resume.RunCheckpoint, mode="max", enable_version_counter=False)
                 callbacks += [
-                    RandomState(),
+                    resume.RandomState(),
                     checkpoint(monitor=self.model.monitor, filename="best"),
                     checkpoint(monitor="step", filename="last", save_on_train_epoch_end=True),
-                    SaveRunning(self.config.checkpoints.every_n_steps),
+                    resume.SaveRunning(self.config.checkpoints.every_n_steps),
                 ]
         logger = False if options["logger"] is True else options["logger"] or False
         with explained():
@@ -164,45 +146,40 @@ class Run:
         device = trainer.strategy.root_device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
         devices = name if trainer.world_size == 1 else f"{trainer.world_size} x {name}"
-        start = starting_weights(self)
+        start = closing.starting_weights(self)
         weights = f"weights of {self.ckpt_path}" if self.ckpt_path else f"{start.kind}: {start.start}"
-        trained, frozen = (
-            sum(p.numel() for p in model.parameters() if p.requires_grad is given) / 1e6 for given in (True, False)
-        )
-        parts = (
-            f"{trained:.2f} M trained and {frozen:.2f} M frozen"
-            if self.command == "fit"
-            else f"{trained + frozen:.2f} M"
-        )
+        size = sum(p.numel() for p in model.parameters()) / 1e6
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad) / 1e6
+        fitted = f"{trained:.2f} M trained and {size - trained:.2f} M frozen"
+        parts = fitted if self.command == "fit" else f"{size:.2f} M"
         where = f"; writes to {folder}" if folder else ""
         line = f"{model.title} on {self.datamodule.full_title}: {devices}, precision {trainer.precision}"
         print(f"{line}; {parts} parameters, {weights}{where}", flush=True)
 
     def _fit(self) -> None:
-        """Train, test the selected weights, and print the results table."""
         trainer, data = self.trainer, self.datamodule
         start = str(self._resume_from) if self._resume_from else self.ckpt_path
         if start and "://" not in start and start not in FOUND_BY_LIGHTNING:
             read_checkpoint(Path(start))
         # Checkpoints contain only tensors and plain values; loading runs no code.
         trainer.fit(self.model, datamodule=data, ckpt_path=start, weights_only=True)
-        checkpoint, saved = selected_checkpoint(self.config.results.select_on, trainer)
+        checkpoint, saved = closing.selected_checkpoint(self.config.results.select_on, trainer)
         trainer.test(self.model, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True)
-        close(self, checkpoint, saved)
+        closing.close(self, checkpoint, saved)
 
     def _evaluate(self) -> None:
         if self.ckpt_path is None and not isinstance(self.model, VideoQuestionAnswering):  # it raises its own error
-            weights = starting_weights(self)
-            if weights.kind == "untrained" or new_layers(self.model):
+            weights = closing.starting_weights(self)
+            if weights.kind == "untrained" or closing.new_layers(self.model):
                 rank_zero_info(f"{weights.caption()}. To evaluate a trained run, pass its checkpoint with --ckpt_path.")
         # The run prints its own results table.
         table = {} if self.command == "predict" else {"verbose": is_verbose()}
         evaluate = getattr(self.trainer, self.command)
         evaluate(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path, weights_only=True, **table)
         if self.command == "predict":
-            write_best_videos(self)
+            closing.write_best_videos(self)
         else:
-            close(self, self.ckpt_path, self.recipe.trained.saved if self.recipe.trained else None)
+            closing.close(self, self.ckpt_path, self.recipe.trained.saved if self.recipe.trained else None)
 
     @contextmanager
     def _claimed_folder(self) -> Iterator[Path | None]:
@@ -219,7 +196,7 @@ class Run:
         with ExitStack() as claim:
             try:
                 if self.command == "fit" and self.config.checkpoints.resume:
-                    self._resume_from = found = newest_checkpoint(runs, partial(self._resumes, claim))
+                    self._resume_from = found = resume.newest_checkpoint(runs, partial(self._resumes, claim))
                     none = "There is no checkpoint to resume; starting a new run"
                     rank_zero_info(f"Resuming from {found}" if found else none)
                 if self._resume_from:
@@ -271,11 +248,10 @@ class Run:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn what ends a run from outside into one sentence."""
         try:
             yield
         except SIGTERMException as error:  # Lightning would exit with status 0
-            raise RunInterruptedError(
+            raise resume.RunInterruptedError(
                 "The run was stopped by SIGTERM between two steps. Resume it with --checkpoints.resume=true."
             ) from error
         except RuntimeError as error:
@@ -296,7 +272,5 @@ class Run:
 
 
 def _listed(value: Any) -> list[Any]:
-    """Return the values of an option that takes one value, a list, or nothing."""
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]
+    given = value if isinstance(value, list) else [value]
+    return [item for item in given if item is not None]
