@@ -158,7 +158,7 @@ def look(name: str, largest: float, folder: Path) -> Line:
     model = build(configuration, on_meta=False) if runs else shapes
     if text.get("hf_tokenizer_name"):
         text["hf_tokenizer_name"] = str(stand_in_tokenizer(folder / "words", pad_id))
-    tokenizer = build_tokenizer(text, name)
+    tokenizer = build_tokenizer(text)
     encoder = OpenClipEncoder(model, name, find_weights(name, None).pixels, tokenizer).eval()
     tokens = tokenizer.encode(CAPTIONS, encoder.context_length)
     ids, mask = tokens.ids, tokens.mask

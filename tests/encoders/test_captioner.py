@@ -24,13 +24,7 @@ from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import data_from_recipe
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.data.recover_captions import SCHEMA, Description, read_captions
-from tvr_lightning.encoders.caption_journal import CaptionJournal
-from tvr_lightning.encoders.captioner import (
-    CaptionOptions,
-    caption,
-    load_captioner,
-    segment_spans,
-)
+from tvr_lightning.encoders.captioner import CaptionJournal, CaptionOptions, caption, load_captioner
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.video import probe
@@ -307,7 +301,6 @@ def test_a_clips_span_is_what_is_divided(captioner, videos, tmp_path):
     caption([clip], captioner, CaptionOptions(tmp_path / "c.parquet", **QUICK))
     table = pq.read_table(tmp_path / "c.parquet").to_pylist()
     assert [(row["start"], row["end"]) for row in table] == [(1.0, 2.0), (2.0, 3.0), (3.0, 4.0)]
-    assert segment_spans(1.0, 4.0, 3) == [(1.0, 2.0), (2.0, 3.0), (3.0, 4.0)]
 
 
 def test_the_verb_describes_a_recipes_training_videos_for_dpdv_to_read(videos, folder, tmp_path, capsys):

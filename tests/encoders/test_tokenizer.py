@@ -3,7 +3,7 @@ import logging
 import pytest
 import torch
 
-from tvr_lightning.encoders.tokenizer import ClipTokenizer, word_mask
+from tvr_lightning.encoders.tokenizer import ClipTokenizer
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +29,9 @@ def test_text_is_cleaned_and_lower_cased(tokenizer):
 
 
 def test_mask_ends_at_eot_even_where_a_token_has_the_pad_id(tokenizer):
-    ids = tokenizer.encode(["a cat", "!&", ""], 6).ids
-    assert ids[1].tolist() == [49406, 0, 261, 49407, 0, 0]
-    assert word_mask(ids).tolist() == [[True] * 4 + [False] * 2, [True] * 4 + [False] * 2, [True] * 2 + [False] * 4]
+    tokens = tokenizer.encode(["a cat", "!&", ""], 6)
+    assert tokens.ids[1].tolist() == [49406, 0, 261, 49407, 0, 0]
+    assert tokens.mask.tolist() == [[True] * 4 + [False] * 2, [True] * 4 + [False] * 2, [True] * 2 + [False] * 4]
 
 
 def test_long_captions_are_cut_before_eot_and_the_first_is_reported(caplog):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tvr_lightning.encoders.torchscript import archive_root, read_torchscript
+from tvr_lightning.encoders.weights import archive_root, read_torchscript
 
 
 class Parts(nn.Module):

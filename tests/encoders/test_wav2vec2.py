@@ -124,7 +124,7 @@ def test_train_mode_neither_drops_nor_asks_for_gradients(encoder):
 
 def test_log_mel_input_names_the_option(encoder):
     given = given_to(track_of(noise(1.0)), AudioOptions("whisper"), 1.0)
-    with pytest.raises(ValueError, match=r"log-mel windows for whisper.*data\.init_args\.audio to wav2vec2"):
+    with pytest.raises(ValueError, match=r"the audio of whisper\. Set data\.init_args\.audio to wav2vec2"):
         encoder.encode_audio(media_of(given))
 
 

@@ -125,7 +125,7 @@ def test_media_without_sound_or_with_the_wrong_input_name_the_option(encoder):
     with pytest.raises(ValueError, match=r"data\.init_args\.audio to whisper"):
         encoder.encode_audio(Media(torch.zeros(1, 2, 3, 8, 8), torch.ones(1, 2, dtype=torch.bool)))
     waveform = given_to(track_of(tone(2.0)), AudioOptions("wav2vec2"), 2.0)
-    with pytest.raises(ValueError, match="the data has waveforms for wav2vec2"):
+    with pytest.raises(ValueError, match=r"has the audio of wav2vec2\. Set .* to whisper"):
         encoder.encode_audio(media_of(waveform))
 
 

@@ -5,32 +5,32 @@ transformers. Any image-text-to-text model on the Hugging Face Hub works if its 
 """
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tvr_lightning.data.records import VideoRecord, tidy
-from tvr_lightning.data.recover_captions import Description
+from tvr_lightning.data.recover_captions import SCHEMA, Description
 from tvr_lightning.encoders.base import fingerprint
-from tvr_lightning.encoders.caption_journal import CaptionJournal
 from tvr_lightning.encoders.hub import WEIGHTS, how_to_download, is_repository, optional, repository_folder
 from tvr_lightning.errors import UserError
+from tvr_lightning.files import Journal, explain_write_errors, write_whole
 from tvr_lightning.media.container import MediaError
 from tvr_lightning.media.read_many import read_many
 from tvr_lightning.media.video import read_parts
 from tvr_lightning.option_types import CAPTION_MODEL, CAPTION_PROMPT, Count, Options, Range, Workers
 from tvr_lightning.progress import progress_bar
 
-ImageSize = Annotated[int, Range(at_least=28)]
-WITHOUT_A_MODEL = (
-    "Descriptions can also be provided without a model: a parquet file with the columns video_id, segment (0, 1, ...), "
-    "caption and, if known, start and end (seconds), model (the author), prompt, and weights_hash."
-)
+SETTINGS = b"tvr_captions"
 
 
 @dataclass
@@ -41,7 +41,7 @@ class CaptionOptions(Options):
     prompt: str = CAPTION_PROMPT
     segments: Count = 6
     frames: Count = 4
-    image_size: ImageSize = 448
+    image_size: Annotated[int, Range(at_least=28)] = 448
     max_new_tokens: Count = 64
     batch_size: Count = 24
     num_workers: Workers = 2
@@ -58,21 +58,18 @@ class CaptionOptions(Options):
 class Captioner:
     """Vision-language model of transformers in eval mode, with its processor, which describes segments.
 
-    `weights_hash` has the first 16 hexadecimal digits of the SHA-256 of all weights, the processor's rules and the
-    generation settings.
+    `weights_hash` is the SHA-256 of the weights, the processor's rules and the generation settings, shortened.
     """
 
-    def __init__(self, model: nn.Module, processor: Any, name: str) -> None:
+    def __init__(self, model: Any, processor: Any, name: str) -> None:
         if not getattr(processor, "chat_template", None):
             raise UserError(f"{name}: its processor has no chat template. Choose an instruction-tuned model.")
-        self.model: Any = model.eval()
-        self.processor, self.name = processor, name
+        self.model, self.processor, self.name = model.eval(), processor, name
         tokenizer = processor.tokenizer
         tokenizer.padding_side = "left"  # generation continues after the last token of the prompt
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
-        configuration: Any = model.generation_config
-        generation = configuration.to_diff_dict()
+        generation = model.generation_config.to_diff_dict()
         generation.pop("transformers_version", None)
         rules = {
             "chat_template": processor.chat_template,
@@ -120,26 +117,106 @@ def load_captioner(model: str = CAPTION_MODEL, device: str | None = None) -> Cap
 
 def find_captioner(model: str) -> Path:
     """Return the folder of a captioner (Hub name or folder) with its config and weights."""
-    fix = f"{how_to_download(model)}. {WITHOUT_A_MODEL}" if is_repository(model) else WITHOUT_A_MODEL
+    fix = f"{how_to_download(model)}. " if is_repository(model) else ""
+    fix += (
+        "Descriptions can also be provided without a model: a parquet file with the columns video_id, segment (0, 1, "
+        "...), caption and, if known, start and end (seconds), model (the author), prompt, and weights_hash."
+    )
     return repository_folder(model, WEIGHTS, f"the captioner {model} has no weights", fix)
-
-
-def segment_spans(start: float, end: float, segments: int) -> list[tuple[float, float]]:
-    """Return the (start, end) of equal parts of a time interval, all in seconds."""
-    return list(itertools.pairwise(start + (end - start) * i / segments for i in range(segments + 1)))
 
 
 def _read_segments(video: VideoRecord, options: CaptionOptions) -> tuple[list[Description], Tensor]:
     """Return the segments of a video without captions, and their frames (N_s, F, 3, S, S) uint8."""
 
     def divide(duration: float) -> list[tuple[float, float]]:
+        """Return the (start, end) of equal parts of the video, in seconds."""
         start, end = video.span or (0.0, duration)
-        return segment_spans(start, min(end, duration), options.segments)
+        length = min(end, duration) - start
+        return list(itertools.pairwise(start + length * i / options.segments for i in range(options.segments + 1)))
 
     clips = read_parts(video.path, divide, frames=options.frames, image_size=options.image_size)
     spans = divide(clips[0].duration)
     segments = [Description(video.video_id, number, *span, "") for number, span in enumerate(spans)]
     return segments, torch.stack([clip.pixels for clip in clips])
+
+
+@dataclass
+class CaptionJournal:
+    """Descriptions of a captions file and of the journal `<out>.unfinished`, one group of videos per line.
+
+    Attributes:
+        out: Parquet file; its existing descriptions are kept.
+        journal: Journal of an unfinished run. Its header is the model, prompt, weights_hash, segments, and reading.
+        descriptions: Rows of the file by video ID.
+    """
+
+    out: Path
+    journal: Journal
+    descriptions: dict[str, list[dict[str, Any]]]
+
+    @classmethod
+    @contextmanager
+    def open(cls, out: Path, settings: dict[str, Any]) -> Iterator[Self]:
+        """Lock the journal inside the context, and resume an unfinished run.
+
+        Raises:
+            UserError: The file or the journal contains descriptions with other settings, the file does not contain
+                descriptions, another process writes it, or the disk is full or read-only.
+        """
+        _read_captions(out, settings)  # refuses another file before it creates a journal
+        with Journal.open(out.with_name(out.name + ".unfinished"), settings, f"the captions {out}") as journal:
+            _check_settings(journal.file, journal.header, settings)
+            captions = cls(out, journal, {})
+            captions._take(_read_captions(out, settings))
+            there = set(captions.descriptions)  # all of them if the process was killed before it removed the journal
+            captions._take(row for group in journal.entries for row in group if row["video_id"] not in there)
+            yield captions
+
+    def add(self, descriptions: Sequence[Description]) -> None:
+        """Append the descriptions of a group of videos to the journal and flush them to disk."""
+        rows = [asdict(description) for description in descriptions]
+        self.journal.append(rows)
+        self._take(rows)
+
+    def finish(self, order: Sequence[str]) -> None:
+        """Write the file with the videos in this order, after others that it contains, and remove the journal."""
+        ids = [name for name in self.descriptions if name not in set(order)]
+        ids += [name for name in order if name in self.descriptions]
+        settings = self.journal.header
+        made = {name: settings[name] for name in ("model", "prompt", "weights_hash")}
+        table = pa.Table.from_pylist([row | made for name in ids for row in self.descriptions[name]], schema=SCHEMA)
+        sink = pa.BufferOutputStream()
+        pq.write_table(table.replace_schema_metadata({SETTINGS: json.dumps(settings).encode()}), sink)
+        with explain_write_errors(self.out, "Earlier descriptions are kept."):
+            write_whole(self.out, bytes(sink.getvalue()))
+        self.journal.file.unlink(missing_ok=True)
+
+    def _take(self, rows: Iterable[dict[str, Any]]) -> None:
+        for row in rows:
+            self.descriptions.setdefault(row["video_id"], []).append(row)
+
+
+def _read_captions(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    table = pq.read_table(path)
+    found = (table.schema.metadata or {}).get(SETTINGS)
+    if found is None:
+        raise UserError(
+            f"{path} was not written by a captioner, so it is not overwritten. Choose another file with --out."
+        )
+    _check_settings(path, json.loads(found), settings)
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
+
+
+def _check_settings(path: Path, found: dict[str, Any], settings: dict[str, Any]) -> None:
+    for name, wanted in settings.items():
+        if found.get(name) != wanted:
+            raise UserError(
+                f"{path} contains descriptions made with {name} {found.get(name)!r}, not {wanted!r}. Choose another "
+                "file with --out, or resume with the same options."
+            )
 
 
 def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: CaptionOptions) -> list[str]:

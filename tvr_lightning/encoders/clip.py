@@ -13,16 +13,10 @@ from typing_extensions import override
 
 from tvr_lightning.encoders.base import EncoderPrecision
 from tvr_lightning.encoders.hub import how_to_download, repository_folder
-from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder, no_float16
-from tvr_lightning.encoders.pretrained import (
-    WeightSource,
-    do_weights_follow,
-    find_weights,
-    local_folder,
-    model_configuration,
-)
+from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
+from tvr_lightning.encoders.pretrained import do_weights_follow, find_weights, local_folder, model_configuration
 from tvr_lightning.encoders.text_towers import lengthen
-from tvr_lightning.encoders.tokenizer import build_tokenizer, tokenizer_folder
+from tvr_lightning.encoders.tokenizer import TOKENIZER_FILES, VOCABULARIES, build_tokenizer
 from tvr_lightning.encoders.weights import load_weights, read_state_dict
 from tvr_lightning.errors import UserError
 
@@ -75,13 +69,22 @@ class ClipEncoder(OpenClipEncoder):
         model = build_model({**configuration, "text_cfg": text, "quick_gelu": quick_gelu}, encoder_precision)
         if source.path is not None:
             load_weights(model, tensors, f"{source.path} ({architecture})")
-            _report_activation(architecture, source, quick_gelu)
+            other = f"{architecture}-quickgelu"
+            if not quick_gelu and source.quick_gelu is None and other in open_clip.list_models():
+                logger.warning(
+                    "%s does not record the activation that it was trained with. Using GELU, as in the architecture "
+                    "%s. If it was QuickGELU (as in all of OpenAI's weights), use the architecture %s",
+                    source.path, architecture, other,
+                )  # fmt: skip
+            else:
+                activation = "QuickGELU" if quick_gelu else "GELU"
+                logger.info("%s with %s: weights from %s", architecture, activation, source.path)
         elif not do_weights_follow():
             logger.warning("%s starts from RANDOM weights (weights: none) and is untrained", architecture)
         if positions is not None:
             lengthen(model if isinstance(model, open_clip.CLIP) else model.text, positions, architecture)
             text["context_length"] = positions
-        words = build_tokenizer(text, architecture)
+        words = build_tokenizer(text)
         super().__init__(model, architecture, source.pixels, words, encoder_precision=encoder_precision, **switches)
         self._lengthened = positions is not None
 
@@ -112,33 +115,14 @@ class ClipEncoder(OpenClipEncoder):
 
     @classmethod
     @override
-    def check_trainer(
-        cls,
-        precision: str,
-        strategy: str,
-        *,
-        architecture: str = "ViT-B-32",
-        encoder_precision: EncoderPrecision = "float32",
-        **options: Any,
-    ) -> None:
-        super().check_trainer(precision, strategy, encoder_precision=encoder_precision)
-        if encoder_precision == "float16":
-            configuration = model_configuration(architecture)
-            vision, text = configuration["vision_cfg"], configuration["text_cfg"]
-            if "timm_model_name" in vision or "hf_model_name" in text or isinstance(vision.get("layers"), list | tuple):
-                raise UserError(no_float16(architecture))
-
-    @classmethod
-    @override
     def small(cls, **options: Any) -> dict[str, Any]:
         large = ("architecture", "weights", "preprocessing", "tokenizer", "language")
         switches = {name: value for name, value in options.items() if name not in large}
         switches |= {"encoder_precision": "float32"}  # rounding would hide differences
         if switches.get("patch_shift"):  # it is that of the last blocks of twelve
-            widths = {"dimension": 64, "vision_width": 64, "text_width": 64}
-            sizes = {"image_size": 32, "patch_size": 8, "vision_layers": 12, "text_layers": 1}
-            tokens = {"context_length": 77, "vocabulary": 49408}
-            return {"class_path": "SizedClipEncoder", "init_args": widths | sizes | tokens | switches}
+            vision = {"width": 64, "layers": 12, "patch_size": 8, "image_size": 32}
+            sizes = {"embed_dim": 64, "vision_cfg": vision, "text_cfg": {"width": 64, "heads": 1, "layers": 1}}
+            return {"class_path": "SizedClipEncoder", "init_args": {"configuration": sizes} | switches}
         sizes = {"width": 64, "image_size": 32, "patch_size": 8, "text_layers": 4, "vision_layers": 1}
         return {"class_path": "TinyClipEncoder", "init_args": sizes | switches}
 
@@ -195,8 +179,10 @@ def _text_tower(architecture: str, tokenizer: str | None = None, language: str |
         fix = how_to_download(f"{name} config.json")
         text["hf_model_name"] = str(repository_folder(name, ["config.json"], missing, fix, files=["config.json"]))
     if text.get("hf_tokenizer_name"):
-        source = tokenizer or local_folder(architecture) or text["hf_tokenizer_name"]
-        text["hf_tokenizer_name"] = str(tokenizer_folder(str(source), architecture, text["hf_tokenizer_name"]))
+        source = str(tokenizer or local_folder(architecture) or text["hf_tokenizer_name"])
+        missing = f"the tokenizer {source} of {architecture} is missing"
+        fix = f"{how_to_download(text['hf_tokenizer_name'])}, or name a folder: encoder.tokenizer=/path/to/folder"
+        text["hf_tokenizer_name"] = str(repository_folder(source, VOCABULARIES, missing, fix, files=TOKENIZER_FILES))
     if language is not None:
         if not text.get("hf_tokenizer_name"):
             raise UserError(
@@ -204,19 +190,6 @@ def _text_tower(architecture: str, tokenizer: str | None = None, language: str |
             )
         text["tokenizer_kwargs"] = {**(text.get("tokenizer_kwargs") or {}), "language": language}
     return text
-
-
-def _report_activation(architecture: str, source: WeightSource, quick_gelu: bool) -> None:
-    if quick_gelu or source.quick_gelu is not None or f"{architecture}-quickgelu" not in open_clip.list_models():
-        logger.info("%s with %s: weights from %s", architecture, "QuickGELU" if quick_gelu else "GELU", source.path)
-        return
-    logger.warning(
-        "%s does not record the activation that it was trained with. Using GELU, as in the architecture %s. If it was "
-        "QuickGELU (as in all of OpenAI's weights), use the architecture %s-quickgelu",
-        source.path,
-        architecture,
-        architecture,
-    )
 
 
 def openai_configuration(tensors: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from tvr_lightning.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-BLOCKS = ("resblocks", "blocks", "layers", "layer", "block")
+BLOCKS = ("resblocks", "blocks", "layers", "layer", "block")  # lists of blocks in open_clip, timm and transformers
 
 
 def compile_blocks(towers: Iterable[nn.Module]) -> None:
@@ -20,9 +20,6 @@ def compile_blocks(towers: Iterable[nn.Module]) -> None:
     Blocks are compiled separately: they share one compiled graph, and gradient checkpointing and FSDP2 wrap blocks
     too. The first batch triggers compilation. If it fails, for example because there is no compiler, a warning is
     logged and the blocks run uncompiled.
-
-    Args:
-        towers: Modules with their blocks in lists named as in open_clip, timm and transformers.
     """
     compiled = _compiler()
     for tower in towers:

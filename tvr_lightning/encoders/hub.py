@@ -21,15 +21,14 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.b
 
 
 class MissingWeightsError(MissingAssetError):
-    """Weights or their files are missing and cannot be downloaded; the message names the files, the paths, and a fix.
+    """Weights or their files are missing and cannot be downloaded; `looked_for` names the files and the paths.
 
-    Attributes:
-        looked_for: Message without the fix, which differs if there is no recipe.
+    The message ends with a fix, which differs if there is no recipe.
     """
 
-    def __init__(self, message: str, looked_for: str | None = None) -> None:
-        super().__init__(message)
-        self.looked_for = looked_for or message
+    def __init__(self, looked_for: str, fix: str = "") -> None:
+        super().__init__(f"{looked_for}. {fix}" if fix else looked_for)
+        self.looked_for = looked_for
 
 
 def optional(library: str, extra: str, need: str) -> Any:

@@ -17,11 +17,10 @@ from typing_extensions import override
 from tvr_lightning.data.batch import Media, Tokens
 from tvr_lightning.encoders.base import Encoder, EncoderPrecision, TemporalInitialization, Tower
 from tvr_lightning.encoders.compiled import blocks_of, compile_blocks
-from tvr_lightning.encoders.patch_shift import PatchShift
 from tvr_lightning.encoders.text_towers import encode_text, text_dimension
-from tvr_lightning.encoders.tokenizer import ClipTokenizer, Tokenizer, word_mask
+from tvr_lightning.encoders.tokenizer import ClipTokenizer, Tokenizer
 from tvr_lightning.encoders.tuning import untuned_state
-from tvr_lightning.encoders.vision_towers import encode_images
+from tvr_lightning.encoders.vision_towers import PatchShift, encode_images
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.preparation import Interpolation, ResizeMode
@@ -96,10 +95,17 @@ class OpenClipEncoder(Encoder):
                 tower.grad_checkpointing = True
         if encoder_precision == "float16":
             if not isinstance(model.visual, VisionTransformer) or isinstance(self._text, HFTextEncoder):
-                raise UserError(no_float16(name))
-            convert_weights(model)
-        elif encoder_precision != "float32":
-            raise UserError(f"encoder_precision is {encoder_precision!r}; expected float32 or float16")
+                raise UserError(
+                    f"encoder_precision float16 is defined only for CLIP's own transformers, not for {name}. "
+                    "Add --config recipes/variants/float32.yaml to train in float32"
+                )
+            convert_weights_to_fp16(model)  # matrices and their biases, but not norms and embeddings
+            for module in model.modules():
+                if isinstance(module, Transformer):
+                    # Positions first, as released, so that sums over tokens are rounded in the same order.
+                    module.batch_first = False
+                    for block in module.resblocks:
+                        block.attn.batch_first = False
         self.patch_shift = PatchShift(model.visual, name) if patch_shift else None
         if compile_towers:
             compile_blocks([self._text.transformer, model.visual])
@@ -129,9 +135,10 @@ class OpenClipEncoder(Encoder):
 
     def encode_tokens(self, ids: Tensor, mask: Tensor | None = None) -> TextFeatures:
         """Encode ids (N, W) and their mask (by default CLIP's, up to EOT) to sentence (N, D) and words (N, W, D)."""
-        mask = word_mask(ids) if mask is None else mask.bool()
-        sentence, words = encode_text(self._text, ids, mask, self.text_mask, self.tokenizer.pad_id)
-        return TextFeatures(sentence, words, mask).float()  # as the authors' `.float()` on encoder outputs
+        if mask is None:  # EOT has the largest ID of CLIP's vocabulary
+            mask = torch.arange(ids.shape[1], device=ids.device) <= ids.argmax(dim=-1, keepdim=True)
+        sentence, words = encode_text(self._text, ids, mask.bool(), self.text_mask, self.tokenizer.pad_id)
+        return TextFeatures(sentence, words, mask.bool()).float()  # as the authors' `.float()` on encoder outputs
 
     @override
     def encode_media(self, media: Media, patches: bool = False) -> VideoFeatures:
@@ -235,25 +242,3 @@ class OpenClipEncoder(Encoder):
                 f"encoder_precision float16 trains CLIP's own float16 weights under trainer.precision 32-true, on one "
                 f"device or with DDP, not with {found}. Add --config recipes/variants/float32.yaml to train in float32"
             )
-
-
-def no_float16(name: str) -> str:
-    """Return the reason why a tower other than CLIP's own cannot be float16."""
-    return (
-        f"encoder_precision float16 is defined only for CLIP's own transformers, not for {name}. "
-        "Add --config recipes/variants/float32.yaml to train in float32"
-    )
-
-
-def convert_weights(model: nn.Module) -> None:
-    """Convert matrices and their biases to float16, but not norms and embeddings (OpenAI CLIP, `convert_weights`).
-
-    The transformers then take positions as the first dimension, as released, so that sums over tokens are rounded in
-    the same order.
-    """
-    convert_weights_to_fp16(model)
-    for module in model.modules():
-        if isinstance(module, Transformer):
-            module.batch_first = False
-            for block in module.resblocks:
-                block.attn.batch_first = False

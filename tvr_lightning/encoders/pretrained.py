@@ -96,26 +96,16 @@ def _saved_configuration(folder: Path) -> dict[str, Any]:
 
 
 def frame_preprocessing(settings: Mapping[str, Any], source: str) -> PreprocessCfg:
-    """Return the frame preprocessing of an open_clip tag or folder; settings that are missing are those of CLIP.
-
-    `source` is for errors about settings that are not supported.
-    """
+    """Return the frame preprocessing of an open_clip tag or folder (`source`); missing settings are those of CLIP."""
     found = {**merge_preprocess_dict(PreprocessCfg(), dict(settings)), "size": PreprocessCfg.size}
-    for name, kind in (("interpolation", Interpolation), ("resize_mode", ResizeMode)):
-        if found[name] not in get_args(kind):
+    supported = {"interpolation": get_args(Interpolation), "resize_mode": get_args(ResizeMode), "fill_color": (0,)}
+    for name, choices in supported.items():
+        if found[name] not in choices:
             raise UserError(
                 f"{source} preprocesses frames with {name} {found[name]!r}, which is not supported. Supported: "
-                + ", ".join(get_args(kind))
+                + ", ".join(map(str, choices))
             )
-    if found["fill_color"] or found["mode"] != "RGB":
-        raise UserError(
-            f"{source} preprocesses frames with colored borders or in another mode than RGB, which is not supported"
-        )
-    for name in ("mean", "std"):
-        found[name] = tuple(map(float, found[name]))
-        if len(found[name]) != 3:
-            raise UserError(f"{source} has a {name} of {len(found[name])} channels; expected RGB")
-    return PreprocessCfg(**found)
+    return PreprocessCfg(**found | {name: tuple(map(float, found[name])) for name in ("mean", "std")})
 
 
 def find_weights(architecture: str, weights: str | None, preprocessing: str | None = None) -> WeightSource:
@@ -133,7 +123,18 @@ def find_weights(architecture: str, weights: str | None, preprocessing: str | No
     if folder is not None:
         settings = _saved_configuration(folder).get("preprocess_cfg") or {}
         pixels = frame_preprocessing(settings, f"{folder}/open_clip_config.json")
-        return WeightSource(None if path is None else _folder_weights(folder, path), quick_gelu, pixels)
+        if path is None or do_weights_follow():
+            return WeightSource(None, quick_gelu, pixels)
+        saved = [folder / HF_SAFE_WEIGHTS_NAME, folder / HF_WEIGHTS_NAME] if name == "folder" else []
+        for file in (path, *saved):
+            if file.is_file():
+                return WeightSource(file, quick_gelu, pixels)
+        if saved:
+            raise MissingWeightsError(f"{folder.absolute()} contains neither {saved[0].name} nor {saved[1].name}")
+        raise UserError(
+            f"encoder.weights is {name!r}, but local-dir:{folder} has no tags. Use folder for the weights in it, "
+            "a file, or null for random weights."
+        )
     base = architecture.removesuffix("-quickgelu")
     tags = {
         tag: get_pretrained_cfg(model, tag)
@@ -153,18 +154,13 @@ def find_weights(architecture: str, weights: str | None, preprocessing: str | No
             logger.warning(
                 "%s does not record the preprocessing of its training frames, and the tags of %s differ in it. Using "
                 "CLIP's preprocessing. Set encoder.preprocessing to the tag that it was published under: %s",
-                path,
-                architecture,
-                ", ".join(tags),
-            )
+                path, architecture, ", ".join(tags),
+            )  # fmt: skip
         return WeightSource(path, None, candidates[0] if agree else PreprocessCfg())
     tag = name.lower().replace("-", "_")
     if tag not in tags:
         if os.sep in name or path.suffix in (".pt", ".pth", ".bin", ".safetensors"):
-            raise MissingWeightsError(
-                f"encoder.weights: no file {path.absolute()}. {WITHOUT_WEIGHTS}",
-                looked_for=f"no weights file {path.absolute()}",
-            )
+            raise MissingWeightsError(f"no weights file {path.absolute()}", WITHOUT_WEIGHTS)
         raise UserError(
             f"encoder.weights is {name!r}: no file of that name and no open_clip tag of {architecture}; its tags: "
             + (", ".join(sorted(tags)) or "none")
@@ -180,22 +176,6 @@ def find_weights(architecture: str, weights: str | None, preprocessing: str | No
     return WeightSource(found, trained_with_quick_gelu or quick_gelu, pixels_of(preprocessing or tag))
 
 
-def _folder_weights(folder: Path, path: Path) -> Path | None:
-    """Return the weights for a `local-dir:`: a given file or, for `folder`, the file that open_clip saved."""
-    if do_weights_follow():
-        return None
-    saved = [folder / HF_SAFE_WEIGHTS_NAME, folder / HF_WEIGHTS_NAME] if str(path) == "folder" else []
-    for file in (path, *saved):
-        if file.is_file():
-            return file
-    if saved:
-        raise MissingWeightsError(f"{folder.absolute()} contains neither {HF_SAFE_WEIGHTS_NAME} nor {HF_WEIGHTS_NAME}")
-    raise UserError(
-        f"encoder.weights is {str(path)!r}, but local-dir:{folder} has no tags. Use folder for the weights in it, "
-        "a file, or null for random weights."
-    )
-
-
 def _obtain(architecture: str, weights: str, tag: dict[str, Any]) -> Path:
     """Return the file of a tag from a cache or a download, which is tried only if the server responds."""
     looked: list[str] = []
@@ -203,10 +183,8 @@ def _obtain(architecture: str, weights: str, tag: dict[str, Any]) -> Path:
     sources = []
     repository, filename = os.path.split(tag.get("hf_hub", ""))
     if repository:
-        names = HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME
-        if filename:
-            names = str(Path(filename).with_suffix(".safetensors")), filename
-        for name in names:
+        safe = Path(filename).with_suffix(".safetensors").name if filename else HF_SAFE_WEIGHTS_NAME
+        for name in (safe, filename or HF_WEIGHTS_NAME):
             cached = huggingface_hub.try_to_load_from_cache(repository, name)
             if isinstance(cached, str):
                 return Path(cached)
@@ -227,5 +205,5 @@ def _obtain(architecture: str, weights: str, tag: dict[str, Any]) -> Path:
             reason = getattr(error, "reason", error)  # of a URLError
             looked.append(urlsplit(address).netloc)
             failure = f" ({getattr(reason, 'strerror', None) or reason})"
-    looked_for = f"no weights {weights!r} for {architecture} in {', '.join(looked)}{failure}"
-    raise MissingWeightsError(f"{looked_for}. {WITHOUT_WEIGHTS}", looked_for=looked_for)
+    missing = f"no weights {weights!r} for {architecture} in {', '.join(looked)}{failure}"
+    raise MissingWeightsError(missing, WITHOUT_WEIGHTS)

@@ -14,12 +14,8 @@ KEPT_POSITIONS = 20
 def encode_text(text: Any, ids: Tensor, mask: Tensor, text_mask: bool, pad_id: int) -> tuple[Tensor, Tensor]:
     """Return the sentences (N, D), as pooled by the tower, and the normalized and projected words (N, W, D).
 
-    Args:
-        text: open_clip's `CLIP`, `TextTransformer` or `HFTextEncoder`.
-        ids: Token ids (N, W) int64.
-        mask: Mask (N, W) bool, True for tokens.
-        text_mask: Whether to mask padding in open_clip's own transformer; towers of transformers always mask it.
-        pad_id: Padding ID for the positions after W, if the tower does not mask padding.
+    Token ids and mask are (N, W). `text_mask` masks padding in open_clip's own transformer (towers of transformers
+    always mask it), and `pad_id` fills the positions after W if the tower attends to padding.
     """
     if isinstance(text, HFTextEncoder):  # as its forward, with the projection of pooled vectors at each position
         found = text.transformer(input_ids=ids, attention_mask=mask.long())
@@ -30,7 +26,12 @@ def encode_text(text: Any, ids: Tensor, mask: Tensor, text_mask: bool, pad_id: i
     if text.attn_mask is None or summary or kind == "last":
         # The tower attends to padding, or ends with a fixed position, so that all positions affect the result.
         ids = nn.functional.pad(ids, (0, text.context_length - positions), value=pad_id)
-    x, attention = _embed(text, ids, summary)
+    if summary:
+        x, attention = text._embeds(ids)
+    else:
+        dtype, length = text.transformer.get_cast_dtype(), ids.shape[1]
+        x = text.token_embedding(ids).to(dtype) + text.positional_embedding[:length].to(dtype)
+        attention = None if text.attn_mask is None else text.attn_mask[:length, :length].to(dtype)
     if text_mask:
         attention = _hide_padding(text, attention, mask, x)
     x = text.ln_final(text.transformer(x, attn_mask=attention))
@@ -86,17 +87,6 @@ def _project(text: Any, x: Tensor) -> Tensor:
         return x.clone()
     projected: Tensor = projection(x) if isinstance(projection, nn.Linear) else x @ projection
     return projected
-
-
-def _embed(text: Any, ids: Tensor, summary: bool) -> tuple[Tensor, Tensor | None]:
-    """Return embedded tokens (N, L, width), followed by CoCa's summary, and the tower's own attention mask."""
-    if summary:
-        x, attention = text._embeds(ids)
-        return x, attention
-    dtype = text.transformer.get_cast_dtype()
-    length = ids.shape[1]
-    x = text.token_embedding(ids).to(dtype) + text.positional_embedding[:length].to(dtype)
-    return x, None if text.attn_mask is None else text.attn_mask[:length, :length].to(dtype)
 
 
 def _hide_padding(text: Any, attention: Tensor | None, mask: Tensor, x: Tensor) -> Tensor:

@@ -49,8 +49,6 @@ class TinyClipEncoder(OpenClipEncoder):
     ):
         if width <= 0 or width % 64:
             raise UserError(f"TinyClipEncoder.width is {width}; expected a multiple of 64")
-        if image_size <= 0 or patch_size <= 0 or image_size % patch_size:
-            raise UserError(f"TinyClipEncoder.image_size {image_size} must be a multiple of patch_size {patch_size}")
         configuration = {
             "embed_dim": width,
             "vision_cfg": {"width": width, "layers": vision_layers, "patch_size": patch_size, "image_size": image_size},

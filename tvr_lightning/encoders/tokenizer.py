@@ -11,11 +11,10 @@ from typing import Any
 import regex as re
 import torch
 from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
-from torch import Tensor
 from typing_extensions import override
 
 from tvr_lightning.data.batch import Tokens
-from tvr_lightning.encoders.hub import how_to_download, optional, repository_folder
+from tvr_lightning.encoders.hub import optional
 from tvr_lightning.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -23,17 +22,17 @@ logger = logging.getLogger(__name__)
 VOCABULARIES = (
     "tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
 )  # fmt: skip
-OTHERS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", "config.json")
+TOKENIZER_FILES = (
+    *VOCABULARIES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", "config.json",
+)  # fmt: skip
 OPENAI_SPECIAL = ("<|startoftext|>", "<|endoftext|>")
 
 
 class Tokenizer(ABC):
     """Base class of tokenizers that map captions to token ids (N, W), with padding at the end."""
 
-    pad_id: int = 0
-    """ID that fills the positions after a caption."""
-    blank_end: int = 0
-    """1 if one position after the caption must contain padding (CLIPA), otherwise 0."""
+    pad_id: int = 0  # fills the positions after a caption
+    blank_end: int = 0  # 1 if one position after the caption must contain padding (CLIPA)
 
     def __init__(self, context_length: int) -> None:
         self.context_length = context_length
@@ -185,29 +184,9 @@ class TransformersTokenizer(Tokenizer):
         return f"{type(self._inner).__name__} {self._digest}, {self._described}"
 
 
-def build_tokenizer(text: dict[str, Any], architecture: str) -> Tokenizer:
+def build_tokenizer(text: dict[str, Any]) -> Tokenizer:
     """Build the tokenizer for open_clip's `text_cfg`, whose `hf_tokenizer_name` is a local folder."""
     options, context_length = dict(text.get("tokenizer_kwargs") or {}), int(text.get("context_length", 77))
     if not text.get("hf_tokenizer_name"):
         return ClipTokenizer(context_length, options.pop("clean", "lower"))
-    if text.get("tokenizer_mode"):
-        raise UserError(
-            f"architecture {architecture} has the tokenizer mode {text['tokenizer_mode']!r}, which is not supported"
-        )
     return TransformersTokenizer(Path(text["hf_tokenizer_name"]), context_length, **options)
-
-
-def tokenizer_folder(source: str, architecture: str, repository: str) -> Path:
-    """Return the folder of a tokenizer, named or in the Hub's cache; the other arguments are for the error."""
-    return repository_folder(
-        source,
-        VOCABULARIES,
-        f"the tokenizer {source} of {architecture} is missing",
-        f"{how_to_download(repository)}, or name a folder: encoder.tokenizer=/path/to/folder",
-        files=(*VOCABULARIES, *OTHERS),
-    )
-
-
-def word_mask(ids: Tensor) -> Tensor:
-    """Return the mask (N, W) bool up to and including EOT, the largest ID of CLIP's vocabulary, for ids (N, W)."""
-    return torch.arange(ids.shape[1], device=ids.device) <= ids.argmax(dim=-1, keepdim=True)

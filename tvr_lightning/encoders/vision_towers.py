@@ -8,8 +8,14 @@ the frames, and with a linear head the frame is the mean of its patches.
 from typing import Any
 
 from open_clip.timm_model import TimmModel
-from open_clip.transformer import VisionTransformer
+from open_clip.transformer import ResidualAttentionBlock, VisionTransformer
 from torch import Tensor, nn
+
+from tvr_lightning.errors import UserError
+
+SHIFTED = slice(10, 12)
+"""Blocks of the vision transformer whose attention uses shifted patches (UCoFiA, modules/until_module.py)."""
+DIVISOR = 7
 
 Features = tuple[Tensor, Tensor | None]
 
@@ -25,6 +31,37 @@ def encode_images(visual: Any, pixels: Tensor, patches: bool) -> Features:
     frames, cells = encode(visual, pixels.flatten(0, 1), patches)
     count = pixels.shape[:2]
     return frames.unflatten(0, count).clone(), None if cells is None else cells.unflatten(0, count).clone()
+
+
+class PatchShift:
+    """Patch shift between neighboring frames before attention (TS2-Net, Liu et al., ECCV 2022; UCoFiA).
+
+    A forward hook of the norms before the shifted attentions; the residual branch keeps its own tokens. With a step of
+    L // 7, tokens 1, 1 + step, ... come from the previous frame and 4, 4 + step, ... from the next.
+    """
+
+    def __init__(self, visual: Any, name: str) -> None:
+        self.frames = 1  # per video in the next tokens, including padded ones
+        is_transformer = isinstance(visual, VisionTransformer) and visual.positional_embedding.shape[0] >= DIVISOR
+        shifted = list(visual.transformer.resblocks)[SHIFTED] if is_transformer else []
+        if not shifted or not all(type(block) is ResidualAttentionBlock for block in shifted):
+            raise UserError(
+                f"encoder.patch_shift needs a CLIP vision transformer of at least {SHIFTED.start + 1} blocks and "
+                f"{DIVISOR} tokens per frame, which {name} does not have. Set it to false."
+            )
+        self.transformer = visual.transformer
+        for block in shifted:
+            block.ln_1.register_forward_hook(self)
+
+    def __call__(self, module: nn.Module, arguments: Any, tokens: Tensor) -> Tensor:
+        """Return the shifted tokens, with the same shape."""
+        dimension = 0 if self.transformer.batch_first else 1
+        clips = tokens.movedim(dimension, 0).unflatten(0, (-1, self.frames))
+        step = clips.shape[2] // DIVISOR
+        shifted = clips.clone()
+        shifted[:, 1:, 1::step] = clips[:, :-1, 1::step]
+        shifted[:, :-1, 4::step] = clips[:, 1:, 4::step]
+        return shifted.flatten(0, 1).movedim(0, dimension)
 
 
 def _vision_transformer(visual: Any, pixels: Tensor, patches: bool) -> Features:

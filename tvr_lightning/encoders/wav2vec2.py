@@ -85,10 +85,27 @@ class Wav2Vec2Encoder(_Wav2Vec2Encoder):
             super().__init__(_build(width, heads, layers, intermediate_size=4 * width), normalize=True)
             logger.warning("wav2vec2 %s starts from RANDOM weights (weights: none) and is untrained", size)
             return
+        library = optional("transformers", "audio", "wav2vec2")
         folder = find_wav2vec2_weights(size, str(weights))
         preprocessing = folder / "preprocessor_config.json"
         settings = json.loads(preprocessing.read_text(encoding="utf-8")) if preprocessing.is_file() else {}
-        super().__init__(_load(folder, size), bool(settings.get("do_normalize", True)))
+        config = library.Wav2Vec2Config.from_pretrained(folder, local_files_only=True)
+        width, _, layers = SIZES[size]
+        found = (config.hidden_size, config.num_hidden_layers)
+        if found != (width, layers):
+            raise UserError(
+                f"{folder / 'config.json'} is not wav2vec2 {size}: expected width {width} and {layers} layers, found "
+                f"width {found[0]} and {found[1]} layers. Set audio_encoder.size to the size with these, of {SIZES}"
+            )
+        model, report = library.Wav2Vec2Model.from_pretrained(
+            folder, local_files_only=True, weights_only=True, output_loading_info=True, **SILENT
+        )
+        absent = sorted(set(report["missing_keys"]) - {"masked_spec_embed"})  # only pre-training uses it, for masking
+        if absent:
+            raise UserError(
+                f"{len(absent)} tensors of wav2vec2 {size} are missing in {folder}: {', '.join(absent[:8])}"
+            )
+        super().__init__(model, bool(settings.get("do_normalize", True)))
         logger.info("wav2vec2 %s: weights from %s", size, folder)
 
     @classmethod
@@ -129,22 +146,3 @@ def find_wav2vec2_weights(size: str, weights: str) -> Path:
         f"{how_to_download(repository)}, or name a folder saved by transformers: "
         "audio_encoder.weights=/path/to/folder. null means random weights.",
     )
-
-
-def _load(folder: Path, size: str) -> Any:
-    library = optional("transformers", "audio", "wav2vec2")
-    config = library.Wav2Vec2Config.from_pretrained(folder, local_files_only=True)
-    width, _, layers = SIZES[size]
-    found = (config.hidden_size, config.num_hidden_layers)
-    if found != (width, layers):
-        raise UserError(
-            f"{folder / 'config.json'} is not wav2vec2 {size}: expected width {width} and {layers} layers, found width "
-            f"{found[0]} and {found[1]} layers. Set audio_encoder.size to the size with these, of {SIZES}"
-        )
-    model, report = library.Wav2Vec2Model.from_pretrained(
-        folder, local_files_only=True, weights_only=True, output_loading_info=True, **SILENT
-    )
-    absent = sorted(set(report["missing_keys"]) - {"masked_spec_embed"})  # pre-training alone uses it, for masking
-    if absent:
-        raise UserError(f"{len(absent)} tensors of wav2vec2 {size} are missing in {folder}: {', '.join(absent[:8])}")
-    return model

@@ -1,6 +1,10 @@
 """Read weight files and load them into open_clip models, with an exact report of mismatches."""
 
+import ast
 import pickle
+import re
+import zipfile
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tvr_lightning.encoders.torchscript import archive_root, read_torchscript
 from tvr_lightning.errors import UserError
 
 UNREADABLE = (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError)
@@ -22,6 +25,8 @@ OPENAI_FACTS = ("input_resolution", "context_length", "vocab_size")
 # Tensors that follow from the architecture; archives list the causal mask among the buffers.
 CONSTANTS = (*OPENAI_FACTS, "attn_mask", "text.attn_mask")
 LISTED = 20
+STORAGES = {"FloatStorage": torch.float32, "HalfStorage": torch.float16, "LongStorage": torch.int64}
+CLASS_LISTS = r"^class {}\(Module\):\n\s+__parameters__ = (\[.*\])\n\s+__buffers__ = (\[.*\])\n"
 
 
 def read_plain(path: Path) -> Any:
@@ -42,10 +47,7 @@ def read_plain(path: Path) -> Any:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read named tensors, which may be nested under `state_dict`, `model_state_dict` or `model`.
-
-    The prefix `module.` from data-parallel training is removed.
-    """
+    """Read named tensors, perhaps nested (`WRAPPERS`), without the prefix `module.` from data-parallel training."""
     content = read_plain(path)
     for wrapper in WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
@@ -112,3 +114,82 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
     if isinstance(model, CustomTextCLIP):
         tensors = convert_to_custom_text_state_dict(tensors)
     model.load_state_dict(fitted(tensors, model.state_dict(), source))
+
+
+class _Module:
+    """Inert replacement of an archived class, which only stores attributes."""
+
+    names: set[str] | None = None  # of its parameters and buffers; None if the archive has no list: all tensors
+
+
+def _tensor(storage: Tensor, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: object) -> Tensor:
+    # as_strided checks the bounds of the storage; the clone makes parameters independent of shared memory
+    return torch.as_strided(storage, size, stride, offset).clone()
+
+
+class _TensorUnpickler(pickle.Unpickler):
+    """Unpickler of tensors and `_Module`s; any other global raises an error, so that a pickle cannot call anything."""
+
+    def __init__(self, archive: zipfile.ZipFile, root: str):
+        super().__init__(archive.open(f"{root}/data.pkl"))
+        self._archive, self._root = archive, root
+        self._storages: dict[str, Tensor] = {}
+
+    def find_class(self, module: str, name: str) -> type | Callable[..., Any] | torch.dtype:
+        if module == "__torch__" or module.startswith("__torch__."):
+            return type(name, (_Module,), {"names": self._state_names(module, name)})
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return _tensor
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        if module == "torch.jit._pickle" and name.startswith("build_"):
+            return list
+        if module == "torch" and name in STORAGES:
+            return STORAGES[name]
+        raise pickle.UnpicklingError(f"the archive imports {module}.{name}, which weights do not need")
+
+    def _state_names(self, module: str, name: str) -> set[str] | None:
+        path = f"{self._root}/code/{module.replace('.', '/')}.py"
+        if path not in self._archive.namelist():
+            return None
+        code = self._archive.read(path).decode()
+        lists = re.search(CLASS_LISTS.format(re.escape(name)), code, re.MULTILINE)
+        return {entry for text in lists.groups() for entry in ast.literal_eval(text)} if lists else None
+
+    def persistent_load(self, identity: tuple[str, torch.dtype, str, str, int]) -> Tensor:
+        _, dtype, key, _, _ = identity
+        if key not in self._storages:
+            data = bytearray(self._archive.read(f"{self._root}/data/{key}"))
+            self._storages[key] = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+        return self._storages[key]
+
+
+def archive_root(path: Path) -> str | None:
+    """Return the top folder of a TorchScript archive, or None for other files."""
+    if not zipfile.is_zipfile(path):
+        return None
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+    roots = [name.split("/")[0] for name in names if name.endswith("/constants.pkl") and name.count("/") == 1]
+    return roots[0] if roots and f"{roots[0]}/data.pkl" in names else None
+
+
+def read_torchscript(path: Path, root: str) -> dict[str, Tensor]:
+    """Return the tensors of a TorchScript archive with the top folder `root`, without running the program inside it.
+
+    OpenAI published CLIP in this format. `torch.load(weights_only=True)` refuses it, and `torch.jit.load` would execute
+    the archived code and is deprecated. The zip file contains `data.pkl` (the module tree), `data/<key>` (raw
+    little-endian storages) and `code/` (the program, whose classes list their parameters and buffers).
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def collect(module: _Module, prefix: str) -> None:
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor) and (module.names is None or name in module.names):
+                tensors[prefix + name] = value
+            elif isinstance(value, _Module):
+                collect(value, f"{prefix}{name}.")
+
+    with zipfile.ZipFile(path) as archive:
+        collect(_TensorUnpickler(archive, root).load(), "")
+    return tensors
