@@ -40,7 +40,7 @@ def train_all(rank: int, world: int) -> dict[str, list]:
     for gather, names in (("own-slice", RECIPES), ("local", LOCAL)):
         for name in names:
             clip = None if gather == "own-slice" else 1.0
-            found = trained(*made(name, gather), rank=rank, world=world, strategy="ddp", clip=clip)
+            found = trained(*made(name, gather), rank=rank, world=world, strategy="ddp", gradient_clip_val=clip)
             results[f"{gather} {name}"] = list(found)
     return results
 

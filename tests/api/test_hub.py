@@ -22,7 +22,7 @@ from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.errors import UserError
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.checkpoints import FROZEN, CheckpointError
-from tvr_lightning.training.frozen_weights import remove_frozen_weights
+from tvr_lightning.training.module import remove_frozen_weights
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -14,9 +14,9 @@ from tvr_lightning.evaluation.statistics import (
 )
 
 
-def interval_of(values, group=None, confidence=0.95, resamples=4000):
+def interval_of(values, group=None, resamples=4000):
     drawn = resample(values, group, resamples=resamples)
-    return percentile_interval(float(values.double().mean()), drawn, confidence)
+    return percentile_interval(float(values.double().mean()), drawn)
 
 
 def two_systems(queries: int = 120, gap: float = 0.6) -> tuple[Ranks, Ranks]:
@@ -36,12 +36,6 @@ def test_interval_equals_scipys_percentile_bootstrap():
     # One query is 0.83 points, the step of both distributions.
     assert interval.low == pytest.approx(expected.low, abs=0.9)
     assert interval.high == pytest.approx(expected.high, abs=0.9)
-
-
-def test_a_wider_confidence_gives_a_wider_interval_around_the_figure():
-    values = two_systems()[0].expected()
-    narrow, wide = (interval_of(values, confidence=share) for share in (0.5, 0.99))
-    assert wide.low < narrow.low < narrow.estimate < narrow.high < wide.high
 
 
 def test_the_interval_of_a_median_equals_scipys():

@@ -15,7 +15,7 @@ import huggingface_hub
 import torch
 import yaml
 from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -28,20 +28,16 @@ from tvr_lightning.evaluation.weights import Weights, weights_of
 from tvr_lightning.search.scorer import Scorer, ScorerSource
 from tvr_lightning.training.checkpoints import FROZEN, RECORD, CheckpointError, named_classes, read_checkpoint
 
-PREFIX = "hf:"
-"""Marks the name of a repository on the Hub where a checkpoint's path is expected."""
+PREFIX = "hf:"  # of the name of a repository on the Hub where a checkpoint's path is expected
 WEIGHTS, CONFIG, RECIPE, RESULTS, CARD = "model.safetensors", "config.json", "recipe.yaml", "results.json", "README.md"
-KEPT = (
+KEPT = (  # entries of a checkpoint that are published in addition to its tensors
     "hyper_parameters", "datamodule_hyper_parameters", RECORD, FROZEN, "epoch", "global_step",
     "pytorch-lightning_version",
 )  # fmt: skip
-"""Entries of a checkpoint that are published in addition to its tensors."""
-FOLDERS = ("root", "features", "captions")
-"""Options of the data that name folders of this machine; without them, a recipe uses TVR_DATA."""
-PRIVATE = ("checkpoint", "config", "environment", "skipped")
-"""Parts of results.json that describe the machine; recipe.yaml contains the settings."""
+FOLDERS = ("root", "features", "captions")  # options of the data; without them, a recipe uses TVR_DATA
+PRIVATE = ("checkpoint", "config", "environment", "skipped")  # in results.json; recipe.yaml contains the settings
+# Exceptions of a Hub that does not answer; the HTTP library differs between versions of huggingface_hub.
 FAILURES: tuple[Any, ...] = (OSError, *HfHubHTTPError.__bases__)
-"""Exceptions of a Hub that does not answer; the HTTP library differs between versions of huggingface_hub."""
 METRICS = ("R@1", "R@5", "R@10", "MdR", "MnR")
 DIRECTIONS = {"text-to-video": "text_to_video", "video-to-text": "video_to_text"}
 
@@ -76,13 +72,16 @@ def push_to_hub(
             raise UserError("The Hub needs a token. Run `hf auth login` or set HF_TOKEN. Nothing was pushed.")
         api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
         with _explained(name, "nothing was pushed"):
-            new = _is_new(api, name)
-            if new:
+            exists = api.repo_exists(name)
+            files = {file.rfilename for file in api.model_info(name).siblings or []} if exists else set()
+            if files - {".gitattributes"} and not {WEIGHTS, RECIPE} <= files:
+                raise UserError(f"{name} already contains something else on {api.endpoint}. Nothing was pushed.")
+            if not exists:
                 api.create_repo(name, private=private)
             try:
                 api.upload_folder(repo_id=name, folder_path=folder, commit_message="Publish a trained method")
             except BaseException:
-                if new:
+                if not exists:
                     api.delete_repo(name)  # a repository without a model would remain
                 raise
     return f"{api.endpoint}/{name}"
@@ -90,18 +89,24 @@ def push_to_hub(
 
 @contextmanager
 def from_hub(name: str) -> Iterator[Path]:
-    """Download a published method, or find it in the cache, and provide it as a checkpoint.
-
-    Args:
-        name: `user/name`, or `user/name@revision`.
+    """Download `user/name` or `user/name@revision`, or find it in the cache, and provide it as a checkpoint.
 
     Raises:
         UserError: There is no such method, `push_to_hub` did not write it, or the Hub does not answer.
     """
     repository, _, revision = name.partition("@")
     endpoint = os.environ.get("HF_ENDPOINT", huggingface_hub.constants.ENDPOINT)
+    fetch = partial(huggingface_hub.hf_hub_download, repository, revision=revision or None, endpoint=endpoint)
     with _explained(name, f"looked for it on {endpoint} and in {huggingface_hub.constants.HF_HUB_CACHE}"):
-        config, weights = _download(repository, revision or None, endpoint)
+        try:
+            probe(endpoint)
+        except OSError as unreachable:
+            try:
+                fetch(WEIGHTS, local_files_only=True)
+            except LocalEntryNotFoundError:
+                raise unreachable from None
+            fetch = partial(fetch, local_files_only=True)
+        config, weights = fetch(CONFIG), fetch(WEIGHTS)
     try:
         saved = json.loads(Path(config).read_text(encoding="utf-8"))
         content = {key: saved[key] for key in KEPT if key in saved} | {"state_dict": load_file(weights)}
@@ -112,28 +117,6 @@ def from_hub(name: str) -> Iterator[Path]:
         path = Path(folder) / f"{repository.replace('/', '--')}.ckpt"
         torch.save(content, path)
         yield path
-
-
-def _download(repository: str, revision: str | None, endpoint: str) -> list[str]:
-    fetch = partial(huggingface_hub.hf_hub_download, repository, revision=revision, endpoint=endpoint)
-    try:
-        probe(endpoint)
-    except OSError as unreachable:
-        try:
-            return [fetch(file, local_files_only=True) for file in (CONFIG, WEIGHTS)]
-        except LocalEntryNotFoundError:
-            raise unreachable from None
-    return [fetch(file) for file in (CONFIG, WEIGHTS)]
-
-
-def _is_new(api: HfApi, name: str) -> bool:
-    try:
-        files = {file.rfilename for file in api.model_info(name).siblings or []} - {".gitattributes"}
-    except RepositoryNotFoundError:
-        return True
-    if files and not {WEIGHTS, RECIPE} <= files:
-        raise UserError(f"{name} already contains something else on {api.endpoint}. Nothing was pushed.")
-    return False
 
 
 @contextmanager
@@ -222,6 +205,8 @@ def model_card(name: str, results: dict[str, Any], recipe: dict[str, Any], licen
     Raises:
         KeyError: A result that the card must state is missing.
     """
+    from open_clip import get_pretrained_cfg  # with torchvision, and only needed here
+
     dataset = recipe["data"]["class_path"].rpartition(".")[2]
     trained_on = results.get("trained_on") or dataset
     repository = REPOSITORIES.get(dataset.lower()) if not trained_on.startswith("synthetic") else None
@@ -247,8 +232,10 @@ def model_card(name: str, results: dict[str, Any], recipe: dict[str, Any], licen
         for metric, value in zip(METRICS, row, strict=True)
         if value is not None and math.isfinite(value)
     ]
+    encoder = (recipe["model"]["init_args"].get("encoder") or {}).get("init_args") or {}
+    base = get_pretrained_cfg(encoder.get("architecture") or "", encoder.get("weights") or "") or {}
     data = ModelCardData(
-        base_model=_base_model(recipe["model"]["init_args"].get("encoder") or {}),
+        base_model=str(base.get("hf_hub") or "").strip("/") or None,
         datasets=None if repository is None else [repository],
         eval_results=evaluated,
         library_name="tvr-lightning",
@@ -272,12 +259,3 @@ def model_card(name: str, results: dict[str, Any], recipe: dict[str, Any], licen
         remarks=remarks,
         recipe=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True),
     )
-
-
-def _base_model(encoder: dict[str, Any]) -> str | None:
-    """Return the Hub's name of the weights that an encoder started from, if open_clip knows them."""
-    from open_clip import get_pretrained_cfg  # with torchvision, and only needed here
-
-    options = encoder.get("init_args") or {}
-    known = get_pretrained_cfg(options.get("architecture") or "", options.get("weights") or "") or {}
-    return str(known.get("hf_hub") or "").strip("/") or None

@@ -12,22 +12,19 @@ from tvr_lightning.data.batch import Media
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.search.scorer import Scorer, ScorerSource
 
-TEXTS, VIDEOS = 256, 16
-"""Number of texts, and of videos, per forward pass."""
-DECODERS = 4
-"""Number of threads that decode the videos of a forward pass."""
+TEXTS, VIDEOS = 256, 16  # per forward pass
+DECODERS = 4  # threads that decode the videos of a forward pass
 
 
 class Model:
     """A trained method that reads, encodes and scores as in training; returned by `tvr_lightning.load`.
 
-    Attributes:
-        module: The method, a `RetrievalModule`.
-        name: Name of the method, such as `tcmgc`.
+    `module` is the method, a `RetrievalModule`, and `name` its name, such as `tcmgc`.
     """
 
-    def __init__(self, scorer: Scorer) -> None:
-        self.scorer, self.module, self.name = scorer, scorer.module, scorer.name
+    def __init__(self, source: ScorerSource, device: str | None = None, trust: Sequence[str] = ()) -> None:
+        self.scorer = Scorer(source, device or ("cuda" if torch.cuda.is_available() else "cpu"), trust)
+        self.module, self.name = self.scorer.module, self.scorer.name
 
     def __repr__(self) -> str:
         """Return the method, its encoder and weights, and its sizes."""
@@ -58,11 +55,7 @@ class Model:
         texts: str | Sequence[str] | TextFeatures,
         videos: str | Path | Sequence[str | Path] | VideoFeatures,
     ) -> Tensor:
-        """Return the scores (N, M) of texts and video files, or of their features, on the scale of a cosine.
-
-        Raises:
-            VideoError: A video is missing or cannot be decoded.
-        """
+        """Return the scores (N, M) of texts and video files, or of their features, on the scale of a cosine."""
         text = texts if isinstance(texts, TextFeatures) else self.encode_text(texts)
         video = videos if isinstance(videos, VideoFeatures) else self.encode_video(videos)
         return self.scorer.score(text, video)
@@ -77,14 +70,13 @@ def load(source: str | Path, device: str | None = None, trust: Sequence[str] = (
         trust: Other modules whose classes the checkpoint may name; they are imported.
 
     Raises:
-        CheckpointError: The checkpoint is missing, damaged, or names classes of other modules.
-        SearchError: It does not contain a retrieval method, or does not record how it was built.
-        UserError: The Hub has no such method, or does not answer.
+        UserError: The checkpoint is missing, damaged, not that of a retrieval method, or names classes of other
+            modules, or the Hub has no such method.
     """
     if str(source).startswith(PREFIX):
         with from_hub(str(source).removeprefix(PREFIX)) as checkpoint:
             return load(checkpoint, device, trust)
-    return Model(Scorer(ScorerSource(checkpoint=str(source)), device or _device(), trust))
+    return Model(ScorerSource(checkpoint=str(source)), device, trust)
 
 
 def zero_shot(
@@ -94,8 +86,4 @@ def zero_shot(
 
     `weights` is a file, an open_clip tag, or `none` for random weights. `device` is as for `load`.
     """
-    return Model(Scorer(ScorerSource(architecture=architecture, weights=weights, frames=frames), device or _device()))
-
-
-def _device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return Model(ScorerSource(architecture=architecture, weights=weights, frames=frames), device)

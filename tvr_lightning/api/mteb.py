@@ -6,6 +6,8 @@ Videos and audio are read by this package as in training, and not by MTEB's deco
 from __future__ import annotations
 
 import tempfile
+from heapq import nlargest
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,8 +22,7 @@ if TYPE_CHECKING:
     from mteb.models.model_meta import ModelMeta
 
 Features = TextFeatures | VideoFeatures
-MODALITIES = ("text", "image", "audio", "video")
-"""MTEB's names of the columns that a model may have to encode."""
+MODALITIES = ("text", "image", "audio", "video")  # MTEB's names of the columns that a model may have to encode
 
 
 class PairwiseModel:
@@ -59,23 +60,20 @@ class PairwiseModel:
         """
         if self._corpus is None:
             raise UserError("Nothing is indexed. Call index with the corpus first.")
-        scores = self._scores(_features(self.model, queries, task_metadata, "query"), self._corpus)
+        features = _features(self.model, queries, task_metadata, "query")
+        reverse = isinstance(features, VideoFeatures)
+        texts, videos = (self._corpus, features) if reverse else (features, self._corpus)
+        if not (isinstance(texts, TextFeatures) and isinstance(videos, VideoFeatures)):
+            raise UserError("Queries and items are both texts or both videos; a method scores texts against videos.")
+        starts = range(0, len(texts), TEXTS)
+        scores = torch.cat([self.model.score(texts[start : start + TEXTS], videos) for start in starts])
         found: dict[str, dict[str, float]] = {}
-        for query, row in zip(queries["id"], scores, strict=True):
+        for query, row in zip(queries["id"], scores.T if reverse else scores, strict=True):
             of_query = dict(zip(self._ids, row.tolist(), strict=True))
             if top_ranked is not None:
                 of_query = {name: of_query[name] for name in top_ranked.get(query, ()) if name in of_query}
-            best = sorted(of_query, key=lambda name: -of_query[name])[:top_k]
-            found[str(query)] = {name: of_query[name] for name in best}
+            found[str(query)] = dict(nlargest(top_k, of_query.items(), key=itemgetter(1)))
         return found
-
-    def _scores(self, queries: Features, corpus: Features) -> Tensor:
-        if isinstance(queries, VideoFeatures) and isinstance(corpus, TextFeatures):
-            return self._scores(corpus, queries).T
-        if isinstance(queries, TextFeatures) and isinstance(corpus, VideoFeatures):
-            parts = [queries[start : start + TEXTS] for start in range(0, len(queries), TEXTS)]
-            return torch.cat([self.model.score(part, corpus) for part in parts])
-        raise UserError("Queries and items are both texts or both videos, but a method scores texts against videos.")
 
 
 class EmbeddingModel:

@@ -45,4 +45,3 @@ class AuditResult:
 
 
 NOT_AUDITED = "Leakage: not audited; run `tvr audit`, or set evaluation.audit and test again"
-NOT_AUDITABLE = "Leakage: cannot be audited, since the scores are external"

@@ -245,7 +245,14 @@ class Evaluator:
         column[videos.index[video_rows]] = torch.arange(len(video_rows))
         video_of_text = column[described]
         if self.leaks:
-            slot = _caption_slots(video_of_text, len(video_rows))
+            counts = torch.bincount(video_of_text, minlength=len(video_rows))
+            if int(counts.min()) != int(counts.max()):
+                raise UserError(
+                    "The released protocol scores each video under its own caption, so all videos need the same number "
+                    f"of captions. These have {int(counts.min())} to {int(counts.max())}. Use protocol: query"
+                )
+            by_video, slot = torch.argsort(video_of_text, stable=True), torch.empty_like(video_of_text)
+            slot[by_video] = torch.arange(len(by_video)) % int(counts.max())
             order = order[torch.argsort(slot[order], stable=True)]
         return texts[text_rows[order]], videos[video_rows], video_of_text[order]
 
@@ -275,20 +282,6 @@ class Evaluator:
         context.bank = scores()
         context.bank_parts = [scores(part) for part in self.parts] if normalizer.needs_parts else []
         return context
-
-
-def _caption_slots(video_of_text: Tensor, videos: int) -> Tensor:
-    """Return the number of each text among those of its video, for protocols that pair equal numbers."""
-    counts = torch.bincount(video_of_text, minlength=videos)
-    if int(counts.min()) != int(counts.max()):
-        raise UserError(
-            "The released protocol scores each video under its own caption, so all videos need the same number of "
-            f"captions. These have {int(counts.min())} to {int(counts.max())}. Use protocol: query"
-        )
-    order = torch.argsort(video_of_text, stable=True)
-    slot = torch.empty_like(order)
-    slot[order] = torch.arange(len(order)) % int(counts.max())
-    return slot
 
 
 def _in_split(ranks: Ranks, index: Tensor) -> Ranks:

@@ -11,13 +11,7 @@ from tvr_lightning.evaluation.metrics import MeanRank, QueryMean, RecallAtK, Ret
 from tvr_lightning.evaluation.normalization import Normalizer, normalize_scores
 from tvr_lightning.evaluation.ranks import Ranks, text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.evaluation.scores_file import NOT_FOUND, ScoresError
-from tvr_lightning.evaluation.statistics import (
-    Comparison,
-    Interval,
-    exchange_p_value,
-    percentile_interval,
-    resample,
-)
+from tvr_lightning.evaluation.statistics import Comparison, Interval, exchange_p_value, percentile_interval, resample
 
 
 def evaluate_scores(
@@ -109,10 +103,7 @@ def compare(
 def _directions(evaluation: Evaluation, truth: GroundTruth) -> dict[str, tuple[Ranks, Tensor]]:
     """Return the ranks and the video of each query in both directions; queries of one video are resampled together."""
     texts, videos = evaluation.text_to_video_ranks, evaluation.video_to_text_ranks
-    return {
-        "text-to-video": (texts, truth.video_of_text[texts.index]),
-        "video-to-text": (videos, videos.index),
-    }
+    return {"text-to-video": (texts, truth.video_of_text[texts.index]), "video-to-text": (videos, videos.index)}
 
 
 def _per_query(recall: Sequence[int], more: Sequence[QueryMean]) -> list[QueryMean]:

@@ -29,8 +29,6 @@ from tvr_lightning.training.distributed import gather_batches, gather_objects, g
 from tvr_lightning.training.sharding import gathered, is_sharded
 
 Method = Any  # a `RetrievalModule`, whose package imports this one
-
-
 # Features of the encoded texts and videos of a split, gathered from all devices; indices may repeat.
 SplitFeatures = tuple[IndexedFeatures[TextFeatures], IndexedFeatures[VideoFeatures]]
 

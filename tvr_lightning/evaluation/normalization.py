@@ -35,10 +35,7 @@ LEFT_OUT = -1e6
 
 @dataclass
 class Bank:
-    """Features of the training split that serve as stand-ins for user queries.
-
-    K texts are the queries of text-to-video retrieval, K' videos those of video-to-text retrieval.
-    """
+    """Features of K training texts and K' training videos that stand in for user queries."""
 
     texts: TextFeatures
     videos: VideoFeatures

@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from tvr_lightning.data.records import Split
-from tvr_lightning.evaluation.audit_result import NOT_AUDITABLE, NOT_AUDITED, AuditResult
+from tvr_lightning.evaluation.audit_result import NOT_AUDITED, AuditResult
 from tvr_lightning.evaluation.evaluator import Evaluation, RetrievalTable
 from tvr_lightning.evaluation.weights import Weights
 from tvr_lightning.files import write_whole
@@ -132,7 +132,7 @@ class Results(RetrievalTable, RunResults):
             shown = ", ".join(f"{name} [{ends['low']:.1f}, {ends['high']:.1f}]" for name, ends in found.items())
             lines.append(f"95 % intervals over queries, {direction}: {shown}")
         if self.weights.kind == "outside":
-            lines.append(NOT_AUDITABLE)
+            lines.append("Leakage: cannot be audited, since the scores are external")
         else:
             lines.append(NOT_AUDITED if self.audit is None else str(AuditResult(**self.audit)))
         if self.partial:

@@ -28,15 +28,12 @@ class Interval:
     estimate: float
     low: float
     high: float
-    confidence: float
+    confidence: float = 0.95
 
 
 @dataclass
 class Comparison:
-    """Difference of two systems on the same queries, second minus first.
-
-    `p_value` is two-sided, from a test that exchanges the systems at random, query by query.
-    """
+    """Difference of two systems on the same queries, second minus first, and its two-sided p-value by exchanges."""
 
     difference: Interval
     p_value: float
@@ -85,11 +82,10 @@ def _draws(groups: int, resamples: int, seed: int) -> Iterator[Tensor]:
         yield torch.zeros(drawn.shape).scatter_add_(1, drawn, torch.ones(drawn.shape))
 
 
-def percentile_interval(estimate: float, drawn: Tensor, confidence: float = 0.95) -> Interval:
+def percentile_interval(estimate: float, drawn: Tensor) -> Interval:
     """Return a value with its percentile bootstrap interval (Efron, 1979) from resampled values, (resamples,)."""
-    tail = (1 - confidence) / 2
-    low, high = drawn.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
-    return Interval(estimate, low, high, confidence)
+    low, high = drawn.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return Interval(estimate, low, high)
 
 
 def effective_queries(values: Tensor, group: Tensor | None = None) -> float:

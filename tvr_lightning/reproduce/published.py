@@ -111,17 +111,14 @@ def select_published(
 
 def print_published(rows: Sequence[PublishedRow], format: Literal["table", "csv", "json"]) -> None:
     """Print published rows as a table for reading, or as CSV or JSON for other tools."""
-    if format == "table":
-        _print_table(rows)
-    elif format == "json":
+    if format == "json":
         print(json.dumps([asdict(row) for row in rows], indent=2, ensure_ascii=False))
-    else:
+        return
+    if format == "csv":
         plain = [{**asdict(row), "extra": json.dumps(row.extra)} for row in rows]
         print(pd.DataFrame(plain, dtype=object).to_csv(index=False, lineterminator="\n"), end="")
-
-
-def _print_table(rows: Sequence[PublishedRow]) -> None:
-    """Print rows with what all of them share in the title, and with numbered notes below them."""
+        return
+    # What all rows share is in the title, and their notes are numbered.
     notes = {note: number for number, note in enumerate(dict.fromkeys(row.note for row in rows if row.note), start=1)}
     cells = []
     for row in rows:

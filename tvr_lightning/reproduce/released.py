@@ -48,22 +48,17 @@ def verify(checkpoints: Path, tolerance: float, num_workers: int) -> int:
         )
     table = pd.concat([_verified(name, file, num_workers) for name, file in files.items()], ignore_index=True)
     table["difference"] = table["measured"] - table["published R@1"]
-    print(table_of(table))
-    failed = table["method"].map(files).notna() & table["measured"].isna()
-    apart = table[table["difference"].abs() > tolerance]["method"].unique()
-    if len(apart):
-        print(f"\nMore than {tolerance} R@1 from the published result: {', '.join(apart)}")
-    return int(failed.any() or len(apart) > 0)
-
-
-def table_of(table: pd.DataFrame) -> str:
-    """Return the comparison of every method and direction as Markdown."""
     texts = {
         "published R@1": table["published R@1"].map("{:.1f}".format),
         "measured": table["measured"].map("{:.1f}".format).replace("nan", "not measured"),
         "difference": table["difference"].map("{:+.1f}".format).replace("+nan", ""),
     }
-    return markdown_table(table[COLUMNS].assign(**texts))
+    print(markdown_table(table[COLUMNS].assign(**texts)))
+    failed = table["method"].map(files).notna() & table["measured"].isna()
+    apart = table[table["difference"].abs() > tolerance]["method"].unique()
+    if len(apart):
+        print(f"\nMore than {tolerance} R@1 from the published result: {', '.join(apart)}")
+    return int(failed.any() or len(apart) > 0)
 
 
 def _verified(name: str, file: Path | None, workers: int) -> pd.DataFrame:

@@ -1,7 +1,5 @@
 """Training in several CPU processes, for comparison with one process."""
 
-from __future__ import annotations
-
 import functools
 import os
 import tempfile
@@ -85,22 +83,15 @@ def quiet_trainer(**options: Any) -> pl.Trainer:
 
 
 def trained(
-    module: pl.LightningModule,
-    data: Batches,
-    *,
-    rank: int = 0,
-    world: int = 1,
-    clip: float | None = 1.0,
-    **options: Any,
+    module: pl.LightningModule, data: Batches, *, rank: int = 0, world: int = 1, **options: Any
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Train on this process's contiguous share of every batch; return losses and all weights unsharded."""
     shares = [len(batch) // world for batch in data.batches]
     data.batches = [batch[rank * n : (rank + 1) * n] for batch, n in zip(data.batches, shares, strict=True)]
     losses: list[float] = []
-    record = LambdaCallback(
-        on_train_batch_end=lambda trainer, module, outputs, *_: losses.append(float(outputs["loss"]))
-    )
-    trainer = quiet_trainer(devices=world, max_epochs=1, callbacks=[record], gradient_clip_val=clip, **options)
+    record = LambdaCallback(on_train_batch_end=lambda trainer, module, out, *_: losses.append(float(out["loss"])))
+    options = {"gradient_clip_val": 1.0} | options
+    trainer = quiet_trainer(devices=world, max_epochs=1, callbacks=[record], **options)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="You defined a .validation_step")
         trainer.fit(module, datamodule=data)

@@ -12,9 +12,10 @@ import torch
 from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.batch import AudioInput, Media, PairBatch, TextBatch, VideoBatch
+from tvr_lightning.data.batch import PairBatch, TextBatch
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.reproduce.profile.costs import random_batch
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.checkpoints import find_class
 
@@ -70,23 +71,11 @@ def random_pairs(method: RetrievalModule, items: int, seed: int = 0) -> PairBatc
 
     Every third clip is missing its last frame; captions are short, long, and longer than the method's maximum.
     """
-    generator = torch.Generator().manual_seed(seed)
-    frames, side = method.frames, method.encoder.image_size
+    batch = random_batch(method, items, seed, samples=14400, steps=15 * method.frames)
+    batch.video.video.frame_mask[::3, -1] = False
     texts = [f"a {COLOURS[i % 4]} {SHAPES[i // 4 % 2]}{' moves' * (method.words * (i % 3) // 2)}" for i in range(items)]
-    index = torch.arange(items)
-    pixels = torch.randint(0, 256, (items, frames, 3, side, side), dtype=torch.uint8, generator=generator)
-    mask = torch.ones(items, frames, dtype=torch.bool)
-    mask[::3, -1] = False
-    media = Media(pixels, mask)
-    audio_encoder = getattr(method, "audio_encoder", None)
-    if audio_encoder is not None:
-        shape = (items, 1, 80, 3000) if audio_encoder.kind == "whisper" else (items, 14400)
-        values = 0.1 * torch.randn(shape, generator=generator)
-        windows = 15 * (torch.arange(frames)[:, None] + torch.tensor([0, 1])).repeat(items, 1, 1)
-        media.audio = AudioInput(values, torch.full((items,), 14400), torch.full((items,), 15 * frames), windows)
     described = [[f"{text} {verb}" for verb in ("moves", "rests", "turns", "comes", "goes", "stays")] for text in texts]
-    video = VideoBatch(media, index, [f"video{i}" for i in range(items)])
-    return PairBatch(TextBatch(texts, index), video, {"recover_captions": described})
+    return PairBatch(TextBatch(texts, batch.text.index), batch.video, {"recover_captions": described})
 
 
 def unconditioned(method: RetrievalModule, batch: PairBatch) -> tuple[TextFeatures, VideoFeatures]:

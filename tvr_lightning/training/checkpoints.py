@@ -19,12 +19,10 @@ import torch
 from tvr_lightning.errors import UserError
 
 PACKAGE = __name__.partition(".")[0]
-RECORD = "weights"
-"""Entry of a checkpoint with the run's record of its weights. Checkpoints of earlier versions have none."""
-FROZEN = "frozen_weights"
-"""Entry of a checkpoint that contains only what was trained: the digest of the other weights."""
-CONVERTED = "authors_checkpoint"
-"""Entry of a checkpoint that `tvr convert` created from the authors' own."""
+# Entries of a checkpoint.
+RECORD = "weights"  # the run's record of its weights; checkpoints of earlier versions have none
+FROZEN = "frozen_weights"  # the digest of the other weights, if it contains only what was trained
+CONVERTED = "authors_checkpoint"  # if `tvr convert` created it from the authors' own
 
 
 class CheckpointError(UserError):

@@ -1,9 +1,8 @@
 """Gradient caching for large batches: encode in chunks, compute the loss over all, and encode again for the gradient.
 
 Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup" (2021): the loss needs all
-features of a batch, but not the encoders' activations. These are computed again, chunk by chunk, when the gradient of a
-chunk's features is known. The memory is that of one chunk; the gradient is the gradient of the whole batch. It uses
-plain autograd, so that clipping, accumulation, mixed precision, DDP and FSDP2 work as usual.
+features of a batch, but the encoders' activations only of one chunk, whose gradient is known when they are recomputed.
+The gradient is that of the whole batch. Clipping, accumulation, mixed precision, DDP and FSDP2 work as usual.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,7 @@
 """Check for finite losses, copied to the host asynchronously and evaluated before the optimizer step.
 
-Reading a loss on the host synchronizes with the device, which is then idle until the host queues more work. Here the
-loss terms are copied as soon as they are computed, while the host queues the backward pass, and are read afterwards.
-The device stays busy, and no step is taken from a loss that is not finite.
+Reading a loss on the host leaves the device idle until the host queues more work. Here the loss terms are copied while
+the host queues the backward pass, and read afterwards, so that no step is taken from a loss that is not finite.
 """
 
 import math

@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from tvr_lightning.errors import UserError
 
 Reduction = Literal["mean", "sum"]
-LogitMap = Callable[[Tensor], Tensor]
-"""Transformation of the logits (B, B) before InfoNCE, such as NCL's biases."""
+LogitMap = Callable[[Tensor], Tensor]  # transformation of the logits (B, B) before InfoNCE, such as NCL's biases
 
 
 def row_cross_entropy(logits: Tensor, weight: Tensor | None = None, first: int = 0) -> Tensor:
@@ -62,10 +61,9 @@ def info_nce(
 
 
 def local_info_nce(rows: Tensor, columns: Tensor, first: int) -> Tensor:
-    """Return one device's share of InfoNCE in both directions; the mean over devices is the loss of the whole batch.
+    """Return one device's share of InfoNCE, for the logits (B, C) of its texts and (C, B) of its videos.
 
-    `rows` (B, C) are a device's B texts against all C videos, `columns` (C, B) all texts against its B videos, and
-    `first` is the index of its first pair.
+    The mean over devices is the loss of the whole batch; `first` is the index of the device's first pair.
     """
     return (row_cross_entropy(rows, first=first) + row_cross_entropy(columns.T, first=first)) / 2
 

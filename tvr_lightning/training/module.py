@@ -20,18 +20,16 @@ from typing_extensions import override
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import PairBatch
-from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.encoders.base import Encoder, FeatureEncoder, fingerprint
 from tvr_lightning.errors import UserError
 from tvr_lightning.extract.fingerprint import check_store
 from tvr_lightning.training.checkpoints import FROZEN, CheckpointError, read_checkpoint
-from tvr_lightning.training.frozen_weights import add_frozen_weights, remove_frozen_weights
 from tvr_lightning.training.loss_check import LossCheck
 from tvr_lightning.training.optim import OptimizerConfig, build_optimizer
 from tvr_lightning.training.options import other_options, plain_options
 from tvr_lightning.training.sharding import is_sharded, shard
 
-NAMED = 5
-"""Maximum number of tensors that an error message lists by name."""
+NAMED = 5  # maximum number of tensors that an error message lists by name
 
 
 def check_precision(precision: str) -> None:
@@ -55,12 +53,9 @@ class RecipeModule(LightningModule):
 
     encoder: Encoder
     words: int
-    monitor = "val/t2v_R@1"
-    """Metric that selects the best checkpoint."""
-    whole_checkpoints = False
-    """Whether checkpoints contain frozen weights that are also in the file or tag of an encoder."""
-    trains_all_parameters = True
-    """Whether every trainable parameter gets a gradient in every step, as DDP requires by default."""
+    monitor = "val/t2v_R@1"  # metric that selects the best checkpoint
+    whole_checkpoints = False  # whether checkpoints contain frozen weights that are also in an encoder's file or tag
+    trains_all_parameters = True  # whether every trainable parameter gets a gradient in every step, as DDP requires
 
     def __init__(self, optimizer: OptimizerConfig | None = None) -> None:
         super().__init__()
@@ -203,3 +198,43 @@ def _name_parameters(state: dict[str, Any], module: nn.Module, optimizer: Optimi
         state["state"] = {numbered[number]: value for number, value in state["state"].items()}
         for group in state["param_groups"]:
             group["params"] = [numbered[number] for number in group["params"]]
+
+
+def remove_frozen_weights(checkpoint: dict[str, Any], module: nn.Module) -> None:
+    """Replace frozen weights of encoders by their digest, if most weights of a method are frozen.
+
+    Random weights, and those of encoders that the options do not describe, are kept, since they cannot be loaded again.
+    """
+    parameters = dict(module.named_parameters())
+    frozen = {name: parameter.numel() for name, parameter in parameters.items() if not parameter.requires_grad}
+    if 2 * sum(frozen.values()) <= sum(parameter.numel() for parameter in parameters.values()):
+        return
+    encoders = [name for name, part in module.named_modules() if isinstance(part, FeatureEncoder)]
+    pretrained = tuple(f"{name}." for name in encoders if _is_pretrained(checkpoint.get("hyper_parameters", {}), name))
+    state = checkpoint["state_dict"]  # with FSDP2, only that of the first process has tensors
+    removed = {name: state.pop(name) for name in frozen if name.startswith(pretrained) and name in state}
+    if removed:
+        checkpoint[FROZEN] = fingerprint({}, removed)
+
+
+def add_frozen_weights(checkpoint: dict[str, Any], module: nn.Module) -> None:
+    """Complete a checkpoint with the frozen weights of a module, which was built as for a new training.
+
+    Raises:
+        CheckpointError: These are not the weights that the checkpoint was trained with.
+    """
+    missing = {name: value for name, value in module.state_dict().items() if name not in checkpoint["state_dict"]}
+    if fingerprint({}, missing) != checkpoint[FROZEN]:
+        raise CheckpointError(
+            "the checkpoint contains only what was trained, and the frozen weights of this encoder are not those of "
+            "its training. Set encoder.weights to the file or tag, and encoder_precision to the value, of the training."
+        )
+    checkpoint["state_dict"] = {**checkpoint["state_dict"], **missing}
+
+
+def _is_pretrained(options: dict[str, Any], encoder: str) -> bool:
+    """Return whether the options of a module name the weights of one of its encoders, such as `method.encoder`."""
+    for name in encoder.split("."):
+        section = options.get(name)
+        options = (section.get("init_args") or {}) if isinstance(section, dict) else {}
+    return any(options.get(name) not in (None, "none") for name in ("weights", "trained_in"))

@@ -16,9 +16,6 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import Count, NotNegative, Options, Positive, Range
 from tvr_lightning.training.released_optimizers import BertAdam, HuggingFaceAdamW
 
-OptimizerName = Literal["bert-adam", "adamw", "adamw-hf"]
-Schedule = Literal["warmup-cosine", "warmup-cosine-shifted", "warmup-linear", "constant"]
-Decay = Literal["released", "all", "no-bias-no-norm"]
 Fraction = Annotated[float, Range(at_least=0, below=1)]
 
 
@@ -51,16 +48,16 @@ class OptimizerConfig(Options):
             at once.
     """
 
-    name: OptimizerName = "bert-adam"
+    name: Literal["bert-adam", "adamw", "adamw-hf"] = "bert-adam"
     lr: NotNegative = 1e-4
     encoder_lr: NotNegative = 1e-7
     weight_decay: NotNegative = 0.2
     betas: tuple[Fraction, Fraction] = (0.9, 0.98)
     eps: Positive = 1e-6
     warmup: Fraction = 0.1
-    schedule: Schedule = "warmup-cosine"
+    schedule: Literal["warmup-cosine", "warmup-cosine-shifted", "warmup-linear", "constant"] = "warmup-cosine"
     per_tensor_clip: Positive | None = 1.0
-    decay: Decay = "released"
+    decay: Literal["released", "all", "no-bias-no-norm"] = "released"
     schedule_epochs: Positive | None = None
     gradient_cache: Count | None = None
 

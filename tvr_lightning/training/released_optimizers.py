@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-TOGETHER = 2**25
-"""Maximum number of elements updated together; the update needs three copies, here 128 MiB each in float32."""
+TOGETHER = 2**25  # maximum number of elements updated together, of which the update needs three copies of 128 MiB
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]]
 State = dict[str, Any]

@@ -9,8 +9,6 @@ from typing_extensions import override
 
 from tvr_lightning.errors import UserError
 
-COMPUTE_CAPABILITY = (8, 0)  # Ampere, the first with TF32
-
 
 class TF32(Callback):
     """Callback that lets NVIDIA GPUs round the factors of float32 products to TF32 in training steps.
@@ -22,7 +20,7 @@ class TF32(Callback):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         device = trainer.strategy.root_device
-        if device.type != "cuda" or torch.cuda.get_device_capability(device) < COMPUTE_CAPABILITY:
+        if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):  # Ampere
             raise UserError(
                 f"trainer.callbacks has TF32, which the device {device} does not support. Remove it, or run with "
                 "trainer.accelerator gpu on an NVIDIA GPU of the Ampere generation or later"

@@ -256,18 +256,20 @@ def profile(recipe: Recipe, batch_size: int, queries: int, repeats: int, device:
     return card
 
 
-def random_batch(module: RetrievalModule, count: int) -> PairBatch:
+def random_batch(
+    module: RetrievalModule, count: int, seed: int = 0, samples: int = SAMPLES, steps: int = STEPS
+) -> PairBatch:
     """Return matching pairs of a fixed caption and random media with audio, in the method's sizes."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     frames, size, index = module.frames, module.encoder.image_size, torch.arange(count)
     pixels = torch.randint(0, 256, (count, frames, 3, size, size), dtype=torch.uint8, generator=generator)
     media = Media(pixels, torch.ones(count, frames, dtype=torch.bool))
     if (encoder := getattr(module, "audio_encoder", None)) is not None:
-        shape = (count, 1, 80, 3000) if encoder.kind == "whisper" else (count, SAMPLES)
-        borders = torch.linspace(0, STEPS, frames + 1).long()
+        shape = (count, 1, 80, 3000) if encoder.kind == "whisper" else (count, samples)
+        borders = torch.linspace(0, steps, frames + 1).long()
         windows = torch.stack([borders[:-1], borders[1:]], dim=1).expand(count, -1, -1).contiguous()
-        waveforms = torch.randn(shape, generator=generator)
-        media.audio = AudioInput(waveforms, torch.full((count,), SAMPLES), torch.full((count,), STEPS), windows)
+        waveforms = 0.1 * torch.randn(shape, generator=generator)
+        media.audio = AudioInput(waveforms, torch.full((count,), samples), torch.full((count,), steps), windows)
     extras = {"recover_captions": [[WORDS] * 6 for _ in range(count)]}  # of methods that train on them
     videos = VideoBatch(media, index, [f"video{place}" for place in range(count)])
     return PairBatch(TextBatch([WORDS] * count, index), videos, extras).to(module.device)

@@ -194,10 +194,7 @@ def draw_mass(arrays: Arrays) -> Iterator[Chart]:
         images = []
         for place, label in enumerate(MASS_VIDEOS):
             name, (before, after) = arrays["names"][query, place], arrays["mass"][:, query, place]
-            words, own = (
-                f"{label}: {name}, mass {before:.3g}, normalized {after:.3g}",
-                name == arrays["names"][query, 0],
-            )
-            images.append(frames(arrays["strips"][query, place], f"Frames of {name}, {label}", words, bool(own)))
+            words, own = f"{label}: {name}, mass {before:.3g}, normalized {after:.3g}", arrays["names"][query, 0]
+            images.append(frames(arrays["strips"][query, place], f"Frames of {name}, {label}", words, name == own))
         facts = ["rank of its own video: {:g}, normalized {:g}".format(*arrays["rank"][:, query])]
         yield Chart(f"Retrieval mass: “{caption}”", images, facts, note if query == 0 else "")

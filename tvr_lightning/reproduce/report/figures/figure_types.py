@@ -18,7 +18,8 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.files import replace_whole
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, Chart, in_style, not_drawn, shortened
-from tvr_lightning.reproduce.report.figures import answers, any_method, dpdv, gaid, gare, retrieval_examples, tcmgc
+from tvr_lightning.reproduce.report.figures import any_method, dpdv, gaid, gare, tcmgc
+from tvr_lightning.reproduce.report.figures import retrieval_examples as examples
 from tvr_lightning.reproduce.report.figures.encoded_split import LoadedRun, encode_run
 from tvr_lightning.reproduce.report.sources import ReportedRun
 
@@ -36,7 +37,7 @@ class FigureType:
 
 
 FIGURES = {
-    "sheet": FigureType("Retrieval sheet", retrieval_examples.measure_sheet, retrieval_examples.draw_sheet),
+    "sheet": FigureType("Retrieval sheet", examples.measure_sheet, examples.draw_sheet),
     "similarity": FigureType(
         "Scores of matching and of other pairs", any_method.measure_similarity, any_method.draw_similarity
     ),
@@ -53,9 +54,11 @@ FIGURES = {
     "gate": FigureType("Weight of the audio per frame", gaid.measure_gate, gaid.draw_gate, gaid.applies),
     "merging": FigureType("Stages of patch merging", dpdv.measure_merging, dpdv.draw_merging, dpdv.merges),
     "unmatched": FigureType("Frames that match no word", dpdv.measure_unmatched, dpdv.draw_unmatched),
-    "answers": FigureType("Questions and answers", answers.measure_answers, answers.draw_answers, answers.applies),
+    "answers": FigureType(
+        "Questions and answers", examples.measure_answers, examples.draw_answers, examples.answers_questions
+    ),
     # Only the comparison of two runs shows failures.
-    "failures": FigureType("Failures", retrieval_examples.measure_failures, lambda arrays: ()),
+    "failures": FigureType("Failures", examples.measure_failures, lambda arrays: ()),
 }
 
 

@@ -1,17 +1,20 @@
-"""Frames of retrieved videos: the best for some queries (TC-MGC, Figs. 9 and 14), and failures of runs compared."""
+"""Frames of videos: the best for some queries (TC-MGC, Figs. 9 and 14), failures, and questions (DPDV, Fig. S5)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch import Trainer
 
+from tvr_lightning.methods import VideoQuestionAnswering
 from tvr_lightning.reproduce.report.drawing import Arrays, Chart, Image, frames
-from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
+from tvr_lightning.reproduce.report.figures.encoded_split import STRIP_FRAMES, EncodedSplit, LoadedRun
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
 
 SHEET_QUERIES, SHEET_VIDEOS = 4, 3
 MOST_FAILURES, FAILURE_FRAMES = 24, 2
+ANSWERS = 4
 
 
 def measure_sheet(encoded: EncodedSplit) -> dict[str, Any]:
@@ -116,3 +119,34 @@ def comparisons(
             "title": runs[0].dataset, "runs": [run.title for run in runs], "better": better, "queries": len(index),
             "shown": shown, "failures": failures, "videos": videos,
         }  # fmt: skip
+
+
+def answers_questions(module: Any) -> bool:
+    """Return whether a module answers questions."""
+    return isinstance(module, VideoQuestionAnswering)
+
+
+def measure_answers(encoded: LoadedRun) -> dict[str, Any]:
+    """Answer the test questions, and return up to Q = 4, half of them answered correctly if possible.
+
+    `question`, `answer`, `right`, `probability` (Q,) and `strips` (Q, F, S, S, 3), frames of their videos.
+    """
+    trainer = Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, devices=1)
+    trainer.predict(encoded.module, datamodule=encoded.data, return_predictions=False)
+    correct = [row for row in encoded.module.predictions if row["answer"] == row["right"]]
+    wrong = [row for row in encoded.module.predictions if row["answer"] != row["right"]]
+    shown = [*correct[: max(ANSWERS // 2, ANSWERS - len(wrong))], *wrong][:ANSWERS]
+    videos = {video.video_id: video for video in encoded.data.load_split("test").videos}
+    strips = [encoded.clip(videos[row["video_id"]], STRIP_FRAMES).pixels.permute(0, 2, 3, 1) for row in shown]
+    arrays = {name: [row[name] for row in shown] for name in ("question", "answer", "right", "probability")}
+    return arrays | {"strips": np.stack(strips)}
+
+
+def draw_answers(arrays: Arrays) -> Iterator[Chart]:
+    """Return one chart per question with frames of its video and both answers."""
+    for number, question in enumerate(arrays["question"]):
+        answer, right = arrays["answer"][number], arrays["right"][number]
+        caption = f"answer: {answer} (probability {arrays['probability'][number]:.2g}); correct: {right}"
+        image = frames(arrays["strips"][number], "Frames of the video", caption, own=bool(answer == right))
+        note = "DPDV, Fig. S5; videos of correctly answered questions have a green frame." if number == 0 else ""
+        yield Chart(f"Question: “{question}”", [image], note=note)
