@@ -58,11 +58,8 @@ class Media(FeatureBatch):
 class Tokens(FeatureBatch):
     """Token IDs of N captions, computed in the worker processes. Iteration yields the strings.
 
-    Attributes:
-        captions: N strings.
-        ids: (N, W) int64, padded like the output of the encoder's tokenizer.
-        mask: (N, W) bool, True for tokens that are not padding.
-        needed: Number of positions that each caption needs; a list, so that reading it does not wait for a device.
+    `ids` (N, W) int64 are padded like the output of the encoder's tokenizer; `mask` (N, W) bool is False for padding.
+    `needed` are the positions that each caption needs, as a list, so that reading it does not wait for a device.
     """
 
     captions: list[str]
@@ -76,11 +73,9 @@ class Tokens(FeatureBatch):
 
 @dataclass
 class TextBatch(FeatureBatch):
-    """N texts.
+    """N texts: strings, token IDs, or features from a store, sentences (N, D) and words (N, W, D).
 
-    Attributes:
-        text: Captions as strings or token IDs, or features from a store: sentences (N, D) and words (N, W, D).
-        index: (N,) int64, index of each text in the dataset.
+    `index` (N,) int64 is the index of each text in the dataset.
     """
 
     text: list[str] | Tokens | TextFeatures

@@ -54,9 +54,8 @@ $TVR_DATA/charades/
 
     @override
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
-        return self._scripts(name, findings) if self.split == "scripts" else self._moments(name, findings)
-
-    def _scripts(self, name: SplitName, findings: Findings) -> Split:
+        if self.split == "sta":
+            return self._moments(name, findings)
         (table,) = self.required_files(name)
         rows = [(row["id"].strip(), row["script"]) for row in read_table(table, ["id", "script"])]
         # {} marks an empty text in the table
@@ -71,9 +70,8 @@ $TVR_DATA/charades/
             try:
                 lengths[row["id"].strip()] = float(row["length"])
             except ValueError as error:
-                raise malformed(
-                    table, row["id"], f"length {row['length']!r} is not a number", "write seconds"
-                ) from error
+                message = f"length {row['length']!r} is not a number"
+                raise malformed(table, row["id"], message, "write seconds") from error
         sentences: dict[str, list[str]] = {}
         spans: dict[str, tuple[float, float]] = {}
         for number, line in enumerate(read_lines(source), start=1):

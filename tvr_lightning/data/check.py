@@ -43,12 +43,7 @@ class Report:
 
 
 def check(data: TextVideoDataModule, *, decode: bool = False, workers: int = 1, progress: bool = True) -> Report:
-    """Check all annotations and all video files of a dataset.
-
-    The check finds missing or contradictory annotations, videos in more than one split, and video files that are
-    missing, empty, undecodable, without timestamps, or shorter than a second. It warns about videos without an audio
-    track. With `decode`, it decodes the evaluation frames of every clip.
-    """
+    """Check all annotations and all video files of a dataset; `decode` also decodes the evaluation frames."""
     report = Report(data.title)
     splits: list[Split] = []
     for name in data.official_splits:
@@ -115,11 +110,10 @@ def _problem(video: VideoRecord, kind: str, message: str, fix: str) -> Problem:
 
 
 def write_report(report: Report, path: Path) -> None:
-    """Write the whole report as JSON: dataset, protocol, videos, texts, problems, warnings and notes."""
+    """Write the whole report as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        json.dumps(asdict(report), indent=2, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace"
-    )
+    content = json.dumps(asdict(report), indent=2, ensure_ascii=False) + "\n"
+    path.write_text(content, encoding="utf-8", errors="backslashreplace")
 
 
 def print_report(report: Report, console: Console | None = None) -> None:

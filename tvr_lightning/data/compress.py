@@ -36,11 +36,7 @@ KEPT = "kept"
 class CopiedFile:
     """Copied file and its original; paths are relative to the folders of the dataset.
 
-    Attributes:
-        copy, source: Paths of the copy and of the original.
-        size, modified, sha256: Size in bytes, time of the last change in ns, and digest of the original.
-        copy_size, copy_sha256: Size in bytes and digest of the copy.
-        notes: Differences from the original, such as truncated audio.
+    `size`, `modified` (in ns) and `sha256` are those of the original; `notes` are differences, such as truncated audio.
     """
 
     copy: str

@@ -16,12 +16,8 @@ from tvr_lightning.errors import UserError
 class GroundTruth:
     """Text-video pairs of an evaluation split, which only the evaluator sees.
 
-    Attributes:
-        video_of_text: (N,) int64, index of the video that each text of the split describes.
-        videos: Number of videos M of the split; videos without a text are distractors.
-        dataset, split, protocol: Names for results, such as `MSR-VTT`, `test` and `1k-A, one caption per video`.
-        warnings: Warnings of every result on the dataset.
-        where: Name of the split in messages; `the test split of MSR-VTT` by default.
+    `video_of_text` (N,) int64 is the index of the video that each text describes. `videos` is their number M; those
+    without a text are distractors. `warnings` are those of every result, and `where` names the split in messages.
     """
 
     video_of_text: Tensor

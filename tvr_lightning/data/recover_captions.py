@@ -21,13 +21,9 @@ WITHOUT_MODEL = (
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """Description of one segment of a video, from `start` to `end` in seconds.
+    """Description of one segment of a video, from `start` to `end` in seconds, by a person or a model.
 
-    Attributes:
-        video_id: Identifier in the annotation files of the dataset.
-        segment: Number of the segment in temporal order, from 0.
-        model: Author: the name of a model, or a person.
-        prompt, weights_hash: Prompt of the model and hash of its weights; empty for human authors.
+    Segments are numbered from 0 in temporal order. `prompt` and `weights_hash` are empty for human authors.
     """
 
     video_id: str

@@ -32,12 +32,8 @@ SPLITS = ("train", "val", "test")
 class AnnotationLayout:
     """Annotation layout of a dataset; a dataset can have several with one name, of which the fullest applies.
 
-    Attributes:
-        name: Name for the option `--layout`.
-        needed: Required files that identify the layout: key or expected file name, and pattern of the source file.
-        convert: Function from source files, by their key, to file contents by name; None copies files unchanged.
-        further: Optional files, in the same form as `needed`.
-        note: Difference of data in this layout.
+    `needed` and `further` (optional) map the key or expected name of each file to the pattern of its source. `convert`
+    returns file contents by name; None copies files unchanged. `note` is a difference of the data in this layout.
     """
 
     name: str
@@ -216,7 +212,8 @@ DATASETS = {
             AnnotationLayout(
                 "clip4clip",
                 MSRVTT_FILES | _same("MSRVTT_train.9k.csv"),
-                further=MSRVTT_FULL | _same("MSRVTT_train.7k.csv"),
+                None,
+                MSRVTT_FULL | _same("MSRVTT_train.7k.csv"),
             ),
             AnnotationLayout("clip4clip", MSRVTT_FILES | _same("MSRVTT_train.7k.csv"), further=MSRVTT_FULL),
             AnnotationLayout(
