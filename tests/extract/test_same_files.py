@@ -168,7 +168,7 @@ def test_an_unfinished_audio_part_concerns_only_methods_that_read_it(folders, tm
     shards[1].write_bytes(shards[1].read_bytes()[:-9])
     module = data(root, features=str(tmp_path / "store"))
     module.setup("test")
-    assert module._open_store(module.features).parts == ["text", "frames"]
+    assert module.store.parts == ["text", "frames"]
     hearing = data(root, features=str(tmp_path / "store"), audio="whisper")
     hearing.trainer = SimpleNamespace(lightning_module=SimpleNamespace(audio_encoder=whisper))
     with pytest.raises(StoreError, match=r"audio-00001.*cannot be read"):

@@ -391,6 +391,11 @@ class TextVideoDataModule(LightningDataModule, ABC):
         """Manifest of the folder, if it contains copies of another folder (`tvr data compress`)."""
         return read_copies(self.folder)
 
+    @property
+    def store(self) -> FeatureStore | None:
+        """Feature store that `features` names, checked against the options; None without stored features."""
+        return None if self.features is None else self._open_store(self.features)
+
     def _open_store(self, path: str) -> FeatureStore:
         """Return a store after checking that the parts that the method reads (or the options name) fit the options."""
         module = self.trainer.lightning_module if self.trainer else None

@@ -93,9 +93,9 @@ class RecipeModule(LightningModule):
 
     def check_features(self) -> None:
         """Check that stored features, if the data has any, come from these encoders with their current weights."""
-        store = getattr(self.trainer.datamodule, "store", None)  # type: ignore[attr-defined]
-        if store is not None:
-            rank_zero_info(check_store(store, self.encoder, getattr(self, "audio_encoder", None)))
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        if isinstance(data, TextVideoDataModule) and data.store is not None:
+            rank_zero_info(check_store(data.store, self.encoder, getattr(self, "audio_encoder", None)))
 
     # These hooks follow the loading of a checkpoint.
     on_fit_start = on_test_start = on_predict_start = check_features
