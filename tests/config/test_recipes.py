@@ -63,8 +63,8 @@ def test_an_overlay_names_the_options_that_it_drops_with_a_class():
     recipe = Recipe.parse(["ucofia", "fixture", "tuning/lora", "tuning/adapter"])
     dropped = [name.removeprefix("model.init_args.").replace(".init_args", "") for name in recipe.dropped]
     encoder = ["encoder.architecture", "encoder.patch_shift", "encoder.weights"]
-    assert dropped == [*encoder, "tuning.alpha", "tuning.rank", "tuning.targets"]
-    assert Recipe.parse(["ucofia", "tuning/lora"]).dropped == []
+    assert dropped == [*encoder, "tuning.alpha", "tuning.rank", "tuning.targets", "tuning.train"]
+    assert Recipe.parse(["ucofia"]).dropped == []
 
 
 def test_an_option_that_the_data_would_replace_is_refused():

@@ -112,6 +112,8 @@ class TinyWhisperEncoder(_WhisperEncoder):
     """
 
     def __init__(self, width: int = 64, heads: int = 2, layers: int = 2, seed: int | None = None) -> None:
+        if width <= 0 or width % 4 or width % heads:
+            raise UserError(f"TinyWhisperEncoder.width is {width}; expected a multiple of 4 and of heads ({heads})")
         with torch.random.fork_rng(devices=[], enabled=seed is not None):
             if seed is not None:
                 torch.manual_seed(seed)

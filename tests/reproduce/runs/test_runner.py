@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import tvr_lightning
 from tvr_lightning.cli import main
 from tvr_lightning.errors import UserError
 from tvr_lightning.progress import clock
@@ -101,10 +102,9 @@ def test_runs_share_an_encoder_and_its_stored_features(root, tmp_path):
     weights = torch.load(shared.checkpoint, weights_only=True)["state_dict"]
     for card in heads:
         assert card.run["needs"].items() >= {"encoder": shared.key, "features": stored.key}.items()
-        own = torch.load(card.checkpoint, weights_only=True)["state_dict"]
-        for name, value in weights.items():
-            if name.startswith("encoder."):
-                assert torch.equal(own[name], value)
+        encoder = tvr_lightning.load(card.checkpoint).module.encoder
+        for name, value in encoder.state_dict().items():
+            assert torch.equal(weights[f"encoder.{name}"], value)
     view = view_table(load_table("gaid-1", RECIPES), [run_of_card(card, out / "cards") for card in cards.values()])
     assert any("Heads are trained for 1 epochs on the stored features" in note for note in view.notes)
     shutil.rmtree(stored.features)
