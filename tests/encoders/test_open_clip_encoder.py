@@ -114,6 +114,11 @@ def test_wrong_input_names_the_fix():
         encoder.encode_video(frames)
 
 
+def test_unknown_switches_are_refused():
+    with pytest.raises(ValueError, match=r"encoder_precision is 'fp16'.*float16"):
+        build(encoder_precision="fp16")
+
+
 def long_clip(positions: torch.Tensor) -> torch.Tensor:
     """Long-CLIP's 248 positions (model/longclip.py, load_from_clip): 20 kept, four for each other."""
     kept, last = positions[:20], positions[-1] - positions[-2]
@@ -172,14 +177,17 @@ def test_float16_gives_float32_features_close_to_those_of_float32():
         assert 1e-5 < error < 1e-2
 
 
-def test_float16_refuses_mixed_precision_and_sharding():
+def test_float16_refuses_mixed_precision_sharding_and_other_towers():
     ClipEncoder.check_trainer("32-true", "ddp", encoder_precision="float16")
     with pytest.raises(ValueError, match=r"not with trainer\.precision bf16-mixed\. Add .*variants/float32\.yaml"):
         ClipEncoder.check_trainer("bf16-mixed", "auto", encoder_precision="float16")
     for strategy in ("fsdp", "ModelParallelStrategy"):
         with pytest.raises(ValueError, match=f"not with strategy {strategy}"):
             TinyClipEncoder.check_trainer("32-true", strategy, encoder_precision="float16")
-    ClipEncoder.check_trainer("bf16-mixed", "fsdp")
+    for architecture in ("RN50", "ViT-B-16-SigLIP2", "PE-Core-B-16", "xlm-roberta-base-ViT-B-32"):
+        with pytest.raises(ValueError, match=f"CLIP's own transformers, not for {architecture}"):
+            ClipEncoder.check_trainer("32-true", "auto", architecture=architecture, encoder_precision="float16")
+    ClipEncoder.check_trainer("bf16-mixed", "fsdp", architecture="ViT-B-16-SigLIP2")
 
 
 def saved_bytes_and_gradients(encoder):

@@ -92,6 +92,8 @@ def test_preparations_are_told_apart_in_words():
         ({"interpolation": "random"}, "interpolation 'random'.*Supported: bicubic, bilinear"),
         ({"resize_mode": "stretch"}, "resize_mode 'stretch'.*Supported: shortest, longest, squash"),
         ({"fill_color": 127}, "fill_color 127, which is not supported"),
+        ({"mode": "L"}, "mode 'L', which is not supported"),
+        ({"mean": [0.5]}, "has a mean of 1 channels; expected RGB"),
     ],
 )
 def test_a_preparation_that_is_unknown_is_named(settings, said):

@@ -44,9 +44,12 @@ def test_it_has_the_shapes_it_says():
     assert len(encoder.clip.visual.transformer.resblocks) == 4
 
 
-def test_it_refuses_a_width_that_heads_do_not_divide():
-    with pytest.raises(ValueError, match="multiple of 64"):
-        TinyClipEncoder(width=100)
+@pytest.mark.parametrize(
+    ("switch", "message"), [({"width": 100}, "multiple of 64"), ({"image_size": 50}, "50 must be a multiple")]
+)
+def test_it_refuses_sizes_that_do_not_divide(switch, message):
+    with pytest.raises(ValueError, match=message):
+        TinyClipEncoder(**switch)
 
 
 def test_it_starts_with_the_encoder_of_a_run(tmp_path):

@@ -92,8 +92,9 @@ def test_nothing_ranked_has_no_metric():
     metrics = RetrievalMetrics()
     metrics.update(*[Ranks(nothing, nothing, nothing)] * 2)
     assert all(metric.compute().isnan() for metric in metrics.named().values())
-    with pytest.raises(ValueError, match="nDCG at K needs K >= 1, got 0"):
-        NDCG(0)
+    for metric, k in ((NDCG, 0), (RecallAtK, 0), (RecallAtK, -5)):
+        with pytest.raises(ValueError, match=f"{metric.__name__}.k is {k}; it must be at least 1"):
+            metric(k)
 
 
 class WorstRank(RankMetric):

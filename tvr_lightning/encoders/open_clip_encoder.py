@@ -108,6 +108,8 @@ class OpenClipEncoder(Encoder):
                     module.batch_first = False
                     for block in module.resblocks:
                         block.attn.batch_first = False
+        elif encoder_precision != "float32":
+            raise UserError(f"encoder_precision is {encoder_precision!r}; expected float32 or float16")
         self.patch_shift = PatchShift(model.visual, name) if patch_shift else None
         if compile_towers:
             compile_blocks([self._text.transformer, model.visual])

@@ -98,14 +98,18 @@ def _saved_configuration(folder: Path) -> dict[str, Any]:
 def frame_preprocessing(settings: Mapping[str, Any], source: str) -> PreprocessCfg:
     """Return the frame preprocessing of an open_clip tag or folder (`source`); missing settings are those of CLIP."""
     found = {**merge_preprocess_dict(PreprocessCfg(), dict(settings)), "size": PreprocessCfg.size}
-    supported = {"interpolation": get_args(Interpolation), "resize_mode": get_args(ResizeMode), "fill_color": (0,)}
-    for name, choices in supported.items():
+    supported = {"interpolation": get_args(Interpolation), "resize_mode": get_args(ResizeMode)}
+    for name, choices in (supported | {"fill_color": (0,), "mode": ("RGB",)}).items():
         if found[name] not in choices:
             raise UserError(
                 f"{source} preprocesses frames with {name} {found[name]!r}, which is not supported. Supported: "
                 + ", ".join(map(str, choices))
             )
-    return PreprocessCfg(**found | {name: tuple(map(float, found[name])) for name in ("mean", "std")})
+    for name in ("mean", "std"):
+        found[name] = tuple(map(float, found[name]))
+        if len(found[name]) != 3:
+            raise UserError(f"{source} has a {name} of {len(found[name])} channels; expected RGB")
+    return PreprocessCfg(**found)
 
 
 def find_weights(architecture: str, weights: str | None, preprocessing: str | None = None) -> WeightSource:

@@ -49,6 +49,8 @@ class TinyClipEncoder(OpenClipEncoder):
     ):
         if width <= 0 or width % 64:
             raise UserError(f"TinyClipEncoder.width is {width}; expected a multiple of 64")
+        if image_size % patch_size:
+            raise UserError(f"TinyClipEncoder.image_size {image_size} must be a multiple of patch_size {patch_size}")
         configuration = {
             "embed_dim": width,
             "vision_cfg": {"width": width, "layers": vision_layers, "patch_size": patch_size, "image_size": image_size},

@@ -189,4 +189,6 @@ def build_tokenizer(text: dict[str, Any]) -> Tokenizer:
     options, context_length = dict(text.get("tokenizer_kwargs") or {}), int(text.get("context_length", 77))
     if not text.get("hf_tokenizer_name"):
         return ClipTokenizer(context_length, options.pop("clean", "lower"))
+    if text.get("tokenizer_mode"):
+        raise UserError(f"open_clip's tokenizer mode {text['tokenizer_mode']!r} is not supported")
     return TransformersTokenizer(Path(text["hf_tokenizer_name"]), context_length, **options)

@@ -89,6 +89,8 @@ class RecallAtK(QueryMean):
 
     def __init__(self, k: int) -> None:
         super().__init__()
+        if k < 1:
+            raise UserError(f"{type(self).__name__}.k is {k}; it must be at least 1")
         self.k = k
 
     @property
@@ -149,7 +151,7 @@ class NDCG(QueryMean):
     def __init__(self, k: int = 10) -> None:
         super().__init__()
         if k < 1:
-            raise UserError(f"nDCG at K needs K >= 1, got {k}")
+            raise UserError(f"{type(self).__name__}.k is {k}; it must be at least 1")
         self.k = k
 
     @property
