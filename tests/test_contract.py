@@ -1,5 +1,7 @@
 """Every method of the package keeps what `tvr_lightning.testing` asks of any method; each is found by its recipe."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,3 +37,15 @@ def test_the_suite_builds_the_encoder_and_the_tuning_of_the_recipe(tmp_path):
         changed = small(recipe, f"--model.init_args.{option}")[0]
         with pytest.raises(AssertionError, match=f"without these options of its recipe: model.{option.split('=')[0]}"):
             suite.test_no_part_of_its_recipe_is_left_out(changed)
+
+
+def test_slow_tests_stay_slow_in_other_projects(tmp_path):
+    recipe = next(iter(RECIPES.values()))
+    suite = f"class TestMine(MethodTestSuite):\n    recipe = Path({str(recipe)!r})\n"
+    head = "from pathlib import Path\nfrom tvr_lightning.testing import MethodTestSuite\n"
+    (tmp_path / "test_mine.py").write_text(head + suite)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "two_processes", str(tmp_path)]
+    found = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout
+    assert "2 skipped" in found.stdout

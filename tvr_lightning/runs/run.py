@@ -70,7 +70,9 @@ class Run:
         if recipe.changes:
             rank_zero_info("Options that differ from the checkpoint: " + "; ".join(recipe.changes))
         if recipe.dropped:
-            rank_zero_info(f"Dropped with the classes that recipes replaced: {', '.join(recipe.dropped)}")
+            rank_zero_info(
+                f"Options without effect, since a later recipe replaces their class: {', '.join(recipe.dropped)}"
+            )
         recipe.check(None if command == "fit" else command)
         built = recipe.build()
         self.model: Any = built.model

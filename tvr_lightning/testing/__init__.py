@@ -7,8 +7,8 @@
         recipe = Path(__file__).parent / "mine.yaml"
 
 The method is built with the options of its recipe, a small version of its encoder (`Encoder.small`), random weights and
-a synthetic dataset. `pytest -m "not slow"` skips the tests that need several processes; register the marker `slow` if
-pytest is configured with strict markers.
+a synthetic dataset. The tests that need several processes run only with `-m slow`. Register the marker `slow` in your
+pytest configuration.
 """
 
 from tvr_lightning.testing.contract import MethodTestSuite

@@ -33,6 +33,11 @@ class MethodTestSuite:
     recipe: Path
     together: Sequence[Path] = ()
 
+    @pytest.fixture(autouse=True)
+    def _slow_only_on_request(self, request: pytest.FixtureRequest) -> None:
+        if request.node.get_closest_marker("slow") and "slow" not in request.config.option.markexpr:
+            pytest.skip("slow; select it with -m slow")
+
     @pytest.fixture(scope="class")
     @classmethod
     def method(cls) -> RetrievalModule:
