@@ -1,4 +1,4 @@
-"""Puts the recipes, which lie beside the package in a checkout, into the wheel; all else is in pyproject.toml."""
+"""Puts the recipes, which are next to the package in a checkout, into the wheel; all else is in pyproject.toml."""
 
 import os
 import shutil

@@ -3,9 +3,9 @@
     python benchmarks/architectures.py --write docs/encoders.md
 
 Architectures up to `--largest` million parameters run, and their frames and sentences are compared with open_clip's own
-`encode_image` and `encode_text`; larger ones are built on PyTorch's meta device, which follows shapes and holds no
-values. Nothing is downloaded: where open_clip names a tokenizer or a text tower on the Hugging Face hub, one made on
-the spot stands in for it, and the line says so.
+`encode_image` and `encode_text`; larger ones are built on PyTorch's meta device, which follows shapes and has no
+values. Nothing is downloaded: if open_clip names a tokenizer or a text tower on the Hugging Face Hub, a random one
+replaces it, and the line states this.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ TEXT_TOWERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass
 class Line:
-    """What was seen of one architecture."""
+    """Findings about one architecture."""
 
     name: str
     image: str
@@ -118,7 +118,7 @@ def stand_in_text_tower(name: str, folder: Path) -> tuple[str, int]:
 
 
 def build(configuration: dict[str, Any], on_meta: bool) -> nn.Module:
-    """Build a model, on the meta device without values besides its logit scale and bias, which are read at once."""
+    """Build a model, on the meta device without values other than its logit scale and bias, which are read at once."""
     if not on_meta:
         return build_model(configuration, "float32")
     with torch.device("meta"):
@@ -185,7 +185,7 @@ def look(name: str, largest: float, folder: Path) -> Line:
 
 
 def lines(largest: float) -> Iterator[Line]:
-    """Yield every architecture of open_clip, one after another; what fails says why."""
+    """Yield every architecture of open_clip, one after another; failures are printed with their reason."""
     for name in open_clip.list_models():
         with tempfile.TemporaryDirectory() as folder:
             try:

@@ -84,7 +84,7 @@ def copies(split: Split, folder: Path) -> Split:
 
 
 def division(videos: list[Path], captions: list[str]) -> list[tuple[str, float]]:
-    """Milliseconds of the processor per sample that each step takes, one sample being a clip and a caption."""
+    """CPU milliseconds per sample that each step takes, one sample being a clip and a caption."""
     tokenizer = ClipTokenizer(77)
     spent = dict.fromkeys(("demux", "decode and convert", "resize and crop", "tokenise"), 0.0)
     for path in videos:
@@ -203,7 +203,7 @@ Videos per second of one loader, without any encoder:
 
 {table(rows, ["way", "videos per second", "over naive with 1 worker", "over raw video with 2 workers"])}
 
-Where the time of one sample goes, one process, milliseconds of the processor:
+Where the time of one sample goes, one process, CPU milliseconds:
 
 {table(shares, ["step", "milliseconds", "share"])}
 

@@ -37,7 +37,7 @@ def _tcmgc(attention: LanguageVideoAttention) -> TCMGCOptions:
 
 HEADS: dict[str, tuple[str, float, dict[str, Head]]] = {
     "X-Pool": (
-        "untold scenes",
+        "undescribed scenes",
         0.5,
         {
             "pair": XPoolOptions(dropout=DROPOUT),
@@ -46,7 +46,7 @@ HEADS: dict[str, tuple[str, float, dict[str, Head]]] = {
         },
     ),
     "TC-MGC": (
-        "untold scenes",
+        "undescribed scenes",
         0.5,
         {
             "pair": _tcmgc(LanguageVideoAttention(dropout=DROPOUT)),
@@ -107,7 +107,7 @@ def _page(rows: list[str], args: argparse.Namespace, minutes: float) -> str:
     return f"""# Dropout drawn for every pair, and for every video
 
 `python benchmarks/dropout_draws.py`, {date.today()}, {platform.machine()}, torch {torch.__version__}, one thread,
-{minutes:.1f} minutes of processor time. Worlds and heads of `benchmarks/mechanisms.py` at strengths of 0.5 (untold
+{minutes:.1f} minutes of CPU time. Worlds and heads of `benchmarks/mechanisms.py` at strengths of 0.5 (untold
 scenes) and 1 (gap), the papers' dropout of {DROPOUT}, {args.seeds} seeds, {args.steps} steps with batches of
 64; the settings were committed before the run. R@1 in percent, means over seeds; differences are paired by seed,
 brackets are 95 % t intervals.

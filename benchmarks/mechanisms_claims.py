@@ -114,10 +114,10 @@ DPDV_ARMS = (
 )
 SHARES, NUMBERS, NOISE = (0, 0.25, 0.5, 0.75), (0, 3, 15), (0, 1, 2, 4)
 CLAIMS = (
-    Trial("conditioning", "X-Pool", "untold scenes", SHARES,
+    Trial("conditioning", "X-Pool", "undescribed scenes", SHARES,
           (Arm("CLIP4Clip, mean of the frames", MeanPooled()), Arm("X-Pool, pooled for the text", PLAIN_XPOOL)),
           "A video pooled for the text omits what the text does not describe."),
-    Trial("contrasts", "TC-MGC", "untold scenes", SHARES,
+    Trial("contrasts", "TC-MGC", "undescribed scenes", SHARES,
           (Arm("TC-MGC without conditioning", tcmgc(on="cosines", conditioned=False)),
            Arm("TC-MGC", tcmgc(on="cosines"))),
           "Contrasts with a video conditioned on the text are better than contrasts with one video for all texts "
@@ -138,9 +138,9 @@ CLAIMS = (
           "Increments absorb the gradients of false negatives, so that these harm the anchors less."),
     Trial("false negatives of a style", "GARE", "false negatives of a style", NUMBERS, GARE_ARMS,
           "The same, where false negatives teach the baseline something that misleads it in the test."),
-    Trial("paths", "DPDV", "further captions", (0, 0.5, 0.875), DPDV_ARMS,
-          "Dividing the frames by the caption, and further captions for the rest, make up for what a caption omits."),
-    Trial("paths, test like training", "DPDV", "further captions everywhere", (0, 0.5, 0.875), DPDV_ARMS,
+    Trial("paths", "DPDV", "additional captions", (0, 0.5, 0.875), DPDV_ARMS,
+          "Dividing the frames by the caption, and more captions for the rest, make up for what a caption omits."),
+    Trial("paths, test like training", "DPDV", "additional captions everywhere", (0, 0.5, 0.875), DPDV_ARMS,
           "The same, where test videos show the other scenes too."),
     Trial("perturbation", "GAID", "noisy sentences", (0, 0.3, 0.6, 0.9, 1.2),
           (Arm("GAID without perturbation", silent(perturbation=NoPerturbation())),
@@ -151,7 +151,7 @@ CLAIMS = (
           (Arm("TC-MGC without SDR", tcmgc(0.0)), Arm("SDR of logits, as released", tcmgc()),
            Arm("SDR of cosines, as in the paper", tcmgc(on="cosines"))),
           "A smaller variance of the contrasts' scores of a matching pair (SDR) keeps one contrast from dominating."),
-    Trial("sound", "GAID", "told by sound", (0, 0.25, 0.5, 0.75, 1),
+    Trial("sound", "GAID", "described audio", (0, 0.25, 0.5, 0.75, 1),
           (Arm("GAID without sound", silent()), Arm("GAID", gaid()),
            Arm("GAID, gate without text", gaid(fusion=GatedFusion(text="none")))),
           "A gate per frame adds the sound where the query asks for it."),
@@ -167,7 +167,7 @@ def _deviation(method: str, topic: str, world: str, strength: float, ours: Head,
     return Trial(topic, method, world, (strength,), (Arm("here", ours), Arm(name, other)))
 
 
-_SOUND, _SCENES = ("told by sound", 1, gaid()), ("untold scenes", 0.5, tmass())
+_SOUND, _SCENES = ("described audio", 1, gaid()), ("undescribed scenes", 0.5, tmass())
 _WORDS = ("noisy words", 2, tcmgc(0.0))  # without SDR, since its released weight dominates everything else
 _BANK = "training queries"
 LEAKS = tuple(
@@ -195,9 +195,9 @@ DEVIATIONS = (
                silent(perturbation=DASP(Normal()))),
     _deviation("GAID", "text", *_SOUND, "the paper's normalized text", gaid(normalize_text=True)),
     _deviation("GAID", "loss", *_SOUND, "the paper's plain InfoNCE", gaid(loss_weighting="uniform")),
-    _deviation("DPDV", "macro view", "further captions", 0.75, dpdv(), "Eq. 5, with the best frame",
+    _deviation("DPDV", "macro view", "additional captions", 0.75, dpdv(), "Eq. 5, with the best frame",
                dpdv(macro_interaction="weighted-max")),
-    _deviation("DPDV", "partition", "further captions", 0.75, dpdv(), "a partition by every text",
+    _deviation("DPDV", "partition", "additional captions", 0.75, dpdv(), "a partition by every text",
                dpdv(spot_partition="pairwise")),
     _deviation("TMASS", "sigma", *_SCENES, "T-MASS, the paper's N(0, 1)", tmass(prior=Normal())),
     _deviation("TMASS", "support weight", *_SCENES, "T-MASS, the released default of 0", tmass(support_weight=0.0)),

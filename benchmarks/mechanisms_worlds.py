@@ -128,7 +128,7 @@ def repeated(content: Tensor, count: int) -> Tensor:
     return content.unsqueeze(1).expand(-1, count, -1)
 
 
-def untold_scenes(space: Space, count: int, strength: float, training: bool) -> Split:
+def undescribed_scenes(space: Space, count: int, strength: float, training: bool) -> Split:
     """The caption of a video describes one of its scenes; its frames are in random order.
 
     Strength: share of the frames that show other scenes.
@@ -141,16 +141,16 @@ def untold_scenes(space: Space, count: int, strength: float, training: bool) -> 
     return Split(space.captions(repeated(told, WORDS)), space.videos(shown))
 
 
-def further_captions(space: Space, count: int, strength: float, training: bool) -> Split:
-    """The caption of a training video describes one of its scenes, and further captions describe the others.
+def additional_captions(space: Space, count: int, strength: float, training: bool) -> Split:
+    """The caption of a training video describes one of its scenes, and additional captions describe the others.
 
     Test videos show only the described scene. Strength: share of the training frames that show other scenes.
     """
-    return further_captions_everywhere(space, count, strength if training else 0.0, training)
+    return additional_captions_everywhere(space, count, strength if training else 0.0, training)
 
 
-def further_captions_everywhere(space: Space, count: int, strength: float, training: bool) -> Split:
-    """The caption of a video describes one of its scenes, and further captions describe the others.
+def additional_captions_everywhere(space: Space, count: int, strength: float, training: bool) -> Split:
+    """The caption of a video describes one of its scenes, and additional captions describe the others.
 
     Strength: share of the frames that show other scenes, in training and in the test.
     """
@@ -229,7 +229,7 @@ def noisy_words(space: Space, count: int, strength: float, training: bool) -> Sp
     return Split(pairs.text, replace(pairs.video, patches=None))
 
 
-def told_by_sound(space: Space, count: int, strength: float, training: bool) -> Split:
+def described_audio(space: Space, count: int, strength: float, training: bool) -> Split:
     """Some videos have a twin with the same frames and another sound, and captions that describe the sound too.
 
     Strength: share of the videos with a twin.
@@ -245,8 +245,8 @@ def told_by_sound(space: Space, count: int, strength: float, training: bool) -> 
 
 
 FUNCTIONS = (
-    untold_scenes, further_captions, further_captions_everywhere, cone, gap, false_negatives,
-    false_negatives_of_a_style, noisy_sentences, noisy_words, told_by_sound,
+    undescribed_scenes, additional_captions, additional_captions_everywhere, cone, gap, false_negatives,
+    false_negatives_of_a_style, noisy_sentences, noisy_words, described_audio,
 )  # fmt: skip
 WORLDS: dict[str, Callable[[Space, int, float, bool], Split]] = {
     made.__name__.replace("_", " "): made for made in FUNCTIONS

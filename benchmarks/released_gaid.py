@@ -1,7 +1,7 @@
 """GAID's modules as released, asked for every pair: restated plainly from clip_stochastic.py and its modules.
 
 The released code fuses and pools each video under one text. Under the query protocol every pair has its own fused
-frames, so that keys and values are projected anew for each of them; perturbation and cosine follow for every pair.
+frames, so that keys and values are projected again for each of them; perturbation and cosine follow for every pair.
 """
 
 from __future__ import annotations

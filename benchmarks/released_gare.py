@@ -1,6 +1,6 @@
 """GARE as released, restated plainly from modeling.py, lines 184-206, and psi_module.py.
 
-Every pair has its gap, its query and its increment in full, frames are projected anew for every block, and the output
+Every pair has its gap, its query and its increment in full, frames are projected again for every block, and the output
 of `log_std_proj` is computed and thrown away; the released evaluation takes blocks of 16 x 16.
 """
 

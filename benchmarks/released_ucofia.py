@@ -1,6 +1,6 @@
 """UCoFiA as released, restated plainly from the specification of its training code: every similarity of every block.
 
-Words and patches meet their matrices anew in every block.
+Words and patches are projected again in every block.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """X-CLIP as released, restated plainly from the specification of modeling_xclip.py: every similarity of every block.
 
-Words meet their matrix anew in every block.
+Words are projected again in every block.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def agreement(videos, queries, candidates):
 
 
 def cpu_seconds():
-    """What all threads of this process have computed, which other processes on the machine do not change."""
+    """CPU time of all threads of this process, which does not depend on other processes."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
@@ -131,7 +131,7 @@ def two_stage_table(videos, queries):
 
 
 FIRST_STAGE = [
-    f"First stage: {WIDTH} numbers per vector, 256 candidates; latency in ms by percentile, CPU ms per query over all "
+    f"First stage: {WIDTH}-dimensional vectors, 256 candidates; latency in ms by percentile, CPU ms per query over all "
     "threads, bytes on disk per vector. Random vectors have no neighbourhoods: the hardest case for an approximate "
     "index.",
     "",

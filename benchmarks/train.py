@@ -51,7 +51,7 @@ PARTS = ("data", "encode", "loss", "backward", "optimizer")
 
 @dataclass
 class Size:
-    """What a step works on: B pairs, F frames of S pixels, W words."""
+    """Input of a step: B pairs, F frames of S pixels, W words."""
 
     batch: int
     frames: int
@@ -89,7 +89,7 @@ def timed(function: Callable[[], Any], device: torch.device) -> tuple[Any, float
 
 
 def batches(size: Size, encoder: Encoder, device: torch.device, options: argparse.Namespace) -> Iterator[PairBatch]:
-    """Yield batches without end: read from `--data`, or the same made-up one."""
+    """Yield batches without end: read from `--data`, or the same synthetic one."""
     if options.data is None:
         batch = made_up(size, encoder, device)
         while True:
@@ -175,7 +175,7 @@ def ceiling(options: argparse.Namespace) -> float:
 
 
 def between(size: Size) -> None:
-    """Print the processor time of making a batch's captions and pixels an encoder's input, before and now.
+    """Print the CPU time of making a batch's captions and pixels an encoder's input, before and now.
 
     Before, captions came as strings and pixels were made float, divided, shifted and divided again in float32.
     """
@@ -229,7 +229,7 @@ def main() -> int:
     parser.add_argument("--num_workers", type=int, default=2, help="processes that decode")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--papers-dropout", action="store_true", help="only with dropout, as the papers train")
-    parser.add_argument("--batch", type=int, help="pairs, in the place of 128 or 16")
+    parser.add_argument("--batch", type=int, help="pairs, instead of 128 or 16")
     parser.add_argument("--between", action="store_true", help="only what the training process does for a batch")
     options = parser.parse_args()
     torch.set_num_threads(1 if options.between else torch.get_num_threads())

@@ -1,6 +1,6 @@
 """A training step with features given, the papers' options and dropout: as released, and ours.
 
-    python benchmarks/train_heads.py                     # GARE and X-Pool on 128 pairs, TC-MGC on 48, processor time
+    python benchmarks/train_heads.py                     # GARE and X-Pool on 128 pairs, TC-MGC on 48, CPU time
 
 Both compute the losses of the paper (its default options, dropout 0.3) on the same head and features, and all
 gradients; the optimiser is not part of it. "As released" is the released code restated plainly (released_<method>.py),
@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    here = f"{platform.machine()}, 1 thread, processor time"
+    here = f"{platform.machine()}, 1 thread, CPU time"
     machine = here if args.device == "cpu" else torch.cuda.get_device_name()
     print(f"{date.today()}, {machine}, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}")
     print("| method | pairs | as released, s | ours, s | ratio | drawn per video, s | ratio |")

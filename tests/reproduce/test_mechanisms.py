@@ -49,7 +49,7 @@ def cosines(vectors):
 
 
 def test_vectors_are_as_long_as_clip_s_and_lie_in_a_cone_of_their_modality(worlds):
-    test = worlds.make_world("untold scenes", 0, 0).test
+    test = worlds.make_world("undescribed scenes", 0, 0).test
     assert 3 < test.text.sentence.norm(dim=-1).mean() < 6
     assert 3 < test.video.frames.norm(dim=-1).mean() < 7
     assert 0.35 < cosines(test.text.sentence).mean() < 0.55
@@ -60,14 +60,17 @@ def test_vectors_are_as_long_as_clip_s_and_lie_in_a_cone_of_their_modality(world
 
 @pytest.mark.parametrize("strength", [0.125, 0.5, 0.75])
 def test_a_share_of_the_frames_is_untold_and_nothing_else_changes(worlds, strength):
-    factor, control = worlds.make_world("untold scenes", 3, strength), worlds.make_world("untold scenes", 3, 0)
+    factor, control = (
+        worlds.make_world("undescribed scenes", 3, strength),
+        worlds.make_world("undescribed scenes", 3, 0),
+    )
     assert torch.equal(factor.test.text.sentence, control.test.text.sentence)
     moved = changed(factor.test.video.frames, control.test.video.frames)
     assert (moved.double().mean(1) == strength).all()
 
 
 def test_test_videos_show_only_the_described_scene(worlds):
-    factor, control = worlds.make_world("further captions", 3, 0.75), worlds.make_world("further captions", 3, 0)
+    factor, control = worlds.make_world("additional captions", 3, 0.75), worlds.make_world("additional captions", 3, 0)
     assert torch.equal(factor.test.video.frames, control.test.video.frames)
     assert torch.equal(factor.train.text.words, control.train.text.words)
     assert (changed(factor.train.video.frames, control.train.video.frames).double().mean(1) == 0.75).all()
@@ -138,8 +141,8 @@ def test_only_sentences_at_test_are_noisier(worlds):
 
 @pytest.mark.parametrize("share", [0, 0.5, 1])
 def test_only_sound_tells_twins_apart(worlds, share):
-    world = worlds.make_world("told by sound", 3, share)
-    assert torch.equal(world.test.video.audio, worlds.make_world("told by sound", 3, 0).test.video.audio)
+    world = worlds.make_world("described audio", 3, share)
+    assert torch.equal(world.test.video.audio, worlds.make_world("described audio", 3, 0).test.video.audio)
     frames = world.test.video.frames.mean(1)
     closest = torch.cdist(frames, frames).fill_diagonal_(torch.inf).argmin(1)
     twins = (closest == torch.arange(worlds.TEST) ^ 1).double().mean()
@@ -219,7 +222,7 @@ def test_text_conditioned_pooling_is_seen_and_equal_seeds_give_equal_outcomes(be
     (claim,) = (claim for claim in claims.CLAIMS if claim.key == "conditioning")
 
     def trained(arm):
-        world = worlds.make_world("untold scenes", 1, 0.5)
+        world = worlds.make_world("undescribed scenes", 1, 0.5)
         return heads.outcome(arm.head, world, 1, 1e-3, 1.0, steps=16)
 
     mean, conditioned = (trained(arm) for arm in claim.arms)
@@ -238,7 +241,7 @@ def test_a_head_is_read_in_all_the_ways_that_its_claims_name(benchmark, worlds, 
     assert len(special) >= 4
     for head, wanted in special:
         sound = isinstance(head, heads.GAIDOptions)
-        world = worlds.make_world("told by sound", 0, 1) if sound else worlds.make_world("gap", 0, 1)
+        world = worlds.make_world("described audio", 0, 1) if sound else worlds.make_world("gap", 0, 1)
         assert wanted <= set(heads.outcome(head, world, 0, 1e-3, 1.0, steps=1)["test"])
 
 

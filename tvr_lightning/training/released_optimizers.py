@@ -73,7 +73,7 @@ class ReleasedOptimizer(torch.optim.Optimizer, ABC):
 
 
 def _mean_and_root(gradients: Any, states: list[State], group: dict[str, Any]) -> tuple[Any, Any]:
-    """Update the running means of the gradients and of their squares; return the former, and sqrt(squares) + eps."""
+    """Update the running means of the gradients and of their squares; return the first, and sqrt(squares) + eps."""
     first, second = group["betas"]
     means = torch._foreach_mul([state["mean"] for state in states], first)
     torch._foreach_add_(means, gradients, alpha=1 - first)
