@@ -22,7 +22,7 @@ def made(name: str, gather: str = "global") -> tuple:
     """Module and batches."""
     if name == ANSWERING:
         module = answering()
-        return module, Questions([pairs(module.method, seed) for seed in range(STEPS)])
+        return module, Questions(module.method, STEPS)
     options = [WITHOUT_DROPOUT[name]] if gather == "local" and name in WITHOUT_DROPOUT else []
     method = build(name, f"--model.init_args.gather={gather}", *options)
     return method, Batches(method, 1 if gather == "own-slice" else STEPS)

@@ -29,8 +29,6 @@ M = TypeVar("M", bound=pl.LightningModule)
 class Batches(pl.LightningDataModule):
     """Data module with random batches of pairs for a number of steps, with the frames and audio that a method needs."""
 
-    store = None
-
     def __init__(self, method: RetrievalModule, steps: int) -> None:
         super().__init__()
         self.batches = [random_pairs(method, BATCH, seed) for seed in range(steps)]
