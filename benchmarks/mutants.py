@@ -2,11 +2,13 @@
 
     pip install pytest-cov
     python benchmarks/mutants.py --out build/mutants [--mutants 200] [--seed 0]
+    python benchmarks/mutants.py --out build/after --again build/mutants/mutants.jsonl
 
 The suite runs once under coverage, which notes the tests that reach each line. Then one sampled place of the package at
 a time is changed (a comparison or a sign flipped, a number off by one, an argument dropped, a condition negated), and
-the tests that reach it run until one fails. All of this happens in a copy of the last commit. Every result is appended
-to mutants.jsonl, so that a killed run continues; the summary is printed at the end.
+the tests that reach it run until one fails. All of this happens in copies of the last commit, two mutants at a time.
+Every result is appended to mutants.jsonl, so that a killed run continues; the summary is printed at the end. `--again`
+takes the mutants of an earlier run, so that two suites are compared on the same faults.
 
 mutmut and cosmic-ray do not select the tests of a line among those of a whole suite, which takes minutes here.
 """
@@ -18,18 +20,23 @@ import ast
 import copy
 import json
 import os
+import queue
 import random
 import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.progress import track
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("methods", "pairwise", "evaluation", "data", "media", "store", "training", "runs")
+WORKERS = 2
 MOST_TESTS, MOST_SECONDS = 80, 300
 """Limits of the tests of one mutant, those that reach the fewest lines first, and of their time."""
 COMPARISONS = {
@@ -65,6 +72,34 @@ def mutations(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
             yield "condition", changed
 
 
+@dataclass
+class Mutant:
+    """One fault: its file, the expression, the kind of the change, and the changed expression."""
+
+    file: str
+    node: ast.expr
+    kind: str
+    changed: ast.AST
+
+    def record(self) -> dict[str, object]:
+        change = {"before": ast.unparse(self.node), "after": ast.unparse(self.changed)}
+        return {
+            "file": self.file,
+            "line": self.node.lineno,
+            "column": self.node.col_offset,
+            "kind": self.kind,
+            **change,
+        }
+
+
+def same_mutant(record: dict[str, Any], mutants: list[Mutant]) -> Mutant | None:
+    """Return the mutant nearest to an earlier run's record, of the same file and change; None if the code is gone."""
+    of_file = [mutant for mutant in mutants if mutant.file == record["file"]]
+    names = ("kind", "before", "after")
+    same = [mutant for mutant in of_file if all(mutant.record()[name] == record[name] for name in names)]
+    return min(same, key=lambda mutant: abs(mutant.node.lineno - record["line"]), default=None)
+
+
 def places(source: str) -> Iterator[tuple[ast.expr, str, ast.AST]]:
     """Yield every expression of a module's functions that can be changed, except annotations and error messages."""
     skipped: set[ast.AST] = set()
@@ -87,25 +122,36 @@ def replaced(source: str, node: ast.expr, changed: ast.AST) -> str:
 
 
 def tests_of_lines(database: Path, copied: Path) -> dict[str, dict[int, list[str]]]:
-    """Return for each file and line the tests that reach it, those that reach the fewest lines of the package first."""
+    """Return for each file and line the tests that reach it, those that reach the fewest lines of the package first.
+
+    A fixture runs in the first test that uses it, so for a line that a fixture reaches, the whole test file runs.
+    """
     from coverage.numbits import numbits_to_nums
 
     with sqlite3.connect(database) as found:
         rows = found.execute(
             "select path, context, numbits from line_bits join file on file.id = file_id "
-            "join context on context.id = context_id where context like '%|run'"
+            "join context on context.id = context_id where context like '%|run' or context like '%|setup'"
         ).fetchall()
     reached: dict[str, int] = {}
     of_lines: dict[str, dict[int, list[str]]] = {}
     for path, context, bits in rows:
-        test, lines = context.removesuffix("|run"), numbits_to_nums(bits)
+        test, _, phase = context.rpartition("|")
+        test, lines = test if phase == "run" else test.partition("::")[0], numbits_to_nums(bits)
         reached[test] = reached.get(test, 0) + len(lines)
         for line in lines:
             of_lines.setdefault(str(Path(path).relative_to(copied)), {}).setdefault(line, []).append(test)
     return {
-        path: {line: sorted(tests, key=lambda test: (reached[test], test)) for line, tests in lines.items()}
+        path: {
+            line: sorted(set(tests), key=lambda test: ("::" not in test, reached[test], test))
+            for line, tests in lines.items()
+        }
         for path, lines in of_lines.items()
     }
+
+
+def read(results: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()] if results.exists() else []
 
 
 def run_tests(copied: Path, words: list[str], seconds: float | None = None) -> int:
@@ -125,42 +171,59 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the copy, the coverage, and the results")
     parser.add_argument("--mutants", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--again", type=Path, help="mutants.jsonl of an earlier run, whose mutants are tested")
     options = parser.parse_args()
     out = options.out.absolute()
-    copied, database, results = out / "copy", out / "coverage.sqlite", out / "mutants.jsonl"
-    if not copied.exists():
-        subprocess.run(["git", "-C", str(ROOT), "worktree", "add", "--detach", str(copied), "HEAD"], check=True)
+    database, results = out / "coverage.sqlite", out / "mutants.jsonl"
+    copies = [out / f"copy{number}" for number in range(WORKERS)]
+    for copied in copies:
+        if not copied.exists():
+            subprocess.run(["git", "-C", str(ROOT), "worktree", "add", "--detach", str(copied), "HEAD"], check=True)
     if not database.exists():
-        run_tests(
-            copied, ["-n", "2", "--dist", "loadfile", "--cov=tvr_lightning", "--cov-context=test", "--cov-report="]
-        )
-        (copied / ".coverage").rename(database)
-    tests = tests_of_lines(database, copied)
-    files = [path for package in PACKAGES for path in sorted((copied / "tvr_lightning" / package).rglob("*.py"))]
-    candidates = [
-        (path, node, kind, changed, of_file[node.lineno])
+        covered = ["--cov=tvr_lightning", "--cov-context=test", "--cov-report="]
+        run_tests(copies[0], ["-n", str(WORKERS), "--dist", "loadfile", *covered])
+        (copies[0] / ".coverage").rename(database)
+    tests = tests_of_lines(database, copies[0])
+    files = [path for package in PACKAGES for path in sorted((copies[0] / "tvr_lightning" / package).rglob("*.py"))]
+    mutants = [
+        Mutant(str(path.relative_to(copies[0])), node, kind, changed)
         for path in files
-        if (of_file := tests.get(str(path.relative_to(copied))))
         for node, kind, changed in places(path.read_text(encoding="utf-8"))
-        if node.lineno in of_file
     ]
-    done = len(results.read_text(encoding="utf-8").splitlines()) if results.exists() else 0
-    sample = random.Random(options.seed).sample(candidates, min(options.mutants, len(candidates)))
-    for path, node, kind, changed, reaching in track(sample[done:], "testing mutants"):
-        source, began = path.read_text(encoding="utf-8"), time.monotonic()
-        path.write_text(replaced(source, node, changed), encoding="utf-8")
+    if options.again:
+        found = [same_mutant(record, mutants) for record in read(options.again)]
+        sample = [mutant for mutant in found if mutant]
+        print(f"{len(sample)} of the {len(found)} mutants of {options.again} are still in the code")
+    else:
+        reached = [mutant for mutant in mutants if mutant.node.lineno in tests.get(mutant.file, {})]
+        sample = random.Random(options.seed).sample(reached, min(options.mutants, len(reached)))
+    done = [tuple(record.values())[:6] for record in read(results)]
+    free = queue.SimpleQueue[Path]()
+    for copied in copies:
+        free.put(copied)
+
+    def test(mutant: Mutant) -> dict[str, object]:
+        copied, began = free.get(), time.monotonic()
+        reaching = tests.get(mutant.file, {}).get(mutant.node.lineno, [])
+        path = copied / mutant.file
+        source = path.read_text(encoding="utf-8")
+        path.write_text(replaced(source, mutant.node, mutant.changed), encoding="utf-8")
         try:
-            caught = run_tests(copied, ["-x", "-n", "0", *reaching[:MOST_TESTS]], MOST_SECONDS) != 0
+            caught = bool(reaching) and run_tests(copied, ["-x", "-n", "0", *reaching[:MOST_TESTS]], MOST_SECONDS) != 0
         finally:
             path.write_text(source, encoding="utf-8")
-        record = {
-            "file": str(path.relative_to(copied)), "line": node.lineno, "kind": kind, "caught": caught,
-            "before": ast.unparse(node), "after": ast.unparse(changed), "tests": len(reaching),
-            "seconds": round(time.monotonic() - began, 1),
-        }  # fmt: skip
-        with results.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-    records = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+            free.put(copied)
+        seconds = round(time.monotonic() - began, 1)
+        return {**mutant.record(), "caught": caught, "tests": len(reaching), "seconds": seconds}
+
+    left = [mutant for mutant in sample if tuple(mutant.record().values()) not in done]
+    with ThreadPoolExecutor(WORKERS) as pool, results.open("a", encoding="utf-8") as file:
+        for record in track(pool.map(test, left), "testing mutants", total=len(left)):
+            print(json.dumps(record), file=file, flush=True)
+    records = read(results)
+    for package in PACKAGES:
+        of_package = [record["caught"] for record in records if f"/{package}/" in record["file"]]
+        print(f"{package}: caught {sum(of_package)} of {len(of_package)}")
     print(f"caught {sum(record['caught'] for record in records)} of {len(records)}; those that survived:")
     for record in records:
         if not record["caught"]:
