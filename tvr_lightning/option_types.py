@@ -137,8 +137,11 @@ def _refusal(hint: Any, value: Any) -> str | None:
     if origin in (Union, types.UnionType):
         refusals = [_refusal(argument, value) for argument in arguments]
         return None if None in refusals else " or ".join(item for item in refusals if item)
-    if origin is tuple:
-        return next((said for item in value if (said := _refusal(arguments[0], item)) is not None), None)
+    if origin in (tuple, dict):
+        if not isinstance(value, (list, tuple, dict)):
+            return "named values" if origin is dict else "a list"
+        items = value.values() if isinstance(value, dict) else value
+        return next((said for item in items if (said := _refusal(arguments[origin is dict], item)) is not None), None)
     if hint in (int, float):
         wanted = (int, float) if hint is float else int
         return None if isinstance(value, wanted) and not isinstance(value, bool) else "a number"

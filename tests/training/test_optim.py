@@ -8,6 +8,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.training import released_optimizers
 from tvr_lightning.training.optim import OptimizerConfig, build_optimizer, parameter_groups, schedule_factor
 from tvr_lightning.training.released_optimizers import BertAdam
@@ -186,6 +187,16 @@ def test_groups_hold_each_trainable_parameter_once_with_its_rate_and_decay():
         (1e-7, 0.0),
         (1e-7, 0.2),
     ]
+
+
+def test_rates_of_patterns_override_those_of_the_parts():
+    method = Method()
+    config = OptimizerConfig(lr=1.0, encoder_lr=0.1, rates={"encoder.*": 0.2, "encoder.1.*": 0.3, "*scale": 0.0})
+    found = {n: group["lr"] for group in parameter_groups(method, config) for n in names_of(method, group)}
+    first = {"encoder.0.weight": 0.2, "encoder.0.bias": 0.2, "encoder.1.weight": 0.3, "encoder.1.bias": 0.3}
+    assert found == {n: 1.0 for n in found} | first | {"temperature.logit_scale": 0.0}
+    with pytest.raises(UserError, match=r"rates: no trained parameter matches encoder\.2\.\*"):
+        parameter_groups(method, OptimizerConfig(rates={"encoder.2.*": 0.1, "head.*": 1.0}))
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,9 @@ class SchemaWalk:
         if classes and (isinstance(value, dict) or (isinstance(value, str) and not takes_text)):
             self.section(where, classes, {"class_path": value} if isinstance(value, str) else value)
         elif isinstance(value, dict):
-            self.options(where, next((v["properties"] for v in variants if "properties" in v), {}), value)
+            each = next((v["additionalProperties"] for v in variants if v.get("additionalProperties")), None)
+            named = next((v["properties"] for v in variants if "properties" in v), {})
+            self.options(where, dict.fromkeys(value, each) if each else named, value)
         elif variants and not any(_fits(variant, value) for variant in variants):
             words = dict.fromkeys(word for variant in variants for word in _words(variant))
             expected = in_words(sorted(words, key=lambda word: word == "null"))
@@ -223,7 +225,7 @@ def _fits(node: dict[str, Any], value: Any) -> bool:
     if "pattern" in node:
         return re.search(node["pattern"], str(value)) is not None
     kinds = types_of(node)
-    if not kinds or {"string", "object"} & set(kinds):
+    if not kinds or "string" in kinds:
         return True
     if value is None or isinstance(value, bool):
         return ("null" if value is None else "boolean") in kinds

@@ -6,6 +6,7 @@ Lightning saves and resumes it exactly. The first step has learning rate 0, as r
 
 import math
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
 import torch
@@ -29,6 +30,8 @@ class OptimizerConfig(Options):
         lr: peak learning rate of all parameters that are not pretrained, and of what LoRA, Adapter or another
             tuning with `rate: lr` trains.
         encoder_lr: peak learning rate of the encoder without such tuning, and of the logit scale.
+        rates: peak learning rates of parameters by patterns of their names, such as `{encoder.*.visual.*: 1.0e-6}`; of
+            several matching patterns, the last one counts.
         weight_decay: decoupled weight decay, multiplied by the learning rate.
         betas: decay rates of the running means of the gradient and of its square.
         eps: term added to the root of the running mean of squares.
@@ -51,6 +54,7 @@ class OptimizerConfig(Options):
     name: Literal["bert-adam", "adamw", "adamw-hf"] = "bert-adam"
     lr: NotNegative = 1e-4
     encoder_lr: NotNegative = 1e-7
+    rates: dict[str, NotNegative] | None = None
     weight_decay: NotNegative = 0.2
     betas: tuple[Fraction, Fraction] = (0.9, 0.98)
     eps: Positive = 1e-6
@@ -75,20 +79,28 @@ def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[st
     """Split the trainable parameters by learning rate and decay; the logit scale gets the encoder's learning rate.
 
     The pretrained part of the module is its attribute `encoder` or `method.encoder`; `tuning` determines its rate.
-    Return the non-empty groups with `params`, `lr`, `weight_decay` and `name`, such as `encoder, decayed`.
+    Return the non-empty groups with `params`, `lr`, `weight_decay` and `name`, such as `encoder, decayed`; raise a
+    UserError if nothing is trained, or a pattern of `rates` matches nothing that is trained.
     """
-    rates = {"method": config.lr, "encoder": config.encoder_lr, "tuning": config.lr}
+    patterns = config.rates or {}
+    rates = {"method": config.lr, "encoder": config.encoder_lr, "tuning": config.lr, **patterns}
     tuning = getattr(getattr(module, "method", module), "tuning", None)
     encoder = "tuning" if tuning is not None and tuning.rate == "lr" else "encoder"
     groups: dict[tuple[str, bool], list[Tensor]] = {}
+    unused = set(patterns)
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             pretrained = name.startswith(("encoder.", "method.encoder."))
             part = encoder if pretrained else "encoder" if name.rpartition(".")[2] == "logit_scale" else "method"
+            if matching := [pattern for pattern in patterns if fnmatchcase(name, pattern)]:
+                part = matching[-1]
+                unused -= set(matching)
             decayed = {"all": True, "released": "bias" not in name, "no-bias-no-norm": parameter.ndim >= 2}
             groups.setdefault((part, decayed[config.decay]), []).append(parameter)
     if not groups:
         raise UserError(f"{type(module).__name__} has no trainable parameters. Unfreeze some, or only evaluate it.")
+    if unused:
+        raise UserError(f"optimizer.rates: no trained parameter matches {', '.join(sorted(unused))}")
     return [
         {
             "params": groups[part, decayed],
