@@ -3,7 +3,7 @@
     python benchmarks/compress.py FOLDER                  # 3 frames a second, 224 pixels, both kinds of copies
     python benchmarks/compress.py FOLDER --runs RUNS      # also SumR of runs that were trained on originals and copies
 
-Reading is that of a training clip, 12 frames, in processor time, the second of two readings of each file. `--runs`
+Reading is that of a training clip, 12 frames, in CPU time, the second of two readings of each file. `--runs`
 takes the parent of results folders called `runs-<arm>-<seed>`, and compares each arm with the originals seed by seed.
 """
 
@@ -29,7 +29,7 @@ from tvr_lightning.media.video import DecodedClip, read_clip
 
 
 def read(path: Path, size: int) -> tuple[DecodedClip, float]:
-    """Return a clip of 12 frames and the processor time of its second reading."""
+    """Return a clip of 12 frames and the CPU time of its second reading."""
     for _ in range(2):
         start = time.process_time()
         clip = read_clip(path, frames=12, image_size=size)

@@ -7,7 +7,7 @@ Ways: decode and convert every frame into one array and index it; the same witho
 decode every frame and convert the wanted ones; seek to every wanted frame; and `read_clip`. All use one decoding thread
 and the same preprocessing of the wanted frames. The ways take turns on each clip, and each clip counts with the median
 of its repeats. `--formats` compares the third way and the last on some clips of every container and codec, short
-ones too. Seconds of the clock and of the processor are both given: only the latter hold on a busy machine.
+ones too. Wall-clock and CPU seconds are both given: only the latter are valid on a busy machine.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def report_formats(formats: dict[str, list[Path]], repeats: int, command: str) -
     lines = [
         *head("Reading 12 frames of every format", command),
         f"One decoding thread, {SIZE} pixels, frames identical; `times as fast` is a plain loop's ({PLAIN})",
-        "seconds of the processor over those of `read_clip`.",
+        "CPU seconds over those of `read_clip`.",
         "",
         "| container | codec | clip | times as fast |",
         "|---|---|---|---|",

@@ -7,7 +7,7 @@
 
 Features are random, each video's frames near those of its one text, so that ranks mean something; both directions are
 ranked by the evaluator that `tvr test` uses. `memory` needs a process of its own for each number of items, which it
-starts. Processor time is this process's own, which other processes do not lengthen.
+starts. CPU time is this process's own, which other processes do not lengthen.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def header(args: argparse.Namespace) -> None:
 def methods(args: argparse.Namespace) -> None:
     """Time every method at N x N, dense and factorised."""
     header(args)
-    print("| method | items | form | seconds | processor seconds | R@1 | the paper states |")
+    print("| method | items | form | seconds | CPU seconds | R@1 | the paper states |")
     print("|---|---|---|---|---|---|---|")
     for items in args.items:
         for method in args.methods:
@@ -134,7 +134,7 @@ def methods(args: argparse.Namespace) -> None:
 def two_stage(args: argparse.Namespace) -> None:
     """Rank candidates only; beside scoring all pairs where `--exhaustive` asks for it."""
     header(args)
-    print("| method | items | candidates | seconds | processor seconds | R@1 | R@10 | candidates' recall |")
+    print("| method | items | candidates | seconds | CPU seconds | R@1 | R@10 | candidates' recall |")
     print("|---|---|---|---|---|---|---|---|")
     for items in args.items:
         for method in args.methods:
@@ -152,7 +152,7 @@ def two_stage(args: argparse.Namespace) -> None:
 def memory(args: argparse.Namespace) -> None:
     """Run one process per number of items and print how much its memory grew while it ranked."""
     header(args)
-    print("| items | N x M matrix, MiB | growth at its largest, MiB | budget, MiB | seconds | processor seconds |")
+    print("| items | N x M matrix, MiB | growth at its largest, MiB | budget, MiB | seconds | CPU seconds |")
     print("|---|---|---|---|---|---|", flush=True)
     shared = [f"--{name}={getattr(args, name)}" for name in ("dimension", "frames", "threads", "budget", "device")]
     for items in args.items:
@@ -180,9 +180,9 @@ def grow(args: argparse.Namespace) -> None:
 
 
 def whole(args: argparse.Namespace) -> None:
-    """Time `tvr test` in processes of its own, of ViT-B/32 and made-up features of N pairs of 1k-A's layout."""
+    """Time `tvr test` in separate processes, of ViT-B/32 and synthetic features of N pairs of 1k-A's layout."""
     header(args)
-    print("| method | items | seconds | processor seconds |")
+    print("| method | items | seconds | CPU seconds |")
     print("|---|---|---|---|", flush=True)
     args.dimension, args.words, args.frames = 512, 32, 12
     for items in args.items:
@@ -200,13 +200,13 @@ def whole(args: argparse.Namespace) -> None:
 
 
 def write_test(folder: Path, items: int, args: argparse.Namespace) -> list[str]:
-    """Write 1k-A's test file with made-up sentences, a random ViT-B/32 and a store; return the options for them."""
+    """Write 1k-A's test file with synthetic sentences, a random ViT-B/32 and a store; return the options for them."""
     import open_clip  # after the package, which declares what torchvision lacks beside a CPU's torch
 
     root, weights = folder / "data", folder / "weights.pt"
     (root / "msrvtt" / "videos").mkdir(parents=True)
     rows = ["key,vid_key,video_id,sentence"]
-    rows += [f"ret{i},msr{i},video{i},a made-up sentence number {i}" for i in range(items)]
+    rows += [f"ret{i},msr{i},video{i},a synthetic sentence number {i}" for i in range(items)]
     (root / "msrvtt" / "MSRVTT_JSFUSION_test.csv").write_text("\n".join(rows) + "\n")
     annotations = {"videos": [{"video_id": "video0"}], "sentences": [{"video_id": "video0", "caption": "made up"}]}
     (root / "msrvtt" / "MSRVTT_data.json").write_text(json.dumps(annotations))

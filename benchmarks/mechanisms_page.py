@@ -126,7 +126,7 @@ def page(data: Data) -> str:
         f"""# Controlled experiments of the papers' mechanisms
 
 `{about["command"]}`, {about["date"]}, {about["machine"]}: {about["heads"]} heads, {about["minutes"]:.0f} minutes of
-processor time. Worlds, heads, and claims are those of commit {" and ".join(about["commits"])}. All numbers are in
+CPU time. Worlds, heads, and claims are those of commit {" and ".join(about["commits"])}. All numbers are in
 `mechanisms.json`, by seed; `--page` writes this page from it.
 
 {TEXT["history"]}

@@ -69,7 +69,7 @@ def build(form: str, budget: int | None, sizes: Sizes) -> nn.Module:
 
 
 SUBJECT = Subject(
-    title="released, drawing anew for every pair and trial",
+    title="released, new draws for every pair and trial",
     build=build,
     score=lambda head, text, video: head(text, video, draws(text.sentence.shape[-1]).to(text.sentence)).similarity,
     released_block=released_block,  # type: ignore[arg-type]
