@@ -81,7 +81,7 @@ screenshots: $(VENV)/.complete
 	  --out docs/images/overview.webp
 
 test: $(VENV)/.complete
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --durations=10
 
 test-slow: $(VENV)/.complete
 	$(BIN)/python -m pytest -m slow
