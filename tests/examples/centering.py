@@ -48,6 +48,6 @@ class Centering(RetrievalModule):
         super().update_state(pairs)
         if self.gather == "none":
             pairs = gather_record(pairs)
-        texts = pairs.text.sentence.float().mean(0)
-        videos = masked_mean(pairs.video.frames.float(), pairs.video.frame_mask).mean(0)
+        texts = pairs.text.sentence.to(self.means.dtype).mean(0)
+        videos = masked_mean(pairs.video.frames.to(self.means.dtype), pairs.video.frame_mask).mean(0)
         self.means.lerp_(torch.stack([texts, videos]), 1 - self.momentum)
