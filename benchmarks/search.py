@@ -136,9 +136,9 @@ FIRST_STAGE = [
     "## First stage",
     "",
     f"{WIDTH}-dimensional vectors, 256 candidates. The table shows percentiles of the latency in ms, CPU ms per query "
-    "over all threads, and bytes on disk per vector. Random vectors have no neighborhoods, which is the hardest case for an "
-    "approximate index. `exact` compares the query with all vectors in torch. It is a baseline of the benchmark, not a "
-    "store of the package.",
+    "over all threads, and bytes on disk per vector. Random vectors have no neighborhoods, which is the hardest case "
+    "for an approximate index. `exact` compares the query with all vectors in torch. It is a baseline of the "
+    "benchmark, not a store of the package.",
     "",
     "| vectors | store | build s | build CPU s | p50 | p95 | p99 | CPU ms | recall of the 256 | bytes |",
     "|---|---|---|---|---|---|---|---|---|---|",
