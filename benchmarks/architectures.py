@@ -1,11 +1,11 @@
-"""Which of open_clip's architectures work: built with random weights, frames, patches and words taken from each.
+"""Check all architectures of open_clip: build each one with random weights, and compute frames, patches, and words.
 
     python benchmarks/architectures.py --write docs/encoders.md
 
 Architectures up to `--largest` million parameters run, and their frames and sentences are compared with open_clip's own
 `encode_image` and `encode_text`; larger ones are built on PyTorch's meta device, which follows shapes and has no
 values. Nothing is downloaded: if open_clip names a tokenizer or a text tower on the Hugging Face Hub, a random one
-replaces it, and the line states this.
+replaces it, and the table states this.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ TEXT_TOWERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass
 class Line:
-    """Findings about one architecture."""
+    """Results for one architecture."""
 
     name: str
     image: str
@@ -81,14 +81,14 @@ class Line:
     seen: str = ""
 
     def row(self) -> str:
-        """Return it as a row of the table."""
+        """Return a row of the table."""
         sizes = [self.frames, self.words, self.dimension, self.patches, f"{self.millions:,.0f} M"]
         cells = [f"`{self.name}`", self.image, self.text, *map(str, sizes), self.seen]
         return f"| {' | '.join(cells)} |"
 
 
 def stand_in_tokenizer(folder: Path, pad_id: int) -> Path:
-    """Save a tokenizer of a few words, which pads with the id that the text tower takes for padding."""
+    """Save a tokenizer of a few words, which pads with the padding ID of the text tower."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -108,7 +108,7 @@ def stand_in_tokenizer(folder: Path, pad_id: int) -> Path:
 
 
 def stand_in_text_tower(name: str, folder: Path) -> tuple[str, int]:
-    """Save the configuration of a text tower of the published size; return its folder and the id of its padding."""
+    """Save the configuration of a text tower of the published size; return its folder and its padding ID."""
     from transformers import AutoConfig
 
     kind, sizes = TEXT_TOWERS[name]
@@ -118,7 +118,7 @@ def stand_in_text_tower(name: str, folder: Path) -> tuple[str, int]:
 
 
 def build(configuration: dict[str, Any], on_meta: bool) -> nn.Module:
-    """Build a model, on the meta device without values other than its logit scale and bias, which are read at once."""
+    """Build a model. On the meta device, only the logit scale and bias have values, which are read immediately."""
     if not on_meta:
         return build_model(configuration, "float32")
     with torch.device("meta"):
@@ -129,13 +129,13 @@ def build(configuration: dict[str, Any], on_meta: bool) -> nn.Module:
     if isinstance(getattr(model, "text", None), HFTextEncoder):
         from transformers import masking_utils
 
-        masking_utils.is_tracing = lambda *arguments: True  # else it looks at the values of the mask
+        masking_utils.is_tracing = lambda *arguments: True  # otherwise it would read the values of the mask
     return model
 
 
 @torch.no_grad()
 def look(name: str, largest: float, folder: Path) -> Line:
-    """Build one architecture and take features from it."""
+    """Build one architecture, and compute features with it."""
     configuration = dict(open_clip.get_model_config(name))
     text = dict(configuration["text_cfg"])
     vision = configuration["vision_cfg"]
@@ -177,7 +177,7 @@ def look(name: str, largest: float, folder: Path) -> Line:
         own = clip.visual(pixels[0]), (clip.encode_text(ids) if isinstance(clip, open_clip.CLIP) else clip.text(ids))
         first = [part[0] if isinstance(part, tuple) else part for part in own]
         apart = max((video.frames[0] - first[0]).abs().max(), (found.sentence - first[1]).abs().max())
-        assert apart < AGREES, f"{name}: {apart} apart from open_clip's own"
+        assert apart < AGREES, f"{name}: differs from open_clip by {apart}"
         line.seen = "runs, equal"
     if stands_in:
         line.seen += f"; stand-in {' and '.join(stands_in)}"
@@ -185,7 +185,7 @@ def look(name: str, largest: float, folder: Path) -> Line:
 
 
 def lines(largest: float) -> Iterator[Line]:
-    """Yield every architecture of open_clip, one after another; failures are printed with their reason."""
+    """Yield a line per architecture of open_clip; a failure becomes a line with its reason."""
     for name in open_clip.list_models():
         with tempfile.TemporaryDirectory() as folder:
             try:
@@ -195,7 +195,7 @@ def lines(largest: float) -> Iterator[Line]:
 
 
 def table(found: list[Line], largest: float) -> str:
-    """Return the part of the page between its markers."""
+    """Return the part of the page between the markers."""
     names = ["architecture", "image", "text", "frames", "words", "D", "patches", "parameters", "checked"]
     head = (
         f"open_clip {open_clip.__version__} lists {len(found)} architectures; "
@@ -209,10 +209,10 @@ def table(found: list[Line], largest: float) -> str:
 
 
 def main() -> None:
-    """Look at all of them and print or write the table."""
+    """Check all architectures, and print or write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--largest", type=float, default=400.0, help="millions of parameters up to which models run")
-    parser.add_argument("--write", type=Path, help="page whose table is replaced; without it the table is printed")
+    parser.add_argument("--largest", type=float, default=400.0, help="million parameters up to which models run")
+    parser.add_argument("--write", type=Path, help="page in which to replace the table; default: print it")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")

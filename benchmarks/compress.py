@@ -1,10 +1,11 @@
-"""What `tvr data compress` makes of a folder of clips: how fast copies are read, how near they come, their size.
+"""Reading speed, PSNR, and size of the copies that `tvr data compress` makes of a folder of clips.
 
-    python benchmarks/compress.py FOLDER                  # 3 frames a second, 224 pixels, both kinds of copies
+    python benchmarks/compress.py FOLDER                  # 3 frames per second, 224 pixels, both kinds of copies
     python benchmarks/compress.py FOLDER --runs RUNS      # also SumR of runs that were trained on originals and copies
 
-Reading is that of a training clip, 12 frames, in CPU time, the second of two readings of each file. `--runs`
-takes the parent of results folders called `runs-<arm>-<seed>`, and compares each arm with the originals seed by seed.
+Reading takes 12 frames of a clip, as in training. Each file is read twice, and the CPU time of the second reading
+counts. `--runs` takes the parent of results folders named `runs-<arm>-<seed>`, and compares each arm with the originals
+by seed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def read(path: Path, size: int) -> tuple[DecodedClip, float]:
 
 
 def measure(files: list[Path], how: Compression) -> str:
-    """Return a row: clips per second, decibels, bytes, seconds."""
+    """Return a row of the table: clips per second, PSNR in decibels, size, and copies made per second."""
     before, after, decibels, sizes, making = [], [], [], [0, 0], 0.0
     with tempfile.TemporaryDirectory() as folder:
         for path in files:
@@ -65,25 +66,25 @@ def measure(files: list[Path], how: Compression) -> str:
 
 
 def readable(files: list[Path]) -> list[Path]:
-    """Return the files that can be copied; name the others."""
+    """Return the files that can be copied, and print the names of the others."""
     kept = []
     for path in files:
         try:
             compress(path, Compression(1, 32))
             kept.append(path)
         except UserError as error:
-            print(f"left out: {error}")
+            print(f"skipped: {error}")
     return kept
 
 
 def compare(runs: Path) -> None:
-    """Print SumR by arm and seed, and the difference of each arm to the first with its 95 % interval over seeds."""
+    """Print SumR by arm and seed, and each arm's difference from the originals with its 95 % interval over seeds."""
     found: dict[str, dict[int, float]] = {}
     for path in sorted(runs.glob("runs-*-*/*/version_0/results.json")):
         arm, _, seed = path.parts[len(runs.parts)].removeprefix("runs-").rpartition("-")
         record = json.loads(path.read_text())
         found.setdefault(record["preprocessing"].get("data", "originals"), {})[int(seed)] = record["sum_of_recalls"]
-    print("\n| trained and tested on | SumR by seed | mean | minus originals, 95 % |\n|---|---|---:|---:|")
+    print("\n| trained and tested on | SumR by seed | mean | difference from originals, 95 % |\n|---|---|---:|---:|")
     first = found["originals"]
     for arm, sums in sorted(found.items(), key=lambda item: item[0] != "originals"):
         each = ", ".join(f"{sums[seed]:.1f}" for seed in sorted(sums))
@@ -99,18 +100,19 @@ def compare(runs: Path) -> None:
 def main() -> int:
     """Measure and print tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="of videos")
-    parser.add_argument("--every", type=int, default=1, help="take every n-th file")
+    parser.add_argument("folder", type=Path, help="folder of videos")
+    parser.add_argument("--every", type=int, default=1, help="use every N-th file")
     parser.add_argument("--fps", type=int, default=3)
     parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--runs", type=Path, help="parent of runs-<arm>-<seed>")
+    parser.add_argument("--runs", type=Path, help="parent folder of runs-<arm>-<seed>")
     options = parser.parse_args()
     torch.set_num_threads(1)
     files = sorted(path for path in options.folder.iterdir() if path.suffix.lower() in VIDEO_SUFFIXES)
     files = readable(files[:: options.every])
     print(f"{len(files)} clips, {sum(path.stat().st_size for path in files) / 1e6:.1f} MB")
-    columns = ("copies", "originals, clips/s", "copies, clips/s", "median ratio", "PSNR dB, median", "10th percentile")
-    print("| " + " | ".join([*columns, "size", "made/s"]) + " |")
+    columns = ["copies", "reading originals, clips/s", "reading copies, clips/s", "median speedup", "median PSNR, dB"]
+    columns += ["10th percentile of PSNR, dB", "size / originals", "copies made per second"]
+    print(f"| {' | '.join(columns)} |")
     print("|---|" + "---:|" * 7)
     for frames in ("h264", "jpeg"):
         print(measure(files, Compression(options.fps, options.size, frames)), flush=True)

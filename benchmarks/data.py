@@ -2,11 +2,11 @@
 
     TVR_TEST_DATA=... python benchmarks/data.py --write benchmarks/results/data.md
 
-Real clips, 12 frames of 224 pixels, ViT-B/32 and Whisper base with random weights (the weights change no time). All
-ways are read through the same loader with the same workers and batches, taking turns; each counts with the median of
-its rounds. The naive loader decodes and converts every frame of a clip into one array and indexes it. Reading raw video
-stops at pixels, without the encoder that the store also saves. Then: how the time of one sample divides into
-demuxing, decoding, resizing and tokenising, and the pace of extraction with its bottleneck.
+Real clips, 12 frames of 224 pixels, ViT-B/32 and Whisper base with random weights (the weights do not affect the time).
+All sources are read alternately by the same loader with the same batches, and the median over the rounds counts. The
+naive loader decodes and converts every frame of a clip into one array, and indexes it. Raw video is only read to
+pixels, while stored features also save the encoder. The script also measures the time of one sample by step (demuxing,
+decoding, resizing, and tokenizing), and the speed of extraction with its bottleneck.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CROP = Preparation(SIZE)
 
 @dataclass(frozen=True)
 class NaiveReader:
-    """Decodes and converts every frame of a clip, then takes `FRAMES` of them."""
+    """A reader that decodes and converts every frame of a clip, then takes `FRAMES` of them."""
 
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media:
         with av.open(str(video.path)) as container:
@@ -84,9 +84,9 @@ def copies(split: Split, folder: Path) -> Split:
 
 
 def division(videos: list[Path], captions: list[str]) -> list[tuple[str, float]]:
-    """CPU milliseconds per sample that each step takes, one sample being a clip and a caption."""
+    """Return the CPU milliseconds of each step for one sample, which is a clip and a caption."""
     tokenizer = ClipTokenizer(77)
-    spent = dict.fromkeys(("demux", "decode and convert", "resize and crop", "tokenise"), 0.0)
+    spent = dict.fromkeys(("demux", "decode and convert", "resize and crop", "tokenize"), 0.0)
     for path in videos:
         began = time.process_time()
         with av.open(str(path)) as container:
@@ -107,12 +107,12 @@ def division(videos: list[Path], captions: list[str]) -> list[tuple[str, float]]
     began = time.process_time()
     for caption in captions:
         tokenizer.encode([caption], 32)
-    spent["tokenise"] = (time.process_time() - began) * len(videos) / len(captions)
+    spent["tokenize"] = (time.process_time() - began) * len(videos) / len(captions)
     return [(name, 1000 * seconds / len(videos)) for name, seconds in spent.items()]
 
 
 def pace(split: Split, read: VideoReader, workers: int, passes: int) -> float:
-    """Videos per second over some passes, after one that warms workers and page cache up."""
+    """Return videos per second over several passes, after one that warms up the workers and the page cache."""
     loader = DataLoader(
         VideoDataset(split, read),
         batch_size=BATCH,
@@ -131,7 +131,7 @@ def pace(split: Split, read: VideoReader, workers: int, passes: int) -> float:
 
 
 def extraction(source: ExtractSource, out: Path, what: list[str], workers: int) -> ExtractReport:
-    """Extract parts with encoders of the real size."""
+    """Extract parts with encoders of full size."""
     torch.manual_seed(0)
     clip, whisper = ClipEncoder("ViT-B-32", None), WhisperEncoder("base", None)
     options = ExtractOptions(str(out), what=what, batch_size=BATCH, num_workers=workers)  # type: ignore[arg-type]
@@ -139,13 +139,13 @@ def extraction(source: ExtractSource, out: Path, what: list[str], workers: int) 
 
 
 def table(rows: list[list[str]], header: list[str]) -> str:
-    """Rows as markdown."""
+    """Return a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def share(report: ExtractReport) -> list[str]:
-    """Pace and where the time went."""
+    """Return the videos per second, the share of each step in the total time, and the slowest step."""
     count = max(report.written.values())
     spent = [f"{report.spent[step] / report.seconds:.0%}" for step in ("waiting", "encoding", "writing")]
     return [f"{count / report.seconds:.2f}", *spent, max(report.spent, key=lambda step: report.spent[step])]
@@ -154,9 +154,9 @@ def share(report: ExtractReport) -> list[str]:
 def main() -> None:
     """Measure and print, or write the page."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--clips", type=int, default=60, help="how many clips")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each way")
-    parser.add_argument("--num_workers", type=int, default=2, help="processes that read")
+    parser.add_argument("--clips", type=int, default=60, help="number of clips")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds, in each of which every source is read")
+    parser.add_argument("--num_workers", type=int, default=2, help="number of worker processes")
     parser.add_argument("--write", type=Path, help="page to write")
     options = parser.parse_args()
     torch.set_num_threads(os.cpu_count() or 1)
@@ -197,21 +197,21 @@ def main() -> None:
 
 `python benchmarks/data.py {" ".join(sys.argv[1:])}`, {date.today()}, {platform.machine()}, {os.cpu_count()} cores,
 load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}, torch {torch.__version__}.
-{len(videos)} real clips, {FRAMES} frames of {SIZE} pixels, batches of {BATCH}, {options.rounds} rounds.
+{len(videos)} real clips, {FRAMES} frames of {SIZE} pixels, batches of {BATCH}, rounds: {options.rounds}.
 
-Videos per second of one loader, without any encoder:
+Videos per second of one loader, without an encoder:
 
-{table(rows, ["way", "videos per second", "over naive with 1 worker", "over raw video with 2 workers"])}
+{table(rows, ["source", "videos per second", "relative to naive, 1 worker", "relative to raw video, 2 workers"])}
 
-Where the time of one sample goes, one process, CPU milliseconds:
+CPU time of one sample by step, in one process:
 
 {table(shares, ["step", "milliseconds", "share"])}
 
-Extraction with {options.num_workers} workers, shares of the whole time:
+Extraction with {options.num_workers} workers, with shares of the total time:
 
 {table(extracted, ["part", "videos per second", "waiting for decoding", "encoding", "writing", "bottleneck"])}
 
-Clips per second move with the machine's load; ratios are of one run, the ways taking turns.
+Videos per second depend on the load of the machine. The ratios are from one run in which the sources took turns.
 """
     print(page)
     if options.write:

@@ -1,13 +1,13 @@
-"""How fast 12 frames of real clips are read, against three plainer ways, in one run and with identical frames.
+"""Speed of reading 12 frames of real clips, compared with simpler methods that return identical frames.
 
     TVR_TEST_DATA=... python benchmarks/decode.py --write benchmarks/results/decode.md
     TVR_TEST_DATA=... python benchmarks/decode.py --formats 2 --write benchmarks/results/decode-formats.md
 
-Ways: decode and convert every frame into one array and index it; the same without keeping more than the wanted frames;
-decode every frame and convert the wanted ones; seek to every wanted frame; and `read_clip`. All use one decoding thread
-and the same preprocessing of the wanted frames. The ways take turns on each clip, and each clip counts with the median
-of its repeats. `--formats` compares the third way and the last on some clips of every container and codec, short
-ones too. Wall-clock and CPU seconds are both given: only the latter are valid on a busy machine.
+The methods decode and convert every frame into one array and index it; do the same but keep only the wanted frames;
+decode every frame and convert the wanted ones; seek to every wanted frame; or call `read_clip`. All use one decoding
+thread and the same preprocessing of the wanted frames. The methods take turns on each clip, and the median of the
+repeats counts. `--formats` compares the third method with the last one on clips of every container and codec, including
+short clips. The page shows wall-clock and CPU times; only CPU times are valid on a busy machine.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def everything(path: Path, positions: list[int], times: list[float]) -> Images:
 
 
 def convert_wanted(path: Path, positions: list[int], times: list[float]) -> Images:
-    """Decode every frame, convert only the wanted ones."""
+    """Decode every frame, and convert only the wanted ones."""
     container, stream = opened(path)
     with container:
         images = {n: frame.to_image() for n, frame in enumerate(container.decode(stream)) if n in positions}
@@ -83,10 +83,10 @@ def ours(path: Path, positions: list[int], times: list[float]) -> Images:
     return [pixels.permute(1, 2, 0).numpy() for pixels, real in zip(clip.pixels, clip.frame_mask, strict=True) if real]
 
 
-SEEK, PLAIN = "seek to every wanted frame", "decode every frame, convert the wanted"
+SEEK, PLAIN = "seek to every wanted frame", "decode every frame, convert the wanted ones"
 WAYS: dict[str, Callable[[Path, list[int], list[float]], Images]] = {
     "decode and convert every frame into an array": one_array,
-    "decode and convert every frame, keep the wanted": everything,
+    "decode and convert every frame, keep the wanted ones": everything,
     PLAIN: convert_wanted,
     SEEK: seek_each,
     "read_clip": ours,
@@ -94,7 +94,7 @@ WAYS: dict[str, Callable[[Path, list[int], list[float]], Images]] = {
 
 
 def wanted(path: Path) -> tuple[list[int], list[float]]:
-    """Positions in the order shown, and times in the file's own clock, of the frames that `read_clip` takes."""
+    """Return the positions in presentation order, and the timestamps, of the frames that `read_clip` takes."""
     clip = read_clip(path, frames=FRAMES, image_size=SIZE)
     container, stream = opened(path)
     with container:
@@ -105,7 +105,7 @@ def wanted(path: Path) -> tuple[list[int], list[float]]:
 
 
 def measure(path: Path, repeats: int, names: Collection[str] = tuple(WAYS)) -> dict[str, tuple[float, float]]:
-    """Median seconds (clock, processor) of each way on one clip; other frames than the first way's stop the run."""
+    """Return the median wall-clock and CPU seconds of each method on one clip; exit if their frames differ."""
     positions, times = wanted(path)
     ways = {name: WAYS[name] for name in names}
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
@@ -117,9 +117,9 @@ def measure(path: Path, repeats: int, names: Collection[str] = tuple(WAYS)) -> d
             seconds[name].append((time.perf_counter() - begin[0], time.process_time() - begin[1]))
             expected = expected or images
             if len(images) != len(expected) or not all(map(np.array_equal, images, expected)):
-                if name != SEEK:  # where time stamps mislead, so does seeking by them
-                    sys.exit(f"{path}: {name} gives other frames")
-                print(f"{path.name}: {name} gives other frames", file=sys.stderr)
+                if name != SEEK:  # wrong timestamps mislead seeking
+                    sys.exit(f"{path}: {name} returns different frames")
+                print(f"{path.name}: {name} returns different frames", file=sys.stderr)
     return {name: tuple(np.median(values, axis=0)) for name, values in seconds.items()}
 
 
@@ -133,7 +133,7 @@ def head(title: str, command: str) -> list[str]:
 
 
 def by_format(paths: list[Path], count: int) -> dict[str, list[Path]]:
-    """Up to `count` clips of every container and codec, the shortest."""
+    """Return the `count` shortest clips of every container and codec."""
     found: dict[str, list[Path]] = {}
     for path in sorted(paths, key=lambda path: probe(path).duration):
         container, stream = opened(path)
@@ -145,10 +145,10 @@ def by_format(paths: list[Path], count: int) -> dict[str, list[Path]]:
 def report_formats(formats: dict[str, list[Path]], repeats: int, command: str) -> str:
     lines = [
         *head("Reading 12 frames of every format", command),
-        f"One decoding thread, {SIZE} pixels, frames identical; `times as fast` is a plain loop's ({PLAIN})",
-        "CPU seconds over those of `read_clip`.",
+        f"One decoding thread, {SIZE} pixels, identical frames. The speedup is the CPU time of a plain loop ({PLAIN})",
+        "divided by that of `read_clip`.",
         "",
-        "| container | codec | clip | times as fast |",
+        "| container | codec | clip | speedup |",
         "|---|---|---|---|",
     ]
     for name, paths in formats.items():
@@ -162,15 +162,16 @@ def report_formats(formats: dict[str, list[Path]], repeats: int, command: str) -
 def report(results: dict[Path, dict[str, tuple[float, float]]], command: str) -> str:
     lines = [
         *head("Reading 12 frames of real clips", command),
-        f"{len(results)} clips of 10 to 40 seconds, one decoding thread, {SIZE} pixels, frames identical"
-        " (see the script for the ways).",
+        f"{len(results)} clips of 10 to 40 seconds, one decoding thread, {SIZE} pixels. All methods return identical"
+        " frames. The script describes them.",
     ]
-    for clock, kind in enumerate(("the clock", "the processor")):
+    for clock, kind in enumerate(("Wall-clock", "CPU")):
         lines += [
             "",
-            f"By seconds of {kind}; `faster` is the mean over clips of another way's seconds over this way's.",
+            f"{kind} time. Each speedup is the other method's time divided by this method's, as mean, minimum, and"
+            " maximum over clips.",
             "",
-            "| way | clips per second | faster than the first | least | most | faster than the second | least | most |",
+            "| method | clips per second | speedup over the first | min. | max. | over the second | min. | max. |",
             "|---|---|---|---|---|---|---|---|",
         ]
         seconds = {name: np.array([r[name][clock] for r in results.values()]) for name in WAYS}
@@ -183,7 +184,7 @@ def report(results: dict[Path, dict[str, tuple[float, float]]], command: str) ->
 
 
 def cpu() -> str:
-    """The processor's name, where Linux tells it."""
+    """Return the name of the CPU, if Linux provides it."""
     information = Path("/proc/cpuinfo")
     lines = information.read_text().splitlines() if information.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")
@@ -193,9 +194,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=os.environ.get("TVR_TEST_DATA"), help="default: $TVR_TEST_DATA")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--formats", type=int, help="compare formats, on so many clips of each")
-    parser.add_argument("--every", type=int, default=1, help="take every n-th clip only")
-    parser.add_argument("--write", type=Path, help="write the report to this file")
+    parser.add_argument("--formats", type=int, help="compare formats on up to N clips of each")
+    parser.add_argument("--every", type=int, default=1, help="use every N-th clip")
+    parser.add_argument("--write", type=Path, help="page to write")
     arguments = parser.parse_args()
     if arguments.root is None:
         parser.error("set TVR_TEST_DATA or give --root")

@@ -31,10 +31,10 @@ def newest(runs: Path) -> Path:
 
 
 def ask(run: Path, videos: Path, out: Path) -> bool:
-    """Index the held-out videos, print answers, and return whether the first one is correct."""
+    """Index the held-out videos, print search results, and return whether the first search is correct."""
     from tvr_lightning.cli.search import show
     from tvr_lightning.search.engine import Searcher
-    from tvr_lightning.search.query import SearchQuery  # with torch: a folder without a run is named before
+    from tvr_lightning.search.query import SearchQuery  # these import torch, so a missing run is reported first
 
     ranks = pd.read_parquet(run / "ranks.parquet")
     texts = ranks[ranks["direction"] == "text-to-video"]

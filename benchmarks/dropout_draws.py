@@ -1,10 +1,11 @@
-"""Effect of drawing dropout per video instead of per pair, with small heads in the worlds of mechanisms.py.
+"""Effect of drawing dropout per video instead of per pair, with small heads in the experiments of mechanisms.py.
 
     python benchmarks/dropout_draws.py    # writes results/dropout-draws.md
 
-Heads and worlds are those of two claims of mechanisms.py, with the papers' dropout of 0.3. Each seed trains three
-heads with equal weights on equal batches: dropout per pair (as released), per video, and none, which shows whether
-dropout has an effect at all. These settings were committed before the five seeds were run.
+Heads and synthetic features are those of two claims of mechanisms.py, with the papers' dropout of 0.3. For each seed,
+three heads start from the same weights and train on the same batches: with dropout per pair (as released), with dropout
+per video, and without dropout, to show whether dropout has an effect at all. These settings were committed before the
+five seeds were run.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ HEADS: dict[str, tuple[str, float, dict[str, Head]]] = {
         },
     ),
 }
-"""World, strength, and heads by draws of dropout, for each method."""
+"""Experiment, strength, and heads by kind of dropout, for each method."""
 
 
 def main() -> None:
@@ -75,7 +76,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "dropout-draws.md")
     args = parser.parse_args()
     if args.seeds < 2:
-        parser.error(f"--seeds is {args.seeds}; an interval takes at least 2")
+        parser.error(f"--seeds is {args.seeds}; an interval needs at least 2")
     torch.set_num_threads(1)
     rows, start = [], time.process_time()
     for name, (world, strength, heads) in HEADS.items():
@@ -104,15 +105,15 @@ def _difference(some: list[float], others: list[float]) -> str:
 
 def _page(rows: list[str], args: argparse.Namespace, minutes: float) -> str:
     table = "\n".join(rows)
-    return f"""# Dropout drawn for every pair, and for every video
+    return f"""# Dropout per pair and per video
 
 `python benchmarks/dropout_draws.py`, {date.today()}, {platform.machine()}, torch {torch.__version__}, one thread,
-{minutes:.1f} minutes of CPU time. Worlds and heads of `benchmarks/mechanisms.py` at strengths of 0.5 (untold
-scenes) and 1 (gap), the papers' dropout of {DROPOUT}, {args.seeds} seeds, {args.steps} steps with batches of
-64; the settings were committed before the run. R@1 in percent, means over seeds; differences are paired by seed,
-brackets are 95 % t intervals.
+{minutes:.1f} minutes of CPU time. Experiments and heads are those of `benchmarks/mechanisms.py` at strengths of 0.5
+(undescribed scenes) and 1 (gap), with the papers' dropout of {DROPOUT}, {args.seeds} seeds, and {args.steps} steps with
+batches of 64. The settings were committed before the run. R@1 is in percent, the mean over seeds. Differences are
+paired by seed, with 95 % t intervals in brackets.
 
-| method | world | direction | per pair | per video | no dropout | video - pair | none - pair |
+| method | experiment | direction | per pair | per video | no dropout | per video - per pair | none - per pair |
 |---|---|---|---:|---:|---:|---:|---:|
 {table}
 """

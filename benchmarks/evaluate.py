@@ -1,13 +1,13 @@
-"""Evaluation at scale: seconds per method, memory for growing galleries, and two stages where all pairs are too many.
+"""Evaluation at scale: seconds per method, memory of growing galleries, and two-stage evaluation of large galleries.
 
-    python benchmarks/evaluate.py methods --items 1000     # dense and factorised, beside what the papers state
+    python benchmarks/evaluate.py methods --items 1000     # dense and factorized, next to the values in the papers
     python benchmarks/evaluate.py memory --items 1000 2000 4000 8000 16000 --budget 0.25
     python benchmarks/evaluate.py two-stage --items 2000 --candidates 64
-    python benchmarks/evaluate.py whole --methods X-CLIP TC-MGC     # all of `tvr test` on stored features
+    python benchmarks/evaluate.py whole --methods X-CLIP TC-MGC     # a complete `tvr test` on stored features
 
-Features are random, each video's frames near those of its one text, so that ranks mean something; both directions are
-ranked by the evaluator that `tvr test` uses. `memory` needs a process of its own for each number of items, which it
-starts. CPU time is this process's own, which other processes do not lengthen.
+Features are random, with the frames of each video close to its text, so that ranks are meaningful. Both directions are
+ranked by the evaluator that `tvr test` uses. `memory` starts a separate process for each number of items. CPU times are
+those of the measured process, so other processes do not add to them.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ Score = Callable[[TextFeatures, VideoFeatures], Scores]
 
 
 def features(items: int, args: argparse.Namespace) -> tuple[TextFeatures, VideoFeatures]:
-    """Return N texts and their N videos: D of the command line, W words, F frames."""
+    """Return N texts and their N videos, with the dimension, words, and frames of the command line."""
     generator = torch.Generator().manual_seed(items)
 
-    def near(centre: Tensor, count: int) -> Tensor:
-        return centre.unsqueeze(1) + torch.randn(items, count, args.dimension, generator=generator)
+    def near(center: Tensor, count: int) -> Tensor:
+        return center.unsqueeze(1) + torch.randn(items, count, args.dimension, generator=generator)
 
     sentence = torch.randn(items, args.dimension, generator=generator)
     frames = near(0.25 * sentence, args.frames)
@@ -80,11 +80,11 @@ def features(items: int, args: argparse.Namespace) -> tuple[TextFeatures, VideoF
 
 
 def score_of(method: str, form: str, args: argparse.Namespace) -> Score:
-    """Return a method's score, of either form where it has both."""
+    """Return the scoring function of a method, in the given form if it has two."""
     if method == "CLIP4Clip":
         return lambda text, video: Scores(mean_pooling_similarity(text, video))
     subject = SUBJECTS[method]
-    form = "factorised" if form == "-" else form
+    form = "factorized" if form == "-" else form
     head = subject.build(form, None, Sizes(args.dimension, args.words, args.frames)).to(args.device).eval()
     return lambda text, video: Scores(subject.score(head, text, video))
 
@@ -95,7 +95,7 @@ def evaluated(
     args: argparse.Namespace,
     normalizer: Normalizer | None = None,
 ) -> tuple[Evaluation, float, float]:
-    """Return the table, and seconds by the wall and by the processor."""
+    """Return the table, and the wall-clock and CPU seconds."""
     (text, video), items = given, len(given[0])
     evaluator = Evaluator(score, memory_budget_bytes=int(args.budget * 2**30), device=torch.device(args.device))
     index, truth = torch.arange(items), GroundTruth(torch.arange(items), items, "Random", "test", "one text per video")
@@ -117,9 +117,9 @@ def header(args: argparse.Namespace) -> None:
 
 
 def methods(args: argparse.Namespace) -> None:
-    """Time every method at N x N, dense and factorised."""
+    """Time every method at N x N, dense and factorized."""
     header(args)
-    print("| method | items | form | seconds | CPU seconds | R@1 | the paper states |")
+    print("| method | items | form | seconds | CPU seconds | R@1 | value in the paper |")
     print("|---|---|---|---|---|---|---|")
     for items in args.items:
         for method in args.methods:
@@ -132,14 +132,14 @@ def methods(args: argparse.Namespace) -> None:
 
 
 def two_stage(args: argparse.Namespace) -> None:
-    """Rank candidates only; beside scoring all pairs where `--exhaustive` asks for it."""
+    """Rank only candidates, and also score all pairs if `--exhaustive` is given."""
     header(args)
-    print("| method | items | candidates | seconds | CPU seconds | R@1 | R@10 | candidates' recall |")
+    print("| method | items | candidates | seconds | CPU seconds | R@1 | R@10 | recall of the candidates |")
     print("|---|---|---|---|---|---|---|---|")
     for items in args.items:
         for method in args.methods:
             args.sound = method == "GAID"
-            score, given = score_of(method, "factorised", args), features(items, args)
+            score, given = score_of(method, "factorized", args), features(items, args)
             for normalizer in (TwoStage(args.candidates), None) if args.exhaustive else (TwoStage(args.candidates),):
                 table, wall, processor = evaluated(score, given, args, normalizer)
                 held = [value for name, value in table.measured.items() if name.endswith("text-to-video")]
@@ -150,9 +150,9 @@ def two_stage(args: argparse.Namespace) -> None:
 
 
 def memory(args: argparse.Namespace) -> None:
-    """Run one process per number of items and print how much its memory grew while it ranked."""
+    """Run one process per number of items, and print the growth of its memory during ranking."""
     header(args)
-    print("| items | N x M matrix, MiB | growth at its largest, MiB | budget, MiB | seconds | CPU seconds |")
+    print("| items | N x M matrix, MiB | largest growth of memory, MiB | budget, MiB | seconds | CPU seconds |")
     print("|---|---|---|---|---|---|", flush=True)
     shared = [f"--{name}={getattr(args, name)}" for name in ("dimension", "frames", "threads", "budget", "device")]
     for items in args.items:
@@ -160,7 +160,7 @@ def memory(args: argparse.Namespace) -> None:
 
 
 def grow(args: argparse.Namespace) -> None:
-    """Rank once with CLIP4Clip and print a row of `memory`'s table."""
+    """Rank once with CLIP4Clip, and print a row of the table of `memory`."""
     (items,) = args.items
     score = score_of("CLIP4Clip", "-", args)
     evaluated(score, features(64, args), args)  # warm
@@ -171,7 +171,7 @@ def grow(args: argparse.Namespace) -> None:
         ctypes.CDLL(None).malloc_trim(0)
     before = largest_memory(args, reset=True)
     _, wall, processor = evaluated(score, given, args)
-    growth = largest_memory(args) - before - size  # features in the order of scoring are not the budget's
+    growth = largest_memory(args) - before - size  # the copy in scoring order is not part of the budget
     print(
         f"| {items} | {4 * items * items / 2**20:.0f} | {max(growth, 0) / 2**20:.0f} | {1024 * args.budget:.0f} | "
         f"{wall:.1f} | {processor:.1f} |",
@@ -180,7 +180,7 @@ def grow(args: argparse.Namespace) -> None:
 
 
 def whole(args: argparse.Namespace) -> None:
-    """Time `tvr test` in separate processes, of ViT-B/32 and synthetic features of N pairs of 1k-A's layout."""
+    """Time `tvr test` in separate processes, with ViT-B/32 and synthetic features of N pairs in the layout of 1k-A."""
     header(args)
     print("| method | items | seconds | CPU seconds |")
     print("|---|---|---|---|", flush=True)
@@ -200,18 +200,18 @@ def whole(args: argparse.Namespace) -> None:
 
 
 def write_test(folder: Path, items: int, args: argparse.Namespace) -> list[str]:
-    """Write 1k-A's test file with synthetic sentences, a random ViT-B/32 and a store; return the options for them."""
-    import open_clip  # after the package, which declares what torchvision lacks beside a CPU's torch
+    """Write 1k-A's test file with synthetic sentences, a random ViT-B/32, and a store; return the options for them."""
+    import open_clip  # after the package, see tvr_lightning._torchvision
 
     root, weights = folder / "data", folder / "weights.pt"
     (root / "msrvtt" / "videos").mkdir(parents=True)
     rows = ["key,vid_key,video_id,sentence"]
     rows += [f"ret{i},msr{i},video{i},a synthetic sentence number {i}" for i in range(items)]
     (root / "msrvtt" / "MSRVTT_JSFUSION_test.csv").write_text("\n".join(rows) + "\n")
-    annotations = {"videos": [{"video_id": "video0"}], "sentences": [{"video_id": "video0", "caption": "made up"}]}
+    annotations = {"videos": [{"video_id": "video0"}], "sentences": [{"video_id": "video0", "caption": "synthetic"}]}
     (root / "msrvtt" / "MSRVTT_data.json").write_text(json.dumps(annotations))
     (root / "msrvtt" / "MSRVTT_train.9k.csv").write_text("video_id\nvideo0\n")
-    (root / "msrvtt" / "videos" / "video0.mp4").touch()  # looked for, and never read
+    (root / "msrvtt" / "videos" / "video0.mp4").touch()  # must exist, but is not read
     torch.save(open_clip.create_model("ViT-B-32").state_dict(), weights)
     options = [
         "--config=heads",
@@ -236,7 +236,7 @@ def write_test(folder: Path, items: int, args: argparse.Namespace) -> list[str]:
 
 
 def largest_memory(args: argparse.Namespace, reset: bool = False) -> int:
-    """Return the most bytes that this process ever held; where `reset`, forget that first and return what it holds."""
+    """Return the peak memory of this process in bytes; if `reset`, reset it first and return the current memory."""
     if args.device != "cpu":
         if reset:
             torch.cuda.reset_peak_memory_stats()
@@ -256,10 +256,10 @@ def main() -> None:
     parser.add_argument("--dimension", type=int, default=512)
     parser.add_argument("--words", type=int, default=32)
     parser.add_argument("--frames", type=int, default=12)
-    parser.add_argument("--forms", nargs="+", choices=("factorised", "dense"), default=["factorised", "dense"])
+    parser.add_argument("--forms", nargs="+", choices=("factorized", "dense"), default=["factorized", "dense"])
     parser.add_argument("--candidates", type=int, default=256)
-    parser.add_argument("--exhaustive", action="store_true", help="two-stage: score all pairs besides")
-    parser.add_argument("--budget", type=float, default=2.0, help="of evaluation.memory_gib")
+    parser.add_argument("--exhaustive", action="store_true", help="two-stage: also score all pairs")
+    parser.add_argument("--budget", type=float, default=2.0, help="evaluation.memory_gib")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()

@@ -1,12 +1,13 @@
-"""All measurements that need GPUs, in one call: `python benchmarks/gpu.py --devices 8 --out benchmarks/results/gpu.md`.
+"""All measurements that need GPUs: `python benchmarks/gpu.py --devices 8 --out benchmarks/results/gpu.md`.
 
-On one device: optimizer steps of every method from pixels and from features, with memory, MFU, and the number of times
-that a step waits for the device; scores of bf16 and float32 encoders; heads, scoring of all pairs, and ranks compared
-with the released code (train_heads.py, pairwise.py, evaluate.py); kernels of an optimizer step; the error of TF32. On N
-devices: losses of one device, DDP, and FSDP2 over the same steps, and runs that resume under another strategy.
+On one device, it measures optimizer steps of every method from pixels and from features, with memory, MFU, and the
+number of times that a step waits for the device; scores of bf16 and float32 encoders; heads, scoring of all pairs, and
+ranks compared with the released code (train_heads.py, pairwise.py, evaluate.py); kernels of an optimizer step; and the
+error of TF32. On N devices, it compares the losses of one device, DDP, and FSDP2 over the same steps, and of runs that
+resume with another strategy.
 
 Weights and inputs are random and data is synthetic, so no download is needed. `--device cpu --small` runs everything
-on gloo in a few minutes, to test that it works; its values say nothing about a GPU.
+on gloo in a few minutes, to test that it works. These values do not describe a GPU.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ STRATEGIES = {
 
 
 def built(recipe: Path, args: argparse.Namespace, *overrides: str) -> RetrievalModule:
-    """Build a recipe's method with random weights, in its own size or in that of tests."""
+    """Build a recipe's method with random weights, at full size or at the size of the tests."""
     if args.small:
         return small(recipe, *overrides)[0]
     parsed = Recipe.parse([recipe], ["--data.init_args.root=.", *overrides])
@@ -82,7 +83,7 @@ def ceiling(device: str, dtype: torch.dtype) -> float:
 
 
 def encoded(method: RetrievalModule, batch: PairBatch) -> PairBatch:
-    """Return a batch with the encoders' features, as read from a feature store."""
+    """Return a batch with features of the encoders, as if read from a feature store."""
     with torch.no_grad():
         text, video = unconditioned(method, batch)
     texts, videos = dataclasses.replace(batch.text, text=text), dataclasses.replace(batch.video, video=video)
@@ -126,7 +127,7 @@ def training(args: argparse.Namespace) -> pd.DataFrame:
 
 
 def waits_of(step: Callable[[], object], device: str) -> str:
-    """Return how often a step waits for a GPU."""
+    """Return the number of times that a step waits for a GPU."""
     if device != "cuda":
         return "-"
     torch.cuda.set_sync_debug_mode("warn")
@@ -141,7 +142,7 @@ def waits_of(step: Callable[[], object], device: str) -> str:
 
 @torch.no_grad()
 def score_error(method: RetrievalModule, batch: PairBatch, half: Callable[[], Any]) -> float:
-    """Return the largest change of a score by the precision of the encoders, in standard deviations of the scores."""
+    """Return the largest change of a score due to the encoders' precision, in standard deviations of the scores."""
     method.eval()
 
     def scores() -> Tensor:
@@ -159,8 +160,8 @@ def score_error(method: RetrievalModule, batch: PairBatch, half: Callable[[], An
 
 
 def fitted(folder: Path, data: Path, strategy: str, args: argparse.Namespace, *more: str) -> tuple[Path, pd.Series]:
-    """Train by the command line on the devices; return the run's folder and the loss of each step."""
-    middle = args.fitted_steps // 2 + 2  # not the last step of an epoch, in which no running.ckpt is written
+    """Train with the command line on the devices, and return the folder of the run and the loss of each step."""
+    middle = args.fitted_steps // 2 + 2  # not the last step of an epoch, which writes no running.ckpt
     words = [
         sys.executable, "-m", "tvr_lightning.cli", "fit", f"--config={RECIPES / 'clip4clip.yaml'}",
         f"--config={RECIPES / 'fixture.yaml'}", f"--data.init_args.root={data}", "--data.init_args.batch_size=16",
@@ -182,7 +183,7 @@ def fitted(folder: Path, data: Path, strategy: str, args: argparse.Namespace, *m
 
 
 def strategies(args: argparse.Namespace) -> str:
-    """Return how far the losses of all strategies, and of runs that change it, are from those of one device."""
+    """Compare the losses of all strategies, and of runs that change the strategy, with those of one device."""
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -198,7 +199,7 @@ def strategies(args: argparse.Namespace) -> str:
             apart = float((losses / expected.loc[losses.index] - 1).abs().max())
             rows.append([f"{first}, resumed under {then}", f"{apart:.1e}", str(len(losses))])
             print(f"{rows[-1][0]}: {apart:.1e}", flush=True)
-    heads = [f"{args.devices} devices, float32", "largest relative difference of a loss", "steps"]
+    heads = [f"{args.devices} devices, float32", "largest relative difference in loss", "steps"]
     return markdown_table(pd.DataFrame(rows, columns=heads))
 
 
@@ -208,15 +209,15 @@ def other_benchmarks(args: argparse.Namespace) -> dict[str, list[str]]:
     heads = ["--dimension", "64", "--words", "12", "--frames", "4", "--repetitions", "1", "--pairs", "12"]
     pairs = ["--dimension", "64", "--words", "12", "--frames", "4", "--repetitions", "1", "--pairs", "8", "--many", "0"]
     ranked = ["--items", "50", "--dimension", "64", "--methods", "CLIP4Clip", "GARE"]
-    found = {"A step of the heads, features given": ["train_heads.py", *device, *(heads if args.small else [])]}
+    found = {"Training step of the heads": ["train_heads.py", *device, *(heads if args.small else [])]}
     for method in ("xpool",) if args.small else ("gare", "tcmgc", "gaid", "xpool"):
         found[f"Scoring all pairs: {method}"] = ["pairwise.py", "--method", method, *device, *pairs[: 99 * args.small]]
-    found["Ranks and table, 1k-A"] = ["evaluate.py", "methods", *device, *(ranked if args.small else [])]
+    found["Ranks and table of 1k-A"] = ["evaluate.py", "methods", *device, *(ranked if args.small else [])]
     return found
 
 
 def output(command: list[str]) -> str:
-    """Return what another benchmark prints."""
+    """Run another benchmark, and return its command and its output."""
     done = subprocess.run([sys.executable, str(HERE / command[0]), *command[1:]], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or ["no output"])[-1])
@@ -224,7 +225,7 @@ def output(command: list[str]) -> str:
 
 
 def launches(step: Callable[[], object], device: str) -> int:
-    """Return how many kernels a step starts on a GPU; on a CPU how many operators it calls."""
+    """Return the number of kernels that a step launches on a GPU, or of operators that it calls on a CPU."""
     kind = ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU
     with profile(activities=[ProfilerActivity.CPU, kind] if device == "cuda" else [kind]) as found:
         step()
@@ -235,7 +236,7 @@ def launches(step: Callable[[], object], device: str) -> int:
 
 
 def optimizers(args: argparse.Namespace) -> str:
-    """Return the kernels of a step of BertAdam and AdamW for the tensors of a ViT-B/32."""
+    """Count the kernels of one step of BertAdam and AdamW for the tensors of a ViT-B/32."""
     width, layers = (8, 2) if args.small else (512, 24)
     shapes = [(width, width), (width,), (3 * width, width), (3 * width,), (width,), (width,)] * 2 * layers
     rows = []
@@ -254,7 +255,7 @@ def optimizers(args: argparse.Namespace) -> str:
 
 
 def tf32(args: argparse.Namespace) -> str:
-    """Return the error of TF32 in a linear layer of the heads, against float64, and its time."""
+    """Compare a linear layer of the heads in TF32 with float64, and return its error and its time."""
     if args.device != "cuda":
         return "A CPU has no TF32."
     vectors, matrix = torch.randn(16384, 512, device="cuda"), torch.randn(512, 512, device="cuda") / 512**0.5
@@ -276,20 +277,20 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="page to write; otherwise it is printed")
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("there is no GPU here; --device cpu --small shows that everything runs")
+        parser.error("no GPU found. --device cpu --small tests that everything runs.")
     args.devices = args.devices or (torch.cuda.device_count() if args.device == "cuda" else 2)
     args.batch, args.steps, args.fitted_steps = (8, 1, 6) if args.small else (128, 10, 50)
     machine = f"{args.devices} x {torch.cuda.get_device_name()}" if args.device == "cuda" else platform.machine()
     command = " ".join(["python benchmarks/gpu.py", *sys.argv[1:]])
     page = [f"# Measurements on GPUs\n\n`{command}`, {date.today()}, {machine}, torch {torch.__version__}"]
     if args.device == "cpu":
-        page.append("**Run on a CPU with small sizes: it shows what the page contains, not how fast a GPU is.**")
+        page.append("**Run on a CPU with small sizes. This page shows what is measured, not the speed of a GPU.**")
     parts: dict[str, Callable[[], str]] = {
         f"Optimizer steps, {args.batch} pairs": lambda: markdown_table(training(args)),
         "Strategies": lambda: strategies(args),
         **{title: functools.partial(output, command) for title, command in other_benchmarks(args).items()},
-        "Launches of an optimizer step": lambda: optimizers(args),
-        "TF32 in the heads' products": lambda: tf32(args),
+        "Kernel launches of an optimizer step": lambda: optimizers(args),
+        "TF32 in the products of the heads": lambda: tf32(args),
     }
     failed = False
     for title, part in parts.items():

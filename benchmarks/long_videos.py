@@ -2,9 +2,9 @@
 
 The long videos are concatenated clips: real ones, re-encoded with the same settings and repeated to the full length,
 and those of a synthetic dataset (`tvr data synth msrvtt --videos 960 --seed 3`). Every caption of the synthetic video
-is a query; a hit is a first moment within ten seconds of its clip. Peak memory is that of a process that indexes the
-video, compared with one that indexes its first ten minutes. Videos, measurements, and query results stay in the work
-folder, so that an interrupted run resumes.
+is a query, and a hit is a first moment within ten seconds of its clip. Peak memory is that of a process that indexes
+the video, compared with one that indexes its first ten minutes. Videos, measurements, and query results stay in the
+work folder, so that an interrupted run resumes.
 
 Command: python benchmarks/long_videos.py --ckpt_path CHECKPOINT --synthetic FOLDER --clips FOLDER --work FOLDER
 """
@@ -35,7 +35,7 @@ Span = tuple[float, float]
 T = TypeVar("T")
 WIDTH, HEIGHT, RATE = 320, 240, 4
 TOLERANCE = 10.0
-"""Seconds before and after the right clip that still count as the right moment."""
+"""Seconds before and after the right clip that still count as a hit."""
 
 INDEX = """
 import resource, sys, time
@@ -51,8 +51,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time() - 
 """
 
 
-def pictures(path: Path, size: tuple[int, int], rate: int) -> Iterator[av.VideoFrame]:
-    """Frames of a clip at a steady rate and of one size."""
+def resampled_frames(path: Path, size: tuple[int, int], rate: int) -> Iterator[av.VideoFrame]:
+    """Yield the frames of a clip at a constant rate and size."""
     with av.open(str(path)) as container:
         following = 0.0
         for frame in container.decode(video=0):
@@ -64,12 +64,12 @@ def pictures(path: Path, size: tuple[int, int], rate: int) -> Iterator[av.VideoF
 
 
 def concatenate(clips: list[Path], path: Path, size: tuple[int, int], rate: int, seconds: float) -> list[Span]:
-    """Write clips one after another, again and again until the length is reached.
+    """Concatenate clips, and repeat them until the length is reached.
 
-    Each clip is encoded once, beginning with a keyframe; repetitions copy its packets.
+    Each clip is encoded once and starts with a keyframe. Repetitions copy its packets.
 
     Returns:
-        Start and end of every clip of the first round.
+        Start and end of every clip in the first round.
     """
     spans: list[Span] = []
     with av.open(str(path.with_suffix(".h264")), "w", format="h264") as container:
@@ -80,7 +80,7 @@ def concatenate(clips: list[Path], path: Path, size: tuple[int, int], rate: int,
         number = 0
         for clip in clips:
             first = number
-            for frame in pictures(clip, size, rate):
+            for frame in resampled_frames(clip, size, rate):
                 frame.pts, frame.time_base = number, Fraction(1, rate)
                 frame.pict_type = av.video.frame.PictureType.I if number == first else av.video.frame.PictureType.NONE
                 for packet in stream.encode(frame):
@@ -96,15 +96,15 @@ def concatenate(clips: list[Path], path: Path, size: tuple[int, int], rate: int,
             with av.open(str(path.with_suffix(".h264"))) as source:
                 stream = source.streams.video[0]
                 out = out or container.add_stream_from_template(stream)
-                place = 0
+                position = 0
                 for packet in source.demux(stream):
                     if packet.size == 0:
                         continue
                     packet.stream, packet.time_base = out, Fraction(1, rate)
-                    packet.pts = packet.dts = turn * number + place
+                    packet.pts = packet.dts = turn * number + position
                     packet.duration = 1
                     container.mux(packet)
-                    place += 1
+                    position += 1
     path.with_suffix(".h264").unlink()
     return spans
 
@@ -134,7 +134,7 @@ def joined(clips: list[Path], path: Path, rate: int) -> list[Span]:
 
 
 def first_minutes(path: Path, seconds: float) -> Path:
-    """The beginning of a video, its packets copied."""
+    """Copy the packets of the beginning of a video to a new file, and return its path."""
     short = path.with_name(f"short-{path.name}")
     with av.open(str(path)) as source, av.open(str(short), "w") as container:
         stream = source.streams.video[0]
@@ -160,23 +160,23 @@ def kept(path: Path, make: Callable[[], T]) -> T:
 def indexed(video: Path, out: Path, arguments: argparse.Namespace) -> tuple[float, float]:
     """Index a video in a separate process; return peak memory in MiB and CPU seconds."""
     shutil.rmtree(out, ignore_errors=True)  # remove the results of an interrupted run
-    words = [str(video), str(out), str(arguments.ckpt), arguments.segments, str(arguments.length)]
+    words = [str(video), str(out), str(arguments.ckpt_path), arguments.segments, str(arguments.length)]
     printed = subprocess.run([sys.executable, "-c", INDEX, *words], capture_output=True, text=True, check=True).stdout
     peak, took = map(float, printed.split()[-2:])
     return peak / 1024, took
 
 
-def hits(out: Path, asked: list[tuple[str, Span]], seconds: float, rerank: str | None) -> tuple[int, float]:
-    """Return the number of captions whose first moment is in the right clip, and that expected for random moments."""
+def hits(out: Path, queries: list[tuple[str, Span]], seconds: float, rerank: str | None) -> tuple[int, float]:
+    """Return the number of hits, and the number expected for random moments."""
     from tvr_lightning.search.engine import Searcher
     from tvr_lightning.search.query import SearchQuery
 
     right, chance = 0, 0.0
     with Searcher(out) as searcher:
         known: dict[str, float] = {}
-        for caption, (start, end) in asked:
+        for caption, (start, end) in queries:
             if caption not in known:
-                few = 16 if rerank == "none" else 256  # the order of the vectors is the same however many are taken
+                few = 16 if rerank == "none" else 256  # the order of the vectors does not depend on it
                 query = SearchQuery(query=caption, top=1, rerank=rerank, candidates=few)
                 known[caption] = searcher.search(query).results[0].start
             moment = known[caption]
@@ -199,18 +199,18 @@ def main() -> None:
     parser.add_argument("--ckpt_path", type=Path, required=True, help="the demo's checkpoint")
     parser.add_argument("--synthetic", type=Path, help="folder of a synthetic msrvtt dataset")
     parser.add_argument("--clips", type=Path, help="folder of real clips")
-    parser.add_argument("--work", type=Path, required=True, help="where videos and indexes are written")
+    parser.add_argument("--work", type=Path, required=True, help="folder for videos and indexes")
     parser.add_argument("--seconds", type=float, default=7200.0)
     parser.add_argument("--short", type=float, default=600.0)
     parser.add_argument("--segments", default="shots")
-    parser.add_argument("--rerank", help="scorer of the second stage, or none for the order of the vectors")
+    parser.add_argument("--rerank", help="scorer of the second stage; none: rank by the vectors only")
     parser.add_argument("--length", type=float, default=20.0)
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     day, cut = time.strftime("%Y-%m-%d"), f"{arguments.segments} of at most {arguments.length:g} s"
     print(f"{platform.machine()}, {os.cpu_count()} cores, {day}; {cut}; ranked by {arguments.rerank or 'the method'}\n")
-    heads = ["video", "seconds", "file", "peak memory", "of its first 10 min", "ratio", "processor s"]
-    heads += ["captions asked", "right moment", "chance", "times chance"]
+    heads = ["video", "seconds", "file", "peak memory", "peak memory, first 10 min", "ratio"]
+    heads += ["indexing, CPU s", "queries", "hits", "hits by chance", "hits / chance"]
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     folder = (arguments.synthetic or Path()) / "msrvtt" / "videos"
     synthetic = sorted(folder.glob("*.mp4"), key=lambda path: path.stem.zfill(20)) if arguments.synthetic else []
@@ -229,8 +229,8 @@ def main() -> None:
             seconds = float(container.duration / av.time_base)
         out = arguments.work / f"{name}-index"
         peak, took = kept(arguments.work / f"{name}-memory.json", of(indexed, path, out, arguments))
-        short, beside = first_minutes(path, arguments.short), arguments.work / f"{name}-short-index"
-        less, _ = kept(arguments.work / f"{name}-short-memory.json", of(indexed, short, beside, arguments))
+        short, short_index = first_minutes(path, arguments.short), arguments.work / f"{name}-short-index"
+        less, _ = kept(arguments.work / f"{name}-short-memory.json", of(indexed, short, short_index, arguments))
         cells = [f"{name}, {len(clips)} clips", f"{seconds:.0f}", f"{path.stat().st_size / 2**20:.0f} MiB"]
         cells += [f"{peak:.0f} MiB", f"{less:.0f} MiB", f"{peak / less:.3f}", f"{took:.0f}"]
         if name == "synthetic":
@@ -242,7 +242,7 @@ def main() -> None:
         else:
             cells += [""] * 4
         print(f"| {' | '.join(cells)} |", flush=True)
-    print(f"peak of this process {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
+    print(f"Peak memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
 
 
 if __name__ == "__main__":

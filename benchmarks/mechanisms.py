@@ -1,8 +1,9 @@
-"""Try each paper's claim in a synthetic world that contains the factor it names at several strengths, including 0.
+"""Test each paper's claim on synthetic features that contain the factor it names at several strengths, including 0.
 
-Each arm of a claim (mechanisms_claims.py) chooses a learning rate and a number of steps on validation pairs, then it is
-trained with five seeds. The script writes mechanisms.json and, from that, mechanisms.md with figures. It keeps finished
-heads, so that an interrupted run continues; a change of a world or of the training trains its heads again.
+Each arm of a claim (mechanisms_claims.py) chooses a learning rate and a number of steps on validation pairs, and is
+then trained with five seeds. The script writes mechanisms.json and, from it, mechanisms.md with figures. Records of
+finished heads are kept, so an interrupted run resumes. If the code of an experiment or of the training changes, its
+heads are trained again.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ Settings = Sequence[tuple[float, int]]
 
 
 def key(job: Job) -> str:
-    """Return a fingerprint of everything that decides the outcome of a head besides the package and torch."""
+    """Return a fingerprint of everything that determines the outcome of a head, except the package and torch."""
     return hashlib.sha256(f"{_source(job.world)}{job!r}".encode()).hexdigest()[:16]
 
 
 @cache
 def _source(world: str) -> str:
-    """Return the code that makes and trains the heads of a world, without that of the other worlds."""
+    """Return the code that determines the data and the training of a world, without the other worlds."""
     source = inspect.getsource(mechanisms_worlds)
     for name, make in WORLDS.items():
         if not (name.startswith(world) or world.startswith(name)):  # some worlds extend another one
@@ -67,7 +68,7 @@ def train(job: Job) -> Record:
 
 
 def committed() -> str:
-    """Return the commit of the worlds, heads, and claims, and whether they have changed since."""
+    """Return the commit of the worlds, heads, and claims, and whether they have changed since then."""
 
     def git(*arguments: str) -> str:
         words = ("git", *arguments, "--", *COMMITTED)
@@ -90,14 +91,14 @@ def read_records(file: Path) -> dict[str, Record]:
 
 
 def run(jobs: Iterable[Job], what: str, file: Path, workers: int) -> dict[str, Record]:
-    """Train the heads without a record, and append each record as soon as it is finished."""
+    """Train the heads that have no record, and append the record of each as soon as it is finished."""
     records, wanted = read_records(file), {key(job): job for job in jobs}
     missing = [job for name, job in wanted.items() if name not in records]
     print(f"{what}: {len(wanted)} heads, {len(wanted) - len(missing)} of them finished", flush=True)
     if missing:
         file.parent.mkdir(parents=True, exist_ok=True)
         start = time.monotonic()
-        # Spawned, since torch's threads do not survive a fork.
+        # Spawned, because torch's threads do not survive a fork.
         pool = multiprocessing.get_context("spawn").Pool(workers, _end_with_parent)
         with pool, file.open("a", encoding="utf-8") as out:
             for count, record in enumerate(pool.imap_unordered(train, missing), 1):
@@ -110,7 +111,7 @@ def run(jobs: Iterable[Job], what: str, file: Path, workers: int) -> dict[str, R
 
 
 def _end_with_parent() -> None:
-    """Let a worker end with the run, since a killed parent closes nothing that a waiting worker would notice."""
+    """End a worker when its parent ends; a waiting worker does not notice that its parent was killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -122,13 +123,13 @@ def _end_with_parent() -> None:
 
 
 def chosen(trial: Trial, arm: Arm, point: float, settings: Settings, found: dict[str, Record]) -> Job:
-    """Return the job with seed 0 that has the best text-to-video R@1 on the validation pairs for an arm at a point."""
+    """Return the job with seed 0 and the best text-to-video R@1 on the validation pairs, for an arm at a point."""
     jobs = [trial.job(arm, point if point in trial.ends else trial.points[-1], 0, setting) for setting in settings]
     return max(jobs, key=lambda job: found[key(job)]["validation"][arm.reading][TEXT_TO_VIDEO])
 
 
 def measure(claims: Sequence[Trial], deviations: Sequence[Trial], settings: Settings, args: Namespace) -> Record:
-    """Choose the settings, train all heads with them, and return the data of the page."""
+    """Choose the settings, train all heads with them, and return the data for the page."""
     trials = [*claims, *deviations]
     found = run((job for trial in trials for job in trial.sweep(settings)), "choosing", args.records, args.num_workers)
 
@@ -174,9 +175,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5, help="at least 2")
     parser.add_argument("--num_workers", type=int, default=2, help="processes with one thread each")
     parser.add_argument("--quick", action="store_true", help="one setting of 16 steps, first and last strength only")
-    parser.add_argument("--page", action="store_true", help="train nothing, and write the page from mechanisms.json")
+    parser.add_argument("--page", action="store_true", help="only write the page from mechanisms.json")
     parser.add_argument("--out", type=Path, help="folder; default: benchmarks/results, or build/mechanisms for a part")
-    parser.add_argument("--records", type=Path, default=Path("build/mechanisms.jsonl"), help="finished heads")
+    parser.add_argument(
+        "--records", type=Path, default=Path("build/mechanisms.jsonl"), help="records of finished heads"
+    )
     args = parser.parse_args()
     if args.seeds < 2 or args.num_workers < 1:
         parser.error("--seeds must be at least 2, and --num_workers at least 1")

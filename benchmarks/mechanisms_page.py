@@ -1,4 +1,4 @@
-"""Verdicts of the heads of `mechanisms.py` as data, and the page with its figures, made only from these data."""
+"""Verdicts of `mechanisms.py` as data, and the page with its figures, created only from these data."""
 
 from __future__ import annotations
 

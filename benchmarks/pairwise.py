@@ -1,11 +1,11 @@
-"""Score all pairs with a method in three ways and print their ratios: `python benchmarks/pairwise.py --method gare`.
+"""Score all pairs with a method in three ways, and print the ratios: `python benchmarks/pairwise.py --method gare`.
 
-1. As released, restated plainly (released_<method>.py says from what), in the fastest of all blocks of 4 to 256 texts
-   and 4 to 256 videos: each is timed once, and the two fastest score all pairs.
-2. Our dense form where there is one, in the fastest of several block sizes.
-3. Ours, with its default budget.
+1. The released computation, reimplemented in released_<method>.py, in the fastest of all blocks of 4 to 256 texts and
+   4 to 256 videos: each block is timed once, and the two fastest score all pairs.
+2. Our dense form, if the method has one, in the fastest of several block sizes.
+3. Ours, with its default memory budget.
 
-All on the same head and features, in the same process; times are the least of several interleaved repetitions.
+All three use the same head and features in the same process. Times are the minimum of several interleaved repetitions.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ METHODS = {
 MIB = 2**20
 BLOCK_SIDES = (4, 8, 16, 32, 64, 128, 256)
 LARGEST = 512 * MIB
-"""What the largest tensor of a released block may take, in bytes: larger blocks are left out."""
+"""Maximum size in bytes of the largest tensor of a released block; larger blocks are skipped."""
 
 
 def features(count: int, args: argparse.Namespace) -> tuple[TextFeatures, VideoFeatures]:
-    """Return random features of `count` texts and videos; frames of a video and words of a text resemble each other."""
+    """Return random features of `count` texts and videos, with similar frames per video and similar words per text."""
     generator = torch.Generator().manual_seed(count)
 
     def normal(*shape: int) -> Tensor:
@@ -87,7 +87,7 @@ def resident() -> int:
 
 
 def peak_memory(function: Callable[[], Tensor], device: str) -> tuple[Tensor, float]:
-    """Return the result and the growth of this process's memory (of the GPU's, on one) at its largest, in MiB."""
+    """Return the result, and the largest growth of the memory of this process (on a GPU, of its memory) in MiB."""
     gc.collect()
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
@@ -111,10 +111,10 @@ def peak_memory(function: Callable[[], Tensor], device: str) -> tuple[Tensor, fl
 
 
 def best_blocks(subject: Subject, run: Callable[..., Tensor], count: int, sizes: Sizes) -> list[tuple[int, int]]:
-    """Return the two fastest blocks (texts, videos) of the released computation, each timed once after a first run."""
+    """Return the two fastest blocks (texts, videos) of the released computation, timing each once after a warm-up."""
     sides = [side for side in BLOCK_SIDES if side <= count]
-    room = LARGEST // (4 * subject.pair_numbers(sizes))
-    blocks = [(texts, videos) for texts in sides for videos in sides if texts * videos <= room]
+    limit = LARGEST // (4 * subject.pair_numbers(sizes))
+    blocks = [(texts, videos) for texts in sides for videos in sides if texts * videos <= limit]
     spent = {block: run(*block) for block in blocks}
     return sorted(spent, key=lambda block: spent[block])[:2]
 
@@ -122,8 +122,12 @@ def best_blocks(subject: Subject, run: Callable[..., Tensor], count: int, sizes:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--method", choices=sorted(METHODS), required=True)
-    parser.add_argument("--pairs", type=int, help="texts, and videos, of the comparison; each method has its own")
-    parser.add_argument("--many", type=int, default=1000, help="texts, and videos, of the throughput; 0 leaves it out")
+    parser.add_argument(
+        "--pairs", type=int, help="number of texts and of videos to compare; default: that of the method"
+    )
+    parser.add_argument(
+        "--many", type=int, default=1000, help="number of texts and of videos for the throughput; 0: none"
+    )
     parser.add_argument("--dimension", type=int, default=512)
     parser.add_argument("--words", type=int, default=32)
     parser.add_argument("--frames", type=int, default=12)
@@ -134,7 +138,7 @@ def main() -> None:
         "--clock",
         choices=("wall", "processor"),
         default="wall",
-        help="processor: this process's own time, which other processes do not lengthen; meaningful with one thread",
+        help="processor: CPU time, which does not depend on other processes; only meaningful with one thread",
     )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -145,7 +149,7 @@ def main() -> None:
     heads: dict[str, tuple[str, int | None]] = {
         f"dense, blocks of {budget} MiB": ("dense", budget) for budget in subject.dense_budgets
     }
-    heads["ours"] = ("factorised", None)
+    heads["ours"] = ("factorized", None)
     sizes = Sizes(args.dimension, args.words, args.frames)
     built = {name: subject.build(form, budget, sizes).to(args.device) for name, (form, budget) in heads.items()}
     fast = built["ours"]
@@ -161,7 +165,7 @@ def main() -> None:
     }
     released = list(runs)
     runs |= {name: partial(subject.score, head, text, video) for name, head in built.items()}
-    results = {name: peak_memory(run, args.device) for name, run in runs.items()}  # the first run warms up, too
+    results = {name: peak_memory(run, args.device) for name, run in runs.items()}  # this is also the warm-up
     expected = results[released[0]][0]
     times = dict.fromkeys(runs, math.inf)
     for _ in range(args.repetitions):

@@ -1,12 +1,13 @@
-"""Distance that CLIP moves in training: float16 as released, float32 at the same rate, float32 at the variant's rate.
+"""Movement of CLIP's weights in training: float16 as released, and float32 at two learning rates.
 
     python benchmarks/precision.py --size small
     python benchmarks/precision.py --size vit-b-32 --threads 2
 
 CLIP4Clip with mean pooling trains on random frames and captions from random weights, with the recipe's optimizer,
-clipping and schedule, which spans the steps. Gradients are clipped to norm 1 in every step, so that their size depends
+clipping, and schedule over all steps. Gradients are clipped to norm 1 in every step, so that their size depends
 on the number of weights and hardly on the data. The distance is the norm of the change of all weights that are float16
-in the released code. `released optimizer` updates tensor by tensor, in the order of the released BertAdam.
+in the released code. `released optimizer` is a reimplementation of the released BertAdam that updates one tensor after
+another.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ HALF = ("attn.", "mlp.", "conv1", "text_projection", "visual.proj")
 
 
 class TensorByTensor(torch.optim.Optimizer):
-    """The released BertAdam's update, one tensor after another and one operation after another."""
+    """The update of the released BertAdam, one tensor and one operation at a time."""
 
     def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, {"betas": betas, "eps": eps})
@@ -124,7 +125,7 @@ def main() -> None:
     variant = yaml.safe_load(find_recipe("variants/float32").read_text())["model"]["init_args"]["optimizer"]
     released, faster = recipe["encoder_lr"], variant["encoder_lr"]
     print(f"{date.today()}, torch {torch.__version__}, {platform.machine()}, {options.size}, {options.pairs} pairs\n")
-    print("| steps | CLIP's weights | optimizer | rate | distance | of float16's | gradient norm before clipping | s |")
+    print("| steps | CLIP's weights | optimizer | learning rate | distance | distance / float16 | gradient norm | s |")
     print("|---:|---|---|---:|---:|---:|---:|---:|", flush=True)
     for steps in options.steps:
         usual = 0.0

@@ -1,4 +1,4 @@
-"""What the benchmark of pairwise scoring knows of a method: the head to measure, and the released computation."""
+"""Description of a method for the benchmark of pairwise scoring: its head, and the released computation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tvr_lightning.pairwise import DensePairVectors, PairVectors
 
 @dataclass
 class Sizes:
-    """D, W and F of the features."""
+    """Sizes D, W, and F of the features."""
 
     dimension: int
     words: int
@@ -27,13 +27,13 @@ class Subject:
     """A method to measure.
 
     Attributes:
-        title: how its released computation differs from ours, for the table.
-        build: (form, budget in MiB, sizes) to a head without dropout.
-        score: (head, text, video) to (N, M) scores.
-        released_block: (head, text, video) to the (N, M) scores of one block, computed as the released code does.
-        pair_numbers: (sizes) to the numbers of the largest tensor of the released computation, per pair.
-        pairs: texts, and videos, of the comparison.
-        dense_budgets: budgets in MiB of our dense form, of which the fastest counts; none without such a form.
+        title: Name of the released computation in the table.
+        build: Function from form, budget in MiB, and sizes to a head without dropout.
+        score: Function from head, text, and video to scores (N, M).
+        released_block: Function from head, text, and video to the scores (N, M) of one block of the released code.
+        pair_numbers: Function from sizes to the number of elements per pair in the largest tensor of the released code.
+        pairs: Default number of texts and of videos to compare.
+        dense_budgets: Budgets in MiB of our dense form, of which the fastest counts. Empty if there is no such form.
     """
 
     title: str
@@ -45,22 +45,22 @@ class Subject:
     dense_budgets: tuple[int, ...] = (8, 32, 128)
 
     def released(self, head: nn.Module, text: TextFeatures, video: VideoFeatures, texts: int, videos: int) -> Tensor:
-        """Score all pairs in blocks of so many texts and videos as the released code does."""
+        """Score all pairs as the released code does, in blocks of the given numbers of texts and videos."""
         rows = [text[i : i + texts] for i in range(0, len(text), texts)]
         columns = [video[i : i + videos] for i in range(0, len(video), videos)]
         return torch.cat([torch.cat([self.released_block(head, t, v) for v in columns], 1) for t in rows])
 
 
 def of_form(head: PairHead, form: str, budget: int | None) -> PairHead:
-    """Return the head bound to a form, `factorised` or `dense`, with blocks of `budget` MiB where one is given."""
+    """Return the head in a form, `factorized` or `dense`, with blocks of `budget` MiB if given."""
     head.required_form = DensePairVectors if form == "dense" else PairVectors
     if budget is not None:
-        head.memory_gib = 2 * budget / 1024  # of which a block takes half
+        head.memory_gib = 2 * budget / 1024  # a block takes half of it
     return head
 
 
 def away_from_start(head: nn.Module) -> nn.Module:
-    """Return the head in evaluation mode with parameters away from their start."""
+    """Return the head in evaluation mode, with its parameters moved away from their initial values."""
     for parameter in head.parameters():
         parameter.data += 0.02 * torch.randn_like(parameter)
     return head.eval()

@@ -1,6 +1,6 @@
-"""DRL's weighted token-wise interaction as released, restated plainly from the specification of its code.
+"""DRL's weighted token-wise interaction as released, reimplemented from the specification of its code.
 
-Words and frames are weighed anew in every block, and both masks multiply every similarity.
+The weights of words and frames are recomputed in every block, and every similarity is multiplied by both masks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""GAID's modules as released, asked for every pair: restated plainly from clip_stochastic.py and its modules.
+"""GAID's released modules applied to every pair, reimplemented from clip_stochastic.py and its modules.
 
-The released code fuses and pools each video under one text. Under the query protocol every pair has its own fused
-frames, so that keys and values are projected again for each of them; perturbation and cosine follow for every pair.
+The released code fuses and pools each video for one text. Under the query protocol, every pair has its own fused
+frames, so keys, values, the perturbation, and the cosine are computed for every pair.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tvr_lightning.methods.xpool import XPoolOptions
 
 
 def released_block(head: GAIDHead, text: TextFeatures, video: VideoFeatures) -> Tensor:
-    """Score one block, every vector in full."""
+    """Score one block with every vector in full."""
     gate, attention, sentence, frames, audio = head.gate, head.attention, text.sentence, video.frames, video.audio
     assert gate is not None
     assert audio is not None

@@ -1,7 +1,7 @@
-"""GARE as released, restated plainly from modeling.py, lines 184-206, and psi_module.py.
+"""GARE as released, reimplemented from modeling.py, lines 184-206, and psi_module.py.
 
-Every pair has its gap, its query and its increment in full, frames are projected again for every block, and the output
-of `log_std_proj` is computed and thrown away; the released evaluation takes blocks of 16 x 16.
+The gap, the query, and the increment are computed for every pair, the frames are projected again in every block, and
+the output of `log_std_proj` is computed and discarded. The released evaluation uses blocks of 16 x 16.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tvr_lightning.training.losses import info_nce
 
 
 def released_block(head: GAREHead, text: TextFeatures, video: VideoFeatures) -> Tensor:
-    """Score one block, every vector in full."""
+    """Score one block with every vector in full."""
     return released_pairs(head, text, video)[0]
 
 
@@ -39,12 +39,12 @@ def released_pairs(head: GAREHead, text: TextFeatures, video: VideoFeatures) -> 
     hidden = psi.layer_norm2(psi.out_proj(torch.einsum("nmf,mfd->nmd", attention, values)))
     read = psi.layer_norm3(hidden + dropout(psi.linear1(hidden), psi.dropout, psi.training))
     increment = psi.mean_proj(read)
-    psi.mean_proj(read)  # stands for log_std_proj, which has the same shape
+    psi.mean_proj(read)  # represents log_std_proj, which has the same shape
     return (normalize(sentence.unsqueeze(1) + increment, dim=-1) * normalize(pooled, dim=-1)).sum(-1), increment
 
 
 def released_losses(method: GARE, text: TextFeatures, video: VideoFeatures) -> Tensor:
-    """Return the loss of B matching pairs as modeling.py has it (lines 208-259), directions text by text."""
+    """Return the loss of B matching pairs as in modeling.py (lines 208-259), with the directions text by text."""
     similarity, increment = released_pairs(method.head, text, video)
     options = method.options
     mean, deviation = increment.mean(0), increment.std(0) + 1e-6

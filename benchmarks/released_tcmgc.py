@@ -1,6 +1,6 @@
-"""TC-MGC as released, restated plainly from the specification of modeling_tcmgc.py, lines 284-297.
+"""TC-MGC as released, reimplemented from the specification of modeling_tcmgc.py, lines 284-297.
 
-Every word attends on its own, every vector is built, and all of it twice.
+Every word attends to the frames separately, every vector is computed in full, and all of this is done twice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SCALE = torch.tensor(100.0)
 
 
 def pool_frames(head: TCMGCHead, text: Tensor, frames: Tensor) -> Tensor:
-    """Condition M videos on one vector of each of N texts: (N, D), (M, F, D) to (N, M, D), one vector per pair."""
+    """Condition M videos (M, F, D) on one vector of each of N texts (N, D); return one vector per pair (N, M, D)."""
     attention = head.attention
     assert attention is not None
     query, context = attention.layer_norm1(text), attention.layer_norm1(frames)
@@ -36,7 +36,7 @@ def interact(x: Tensor, matrix: Tensor, factor: float) -> Tensor:
 
 
 def released_block(head: TCMGCHead, text: TextFeatures, video: VideoFeatures) -> Tensor:
-    """Score one block as the released forward pass does, word by word, vectors in full."""
+    """Score one block as the released forward pass does, word by word, with all vectors in full."""
     scores = released_scores(head, text, video)
     assert head.lsa is not None
     return ((SCALE * scores @ head.lsa.weight).softmax(-1) * scores).sum(-1)

@@ -1,8 +1,8 @@
-"""T-MASS as released, restated plainly from trainer/trainer_stochastic.py and modules/stochastic_module.py.
+"""T-MASS as released, reimplemented from trainer/trainer_stochastic.py and modules/stochastic_module.py.
 
-Video by video and trial after trial, the released code finds the radius of every text again and draws for every pair
-anew: `SUBJECT`. So its scores are others in every run, of the same distribution as ours, whose pairs share the draws.
-`SHARED_DRAWS` is the same arithmetic with the radius once and those draws, so that the scores are ours.
+For every video and trial, the released code recomputes the radius of every text and draws new random numbers for every
+pair (`SUBJECT`). Its scores change from run to run, with the same distribution as ours, which share the draws among all
+pairs. `SHARED_DRAWS` is the same arithmetic with one radius and our draws, so its scores equal ours.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def draws(dimension: int) -> Tensor:
 
 
 def radius_of(head: TMASSHead, sentence: Tensor, frames: Tensor) -> Tensor:
-    """Return R (n, D) of n texts (n, D) and one video, repeated for each of them (n, F, D)."""
+    """Return R (n, D) of n texts (n, D) and one video that is repeated for each text (n, F, D)."""
     assert head.radius.linear_proj is not None
     texts = normalize(sentence, dim=-1).unsqueeze(1).repeat(1, frames.shape[1], 1)
     cosines = (texts @ normalize(frames, dim=-1).transpose(1, 2)).mean(1)
@@ -36,7 +36,7 @@ def radius_of(head: TMASSHead, sentence: Tensor, frames: Tensor) -> Tensor:
 
 
 def released_block(head: TMASSHead, text: TextFeatures, video: VideoFeatures) -> Tensor:
-    """Score one block, video by video, every vector of every trial in full."""
+    """Score one block, video by video, with every vector of every trial in full."""
     sentence, columns = text.sentence, []
     for frames, pooled in zip(video.frames, pool_frames(head, sentence, video.frames), strict=True):
         repeated = frames.unsqueeze(0).tile(len(sentence), 1, 1)
@@ -46,7 +46,7 @@ def released_block(head: TMASSHead, text: TextFeatures, video: VideoFeatures) ->
 
 
 def block_of_shared_draws(head: TMASSHead, text: TextFeatures, video: VideoFeatures) -> Tensor:
-    """Score one block, every vector of every trial in full, the radius and the draws once."""
+    """Score one block with every vector of every trial in full, but with a single radius and shared draws."""
     sentence, frames = text.sentence, video.frames
     pooled = normalize(pool_frames(head, sentence, frames), dim=-1)  # (M, N, D)
     cosines = torch.einsum("nd,mfd->mnf", normalize(sentence, dim=-1), normalize(frames, dim=-1))

@@ -1,4 +1,4 @@
-"""UCoFiA as released, restated plainly from the specification of its training code: every similarity of every block.
+"""UCoFiA as released, reimplemented from the specification of its training code: all similarities of every block.
 
 Words and patches are projected again in every block.
 """

@@ -1,4 +1,4 @@
-"""X-CLIP as released, restated plainly from the specification of modeling_xclip.py: every similarity of every block.
+"""X-CLIP as released, reimplemented from the specification of modeling_xclip.py: all similarities of every block.
 
 Words are projected again in every block.
 """

@@ -1,6 +1,7 @@
-"""X-Pool as released, restated plainly from the specification of modules/transformer.py and modules/metrics.py.
+"""X-Pool as released, reimplemented from the specification of modules/transformer.py and modules/metrics.py.
 
-Every text attends to the frames of every video; W_O, FC and both LayerNorms meet the vector of every pair.
+Every text attends to the frames of every video, and W_O, FC, and both LayerNorms are applied to the vector of every
+pair.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def pool_frames(head: XPoolHead, sentence: Tensor, frames: Tensor) -> Tensor:
 
 
 def released_block(head: XPoolHead, text: TextFeatures, video: VideoFeatures) -> Tensor:
-    """Score one block, every vector in full."""
+    """Score one block with every vector in full."""
     pooled = normalize(pool_frames(head, text.sentence, video.frames), dim=-1)
     return torch.einsum("nd,mnd->nm", normalize(text.sentence, dim=-1), pooled)
 

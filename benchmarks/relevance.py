@@ -1,9 +1,9 @@
-"""Whether relevance tells queries that an index can answer from those that it cannot.
+"""Evaluation of relevance: how well it separates queries that match an index from those that do not.
 
-The index holds the held-out videos of a synthetic dataset that show neither stars nor rings. Thirty queries fit:
-captions of the first of these videos in the test table. Thirty do not: the first fifteen captions of that table that
-speak of stars or rings, which are no more than a shape away, and fifteen everyday sights that are not among the
-sentences of the scale. The threshold is the package's own.
+The index contains the held-out videos of a synthetic dataset without stars or rings. Thirty queries match: captions of
+the first of these videos in the test table. Thirty do not match: the first fifteen captions of that table that mention
+stars or rings, and so differ only in one shape, and fifteen everyday scenes that are not among the sentences of the
+scale. The threshold is the default of the package.
 
 Command: python benchmarks/relevance.py --ckpt_path CHECKPOINT --synthetic FOLDER --work FOLDER
 """
@@ -49,10 +49,10 @@ def shows_absent(captions: list[str]) -> bool:
     return any(ABSENT_SHAPES & set(caption.split()) for caption in captions)
 
 
-def auc(fitting: list[float], absent: list[float]) -> float:
-    """Probability that a fitting query gets more than an absent one; equal values count half."""
-    wins = sum((a > b) + 0.5 * (a == b) for a in fitting for b in absent)
-    return wins / (len(fitting) * len(absent))
+def auc(matching: list[float], absent: list[float]) -> float:
+    """Return the probability that a matching query has a higher value than an absent one; ties count half."""
+    wins = sum((a > b) + 0.5 * (a == b) for a in matching for b in absent)
+    return wins / (len(matching) * len(absent))
 
 
 def main() -> None:
@@ -62,37 +62,37 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     arguments = parser.parse_args()
     folder = arguments.synthetic / "msrvtt"
-    said: dict[str, list[str]] = {}
+    captions: dict[str, list[str]] = {}
     for sentence in json.loads((folder / "MSRVTT_data.json").read_text())["sentences"]:
-        said.setdefault(sentence["video_id"], []).append(sentence["caption"])
+        captions.setdefault(sentence["video_id"], []).append(sentence["caption"])
     with (folder / "MSRVTT_JSFUSION_test.csv").open(encoding="utf-8") as file:
         test = [(row["video_id"], row["sentence"]) for row in csv.DictReader(file)]
-    shown = list(dict.fromkeys(video for video, _ in test if not shows_absent(said[video])))
-    fitting = [caption for video, caption in test if video in shown][:EACH]
+    shown = list(dict.fromkeys(video for video, _ in test if not shows_absent(captions[video])))
+    matching = [caption for video, caption in test if video in shown][:EACH]
     near = [caption for _, caption in test if shows_absent([caption])][: EACH - len(EVERYDAY)]
     absent = [*near, *EVERYDAY]
-    assert (len(fitting), len(absent)) == (EACH, EACH)
+    assert (len(matching), len(absent)) == (EACH, EACH)
     assert not set(absent) & set(BACKGROUND)
     videos = [folder / "videos" / f"{video}.mp4" for video in shown]
-    index(videos, arguments.work / "index", [ScorerSource(arguments.ckpt)], progress=False)
+    index(videos, arguments.work / "index", [ScorerSource(arguments.ckpt_path)], progress=False)
     with Searcher(arguments.work / "index") as searcher:
 
         def ask(queries: list[str]) -> list[float]:
             return [max(r.cosine for r in searcher.search(SearchQuery(query=query)).results) for query in queries]
 
         relevance = searcher.catalog.fact("relevance")
-        found = {"fitting": ask(fitting), "absent, another shape": ask(near), "absent, everyday": ask(list(EVERYDAY))}
-        asked = zip(found, (fitting, near, EVERYDAY), strict=True)
-        weak = {name: [searcher.search(SearchQuery(query=query)).weak for query in queries] for name, queries in asked}
+        queries = {"matching": matching, "absent, another shape": near, "absent, everyday scenes": list(EVERYDAY)}
+        found = {name: ask(group) for name, group in queries.items()}
+        weak = {name: [searcher.search(SearchQuery(query=q)).weak for q in group] for name, group in queries.items()}
     print(f"{platform.machine()}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}; {len(videos)} videos")
-    print(f"scale: middle {relevance['middle']:.3f}, spread {relevance['spread']:.3f}; threshold {GOOD}\n")
-    print("| queries | number | AUC against the fitting ones | nothing matches well |")
+    print(f"scale: median {relevance['middle']:.3f}, spread {relevance['spread']:.3f}; threshold {GOOD}\n")
+    print("| queries | number of queries | AUC against matching queries | weak answers |")
     print("|---|---|---|---|")
     for name, values in found.items():
-        against = "" if name == "fitting" else f"{auc(found['fitting'], values):.3f}"
+        against = "" if name == "matching" else f"{auc(found['matching'], values):.3f}"
         print(f"| {name} | {len(values)} | {against} | {sum(weak[name])} |")
-    both = found["absent, another shape"] + found["absent, everyday"]
-    print(f"| absent, all | {len(both)} | {auc(found['fitting'], both):.3f} | |")
+    both = found["absent, another shape"] + found["absent, everyday scenes"]
+    print(f"| absent, all | {len(both)} | {auc(found['matching'], both):.3f} | |")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draw docs/images/overview.webp: a report's leaderboard and the search page, side by side, in a real browser.
+"""Create docs/images/overview.webp: the leaderboard of a report next to the search page, in a real browser.
 
 Command: python benchmarks/screenshots.py --report FOLDER/report/index.html --index INDEX --out overview.webp
 """
@@ -28,7 +28,7 @@ PATIENCE = 120  # seconds
 
 
 def browser(profile: str) -> Any:
-    """Open Chromium without a window, in its light colors."""
+    """Open Chromium without a window, in light colors."""
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or shutil.which("google-chrome") or ""
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"):
@@ -42,7 +42,7 @@ def browser(profile: str) -> Any:
 
 
 def screenshot(driver: Any) -> Image.Image:
-    """Return what the window shows."""
+    """Return a screenshot of the page."""
     return Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
 
 
@@ -68,10 +68,10 @@ def search_page(driver: Any, index: Path) -> Image.Image:
 
 
 def main() -> None:
-    """Draw both pages into one image."""
+    """Combine both pages into one image."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", type=Path, required=True, help="report/index.html of a folder of tvr reproduce")
-    parser.add_argument("--index", type=Path, required=True, help="index of make demo")
+    parser.add_argument("--report", type=Path, required=True, help="report/index.html of a tvr reproduce folder")
+    parser.add_argument("--index", type=Path, required=True, help="index created by make demo")
     parser.add_argument("--out", type=Path, required=True, help="image to write")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as profile:
@@ -83,8 +83,8 @@ def main() -> None:
         finally:
             driver.quit()
     image = Image.new("RGB", (2 * WIDTH, HEIGHT), "white")
-    for place, page in enumerate(pages):
-        image.paste(page, (place * WIDTH, 0))
+    for column, page in enumerate(pages):
+        image.paste(page, (column * WIDTH, 0))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     image.save(arguments.out, quality=80, method=6)
     print(

@@ -1,7 +1,9 @@
-"""Two-stage search: how often it agrees with exhaustive scoring, and what each stage takes.
+"""Two-stage search: agreement with exhaustive scoring, and the cost of the first stage.
 
-Agreement: GARE with random weights over a synthetic gallery of features, every query scored exhaustively and through k
-candidates. First stage: random unit vectors in each store. Command: python benchmarks/search.py --out FILE.md
+Agreement is measured with GARE with random weights on a synthetic gallery of features, by scoring every query both
+exhaustively and with k candidates. The first stage searches random unit vectors in each store.
+
+Command: python benchmarks/search.py --out FILE.md
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ WIDTH, FRAMES, TOP = 512, 12, 10
 
 
 class InMemory(VectorStore):
-    """All cosines, computed with torch."""
+    """A baseline that computes all cosines with torch."""
 
     def keys(self):
         return set(range(len(self.vectors)))
@@ -40,21 +42,21 @@ class InMemory(VectorStore):
         self.vectors = vectors
 
     def remove(self, keys):
-        raise TypeError("the benchmark removes nothing")
+        raise TypeError("the benchmark does not remove vectors")
 
     def nearest(self, query, count):
-        values, places = (self.vectors @ query).topk(count)
-        return list(zip(places.tolist(), values.tolist(), strict=True))
+        values, rows = (self.vectors @ query).topk(count)
+        return list(zip(rows.tolist(), values.tolist(), strict=True))
 
 
 def gallery(videos, queries, noise, seed=0):
-    """Videos around random topics, frames around their video, and queries around some videos."""
+    """Return videos around random topics, with frames around their video and queries around some videos."""
     draw = torch.Generator().manual_seed(seed)
     topics = torch.randn(200, WIDTH, generator=draw)
-    centres = topics[torch.randint(200, (videos,), generator=draw)] + torch.randn(videos, WIDTH, generator=draw)
-    frames = centres[:, None] + noise * torch.randn(videos, FRAMES, WIDTH, generator=draw)
+    centers = topics[torch.randint(200, (videos,), generator=draw)] + torch.randn(videos, WIDTH, generator=draw)
+    frames = centers[:, None] + noise * torch.randn(videos, FRAMES, WIDTH, generator=draw)
     about = torch.randint(videos, (queries,), generator=draw)
-    sentence = centres[about] + noise * torch.randn(queries, WIDTH, generator=draw)
+    sentence = centers[about] + noise * torch.randn(queries, WIDTH, generator=draw)
     mask = torch.ones(queries, 1, dtype=torch.bool)
     text = TextFeatures(sentence, sentence[:, None], mask)
     return text, VideoFeatures(frames, torch.ones(videos, FRAMES, dtype=torch.bool))
@@ -79,13 +81,13 @@ def agreement(videos, queries, candidates):
 
 
 def cpu_seconds():
-    """CPU time of all threads of this process, which does not depend on other processes."""
+    """Return the CPU time of all threads of this process, which does not depend on other processes."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
-def asked(store, queries, count):
-    """Keys found for each query, percentiles of the latency in ms, and CPU ms per query."""
+def run_queries(store, queries, count):
+    """Return the keys found for each query, percentiles of the latency in ms, and CPU ms per query."""
     found, took, cpu = [], [], cpu_seconds()
     for query in queries:
         began = time.perf_counter()
@@ -102,8 +104,8 @@ def first_stage(size, dimension, questions, names):
     exact = [set((vectors @ query).topk(256).indices.tolist()) for query in queries]
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            places = {"lancedb": lambda f: LanceStore(f), "exact": lambda _: InMemory()}
-            store = places[name](folder)
+            stores = {"lancedb": lambda f: LanceStore(f), "exact": lambda _: InMemory()}
+            store = stores[name](folder)
             began, cpu = time.perf_counter(), cpu_seconds()
             for start in range(0, size, size if name == "exact" else 100_000):
                 stop = size if name == "exact" else min(start + 100_000, size)
@@ -111,7 +113,7 @@ def first_stage(size, dimension, questions, names):
             store.finish()
             store.nearest(queries[0], 256)
             built = f"{time.perf_counter() - began:.1f} | {cpu_seconds() - cpu:.1f}"
-            found, p, each = asked(store, queries, 256)
+            found, p, each = run_queries(store, queries, 256)
             recall = np.mean([len(a & b) / len(b) for a, b in zip(found, exact, strict=True)])
             late = f"{p[0]:.1f} | {p[1]:.1f} | {p[2]:.1f} | {each:.1f}"
             disk = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()) / size
@@ -120,10 +122,10 @@ def first_stage(size, dimension, questions, names):
 
 def two_stage_table(videos, queries):
     return [
-        f"GARE, random weights, {videos} synthetic videos, {queries} queries: the first {TOP} through k candidates "
-        "against exhaustive scoring.",
+        f"GARE with random weights, {videos} synthetic videos, {queries} queries. The table compares the first {TOP} "
+        "results from k candidates with those of exhaustive scoring.",
         "",
-        f"| k | queries with the same {TOP} | shared results |",
+        f"| k | queries with the same {TOP} results | shared results |",
         "|---|---|---|",
         *agreement(videos, queries, [64, 128, 256]),
         "",
@@ -131,9 +133,12 @@ def two_stage_table(videos, queries):
 
 
 FIRST_STAGE = [
-    f"First stage: {WIDTH}-dimensional vectors, 256 candidates; latency in ms by percentile, CPU ms per query over all "
-    "threads, bytes on disk per vector. Random vectors have no neighbourhoods: the hardest case for an approximate "
-    "index.",
+    "## First stage",
+    "",
+    f"{WIDTH}-dimensional vectors, 256 candidates. The table shows percentiles of the latency in ms, CPU ms per query "
+    "over all threads, and bytes on disk per vector. Random vectors have no neighborhoods, which is the hardest case "
+    "for an approximate index. `exact` compares the query with all vectors in torch. It is a baseline of the "
+    "benchmark, not a store of the package.",
     "",
     "| vectors | store | build s | build CPU s | p50 | p95 | p99 | CPU ms | recall of the 256 | bytes |",
     "|---|---|---|---|---|---|---|---|---|---|",
@@ -142,7 +147,7 @@ FIRST_STAGE = [
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--videos", type=int, default=2000, help="of the two-stage table; 0 leaves it out")
+    parser.add_argument("--videos", type=int, default=2000, help="number of videos in the two-stage table; 0: no table")
     parser.add_argument("--queries", type=int, default=200)
     parser.add_argument("--sizes", type=int, nargs="*", default=[1_000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--stores", nargs="+", default=["exact", "lancedb"])

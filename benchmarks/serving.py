@@ -1,4 +1,4 @@
-"""The search server under load on the loopback interface: errors, latency percentiles, memory before and after.
+"""Errors, latency percentiles, and memory of the search server under load on the loopback interface.
 
 Command: python benchmarks/serving.py --index INDEX --seconds 20 --clients 4
 """
@@ -23,17 +23,17 @@ import numpy as np
 QUERIES = ["a dog runs", "a man talks", "someone cooks", "a car on a road", "children play", "music on a stage"]
 
 MOST_GROWTH = 1.1
-"""Memory after the load over memory before it, beyond which something is not let go."""
+"""Maximum ratio of memory after and before the load; a larger one indicates a leak."""
 
 
 def resident(process):
-    """MiB that a process holds in memory."""
+    """Return the resident memory of a process in MiB."""
     status = Path(f"/proc/{process}/status").read_text(encoding="ascii")
     return int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) / 1024
 
 
 def client(port, until, took, statuses, number):
-    """Ask until a time; a connection that breaks is counted as status 0, and ends it."""
+    """Send requests until a time. A broken connection counts as status 0 and ends the client."""
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         try:
             ask(connection, until, took, statuses, number)
@@ -62,7 +62,7 @@ def ask(connection, until, took, statuses, number):
 
 
 def answers(port):
-    """Whether the server listens yet."""
+    """Return whether the server accepts connections."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("GET", "/health")
@@ -74,7 +74,7 @@ def answers(port):
 
 
 def load(port, clients, seconds):
-    """Ask from several clients at once; returns (kind, milliseconds) of every request, and counts by status."""
+    """Send requests from several clients; return (kind, milliseconds) of each request, and counts by status."""
     took, statuses = [], Counter()
     until = time.monotonic() + seconds
     threads = [threading.Thread(target=client, args=(port, until, took, statuses, n)) for n in range(clients)]
@@ -86,12 +86,12 @@ def load(port, clients, seconds):
 
 
 def start(index, port):
-    """Start `tvr serve` of an index and wait until it answers."""
+    """Start `tvr serve` with an index, and wait until it responds."""
     command = [sys.executable, "-m", "tvr_lightning.cli", "serve", "--index", str(index), "--port", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     while not answers(port):
         if server.poll() is not None:
-            raise SystemExit(f"the server ended with status {server.returncode}")
+            raise SystemExit(f"The server exited with status {server.returncode}.")
         time.sleep(0.2)
     return server
 
@@ -105,7 +105,7 @@ def main():
     options = parser.parse_args()
     server = start(options.index, options.port)
     try:
-        load(options.port, options.clients, options.seconds / 2)  # caches fill before memory is compared
+        load(options.port, options.clients, options.seconds / 2)  # fills the caches before memory is compared
         before = resident(server.pid)
         took, statuses = load(options.port, options.clients, options.seconds)
         after = resident(server.pid)
@@ -122,7 +122,7 @@ def main():
     print("ended by signal" if ended < 0 else "exit status", abs(ended))
     wrong = {status for _, status in statuses} - {200}
     if not took or wrong or after > MOST_GROWTH * before:
-        raise SystemExit(f"failed: {len(took)} requests, other statuses {wrong}, memory times {after / before:.2f}")
+        raise SystemExit(f"Failed: {len(took)} requests, other statuses {wrong}, memory ratio {after / before:.2f}")
 
 
 if __name__ == "__main__":

@@ -23,9 +23,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SHORT = 0.5
-"""Seconds of a start below which it is taken five times as often."""
+"""Starts that take fewer seconds than this are repeated five times as often."""
 # Importing tvr_lightning takes a twentieth of a second and declares an operator that is missing if a CPU build of torch
-# is installed with a CUDA build of torchvision. Without it, a LightningCLI fails there before it prints anything.
+# is installed with a CUDA build of torchvision. Without it, a LightningCLI would fail before it prints anything.
 LIGHTNING = (
     "import tvr_lightning\n"
     "from lightning.pytorch.cli import LightningCLI\n"
@@ -55,31 +55,31 @@ def seconds(arguments: list[str], checkout: Path) -> float:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run = subprocess.run([sys.executable, *arguments], env=environment, cwd=checkout, capture_output=True, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if run.returncode not in (0, 2):  # 2: a typo's
+    if run.returncode not in (0, 2):  # 2: the status after a typo
         raise SystemExit(f"{arguments}: {run.stderr}")
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def imported(arguments: list[str], checkout: Path) -> str:
-    """Return in words which packages the imports of a search go to, each with what it does itself."""
+    """Return a paragraph about the import time of a search, by package."""
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-X", "importtime", *arguments]
-    said = subprocess.run(words, env=environment, cwd=checkout, capture_output=True, text=True, check=True).stderr
+    report = subprocess.run(words, env=environment, cwd=checkout, capture_output=True, text=True, check=True).stderr
     own: Counter[str] = Counter()
-    for time_, module in re.findall(r"import time:\s+(\d+) \|\s+\d+ \|\s+([\w.]+)", said):
+    for time_, module in re.findall(r"import time:\s+(\d+) \|\s+\d+ \|\s+([\w.]+)", report):
         own[module.partition(".")[0]] += int(time_)
     whole = sum(own.values())
     parts = ", ".join(f"{name} {100 * time_ / whole:.0f} %" for name, time_ in own.most_common(12))
     return (
-        f"A search opens the index with its method, a LightningModule on an open_clip encoder. Its "
-        f"imports (`python -X importtime`): {parts}. Lightning imports torchmetrics, which imports scipy, "
+        f"A search opens the index with its method, a LightningModule with an open_clip encoder. Import time by "
+        f"package (`python -X importtime`): {parts}. Lightning imports torchmetrics, which imports scipy, "
         "matplotlib, transformers, and torchvision; LanceDB imports its namespace client, and open_clip imports timm. "
-        "This project cannot avoid them. `tvr serve` loads them once."
+        "This project cannot avoid these imports. `tvr serve` loads them once."
     )
 
 
 def make_index(folder: Path) -> Path:
-    """Make the index that is searched."""
+    """Create the index for the search."""
     sys.path.insert(0, str(ROOT))
     from tvr_lightning.cli import main as tvr
 
@@ -90,7 +90,7 @@ def make_index(folder: Path) -> Path:
         "model: {init_args: {encoder: {init_args: {width: 64}}}}\n"
     )
     quiet = os.dup(1)
-    os.dup2(2, 1)  # the page alone goes to the output
+    os.dup2(2, 1)  # only the page goes to the output
     tvr(["data", "synth", "msrvtt", "--root", str(folder), "--videos", "24", "--num_workers", "1"])
     words = ["fit", "--config", "tcmgc", "--config", "fixture", "--config", str(overlay)]
     tvr([*words, "--results.directory", str(folder / "runs")])
@@ -102,14 +102,14 @@ def make_index(folder: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--before", help="commit of the state to compare with; none by default")
+    parser.add_argument("--before", help="commit to compare with; default: none")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         states = {folder / "now": "HEAD"} | ({folder / "before": options.before} if options.before else {})
         try:
-            for state, commit in states.items():  # checkouts of their own, so that edits do not matter
+            for state, commit in states.items():  # separate checkouts, so that edits do not matter
                 subprocess.run(["git", "worktree", "add", "--detach", state, commit], cwd=ROOT, check=True, stdout=2)
             page(folder, options)
         finally:
@@ -118,17 +118,17 @@ def main() -> None:
 
 
 def described(commit: str) -> str:
-    """Return a commit and its day."""
+    """Return a commit and its date."""
     words = ["git", "show", "--no-patch", "--format=%h of %as", commit]
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
 def page(folder: Path, options: argparse.Namespace) -> None:
-    """Measure everything in turn and print the page."""
+    """Measure all starts alternately, and print the page."""
     index, now, before, measured = make_index(folder), folder / "now", folder / "before", described("HEAD")
     search = [*TVR, "search", "a red star", "--index", str(index), "--top", "1"]
     starts = {(name, "now"): (words, now) for name, words in {**ALONE, **BOTH, "tvr search": search}.items()}
-    if options.before:  # which may read no index of today
+    if options.before:  # it may not be able to read the current index
         starts |= {(name, "before"): (words, before) for name, words in BOTH.items()}
     taken: dict[tuple[str, str], list[float]] = {start: [] for start in starts}
     for _ in range(options.repeats):
@@ -143,9 +143,9 @@ def page(folder: Path, options: argparse.Namespace) -> None:
     print(
         f"`python benchmarks/startup.py{f' --before {options.before}' if options.before else ''}"
         f" --repeats {options.repeats}`, {datetime.date.today()}, {platform.machine()}, "
-        f"{os.cpu_count()} cores, Python {platform.python_version()}. CPU seconds, medians of "
-        f"{options.repeats} (below {SHORT} s of {5 * options.repeats}), taken in turn while other work ran; "
-        f"{compared}now: {measured}.\n"
+        f"{os.cpu_count()} cores, Python {platform.python_version()}. The table shows CPU seconds, medians of "
+        f"{options.repeats} starts (of {5 * options.repeats} if a start takes less than {SHORT} s). The starts "
+        f"alternated while other work ran; {compared}now: {measured}.\n"
     )
     columns = ["start", *(["before"] if options.before else []), "now"]
     print(f"| {' | '.join(columns)} | now / `pass` | now / `import torch` | now / LightningCLI's help |")

@@ -1,11 +1,11 @@
-"""What TF32 does to a training step's losses and gradients, worked out without a card that has it.
+"""Effect of TF32 on the losses and gradients of a training step, computed without a GPU.
 
     python benchmarks/tf32.py
 
 TF32 rounds the factors of a float32 product to ten bits of mantissa and sums in float32 (NVIDIA, Ampere architecture
-whitepaper, 2020). Here the factors of every matrix product of a head, forward and backward, are rounded so, with
-features given, the papers' options and dropout, and one seed. `relative` is the length of the difference to float32
-over the length.
+whitepaper, 2020). This script rounds the factors of every matrix product of a head, forward and backward, on given
+features with the papers' options and dropout, and one seed. Differences are lengths of the difference from float32,
+relative to the length of the float32 result.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tvr_lightning.methods import DRL, GARE, TCMGC, TMASS, XCLIP, CLIP4Clip, XPo
 
 METHODS = {kind.__name__: kind for kind in (CLIP4Clip, DRL, GARE, TCMGC, TMASS, XCLIP, XPool)}
 NIL = 1e-6
-"""Share of all gradients below which that of a tensor is rounding alone, such as of a bias in front of a softmax."""
+"""Share of all gradients below which a gradient is only rounding error, such as that of a bias before a softmax."""
 PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.baddbmm}
 
 
 def rounded(x: Any) -> Any:
-    """Return a float32 tensor of any shape at ten bits of mantissa, to nearest; anything else as it is."""
+    """Round a float32 tensor to the nearest values with ten bits of mantissa; return anything else unchanged."""
     if not isinstance(x, Tensor) or x.dtype != torch.float32:
         return x
     bits = x.detach().contiguous().view(torch.int32)
@@ -39,17 +39,17 @@ def rounded(x: Any) -> Any:
 
 
 class Rounding(TorchDispatchMode):
-    """Rounds the factors of products."""
+    """A mode that rounds the factors of products."""
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
-        """Call an operator, a product with rounded factors; what is added to it stays."""
+        """Call an operator. The factors of a product are rounded, but not a term that is added to it."""
         if function.overloadpacket in PRODUCTS:
             arguments = (*arguments[:-2], *map(rounded, arguments[-2:]))
         return function(*arguments, **(named or {}))
 
 
 def step(method: Any, pairs: PairedFeatures) -> tuple[float, dict[str, Tensor]]:
-    """Return the loss of a step and its gradients by name, those of the features among them."""
+    """Return the loss of a step, and its gradients by name, including those of the features."""
     method.zero_grad()
     torch.manual_seed(1)
     inputs = {"frames": pairs.video.frames, "words": pairs.text.words, "sentence": pairs.text.sentence}
@@ -74,7 +74,7 @@ def length(gradients: dict[str, Tensor]) -> float:
 
 
 def main() -> None:
-    """Compare and print a table."""
+    """Compare TF32 with float32, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", choices=sorted(METHODS), default=list(METHODS))
     parser.add_argument("--pairs", type=int, default=32)
@@ -85,9 +85,8 @@ def main() -> None:
     args.device = "cpu"
     torch.set_num_threads(1)
     print(f"{date.today()}, {platform.machine()}, torch {torch.__version__}, {args.pairs} pairs, D = {args.dimension}")
-    print(
-        "| method | loss | loss, relative | all gradients, relative | worst of one tensor |\n|---|---:|---:|---:|---|"
-    )
+    columns = ["method", "loss", "difference of loss", "difference of all gradients"]
+    print(f"| {' | '.join([*columns, 'largest difference of one gradient'])} |\n|---|---:|---:|---:|---|")
     for name in args.methods:
         torch.manual_seed(0)
         encoder = TinyClipEncoder(width=args.dimension, vision_layers=1, text_layers=4)

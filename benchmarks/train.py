@@ -1,15 +1,14 @@
-"""Where the time of a training step goes, method by method: data, encoders, loss over all pairs, backward, optimiser.
+"""Time of a training step by part and method: data, encoders, loss over all pairs, backward, optimizer.
 
     python benchmarks/train.py --data fixture                               # small, on the CPU
     python benchmarks/train.py --device cuda --papers --precision bf16      # ViT-B/32, 12 frames, 32 words, batch 128
-    python benchmarks/train.py --between                                    # what the training process does for a batch
+    python benchmarks/train.py --between                                    # work of the training process on a batch
 
-`--data` reads a synthetic MSR-VTT (`tvr data synth`) through the loaders that training uses, and counts how long a step
-waits for its batch; without it, pixels and captions are made up and nothing is waited for. Methods that score pairs by
-the pairwise algebra are measured with their dropout, and twice without: `factorised`, and `plain`, where every pair has
-its own vector; `--papers-dropout` leaves these two out.
-Each part is the median over the steps; the shares are those of one run on one machine. On a GPU the table also says
-which share of the measured ceiling of matrix products the encoders' arithmetic reaches.
+`--data` reads a synthetic MSR-VTT (`tvr data synth`) with the loaders of training, and measures the wait for each
+batch. Without it, pixels and captions are synthetic and there is no wait. Methods that score pairs with the pairwise
+algebra are measured with their dropout, and twice without: `factorized`, and `plain`, in which every pair has its own
+vector. `--papers-dropout` skips these two. Each part is the median over the steps. On a GPU, the table also shows the
+MFU: the encoders' arithmetic in percent of the measured maximum of matrix products.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ PARTS = ("data", "encode", "loss", "backward", "optimizer")
 
 @dataclass
 class Size:
-    """Input of a step: B pairs, F frames of S pixels, W words."""
+    """Size of a batch: B pairs, F frames, W words."""
 
     batch: int
     frames: int
@@ -59,26 +58,26 @@ class Size:
 
 
 def build_encoder(papers: bool) -> Encoder:
-    """ViT-B/32 with random weights, or the tiny CLIP."""
+    """Return ViT-B/32 with random weights, or the tiny CLIP."""
     if papers:
         return ClipEncoder("ViT-B-32", weights=None)
     return TinyClipEncoder(width=64, image_size=32)
 
 
-def made_up(size: Size, encoder: Encoder, device: torch.device) -> PairBatch:
-    """Return B pairs of random pixels and captions, these as worker processes bring them."""
+def synthetic_batch(size: Size, encoder: Encoder, device: torch.device) -> PairBatch:
+    """Return B pairs of random pixels and captions, tokenized as by the worker processes."""
     side = encoder.image_size
     pixels = torch.randint(0, 256, (size.batch, size.frames, 3, side, side), dtype=torch.uint8)
     media = Media(pixels, torch.ones(size.batch, size.frames, dtype=torch.bool))
     index = torch.arange(size.batch)
     captions = ["a man is cooking something in a kitchen"] * size.batch
-    tokenise = encoder.caption_tokens(size.words)
-    texts = TextBatch(captions if tokenise is None else tokenise(captions), index)
+    tokenize = encoder.caption_tokens(size.words)
+    texts = TextBatch(captions if tokenize is None else tokenize(captions), index)
     return PairBatch(texts, VideoBatch(media, index, [f"video{i}" for i in range(size.batch)])).to(device)
 
 
 def timed(function: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
-    """Return a result and the seconds it took."""
+    """Return the result of a function and its time in seconds."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
@@ -89,9 +88,9 @@ def timed(function: Callable[[], Any], device: torch.device) -> tuple[Any, float
 
 
 def batches(size: Size, encoder: Encoder, device: torch.device, options: argparse.Namespace) -> Iterator[PairBatch]:
-    """Yield batches without end: read from `--data`, or the same synthetic one."""
+    """Yield batches forever: read from `--data`, or always the same synthetic batch."""
     if options.data is None:
-        batch = made_up(size, encoder, device)
+        batch = synthetic_batch(size, encoder, device)
         while True:
             yield batch
     data = MSRVTT(
@@ -105,7 +104,7 @@ def batches(size: Size, encoder: Encoder, device: torch.device, options: argpars
 
 
 def step(method: RetrievalModule, optimizer: Any, given: Iterator[PairBatch], bf16: bool) -> dict[str, float]:
-    """Make one step of a method; return the seconds of its parts."""
+    """Train a method for one step, and return the seconds of each part."""
     device, seconds = method.device, {}
     batch, seconds["data"] = timed(lambda: next(given), device)
 
@@ -125,18 +124,18 @@ def step(method: RetrievalModule, optimizer: Any, given: Iterator[PairBatch], bf
 
 
 def build(name: str, form: str, size: Size, options: argparse.Namespace) -> RetrievalModule:
-    """Return a method with seeded weights, dropout off where it has two forms."""
+    """Return a method with seeded weights, without dropout if one of the two forms is given."""
     torch.manual_seed(0)
-    without = form in ("factorised", "plain")
+    without = form in ("factorized", "plain")
     extra = TWO_FORMS[name] if without else {}
     method = getattr(methods, name)(build_encoder(options.papers), words=size.words, frames=size.frames, **extra)
     if without:
-        method.head.required_form = PairVectors if form == "factorised" else DensePairVectors
+        method.head.required_form = PairVectors if form == "factorized" else DensePairVectors
     return method.to(options.device).train()
 
 
 def measure(name: str, form: str, size: Size, options: argparse.Namespace) -> dict[str, float]:
-    """Return the median seconds of every part of a method's step, and by how many GiB the memory in use grew."""
+    """Return the median seconds of every part of a step, and the growth of memory in GiB."""
     device = torch.device(options.device)
     method = build(name, form, size, options)
     optimizer, _ = build_optimizer(method, OptimizerConfig(), total_steps=options.steps + 1)
@@ -148,10 +147,10 @@ def measure(name: str, form: str, size: Size, options: argparse.Namespace) -> di
     return found
 
 
-def utilisation(size: Size, seconds: float, options: argparse.Namespace) -> str:
-    """Return the arithmetic of the towers in a whole step, in percent of the ceiling of matrix products.
+def utilization(size: Size, seconds: float, options: argparse.Namespace) -> str:
+    """Return the arithmetic of the towers in a step, in percent of the maximum of matrix products.
 
-    Three times the forward pass's: the backward pass computes two products for each of its.
+    The arithmetic is three times that of the forward pass, because the backward pass computes two products for each.
     """
     if options.device == "cpu" or not options.papers:
         return "-"
@@ -175,13 +174,13 @@ def ceiling(options: argparse.Namespace) -> float:
 
 
 def between(size: Size) -> None:
-    """Print the CPU time of making a batch's captions and pixels an encoder's input, before and now.
+    """Print the CPU time of converting captions and pixels of a batch to the input of an encoder, before and now.
 
-    Before, captions came as strings and pixels were made float, divided, shifted and divided again in float32.
+    Before, captions arrived as strings, and pixels were converted to float32, divided, shifted, and divided again.
     """
     encoder = TinyClipEncoder(width=64, image_size=32)
-    tokenise = encoder.caption_tokens(size.words)
-    captions = [f"a man in a {colour} shirt is cooking something in a kitchen" for colour in range(13 * size.batch)]
+    tokenize = encoder.caption_tokens(size.words)
+    captions = [f"a man in a {color} shirt is cooking something in a kitchen" for color in range(13 * size.batch)]
     pixels = torch.randint(0, 256, (32, size.frames, 3, 224, 224), dtype=torch.uint8)
     mean, deviation = encoder.pixel_mean, encoder.pixel_std
 
@@ -199,9 +198,9 @@ def between(size: Size) -> None:
 
     rows: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {}
     for name, count in {"captions": size.batch, "captions with DPDV's 12 descriptions each": 13 * size.batch}.items():
-        tokens = tokenise(captions[:count])
+        tokens = tokenize(captions[:count])
         rows[f"{count} {name}"] = (
-            functools.partial(tokenise, captions[:count]),
+            functools.partial(tokenize, captions[:count]),
             functools.partial(encoder.tokenizer.report_truncated, tokens),
         )
     clips = f"pixels of {len(pixels)} clips of {size.frames} frames, on the CPU"
@@ -213,7 +212,7 @@ def between(size: Size) -> None:
         lambda: ((pixels.to(mean.dtype) / 255 - mean) / deviation).bfloat16(),
         lambda: in_bf16(lambda: encoder._normalized(pixels)),
     )
-    print("| of a batch | before, ms | now, ms |\n|---|---:|---:|")
+    print("| part of a batch | before, ms | now, ms |\n|---|---:|---:|")
     for name, (before, now) in rows.items():
         print(f"| {name} | {least(before):.1f} | {least(now):.1f} |", flush=True)
 
@@ -224,13 +223,13 @@ def main() -> int:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
-    parser.add_argument("--papers", action="store_true", help="the papers' sizes instead of small ones")
+    parser.add_argument("--papers", action="store_true", help="use the papers' sizes instead of small ones")
     parser.add_argument("--data", help="parent folder of a synthetic MSR-VTT")
-    parser.add_argument("--num_workers", type=int, default=2, help="processes that decode")
+    parser.add_argument("--num_workers", type=int, default=2, help="number of worker processes")
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--papers-dropout", action="store_true", help="only with dropout, as the papers train")
-    parser.add_argument("--batch", type=int, help="pairs, instead of 128 or 16")
-    parser.add_argument("--between", action="store_true", help="only what the training process does for a batch")
+    parser.add_argument("--papers-dropout", action="store_true", help="measure only with dropout, as in the papers")
+    parser.add_argument("--batch", type=int, help="pairs per batch; default: 16, or 128 with --papers or --between")
+    parser.add_argument("--between", action="store_true", help="measure only the work between batches")
     options = parser.parse_args()
     torch.set_num_threads(1 if options.between else torch.get_num_threads())
     size = Size(128, 12, 32) if options.papers or options.between else Size(16, 4, 12)
@@ -243,20 +242,20 @@ def main() -> int:
     print("|---|" + "---:|" * (len(PARTS) + 4))
     for name in options.methods:
         steps, losses = {}, {}
-        forms = ("with dropout",) if options.papers_dropout else ("with dropout", "factorised", "plain")
+        forms = ("with dropout",) if options.papers_dropout else ("with dropout", "factorized", "plain")
         for form in forms if name in TWO_FORMS else ("",):
             found = measure(name, form, size, options)
             steps[form] = whole = sum(found[part] for part in PARTS)
             losses[form] = found["loss"]
             shares = " | ".join(f"{100 * found[part] / whole:.0f}" for part in PARTS)
             speed = f"{1 / whole:.2f} | {size.batch / whole:.1f}"
-            more = f"{found['memory']:.2f} | {utilisation(size, whole, options)}"
+            more = f"{found['memory']:.2f} | {utilization(size, whole, options)}"
             print(f"| {name}{', ' + form if form else ''} | {speed} | {shares} | {more} |", flush=True)
         if "plain" in steps:
             ratio = (
-                f"step {steps['plain'] / steps['factorised']:.2f}, loss {losses['plain'] / losses['factorised']:.2f}"
+                f"step {steps['plain'] / steps['factorized']:.2f}, loss {losses['plain'] / losses['factorized']:.2f}"
             )
-            print(f"| {name}, plain over factorised | {ratio} |" + " |" * (len(PARTS) + 3), flush=True)
+            print(f"| {name}, plain over factorized | {ratio} |" + " |" * (len(PARTS) + 3), flush=True)
     return 0
 
 

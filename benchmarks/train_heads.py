@@ -1,12 +1,12 @@
-"""A training step with features given, the papers' options and dropout: as released, and ours.
+"""Time of a training step of the heads on given features, compared with the released code.
 
     python benchmarks/train_heads.py                     # GARE and X-Pool on 128 pairs, TC-MGC on 48, CPU time
 
-Both compute the losses of the paper (its default options, dropout 0.3) on the same head and features, and all
-gradients; the optimiser is not part of it. "As released" is the released code restated plainly (released_<method>.py),
-with torch's dropout and GARE's released losses, all pairs at once as it trains; InfoNCE and TC-MGC's decorrelation are
-ours in both. Ours is timed with dropout drawn for every pair, as released, and for every video (`dropout_per`). Times
-are the least of several interleaved repetitions in one process.
+Both compute the losses of the paper (its default options, dropout 0.3) and all gradients on the same head and features,
+without the optimizer. "As released" is a reimplementation of the released code (released_<method>.py) with torch's
+dropout and GARE's released losses, on all pairs at once as in its training; InfoNCE and TC-MGC's decorrelation are ours
+in both. Ours is timed with dropout per pair, as released, and with dropout per video (`dropout_per`). Times are the
+minimum of several interleaved repetitions in one process.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ PAIRS = {"gare": 128, "xpool": 128, "tcmgc": 48}
 
 
 def gare(method: GARE, pairs: PairedFeatures) -> Tensor:
-    """Return the loss as GARE's released code computes it."""
+    """Return the loss of GARE's released code."""
     return released_gare.released_losses(method, pairs.text, pairs.video)
 
 
 def xpool(method: XPool, pairs: PairedFeatures) -> Tensor:
-    """Return the loss on scores as X-Pool's released code computes them."""
+    """Return the loss on the scores of X-Pool's released code."""
     similarity = released_xpool.released_block(method.head, pairs.text, pairs.video)
     return info_nce(method.temperature() * similarity)
 
 
 def tcmgc(method: TCMGC, pairs: PairedFeatures) -> Tensor:
-    """Return the loss on scores as TC-MGC's released code computes them."""
+    """Return the loss on the scores of TC-MGC's released code."""
     parts, scale = released_tcmgc.released_scores(method.head, pairs.text, pairs.video), method.temperature()
     scores = Scores(method.head.aggregate(parts.movedim(-1, 0), scale), dict(enumerate(parts.unbind(-1))))
     decorrelation = method.options.decorrelation.weight * method.head.decorrelation(scores, scale)
@@ -60,7 +60,7 @@ def tcmgc(method: TCMGC, pairs: PairedFeatures) -> Tensor:
 
 
 def ours(method: RetrievalModule, pairs: PairedFeatures) -> Tensor:
-    """Return the loss as the method computes it."""
+    """Return the loss of the method."""
     return torch.stack(list(method.losses(pairs).values())).sum()
 
 
@@ -68,7 +68,7 @@ RELEASED: dict[str, Callable[..., Tensor]] = {"gare": gare, "xpool": xpool, "tcm
 
 
 def kind(name: str, draws: DropoutPer) -> Callable[..., RetrievalModule]:
-    """Return a method whose dropout is drawn for every pair, as released, or for every video."""
+    """Return a method class with dropout per pair, as released, or per video."""
     if name == "gare":
         return partial(GARE, gare=GAREOptions(increment=GapIncrement(dropout_per=draws)))
     if name == "xpool":
@@ -77,7 +77,7 @@ def kind(name: str, draws: DropoutPer) -> Callable[..., RetrievalModule]:
 
 
 def build(name: str, args: argparse.Namespace, draws: DropoutPer = "pair") -> RetrievalModule:
-    """Return a method with the paper's head on features of the given sizes, in training."""
+    """Return a method in training mode with the paper's head for features of the given sizes."""
     torch.manual_seed(0)
     encoder = TinyClipEncoder(width=args.dimension, vision_layers=1, text_layers=4)
     method = kind(name, draws)(encoder, words=args.words, frames=args.frames)
@@ -105,7 +105,7 @@ def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", choices=sorted(PAIRS), default=sorted(PAIRS))
-    parser.add_argument("--pairs", type=int, help="of the batch; each method has its own")
+    parser.add_argument("--pairs", type=int, help="pairs per batch; default: that of the method")
     parser.add_argument("--dimension", type=int, default=512)
     parser.add_argument("--words", type=int, default=32)
     parser.add_argument("--frames", type=int, default=12)
@@ -115,8 +115,10 @@ def main() -> None:
     torch.set_num_threads(1)
     here = f"{platform.machine()}, 1 thread, CPU time"
     machine = here if args.device == "cpu" else torch.cuda.get_device_name()
-    print(f"{date.today()}, {machine}, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}")
-    print("| method | pairs | as released, s | ours, s | ratio | drawn per video, s | ratio |")
+    print(f"{date.today()}, {machine}, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}\n")
+    print(
+        "| method | pairs | as released, s | ours, s | released / ours | ours, dropout per video, s | released / ours |"
+    )
     print("|---|---:|---:|---:|---:|---:|---:|")
     for name in args.methods:
         count = args.pairs or PAIRS[name]
@@ -127,8 +129,8 @@ def main() -> None:
         pairs = PairedFeatures(text, video, index, index)
         times = [math.inf] * 3
         for _ in range(args.repetitions + 1):
-            for place, (method, loss) in enumerate(zip(methods, (RELEASED[name], ours, ours), strict=True)):
-                times[place] = min(times[place], step(method, pairs, args, loss))
+            for number, (method, loss) in enumerate(zip(methods, (RELEASED[name], ours, ours), strict=True)):
+                times[number] = min(times[number], step(method, pairs, args, loss))
         released, per_pair, per_video = times
         print(
             f"| {name} | {count} | {released:.3f} | {per_pair:.3f} | {released / per_pair:.2f} | {per_video:.3f} | "

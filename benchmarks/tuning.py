@@ -1,11 +1,10 @@
-"""Memory and CPU time of a training step when the encoder is trained whole, with LoRA, or not at all.
+"""Memory and CPU time of a training step with a fully trained encoder, with LoRA, and with a frozen encoder.
 
     python benchmarks/tuning.py                                          # every method with a tiny encoder
     python benchmarks/tuning.py --methods XPool --encoder ViT-B-32       # with random weights
 
 A step encodes random clips and captions, computes the loss, and updates the weights. `kept` is what the graph keeps for
-the backward pass, apart from the weights themselves. `frozen video` keeps the video tower as it is and adds LoRA to the
-text tower.
+the backward pass, apart from the weights. `frozen video` freezes the video tower and adds LoRA to the text tower.
 """
 
 import argparse

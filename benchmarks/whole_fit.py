@@ -1,13 +1,13 @@
-"""Steps per second of a whole `tvr fit`, by parts, of this package and of another revision of it, in turn.
+"""Steps per second of a complete `tvr fit` and time by part, compared with another revision of this package.
 
     git worktree add /tmp/before 8ed9ea1
     python benchmarks/whole_fit.py --before /tmp/before
 
-Every fit is a process of its own, as a user starts it, on a synthetic MSR-VTT: from video files with a small CLIP that
-is trained (batch 48), and heads on stored features of it (batch 128), both with D = 512, the recipe's optimiser and
-dropout. Parts are wall times of Lightning's simple profiler, means over all steps: waiting for the loader, the batch's
-way to the device, `training_step` (encoders and losses), backward, the optimiser, and what Lightning and callbacks do
-besides.
+Every fit is a separate process on a synthetic MSR-VTT, and the two revisions alternate. It trains a small CLIP from
+video files (batch 48), or heads on stored features of that CLIP (batch 128), both with D = 512 and the recipe's
+optimizer and dropout. Parts are wall-clock times of Lightning's simple profiler, averaged over all steps: waiting for
+the loader, moving the batch to the device, `training_step` (encoders and losses), backward, the optimizer, and the rest
+(Lightning and callbacks).
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent.parent
 METHODS = ("clip4clip", "gare", "xpool", "tcmgc")
 ENCODER = {"width": 512, "vision_layers": 1, "text_layers": 4}
-PARTS = ("waiting", "to the device", "encoders, losses", "backward", "optimiser", "besides")
+PARTS = ("waiting", "to the device", "encoders, losses", "backward", "optimizer", "rest")
 ACTIONS = {
     "waiting": r"\[_TrainingEpochLoop\]\.train_dataloader_next",
     "to the device": r"\[Strategy\]\w+\.batch_to_device",
     "encoders, losses": r"\[Strategy\]\w+\.training_step",
     "backward": r"\[Strategy\]\w+\.backward",
-    "optimiser": r"\[LightningModule\]\w+\.optimizer_step",
+    "optimizer": r"\[LightningModule\]\w+\.optimizer_step",
     "epoch": r"run_training_epoch",
 }
 
 
 def tvr(checkout: Path, work: Path, *arguments: str) -> None:
-    """Run `tvr` of a checkout in a folder that holds no other package of its name.
+    """Run `tvr` of a checkout in a folder without another package of that name.
 
     Raises:
-        RuntimeError: it fails; ends with its last lines.
+        RuntimeError: If the command fails. The message contains the end of its output.
     """
     start = "import sys; from tvr_lightning.cli import main; sys.exit(main())"
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
@@ -50,7 +50,7 @@ def tvr(checkout: Path, work: Path, *arguments: str) -> None:
 
 
 def shared(checkout: Path, recipe: str, work: Path) -> list[str]:
-    """Return what fits and extraction of a recipe have in common."""
+    """Return the options that the fits and the extraction of a recipe share."""
     encoder = [text for key, value in ENCODER.items() for text in (f"--model.init_args.encoder.init_args.{key}", value)]
     recipes = checkout / "recipes"
     return [
@@ -62,12 +62,12 @@ def shared(checkout: Path, recipe: str, work: Path) -> list[str]:
 
 
 def store_of(checkout: Path, recipe: str, work: Path) -> Path:
-    """Return the folder of a recipe's stored features, whose encoder starts from random weights of its own."""
+    """Return the folder of a recipe's stored features. Each recipe has an encoder with its own random weights."""
     return work / f"features-{checkout.name}-{recipe}"
 
 
 def fit(checkout: Path, recipe: str, stored: bool, work: Path) -> dict[str, float]:
-    """Return the mean seconds of every part of a step, and of the whole as `step`."""
+    """Return the mean seconds of every part of a step, and of the complete step as `step`."""
     profile = work / "profile"
     for old in profile.glob("*.txt"):
         old.unlink()
@@ -88,11 +88,11 @@ def fit(checkout: Path, recipe: str, stored: bool, work: Path) -> dict[str, floa
         if row is None:
             raise RuntimeError(f"{profile / 'fit-parts.txt'} has no row for {part}")
         found[part] = float(row[3])
-        count = max(count, int(row[2]) if part == "optimiser" else 1)
-    found["optimiser"] -= found["encoders, losses"] + found["backward"]  # the closure is called inside it
+        count = max(count, int(row[2]) if part == "optimizer" else 1)
+    found["optimizer"] -= found["encoders, losses"] + found["backward"]  # it calls the closure
     found = {part: seconds / count for part, seconds in found.items()}
     found["step"] = found.pop("epoch")
-    found["besides"] = found["step"] - sum(found[part] for part in PARTS[:-1])
+    found["rest"] = found["step"] - sum(found[part] for part in PARTS[:-1])
     return found
 
 
@@ -112,7 +112,7 @@ def main() -> None:
     print(f"{date.today()}, load {os.getloadavg()[0]:.1f}")
     for stored in (source == "stored" for source in args.sources):
         print(f"\n{'heads on stored features, batch 128' if stored else 'from video files, batch 48'}\n")
-        print("| recipe | | steps/s | " + " | ".join(f"{part}, ms" for part in PARTS) + " |")
+        print("| recipe | revision | steps/s | " + " | ".join(f"{part}, ms" for part in PARTS) + " |")
         print("|---|---|" + "---:|" * (len(PARTS) + 1))
         for recipe in args.methods:
             for checkout in checkouts.values():
