@@ -98,7 +98,7 @@ def _as_released(case, head, text, video, draws):
 
 
 def compute_gaid(case):
-    """Audio vectors (M, T, D_a) are pooled to the frames as released; each video's own caption is that of its number."""
+    """Audio vectors (M, T, D_a) are pooled to the frames as released; the own caption of video i is caption i."""
     text, video = embedded(case)
     dimension, frames = video.frames.shape[2], video.frames.shape[1]
     audio = case.input("audio_features")
