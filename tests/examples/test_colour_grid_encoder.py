@@ -36,22 +36,17 @@ def test_words_have_the_same_ids_everywhere():
 
 
 @torch.no_grad()
-def test_features_have_their_shapes_and_masks(encoder):
-    text, video = encoder.encode_text(["a dog", "a red ball moves"], 8), encoder.encode_video(media(2), patches=True)
+def test_features_have_their_shapes_and_masks_and_items_are_independent(encoder):
+    captions = ["a dog", "a red ball moves"]
+    text, video = encoder.encode_text(captions, 8), encoder.encode_video(media(2), patches=True)
     assert (text.sentence.shape, text.words.shape) == ((2, 16), (2, 8, 16))
     assert text.word_mask.sum(1).tolist() == [4, 6]
     assert (video.frames.shape, video.patches.shape) == ((2, 3, 16), (2, 3, 4, 16))
-    assert encoder.encode_video(media(2)).patches is None
     assert encoder.encode_video(video) is video
-
-
-@torch.no_grad()
-def test_an_item_is_encoded_alone_as_among_others(encoder):
-    captions = ["a dog", "a red ball moves"]
-    whole, alone = encoder.encode_text(captions, 8), encoder.encode_text(captions[:1], 8)
-    torch.testing.assert_close(whole.sentence[:1], alone.sentence)
-    whole, alone = encoder.encode_video(media(2)), encoder.encode_video(media(2)[:1])
-    torch.testing.assert_close(whole.frames[:1], alone.frames)
+    torch.testing.assert_close(text.sentence[:1], encoder.encode_text(captions[:1], 8).sentence)
+    alone = encoder.encode_video(media(2)[:1])
+    torch.testing.assert_close(video.frames[:1], alone.frames)
+    assert alone.patches is None
 
 
 @torch.no_grad()
@@ -71,13 +66,10 @@ def test_the_fingerprint_follows_weights_and_configuration(encoder):
     assert encoder.fingerprint() != before
 
 
-def test_words_that_do_not_fit_are_cut_or_refused(encoder):
+def test_words_and_frames_that_do_not_fit_are_cut_or_refused(encoder):
     assert encoder.encode_text(["a dog"], 78).words.shape[1] == 77
     with pytest.raises(ValueError, match="words is 2"):
         encoder.encode_text(["a dog"], 2)
-
-
-def test_frames_of_another_size_are_refused(encoder):
     with pytest.raises(ValueError, match="the encoder takes"):
         encoder.encode_video(media(1, side=24))
 
