@@ -22,8 +22,8 @@ class ParityCase:
     """One `.safetensors` file of a checkpoint, inputs, and what the authors' code made of them.
 
     Attributes:
-        path: File, for messages.
-        method: Implementation, from the metadata.
+        path: File.
+        method: Method, from the metadata.
         config: Switches that differ from the defaults, from the metadata's JSON.
         checkpoint: Tensors under the names of the authors' checkpoints (`checkpoint.*` without the prefix).
         inputs: `input.*` without the prefix, and tensors under other names unchanged.

@@ -19,11 +19,11 @@ class Comparison:
     """One tensor of a case against ours.
 
     Attributes:
-        name: With its prefix, `expected.*` or `feature.*`.
-        shape: Of the authors' tensor.
+        name: Name with its prefix, `expected.*` or `feature.*`.
+        shape: Shape of the authors' tensor.
         difference: Largest absolute difference; infinite if there is nothing to compare.
-        scale: What it is divided by; 0 if ours must be equal.
-        note: Why there is nothing to compare, otherwise empty.
+        scale: Divisor of the difference; 0 if ours must be equal.
+        note: Reason if there is nothing to compare.
     """
 
     name: str
@@ -46,13 +46,11 @@ class Comparison:
 
 
 def compare_tensor(name, expected, ours):
-    """Compare one tensor.
+    """Compare one tensor; single numbers may be scalar or (1,).
 
     The scale is the largest value of the whole tensor, since a score near zero is no more exact than its neighbors. A
-    floor keeps tensors of zeros comparable: the magnitude below which the tolerance would ask for less than one
-    rounding unit at 1, 1.2e-3 for float32; for float64 it is 1e-10, below which sums of numbers of order 1 cancel to
-    noise. Whole numbers and booleans (indices, counts) must be equal. Infinities and NaN must be at the same places.
-    Single numbers may be scalar or (1,).
+    floor keeps tensors of zeros comparable: for float32 it is 1.2e-3, below which the tolerance would ask for less than
+    one rounding unit at 1; for float64 1e-10, below which sums of numbers of order 1 cancel to noise.
     """
     shape = tuple(expected.shape)
     if ours is None:
@@ -98,13 +96,11 @@ def check_case(case):
 
 def table(case, comparisons):
     """Lines of tensor, shape, largest absolute difference and tolerance, in the order given."""
-    rows = [("tensor", "shape", "difference", "tolerance", "")]
-    for c in comparisons:
-        shape = "x".join(map(str, c.shape)) or "scalar"
-        tolerance = f"{c.tolerance:.1e}" if c.tolerance else "exact"
-        rows.append((c.name, shape, f"{c.difference:.1e}", tolerance, "" if c.holds else c.note or "differs"))
-    name, shape, *_ = (max(map(len, column)) for column in zip(*rows, strict=True))
-    lines = [f"{a:{name}}  {b:{shape}}  {c:>10}  {d:>9}  {e}".rstrip() for a, b, c, d, e in rows]
     wrong = sum(not c.holds for c in comparisons)
     verdict = f"{wrong} of {len(comparisons)} tensors differ" if wrong else f"all {len(comparisons)} tensors hold"
-    return "\n".join([f"{case.path}: {case.method}, {verdict}", *lines])
+    width, lines = max(len(c.name) for c in comparisons), [f"{case.path}: {case.method}, {verdict}"]
+    for c in comparisons:
+        shape, note = "x".join(map(str, c.shape)) or "scalar", "" if c.holds else f"  {c.note or 'differs'}"
+        tolerance = f"{c.tolerance:.1e}" if c.tolerance else "exact"
+        lines.append(f"{c.name:{width}}  {shape:12}  {c.difference:.1e}  {tolerance}{note}")
+    return "\n".join(lines)
