@@ -88,28 +88,25 @@ def test_weights_come_from_their_file_or_from_a_checkpoint(encoder, tmp_path):
 
 def test_it_trains_is_extracted_and_searches(tmp_path, capsys, caplog):
     synthesize("msrvtt", tmp_path, 20, 0, workers=1, progress=False)
-    encoder, store = str(tmp_path / "encoder.pt"), str(tmp_path / "features")
-    here = {
-        "trainer": {"accelerator": "cpu", "log_every_n_steps": 1, "max_steps": 10, "enable_progress_bar": False},
-        "data": {"init_args": {"root": str(tmp_path), "batch_size": 8, "num_workers": 0, "frames": 2}},
-    }
-    stored = {"model": {"init_args": {"encoder": {"init_args": {"weights": encoder}}}}}
-    (tmp_path / "here.yaml").write_text(json.dumps(here))
-    (tmp_path / "stored.yaml").write_text(json.dumps({**stored, "data": {"init_args": {"features": store}}}))
-    recipes = [f"--config={RECIPE}", f"--config={tmp_path / 'here.yaml'}"]
-    fit = ["fit", *recipes, "--model.init_args.optimizer.gradient_cache=4"]
+    store, weights = tmp_path / "features", tmp_path / "encoder.pt"
+    options = [
+        f"--data.init_args.root={tmp_path}", "--data.init_args.batch_size=8", "--data.init_args.num_workers=0",
+        "--data.init_args.frames=2", "--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1",
+        "--trainer.max_steps=10", "--trainer.enable_progress_bar=false",
+    ]  # fmt: skip
+    fit = ["fit", f"--config={RECIPE}", *options, "--model.init_args.optimizer.gradient_cache=4"]
     assert main([*fit, f"--results.directory={tmp_path / 'runs'}"]) == 0
     (run,) = (tmp_path / "runs").glob("*/version_0")
     assert json.loads((run / "results.json").read_text())["audit"]["passed"] is True
 
     state = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
     named = {name.removeprefix("encoder."): value for name, value in state.items() if name.startswith("encoder.")}
-    torch.save(named, encoder)
-    (tmp_path / "weights.yaml").write_text(json.dumps(stored))
-    extract = ["extract", *recipes, f"--config={tmp_path / 'weights.yaml'}", "--out", store, "--device=cpu"]
+    torch.save(named, weights)
+    options.append(f"--model.init_args.encoder.init_args.weights={weights}")
+    extract = ["extract", f"--config={RECIPE}", *options, "--out", str(store), "--device=cpu"]
     assert main([*extract, "--parts=all", "--num_workers=0"]) == 0
-    overlays = [f"--config={FEATURES}", f"--config={tmp_path / 'stored.yaml'}"]
-    assert main(["fit", *recipes, *overlays, f"--results.directory={tmp_path / 'heads'}"]) == 0
+    heads = ["fit", f"--config={RECIPE}", f"--config={FEATURES}", *options, f"--data.init_args.features={store}"]
+    assert main([*heads, f"--results.directory={tmp_path / 'heads'}"]) == 0
     assert f"features from the store {store}: text, frames;" in caplog.text
 
     videos, out = sorted(map(str, (tmp_path / "msrvtt" / "videos").iterdir()))[:3], str(tmp_path / "index")
