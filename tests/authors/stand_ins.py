@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 from parity.case import load_case
-from parity.restated import Sizes, block_names, random_checkpoint
+from parity.restated import Sizes, block_names, layer_norm, linear, random_checkpoint
 from transformers import CLIPConfig, CLIPModel
 
 from tvr_lightning.encoders import ClipEncoder
@@ -12,15 +12,9 @@ from tvr_lightning.encoders import ClipEncoder
 CASES = Path(__file__).parents[1] / "parity_cases"
 VOCABULARY = 49408
 D, F = 64, 12
-RECORDED = {
-    "clip4clip-meanP": "clip4clip_meanP",
-    "clip4clip-seqLSTM": "clip4clip_seqLSTM",
-    "clip4clip-seqTransf": "clip4clip_seqTransf",
-    "clip4clip-tightTransf": "clip4clip_tightTransf",
-    "xclip": "xclip_seqTransf",
-    "tcmgc": "tcmgc",
-    "gare": "gare",
-}
+HEADERS = ("meanP", "seqLSTM", "seqTransf", "tightTransf")
+RECORDED = {f"clip4clip-{header}": f"clip4clip_{header}" for header in HEADERS}
+RECORDED |= {"xclip": "xclip_seqTransf", "tcmgc": "tcmgc", "gare": "gare"}
 """Families of which whole checkpoints are recorded, with the similarity that the released code gave."""
 FAMILIES = (*RECORDED, "drl", "ucofia", "xpool", "tmass", "gaid")
 
@@ -28,18 +22,23 @@ FAMILIES = (*RECORDED, "drl", "ucofia", "xpool", "tmass", "gaid")
 def stand_in(family):
     """Return a checkpoint of a family for real captions."""
     torch.manual_seed(0)
-    if family in RECORDED:
-        tensors = dict(load_case(CASES / f"{RECORDED[family]}.safetensors").checkpoint)
-        tensors["clip.token_embedding.weight"] = 0.02 * torch.randn(
-            VOCABULARY, tensors["clip.token_embedding.weight"].shape[1]
-        )
-        return with_agent(tensors) if family == "gare" else tensors
-    return {"drl": drl, "ucofia": ucofia}[family]() if family in ("drl", "ucofia") else pooling(family)
+    if family in ("drl", "ucofia"):
+        return {"drl": drl, "ucofia": ucofia}[family]()
+    if family not in RECORDED:
+        return pooling(family, clip_model())
+    tensors = dict(load_case(CASES / f"{RECORDED[family]}.safetensors").checkpoint)
+    words = "clip.token_embedding.weight"
+    tensors[words] = 0.02 * torch.randn(VOCABULARY, tensors[words].shape[1])
+    return with_agent(tensors) if family == "gare" else tensors
 
 
 def with_agent(tensors):
     """Return GARE's checkpoint as the released code saves it: psi under two names."""
     return tensors | {f"agent.{name}": tensor.clone() for name, tensor in tensors.items() if name.startswith("psi.")}
+
+
+def random(shapes, scale=0.2):
+    return {n: scale * torch.randn(s) + ("norm" in n and n.endswith(".weight")) for n, s in shapes.items()}
 
 
 def openai_clip(vision_layers=1):
@@ -49,49 +48,47 @@ def openai_clip(vision_layers=1):
     return {name: 0.5 * tensor for name, tensor in random_checkpoint(sizes, "meanP").items()}
 
 
-def linear(name, *shape):
-    return {f"{name}.weight": 0.2 * torch.randn(shape), f"{name}.bias": 0.2 * torch.randn(shape[0])}
-
-
 def drl():
-    tensors = openai_clip()
+    shapes = {"frame_position_embeddings.weight": (40, D)}
     for side in ("text", "video"):
-        tensors |= linear(f"{side}_weight_fc.0", D, D) | linear(f"{side}_weight_fc.2", 1, D)
+        shapes |= linear(f"{side}_weight_fc.0.", D, D) | linear(f"{side}_weight_fc.2.", 1, D)
     for number in range(4):
-        shapes = block_names(f"transformerClip.resblocks.{number}", D)
-        tensors |= {name: 0.1 * torch.randn(shape) for name, shape in shapes.items()}
-    return tensors | {"frame_position_embeddings.weight": 0.1 * torch.randn(40, D)}
+        shapes |= block_names(f"transformerClip.resblocks.{number}", D)
+    return openai_clip() | random(shapes, 0.1)
 
 
 def ucofia():
+    """Return UCoFiA's checkpoint for 6 words and 4 frames, whose last two attentions are saved as `attn.net.*`."""
+    head = load_case(CASES / "ucofia_train.safetensors").checkpoint
     tensors = openai_clip(vision_layers=12)
-    wrapped = tuple(f"clip.visual.transformer.resblocks.{number}." for number in (10, 11))
-    tensors = {
-        name.replace(".attn.", ".attn.net.") if name.startswith(wrapped) else name: tensor
-        for name, tensor in tensors.items()
-    }
-    head = load_case(CASES / "ucofia_train.safetensors").checkpoint  # for 6 words and 4 frames
+    last = tuple(f"clip.visual.transformer.resblocks.{number}." for number in (10, 11))
+    tensors = {n.replace(".attn.", ".attn.net.") if n.startswith(last) else n: tensor for n, tensor in tensors.items()}
     return tensors | {name: tensor for name, tensor in head.items() if not name.startswith("clip.")}
 
 
-def pooling(family):
-    shape = {"hidden_size": D, "intermediate_size": 4 * D, "num_attention_heads": 1, "num_hidden_layers": 1}
-    text = {**shape, "vocab_size": VOCABULARY, "max_position_embeddings": 77}
-    vision = {**shape, "image_size": 32, "patch_size": 16}
-    clip = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=D))
-    tensors = {f"clip.{name}": tensor.detach() for name, tensor in clip.state_dict().items()}
+def clip_model(vocabulary=VOCABULARY, positions=77, side=32, patch=16, layers=1):
+    shape = {"hidden_size": D, "intermediate_size": 4 * D, "num_attention_heads": 1, "num_hidden_layers": layers}
+    text = {**shape, "vocab_size": vocabulary, "max_position_embeddings": positions}
+    text |= {"bos_token_id": vocabulary - 2, "eos_token_id": vocabulary - 1}
+    vision = {**shape, "image_size": side, "patch_size": patch}
+    return CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=D)).eval()
+
+
+def pooling(family, clip, frames=F):
+    """Return a checkpoint of X-Pool, T-MASS or GAID with transformers' CLIP."""
+    shapes = linear("pool_frames.linear_proj.", D, D)
     for name in ("q", "k", "v", "out"):
-        tensors |= linear(f"pool_frames.cross_attn.{name}_proj", D, D)
-    tensors |= linear("pool_frames.linear_proj", D, D)
+        shapes |= linear(f"pool_frames.cross_attn.{name}_proj.", D, D)
     for number in (1, 2, 3):
-        norm = {"weight": 1 + 0.1 * torch.randn(D), "bias": 0.1 * torch.randn(D)}
-        tensors |= {f"pool_frames.layer_norm{number}.{kind}": tensor for kind, tensor in norm.items()}
+        shapes |= layer_norm(f"pool_frames.layer_norm{number}", D)
     if family != "xpool":
-        tensors |= linear("stochastic.std_branch.linear_proj", D, F)
-        tensors["stochastic.std_branch.learnable_scalar"] = torch.full((1,), torch.nan)  # never initialized
+        shapes |= linear("stochastic.std_branch.linear_proj.", D, frames)
     if family == "gaid":
-        tensors |= linear("gate_fc", 1, 3 * D) | {"stochastic.alpha": torch.tensor(0.4)}
-    return tensors
+        shapes |= linear("gate_fc.", 1, 3 * D)
+    tensors = {f"clip.{name}": tensor.detach() for name, tensor in clip.state_dict().items()} | random(shapes)
+    if family != "xpool":
+        tensors["stochastic.std_branch.learnable_scalar"] = torch.full((1,), torch.nan)  # never initialized
+    return tensors | ({"stochastic.alpha": torch.tensor(0.4)} if family == "gaid" else {})
 
 
 def of_vit_b_32(family):
@@ -100,12 +97,6 @@ def of_vit_b_32(family):
         torch.manual_seed(0)
         clip = ClipEncoder("ViT-B-32-quickgelu", weights="none").state_dict()
     tensors = {name: tensor.half() if tensor.ndim > 1 else tensor for name, tensor in clip.items()}
-    large = {D: 512, 3 * D: 1536, 4 * D: 2048, 40: 77}
-    for name, tensor in stand_in(family).items():
-        if not name.startswith("clip."):
-            tensors[name] = 0.02 * torch.randn([large.get(size, size) for size in tensor.shape])
-    if family == "gare":  # with the recipe's four temporal layers
-        first = {name: tensor for name, tensor in tensors.items() if ".resblocks.0." in name and "Clip" in name}
-        tensors |= {name.replace(".0.", f".{n}."): tensor for name, tensor in first.items() for n in (1, 2, 3)}
-        tensors = with_agent({name: tensor for name, tensor in tensors.items() if not name.startswith("agent.")})
+    own = {name: tensor.shape for name, tensor in stand_in(family).items() if not name.startswith("clip.")}
+    tensors |= random({name: [{D: 512, 4 * D: 2048, 40: 77}.get(n, n) for n in shape] for name, shape in own.items()})
     return tensors | {"clip.logit_scale": torch.tensor(4.6)}

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from authors.stand_ins import stand_in, with_agent
+from authors.stand_ins import CASES, stand_in, with_agent
 from parity.case import load_case
-from safetensors.torch import load_file
 
 import tvr_lightning
 from tvr_lightning.authors.convert import convert, encoder_section
@@ -22,50 +21,54 @@ from tvr_lightning.reproduce.released import RELEASED
 from tvr_lightning.training.checkpoints import CheckpointError
 
 
-def authors_file(parity_cases, name, tmp_path):
-    case = load_case(parity_cases / f"{name}.safetensors")
-    torch.save(case.checkpoint, tmp_path / "pytorch_model.bin")
-    return case, tmp_path / "pytorch_model.bin"
+@pytest.fixture
+def converted(tmp_path):
+    """Convert tensors; return the module and the text."""
+
+    def run(tensors, **options):
+        torch.save(tensors, tmp_path / "pytorch_model.bin")
+        module, lines = convert(tmp_path / "pytorch_model.bin", tmp_path / "out.ckpt", **options)
+        return module, "\n".join(lines)
+
+    return run
 
 
-def test_the_conversion_shows_what_it_found(parity_cases, tmp_path, capsys):
-    _, source = authors_file(parity_cases, "tcmgc", tmp_path)
-    output = "\n".join(convert(source, tmp_path / "out.ckpt", words=12, frames=6)[1])
-    assert "TCMGC" in output
-    assert "keep_rate: 0.3" in output
-    assert "frames: 6" in output
+def checkpoint(name):
+    return load_case(CASES / f"{name}.safetensors").checkpoint
+
+
+def test_the_conversion_shows_what_it_found(converted, tmp_path):
+    _, output = converted(checkpoint("tcmgc"), words=12, frames=6)
+    shown = ("TCMGC", "keep_rate: 0.3", "frames: 6", f"tvr test --ckpt_path {tmp_path / 'out.ckpt'}")
+    assert all(text in output for text in shown)
     assert "softmax_lambda" not in output  # a default
-    assert f"tvr test --ckpt_path {tmp_path / 'out.ckpt'}" in output
     assert "float16" not in output
 
 
-def test_half_precision_becomes_float32(parity_cases, tmp_path, capsys):
-    case, source = authors_file(parity_cases, "clip4clip_meanP", tmp_path)
-    projection = case.checkpoint["clip.visual.proj"].half()
-    torch.save(case.checkpoint | {"clip.visual.proj": projection}, source)
-    assert "1 float16 tensors are now float32" in "\n".join(convert(source, tmp_path / "out.ckpt")[1])
-    found = torch.load(tmp_path / "out.ckpt", weights_only=True)["state_dict"]["encoder.clip.visual.proj"]
-    assert torch.equal(found, projection.float())
+def test_half_precision_becomes_float32_in_the_copy(converted, tmp_path):
+    projection = checkpoint("clip4clip_meanP")["clip.visual.proj"].half()
+    assert (
+        "1 float16 tensors are now float32"
+        in converted(checkpoint("clip4clip_meanP") | {"clip.visual.proj": projection})[1]
+    )
+    state = torch.load(tmp_path / "out.ckpt", weights_only=True)["state_dict"]
+    assert torch.equal(state["encoder.clip.visual.proj"], projection.float())
+    assert {tensor.dtype for tensor in state.values()} == {torch.float32}
+    assert torch.load(tmp_path / "pytorch_model.bin")["clip.visual.proj"].dtype == torch.float16
 
 
 def test_the_tables_to_verify_name_every_importer():
     assert {family.name for family in FAMILIES} == RELEASED.keys()
 
 
-def test_other_sizes_are_written_out_and_known_architectures_are_named(parity_cases):
-    checkpoint = load_case(parity_cases / "clip4clip_meanP.safetensors").checkpoint
+def test_other_sizes_are_written_out_and_known_architectures_are_named():
     switches = {"text_mask": False, "patch_shift": False}
-    assert encoder_section(clip_configuration(checkpoint), switches) == {
+    vision = {"width": 64, "layers": 1, "patch_size": 16, "image_size": 32, "head_width": 64}
+    text = {"width": 64, "layers": 1, "context_length": 40, "vocab_size": 128, "heads": 1}
+    configuration = {"embed_dim": 64, "quick_gelu": True, "vision_cfg": vision, "text_cfg": text}
+    assert encoder_section(clip_configuration(checkpoint("clip4clip_meanP")), switches) == {
         "class_path": "SizedClipEncoder",
-        "init_args": {
-            "configuration": {
-                "embed_dim": 64,
-                "quick_gelu": True,
-                "vision_cfg": {"width": 64, "layers": 1, "patch_size": 16, "image_size": 32, "head_width": 64},
-                "text_cfg": {"width": 64, "layers": 1, "context_length": 40, "vocab_size": 128, "heads": 1},
-            },
-            **switches,
-        },
+        "init_args": {"configuration": configuration, **switches},
     }
     for architecture in ("ViT-B-32", "ViT-B-16", "ViT-L-14"):
         with torch.device("meta"):
@@ -77,51 +80,36 @@ def test_other_sizes_are_written_out_and_known_architectures_are_named(parity_ca
         }
 
 
-def test_bad_sources_write_nothing(parity_cases, tmp_path):
-    case, source = authors_file(parity_cases, "tcmgc", tmp_path)
-    out = tmp_path / "out.ckpt"
-    with pytest.raises(UserError, match="is a checkpoint of TC-MGC"):
-        convert(source, out, method="clip4clip")
-    with pytest.raises(UserError, match=r"The method 'clip' is not supported. Available: .*clip4clip.* tcmgc"):
-        convert(source, out, method="clip")
-    with pytest.raises(UserError, match="--openai_clip is only for UCoFiA"):
-        convert(source, out, openai_clip=source)
-    torch.save(case.checkpoint | {"further.weight": torch.ones(1)}, source)
-    with pytest.raises(UserError, match=r"1 unexpected: further\.weight"):
-        convert(source, out)
-    torch.save({"further.weight": torch.ones(1)}, source)
-    with pytest.raises(UserError, match=r"no known method has these tensors: further\.weight"):
-        convert(source, out)
-    assert not out.exists()
+@pytest.mark.parametrize(
+    ("name", "further", "options", "message"),
+    [
+        ("tcmgc", False, {"method": "clip4clip"}, "is a checkpoint of TC-MGC"),
+        ("tcmgc", False, {"method": "clip"}, r"The method 'clip' is not supported. Available: .*clip4clip.* tcmgc"),
+        ("tcmgc", False, {"openai_clip": CASES / "tcmgc.safetensors"}, "--openai_clip is only for UCoFiA"),
+        ("tcmgc", True, {}, r"1 unexpected: further\.weight"),
+        (None, True, {}, r"no known method has these tensors: further\.weight"),
+    ],
+)
+def test_bad_sources_write_nothing(converted, tmp_path, name, further, options, message):
+    with pytest.raises(UserError, match=message):
+        converted(
+            (checkpoint(name) if name else {}) | ({"further.weight": torch.ones(1)} if further else {}), **options
+        )
+    assert not (tmp_path / "out.ckpt").exists()
 
 
-def test_the_authors_checkpoint_itself_is_untouched(parity_cases, tmp_path):
-    case, source = authors_file(parity_cases, "clip4clip_meanP", tmp_path)
-    before = source.read_bytes()
-    convert(source, tmp_path / "out.ckpt", words=12, frames=6)
-    assert source.read_bytes() == before
-    stored = load_file(case.path)
-    assert torch.equal(stored["checkpoint.clip.visual.proj"], case.checkpoint["clip.visual.proj"])
-
-
-def test_psi_of_gare_is_read_once_and_must_be_one(parity_cases, tmp_path):
-    case, source = authors_file(parity_cases, "gare", tmp_path)
-    saved = with_agent(case.checkpoint)
-    torch.save(saved, source)
-    made = convert(source, tmp_path / "out.ckpt")[0].state_dict()
-    torch.save(case.checkpoint, source)
-    plain = convert(source, tmp_path / "plain.ckpt")[0].state_dict()
+def test_psi_of_gare_is_read_once_and_must_be_one(converted):
+    saved = with_agent(checkpoint("gare"))
+    made, plain = (converted(tensors)[0].state_dict() for tensors in (saved, checkpoint("gare")))
     assert made.keys() == plain.keys()
     assert all(torch.equal(made[name], plain[name]) for name in plain)
     for name in ("agent.psi.mean_proj.bias", "agent.psi.log_std_proj.weight"):  # read, and never used
-        torch.save(saved | {name: saved[name] + 1e-3}, source)
         with pytest.raises(UserError, match=rf"differ from those without 'agent\.'.*: {name}$"):
-            convert(source, tmp_path / "other.ckpt")
+            converted(saved | {name: saved[name] + 1e-3})
 
 
-def whisper_file(folder):
-    """Random weights of Whisper base where openai-whisper keeps its own."""
-    torch.manual_seed(1)
+def save_whisper(folder):
+    """Save random weights of Whisper base where openai-whisper keeps its own."""
     encoder = WhisperEncoder("base", weights=None)
     width, heads, layers = SIZES["base"]
     dimensions = {"n_audio_state": width, "n_audio_head": heads, "n_audio_layer": layers, "n_audio_ctx": 1500}
@@ -131,39 +119,40 @@ def whisper_file(folder):
     return encoder
 
 
-def test_gaid_takes_the_audio_encoder_from_its_own_source(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    checkpoint = stand_in("gaid")
-    checkpoint |= {"linear.weight": torch.randn(64, 512), "linear.bias": torch.randn(64)}
-    torch.save(checkpoint, tmp_path / "gaid.pth")
-    assert main(["convert", str(tmp_path / "gaid.pth"), str(tmp_path / "out.ckpt")]) == 0
-    assert "WhisperEncoder loads its own weights" in capsys.readouterr().out
-    state = torch.load(tmp_path / "out.ckpt", weights_only=True)["state_dict"]
-    assert not any(name.startswith("audio_encoder.") for name in state)
-    with pytest.raises(MissingWeightsError, match=r"Whisper base .* has no weights"):
-        tvr_lightning.load(tmp_path / "out.ckpt")
-    encoder = whisper_file(tmp_path)
-    loaded = tvr_lightning.load(tmp_path / "out.ckpt").module.audio_encoder.encoder
-    assert torch.equal(loaded.conv1.weight, encoder.encoder.conv1.weight)
-    assert torch.equal(loaded.blocks[5].mlp[2].weight, encoder.encoder.blocks[5].mlp[2].weight)
-
-
-def test_gaid_with_wav2vec2_features_is_tested_with_wav2vec2_on_the_whole_track(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(WAV2VEC2_SIZES, "base", (768, 2, 1))  # one layer in place of twelve
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    cached = tmp_path / "hub" / "models--facebook--wav2vec2-base"
-    checkpoint = stand_in("gaid") | {"linear.weight": torch.randn(64, 768), "linear.bias": torch.randn(64)}
-    torch.save(checkpoint, tmp_path / "gaid.pth")
-    assert main(["convert", str(tmp_path / "gaid.pth"), str(tmp_path / "out.ckpt")]) == 0
-    assert "Wav2Vec2Encoder loads its own weights" in capsys.readouterr().out
-    with pytest.raises(CheckpointError, match=r"wav2vec2 base .* has no weights"):
-        tvr_lightning.load(tmp_path / "out.ckpt")
+def save_wav2vec2(folder):
+    """Save random weights of wav2vec 2.0 base where transformers keeps its own."""
+    cached = folder / "hub" / "models--facebook--wav2vec2-base"
     encoder = Wav2Vec2Encoder("base", weights=None)
     encoder.model.save_pretrained(cached / "snapshots" / "abc")
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("abc")
+    return encoder
+
+
+@pytest.mark.parametrize(
+    ("save", "width", "error", "missing", "audio"),
+    [
+        (save_whisper, 512, MissingWeightsError, r"Whisper base .* has no weights", ("whisper", 30)),
+        (save_wav2vec2, 768, CheckpointError, r"wav2vec2 base .* has no weights", ("wav2vec2", 60)),  # the whole track
+    ],
+)
+def test_gaid_takes_the_audio_encoder_from_its_own_source(
+    save, width, error, missing, audio, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setitem(WAV2VEC2_SIZES, "base", (768, 2, 1))  # one layer instead of twelve
+    tensors = stand_in("gaid") | {"linear.weight": torch.randn(64, width), "linear.bias": torch.randn(64)}
+    torch.save(tensors, tmp_path / "gaid.pth")
+    assert main(["convert", str(tmp_path / "gaid.pth"), str(tmp_path / "out.ckpt")]) == 0
+    assert "Encoder loads its own weights" in capsys.readouterr().out
+    written = torch.load(tmp_path / "out.ckpt", weights_only=True)
+    assert not any(name.startswith("audio_encoder.") for name in written["state_dict"])
+    data = written["datamodule_hyper_parameters"]
+    assert (data["audio"], data["audio_alignment"], data["audio_seconds"]) == (audio[0], "clip30", audio[1])
+    with pytest.raises(error, match=missing):
+        tvr_lightning.load(tmp_path / "out.ckpt")
+    encoder = save(tmp_path)
     loaded = tvr_lightning.load(tmp_path / "out.ckpt").module
-    assert torch.equal(loaded.audio_projection.weight, checkpoint["linear.weight"])
+    assert torch.equal(loaded.audio_projection.weight, tensors["linear.weight"])
     assert all(map(torch.equal, loaded.audio_encoder.state_dict().values(), encoder.state_dict().values()))
-    data = torch.load(tmp_path / "out.ckpt", weights_only=True)["datamodule_hyper_parameters"]
-    assert (data["audio"], data["audio_alignment"], data["audio_seconds"]) == ("wav2vec2", "clip30", 60)

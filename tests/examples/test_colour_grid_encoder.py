@@ -36,22 +36,17 @@ def test_words_have_the_same_ids_everywhere():
 
 
 @torch.no_grad()
-def test_features_have_their_shapes_and_masks(encoder):
-    text, video = encoder.encode_text(["a dog", "a red ball moves"], 8), encoder.encode_video(media(2), patches=True)
+def test_features_have_their_shapes_and_masks_and_items_are_independent(encoder):
+    captions = ["a dog", "a red ball moves"]
+    text, video = encoder.encode_text(captions, 8), encoder.encode_video(media(2), patches=True)
     assert (text.sentence.shape, text.words.shape) == ((2, 16), (2, 8, 16))
     assert text.word_mask.sum(1).tolist() == [4, 6]
     assert (video.frames.shape, video.patches.shape) == ((2, 3, 16), (2, 3, 4, 16))
-    assert encoder.encode_video(media(2)).patches is None
     assert encoder.encode_video(video) is video
-
-
-@torch.no_grad()
-def test_an_item_is_encoded_alone_as_among_others(encoder):
-    captions = ["a dog", "a red ball moves"]
-    whole, alone = encoder.encode_text(captions, 8), encoder.encode_text(captions[:1], 8)
-    torch.testing.assert_close(whole.sentence[:1], alone.sentence)
-    whole, alone = encoder.encode_video(media(2)), encoder.encode_video(media(2)[:1])
-    torch.testing.assert_close(whole.frames[:1], alone.frames)
+    torch.testing.assert_close(text.sentence[:1], encoder.encode_text(captions[:1], 8).sentence)
+    alone = encoder.encode_video(media(2)[:1])
+    torch.testing.assert_close(video.frames[:1], alone.frames)
+    assert alone.patches is None
 
 
 @torch.no_grad()
@@ -71,13 +66,10 @@ def test_the_fingerprint_follows_weights_and_configuration(encoder):
     assert encoder.fingerprint() != before
 
 
-def test_words_that_do_not_fit_are_cut_or_refused(encoder):
+def test_words_and_frames_that_do_not_fit_are_cut_or_refused(encoder):
     assert encoder.encode_text(["a dog"], 78).words.shape[1] == 77
     with pytest.raises(ValueError, match="words is 2"):
         encoder.encode_text(["a dog"], 2)
-
-
-def test_frames_of_another_size_are_refused(encoder):
     with pytest.raises(ValueError, match="the encoder takes"):
         encoder.encode_video(media(1, side=24))
 
@@ -96,28 +88,25 @@ def test_weights_come_from_their_file_or_from_a_checkpoint(encoder, tmp_path):
 
 def test_it_trains_is_extracted_and_searches(tmp_path, capsys, caplog):
     synthesize("msrvtt", tmp_path, 20, 0, workers=1, progress=False)
-    encoder, store = str(tmp_path / "encoder.pt"), str(tmp_path / "features")
-    here = {
-        "trainer": {"accelerator": "cpu", "log_every_n_steps": 1, "max_steps": 10, "enable_progress_bar": False},
-        "data": {"init_args": {"root": str(tmp_path), "batch_size": 8, "num_workers": 0, "frames": 2}},
-    }
-    stored = {"model": {"init_args": {"encoder": {"init_args": {"weights": encoder}}}}}
-    (tmp_path / "here.yaml").write_text(json.dumps(here))
-    (tmp_path / "stored.yaml").write_text(json.dumps({**stored, "data": {"init_args": {"features": store}}}))
-    recipes = [f"--config={RECIPE}", f"--config={tmp_path / 'here.yaml'}"]
-    fit = ["fit", *recipes, "--model.init_args.optimizer.gradient_cache=4"]
+    store, weights = tmp_path / "features", tmp_path / "encoder.pt"
+    options = [
+        f"--data.init_args.root={tmp_path}", "--data.init_args.batch_size=8", "--data.init_args.num_workers=0",
+        "--data.init_args.frames=2", "--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1",
+        "--trainer.max_steps=10", "--trainer.enable_progress_bar=false",
+    ]  # fmt: skip
+    fit = ["fit", f"--config={RECIPE}", *options, "--model.init_args.optimizer.gradient_cache=4"]
     assert main([*fit, f"--results.directory={tmp_path / 'runs'}"]) == 0
     (run,) = (tmp_path / "runs").glob("*/version_0")
     assert json.loads((run / "results.json").read_text())["audit"]["passed"] is True
 
     state = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
     named = {name.removeprefix("encoder."): value for name, value in state.items() if name.startswith("encoder.")}
-    torch.save(named, encoder)
-    (tmp_path / "weights.yaml").write_text(json.dumps(stored))
-    extract = ["extract", *recipes, f"--config={tmp_path / 'weights.yaml'}", "--out", store, "--device=cpu"]
+    torch.save(named, weights)
+    options.append(f"--model.init_args.encoder.init_args.weights={weights}")
+    extract = ["extract", f"--config={RECIPE}", *options, "--out", str(store), "--device=cpu"]
     assert main([*extract, "--parts=all", "--num_workers=0"]) == 0
-    overlays = [f"--config={FEATURES}", f"--config={tmp_path / 'stored.yaml'}"]
-    assert main(["fit", *recipes, *overlays, f"--results.directory={tmp_path / 'heads'}"]) == 0
+    heads = ["fit", f"--config={RECIPE}", f"--config={FEATURES}", *options, f"--data.init_args.features={store}"]
+    assert main([*heads, f"--results.directory={tmp_path / 'heads'}"]) == 0
     assert f"features from the store {store}: text, frames;" in caplog.text
 
     videos, out = sorted(map(str, (tmp_path / "msrvtt" / "videos").iterdir()))[:3], str(tmp_path / "index")

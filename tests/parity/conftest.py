@@ -9,13 +9,10 @@ import os
 from pathlib import Path
 
 import pytest
-from parity.case import CaseError, find_cases
-from parity.restated import Sizes, restated_case
 from safetensors.torch import save_file
 
 OWN = Path(__file__).parents[1] / "parity_cases"
 LONG = "ncl"  # 20,000 Sinkhorn iterations each
-
 KINDS = {
     "optimizer_case": "optimizer_*.safetensors",
     "steps_case": "training_steps_*.safetensors",
@@ -38,35 +35,38 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     folder = config.getoption("cases", None)
-    if folder is None:
-        return
-    try:
-        find_cases(folder, KINDS.values())
-    except CaseError as error:
-        raise pytest.UsageError(f"--cases {error}") from error
+    if folder is not None and not files_of(folder):
+        problem = "contains no case" if folder.exists() else "no such folder"
+        raise pytest.UsageError(f"--cases {folder}: {problem}")
+
+
+def kind_of(path):
+    return next((kind for kind, pattern in KINDS.items() if path.match(pattern)), None)
+
+
+def files_of(folder):
+    """Return the cases in a folder and its subfolders, or the one that is named itself."""
+    files = [folder] if folder.is_file() else sorted(folder.rglob("*"))
+    return [path for path in files if kind_of(path)]
 
 
 def cases(config):
     """Return (folder, file) of every case to run."""
     given = config.getoption("cases", None)
     if given is not None:
-        return [(given, path) for path in find_cases(given, KINDS.values())]
-    found = [(OWN, path) for path in find_cases(OWN, KINDS.values())]
+        return [(given, path) for path in files_of(given)]
+    found = [(OWN, path) for path in files_of(OWN)]
     further = os.environ.get("TVR_PARITY_CASES")
     if further:
         names = {path.name for _, path in found}
-        paths = find_cases(Path(further), [pattern for kind, pattern in KINDS.items() if kind != "case_path"])
+        paths = [path for path in files_of(Path(further)) if kind_of(path) != "case_path"]
         found += [(Path(further), path) for path in paths if path.name not in names]
     return found
 
 
-def kind_of(path):
-    return next(kind for kind, pattern in KINDS.items() if path.match(pattern))
-
-
 def pytest_generate_tests(metafunc):
+    given = metafunc.config.getoption("cases", None) is not None
     for kind in KINDS.keys() & set(metafunc.fixturenames):
-        given = metafunc.config.getoption("cases", None) is not None
         found = [
             pytest.param(
                 path,
@@ -93,18 +93,7 @@ def write_case(tmp_path):
 
     def write(tensors, method="clip4clip", name="case", **config):
         path = tmp_path / f"{name}.safetensors"
-        path.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, path, {"method": method, "config": json.dumps(config)})
         return path
 
     return write
-
-
-@pytest.fixture
-def restate():
-    """Compute a case by the plain restatement."""
-
-    def compute(header, **sizes):
-        return restated_case(Sizes(**sizes), header)
-
-    return compute

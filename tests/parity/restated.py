@@ -1,5 +1,6 @@
 """A plain restatement of CLIP and CLIP4Clip: cases in other sizes than the authors' ones."""
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -26,21 +27,23 @@ class Sizes:
     seed: int = 7
 
 
+def linear(name, outputs, inputs):
+    return {f"{name}weight": (outputs, inputs), f"{name}bias": (outputs,)}
+
+
+def layer_norm(name, width):
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+
 def block_names(prefix, width):
-    return {
-        f"{prefix}.attn.in_proj_weight": (3 * width, width),
-        f"{prefix}.attn.in_proj_bias": (3 * width,),
-        f"{prefix}.attn.out_proj.weight": (width, width),
-        f"{prefix}.attn.out_proj.bias": (width,),
-        f"{prefix}.mlp.c_fc.weight": (4 * width, width),
-        f"{prefix}.mlp.c_fc.bias": (4 * width,),
-        f"{prefix}.mlp.c_proj.weight": (width, 4 * width),
-        f"{prefix}.mlp.c_proj.bias": (width,),
-        f"{prefix}.ln_1.weight": (width,),
-        f"{prefix}.ln_1.bias": (width,),
-        f"{prefix}.ln_2.weight": (width,),
-        f"{prefix}.ln_2.bias": (width,),
-    }
+    return (
+        linear(f"{prefix}.attn.in_proj_", 3 * width, width)
+        | linear(f"{prefix}.attn.out_proj.", width, width)
+        | linear(f"{prefix}.mlp.c_fc.", 4 * width, width)
+        | linear(f"{prefix}.mlp.c_proj.", width, 4 * width)
+        | layer_norm(f"{prefix}.ln_1", width)
+        | layer_norm(f"{prefix}.ln_2", width)
+    )
 
 
 def random_checkpoint(sizes, header):
@@ -49,39 +52,31 @@ def random_checkpoint(sizes, header):
         "clip.positional_embedding": (s.context, s.dimension),
         "clip.text_projection": (s.dimension, s.dimension),
         "clip.token_embedding.weight": (s.vocabulary, s.dimension),
-        "clip.ln_final.weight": (s.dimension,),
-        "clip.ln_final.bias": (s.dimension,),
+        **layer_norm("clip.ln_final", s.dimension),
         "clip.visual.class_embedding": (s.vision,),
         "clip.visual.positional_embedding": ((s.side // s.patch) ** 2 + 1, s.vision),
         "clip.visual.proj": (s.vision, s.dimension),
         "clip.visual.conv1.weight": (s.vision, 3, s.patch, s.patch),
-        "clip.visual.ln_pre.weight": (s.vision,),
-        "clip.visual.ln_pre.bias": (s.vision,),
-        "clip.visual.ln_post.weight": (s.vision,),
-        "clip.visual.ln_post.bias": (s.vision,),
+        **layer_norm("clip.visual.ln_pre", s.vision),
+        **layer_norm("clip.visual.ln_post", s.vision),
     }
-    for n in range(s.text_layers):
-        shapes |= block_names(f"clip.transformer.resblocks.{n}", s.dimension)
-    for n in range(s.vision_layers):
-        shapes |= block_names(f"clip.visual.transformer.resblocks.{n}", s.vision)
+    blocks = [(f"clip.transformer.resblocks.{n}", s.dimension) for n in range(s.text_layers)]
+    blocks += [(f"clip.visual.transformer.resblocks.{n}", s.vision) for n in range(s.vision_layers)]
+    if header in ("seqTransf", "seqLSTM"):
+        shapes["frame_position_embeddings.weight"] = (s.context, s.dimension)
     if header == "seqTransf":
-        shapes["frame_position_embeddings.weight"] = (s.context, s.dimension)
-        for n in range(s.temporal_layers):
-            shapes |= block_names(f"transformerClip.resblocks.{n}", s.dimension)
+        blocks += [(f"transformerClip.resblocks.{n}", s.dimension) for n in range(s.temporal_layers)]
     if header == "seqLSTM":
-        shapes["frame_position_embeddings.weight"] = (s.context, s.dimension)
-        for n in range(s.temporal_layers):
-            for side in ("ih", "hh"):
-                shapes[f"lstm_visual.weight_{side}_l{n}"] = (4 * s.dimension, s.dimension)
-                shapes[f"lstm_visual.bias_{side}_l{n}"] = (4 * s.dimension,)
+        for n, side in itertools.product(range(s.temporal_layers), ("ih", "hh")):
+            shapes[f"lstm_visual.weight_{side}_l{n}"] = (4 * s.dimension, s.dimension)
+            shapes[f"lstm_visual.bias_{side}_l{n}"] = (4 * s.dimension,)
     if header == "tightTransf":
         shapes["cross.embeddings.position_embeddings.weight"] = (s.context, s.dimension)
-        shapes["cross.pooler.ln_pool.weight"] = shapes["cross.pooler.ln_pool.bias"] = (s.dimension,)
-        shapes["cross.pooler.dense.weight"] = (s.dimension, s.dimension)
-        shapes["cross.pooler.dense.bias"] = (s.dimension,)
-        shapes["similarity_dense.weight"], shapes["similarity_dense.bias"] = (1, s.dimension), (1,)
-        for n in range(s.temporal_layers):
-            shapes |= block_names(f"cross.transformer.resblocks.{n}", s.dimension)
+        shapes |= layer_norm("cross.pooler.ln_pool", s.dimension)
+        shapes |= linear("cross.pooler.dense.", s.dimension, s.dimension) | linear("similarity_dense.", 1, s.dimension)
+        blocks += [(f"cross.transformer.resblocks.{n}", s.dimension) for n in range(s.temporal_layers)]
+    for prefix, width in blocks:
+        shapes |= block_names(prefix, width)
     generator = torch.Generator().manual_seed(s.seed)
     tensors = {name: 0.2 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     for name in tensors:
@@ -96,27 +91,38 @@ def norm(x, state, name, eps):
     return scaled * state[f"{name}.weight"] + state[f"{name}.bias"]
 
 
+def affine(x, state, name):
+    return x @ state[f"{name}weight"].T + state[f"{name}bias"]
+
+
+def quick_gelu(x):
+    return x / (1 + (-1.702 * x).exp())
+
+
 def block(x, state, name, eps, added):
     """One item (T, D) through a pre-norm block, head by head; `added` (T, T) goes onto the attention logits."""
     width = x.shape[-1]
-    y = norm(x, state, f"{name}.ln_1", eps)
-    q, k, v = (y @ state[f"{name}.attn.in_proj_weight"].T + state[f"{name}.attn.in_proj_bias"]).split(width, -1)
+    q, k, v = affine(norm(x, state, f"{name}.ln_1", eps), state, f"{name}.attn.in_proj_").split(width, -1)
     heads = []
     for start in range(0, width, 64):
         part = slice(start, start + 64)
         weights = (q[:, part] @ k[:, part].T / math.sqrt(min(64, width)) + added).softmax(-1)
         heads.append(weights @ v[:, part])
-    x = x + torch.cat(heads, -1) @ state[f"{name}.attn.out_proj.weight"].T + state[f"{name}.attn.out_proj.bias"]
-    y = norm(x, state, f"{name}.ln_2", eps) @ state[f"{name}.mlp.c_fc.weight"].T + state[f"{name}.mlp.c_fc.bias"]
-    y = y / (1 + (-1.702 * y).exp())
-    return x + y @ state[f"{name}.mlp.c_proj.weight"].T + state[f"{name}.mlp.c_proj.bias"]
+    x = x + affine(torch.cat(heads, -1), state, f"{name}.attn.out_proj.")
+    y = quick_gelu(affine(norm(x, state, f"{name}.ln_2", eps), state, f"{name}.mlp.c_fc."))
+    return x + affine(y, state, f"{name}.mlp.c_proj.")
+
+
+def blocks(x, state, name, layers, eps, added=0.0):
+    for n in range(layers):
+        x = block(x, state, f"{name}.resblocks.{n}", eps, added)
+    return x
 
 
 def encode_text(state, ids, layers):
     x = state["clip.token_embedding.weight"][ids] + state["clip.positional_embedding"][: len(ids)]
     causal = torch.full((len(ids), len(ids)), -math.inf, dtype=x.dtype).triu(1)
-    for n in range(layers):
-        x = block(x, state, f"clip.transformer.resblocks.{n}", 1e-5, causal)
+    x = blocks(x, state, "clip.transformer", layers, 1e-5, causal)
     return norm(x, state, "clip.ln_final", 1e-5) @ state["clip.text_projection"]
 
 
@@ -124,13 +130,10 @@ def encode_frame(state, image, layers):
     kernel = state["clip.visual.conv1.weight"]
     size = kernel.shape[-1]
     tokens = [state["clip.visual.class_embedding"]]
-    for top in range(0, image.shape[1], size):
-        for left in range(0, image.shape[2], size):
-            patch = image[:, top : top + size, left : left + size]
-            tokens.append((kernel * patch).sum((1, 2, 3)))
+    for top, left in itertools.product(range(0, image.shape[1], size), range(0, image.shape[2], size)):
+        tokens.append((kernel * image[:, top : top + size, left : left + size]).sum((1, 2, 3)))
     x = norm(torch.stack(tokens) + state["clip.visual.positional_embedding"], state, "clip.visual.ln_pre", 1e-5)
-    for n in range(layers):
-        x = block(x, state, f"clip.visual.transformer.resblocks.{n}", 1e-5, torch.zeros(len(x), len(x), dtype=x.dtype))
+    x = blocks(x, state, "clip.visual.transformer", layers, 1e-5)
     return norm(x, state, "clip.visual.ln_post", 1e-5)[0] @ state["clip.visual.proj"]
 
 
@@ -138,9 +141,7 @@ def relate(state, frames, mask, layers):
     """seqTransf on one video (F, D)."""
     x = frames + state["frame_position_embeddings.weight"][: len(frames)]
     added = ((1 - mask) * -1e6).expand(len(frames), -1)
-    for n in range(layers):
-        x = block(x, state, f"transformerClip.resblocks.{n}", 1e-12, added)
-    return x + frames
+    return frames + blocks(x, state, "transformerClip", layers, 1e-12, added)
 
 
 def remember(state, frames, mask, layers):
@@ -166,17 +167,34 @@ def tight_logit(state, sentence, frames, mask, layers):
     tokens = torch.cat([sentence[None], frames])
     tokens = tokens + state["cross.embeddings.position_embeddings.weight"][: len(tokens)]
     there = torch.cat([torch.ones(1, dtype=mask.dtype), mask]).bool()
-    x = tokens[there]
-    for n in range(layers):
-        x = block(x, state, f"cross.transformer.resblocks.{n}", 1e-12, torch.zeros(len(x), len(x), dtype=x.dtype))
-    pooled = norm(x[0], state, "cross.pooler.ln_pool", 1e-12) @ state["cross.pooler.dense.weight"].T
-    pooled = pooled + state["cross.pooler.dense.bias"]
-    pooled = pooled / (1 + (-1.702 * pooled).exp())
-    return state["similarity_dense.weight"][0] @ pooled + state["similarity_dense.bias"][0]
+    x = blocks(tokens[there], state, "cross.transformer", layers, 1e-12)
+    pooled = affine(norm(x[0], state, "cross.pooler.ln_pool", 1e-12), state, "cross.pooler.dense.")
+    return affine(quick_gelu(pooled), state, "similarity_dense.")[0]
+
+
+def nested(rows):
+    """Stack lists of lists of tensors."""
+    return torch.stack([torch.stack(list(row)) for row in rows])
 
 
 def unit(x):
     return x / x.square().sum(-1, keepdim=True).sqrt()
+
+
+def near_identity(size, generator):
+    return torch.eye(size) + 0.1 * torch.randn(size, size, generator=generator)
+
+
+def isa(x, matrix, factor):
+    """Interactive similarity aggregation of TC-MGC and UCoFiA."""
+    return ((factor * ((factor * x).softmax(0) @ matrix)).softmax(0) * x).sum()
+
+
+def symmetric_loss(similarity):
+    """InfoNCE (1,) of the first B texts and videos."""
+    count = min(similarity.shape)
+    square = similarity[:count, :count]
+    return -(square.log_softmax(1).diagonal() + square.log_softmax(0).diagonal()).mean().reshape(1) / 2
 
 
 def restated_case(sizes, header):
@@ -195,9 +213,7 @@ def restated_case(sizes, header):
     state = {name: tensor.double() for name, tensor in checkpoint.items()}
     words = torch.stack([encode_text(state, row, sizes.text_layers) for row in ids])
     sentence = torch.stack([row[of.argmax()] for row, of in zip(words, ids, strict=True)])
-    frames = torch.stack(
-        [torch.stack([encode_frame(state, f, sizes.vision_layers) for f in clip]) for clip in video.double()]
-    )
+    frames = nested([encode_frame(state, f, sizes.vision_layers) for f in clip] for clip in video.double())
     related = frames
     if header in ("seqTransf", "seqLSTM"):
         layer = relate if header == "seqTransf" else remember
@@ -207,13 +223,8 @@ def restated_case(sizes, header):
     similarity = state["clip.logit_scale"].exp() * unit(sentence) @ unit(pooled).T
     if header == "tightTransf":
         clips = list(zip(frames, video_mask, strict=True))
-        rows = [[tight_logit(state, s, *clip, sizes.temporal_layers) for clip in clips] for s in sentence]
-        similarity = torch.stack([torch.stack(row) for row in rows])
-    count = min(sizes.texts, sizes.videos)
-    rows = [
-        -(similarity[i, :count].log_softmax(0)[i] + similarity[:count, i].log_softmax(0)[i]) / 2 for i in range(count)
-    ]
-    expected = {"similarity": similarity, "loss": torch.stack(rows).mean().reshape(1)}
+        similarity = nested([tight_logit(state, s, *clip, sizes.temporal_layers) for clip in clips] for s in sentence)
+    expected = {"similarity": similarity, "loss": symmetric_loss(similarity)}
     return (
         {f"checkpoint.{name}": tensor for name, tensor in checkpoint.items()}
         | {"input.input_ids": ids, "input.text_mask": text_mask, "input.video": video, "input.video_mask": video_mask}

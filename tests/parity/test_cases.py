@@ -2,8 +2,7 @@
 
 import pytest
 from parity.case import CaseError, load_case
-from parity.check import check_case, table
-from parity.compare import TOLERANCE
+from parity.check import TOLERANCE, check_case, table
 
 from tvr_lightning.errors import UserError
 
@@ -17,9 +16,8 @@ def test_case(case_path, request):
     print(f"\n{table(case, comparisons)}")
     wrong = [comparison.name for comparison in comparisons if not comparison.holds]
     if wrong:
-        pytest.fail(
-            f"{case_path}: {len(wrong)} of {len(comparisons)} tensors differ: {', '.join(wrong)}", pytrace=False
-        )
+        message = f"{case_path}: {len(wrong)} of {len(comparisons)} tensors differ: {', '.join(wrong)}"
+        pytest.fail(message, pytrace=False)
     if not request.config.getoption("cases", None):
         # The suite's own cases are far within the tolerance, which is for other machines and other sizes.
         assert comparisons[0].relative < TOLERANCE / 10, comparisons[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-import yaml
+from parity.training import RECIPES, recipe_of
 
 from tvr_lightning.data import LSMDC, MSRVTT, MSVD, ActivityNet, DiDeMo
 from tvr_lightning.data.loader import TrainingSampler
@@ -17,7 +17,6 @@ from tvr_lightning.encoders.tokenizer import ClipTokenizer
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import frames_at_rate, read_clip
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 EXTREMES = {"lowest": "min", "highest": "max"}
 PREPARATIONS = {"pil": Preparation(224), "no_antialias": Preparation(224, antialias=False)}
 RULES = {
@@ -38,7 +37,7 @@ def clips_of(case, folder):
     return found
 
 
-def times_at(path: Path, places: list[int]) -> list[float]:
+def times_at(path, places):
     """Seconds from the first frame of the frames at these places of a file read from its start."""
     with av.open(str(path)) as container:
         times = sorted(frame.time for frame in container.decode(video=0))
@@ -115,15 +114,6 @@ def test_tokens(tokens_case):
     report(tokens_case, compared, wrong)
 
 
-def released_videos(dataset, part):
-    """IDs of a DiDeMo part: of the list, and of T-MASS's table."""
-    names = {
-        "list": read_lines(dataset.folder / f"{part}_list.txt"),
-        "table": [video.video_id for video in dataset.read_split(part).videos],
-    }
-    return {kind: [Path(name).stem for name in found] for kind, found in names.items()}
-
-
 def test_sets(sets_case, test_data):
     case, root, facts = json.loads(sets_case.read_text()), str(test_data / "annotations"), {}
     for name, expected in case["lsmdc_test"].items():
@@ -135,7 +125,9 @@ def test_sets(sets_case, test_data):
             facts[f"LSMDC {name} ids"] = digest, expected["sha256_of_ids_joined_by_newline"]
     didemo = DiDeMo(root=root, split="tmass")
     for part, expected in case["didemo"].items():
-        found = released_videos(didemo, part)
+        videos = [video.video_id for video in didemo.read_split(part).videos]  # those of T-MASS's table
+        named = {"list": read_lines(didemo.folder / f"{part}_list.txt"), "table": videos}
+        found = {kind: [Path(name).stem for name in names] for kind, names in named.items()}
         facts |= {f"DiDeMo {part} {kind}": (len(ids), expected[kind]) for kind, ids in found.items()}
         only = sorted(set(found["list"]) - set(found["table"]))
         facts[f"DiDeMo {part} only in the list"] = only, sorted(expected["only_in_list"])
@@ -147,9 +139,8 @@ def test_sets(sets_case, test_data):
     pairs = {name: len(module.read_split("train").texts) for name, module in modules.items()}
     for row in case["training"]:
         name, method = f"{row['method']} on {row['dataset']}", row["method"].split()[0]
-        recipe = RECIPES / f"{method}.yaml"
-        if recipe.exists():
-            ours = yaml.safe_load(recipe.read_text())["data"]["init_args"].get("drop_last", True)
+        if (RECIPES / f"{method}.yaml").exists():
+            ours = recipe_of(method)["data"]["init_args"].get("drop_last", True)
             facts[f"{name}: drop_last"] = ours, row["drop_last"]
         if row["train_pairs"] is None:
             continue

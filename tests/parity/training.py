@@ -1,28 +1,22 @@
 """Methods with an authors' weights and their inputs, trained as our recipes train."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import open_clip
 import torch
 import yaml
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch import nn
 
 from tvr_lightning.authors.families import FAMILIES
 from tvr_lightning.authors.importer import clip_configuration, import_checkpoint, similarity_header
-from tvr_lightning.authors.names import Names, load, replace_prefix, with_openai_names
+from tvr_lightning.authors.names import load, replace_prefix, with_openai_names
 from tvr_lightning.data.batch import AudioInput, Media, PairBatch, TextBatch, Tokens, VideoBatch
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.clip import SizedClipEncoder
-from tvr_lightning.encoders.tuning import FineTuning, Tuning
+from tvr_lightning.encoders.tuning import FineTuning
 from tvr_lightning.layers.stochastic import Normal
 from tvr_lightning.layers.temporal import SeqTransf
-from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.clip4clip import CLIP4Clip, CLIP4ClipOptions
 from tvr_lightning.training.optim import OptimizerConfig
 
@@ -36,52 +30,49 @@ class GivenAudio(AudioEncoder):
 
     kind = "whisper"
 
-    def __init__(self, dimension: int) -> None:
+    def __init__(self, dimension):
         super().__init__()
         self.dimension = dimension
 
-    def encode_input(self, audio: AudioInput) -> Tensor:
+    def encode_input(self, audio):
         return nn.functional.adaptive_avg_pool1d(audio.values.squeeze(1).mT, audio.windows.shape[1]).mT
 
-    def configuration(self) -> dict[str, object]:
+    def configuration(self):
         return {}
 
 
-def recipe_of(method: str) -> dict[str, Any]:
+def recipe_of(method):
     return yaml.safe_load((RECIPES / f"{method}.yaml").read_text(encoding="utf-8"))
 
 
-def family(method: str) -> str:
+def family(method):
     """Return the method of a case such as `clip4clip-lstm` or `clip4clip_float16`."""
     return method.removesuffix("_float16").partition("-")[0]
 
 
-def tuning_of(options: Mapping[str, Any]) -> Tuning:
+def tuning_of(options):
     """Return the tuning in the options of a recipe's method."""
     return FineTuning(**options.get("tuning", {}).get("init_args", {}))
 
 
-def import_case(
-    method: str, tensors: Mapping[str, Tensor], config: Mapping[str, Any], path: Path
-) -> tuple[RetrievalModule, Names]:
+def import_case(method, tensors, config, path):
     """Build the method of a case with its checkpoint, without dropout, frozen and optimized as its recipe says.
 
-    Returns:
-        The method, and the map from the authors' names (CLIP's as OpenAI's) to ours.
+    Weights are float64, unless the case is of float16.
     """
-    name = family(method)
-    checkpoint = {
-        key.removeprefix("checkpoint."): tensor.float()
-        for key, tensor in tensors.items()
-        if key.startswith("checkpoint.")
-    }
+    name, half = family(method), method.endswith("_float16")
+    checkpoint = {key: tensor.float() for key, tensor in part_of(tensors, "checkpoint.").items()}
     checkpoint = {key: tensor for key, tensor in checkpoint.items() if not key.startswith("agent.")}
     words, frames = tensors["input.input_ids"].shape[-1], tensors["input.video_mask"].shape[-1]
     options = {"audio_encoder": GivenAudio(tensors["input.audio"].shape[-1])} if "input.audio" in tensors else {}
     module = import_checkpoint(checkpoint, str(path), words, frames, name, **options)
+    if half:  # CLIP's matrices in float16
+        encoder = SizedClipEncoder(clip_configuration(checkpoint), encoder_precision="float16")
+        header = similarity_header(checkpoint)
+        module = CLIP4Clip(encoder, words=words, frames=frames, clip4clip=CLIP4ClipOptions(similarity_header=header))
+        unused = {} if isinstance(header, SeqTransf) else {"frame_position_embeddings.": None}
+        load(module, checkpoint, NAMES[name] | unused, str(path))
     recipe = recipe_of(name)["model"]["init_args"]
-    if method.endswith("_float16"):
-        module = in_float16(checkpoint, words, frames, str(path))
     tuning_of(recipe).apply(module.encoder)
     module.optimizer_config = OptimizerConfig(**recipe["optimizer"])
     for part in module.modules():
@@ -99,26 +90,18 @@ def import_case(
         decorrelation = module.options.decorrelation
         decorrelation.tokens, decorrelation.weight = "weighted", config["cdcr_lambda"]
         decorrelation.on_diagonal, decorrelation.off_diagonal = config["cdcr_alpha1"], config["cdcr_alpha2"]
-    return module, NAMES[name]
+    if not half:
+        module.double()  # and the constants of the normalization, which float32 rounds
+        for kind, values in (("mean", open_clip.OPENAI_DATASET_MEAN), ("std", open_clip.OPENAI_DATASET_STD)):
+            setattr(module.encoder, f"pixel_{kind}", torch.tensor(values, dtype=torch.float64).view(3, 1, 1))
+    return module
 
 
-def in_float64(module: RetrievalModule) -> None:
-    """Convert weights and the constants of the normalization, which float32 rounds."""
-    module.double()
-    module.encoder.pixel_mean = torch.tensor(open_clip.OPENAI_DATASET_MEAN, dtype=torch.float64).view(3, 1, 1)
-    module.encoder.pixel_std = torch.tensor(open_clip.OPENAI_DATASET_STD, dtype=torch.float64).view(3, 1, 1)
+def part_of(tensors, prefix):
+    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 
 
-def in_float16(checkpoint: Mapping[str, Tensor], words: int, frames: int, source: str) -> CLIP4Clip:
-    """Build CLIP4Clip with CLIP's matrices in float16."""
-    encoder = SizedClipEncoder(clip_configuration(checkpoint), encoder_precision="float16")
-    header = similarity_header(checkpoint)
-    module = CLIP4Clip(encoder, words=words, frames=frames, clip4clip=CLIP4ClipOptions(similarity_header=header))
-    unused = {} if isinstance(header, SeqTransf) else {"frame_position_embeddings.": None}
-    return load(module, checkpoint, NAMES["clip4clip"] | unused, source)
-
-
-def released_names(tensors: Mapping[str, Tensor], names: Names, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def released_names(tensors, names, ours):
     """Return our tensors under the authors' names and in their layout; those that the authors never use are left out.
 
     Args:
@@ -127,22 +110,19 @@ def released_names(tensors: Mapping[str, Tensor], names: Names, ours: Mapping[st
         ours: State of our module.
     """
     places, count = {}, 0
-    for key, tensor in tensors.items():
-        if key.startswith("checkpoint."):
-            numbers = torch.arange(count, count + tensor.numel(), dtype=torch.float64)
-            places[key.removeprefix("checkpoint.")] = numbers.reshape(tensor.shape)
-            count += tensor.numel()
+    for key, tensor in part_of(tensors, "checkpoint.").items():
+        places[key] = torch.arange(count, count + tensor.numel(), dtype=torch.float64).reshape(tensor.shape)
+        count += tensor.numel()
     values = torch.full((count,), torch.nan, dtype=torch.float64)
     for name, numbers in with_openai_names(places, "the case").items():
-        name = name.removeprefix("agent.")  # the released GARE registers its psi twice
-        own = replace_prefix(name, names)
+        own = replace_prefix(name.removeprefix("agent."), names)  # the released GARE registers its psi twice
         if own in ours:
             values[numbers.long().flatten()] = ours[own].detach().double().flatten()
     found = {name: values[numbers.long()] for name, numbers in places.items()}
     return {name: tensor for name, tensor in found.items() if not tensor.isnan().any()}
 
 
-def media_of(pixels: Tensor, mask: Tensor, audio: Tensor | None = None) -> Media:
+def media_of(pixels, mask, audio=None):
     """Return media of M videos from pixels (M, F, 3, S, S) and mask (M, F); audio is (M, 1, T, D_a)."""
     media = Media(pixels, mask.bool())
     if audio is None:
@@ -152,18 +132,12 @@ def media_of(pixels: Tensor, mask: Tensor, audio: Tensor | None = None) -> Media
     return dataclasses.replace(media, audio=AudioInput(audio, steps, steps, windows))
 
 
-def batches_of(tensors: Mapping[str, Tensor]) -> list[PairBatch]:
+def batches_of(tensors):
     """Return the batches of a case of training steps."""
-    batches = []
-    for step in range(len(tensors["input.input_ids"])):
-        ids, text_mask = tensors["input.input_ids"][step].long(), tensors["input.text_mask"][step].bool()
-        index = torch.arange(len(ids))
-        text = Tokens([""] * len(ids), ids, text_mask, [1] * len(ids))
-        audio = tensors["input.audio"][step] if "input.audio" in tensors else None
-        media = media_of(tensors["input.pixels"][step], tensors["input.video_mask"][step], audio)
-        batches.append(PairBatch(TextBatch(text, index), VideoBatch(media, index, [""] * len(ids))))
-    return batches
-
-
-def loader(batches: list[PairBatch]) -> DataLoader:
-    return DataLoader(batches, batch_size=None)
+    given = part_of(tensors, "input.")
+    for step, ids in enumerate(given["input_ids"]):
+        index, blank = torch.arange(len(ids)), [""] * len(ids)
+        text = Tokens(blank, ids.long(), given["text_mask"][step].bool(), [1] * len(ids))
+        audio = given["audio"][step] if "audio" in given else None
+        media = media_of(given["pixels"][step], given["video_mask"][step], audio)
+        yield PairBatch(TextBatch(text, index), VideoBatch(media, index, blank))

@@ -1,0 +1,237 @@
+"""Authors' checkpoints: reading, recognizing, renaming, and what their errors report."""
+
+import functools
+
+import pytest
+import torch
+from authors.stand_ins import CASES, D, clip_model, pooling, ucofia
+from encoders.openai_state import openai_encoder
+from parity.case import load_case
+from safetensors.torch import save_file
+
+from tvr_lightning.authors.families import FAMILIES, fitting_keep_rate
+from tvr_lightning.authors.importer import family_of, import_checkpoint, similarity_header
+from tvr_lightning.authors.names import replace_prefix, with_openai_names
+from tvr_lightning.data.batch import Media
+from tvr_lightning.encoders import TinyWhisperEncoder
+from tvr_lightning.encoders.weights import read_tensors
+from tvr_lightning.errors import UserError
+from tvr_lightning.layers.temporal import MeanP, SeqLSTM, SeqTransf
+from tvr_lightning.methods.clip4clip import TightTransf
+
+HEADERS = {"meanP": MeanP(), "seqLSTM": SeqLSTM(1), "seqTransf": SeqTransf(1), "tightTransf": TightTransf(1)}
+POSITIONS = "clip.text_model.embeddings.position_ids"  # older transformers saved it
+WRAPPED, UNWRAPPED = (f"clip.visual.transformer.resblocks.11.attn.{net}in_proj_bias" for net in ("net.", ""))
+WRAPPED_9, UNWRAPPED_9 = WRAPPED.replace("11", "9"), UNWRAPPED.replace("11", "9")
+F = 5
+
+
+@functools.cache
+def small_clip():
+    torch.manual_seed(0)
+    return clip_model(vocabulary=50, positions=11, side=8, patch=4, layers=2)
+
+
+def tensors_of(name):
+    """Return the checkpoint of a recorded case, of UCoFiA, or of a method with transformers' CLIP."""
+    if name == "ucofia":
+        return ucofia()
+    if name in ("xpool", "tmass", "gaid"):
+        return pooling(name, small_clip(), F) | {POSITIONS: torch.arange(11)[None]}
+    return dict(load_case(CASES / f"{name}.safetensors").checkpoint)
+
+
+def imported(name, changes=(), **options):
+    """Import a checkpoint with tensors changed, or removed if None."""
+    tensors = {key: tensor for key, tensor in (tensors_of(name) | dict(changes)).items() if tensor is not None}
+    sizes = {"xpool": (7, F), "tmass": (7, F), "gaid": (7, F), "ucofia": (6, 4)}
+    words, frames = sizes.get(name, (12, 6))
+    return import_checkpoint(tensors, "file", **{"words": words, "frames": frames} | options)
+
+
+class Anything:
+    """Object that only unpickling could restore."""
+
+
+def test_files_of_both_kinds_and_wrapped_ones_are_read_identically(tmp_path):
+    tensors = tensors_of("clip4clip_seqLSTM")
+    wrapped = {f"module.{name}": tensor for name, tensor in tensors.items()}
+    torch.save(tensors, tmp_path / "pytorch_model.bin.4")
+    torch.save({"state_dict": wrapped, "epoch": 4}, tmp_path / "model.pth")
+    save_file(tensors, tmp_path / "model.safetensors")
+    for path in tmp_path.iterdir():
+        found = read_tensors(path)
+        assert found.keys() == tensors.keys()
+        assert all(torch.equal(found[key], tensors[key]) for key in tensors)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("object.pt", {"weight": Anything()}, r"object.pt cannot be read as weights .*never executed"),
+        ("text.bin", "hello", r"text.bin cannot be read"),
+        ("text.safetensors", "hello", r"text\.safetensors cannot be read as weights"),
+        ("mixed.pt", {"a": torch.zeros(1), "args": 3}, "not tensors: args"),
+        ("list.pt", [torch.zeros(1)], "contains a list, not a state dict"),
+        ("absent.bin", None, "no such file"),
+    ],
+)
+def test_a_file_without_tensors_is_refused_unread(name, content, message, tmp_path):
+    if isinstance(content, str):
+        (tmp_path / name).write_text(content)
+    elif content is not None:
+        torch.save(content, tmp_path / name)
+    with pytest.raises(UserError, match=message):
+        read_tensors(tmp_path / name)
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_every_tensor_of_the_authors_arrives_under_our_name(header):
+    tensors = tensors_of(f"clip4clip_{header}")
+    assert similarity_header(tensors) == HEADERS[header]
+    state = imported(f"clip4clip_{header}").state_dict()
+    rules = family_of(tensors, "file").rules
+    taken = {name: ours for name in tensors if (ours := replace_prefix(name, rules)) in state}
+    assert sorted(taken.values()) == sorted(state)
+    assert tensors.keys() - taken <= {"frame_position_embeddings.weight"}
+    for theirs, ours in taken.items():
+        assert torch.equal(state[ours].flatten(), tensors[theirs].flatten()), theirs
+
+
+def test_methods_are_recognized_by_their_names():
+    for case in map(load_case, sorted(CASES.glob("*.safetensors"))):
+        if case.method in {family.name for family in FAMILIES}:
+            assert family_of(case.checkpoint, "file").name == case.method, case.path
+    with pytest.raises(UserError, match=r"is a checkpoint of GARE"):
+        family_of(["clip.logit_scale", "psi.mean_proj.bias", "weight_fc.0.bias"], "file", "clip4clip")
+
+
+@torch.no_grad()
+def test_the_renamed_clip_gives_transformers_features():
+    renamed, clip = with_openai_names(tensors_of("xpool"), "file"), small_clip()
+    state = {name.removeprefix("clip."): tensor for name, tensor in renamed.items() if name.startswith("clip.")}
+    encoder = openai_encoder(state)
+    ids = torch.tensor([[48, 3, 7, 49, 0, 0], [48, 5, 1, 2, 9, 49]])
+    pixels = torch.randn(2, 3, 3, 8, 8)
+    padded = torch.tensor([[1, 1, 1, 1, 0, 0], [1] * 6])
+    text = clip.text_projection(clip.text_model(input_ids=ids, attention_mask=padded).pooler_output)
+    frames = clip.visual_projection(clip.vision_model(pixel_values=pixels.flatten(0, 1)).pooler_output)
+    made = encoder.encode_tokens(ids, padded.bool()).sentence
+    torch.testing.assert_close(made, text, rtol=1e-4, atol=1e-5)
+    made = encoder.encode_pixels(pixels, torch.ones(2, 3, dtype=torch.bool)).frames
+    torch.testing.assert_close(made.flatten(0, 1), frames, rtol=1e-4, atol=1e-5)
+    assert with_openai_names(renamed, "file") == renamed
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "ours", "theirs"),
+    [
+        ("xpool", None, "head.attention.linear_proj.weight", "pool_frames.linear_proj.weight"),
+        ("tmass", None, "head.radius.linear_proj.bias", "stochastic.std_branch.linear_proj.bias"),
+        ("gaid", D, "head.gate.linear.weight", "gate_fc.weight"),
+        ("gaid", D, "head.alpha", "stochastic.alpha"),
+        ("gaid", 32, "audio_projection.weight", "linear.weight"),
+    ],
+)
+def test_importers_take_checkpoints_with_transformers_clip(name, width, ours, theirs):
+    tensors = tensors_of(name)
+    if width == 32:
+        tensors |= {"linear.weight": torch.randn(D, 32), "linear.bias": torch.randn(D)}
+    audio = {"audio_encoder": TinyWhisperEncoder(width=width)} if width else {}
+    state = imported(name, tensors, **audio).state_dict()
+    assert torch.equal(state[ours].flatten(), tensors[theirs].flatten())
+
+
+LAYER = "clip.text_model.encoder.layers.0.self_attn.k_proj.weight"
+ODD = {"linear.weight": torch.randn(D, 50), "linear.bias": torch.randn(D)}
+NARROW = TinyWhisperEncoder(width=32, heads=2)
+LAST = "clip.ln_final.bias"
+LN = "transformerClip.resblocks.0.ln_1.bias"
+MOVED = {LN: torch.zeros(32), "frame_position": torch.zeros(1), "frame_position_embeddings.weight": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "options", "message"),
+    [
+        ("tcmgc", {}, {"method": "clip4clip"}, r"file is a checkpoint of TC-MGC, not of CLIP4Clip.*--method tcmgc"),
+        ("clip4clip_meanP", {}, {"method": "tcmgc"}, r"file is a checkpoint of CLIP4Clip, not of TC-MGC"),
+        ("tmass", {}, {"method": "xpool"}, "is a checkpoint of T-MASS, not of X-Pool"),
+        ("clip4clip_seqTransf", {LN: torch.zeros(32)}, {},
+         r"1 of another shape: transformerClip\S+ln_1.bias: expected \(64,\), found \(32,\)"),
+        ("clip4clip_seqTransf", MOVED, {}, r"1 missing: frame_position_em.*; 1 unexpected: frame_position .*; 1 of"),
+        ("clip4clip_seqTransf", MOVED | {LAST: None}, {}, r"missing: clip.ln_final.bias .*, frame_position_em"),
+        ("clip4clip_tightTransf", {}, {"frames": 40}, "positions for 40 words and 39 frames"),
+        ("clip4clip_meanP", {}, {"words": 41},
+         "41 words and 6 frames do not fit; the checkpoint has positions for 40 words"),
+        ("tcmgc", {}, {"words": 2}, "keep 3 words, so they do not fit 2 words; 3 or more words fit"),
+        ("tcmgc", {}, {"words": 3}, r"file: keep_rate 1.0 keeps all 3 slots, .* nothing to fuse"),
+        ("tcmgc", {"attentive_word_logit_weight": None}, {}, "attentive_word_logit_weight is missing"),
+        ("tmass", {}, {"frames": 12}, "for 5 frames, not for 12 frames"),
+        ("tmass", {}, {"words": 12}, "positions for 11 words"),
+        ("tmass", {LAYER: None}, {}, r"in_proj_weight is missing self_attn\.k_proj"),
+        ("tmass", {"clip.text_model.extra": torch.zeros(1)}, {}, r"1 unexpected: clip\.text_model\.extra"),
+        ("gaid", {}, {"audio_encoder": NARROW}, r"2 missing: linear\.bias \(64,\), linear\.weight"),
+        ("gaid", ODD, {}, "width is 50; expected a multiple of 4"),
+        ("ucofia", {}, {"openai": {}}, r"OpenAI's CLIP has no clip\.visual\.transformer\.resblocks\.10\.attn"),
+        ("ucofia", {UNWRAPPED: torch.zeros(1)}, {}, r"unexpected .* clip\.visual\..*\.11\.attn\.in_proj_bias"),
+        ("ucofia", {WRAPPED_9: torch.zeros(1), UNWRAPPED_9: None}, {}, r"resblocks\.9\.attn\.net\.in_proj_bias"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_named(name, changes, options, message):
+    with pytest.raises(UserError, match=message):
+        imported(name, changes, **options)
+
+
+def test_unexpected_and_missing_tensors_are_listed():
+    changes = {"cross.pooler.dense.bias": None, "similarity_dense.weight": None}
+    changes["cross.embeddings.token_type_embeddings.weight"] = torch.zeros(2, 64)
+    with pytest.raises(UserError, match=r"1 unexpected: cross.embeddings.token_type_embeddings.weight") as caught:
+        imported("clip4clip_tightTransf", changes)
+    assert str(caught.value).startswith("file does not fit")
+    assert "2 missing: cross.pooler.dense.bias (64,), similarity_dense.weight (1, 64)" in str(caught.value)
+
+
+def test_words_and_frames_up_to_the_positions_and_matrices_fit():
+    assert imported("clip4clip_tightTransf", words=40, frames=39).frames == 39
+    assert imported("tcmgc").options.keep_rate == 0.3  # its matrices keep 3
+    assert imported("tcmgc", words=32).options.keep_rate == 0.1
+
+
+@pytest.mark.parametrize("words", [3, 12, 32, 49, 64, 77])
+def test_a_fitting_keep_rate_keeps_what_it_should(words):
+    for kept in range(1, words + 1):
+        assert int(words * fitting_keep_rate(kept, words)) == kept
+    with pytest.raises(ValueError, match="or more words fit"):
+        fitting_keep_rate(words + 1, words)
+
+
+def test_the_wrapped_attentions_of_ucofia_are_read_and_shift():
+    saved = ucofia()
+    plain = {name.replace(".attn.net.", ".attn."): tensor for name, tensor in saved.items()}
+    made, without = (import_checkpoint(tensors, "file", words=6, frames=4) for tensors in (saved, plain))
+    assert without.encoder.patch_shift is None
+    assert torch.equal(made.encoder.clip.visual.transformer.resblocks[11].attn.in_proj_bias, saved[WRAPPED])
+    media = Media(torch.randint(0, 256, (2, 4, 3, 32, 32), dtype=torch.uint8), torch.ones(2, 4).bool())
+    with torch.no_grad():
+        frames = [module.encoder.encode_media(media, patches=True).frames for module in (made, without)]
+    assert (frames[0] - frames[1]).abs().max() > 1e-3
+
+
+def test_the_released_evaluation_of_ucofia_takes_the_attentions_of_openai_and_no_l1():
+    zeros = {name.replace(".net.", "."): torch.zeros_like(tensor) for name, tensor in ucofia().items()}
+    openai = {name.removeprefix("clip."): tensor for name, tensor in zeros.items()}
+    made = imported("ucofia", openai=openai)
+    blocks = made.encoder.clip.visual.transformer.resblocks
+    assert not any(tensor.any() for block in blocks[10:] for tensor in block.attn.state_dict().values())
+    assert all(tensor.any() for tensor in blocks[9].attn.state_dict().values())
+    assert made.head.patch_matrix is None
+    assert made.options.patch_selection.noise_eval
+
+
+def test_the_predictor_of_ucofia_s_evaluation_codes_goes_without_l1():
+    shapes = {"in_conv.0.weight": (2 * D,), "in_conv.0.bias": (2 * D,), "in_conv.1.weight": (D, 2 * D)}
+    shapes |= {"out_conv.0.weight": (D, 2 * D), "out_conv.2.weight": (1, D)}
+    predictor = {f"visual_token_selector.score_predictor.{name}": torch.randn(shape) for name, shape in shapes.items()}
+    made = imported("ucofia", predictor)
+    assert made.head.patch_matrix is None
+    assert made.options.patch_selection.predictor == "eval-t2v"
