@@ -53,14 +53,15 @@ def read(path):
 
 
 def load_case(path):
-    """Read a case; CaseError if it is not a safetensors file, names no method, or expects nothing."""
+    """Read a case; CaseError if it cannot be read, names no method, or expects nothing."""
     try:
         tensors, metadata = read(path)
-    except SafetensorError as error:
-        raise CaseError(f"{path}: not a safetensors file ({error})") from error
+        config = json.loads(metadata.get("config", "{}"))
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise CaseError(f"{path}: not a safetensors file with a config in JSON ({error})") from error
     if "method" not in metadata:
         raise CaseError(f"{path}: its metadata names no method; expected `method` and, as JSON, `config`")
-    case = ParityCase(path, metadata["method"], json.loads(metadata.get("config", "{}")))
+    case = ParityCase(path, metadata["method"], config)
     groups = {"checkpoint": case.checkpoint, "input": case.inputs, "feature": case.features, "expected": case.expected}
     for name, tensor in tensors.items():
         prefix, _, rest = name.partition(".")

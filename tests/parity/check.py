@@ -90,8 +90,11 @@ def check_case(case):
     if case.method not in COMPUTE:
         known = ", ".join(sorted(COMPUTE))
         raise CaseError(f"{case.path}: nothing computes cases of the method {case.method!r}; known: {known}")
-    with torch.no_grad():
-        return compare(case, COMPUTE[case.method](case))
+    try:
+        with torch.no_grad():
+            return compare(case, COMPUTE[case.method](case))
+    except KeyError as error:
+        raise CaseError(f"{case.path}: its config or its checkpoint has no {error}") from error
 
 
 def table(case, comparisons):

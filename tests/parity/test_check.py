@@ -100,14 +100,20 @@ def test_the_table_shows_every_tensor_with_its_tolerance(parity_cases, write_cas
         ("other", "clip4clip", "1 of 6 tensors differ: expected.similarity"),
         ("nameless", "", "its metadata names no method; expected `method` and, as JSON, `config`"),
         ("text", "", "not a safetensors file"),
+        ("broken config", "", "a config in JSON .Expecting value"),
+        ("incomplete", "ncl", "its config or its checkpoint has no '"),
     ],
 )
 def test_a_case_that_differs_or_cannot_be_used_fails_in_one_sentence(write_case, request, tensors, method, message):
+    if tensors == "incomplete":
+        tensors = load_file(request.getfixturevalue("parity_cases") / "ncl.safetensors")
     if tensors in ("extra", "other"):
         made = restated_case(Sizes(), "meanP")
         added = {"extra": "checkpoint.extra", "other": "expected.similarity"}[tensors]
         tensors = made | {added: made.get(added, torch.zeros(1)) + 1}
-    path = write_case({} if tensors in ("nameless", "text") else tensors, method)
+    path = write_case({} if isinstance(tensors, str) else tensors, method)
+    if tensors == "broken config":
+        save_file({"expected.x": torch.zeros(1)}, path, {"method": "xpool", "config": "no JSON"})
     if tensors == "nameless":
         save_file({"expected.x": torch.zeros(1)}, path)
     if tensors == "text":
