@@ -194,7 +194,7 @@ def test_rates_of_patterns_override_those_of_the_parts():
     config = OptimizerConfig(lr=1.0, encoder_lr=0.1, rates={"encoder.*": 0.2, "encoder.1.*": 0.3, "*scale": 0.0})
     found = {n: group["lr"] for group in parameter_groups(method, config) for n in names_of(method, group)}
     first = {"encoder.0.weight": 0.2, "encoder.0.bias": 0.2, "encoder.1.weight": 0.3, "encoder.1.bias": 0.3}
-    assert found == {n: 1.0 for n in found} | first | {"temperature.logit_scale": 0.0}
+    assert found == dict.fromkeys(found, 1.0) | first | {"temperature.logit_scale": 0.0}
     with pytest.raises(UserError, match=r"rates: no trained parameter matches encoder\.2\.\*"):
         parameter_groups(method, OptimizerConfig(rates={"encoder.2.*": 0.1, "head.*": 1.0}))
 
