@@ -126,7 +126,7 @@ def test_help_and_what_a_glance_can_tell_do_not_wait_for_torch():
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder in which not even root can create one")
 def test_a_folder_that_cannot_be_created_is_one_line(capsys):
     line = "tvr: /proc/nowhere: No such file or directory (-v shows the traceback)"
-    assert said("data synth msvd --root /proc/nowhere".split(), capsys) == line
+    assert said(["data", "synth", "msvd", "--root", "/proc/nowhere"], capsys) == line
 
 
 LATER = {
