@@ -2,37 +2,19 @@
 
 import pytest
 import torch
+from metric_rows import BlockSource
 from safetensors.torch import load_file
 from torch.nn.functional import normalize
 
 from tvr_lightning.data.ground_truth import GroundTruth
-from tvr_lightning.evaluation.balance import (
-    balance,
-    error_rates,
-    matching_share,
-    retrieval_mass,
-)
+from tvr_lightning.evaluation.balance import balance, error_rates, matching_share, retrieval_mass
 from tvr_lightning.evaluation.evaluator import Evaluator
 from tvr_lightning.evaluation.normalization import Bank, SinkhornBias
 from tvr_lightning.evaluation.results import captions, results_of
-from tvr_lightning.evaluation.sources import Block, MatrixSource, ScoreSource
+from tvr_lightning.evaluation.sources import MatrixSource
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 
 GAMMA = 0.05
-
-
-class Pieces(ScoreSource):
-    """A matrix in blocks of 5 x 3."""
-
-    def __init__(self, matrix):
-        super().__init__(*matrix.shape, matrix.device)
-        self.matrix = matrix
-
-    def blocks(self):
-        for column in range(0, self.gallery, 3):
-            for row in range(0, self.queries, 5):
-                rows, columns = slice(row, min(row + 5, self.queries)), slice(column, min(column + 3, self.gallery))
-                yield Block(self.matrix[rows, columns], rows, columns)
 
 
 def hubs(count=60, seed=0):
@@ -50,7 +32,7 @@ def hubs(count=60, seed=0):
 def test_probabilities_add_up_over_queries_and_blocks():
     texts, videos = hubs(17)
     matrix = texts @ videos[:11].T
-    mass = retrieval_mass(Pieces(matrix), GAMMA)
+    mass = retrieval_mass(BlockSource(matrix), GAMMA)
     torch.testing.assert_close(mass, (matrix.double() / GAMMA).softmax(1).sum(0))
     assert mass.sum().item() == pytest.approx(17)
 
@@ -72,7 +54,7 @@ def test_the_error_is_that_of_the_equation_in_either_direction(parity_cases, pre
     own = torch.arange(len(zero))
     for matrix, name in ((case["expected.cosine"] + video, "t2v"), (case["expected.cosine"].T + text, "v2t")):
         expected = case[f"expected.{prefix}.normalisation_error_{name}"].item()
-        assert balance(Pieces(matrix), GAMMA, own, own).error == pytest.approx(expected)
+        assert balance(BlockSource(matrix), GAMMA, own, own).error == pytest.approx(expected)
 
 
 def test_error_rates_count_missed_and_wrong_retrievals():

@@ -1,13 +1,11 @@
 """Metrics of ranks against the authors' figures, a plain restatement, and over two processes."""
 
-import json
 import math
 import statistics
-from pathlib import Path
 
 import pytest
 import torch
-from metric_rows import summarize
+from metric_rows import released_row, summarize
 from safetensors.torch import load_file
 
 from tvr_lightning.evaluation.metrics import MRR, NDCG, MeanRank, MedianRank, RankMetric, RecallAtK, RetrievalMetrics
@@ -15,29 +13,17 @@ from tvr_lightning.evaluation.ranks import Ranks, count_ranks, text_to_video_ran
 from tvr_lightning.testing import run_processes
 
 
-def released(cases: Path, name: str) -> dict[str, float]:
-    """A row that the released code computed, under this project's names."""
-    row = json.loads((cases / "metrics.json").read_text())[name]
-    return {"R@1": row["R1"], "R@5": row["R5"], "R@10": row["R10"], "MdR": row["MedianR"], "MnR": row["MeanR"]}
-
-
-def assert_row(row: dict[str, float], expected: dict[str, float]) -> None:
-    for name, value in expected.items():
-        assert row[name] == pytest.approx(value, rel=1e-6), name
-
-
-def test_single_caption_rows_equal_the_released_code(parity_cases):
-    similarity = load_file(parity_cases / "metrics.safetensors")["single.similarity"]
-    own = torch.arange(len(similarity))
-    assert_row(summarize(text_to_video_ranks(similarity, own)), released(parity_cases, "single.t2v"))
-    assert_row(summarize(video_to_text_ranks(similarity, own)), released(parity_cases, "single.v2t"))
-
-
-def test_multi_caption_rows_equal_the_released_code(parity_cases):
+@pytest.mark.parametrize(("case", "backward"), [("single", "single.v2t"), ("multi", "multi.v2t_clip4clip")])
+def test_rows_equal_the_released_code(parity_cases, case, backward):
     tensors = load_file(parity_cases / "metrics.safetensors")
-    similarity, owner = tensors["multi.similarity"], tensors["multi.caption_video"]
-    assert_row(summarize(text_to_video_ranks(similarity, owner)), released(parity_cases, "multi.t2v"))
-    assert_row(summarize(video_to_text_ranks(similarity, owner)), released(parity_cases, "multi.v2t_clip4clip"))
+    similarity = tensors[f"{case}.similarity"]
+    owner = tensors.get(f"{case}.caption_video", torch.arange(len(similarity)))
+    for ranks, name in (
+        (text_to_video_ranks(similarity, owner), f"{case}.t2v"),
+        (video_to_text_ranks(similarity, owner), backward),
+    ):
+        row, expected = summarize(ranks), released_row(parity_cases, name)
+        assert {key: row[key] for key in expected} == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("queries", [1, 2, 31, 32])
