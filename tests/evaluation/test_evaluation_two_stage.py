@@ -10,7 +10,7 @@ from tvr_lightning.evaluation.metrics import RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Context, DualSoftmax, NormalizerChain, SinkhornBias, normalize_scores
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.ranks import streamed_ranks
-from tvr_lightning.evaluation.sources import AdjustedSource, TransposedSource, best_of_gallery
+from tvr_lightning.evaluation.sources import AdjustedSource, TransposedSource
 from tvr_lightning.evaluation.two_stage import TwoStage, UnscoredPairs, nearest, score_candidates
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 
@@ -166,14 +166,6 @@ def test_masked_frames_stay_out_of_the_first_stage():
     assert not torch.allclose(TwoStage(2).video_vectors(noisy), TwoStage(2).video_vectors(video))
 
 
-def test_predictions_list_candidates_first():
-    text, video, _ = split()
-    source = PairScores(second_stage, text, video, memory_budget_bytes=2**20)
-    _, columns = best_of_gallery(AdjustedSource(source, TwoStage(2).fit(source, Context())), 5)
-    first = normalize(text.sentence, dim=-1) @ normalize(video.frames.mean(1), dim=-1).T
-    assert columns.tolist() == lists(first, second_stage(text, video).similarity, 2)
-
-
 @NEGATIVE
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("late", [DualSoftmax(), SinkhornBias(0.1, "oracle")], ids=lambda late: late.name)
@@ -202,15 +194,3 @@ def test_left_out_pairs_stay_below_all_candidates_under_a_later_normalizer(late,
         highest = block.values.masked_fill(~left_out, -torch.inf).amax(1)
         lowest = block.values.masked_fill(left_out, torch.inf).amin(1)
         assert (highest < lowest).all()
-
-
-def test_another_first_stage_is_an_override():
-    class ByFirstFrame(TwoStage):
-        def video_vectors(self, video):
-            return video.frames[:, 0]
-
-    text, video, truth = split()
-    first = normalize(text.sentence, dim=-1) @ normalize(video.frames[:, 0], dim=-1).T
-    held = (first.argmax(1) == truth.video_of_text).double().mean()
-    found = evaluate(ByFirstFrame(1)).measured["recall of the 1 candidates, text-to-video"]
-    assert found == pytest.approx(100 * float(held))

@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 
 from tvr_lightning.evaluation.metrics import MRR, NDCG, MeanRank, MedianRank, RankMetric, RecallAtK, RetrievalMetrics
 from tvr_lightning.evaluation.ranks import Ranks, count_ranks, text_to_video_ranks, video_to_text_ranks
-from tvr_lightning.testing import run_processes
 
 
 @pytest.mark.parametrize(("case", "backward"), [("single", "single.v2t"), ("multi", "multi.v2t_clip4clip")])
@@ -91,31 +90,9 @@ class WorstRank(RankMetric):
 
 
 def test_a_metric_of_a_user_is_a_column_of_both_directions():
-    ranks = ranks_for_processes()
+    ranks = count_ranks(torch.randn(11, 30, generator=torch.Generator().manual_seed(2)), torch.arange(11))
     metrics = RetrievalMetrics((1,), [WorstRank()])
     metrics.update(ranks, ranks[:3])
     assert list(metrics.named())[:5] == ["t2v_R@1", "t2v_MdR", "t2v_MnR", "t2v_RSum", "t2v_WorstRank"]
     assert metrics.text_to_video["WorstRank"].compute() == ranks.expected().max()
     assert metrics.video_to_text["WorstRank"].compute() == ranks[:3].expected().max()
-
-
-def ranks_for_processes() -> Ranks:
-    scores = torch.randn(11, 30, generator=torch.Generator().manual_seed(2))
-    return count_ranks(scores, torch.arange(11), torch.arange(100, 111))
-
-
-def metrics_in_a_process(rank: int) -> dict[str, float]:
-    """Rank 0 sees queries 0-5, rank 1 queries 5-10 and a padding repetition of 5 besides."""
-    mine = ranks_for_processes()[[0, 1, 2, 3, 4, 5] if rank == 0 else [5, 6, 7, 8, 9, 10, 5]]
-    metrics = RetrievalMetrics()
-    for start in range(0, len(mine), 3):
-        metrics.update(mine[start : start + 3], mine[start : start + 3])
-    return {name: metric.compute().item() for name, metric in metrics.named().items()}
-
-
-def test_two_processes_give_the_row_of_one():
-    row = summarize(ranks_for_processes())
-    expected = {f"{direction}_{name}": value for direction in ("t2v", "v2t") for name, value in row.items()}
-    expected["SumR"] = 2 * row["RSum"]
-    for result in run_processes(metrics_in_a_process, 2):
-        assert result == pytest.approx(expected)
