@@ -11,11 +11,22 @@ from tvr_lightning.evaluation.balance import balance
 from tvr_lightning.evaluation.metrics import rank_metrics
 from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.evaluation.sources import Block, MatrixSource, ScoreSource
+from tvr_lightning.features import TextFeatures, VideoFeatures
 
 
 def summarize(ranks: Ranks, recall: Sequence[int] = (1, 5, 10)) -> dict[str, float]:
     """Metrics of one direction by name."""
     return {name: value.item() for name, value in rank_metrics(recall)(ranks).items()}
+
+
+def text_features(sentence: Tensor) -> TextFeatures:
+    """Features of texts of one word."""
+    return TextFeatures(sentence, sentence[:, None], torch.ones(len(sentence), 1, dtype=torch.bool))
+
+
+def video_features(frame: Tensor) -> VideoFeatures:
+    """Features of videos of one frame."""
+    return VideoFeatures(frame[:, None], torch.ones(len(frame), 1, dtype=torch.bool))
 
 
 def normalization_error(similarity: Tensor, temperature: float) -> float:

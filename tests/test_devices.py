@@ -125,28 +125,16 @@ def test_a_checkpoint_without_frozen_weights_resumes_under_another_strategy(root
     assert not saved["state_dict"].keys() & start.keys()
 
 
-def queues_of_two_devices(rank: int, world: int) -> dict[str, torch.Tensor]:
-    """Queues after twenty steps in which no device sends its buffers to the others."""
+def trained_on_two_devices(rank: int, world: int) -> dict[str, Any]:
+    """Queues of NCL, without an exchange of buffers, and losses of CLIP4Clip in bf16 under both strategies."""
     join_processes(rank, world)
-    method = comparable(small(RECIPES / "ncl.yaml", f"--data.init_args.root={synthetic_data().name}")[0])
+    root = f"--data.init_args.root={synthetic_data().name}"
+    method = comparable(small(RECIPES / "ncl.yaml", root)[0])
     strategy = DDPStrategy(broadcast_buffers=False)
-    _, state = trained(method, Batches(method, 20), rank=rank, world=world, strategy=strategy)
-    return {name: tensor for name, tensor in state.items() if "queue" in name}
-
-
-def test_queues_are_equal_on_two_devices_that_do_not_exchange_them():
-    one, other = run_processes(queues_of_two_devices, 2, 2)
-    assert one["contrast.text_queue.position"].item() > 0
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-def losses_in_bf16(rank: int, world: int) -> dict[str, Any]:
-    """Losses of a method under both strategies, and in which type a weight of a block is used."""
-    join_processes(rank, world)
-    found: dict[str, Any] = {}
+    _, state = trained(method, Batches(method, 8), rank=rank, world=world, strategy=strategy)
+    found: dict[str, Any] = {"queues": {name: tensor for name, tensor in state.items() if "queue" in name}}
     for name, strategy in strategies(world).items():
-        method = descending(small(RECIPES / "clip4clip.yaml", f"--data.init_args.root={synthetic_data().name}")[0])
+        method = descending(small(RECIPES / "clip4clip.yaml", root)[0])
         layer = method.encoder.clip.transformer.resblocks[0].mlp.c_fc
         layer.register_forward_pre_hook(lambda layer, _, name=name: found.update({name: layer.weight.dtype}))
         data = Batches(method, 4)
@@ -156,8 +144,20 @@ def losses_in_bf16(rank: int, world: int) -> dict[str, Any]:
     return found
 
 
-def test_fsdp2_gathers_blocks_in_bf16_and_trains_as_ddp_does():
-    for found in run_processes(losses_in_bf16, 2, 2):
+@pytest.fixture(scope="module")
+def two_devices() -> list[dict[str, Any]]:
+    return run_processes(trained_on_two_devices, 2, 2)
+
+
+def test_queues_are_equal_on_two_devices_that_do_not_exchange_them(two_devices):
+    one, other = (found["queues"] for found in two_devices)
+    assert one["contrast.text_queue.position"].item() > 0
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_fsdp2_gathers_blocks_in_bf16_and_trains_as_ddp_does(two_devices):
+    for found in two_devices:
         assert (found["ddp"], found["fsdp2"]) == (torch.float32, torch.bfloat16)
         assert found["fsdp2 stored in"] == {torch.float32}
         assert found["fsdp2 losses"] == pytest.approx(found["ddp losses"], rel=1e-3)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from metric_rows import BlockSource
+from metric_rows import BlockSource, text_features, video_features
 from safetensors.torch import load_file
 from torch.nn.functional import normalize
 
@@ -12,7 +12,7 @@ from tvr_lightning.evaluation.evaluator import Evaluator
 from tvr_lightning.evaluation.normalization import Bank, SinkhornBias
 from tvr_lightning.evaluation.results import captions, results_of
 from tvr_lightning.evaluation.sources import MatrixSource
-from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
+from tvr_lightning.features import Scores
 
 GAMMA = 0.05
 
@@ -78,20 +78,16 @@ def test_under_represented_videos_are_missed_and_over_represented_ones_intrude()
     assert rates["false_positive"][many] > 1.5 * rates["false_positive"][fair]
 
 
-def cosine(text: TextFeatures, video: VideoFeatures) -> Scores:
-    return Scores(text.sentence @ video.frames[:, 0].T)
-
-
 def evaluated(normalizer):
     def split(seed, count=60):
         texts, videos = hubs(count, seed)
-        ones = torch.ones(count, 1, dtype=torch.bool)
-        return TextFeatures(texts, texts[:, None], ones), VideoFeatures(videos[:, None], ones)
+        return text_features(texts), video_features(videos)
 
     texts, videos = split(0)
-    truth = GroundTruth(torch.arange(60), 60, "Toy", "test", "pairs")
-    evaluator = Evaluator(cosine, temperature=2 * GAMMA, measure_balance=True, block_texts=300, block_videos=25)
     places = torch.arange(60)
+    truth = GroundTruth(places, 60, "Toy", "test", "pairs")
+    options = {"temperature": 2 * GAMMA, "measure_balance": True, "block_texts": 300, "block_videos": 25}
+    evaluator = Evaluator(lambda text, video: Scores(text.sentence @ video.frames[:, 0].T), **options)
     return evaluator.evaluate(texts, places, videos, places, truth, normalizer, Bank(*split(100, 600)))
 
 

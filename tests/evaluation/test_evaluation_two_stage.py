@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from metric_rows import text_features
 from torch.nn.functional import normalize
 
 from tvr_lightning.data.ground_truth import GroundTruth
@@ -12,7 +13,7 @@ from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.ranks import streamed_ranks
 from tvr_lightning.evaluation.sources import AdjustedSource, TransposedSource
 from tvr_lightning.evaluation.two_stage import TwoStage, UnscoredPairs, nearest, score_candidates
-from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
+from tvr_lightning.features import Scores, VideoFeatures
 
 NEGATIVE = pytest.mark.filterwarnings("ignore:.*some scores are below zero")
 
@@ -29,8 +30,7 @@ def split(seed=0):
     frames = torch.randn(5, 4, 6, generator=generator)
     sentence = frames.mean(1)[owner] + torch.randn(8, 6, generator=generator)
     mask = torch.arange(4) < torch.tensor([[4], [2], [1], [3], [4]])
-    text = TextFeatures(sentence, sentence[:, None], torch.ones(8, 1, dtype=torch.bool))
-    return text, VideoFeatures(frames, mask), GroundTruth(owner, 5, "Toy", "test", "all captions")
+    return text_features(sentence), VideoFeatures(frames, mask), GroundTruth(owner, 5, "Toy", "test", "all captions")
 
 
 def evaluate(normalizer, seed=0, **options):
@@ -78,8 +78,7 @@ def random_split(texts, videos, seed):
     owner = torch.randint(0, videos, (texts,), generator=generator)
     frames = torch.randn(videos, 4, 6, generator=generator)
     sentence = frames.mean(1)[owner] + 0.7 * torch.randn(texts, 6, generator=generator)
-    text = TextFeatures(sentence, sentence[:, None], torch.ones(texts, 1, dtype=torch.bool))
-    return text, VideoFeatures(frames, torch.ones(videos, 4, dtype=torch.bool)), owner
+    return text_features(sentence), VideoFeatures(frames, torch.ones(videos, 4, dtype=torch.bool)), owner
 
 
 @pytest.mark.parametrize("block", [2, 1024])
@@ -177,7 +176,7 @@ def test_left_out_pairs_stay_below_all_candidates_under_a_later_normalizer(late,
     frames[3, :, 0], frames[1, :, :2] = 1, torch.tensor([1.0, 0.2])
     sentence = torch.zeros_like(text.sentence)
     sentence[:, 0] = 1
-    text, video = TextFeatures(sentence, sentence[:, None], text.word_mask), VideoFeatures(frames, video.frame_mask)
+    text, video = text_features(sentence), VideoFeatures(frames, video.frame_mask)
     negative = PairScores(
         lambda texts, videos: Scores(second_stage(texts, videos).similarity - 2),
         text, video, memory_budget_bytes=2**20,

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from metric_rows import summarize
+from metric_rows import summarize, text_features, video_features
 from torch.nn.functional import normalize
 
 from tvr_lightning.data.ground_truth import GroundTruth
@@ -21,14 +21,6 @@ from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.testing import run_processes
 
 NEGATIVE = pytest.mark.filterwarnings("ignore:.*some scores are below zero")
-
-
-def text_features(sentence: torch.Tensor) -> TextFeatures:
-    return TextFeatures(sentence, sentence[:, None], torch.ones(len(sentence), 1, dtype=torch.bool))
-
-
-def video_features(frame: torch.Tensor) -> VideoFeatures:
-    return VideoFeatures(frame[:, None], torch.ones(len(frame), 1, dtype=torch.bool))
 
 
 def cosine(text: TextFeatures, video: VideoFeatures) -> Scores:
