@@ -46,7 +46,6 @@ def stub(save_dir: str) -> str:
 LOGGERS = {
     "wandb": stub("."),  # one folder for all runs
     "mlflow": stub("null"),  # a server
-    "mlflow-local": stub("mlruns"),
     "csv": "{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: csv}}",
     "none": "false",
 }
