@@ -60,10 +60,6 @@ def test_the_files_and_links_of_a_page_exist(page):
     assert [f"{target.name}#{anchor}" for target, anchor in anchored if anchor not in anchors_of(target)] == []
 
 
-def test_most_pages_name_files():
-    assert sum(bool(NAMED.search(text) or LINK.search(text)) for text in PAGES.values()) > len(PAGES) / 2
-
-
 def commands_of(page):
     """The `tvr` commands in the fenced blocks of a page, as lists of words."""
     blocks = re.findall(r"^```(?:bash)?\n(.*?)^```$", PAGES[page], re.DOTALL | re.MULTILINE)

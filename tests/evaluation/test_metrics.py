@@ -1,4 +1,4 @@
-"""Metrics of ranks against the authors' figures, a plain restatement, and over two processes."""
+"""Metrics of ranks against the authors' results and a plain restatement."""
 
 import math
 import statistics
