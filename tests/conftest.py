@@ -1,6 +1,7 @@
 """What the whole suite shares."""
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -9,6 +10,8 @@ from typing import TypeVar
 
 import pytest
 from child_processes import end
+from filelock import FileLock
+from small_run import small_run
 
 # Oversubscribed cores make small tensors slower, not faster; the variable is for the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,6 +25,7 @@ torch.set_num_threads(1)
 # A shell that starts the suite in the background makes it ignore SIGINT, as would all processes that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 Process = TypeVar("Process")
+Build = Callable[[Path], object]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -68,3 +72,55 @@ def test_data() -> Path:
 def parity_cases() -> Path:
     """Folder of the small random cases that the authors' code computed."""
     return Path(__file__).parent / "parity_cases"
+
+
+@pytest.fixture(scope="session")
+def built_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Build], Path]:
+    """Fill a folder by its name, once for all test processes. Tests must not change it; they work on copies."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def folder(name: str, build: Build) -> Path:
+        path, done = base / "built" / name, base / "built" / f"{name}.done"
+        path.parent.mkdir(exist_ok=True)
+        with FileLock(f"{path}.lock"):
+            if not done.exists():
+                shutil.rmtree(path, ignore_errors=True)
+                path.mkdir()
+                build(path)
+                done.touch()
+        return path
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def synthetic(built_once) -> Callable[..., Path]:
+    """Parent folder of a synthetic dataset, by its layout and number of videos: `synthetic("didemo")`, read-only.
+
+    MSR-VTT of 16 videos has 12 to train on (2 of them for validation) and 4 to test on.
+    """
+    from tvr_lightning.synthetic import synthesize
+
+    def root(layout: str, videos: int = 16) -> Path:
+        options = {"videos": videos, "seed": 0, "workers": 1, "progress": False}
+        return built_once(f"{layout}-{videos}", lambda path: synthesize(layout, path, **options))
+
+    return root
+
+
+@pytest.fixture(scope="session")
+def msrvtt(synthetic) -> Path:
+    """Parent folder of the synthetic MSR-VTT of 16 videos, read-only."""
+    return synthetic("msrvtt")
+
+
+@pytest.fixture(scope="session")
+def finished_run(built_once, msrvtt) -> Path:
+    """Folder of a finished fit of CLIP4Clip with the options of `small_run.small_run`, read-only."""
+    from tvr_lightning.cli import main
+
+    def fit(path: Path) -> None:
+        assert main(["fit", *small_run(msrvtt, path)]) == 0
+
+    return built_once("finished", fit) / "clip4clip-msrvtt" / "version_0"

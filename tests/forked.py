@@ -1,7 +1,4 @@
-"""The command line in processes of their own, forked from a server that has imported the package once.
-
-What a start itself costs or loads is for `python -m tvr_lightning.cli` to show.
-"""
+"""Commands in separate processes, forked from a server that has imported the package once."""
 
 import multiprocessing
 import os
@@ -18,14 +15,10 @@ from tvr_lightning.media.workers import start_method
 
 
 def tvr(words: list[str], folder: Path, timeout: float = 300, devices: int = 1, program: Path | None = None):
-    """Run a command as a terminal would, or, of several devices, as a launcher such as torchrun starts it.
+    """Run a command as a terminal would, or on several devices as a launcher such as torchrun does.
 
-    Args:
-        words: behind `tvr`.
-        folder: for what it says.
-        timeout: seconds until it is killed.
-        devices: how many processes make the run; the first one's words and status count, or a failing one's.
-        program: a Python file to run in the place of `tvr`.
+    `program` is a Python file to run instead of `tvr`. Of several processes, the output and status of a failed one
+    are returned, or of the first.
     """
     context = multiprocessing.get_context(start_method())
     with socket.socket() as free:

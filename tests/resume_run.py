@@ -1,11 +1,13 @@
 """A training process that tests kill: arguments are those of `tvr`, preceded by a signal and a step.
 
-Of several processes, the variable STRIKE_RANK names the one that is hit.
+Of several processes, the variable STRIKE_RANK names the one that is hit. With the arguments `SIGKILL writing`, the
+process is killed while a thread writes its second `running.ckpt`, in the middle of the file and a step later.
 """
 
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -15,8 +17,9 @@ import tvr_lightning  # noqa: F401  before lightning, which imports torchvision
 # isort: split
 from lightning.pytorch import Callback
 
-import tvr_lightning.runs.run as run
 from tvr_lightning.cli import main
+from tvr_lightning.runs.resume import AtomicCheckpointIO
+from tvr_lightning.runs.run import Run
 
 
 class Strike(Callback):
@@ -32,24 +35,58 @@ class Strike(Callback):
             os.kill(os.getpid(), self.number)
 
 
-def strike_in(step: int, number: int) -> None:
-    """Have every trainer of this process hit by a signal in `step`."""
-    build = run.Run.build_trainer
-    strike = Strike()
-    strike.step, strike.number = step, number
+class Steps(Callback):
+    """Number of optimizer steps so far."""
 
-    def with_strike(self, **kwargs):
+    now = 0
+
+    def on_train_batch_end(self, trainer, *arguments):
+        self.now = trainer.global_step
+
+
+def add_callback(callback: Callback) -> None:
+    """Add a callback to every trainer of this process."""
+    build = Run.build_trainer
+
+    def with_callback(self, **kwargs):
         trainer = build(self, **kwargs)
-        trainer.callbacks.append(strike)
+        trainer.callbacks.append(callback)
         return trainer
 
-    run.Run.build_trainer = with_strike
+    Run.build_trainer = with_callback
+
+
+def strike_in(step: int, number: int) -> None:
+    """Have every trainer of this process hit by a signal in `step`."""
+    strike = Strike()
+    strike.step, strike.number = step, number
+    add_callback(strike)
+
+
+def kill_in_second_write() -> None:
+    save, write, steps, writes = torch.save, AtomicCheckpointIO._write, Steps(), []
+    add_callback(steps)
+
+    def half(checkpoint, file):
+        save(checkpoint, file)
+        if len(writes) == 2:
+            file.truncate(file.tell() // 2)
+            file.flush()
+            while steps.now <= checkpoint["global_step"]:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def counted(self, checkpoint, target):
+        writes.append(target)
+        write(self, checkpoint, target)
+
+    torch.save, AtomicCheckpointIO._write = half, counted
 
 
 def differences(found: dict, expected: dict) -> list[str]:
-    """Name what differs, bit by bit, between the checkpoints of two runs, be their folders where they may.
+    """List the differences, bit by bit, between the checkpoints of two runs in any folders.
 
-    Compared are weights, queues, optimiser, schedule, progress, random numbers, and what is best.
+    Weights, queues, optimizer, schedule, progress, random states, and the best result are compared.
     """
     said: list[str] = []
     for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch", "callbacks", "loops"):
@@ -86,5 +123,8 @@ def _file(value):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    strike_in(int(sys.argv[2]), signal.Signals[sys.argv[1]])
+    if sys.argv[2] == "writing":
+        kill_in_second_write()
+    else:
+        strike_in(int(sys.argv[2]), signal.Signals[sys.argv[1]])
     sys.exit(main(sys.argv[3:]))

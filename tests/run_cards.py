@@ -1,4 +1,4 @@
-"""Cards of runs that never were, with ranks of random but plausible scores."""
+"""Cards of imaginary runs, with ranks of random but plausible scores."""
 
 from dataclasses import asdict
 from pathlib import Path

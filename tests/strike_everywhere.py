@@ -1,11 +1,11 @@
-"""A run that is struck in every hook of Lightning, one after the other, and resumed: prints what came of it as JSON.
+"""A run that is struck in every hook of Lightning, one after the other, and resumed; prints the outcomes as JSON.
 
     python strike_everywhere.py SIGKILL|SIGTERM FOLDER FIRST_STEP fit --config ... --results.directory=FOLDER/runs
 
-The command line is read and the model built once; from there every attempt is a fork. This process itself never trains,
-since torch refuses to train in the forks of a process that has. One undisturbed run notes its hooks, and what lies on
-the disk in each of them, which is what SIGKILL leaves. For SIGTERM every attempt goes on from what lay there last, and
-is struck. Hooks count from optimiser step FIRST_STEP on.
+The command line is parsed and the model built once; every attempt is a fork. This process itself never trains, since
+torch refuses to train in forks of a process that has. One undisturbed run records its hooks, and the files on disk at
+each of them, which is what SIGKILL leaves. For SIGTERM, every attempt continues from those files and is struck.
+Hooks count from optimizer step FIRST_STEP on.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Whole runs on two devices by the command line, from the recipe to the table: real processes, gloo, no GPU."""
+"""Complete runs on two devices from the command line: real processes, gloo, no GPU."""
 
 import json
 import shutil
@@ -10,23 +10,16 @@ import pandas as pd
 import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy
+from small_run import small_run
 
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.encoders import TinyClipEncoder
-from tvr_lightning.synthetic import synthesize
 from tvr_lightning.testing import run_processes, small
 from tvr_lightning.testing.processes import Batches, comparable, descending, join_processes, strategies, trained
 from tvr_lightning.testing.small import synthetic_data
 
 RECIPES = Path(__file__).parent.parent / "recipes"
-FLOAT32 = "--model.init_args.encoder.init_args.encoder_precision=float32"
 FREEZE = ("--model.init_args.tuning={class_path: LastBlocks, init_args: {blocks: 12}}",)
-VIDEOS = 20  # 16 to train on, 4 to test on: one block of scores, which two devices cannot share evenly
-TWO = """
-trainer: {max_epochs: 2, log_every_n_steps: 1, accelerator: cpu, devices: 2, check_val_every_n_epoch: 1, STRATEGY}
-model: {init_args: {encoder: {init_args: {width: 64, vision_layers: 1}}}}
-data: {init_args: {root: ROOT, frames: 4, batch_size: 8, num_workers: 0}}
-"""
 STRATEGIES = {
     "ddp": "strategy: {class_path: DDPStrategy, init_args: {broadcast_buffers: false}}",
     "fsdp2": "strategy: {class_path: lightning.pytorch.strategies.ModelParallelStrategy, init_args: "
@@ -34,29 +27,28 @@ STRATEGIES = {
 }
 
 
+ONE_FAST = ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)]
+
+
 @pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("devices")
-    synthesize("msrvtt", root, VIDEOS, 0, workers=1, progress=False)
-    return root
+def root(synthetic) -> Path:
+    """16 videos to train on, 4 to test on: one block of scores, which two devices cannot share evenly."""
+    return synthetic("msrvtt", 20)
 
 
-def tvr(verb: str, method: str, strategy: str, root: Path, folder: Path, *options: str) -> Path:
-    """Run a verb on two devices and return the folder of the run's files.
+def tvr(command: str, method: str, strategy: str, root: Path, folder: Path, *options: str) -> Path:
+    """Run a command on two devices and return the folder of the run's files.
 
-    Both processes are there already, as after torchrun, and have nothing to import; that Lightning starts the second
-    one itself, `tests/reproduce/runs/test_runner.py` shows.
+    Both processes already exist, as after torchrun, and have nothing to import; `tests/reproduce/runs/test_runner.py`
+    shows that Lightning starts the second one itself.
     """
-    overlay = folder / f"{strategy}.yaml"
-    overlay.write_text(TWO.replace("ROOT", str(root)).replace("STRATEGY", STRATEGIES[strategy]))
-    recipes = [RECIPES / f"{method}.yaml", RECIPES / "fixture.yaml", overlay]
-    words = [verb, *(f"--config={path}" for path in recipes), *options, f"--results.directory={folder / verb}"]
-    done = forked.tvr(words, folder, devices=2)
+    more = ("--data.init_args.batch_size=8", "--trainer.devices=2", f"--config={{trainer: {{{STRATEGIES[strategy]}}}}}")
+    done = forked.tvr([command, *small_run(root, folder / command, *more, *options, recipe=method)], folder, devices=2)
     assert done.returncode == 0, done.stderr[-3000:]
-    return sorted((folder / verb).glob("*/version_*"))[-1]
+    return sorted((folder / command).glob("*/version_*"))[-1]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ONE_FAST)
 def test_a_run_in_bf16_is_audited_in_bf16(root, tmp_path, strategy):
     run = tvr("test", "gaid", strategy, root, tmp_path, "--trainer.precision=bf16-mixed")
     audit = json.loads((run / "results.json").read_text())["audit"]
@@ -78,7 +70,7 @@ def test_a_run_on_two_devices_ends_in_its_table(root, tmp_path, strategy):
         assert table["text_index"].nunique() == 4
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ONE_FAST)
 def test_a_device_without_a_readable_video_does_not_hold_up_the_others(root, tmp_path, strategy):
     shutil.copytree(root, tmp_path / "data")
     videos = MSRVTT(root=str(tmp_path / "data")).read_split("test").videos
@@ -95,14 +87,14 @@ def test_a_device_without_a_readable_video_does_not_hold_up_the_others(root, tmp
     ("first", "then", "more"),
     [
         ("ddp", "fsdp2", FREEZE),
-        ("fsdp2", "ddp", FREEZE),
+        pytest.param("fsdp2", "ddp", FREEZE, marks=pytest.mark.slow),
         pytest.param("ddp", "fsdp2", (), marks=pytest.mark.slow),
         pytest.param("fsdp2", "ddp", (), marks=pytest.mark.slow),
     ],
 )
 def test_a_run_resumes_under_another_strategy_with_the_state_of_its_optimizer(root, tmp_path, first, then, more):
-    run = tvr("fit", "gare", first, root, tmp_path, FLOAT32, *more)
-    resume = (f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}", "--trainer.max_epochs=3", FLOAT32, *more)
+    run = tvr("fit", "gare", first, root, tmp_path, *more)
+    resume = (f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}", "--trainer.max_epochs=3", *more)
     saved = []
     for strategy in (first, then):
         resumed = tvr("fit", "gare", strategy, root, tmp_path, *resume)
@@ -122,9 +114,9 @@ def test_a_checkpoint_without_frozen_weights_resumes_under_another_strategy(root
     torch.save({"state_dict": start}, tmp_path / "start.ckpt")
     encoder = "--model.init_args.encoder.init_args"
     lora = ("--config=tuning/lora", f"{encoder}.trained_in={tmp_path / 'start.ckpt'}")
-    run = tvr("fit", "gare", first, root, tmp_path, FLOAT32, *lora)
+    run = tvr("fit", "gare", first, root, tmp_path, *lora)
     path = run / "checkpoints" / "last.ckpt"
-    resume = (f"--ckpt_path={path}", "--trainer.max_epochs=3", FLOAT32, *lora)
+    resume = (f"--ckpt_path={path}", "--trainer.max_epochs=3", *lora)
     other = tvr("fit", "gare", then, root, tmp_path, *resume) / "checkpoints" / "last.ckpt"
     saved, resumed = (torch.load(file, weights_only=True) for file in (path, other))
     assert resumed["global_step"] == 6
@@ -133,28 +125,16 @@ def test_a_checkpoint_without_frozen_weights_resumes_under_another_strategy(root
     assert not saved["state_dict"].keys() & start.keys()
 
 
-def queues_of_two_devices(rank: int, world: int) -> dict[str, torch.Tensor]:
-    """Queues after twenty steps in which no device sends its buffers to the others."""
+def trained_on_two_devices(rank: int, world: int) -> dict[str, Any]:
+    """Queues of NCL, without an exchange of buffers, and losses of CLIP4Clip in bf16 under both strategies."""
     join_processes(rank, world)
-    method = comparable(small(RECIPES / "ncl.yaml", f"--data.init_args.root={synthetic_data().name}")[0])
+    root = f"--data.init_args.root={synthetic_data().name}"
+    method = comparable(small(RECIPES / "ncl.yaml", root)[0])
     strategy = DDPStrategy(broadcast_buffers=False)
-    _, state = trained(method, Batches(method, 20), rank=rank, world=world, strategy=strategy)
-    return {name: tensor for name, tensor in state.items() if "queue" in name}
-
-
-def test_queues_are_equal_on_two_devices_that_do_not_exchange_them():
-    one, other = run_processes(queues_of_two_devices, 2, 2)
-    assert one["contrast.text_queue.position"].item() > 0
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-def losses_in_bf16(rank: int, world: int) -> dict[str, Any]:
-    """Losses of a method under both strategies, and in which type a weight of a block is used."""
-    join_processes(rank, world)
-    found: dict[str, Any] = {}
+    _, state = trained(method, Batches(method, 8), rank=rank, world=world, strategy=strategy)
+    found: dict[str, Any] = {"queues": {name: tensor for name, tensor in state.items() if "queue" in name}}
     for name, strategy in strategies(world).items():
-        method = descending(small(RECIPES / "clip4clip.yaml", f"--data.init_args.root={synthetic_data().name}")[0])
+        method = descending(small(RECIPES / "clip4clip.yaml", root)[0])
         layer = method.encoder.clip.transformer.resblocks[0].mlp.c_fc
         layer.register_forward_pre_hook(lambda layer, _, name=name: found.update({name: layer.weight.dtype}))
         data = Batches(method, 4)
@@ -164,8 +144,20 @@ def losses_in_bf16(rank: int, world: int) -> dict[str, Any]:
     return found
 
 
-def test_fsdp2_gathers_blocks_in_bf16_and_trains_as_ddp_does():
-    for found in run_processes(losses_in_bf16, 2, 2):
+@pytest.fixture(scope="module")
+def two_devices() -> list[dict[str, Any]]:
+    return run_processes(trained_on_two_devices, 2, 2)
+
+
+def test_queues_are_equal_on_two_devices_that_do_not_exchange_them(two_devices):
+    one, other = (found["queues"] for found in two_devices)
+    assert one["contrast.text_queue.position"].item() > 0
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_fsdp2_gathers_blocks_in_bf16_and_trains_as_ddp_does(two_devices):
+    for found in two_devices:
         assert (found["ddp"], found["fsdp2"]) == (torch.float32, torch.bfloat16)
         assert found["fsdp2 stored in"] == {torch.float32}
         assert found["fsdp2 losses"] == pytest.approx(found["ddp losses"], rel=1e-3)

@@ -1,4 +1,4 @@
-"""One process has a lock at a time, a killed one has none, and a journal loses at most the line being written."""
+"""One process holds a lock at a time, a killed one none, and a journal loses at most the line being written."""
 
 import errno
 import multiprocessing
@@ -37,13 +37,9 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path, ended):
             pass
 
 
-def wait() -> None:
-    time.sleep(600)
-
-
 def test_what_a_killed_holder_started_does_not_hold_the_lock(tmp_path, ended):
     with file_lock(tmp_path / "lock", "it"):
-        child = ended(FORK.Process(target=wait))
+        child = ended(FORK.Process(target=time.sleep, args=(600,)))
         child.start()
     with file_lock(tmp_path / "lock", "it"):
         assert child.is_alive()
@@ -57,30 +53,23 @@ def test_on_a_disk_without_locks_it_is_said_and_work_goes_on(tmp_path, monkeypat
         raise OSError(answer, os.strerror(answer))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    said, reached = [], 0
-    for _ in range(2):  # nothing stays behind that a second one would take for a lock
+    said = []
+    for _ in range(2):  # nothing is left that the second one would take for a lock
         with file_lock(tmp_path / "lock", "it", report=said.append):
-            reached += 1
-    assert reached == 2
-    expected = (
-        f"{tmp_path} is on a disk without file locks ([Errno {answer}] {os.strerror(answer)}): "
-        "do not start a second process for it"
-    )
-    assert said == [expected, expected]
+            pass
+    reason = f"is on a disk without file locks ([Errno {answer}] {os.strerror(answer)})"
+    assert said == [f"{tmp_path} {reason}: do not start a second process for it"] * 2
     with pytest.warns(UserWarning, match="without file locks"), file_lock(tmp_path / "lock", "it"):
         pass
 
 
-def test_what_goes_wrong_under_the_lock_is_not_taken_for_its_own_trouble(tmp_path):
+def test_errors_under_the_lock_and_of_its_file_are_not_taken_for_missing_locks(tmp_path):
     with pytest.raises(OSError, match="no locks here"), file_lock(tmp_path / "lock", "it"):
         raise OSError(errno.ENOLCK, "no locks here")
     with file_lock(tmp_path / "lock", "it"):
         pass
-
-
-def test_a_lock_file_that_cannot_be_opened_is_no_missing_lock(tmp_path):
-    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match=r"lock"), file_lock(tmp_path / "lock", "it"):
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="link"), file_lock(tmp_path / "link", "it"):
         pass
     assert not (tmp_path / "elsewhere").exists()
 
@@ -109,14 +98,14 @@ def test_a_killed_process_loses_at_most_the_entry_that_it_was_writing(tmp_path, 
     assert [line["number"] for line in lines[1:]] == list(range(len(lines) - 1))
 
 
-@pytest.mark.parametrize("cut", range(1, 12))
-def test_a_journal_continues_after_its_last_complete_line(tmp_path, cut):
+def test_a_journal_continues_after_its_last_complete_line(tmp_path):
     file = tmp_path / "journal"
     write(file, 2)
     content = file.read_bytes()
-    file.write_bytes(content[:-cut])
-    write(file, 2)
-    assert file.read_bytes() == content
+    for cut in range(1, 12):
+        file.write_bytes(content[:-cut])
+        write(file, 2)
+        assert file.read_bytes() == content
 
 
 def test_an_existing_journal_keeps_its_header_and_can_be_rewritten(tmp_path):
@@ -136,8 +125,6 @@ def test_a_damaged_journal_and_one_that_cannot_be_written_are_explained(tmp_path
     with pytest.raises(UserError, match=r"journal is damaged .*Delete it"):
         write(file)
     (tmp_path / "file").touch()
-    with pytest.raises(
-        UserError,
-        match=r"cannot be written: .*Earlier entries are kept\. To resume, free disk space, or check its perm",
-    ):
+    message = r"cannot be written: .*Earlier entries are kept\. To resume, free disk space, or check its perm"
+    with pytest.raises(UserError, match=message):
         write(tmp_path / "file" / "journal")

@@ -13,15 +13,11 @@ MADE = ("build/demo", "build/smoke")
 
 
 def make(*words: str, folder: Path = ROOT) -> str:
-    environment = {**os.environ, "MAKEFLAGS": ""}
-    return subprocess.run(
-        ["make", *words], cwd=folder, env=environment, capture_output=True, text=True, check=True
-    ).stdout
+    options = {"cwd": folder, "env": {**os.environ, "MAKEFLAGS": ""}, "check": True}
+    return subprocess.run(["make", *words], capture_output=True, text=True, **options).stdout
 
 
-@pytest.mark.parametrize(
-    "given", [(), ("FIXTURE=videos", "RUNS=results", "DEMO_FOLDER=results")], ids=["plain", "given"]
-)
+@pytest.mark.parametrize("given", [(), ("FIXTURE=videos", "RUNS=results", "DEMO_FOLDER=results")])
 def test_clean_keeps_runs_videos_and_other_builds(given, tmp_path):
     shutil.copy(ROOT / "Makefile", tmp_path)
     mine = [
@@ -39,8 +35,7 @@ def test_clean_keeps_runs_videos_and_other_builds(given, tmp_path):
 @pytest.mark.parametrize("target", ["demo", "smoke"])
 def test_demo_and_smoke_write_where_clean_removes(target):
     commands = make("--dry-run", target, "VENV=/nowhere").replace("\\\n", " ")
-    places = re.findall(
-        r"(?:--root|--data\.init_args\.root|--results\.directory|--runs|--videos|--out) (?!\d)(\S+)", commands
-    )
+    options = r"(?:--root|--data\.init_args\.root|--results\.directory|--runs|--videos|--out)"
+    places = re.findall(rf"{options} (?!\d)(\S+)", commands)
     assert len(places) >= 3
     assert {place for place in places if not place.startswith(f"build/{target}")} == set()

@@ -41,7 +41,7 @@ def test_what_an_earlier_call_did_says_nothing_of_the_speed(capsys, monkeypatch)
     assert float(speed) <= 10
 
 
-def test_nothing_is_said_of_a_bar_that_is_not_shown_or_of_short_work(capsys, monkeypatch):
+def test_a_hidden_bar_and_short_work_print_nothing(capsys, monkeypatch):
     with progress_bar() as bar:
         bar.advance(bar.add_task("videos", total=2), 2)
     assert "left" not in capsys.readouterr().out

@@ -1,17 +1,17 @@
 """What comes from others is data: names stay in their folder, archives are not run, bad releases are not installed."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from small_run import small_run
 
+from tvr_lightning.cli import main
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.records import AnnotationError
 from tvr_lightning.data.video_files import VideoFiles, path_below
-from tvr_lightning.synthetic import synthesize
-
-PROJECT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/secret", "movie/../../secret"])
@@ -20,7 +20,7 @@ def test_names_that_leave_the_folder_are_refused(name, tmp_path):
     (tmp_path / "videos").mkdir()
     with pytest.raises(AnnotationError, match="leads out of the folder"):
         VideoFiles(tmp_path / "videos", ".mp4").find(name)
-    with pytest.raises(AnnotationError, match="leads out of the folder"):
+    with pytest.raises(AnnotationError):
         path_below(tmp_path / "videos", name)
 
 
@@ -31,9 +31,9 @@ def test_names_in_the_folder_are_found_or_expected_there(tmp_path):
     assert videos.find("..c") == tmp_path / "..c.mp4"
 
 
-def test_an_annotation_file_cannot_name_a_video_elsewhere(tmp_path):
-    folder = synthesize("msrvtt", tmp_path, 8, 0, workers=1, progress=False)
-    for file in (folder / "MSRVTT_train.9k.csv", folder / "MSRVTT_data.json"):
+def test_an_annotation_file_cannot_name_a_video_elsewhere(msrvtt, tmp_path):
+    shutil.copytree(msrvtt, tmp_path, dirs_exist_ok=True)
+    for file in (tmp_path / "msrvtt" / "MSRVTT_train.9k.csv", tmp_path / "msrvtt" / "MSRVTT_data.json"):
         content = file.read_text(encoding="utf-8")
         file.write_text(re.sub(r"\bvideo0\b", "../../elsewhere", content), encoding="utf-8")
     with pytest.raises(AnnotationError, match="elsewhere"):
@@ -48,25 +48,14 @@ class Trap:
         return Path.touch, (self.target,)
 
 
-def test_a_checkpoint_that_runs_code_is_refused_unrun(tmp_path, monkeypatch, capsys):
-    from tvr_lightning.cli import main
-
-    monkeypatch.chdir(tmp_path)
+def test_a_checkpoint_that_runs_code_is_refused_unrun(msrvtt, tmp_path, capsys):
     torch.save({"state_dict": Trap(tmp_path / "ran")}, tmp_path / "evil.ckpt")
-    synthesize("msrvtt", tmp_path / "data", 8, 0, workers=1, progress=False)
-    arguments = [
-        "test",
-        f"--config={PROJECT / 'recipes/clip4clip.yaml'}",
-        f"--config={PROJECT / 'recipes/fixture.yaml'}",
-    ]
-    arguments += [f"--data.init_args.root={tmp_path / 'data'}", f"--ckpt_path={tmp_path / 'evil.ckpt'}"]
-    assert main([*arguments, "--trainer.logger=false", "--trainer.enable_progress_bar=false"]) == 1
+    assert main(["test", *small_run(msrvtt, tmp_path / "runs"), f"--ckpt_path={tmp_path / 'evil.ckpt'}"]) == 1
     assert re.search(r"evil\.ckpt: cannot be read as a checkpoint.*more than tensors", capsys.readouterr().err)
     assert not (tmp_path / "ran").exists()
 
 
 def test_the_compromised_releases_of_lightning_are_excluded():
-    project = (PROJECT / "pyproject.toml").read_text(encoding="utf-8")
+    project = (Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8")
     (pinned,) = re.findall(r'"(lightning[^"]*)"', project)
-    assert "!=2.6.2" in pinned
-    assert "!=2.6.3" in pinned
+    assert {"!=2.6.2", "!=2.6.3"} <= set(pinned.split(","))

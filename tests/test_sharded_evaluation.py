@@ -2,16 +2,10 @@
 
 import os
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
-
-import tvr_lightning  # noqa: F401  before lightning, which imports torchvision
-from tvr_lightning.testing import run_processes
-
-# isort: split
-import lightning.pytorch as pl
+from quick_trainer import quick_trainer
 
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.encoders import TinyClipEncoder
@@ -20,7 +14,7 @@ from tvr_lightning.evaluation.metrics import RankMetric
 from tvr_lightning.evaluation.normalization import DualSoftmax
 from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.methods import CLIP4Clip
-from tvr_lightning.synthetic import synthesize
+from tvr_lightning.testing import run_processes
 
 VIDEOS = 7  # of the test split
 
@@ -47,10 +41,8 @@ def evaluate(rank: int, root: str, world: int) -> dict[str, list]:
         config = EvaluationConfig(normalization=normalizer, metrics=[WorstRank()])
         method = CLIP4Clip(encoder, evaluation=config, words=12, frames=2)
         data = MSRVTT(root=root, frames=2, words=12, image_size=32, batch_size=6, eval_batch_size=2, num_workers=0)
-        trainer = pl.Trainer(
-            accelerator="cpu", devices=world, strategy="ddp" if world > 1 else "auto", use_distributed_sampler=False,
-            logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        )  # fmt: skip
+        strategy = "ddp" if world > 1 else "auto"
+        trainer = quick_trainer(devices=world, strategy=strategy)
         trainer.test(method, datamodule=data, verbose=False)
         found = method.evaluation
         assert found is not None
@@ -69,10 +61,8 @@ def evaluate(rank: int, root: str, world: int) -> dict[str, list]:
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory) -> str:
-    folder: Path = tmp_path_factory.mktemp("sharded")
-    synthesize("msrvtt", folder, 5 * VIDEOS, 0, workers=1, progress=False)
-    return str(folder)
+def root(synthetic) -> str:
+    return str(synthetic("msrvtt", 5 * VIDEOS))
 
 
 @pytest.fixture(scope="module")

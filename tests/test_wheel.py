@@ -1,4 +1,4 @@
-"""The wheel, installed outside the checkout, holds all that a user needs: recipes, tables, the page of the search."""
+"""The wheel, installed outside the checkout, contains the recipes, tables, and search page that a user needs."""
 
 import json
 import os
@@ -8,15 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from small_run import small_run
 
 ROOT = Path(__file__).parent.parent
-SMALL = (
-    "--data.init_args.batch_size=4", "--data.init_args.num_workers=0", "--data.init_args.frames=2",
-    "--model.init_args.encoder={class_path: TinyClipEncoder, init_args: "
-    "{width: 64, text_layers: 4, vision_layers: 1}}",
-    "--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1", "--trainer.enable_progress_bar=false",
-    "--trainer.accelerator=cpu",
-)  # fmt: skip
 
 
 class Installed:
@@ -59,7 +53,7 @@ def test_the_wheel_holds_every_recipe(installed):
     assert "CLIP4ClipOptions" in schema["$defs"]
 
 
-# One process, since each would load torch anew.
+# One process, since each would load torch.
 PROGRAM = """
 import json, sys
 from pathlib import Path
@@ -72,17 +66,19 @@ for words in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 def test_fit_index_and_search_outside_a_checkout(installed):
     checkpoint = "runs/clip4clip-msrvtt/version_0/checkpoints/last.ckpt"
     clip = "fixture/msrvtt/videos/video0.mp4"
-    verbs = [
+    small = small_run(Path("fixture"), Path("runs"))
+    commands = [
         ["data", "synth", "msrvtt", "--videos", "12", "--num_workers", "1"],
-        ["fit", "--config", "clip4clip", "--config", "recipes/fixture.yaml", *SMALL],
+        ["fit", *small],
         ["index", clip, "--out", "index", "--ckpt_path", checkpoint],
         ["search", "a red star", "--index", "index"],
         ["reproduce", "gare-1", "--only", "gare", "--dry_run"],
     ]
-    printed = installed.run(sys.executable, "-c", PROGRAM, json.dumps(verbs))
+    printed = installed.run(sys.executable, "-c", PROGRAM, json.dumps(commands))
     assert Path(printed.splitlines()[0]).is_relative_to(installed.site)
     assert (installed.home / checkpoint).parent.with_name("results.json").is_file()
     assert Path(clip).name in printed.replace("\n", "")

@@ -20,7 +20,7 @@ def said(words, capsys, status=1) -> str:
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
-def test_a_recipe_that_is_not_there_is_named_with_the_nearest_that_is(verb, tmp_path, capsys, monkeypatch):
+def test_a_recipe_that_is_missing_is_named_with_the_nearest_that_is(verb, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(RECIPES.parent if verb == ["fit"] else tmp_path)
     for name in ("tcmcg", "recipes/tcmcg.yaml", "nowhere/tcmgc.yml"):
         assert f"--config {name}: no such file; did you mean recipes/tcmgc.yaml?" in said(
@@ -41,11 +41,8 @@ def test_a_bare_name_is_this_project_s_recipe_anywhere_and_a_file_of_that_name_t
     assert split_options(named) == [
         ("config", "clip4clip"), ("a", "1"), ("config", "data/didemo"), ("config", "{trainer: {max_epochs: 1}}"),
     ]  # fmt: skip
-    assert data_from_recipe(["clip4clip", "data/didemo", "fixture"]).title == "DiDeMo"
-
-
-def test_a_folder_whose_name_is_a_number_stays_text():
-    assert str(data_from_recipe(["clip4clip"], ["--data.init_args.root=2024"]).root) == "2024"
+    data = data_from_recipe(["clip4clip", "data/didemo", "fixture"], ["--data.init_args.root=2024"])
+    assert (data.title, str(data.root)) == ("DiDeMo", "2024")  # a folder whose name is a number
 
 
 def test_tables_are_found_anywhere_and_an_unknown_one_names_the_nearest(tmp_path, monkeypatch, capsys):
@@ -71,17 +68,18 @@ def test_a_recipe_that_would_run_code_is_refused_unrun(verb, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("content", ["- a\n- list\n", "just words", "a: [1", "# nothing"])
-def test_what_is_no_recipe_is_named(content, tmp_path, capsys):
-    recipe = tmp_path / "list.yaml"
-    recipe.write_text(content)
-    assert str(recipe) in said(["data", "check", f"--config={recipe}"], capsys, status=2)
+def test_a_file_that_is_not_a_recipe_is_named(content, tmp_path, capsys):
+    (tmp_path / "list.yaml").write_text(content)
+    words = ["data", "check", f"--config={tmp_path / 'list.yaml'}"]
+    assert str(tmp_path / "list.yaml") in said(words, capsys, status=2)
 
 
-def test_missing_data_suggest_the_recipe_that_was_named(tmp_path, capsys):
-    here = tmp_path / "here.yaml"
-    here.write_text(f"data: {{class_path: MSRVTT, init_args: {{root: {tmp_path}}}}}\n")
-    assert main(["data", "stats", f"--config={RECIPES / 'tcmgc.yaml'}", f"--config={here}"]) == 1
-    assert f"tvr data stats --config {RECIPES / 'tcmgc.yaml'} --config recipes/fixture.yaml" in capsys.readouterr().err
+@pytest.mark.parametrize("verb", [["data", "stats"], ["audit"]])
+def test_missing_data_suggest_the_recipe_that_was_named(verb, tmp_path, capsys):
+    here = f"--config={{data: {{class_path: MSRVTT, init_args: {{root: {tmp_path}}}}}}}"
+    assert main([*verb, f"--config={RECIPES / 'tcmgc.yaml'}", here]) == 1
+    suggested = f"tvr {' '.join(verb)} --config {RECIPES / 'tcmgc.yaml'} --config recipes/fixture.yaml"
+    assert suggested in capsys.readouterr().err
 
 
 def test_weights_that_no_architecture_has_are_a_sentence(tmp_path, capsys):

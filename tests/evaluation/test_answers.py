@@ -28,22 +28,28 @@ def results(evaluation, **changes):
     return AnswerResults(**(values | changes))
 
 
-def test_accuracy_is_the_share_of_right_answers_each_question_once():
+def printed(made) -> str:
+    console = Console(record=True, width=200)
+    print_results(made, console)
+    return console.export_text()
+
+
+def test_accuracy_counts_each_question_once_and_unknown_answers_as_wrong():
     metric = RecallAtK(1)
     metric.update(answer_ranks(torch.tensor([0, 1, 2]), torch.tensor([4, 0, 1]), torch.tensor([4, 1, 1])))
     again = torch.tensor([3, 0])  # 0: padded by a sampler
     metric.update(answer_ranks(again, torch.tensor([2, 4]), torch.tensor([2, 4])))
     assert metric.compute().item() == pytest.approx(75.0)
+    metric.update(answer_ranks(torch.tensor([4]), torch.tensor([-1]), torch.tensor([-1])))
+    assert metric.compute().item() == pytest.approx(60.0)
 
 
-def test_a_question_without_a_known_answer_is_never_right():
-    metric = RecallAtK(1)
-    metric.update(answer_ranks(torch.tensor([0, 1]), torch.tensor([-1, 0]), torch.tensor([-1, 0])))
-    assert metric.compute().item() == pytest.approx(50.0)
+def partial_evaluation():
+    return evaluate_answers([0, 1, 2, 0], [0, 1, -1, 1], ["what", "what", "who", "who"], asked=7, without_video=2)
 
 
 def test_everything_left_out_is_counted():
-    found = evaluate_answers([0, 1, 2, 0], [0, 1, -1, 1], ["what", "what", "who", "who"], asked=7, without_video=2)
+    found = partial_evaluation()
     assert found.accuracy == 50.0
     assert found.answerable == pytest.approx(200 / 3)
     assert found.majority == 25.0
@@ -60,11 +66,8 @@ def test_frequent_answers_go_by_count_then_alphabet():
 
 
 def test_what_is_printed_and_written_says_what_was_left_out(tmp_path):
-    found = evaluate_answers([0, 1, 2, 0], [0, 1, -1, 1], ["what", "what", "who", "who"], asked=7, without_video=2)
-    console = Console(record=True, width=200)
-    made = results(found, trained_on="MSR-VTT", skipped=["a.mp4: broken"])
-    print_results(made, console)
-    said = console.export_text()
+    made = results(partial_evaluation(), trained_on="MSR-VTT", skipped=["a.mp4: broken"])
+    said = printed(made)
     for part in (
         "50.0", "4 of 7 questions", "1 questions have an answer that is not in the training data",
         "2 questions are omitted", "PARTIAL", "trained on MSR-VTT, tested on MSRVTT-QA", "a.mp4: broken",
@@ -75,13 +78,8 @@ def test_what_is_printed_and_written_says_what_was_left_out(tmp_path):
     with csv_path.open(newline="") as file:
         (row,) = csv.DictReader(file)
     assert (float(row["accuracy"]), float(row["who"])) == (50.0, 0.0)
-
-
-def test_a_complete_evaluation_says_nothing_of_that(tmp_path):
-    console = Console(record=True, width=200)
-    print_results(results(evaluate_answers([0], [0], ["what"], 1, 0)), console)
-    said = console.export_text()
-    assert not any(word in said for word in ("PARTIAL", "trained on", "Skipped", "training data"))
+    complete = printed(results(evaluate_answers([0], [0], ["what"], 1, 0)))
+    assert not any(word in complete for word in ("PARTIAL", "trained on", "Skipped", "training data"))
 
 
 def test_answers_are_written_one_row_each(tmp_path):

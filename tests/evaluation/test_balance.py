@@ -2,37 +2,19 @@
 
 import pytest
 import torch
+from metric_rows import BlockSource, text_features, video_features
 from safetensors.torch import load_file
 from torch.nn.functional import normalize
 
 from tvr_lightning.data.ground_truth import GroundTruth
-from tvr_lightning.evaluation.balance import (
-    balance,
-    error_rates,
-    matching_share,
-    retrieval_mass,
-)
+from tvr_lightning.evaluation.balance import balance, error_rates, matching_share, retrieval_mass
 from tvr_lightning.evaluation.evaluator import Evaluator
 from tvr_lightning.evaluation.normalization import Bank, SinkhornBias
 from tvr_lightning.evaluation.results import captions, results_of
-from tvr_lightning.evaluation.sources import Block, MatrixSource, ScoreSource
-from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
+from tvr_lightning.evaluation.sources import MatrixSource
+from tvr_lightning.features import Scores
 
 GAMMA = 0.05
-
-
-class Pieces(ScoreSource):
-    """A matrix in blocks of 5 x 3."""
-
-    def __init__(self, matrix):
-        super().__init__(*matrix.shape, matrix.device)
-        self.matrix = matrix
-
-    def blocks(self):
-        for column in range(0, self.gallery, 3):
-            for row in range(0, self.queries, 5):
-                rows, columns = slice(row, min(row + 5, self.queries)), slice(column, min(column + 3, self.gallery))
-                yield Block(self.matrix[rows, columns], rows, columns)
 
 
 def hubs(count=60, seed=0):
@@ -50,7 +32,7 @@ def hubs(count=60, seed=0):
 def test_probabilities_add_up_over_queries_and_blocks():
     texts, videos = hubs(17)
     matrix = texts @ videos[:11].T
-    mass = retrieval_mass(Pieces(matrix), GAMMA)
+    mass = retrieval_mass(BlockSource(matrix), GAMMA)
     torch.testing.assert_close(mass, (matrix.double() / GAMMA).softmax(1).sum(0))
     assert mass.sum().item() == pytest.approx(17)
 
@@ -72,7 +54,7 @@ def test_the_error_is_that_of_the_equation_in_either_direction(parity_cases, pre
     own = torch.arange(len(zero))
     for matrix, name in ((case["expected.cosine"] + video, "t2v"), (case["expected.cosine"].T + text, "v2t")):
         expected = case[f"expected.{prefix}.normalisation_error_{name}"].item()
-        assert balance(Pieces(matrix), GAMMA, own, own).error == pytest.approx(expected)
+        assert balance(BlockSource(matrix), GAMMA, own, own).error == pytest.approx(expected)
 
 
 def test_error_rates_count_missed_and_wrong_retrievals():
@@ -96,20 +78,16 @@ def test_under_represented_videos_are_missed_and_over_represented_ones_intrude()
     assert rates["false_positive"][many] > 1.5 * rates["false_positive"][fair]
 
 
-def cosine(text: TextFeatures, video: VideoFeatures) -> Scores:
-    return Scores(text.sentence @ video.frames[:, 0].T)
-
-
 def evaluated(normalizer):
     def split(seed, count=60):
         texts, videos = hubs(count, seed)
-        ones = torch.ones(count, 1, dtype=torch.bool)
-        return TextFeatures(texts, texts[:, None], ones), VideoFeatures(videos[:, None], ones)
+        return text_features(texts), video_features(videos)
 
     texts, videos = split(0)
-    truth = GroundTruth(torch.arange(60), 60, "Toy", "test", "pairs")
-    evaluator = Evaluator(cosine, temperature=2 * GAMMA, measure_balance=True, block_texts=300, block_videos=25)
     places = torch.arange(60)
+    truth = GroundTruth(places, 60, "Toy", "test", "pairs")
+    options = {"temperature": 2 * GAMMA, "measure_balance": True, "block_texts": 300, "block_videos": 25}
+    evaluator = Evaluator(lambda text, video: Scores(text.sentence @ video.frames[:, 0].T), **options)
     return evaluator.evaluate(texts, places, videos, places, truth, normalizer, Bank(*split(100, 600)))
 
 

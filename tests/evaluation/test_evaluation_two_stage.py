@@ -1,24 +1,21 @@
-"""Tables of two-stage retrieval: candidates first, in the order of the method, then the rest."""
+"""Two-stage retrieval: candidates first, in the order of the method, then the rest."""
 
 import pytest
 import torch
+from metric_rows import text_features
 from torch.nn.functional import normalize
 
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.evaluation.evaluator import Evaluator
 from tvr_lightning.evaluation.metrics import RetrievalMetrics
-from tvr_lightning.evaluation.normalization import (
-    Context,
-    DualSoftmax,
-    NormalizerChain,
-    SinkhornBias,
-    normalize_scores,
-)
+from tvr_lightning.evaluation.normalization import Context, DualSoftmax, NormalizerChain, SinkhornBias, normalize_scores
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.ranks import streamed_ranks
-from tvr_lightning.evaluation.sources import AdjustedSource, TransposedSource, best_of_gallery
-from tvr_lightning.evaluation.two_stage import TwoStage, UnscoredPairs
-from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
+from tvr_lightning.evaluation.sources import AdjustedSource, TransposedSource
+from tvr_lightning.evaluation.two_stage import TwoStage, UnscoredPairs, nearest, score_candidates
+from tvr_lightning.features import Scores, VideoFeatures
+
+NEGATIVE = pytest.mark.filterwarnings("ignore:.*some scores are below zero")
 
 
 def second_stage(text, video):
@@ -33,8 +30,7 @@ def split(seed=0):
     frames = torch.randn(5, 4, 6, generator=generator)
     sentence = frames.mean(1)[owner] + torch.randn(8, 6, generator=generator)
     mask = torch.arange(4) < torch.tensor([[4], [2], [1], [3], [4]])
-    text = TextFeatures(sentence, sentence[:, None], torch.ones(8, 1, dtype=torch.bool))
-    return text, VideoFeatures(frames, mask), GroundTruth(owner, 5, "Toy", "test", "all captions")
+    return text_features(sentence), VideoFeatures(frames, mask), GroundTruth(owner, 5, "Toy", "test", "all captions")
 
 
 def evaluate(normalizer, seed=0, **options):
@@ -77,45 +73,78 @@ def test_ranks_and_recall_are_those_of_the_two_lists(count, options, seed):
     assert evaluation.measured[f"recall of the {count} candidates, video-to-text"] == pytest.approx(100 * held / 4)
 
 
+def random_split(texts, videos, seed):
+    generator = torch.Generator().manual_seed(seed)
+    owner = torch.randint(0, videos, (texts,), generator=generator)
+    frames = torch.randn(videos, 4, 6, generator=generator)
+    sentence = frames.mean(1)[owner] + 0.7 * torch.randn(texts, 6, generator=generator)
+    return text_features(sentence), VideoFeatures(frames, torch.ones(videos, 4, dtype=torch.bool)), owner
+
+
+@pytest.mark.parametrize("block", [2, 1024])
+@pytest.mark.parametrize("count", [1, 4, 13, 100])
+def test_nearest_are_those_of_the_largest_cosines(count, block):
+    text, video, _ = random_split(9, 13, 0)
+    cosine = normalize(text.sentence, dim=-1) @ normalize(video.frames.mean(1), dim=-1).T
+    found = nearest(text.sentence, video.frames.mean(1), count, queries_per_block=block)
+    assert torch.equal(found, cosine.argsort(1, descending=True)[:, :count])
+
+
+@pytest.mark.parametrize("videos_per_block", [1, 4, 100])
+def test_candidates_have_the_scores_of_scoring_everything(videos_per_block):
+    text, video, _ = random_split(9, 13, 0)
+    scored = []
+
+    def counting(some, few):
+        scored.append(len(some) * len(few))
+        return second_stage(some, few)
+
+    expected = second_stage(text, video).similarity
+    candidates = nearest(text.sentence, video.frames.mean(1), 5)
+    found = score_candidates(counting, text, video, candidates, videos_per_block)
+    torch.testing.assert_close(found, expected.gather(1, candidates))
+    assert sum(scored) == 9 * 5 or videos_per_block > 1
+    candidates = nearest(video.frames.mean(1), text.sentence, 5)
+    found = score_candidates(second_stage, text, video, candidates, videos_per_block, "video-to-text")
+    torch.testing.assert_close(found, expected.T.gather(1, candidates))
+
+
 @pytest.mark.parametrize("count", [1, 3, 20])
 def test_scoring_candidates_alone_ranks_as_a_pass_over_all_pairs(count):
-    generator = torch.Generator().manual_seed(count)
-    owner = torch.randint(0, 30, (50,), generator=generator)
-    frames = torch.randn(30, 4, 6, generator=generator)
-    sentence = frames.mean(1)[owner] + 0.7 * torch.randn(50, 6, generator=generator)
-    text = TextFeatures(sentence, sentence[:, None], torch.ones(50, 1, dtype=torch.bool))
-    video = VideoFeatures(frames, torch.ones(30, 4, dtype=torch.bool))
+    text, video, owner = random_split(50, 30, count)
     asked = []
 
     def counting(texts, videos):
         asked.append(len(texts) * len(videos))
         return second_stage(texts, videos)
 
-    source, again = (PairScores(s, text, video, memory_budget_bytes=2**14) for s in (counting, second_stage))
-    scores = UnscoredPairs(source)
-    adjust = TwoStage(count).fit(scores, Context("text-to-video"))
-    found = streamed_ranks(
-        scores, owner, adjust, TwoStage(count).fit(TransposedSource(scores), Context("video-to-text"))
-    )
-    adjust = TwoStage(count).fit(again, Context("text-to-video"))
-    expected = streamed_ranks(
-        again, owner, adjust, TwoStage(count).fit(TransposedSource(again), Context("video-to-text"))
-    )
-    for ranks, reference in zip(found, expected, strict=True):
-        assert ranks.better.tolist() == reference.better.tolist()
-        assert ranks.tied.tolist() == reference.tied.tolist()
-        assert ranks.index.tolist() == reference.index.tolist()
+    def ranks(source):
+        fitted = [
+            TwoStage(count).fit(each, Context(direction))
+            for each, direction in ((source, "text-to-video"), (TransposedSource(source), "video-to-text"))
+        ]
+        return streamed_ranks(source, owner, *fitted)
+
+    scored, every = (PairScores(score, text, video, memory_budget_bytes=2**14) for score in (counting, second_stage))
+    for found, expected in zip(ranks(UnscoredPairs(scored)), ranks(every), strict=True):
+        for field in ("better", "tied", "index"):
+            assert torch.equal(getattr(found, field), getattr(expected, field))
     if count < 20:  # with more, several videos are scored at a time
         assert sum(asked) == count * (50 + 30)
 
 
-def test_candidates_without_a_score_are_refused():
+def test_candidates_without_a_score_a_matrix_alone_and_no_candidates_are_refused():
     text, video, truth = split()
     nan = Evaluator(lambda texts, videos: Scores(second_stage(texts, videos).similarity * float("nan")))
     with pytest.raises(ValueError, match="16 of 16 candidates' scores are NaN"):
         nan.evaluate(text, torch.arange(8), video, torch.arange(5), truth, TwoStage(2))
+    with pytest.raises(ValueError, match="needs the features of texts and videos"):
+        normalize_scores(TwoStage(2), torch.zeros(3, 4))
+    with pytest.raises(ValueError, match="at least 1 candidate, not 0"):
+        TwoStage(0)
 
 
+@NEGATIVE
 def test_as_many_candidates_as_items_are_the_method_alone():
     plain, two = evaluate(None), evaluate(TwoStage(100))
     assert two.text_to_video == plain.text_to_video
@@ -123,6 +152,9 @@ def test_as_many_candidates_as_items_are_the_method_alone():
     assert set(two.measured.values()) == {100.0}
     assert plain.measured == {}
     assert (two.post_processing, two.transductive) == ("two stages (100 candidates)", False)
+    chained = evaluate(NormalizerChain([DualSoftmax(), TwoStage(100)]))
+    assert chained.text_to_video == evaluate(DualSoftmax()).text_to_video
+    assert len(chained.measured) == 2
 
 
 def test_masked_frames_stay_out_of_the_first_stage():
@@ -133,22 +165,7 @@ def test_masked_frames_stay_out_of_the_first_stage():
     assert not torch.allclose(TwoStage(2).video_vectors(noisy), TwoStage(2).video_vectors(video))
 
 
-def test_predictions_list_candidates_first():
-    text, video, _ = split()
-    source = PairScores(second_stage, text, video, memory_budget_bytes=2**20)
-    _, columns = best_of_gallery(AdjustedSource(source, TwoStage(2).fit(source, Context())), 5)
-    first = normalize(text.sentence, dim=-1) @ normalize(video.frames.mean(1), dim=-1).T
-    assert columns.tolist() == lists(first, second_stage(text, video).similarity, 2)
-
-
-@pytest.mark.filterwarnings("ignore:.*some scores are below zero")
-def test_other_normalisers_may_come_before():
-    chain = NormalizerChain([DualSoftmax(), TwoStage(100)])
-    assert evaluate(chain).text_to_video == evaluate(DualSoftmax()).text_to_video
-    assert len(evaluate(chain).measured) == 2
-
-
-@pytest.mark.filterwarnings("ignore:.*some scores are below zero")
+@NEGATIVE
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("late", [DualSoftmax(), SinkhornBias(0.1, "oracle")], ids=lambda late: late.name)
 def test_left_out_pairs_stay_below_all_candidates_under_a_later_normalizer(late, transposed):
@@ -159,7 +176,7 @@ def test_left_out_pairs_stay_below_all_candidates_under_a_later_normalizer(late,
     frames[3, :, 0], frames[1, :, :2] = 1, torch.tensor([1.0, 0.2])
     sentence = torch.zeros_like(text.sentence)
     sentence[:, 0] = 1
-    text, video = TextFeatures(sentence, sentence[:, None], text.word_mask), VideoFeatures(frames, video.frame_mask)
+    text, video = text_features(sentence), VideoFeatures(frames, video.frame_mask)
     negative = PairScores(
         lambda texts, videos: Scores(second_stage(texts, videos).similarity - 2),
         text, video, memory_budget_bytes=2**20,
@@ -176,22 +193,3 @@ def test_left_out_pairs_stay_below_all_candidates_under_a_later_normalizer(late,
         highest = block.values.masked_fill(~left_out, -torch.inf).amax(1)
         lowest = block.values.masked_fill(left_out, torch.inf).amin(1)
         assert (highest < lowest).all()
-
-
-def test_another_first_stage_is_an_override():
-    class ByFirstFrame(TwoStage):
-        def video_vectors(self, video):
-            return video.frames[:, 0]
-
-    text, video, truth = split()
-    first = normalize(text.sentence, dim=-1) @ normalize(video.frames[:, 0], dim=-1).T
-    held = (first.argmax(1) == truth.video_of_text).double().mean()
-    found = evaluate(ByFirstFrame(1)).measured["recall of the 1 candidates, text-to-video"]
-    assert found == pytest.approx(100 * float(held))
-
-
-def test_a_matrix_alone_and_no_candidates_are_refused():
-    with pytest.raises(ValueError, match="needs the features of texts and videos"):
-        normalize_scores(TwoStage(2), torch.zeros(3, 4))
-    with pytest.raises(ValueError, match="at least 1 candidate, not 0"):
-        TwoStage(0)

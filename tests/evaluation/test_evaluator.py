@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from metric_rows import summarize
+from metric_rows import summarize, text_features, video_features
 from torch.nn.functional import normalize
 
 from tvr_lightning.data.ground_truth import GroundTruth
@@ -20,13 +20,7 @@ from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.testing import run_processes
 
-
-def text_features(sentence: torch.Tensor) -> TextFeatures:
-    return TextFeatures(sentence, sentence[:, None], torch.ones(len(sentence), 1, dtype=torch.bool))
-
-
-def video_features(frame: torch.Tensor) -> VideoFeatures:
-    return VideoFeatures(frame[:, None], torch.ones(len(frame), 1, dtype=torch.bool))
+NEGATIVE = pytest.mark.filterwarnings("ignore:.*some scores are below zero")
 
 
 def cosine(text: TextFeatures, video: VideoFeatures) -> Scores:
@@ -49,13 +43,12 @@ def evaluate(evaluator: Evaluator, texts, videos, truth, **options):
     return evaluator.evaluate(texts, places[0], videos, places[1], truth, **options)
 
 
-def assert_same_ranks(first, second) -> None:
-    for name in ("text_to_video_ranks", "video_to_text_ranks"):
-        for field in ("better", "tied", "index"):
-            assert torch.equal(getattr(getattr(first, name), field), getattr(getattr(second, name), field)), (
-                name,
-                field,
-            )
+def rank_lists(*both) -> list[list[list[int]]]:
+    return [[ranks.better.tolist(), ranks.tied.tolist(), ranks.index.tolist()] for ranks in both]
+
+
+def ranks_of(evaluation) -> list[list[list[int]]]:
+    return rank_lists(evaluation.text_to_video_ranks, evaluation.video_to_text_ranks)
 
 
 @pytest.mark.parametrize("score", [cosine, lambda t, v: Scores((cosine(t, v).similarity * 4).round())])
@@ -64,17 +57,14 @@ def test_ranks_equal_those_of_the_whole_matrix(score):
     evaluation = evaluate(Evaluator(score), texts, videos, truth)
     matrix = score(texts, videos).similarity
     expected = text_to_video_ranks(matrix, truth.video_of_text), video_to_text_ranks(matrix, truth.video_of_text)
-    for ranks, plain in zip((evaluation.text_to_video_ranks, evaluation.video_to_text_ranks), expected, strict=True):
-        assert ranks.index.tolist() == plain.index.tolist()
-        assert ranks.better.tolist() == plain.better.tolist()
-        assert ranks.tied.tolist() == plain.tied.tolist()
+    assert ranks_of(evaluation) == rank_lists(*expected)
     assert evaluation.text_to_video == summarize(expected[0])
     assert evaluation.video_to_text == summarize(expected[1])
     assert evaluation.sum_of_recalls == evaluation.text_to_video["RSum"] + evaluation.video_to_text["RSum"]
     assert (evaluation.texts, evaluation.videos, evaluation.partial) == (14, 8, False)
 
 
-@pytest.mark.filterwarnings("ignore:.*some scores are below zero")
+@NEGATIVE
 @pytest.mark.parametrize("normalizer", [None, DualSoftmax(10.0), SinkhornBias(0.1, "oracle")])
 @pytest.mark.parametrize("blocks", [(1, 1), (5, 3), (14, 8), (100, 100)])
 def test_kept_and_recomputed_scores_give_identical_ranks(blocks, normalizer):
@@ -91,7 +81,7 @@ def test_kept_and_recomputed_scores_give_identical_ranks(blocks, normalizer):
             partial(counting, budget), memory_budget_bytes=budget, block_texts=blocks[0], block_videos=blocks[1]
         )
         results.append(evaluate(evaluator, texts, videos, truth, normalizer=normalizer))
-    assert_same_ranks(*results)
+    assert ranks_of(results[0]) == ranks_of(results[1])
     assert calls[1] >= 2 * calls[2**30]
 
 
@@ -108,7 +98,7 @@ def test_a_small_budget_scores_in_small_blocks():
     largest.clear()
     small = evaluate(Evaluator(watched, memory_budget_bytes=2 * 1000 * 288), texts, videos, truth)
     assert max(largest) <= 1000
-    assert_same_ranks(plain, small)
+    assert ranks_of(plain) == ranks_of(small)
 
 
 def test_what_a_score_makes_of_its_texts_counts_towards_the_budget():
@@ -119,9 +109,8 @@ def test_what_a_score_makes_of_its_texts_counts_towards_the_budget():
         seen.append((text.sentence.numel() + text.words.numel()) * 4)
         return cosine(text, video)
 
-    Evaluator(counting, memory_budget_bytes=budget).evaluate(
-        texts, torch.arange(600), videos, torch.arange(2000), GroundTruth(torch.arange(600), 2000, "X", "test", "one")
-    )
+    truth = GroundTruth(torch.arange(600), 2000, "X", "test", "one")
+    evaluate(Evaluator(counting, memory_budget_bytes=budget), texts, videos, truth)
     assert 4 * max(seen) <= budget // 4
 
 
@@ -131,74 +120,70 @@ def test_order_and_repetitions_of_what_comes_in_do_not_matter():
     text_rows = torch.tensor([*range(13, -1, -1), 3, 0])
     video_rows = torch.tensor([2, 7, 0, 1, 3, 4, 5, 6, 2])
     again = Evaluator(cosine, seed=5).evaluate(texts[text_rows], text_rows, videos[video_rows], video_rows, truth)
-    assert_same_ranks(plain, again)
+    assert ranks_of(plain) == ranks_of(again)
     assert (again.texts, again.videos, again.partial) == (14, 8, False)
 
 
-def test_position_in_the_batch_says_nothing_about_the_match():
-    """A method that scores row i against column i highest, whatever they hold, is at chance."""
-    videos_count = 60
-    sentence = torch.zeros(videos_count, 2)
-    truth = GroundTruth(torch.arange(videos_count), videos_count, "Toy", "test", "one caption")
-
-    def cheat(text: TextFeatures, video: VideoFeatures) -> Scores:
-        return Scores(torch.eye(len(text), len(video)))
-
-    def recall(seed: int) -> float:
-        evaluator = Evaluator(cheat, seed=seed)
-        found = evaluate(evaluator, text_features(sentence), video_features(sentence), truth)
-        return found.text_to_video["R@1"]
-
-    assert sum(recall(seed) for seed in range(20)) / 20 < 5
+def test_position_in_the_batch_reveals_nothing_about_the_match():
+    """A method that scores row i against column i highest, regardless of the features, is at chance."""
+    nothing, truth = torch.zeros(60, 2), GroundTruth(torch.arange(60), 60, "Toy", "test", "one caption")
+    recall = 0.0
+    for seed in range(20):
+        evaluator = Evaluator(lambda text, video: Scores(torch.eye(len(text), len(video))), seed=seed)
+        recall += evaluate(evaluator, text_features(nothing), video_features(nothing), truth).text_to_video["R@1"]
+    assert recall / 20 < 5
 
 
 def test_rounding_between_passes_does_not_make_a_match_its_own_competitor():
     """On some devices the same product comes out differently twice; a single video is still found first."""
     texts, videos, truth = split((5,))
     generator = torch.Generator().manual_seed(0)
-
-    def unsteady(text: TextFeatures, video: VideoFeatures) -> Scores:
-        return Scores(torch.rand(len(text), len(video), generator=generator))
-
-    ranks = evaluate(Evaluator(unsteady, memory_budget_bytes=1), texts, videos, truth).text_to_video_ranks
-    assert ranks.better.tolist() == [0] * 5
-    assert ranks.tied.tolist() == [1] * 5
+    unsteady = Evaluator(
+        lambda text, video: Scores(torch.rand(len(text), len(video), generator=generator)), memory_budget_bytes=1
+    )
+    ranks = evaluate(unsteady, texts, videos, truth).text_to_video_ranks
+    assert (ranks.better.tolist(), ranks.tied.tolist()) == ([0] * 5, [1] * 5)
 
 
-def test_what_was_not_seen_makes_the_table_partial():
+def test_what_was_not_read_makes_the_table_partial():
     texts, videos, truth = split()
+
+    def seen(text_rows, video_rows, **options):
+        return Evaluator(cosine).evaluate(texts[text_rows], text_rows, videos[video_rows], video_rows, truth, **options)
+
     # Without video 3, which no text describes, every text still counts, against fewer videos.
-    rows = torch.tensor([0, 1, 2, 4, 5, 6, 7])
-    evaluation = Evaluator(cosine).evaluate(texts, torch.arange(14), videos[rows], rows, truth)
-    assert (evaluation.texts, evaluation.videos) == (14, 7)
-    assert evaluation.partial
-    rows = torch.tensor([0, 1, 2, 3])
-    evaluation = Evaluator(cosine).evaluate(texts, torch.arange(14), videos[rows], rows, truth)
+    found = seen(torch.arange(14), torch.tensor([0, 1, 2, 4, 5, 6, 7]))
+    assert (found.texts, found.videos, found.partial) == (14, 7, True)
+    rows = torch.arange(4)
+    found = seen(torch.arange(14), rows)
     known = truth.video_of_text < 4
     expected = text_to_video_ranks(cosine(texts[known], videos[rows]).similarity, truth.video_of_text[known])
-    assert evaluation.texts == int(known.sum()) < 14
-    assert evaluation.text_to_video_ranks.index.tolist() == known.nonzero().flatten().tolist()
-    assert evaluation.text_to_video_ranks.better.tolist() == expected.better.tolist()
-    assert evaluation.partial
-
-
-def test_when_no_match_was_seen_there_is_no_number():
-    texts, videos, truth = split()
+    assert found.texts == int(known.sum()) < 14
+    assert found.text_to_video_ranks.index.tolist() == known.nonzero().flatten().tolist()
+    assert found.text_to_video_ranks.better.tolist() == expected.better.tolist()
+    assert found.partial
     one = (truth.video_of_text == 0).nonzero()[0]
-    evaluation = Evaluator(cosine).evaluate(
-        texts[one], one, videos[[5]], torch.tensor([5]), truth, metrics=RetrievalMetrics((1, 50))
-    )
-    assert list(evaluation.text_to_video) == ["R@1", "R@50", "MdR", "MnR", "RSum"]
-    assert all(value != value for value in evaluation.video_to_text.values())
-    assert evaluation.warnings == ["nothing was ranked: no text was read together with its video"]
-    assert evaluation.partial
+    found = seen(one, torch.tensor([5]), metrics=RetrievalMetrics((1, 50)))
+    assert list(found.text_to_video) == ["R@1", "R@50", "MdR", "MnR", "RSum"]
+    assert all(value != value for value in found.video_to_text.values())
+    assert found.warnings == ["nothing was ranked: no text was read together with its video"]
+    assert found.partial
 
 
-def test_nan_is_counted_and_named_by_its_place_in_the_split():
+@pytest.mark.parametrize(
+    ("evaluator", "normalizer", "message"),
+    [
+        (Evaluator(cosine, block_videos=3), None, r"8 of 112 scores are NaN; the first is text 4 against video \d "),
+        (Evaluator(lambda t, v: Scores(cosine(t, v).similarity.T)), None, r"must be \(N, M\)"),
+        (Evaluator(score_as_released=lambda t, v, o: cosine(t, v)), None, "These have 0 to 4"),
+        (Evaluator(cosine), QueryBankNorm(), "needs a bank of training texts and videos, but no bank was given"),
+    ],
+)
+def test_what_cannot_be_ranked_is_refused(evaluator, normalizer, message):
     texts, videos, truth = split()
     texts.sentence[4] = float("nan")
-    with pytest.raises(ValueError, match=r"8 of 112 scores are NaN; the first is text 4 against video \d "):
-        evaluate(Evaluator(cosine, block_videos=3), texts, videos, truth)
+    with pytest.raises(ValueError, match=message):
+        evaluate(evaluator, texts, videos, truth, normalizer=normalizer)
 
 
 def test_half_precision_features_are_scored_in_float32():
@@ -215,12 +200,6 @@ def test_half_precision_features_are_scored_in_float32():
     seen.clear()
     evaluate(Evaluator(watched), texts.to(torch.float64), videos.to(torch.float64), truth)
     assert {dtype for dtype, _, _ in seen} == {torch.float64}
-
-
-def test_scores_of_a_wrong_shape_are_refused():
-    texts, videos, truth = split()
-    with pytest.raises(ValueError, match=r"must be \(N, M\)"):
-        evaluate(Evaluator(lambda t, v: Scores(cosine(t, v).similarity.T)), texts, videos, truth)
 
 
 @pytest.mark.parametrize("captions", [1, 2])
@@ -244,19 +223,13 @@ def test_a_released_protocol_gets_each_videos_own_caption_and_is_marked(captions
     assert evaluation.protocol == "all captions, as released"
 
 
-def test_a_released_protocol_needs_equally_many_captions():
-    texts, videos, truth = split()
-    with pytest.raises(ValueError, match="These have 0 to 4"):
-        evaluate(Evaluator(score_as_released=lambda t, v, o: cosine(t, v)), texts, videos, truth)
-
-
 def banked() -> tuple:
     texts, videos, truth = split()
     bank_texts, bank_videos, _ = split((2,) * 10, seed=9)
     return texts, videos, truth, Bank(bank_texts, bank_videos)
 
 
-@pytest.mark.filterwarnings("ignore:.*some scores are below zero")
+@NEGATIVE
 @pytest.mark.parametrize(
     "normalizer",
     [DualSoftmax(5.0), QueryBankNorm(5.0), SinkhornBias(0.2), SinkhornBias(0.2, "oracle", marginals="count")],
@@ -282,12 +255,6 @@ def test_normalised_evaluation_equals_normalising_each_directions_matrix(normali
     assert evaluation.text_to_video_ranks.better.tolist() != plain.text_to_video_ranks.better.tolist()
 
 
-def test_a_normaliser_without_its_bank_says_so():
-    texts, videos, truth = split()
-    with pytest.raises(ValueError, match="needs a bank of training texts and videos, but no bank was given"):
-        evaluate(Evaluator(cosine), texts, videos, truth, normalizer=QueryBankNorm())
-
-
 def gather(tensor: torch.Tensor) -> torch.Tensor:
     parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, tensor)
@@ -295,46 +262,39 @@ def gather(tensor: torch.Tensor) -> torch.Tensor:
 
 
 SHARDED = {
-    "plain": None,
-    "dsl": DualSoftmax(5.0),
-    "qb": QueryBankNorm(5.0),
-    "sinkhorn": SinkhornBias(0.2, "oracle"),
+    "plain": None, "dsl": DualSoftmax(5.0), "qb": QueryBankNorm(5.0), "sinkhorn": SinkhornBias(0.2, "oracle"),
     "two stages": TwoStage(2),
-}
+}  # fmt: skip
 
 
-def evaluate_in_a_process(rank: int, world: int) -> dict:
+def evaluate_all(evaluator) -> dict:
     texts, videos, truth, bank = banked()
-    evaluator = Evaluator(cosine, block_texts=5, block_videos=3, shard=ProcessShare(rank, world, gather))
-    result: dict = {}
+    found = {}
     for name, normalizer in SHARDED.items():
         evaluation = evaluate(evaluator, texts, videos, truth, normalizer=normalizer, bank=bank)
-        for ranks in (evaluation.text_to_video_ranks, evaluation.video_to_text_ranks):
-            result.setdefault(name, []).append([ranks.better.tolist(), ranks.tied.tolist(), ranks.index.tolist()])
-        result[name] += [evaluation.warnings, evaluation.text_to_video, evaluation.video_to_text]
+        found[name] = [ranks_of(evaluation), evaluation.warnings, evaluation.text_to_video, evaluation.video_to_text]
+    return found
+
+
+def evaluate_in_a_process(rank: int, world: int) -> tuple[dict, str]:
+    evaluator = Evaluator(cosine, block_texts=5, block_videos=3, shard=ProcessShare(rank, world, gather))
+    found = evaluate_all(evaluator)
+    texts, videos, truth = split()
     # Only one block of videos has the NaN, and all processes stop.
     videos.frames[0] = float("nan")
     with pytest.raises(ValueError, match="14 of 112 scores are NaN") as raised:
         evaluate(evaluator, texts, videos, truth)
-    return result | {"message": str(raised.value)}
+    return found, str(raised.value)
 
 
-@pytest.mark.filterwarnings("ignore:.*some scores are below zero")
+@NEGATIVE
 @pytest.mark.parametrize("world", [2, 3])
 def test_processes_share_the_work_and_agree_with_one(world):
     results = run_processes(evaluate_in_a_process, world, world)
-    texts, videos, truth, bank = banked()
-    evaluator = Evaluator(cosine, block_texts=5, block_videos=3)
-    for name, normalizer in SHARDED.items():
-        evaluation = evaluate(evaluator, texts, videos, truth, normalizer=normalizer, bank=bank)
-        for i, ranks in enumerate((evaluation.text_to_video_ranks, evaluation.video_to_text_ranks)):
-            expected = [ranks.better.tolist(), ranks.tied.tolist(), ranks.index.tolist()]
-            assert all(result[name][i] == expected for result in results), name
-        rest = [evaluation.warnings, evaluation.text_to_video, evaluation.video_to_text]
-        assert all(result[name][2:] == rest for result in results), name
-    messages = [result["message"] for result in results]
-    assert sum("against video 0" in message for message in messages) == 1
-    assert sum("in another process" in message for message in messages) == world - 1
+    expected = evaluate_all(Evaluator(cosine, block_texts=5, block_videos=3))
+    assert [found for found, _ in results] == [expected] * world
+    assert sum("against video 0" in message for _, message in results) == 1
+    assert sum("in another process" in message for _, message in results) == world - 1
 
 
 def test_the_revision_of_a_repository_around_a_virtual_environment_is_not_the_package_s(tmp_path):

@@ -1,43 +1,28 @@
-"""Metrics of ranks against the authors' figures, a plain restatement, and over two processes."""
+"""Metrics of ranks against the authors' results and a plain restatement."""
 
-import json
 import math
 import statistics
-from pathlib import Path
 
 import pytest
 import torch
-from metric_rows import summarize
+from metric_rows import released_row, summarize
 from safetensors.torch import load_file
 
 from tvr_lightning.evaluation.metrics import MRR, NDCG, MeanRank, MedianRank, RankMetric, RecallAtK, RetrievalMetrics
 from tvr_lightning.evaluation.ranks import Ranks, count_ranks, text_to_video_ranks, video_to_text_ranks
-from tvr_lightning.testing import run_processes
 
 
-def released(cases: Path, name: str) -> dict[str, float]:
-    """A row that the released code computed, under this project's names."""
-    row = json.loads((cases / "metrics.json").read_text())[name]
-    return {"R@1": row["R1"], "R@5": row["R5"], "R@10": row["R10"], "MdR": row["MedianR"], "MnR": row["MeanR"]}
-
-
-def assert_row(row: dict[str, float], expected: dict[str, float]) -> None:
-    for name, value in expected.items():
-        assert row[name] == pytest.approx(value, rel=1e-6), name
-
-
-def test_single_caption_rows_equal_the_released_code(parity_cases):
-    similarity = load_file(parity_cases / "metrics.safetensors")["single.similarity"]
-    own = torch.arange(len(similarity))
-    assert_row(summarize(text_to_video_ranks(similarity, own)), released(parity_cases, "single.t2v"))
-    assert_row(summarize(video_to_text_ranks(similarity, own)), released(parity_cases, "single.v2t"))
-
-
-def test_multi_caption_rows_equal_the_released_code(parity_cases):
+@pytest.mark.parametrize(("case", "backward"), [("single", "single.v2t"), ("multi", "multi.v2t_clip4clip")])
+def test_rows_equal_the_released_code(parity_cases, case, backward):
     tensors = load_file(parity_cases / "metrics.safetensors")
-    similarity, owner = tensors["multi.similarity"], tensors["multi.caption_video"]
-    assert_row(summarize(text_to_video_ranks(similarity, owner)), released(parity_cases, "multi.t2v"))
-    assert_row(summarize(video_to_text_ranks(similarity, owner)), released(parity_cases, "multi.v2t_clip4clip"))
+    similarity = tensors[f"{case}.similarity"]
+    owner = tensors.get(f"{case}.caption_video", torch.arange(len(similarity)))
+    for ranks, name in (
+        (text_to_video_ranks(similarity, owner), f"{case}.t2v"),
+        (video_to_text_ranks(similarity, owner), backward),
+    ):
+        row, expected = summarize(ranks), released_row(parity_cases, name)
+        assert {key: row[key] for key in expected} == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("queries", [1, 2, 31, 32])
@@ -105,31 +90,9 @@ class WorstRank(RankMetric):
 
 
 def test_a_metric_of_a_user_is_a_column_of_both_directions():
-    ranks = ranks_for_processes()
+    ranks = count_ranks(torch.randn(11, 30, generator=torch.Generator().manual_seed(2)), torch.arange(11))
     metrics = RetrievalMetrics((1,), [WorstRank()])
     metrics.update(ranks, ranks[:3])
     assert list(metrics.named())[:5] == ["t2v_R@1", "t2v_MdR", "t2v_MnR", "t2v_RSum", "t2v_WorstRank"]
     assert metrics.text_to_video["WorstRank"].compute() == ranks.expected().max()
     assert metrics.video_to_text["WorstRank"].compute() == ranks[:3].expected().max()
-
-
-def ranks_for_processes() -> Ranks:
-    scores = torch.randn(11, 30, generator=torch.Generator().manual_seed(2))
-    return count_ranks(scores, torch.arange(11), torch.arange(100, 111))
-
-
-def metrics_in_a_process(rank: int) -> dict[str, float]:
-    """Rank 0 sees queries 0-5, rank 1 queries 5-10 and a padding repetition of 5 besides."""
-    mine = ranks_for_processes()[[0, 1, 2, 3, 4, 5] if rank == 0 else [5, 6, 7, 8, 9, 10, 5]]
-    metrics = RetrievalMetrics()
-    for start in range(0, len(mine), 3):
-        metrics.update(mine[start : start + 3], mine[start : start + 3])
-    return {name: metric.compute().item() for name, metric in metrics.named().items()}
-
-
-def test_two_processes_give_the_row_of_one():
-    row = summarize(ranks_for_processes())
-    expected = {f"{direction}_{name}": value for direction in ("t2v", "v2t") for name, value in row.items()}
-    expected["SumR"] = 2 * row["RSum"]
-    for result in run_processes(metrics_in_a_process, 2):
-        assert result == pytest.approx(expected)

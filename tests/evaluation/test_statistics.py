@@ -6,12 +6,7 @@ import scipy.stats
 import torch
 
 from tvr_lightning.evaluation.ranks import Ranks, count_ranks
-from tvr_lightning.evaluation.statistics import (
-    effective_queries,
-    exchange_p_value,
-    percentile_interval,
-    resample,
-)
+from tvr_lightning.evaluation.statistics import effective_queries, exchange_p_value, percentile_interval, resample
 
 
 def interval_of(values, group=None, resamples=4000):
@@ -26,27 +21,23 @@ def two_systems(queries: int = 120, gap: float = 0.6) -> tuple[Ranks, Ranks]:
     return tuple(count_ranks(base + strength * own, torch.arange(queries)) for strength in (2.0, 2.0 + gap))
 
 
-def test_interval_equals_scipys_percentile_bootstrap():
-    found = 100.0 * two_systems()[0].found_within(1)
-    interval, values = interval_of(found, resamples=20_000), found.numpy()
-    expected = scipy.stats.bootstrap(
-        (values,), lambda x, axis: x.mean(axis), n_resamples=20_000, method="percentile", rng=1
+def scipys_interval(values, statistic):
+    return scipy.stats.bootstrap(
+        (values.numpy(),), statistic, n_resamples=20_000, method="percentile", rng=1
     ).confidence_interval
-    assert interval.estimate == pytest.approx(values.mean())
+
+
+def test_intervals_of_a_mean_and_a_median_equal_scipys():
+    values = 100.0 * two_systems()[0].found_within(1)
+    found = interval_of(values, resamples=20_000)
+    expected = scipys_interval(values, lambda x, axis: x.mean(axis))
+    assert found.estimate == pytest.approx(values.numpy().mean())
     # One query is 0.83 points, the step of both distributions.
-    assert interval.low == pytest.approx(expected.low, abs=0.9)
-    assert interval.high == pytest.approx(expected.high, abs=0.9)
-
-
-def test_the_interval_of_a_median_equals_scipys():
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=0.9)
     values = two_systems()[0].expected()[:41]
-    drawn = resample(values, statistic="median", resamples=20_000)
-    expected = scipy.stats.bootstrap(
-        (values.numpy(),), np.median, n_resamples=20_000, method="percentile", rng=1
-    ).confidence_interval
-    found = percentile_interval(float(values.median()), drawn)
-    assert found.low == pytest.approx(expected.low, abs=1.0)
-    assert found.high == pytest.approx(expected.high, abs=1.0)
+    found = percentile_interval(float(values.median()), resample(values, statistic="median", resamples=20_000))
+    expected = scipys_interval(values, np.median)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1.0)
     even = resample(torch.tensor([1.0, 2.0]), statistic="median", resamples=1000)
     assert even.unique().tolist() == [1.0, 1.5, 2.0]
 
@@ -73,13 +64,9 @@ def test_paired_test_equals_scipys_permutation_test():
     first, second = (ranks.expected() for ranks in two_systems())
     found = exchange_p_value(second - first, resamples=20_000)
     expected = scipy.stats.permutation_test(
-        (second.numpy(), first.numpy()),
-        lambda x, y, axis: (x - y).mean(axis),
-        permutation_type="samples",
-        n_resamples=20_000,
-        vectorized=True,
-        rng=1,
-    )
+        (second.numpy(), first.numpy()), lambda x, y, axis: (x - y).mean(axis), permutation_type="samples",
+        n_resamples=20_000, vectorized=True, rng=1,
+    )  # fmt: skip
     assert found == pytest.approx(expected.pvalue, abs=0.01)
 
 
@@ -89,6 +76,8 @@ def test_a_system_does_not_differ_from_itself_and_a_clear_gain_is_clear():
     assert (same.estimate, same.low, same.high, exchange_p_value(first - first)) == (0.0, 0.0, 0.0, 1.0)
     assert interval_of(second - first).low > 0
     assert exchange_p_value(second - first) < 0.01
+    with pytest.raises(ValueError, match="nothing to resample"):
+        exchange_p_value(first[:0])
 
 
 def test_captions_drawn_by_video_widen_the_interval():
@@ -101,9 +90,3 @@ def test_captions_drawn_by_video_widen_the_interval():
     assert ratio == pytest.approx(5**0.5, rel=0.15)
     difference = (values - 1).clamp(min=1) - values
     assert exchange_p_value(difference, video, resamples=500) >= exchange_p_value(difference, resamples=500)
-
-
-def test_what_cannot_be_resampled_is_refused():
-    values = torch.arange(3.0)
-    with pytest.raises(ValueError, match="nothing to resample"):
-        exchange_p_value(values[:0])

@@ -1,4 +1,4 @@
-"""What a run says of its progress: how long the whole of it still takes, and whether it waits for videos."""
+"""Progress of a run: the remaining time of the entire run, and a warning if it waits for videos."""
 
 import re
 import time
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from lightning.pytorch import Callback, Trainer
+from quick_trainer import quick_trainer
 
 from tvr_lightning.data.loader import TrainingLoader, TrainingSampler
 from tvr_lightning.runs import progress_report
@@ -45,13 +46,10 @@ def test_the_time_left_is_that_of_the_whole_run_and_ends_at_nothing(tmp_path):
     assert "v_num" not in seen.metrics[-1]
 
 
-def test_without_a_terminal_lines_say_what_is_done(capsys):
+def test_without_a_terminal_lines_report_progress_at_intervals(capsys):
     method, data = small(RECIPE)
-    trainer = Trainer(
-        accelerator="cpu", max_epochs=1, limit_train_batches=3, limit_val_batches=1, logger=False,
-        callbacks=[ProgressReport(print_progress, 0.0)], enable_checkpointing=False, enable_model_summary=False,
-        enable_progress_bar=False, use_distributed_sampler=False, num_sanity_val_steps=0, check_val_every_n_epoch=1,
-    )  # fmt: skip
+    options = {"max_epochs": 1, "limit_train_batches": 3, "num_sanity_val_steps": 0, "check_val_every_n_epoch": 1}
+    trainer = quick_trainer(**options, limit_val_batches=1, callbacks=[ProgressReport(print_progress, 0.0)])
     trainer.fit(method, datamodule=data)
     trainer.test(method, datamodule=data, verbose=False)
     lines = capsys.readouterr().out.splitlines()
@@ -59,17 +57,8 @@ def test_without_a_terminal_lines_say_what_is_done(capsys):
     assert any(re.fullmatch(r"Epoch 1/1, step 2 of 3, 0:00:\d\d left of the run", line) for line in lines)
     assert any(line.startswith("validate, batch 1 of 1") for line in lines)
     assert "test, batch 1 of 3" in lines
-
-
-def test_reports_are_some_time_apart(capsys):
-    report = ProgressReport(print_progress, 60.0)
-    trainer = Trainer(
-        accelerator="cpu", max_epochs=1, limit_train_batches=3, limit_val_batches=0, logger=False, callbacks=[report],
-        enable_checkpointing=False, enable_model_summary=False, enable_progress_bar=False,
-        use_distributed_sampler=False,
-    )  # fmt: skip
-    method, data = small(RECIPE)
-    trainer.fit(method, datamodule=data)
+    rare = quick_trainer(**options, limit_val_batches=0, callbacks=[ProgressReport(print_progress, 60.0)])
+    rare.fit(method, datamodule=data)
     assert [line for line in capsys.readouterr().out.splitlines() if "step" in line] == ["Epoch 1/1, step 1 of 3"]
 
 
@@ -93,20 +82,17 @@ def test_a_loader_counts_what_is_waited_for_it():
     assert 0.06 <= loader.waited <= time.perf_counter() - start - outside
 
 
-@pytest.mark.parametrize(("slow", "device", "heard"), [(True, "cpu", 1), (True, "cuda", 0), (False, "cpu", 0)])
-def test_what_is_worth_saying_is_said_once(monkeypatch, caplog, slow, device, heard):
+@pytest.mark.parametrize(("slow", "device", "warnings"), [(True, "cpu", 1), (True, "cuda", 0), (False, "cpu", 0)])
+def test_waiting_for_videos_is_reported_once(monkeypatch, caplog, slow, device, warnings):
     """On a device that ought not to wait, after the watched steps, where the files are originals."""
     method, data = small(RECIPE)
     monkeypatch.setattr(progress_report, "WARM", 1)
     monkeypatch.setattr(progress_report, "WATCHED", 2)
     monkeypatch.setattr(progress_report, "MUCH", 0.0 if slow else 1.0)
-    trainer = Trainer(
-        accelerator="cpu", max_epochs=3, limit_train_batches=3, limit_val_batches=0, logger=False,
-        callbacks=[DataloaderMonitor((device,))], enable_progress_bar=False,
-        enable_checkpointing=False, enable_model_summary=False, use_distributed_sampler=False,
-    )  # fmt: skip
+    watch = DataloaderMonitor((device,))
+    trainer = quick_trainer(max_epochs=3, limit_train_batches=3, limit_val_batches=0, callbacks=[watch])
     with caplog.at_level("INFO"):
         trainer.fit(method, datamodule=data)
     said = [sentence for sentence in caplog.messages if "waited for clips" in sentence]
-    assert len(said) == heard
+    assert len(said) == warnings
     assert all("tvr data compress" in sentence for sentence in said)

@@ -1,4 +1,4 @@
-"""Interrupted runs end with the very weights of uninterrupted ones; what is on the disk is whole."""
+"""Interrupted runs end with the same weights as uninterrupted ones; files on disk are always complete."""
 
 import json
 import os
@@ -17,12 +17,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from resume_run import differences, strike_in
+from resume_run import add_callback, differences, strike_in
+from small_run import small_run
 
 # isort: split
 from lightning.pytorch import Callback, Trainer
 
-import tvr_lightning.runs.run
 from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import CheckpointConfig
 from tvr_lightning.data.msrvtt import MSRVTT
@@ -34,31 +34,17 @@ from tvr_lightning.runs.resume import (
     newest_checkpoint,
     random_state,
     restore_random_state,
-)
-from tvr_lightning.synthetic import synthesize
+)  # fmt: skip
+from tvr_lightning.runs.run import Run
 
-RECIPES = Path(__file__).parents[2] / "recipes"
-PROGRAM = Path(__file__).parents[1] / "resume_run.py"
-
-
-@pytest.fixture(scope="module")
-def fixture_root(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("fixture")
-    synthesize("msrvtt", root, 16, 0, workers=1, progress=False)
-    return root
+PROGRAMS = Path(__file__).parents[1]
+RESUME = "--checkpoints.resume=true"
+EVERY_STEP = "--checkpoints.every_n_steps=1"
 
 
 def options(root: Path, runs: Path, recipe: str, *more: str) -> list[str]:
     """Six steps in two epochs, with dropout or noise in every one of them."""
-    return [
-        "fit", f"--config={RECIPES / recipe}", f"--config={RECIPES / 'fixture.yaml'}",
-        f"--data.init_args.root={root}", "--data.init_args.batch_size=4", "--data.init_args.num_workers=0",
-        "--data.init_args.frames=2", "--data.init_args.augmentation=crop-flip", f"--results.directory={runs}",
-        "--model.init_args.encoder={class_path: TinyClipEncoder, init_args: "
-        "{width: 64, text_layers: 4, vision_layers: 1}}",
-        "--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=1",
-        "--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1", "--trainer.enable_progress_bar=false", *more,
-    ]  # fmt: skip
+    return ["fit", *small_run(root, runs, "--data.init_args.augmentation=crop-flip", *more, recipe=recipe)]
 
 
 def last(runs: Path) -> dict:
@@ -66,47 +52,33 @@ def last(runs: Path) -> dict:
     return torch.load(path, weights_only=True)
 
 
-def interrupt(name: str, step: int, arguments: list[str]) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(PROGRAM), name, str(step), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "step"),
-    [(recipe, step) for recipe in ("ncl.yaml", "gare.yaml") for step in (1, 3, 5)]
-    + [
-        (recipe, random.Random(recipe).randrange(1, 6))
-        for recipe in ("tcmgc.yaml", "gaid.yaml", "tmass.yaml", "xpool.yaml")
-    ],
+    [(recipe, step) for recipe in ("ncl", "gare") for step in (1, 3, 5)]
+    + [(recipe, random.Random(recipe).randrange(1, 6)) for recipe in ("tcmgc", "gaid", "tmass", "xpool")],
 )
-def test_a_killed_run_resumes_to_bit_identical_weights(recipe, step, fixture_root, tmp_path):
-    every_step = "--checkpoints.every_n_steps=1"
-    assert main(options(fixture_root, tmp_path / "whole", recipe, every_step)) == 0
-    arguments = options(fixture_root, tmp_path / "killed", recipe, every_step)
-    assert interrupt("SIGKILL", step, arguments).returncode == -signal.SIGKILL
-    assert main([*arguments, "--checkpoints.resume=true"]) == 0
+def test_a_killed_run_resumes_to_bit_identical_weights(recipe, step, msrvtt, tmp_path):
+    assert main(options(msrvtt, tmp_path / "whole", recipe, EVERY_STEP)) == 0
+    arguments = options(msrvtt, tmp_path / "killed", recipe, EVERY_STEP)
+    command = [sys.executable, str(PROGRAMS / "resume_run.py"), "SIGKILL", str(step), *arguments]
+    assert subprocess.run(command, capture_output=True, timeout=300).returncode == -signal.SIGKILL
+    assert main([*arguments, RESUME]) == 0
     assert differences(last(tmp_path / "killed"), last(tmp_path / "whole")) == []
 
 
-def test_a_run_stopped_by_sigterm_says_so_and_resumes_to_bit_identical_weights(
-    fixture_root, tmp_path, monkeypatch, capsys
-):
+def test_a_run_stopped_by_sigterm_resumes_to_bit_identical_weights(msrvtt, tmp_path, monkeypatch, capsys):
     """T-MASS draws noise in every step; the signal comes in the second step of the first epoch."""
-    assert main(options(fixture_root, tmp_path / "whole", "tmass.yaml")) == 0
-    arguments = options(fixture_root, tmp_path / "stopped", "tmass.yaml")
+    assert main(options(msrvtt, tmp_path / "whole", "tmass")) == 0
+    arguments = options(msrvtt, tmp_path / "stopped", "tmass")
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
     with monkeypatch.context() as patch:
-        patch.setattr(
-            tvr_lightning.runs.run.Run,
-            "build_trainer",
-            tvr_lightning.runs.run.Run.build_trainer,
-        )
+        patch.setattr(Run, "build_trainer", Run.build_trainer)  # restored after the strike
         strike_in(1, signal.SIGTERM)
         assert main(arguments) == os.EX_TEMPFAIL
     assert "stopped by SIGTERM after step 2 and saved" in capsys.readouterr().err
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)] == handlers
-    assert main([*arguments, "--checkpoints.resume=true"]) == 0
+    assert main([*arguments, RESUME]) == 0
     whole = last(tmp_path / "whole")
     assert differences(last(tmp_path / "stopped"), whole) == []
     logs = [pd.read_csv(path) for name in ("whole", "stopped") for path in (tmp_path / name).glob("*/*/metrics.csv")]
@@ -121,7 +93,7 @@ def test_a_run_stopped_by_sigterm_says_so_and_resumes_to_bit_identical_weights(
 def strike_everywhere(name: str, first_step: int, folder: Path, arguments: list[str]) -> list[dict]:
     """Strike a run in every hook from a step on and resume it; return what came of each attempt."""
     words = [name, str(folder), str(first_step), *arguments]
-    done = forked.tvr(words, folder, timeout=1800, program=PROGRAM.with_name("strike_everywhere.py"))
+    done = forked.tvr(words, folder, timeout=1800, program=PROGRAMS / "strike_everywhere.py")
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -137,7 +109,6 @@ FSDP2 = (
     "{class_path: lightning.pytorch.strategies.ModelParallelStrategy, init_args: "
     "{data_parallel_size: 2, tensor_parallel_size: 1, save_distributed_checkpoint: false}}"
 )
-FLOAT32 = "--model.init_args.encoder.init_args.encoder_precision=float32"
 TWO_PAIRS = ("--data.init_args.batch_size=2", "--trainer.val_check_interval=2")
 EARLY_STOPPING = (
     "--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/t2v_R@1", "--trainer.callbacks.mode=max",
@@ -150,75 +121,76 @@ HOOKS = {
 }  # fmt: skip
 
 
-def test_whatever_the_hook_of_the_last_step_in_which_a_run_is_killed_it_resumes_exactly(fixture_root, tmp_path):
-    arguments = options(fixture_root, tmp_path / "runs", "gare.yaml", "--checkpoints.every_n_steps=1")
-    attempts = strike_everywhere("SIGKILL", 5, tmp_path, arguments)
-    assert_all_as_undisturbed(attempts, HOOKS)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
 @pytest.mark.parametrize(
     ("recipe", "more"),
     [
-        ("gare.yaml", ()),
-        ("clip4clip.yaml", ("--checkpoints.every_n_steps=1",)),
-        ("gare.yaml", ("--checkpoints.every_n_steps=1", "--trainer.val_check_interval=1")),
-        ("tmass.yaml", ("--checkpoints.every_n_steps=2", "--trainer.check_val_every_n_epoch=2")),
-        ("gare.yaml", ("--trainer.max_steps=5",)),
-        ("gare.yaml", ("--checkpoints.every_n_steps=1", "--trainer.accumulate_grad_batches=2", *TWO_PAIRS)),
-        ("gare.yaml", ("--checkpoints.every_n_steps=1", "--trainer.val_check_interval=1", *EARLY_STOPPING)),
+        ("gare", ()),
+        ("clip4clip", (EVERY_STEP,)),
+        ("gare", (EVERY_STEP, "--trainer.val_check_interval=1")),
+        ("tmass", ("--checkpoints.every_n_steps=2", "--trainer.check_val_every_n_epoch=2")),
+        ("gare", ("--trainer.max_steps=5",)),
+        ("gare", (EVERY_STEP, "--trainer.accumulate_grad_batches=2", *TWO_PAIRS)),
+        ("gare", (EVERY_STEP, "--trainer.val_check_interval=1", *EARLY_STOPPING)),
     ],
 )
-def test_whatever_the_hook_in_which_a_run_is_struck_it_resumes_exactly(name, recipe, more, fixture_root, tmp_path):
-    attempts = strike_everywhere(name, 0, tmp_path, options(fixture_root, tmp_path / "runs", recipe, *more))
+def test_a_run_struck_in_any_hook_resumes_exactly(name, recipe, more, msrvtt, tmp_path):
+    attempts = strike_everywhere(name, 0, tmp_path, options(msrvtt, tmp_path / "runs", recipe, *more))
     assert_all_as_undisturbed(attempts, HOOKS)
     if name == "SIGTERM":
         assert os.EX_TEMPFAIL in {attempt["status"] for attempt in attempts}
 
 
-def test_a_kill_while_a_checkpoint_is_written_leaves_the_previous_one(fixture_root, tmp_path):
-    every = "--checkpoints.every_n_steps=1"
-    assert main(options(fixture_root, tmp_path / "whole", "clip4clip.yaml", every)) == 0
-    arguments = options(fixture_root, tmp_path / "killed", "clip4clip.yaml", every)
-    killed = forked.tvr(arguments, tmp_path, program=PROGRAM.with_name("kill_while_saving.py"))
+def test_a_kill_while_a_checkpoint_is_written_leaves_the_previous_one(msrvtt, tmp_path):
+    assert main(options(msrvtt, tmp_path / "whole", "clip4clip", EVERY_STEP)) == 0
+    arguments = options(msrvtt, tmp_path / "killed", "clip4clip", EVERY_STEP)
+    killed = forked.tvr(["SIGKILL", "writing", *arguments], tmp_path, program=PROGRAMS / "resume_run.py")
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     assert last(tmp_path / "killed")["global_step"] == 1
     (partial,) = (tmp_path / "killed").glob("*/*/checkpoints/running.ckpt.writing")
-    assert main([*arguments, "--checkpoints.resume=true"]) == 0
+    assert main([*arguments, RESUME]) == 0
     assert not partial.exists()
     assert differences(last(tmp_path / "killed"), last(tmp_path / "whole")) == []
 
 
-@pytest.mark.parametrize("strategy", ["ddp", FSDP2], ids=["ddp", "fsdp2"])
-@pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGKILL", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [
+        ("SIGTERM", "ddp"),
+        pytest.param("SIGKILL", "ddp", marks=pytest.mark.slow),
+        pytest.param("SIGTERM", FSDP2, marks=pytest.mark.slow),
+        pytest.param("SIGKILL", FSDP2, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_to_one_of_two_processes_ends_both_and_the_run_resumes_exactly(
-    name, strategy, fixture_root, tmp_path, monkeypatch
+    name, strategy, msrvtt, tmp_path, monkeypatch
 ):
     """The second process gets the signal; T-MASS draws noise in every step."""
-    more = ("--data.init_args.batch_size=2", "--trainer.devices=2", f"--trainer.strategy={strategy}", FLOAT32)
+    more = ("--data.init_args.batch_size=2", "--trainer.devices=2", f"--trainer.strategy={strategy}")
     more += ("--checkpoints.every_n_steps=2",) if name == "SIGKILL" else ()
-    whole = options(fixture_root, tmp_path / "whole", "tmass.yaml", *more)
+    whole = options(msrvtt, tmp_path / "whole", "tmass", *more)
     done = forked.tvr(whole, tmp_path, devices=2)
     assert done.returncode == 0, done.stderr[-3000:]
-    arguments = options(fixture_root, tmp_path / "stopped", "tmass.yaml", *more)
+    arguments = options(msrvtt, tmp_path / "stopped", "tmass", *more)
     monkeypatch.setenv("STRIKE_RANK", "1")
-    stopped = forked.tvr([name, "1" if name == "SIGTERM" else "3", *arguments], tmp_path, devices=2, program=PROGRAM)
+    stopped = forked.tvr(
+        [name, "1" if name == "SIGTERM" else "3", *arguments], tmp_path, devices=2, program=PROGRAMS / "resume_run.py"
+    )
     if name == "SIGTERM":
         assert stopped.returncode == os.EX_TEMPFAIL, stopped.stderr[-3000:]
         assert "stopped by SIGTERM after step 3 and saved" in (tmp_path / "err-0.txt").read_text()
     else:
         assert stopped.returncode
         assert last(tmp_path / "stopped")["global_step"] == 2
-    resumed = forked.tvr([*arguments, "--checkpoints.resume=true"], tmp_path, devices=2)
+    resumed = forked.tvr([*arguments, RESUME], tmp_path, devices=2)
     assert resumed.returncode == 0, resumed.stderr[-3000:]
     found = differences(last(tmp_path / "stopped"), last(tmp_path / "whole"))
     assert [line for line in found if ".betas: " not in line] == []  # FSDP2 loads the two values as a list
 
 
-def test_weights_of_an_earlier_step_are_not_tested_as_those_of_the_last(fixture_root, tmp_path, monkeypatch, capsys):
-    """As when somebody copies an older `last.ckpt` over the newer one."""
-    arguments = options(fixture_root, tmp_path, "clip4clip.yaml")
+def test_weights_of_an_earlier_step_are_not_tested_as_those_of_the_last(msrvtt, tmp_path, monkeypatch, capsys):
+    """For example, if an older `last.ckpt` is copied over the newer one."""
     old = tmp_path / "old.ckpt"
 
     class PutBack(Callback):
@@ -229,28 +201,11 @@ def test_weights_of_an_earlier_step_are_not_tested_as_those_of_the_last(fixture_
         def on_fit_end(self, trainer, pl_module):
             shutil.copy(old, checkpoint_folder(trainer) / "last.ckpt")
 
-    with_callback(monkeypatch, PutBack())
-    assert main(arguments) == 1
+    monkeypatch.setattr(Run, "build_trainer", Run.build_trainer)  # restored after the test
+    add_callback(PutBack())
+    assert main(options(msrvtt, tmp_path, "clip4clip")) == 1
     assert re.search(r"last\.ckpt contains the weights of step 3, but the run ended at step 6", capsys.readouterr().err)
     assert not list(tmp_path.glob("*/*/results.json"))
-
-
-def with_callback(monkeypatch, callback: Callback) -> None:
-    """Have every trainer of this test call `callback` as well."""
-    build = tvr_lightning.runs.run.Run.build_trainer
-
-    def with_it(self, **kwargs):
-        trainer = build(self, **kwargs)
-        trainer.callbacks.append(callback)
-        return trainer
-
-    monkeypatch.setattr(tvr_lightning.runs.run.Run, "build_trainer", with_it)
-
-
-def test_resuming_and_a_checkpoint_of_ones_own_contradict(fixture_root, tmp_path, capsys):
-    more = ("--checkpoints.resume=true", "--ckpt_path=last")
-    assert main(options(fixture_root, tmp_path, "clip4clip.yaml", *more)) == 2
-    assert "Drop it or --ckpt_path" in capsys.readouterr().err
 
 
 def test_checkpoints_need_a_positive_interval():
@@ -320,9 +275,9 @@ def test_what_a_killed_process_left_of_a_checkpoint_is_overwritten_by_the_next_o
     assert torch.load(folder / "last.ckpt", weights_only=True)["step"] == 3
 
 
-def test_a_place_that_takes_no_files_is_named_before_training(fixture_root, tmp_path, capsys):
+def test_a_place_that_takes_no_files_is_named_before_training(msrvtt, tmp_path, capsys):
     (tmp_path / "taken").write_text("")
-    assert main(options(fixture_root, tmp_path / "taken" / "runs", "clip4clip.yaml")) == 1
+    assert main(options(msrvtt, tmp_path / "taken" / "runs", "clip4clip")) == 1
     said = capsys.readouterr().err
     assert f"cannot write to {tmp_path / 'taken' / 'runs'}" in said
     assert "(Not a directory). Choose another folder with --results.directory=FOLDER" in said
@@ -365,21 +320,13 @@ def test_the_furthest_checkpoint_of_the_newest_run_is_found_whatever_the_clock_s
     assert newest_checkpoint(tmp_path, lambda run: run.name != "version_10").parent.parent.name == "version_9"
 
 
-@pytest.fixture(scope="module")
-def finished(fixture_root, tmp_path_factory) -> Path:
-    """The folder of all runs, with one finished run of CLIP4Clip."""
-    runs = tmp_path_factory.mktemp("finished") / "runs"
-    assert main(options(fixture_root, runs, "clip4clip.yaml")) == 0
-    return runs
-
-
-def test_a_finished_run_does_not_take_other_settings(finished, fixture_root, tmp_path, caplog):
-    shutil.copytree(finished, tmp_path / "runs")
-    first = tmp_path / "runs" / "clip4clip-msrvtt" / "version_0"
+def test_a_finished_run_does_not_take_other_settings(finished_run, msrvtt, tmp_path, caplog):
+    first = tmp_path / "clip4clip-msrvtt" / "version_0"
+    shutil.copytree(finished_run, first)
     before = {path.name: path.read_bytes() for path in first.iterdir() if path.suffix in (".yaml", ".json", ".csv")}
-    arguments = options(fixture_root, tmp_path / "runs", "clip4clip.yaml", "--checkpoints.resume=true")
+    more = (RESUME, "--model.init_args.optimizer.lr=0.002", "--trainer.max_epochs=1")
     with caplog.at_level("INFO"):
-        assert main([*arguments, "--model.init_args.optimizer.lr=0.002", "--trainer.max_epochs=1"]) == 0
+        assert main(["fit", *small_run(msrvtt, tmp_path, *more)]) == 0
     said = "other settings: trainer.max_epochs was 2, is 1; model.init_args.optimizer.lr was 0.001, is 0.002"
     assert said in caplog.text
     assert before == {name: (first / name).read_bytes() for name in before}
@@ -388,23 +335,17 @@ def test_a_finished_run_does_not_take_other_settings(finished, fixture_root, tmp
     assert "version_1" in second["checkpoint"]
 
 
-def test_a_copied_run_is_tested_with_its_own_weights_wherever_it_is_carried_out(finished, fixture_root, tmp_path):
-    shutil.copytree(finished, tmp_path / "copy")
-    (run,) = (tmp_path / "copy").glob("*/*")
+def test_a_copied_run_is_tested_with_its_own_weights(finished_run, msrvtt, tmp_path):
+    run = tmp_path / "clip4clip-msrvtt" / "version_0"
+    shutil.copytree(finished_run, run)
     (run / "results.json").unlink()
-    for path in finished.glob("*/*/checkpoints/*"):
-        path.rename(path.with_suffix(".gone"))
-    try:
-        more = ("--checkpoints.resume=true", "--eval_memory=1GiB", "--results.select_on=test")
-        assert main(options(fixture_root, tmp_path / "copy", "clip4clip.yaml", *more)) == 0
-    finally:
-        for path in finished.glob("*/*/checkpoints/*"):
-            path.rename(path.with_suffix(".ckpt"))
-    assert list((tmp_path / "copy").glob("*/*")) == [run]
+    more = (RESUME, "--eval_memory=1GiB", "--results.select_on=test")
+    assert main(["fit", *small_run(msrvtt, tmp_path, *more)]) == 0
+    assert list(tmp_path.glob("*/*")) == [run]
     assert json.loads((run / "results.json").read_text())["checkpoint"] == str(run / "checkpoints" / "best.ckpt")
 
 
-def test_a_best_checkpoint_from_behind_the_one_a_run_goes_on_from_keeps_its_score(tmp_path):
+def test_a_best_checkpoint_later_than_the_resumed_one_keeps_its_score(tmp_path):
     """A killed run replaced the former best; on a GPU its successor may not reach the same score again."""
     best = RunCheckpoint(tmp_path, monitor="val/t2v_R@1", mode="max", filename="best", enable_version_counter=False)
 
@@ -425,11 +366,10 @@ def test_a_best_checkpoint_from_behind_the_one_a_run_goes_on_from_keeps_its_scor
     assert not best.check_monitor_top_k(trainer, torch.tensor(24.0))
 
 
-def test_batches_read_ahead_by_workers_do_not_count_as_trained(fixture_root):
+def test_batches_read_ahead_by_workers_do_not_count_as_trained(msrvtt):
     def data() -> MSRVTT:
-        return MSRVTT(
-            root=str(fixture_root), frames=2, image_size=16, batch_size=4, num_workers=1, captions_per_epoch="one"
-        )
+        options = {"image_size": 16, "batch_size": 4, "num_workers": 1, "captions_per_epoch": "one"}
+        return MSRVTT(root=str(msrvtt), frames=2, **options)
 
     first = data()
     batches = iter(first.train_dataloader())

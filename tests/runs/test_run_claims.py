@@ -13,32 +13,17 @@ from pathlib import Path
 import forked
 import pytest
 import torch
+from small_run import small_run
 
 from tvr_lightning.cli import main
 from tvr_lightning.runs.folder import create_run
-from tvr_lightning.synthetic import synthesize
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 SECONDS = 300
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("data")
-    synthesize("msrvtt", root, 24, 0, workers=1, progress=False)
-    return root
-
-
 def fit(root: Path, runs: Path, seed: int, *more: str) -> list[str]:
-    return [
-        "fit", f"--config={RECIPES / 'xpool.yaml'}", f"--config={RECIPES / 'fixture.yaml'}",
-        f"--data.init_args.root={root}", "--data.init_args.batch_size=6", "--data.init_args.frames=1",
-        "--data.init_args.num_workers=0", f"--results.directory={runs}", f"--seed_everything={seed}",
-        "--model.init_args.encoder={class_path: TinyClipEncoder, init_args: "
-        "{width: 64, text_layers: 1, vision_layers: 1}}",
-        "--trainer.max_epochs=1", "--trainer.limit_val_batches=0", "--trainer.accelerator=cpu",
-        "--trainer.enable_progress_bar=false", *more,
-    ]  # fmt: skip
+    short = ("--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=5", f"--seed_everything={seed}")
+    return ["fit", *small_run(root, runs, *short, *more, recipe="xpool")]
 
 
 def table(run: Path) -> dict:
@@ -68,12 +53,12 @@ def start(tmp_path, ended):
 
 
 @pytest.fixture(scope="module")
-def tables(root, tmp_path_factory) -> dict[int, dict]:
+def tables(msrvtt, tmp_path_factory) -> dict[int, dict]:
     """Tables of two runs that start one after the other, by their seeds."""
     runs = tmp_path_factory.mktemp("expected")
-    for seed in (1, 2):
-        assert main(fit(root, runs / str(seed), seed)) == 0
-    found = {seed: table(runs / str(seed) / "xpool-msrvtt" / "version_0") for seed in (1, 2)}
+    for seed in (1, 3):
+        assert main(fit(msrvtt, runs / str(seed), seed)) == 0
+    found = {seed: table(runs / str(seed) / "xpool-msrvtt" / "version_0") for seed in (1, 3)}
     values = [{name: value for name, value in found[seed].items() if name != "seed"} for seed in found]
     assert values[0] != values[1], "the tables must differ to be told apart"
     return found
@@ -84,13 +69,13 @@ def until_folder_is_named(said: Path, process) -> None:
     until(lambda: (said.is_file() and "writes to" in said.read_text()) or process.exitcode is not None)
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_two_runs_held_while_they_start_have_two_folders_and_two_tables(first, root, tmp_path, start, tables):
+@pytest.mark.parametrize("first", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_two_runs_held_while_they_start_have_two_folders_and_two_tables(first, msrvtt, tmp_path, start, tables):
     """Both are held when they name their folders, and either may continue first."""
     runs = tmp_path / "runs"
     processes = []
     for seed in tables:
-        processes.append(start(fit(root, runs, seed)))
+        processes.append(start(fit(msrvtt, runs, seed)))
         until_folder_is_named(tmp_path / f"process-{len(processes) - 1}" / "out-0.txt", processes[-1])
         os.kill(processes[-1].pid, signal.SIGSTOP)
     for process in (processes[first], processes[1 - first]):
@@ -103,38 +88,38 @@ def test_two_runs_held_while_they_start_have_two_folders_and_two_tables(first, r
 
 
 def test_folders_created_at_the_same_moment_differ(tmp_path):
-    threads, together = 16, threading.Barrier(16)
+    together = threading.Barrier(16)
 
     def create(number: int) -> Path:
         together.wait()
         return create_run(tmp_path / "runs")
 
-    with ThreadPoolExecutor(threads) as pool:
-        folders = sorted(pool.map(create, range(threads)), key=lambda folder: int(folder.name.removeprefix("version_")))
-    assert folders == [tmp_path / "runs" / f"version_{number}" for number in range(threads)]
+    with ThreadPoolExecutor(16) as pool:
+        folders = sorted(pool.map(create, range(16)), key=lambda folder: int(folder.name.removeprefix("version_")))
+    assert folders == [tmp_path / "runs" / f"version_{number}" for number in range(16)]
 
 
-def test_a_run_that_fails_before_its_first_step_leaves_the_other_run_alone(root, tmp_path, start, tables):
+def test_a_run_that_fails_before_its_first_step_leaves_the_other_run_alone(msrvtt, tmp_path, start, tables):
     """The failing run is held from before the other run starts until the other run has ended."""
     broken, runs = tmp_path / "broken", tmp_path / "runs"
-    shutil.copytree(root, broken)
+    shutil.copytree(msrvtt, broken)
     for video in broken.rglob("*.mp4"):
         video.write_bytes(video.read_bytes()[:100])
     failing = start(fit(broken, runs, 1))
     until_folder_is_named(tmp_path / "process-0" / "out-0.txt", failing)
     os.kill(failing.pid, signal.SIGSTOP)
-    other = start(fit(root, runs, 2))
+    other = start(fit(msrvtt, runs, 3))
     other.join(SECONDS)
     os.kill(failing.pid, signal.SIGCONT)
     failing.join(SECONDS)
     assert (failing.exitcode, other.exitcode) == (1, 0)
     (folder,) = (runs / "xpool-msrvtt").iterdir()
-    assert table(folder) == tables[2]
+    assert table(folder) == tables[3]
     assert (folder / "checkpoints" / "last.ckpt").is_file()
 
 
-def test_resuming_refuses_a_run_that_is_alive(root, tmp_path, start, capsys):
-    words = fit(root, tmp_path / "runs", 1, "--trainer.max_epochs=3")
+def test_resuming_refuses_a_run_that_is_alive(msrvtt, tmp_path, start, capsys):
+    words = fit(msrvtt, tmp_path / "runs", 1, "--trainer.max_epochs=3")
     run = tmp_path / "runs" / "xpool-msrvtt" / "version_0"
     last = run / "checkpoints" / "last.ckpt"
     process = start(words)

@@ -1,9 +1,8 @@
-"""The folder of a run: what it says, whose evaluations lie in it, and that failed starts leave none."""
+"""The folder of a run: its log, its metrics, its number, and that failed starts leave none."""
 
 import logging
 import os
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
@@ -28,28 +27,30 @@ def test_the_log_has_the_lines_of_the_screen_without_bars(tmp_path, capsys):
     assert type(sys.stdout).__name__ != "_Tee"
 
 
-@pytest.mark.parametrize(("steps", "left"), [(0, False), (3, True)])
-def test_a_run_that_fails_before_its_first_step_leaves_no_folder(steps, left, tmp_path):
-    trainer = SimpleNamespace(global_step=steps)
+@pytest.mark.parametrize(
+    ("existing", "steps", "left"),
+    [
+        (None, 0, []),
+        (None, 3, ["version_0"]),
+        ("", 0, []),
+        ("version_0", 0, ["version_0"]),
+        ("version_7", 0, ["version_7"]),
+    ],
+)
+def test_a_run_that_fails_before_its_first_step_removes_its_folder_alone(existing, steps, left, tmp_path):
     runs = tmp_path / "method-data"
+    if existing is not None:
+        (runs / existing).mkdir(parents=True)
 
     def fail() -> None:
-        with new_run(runs, trainer) as folder:
+        with new_run(runs, SimpleNamespace(global_step=steps)) as folder:
             (folder / "config.yaml").touch()
             raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
         fail()
-    assert runs.is_dir() == left
-
-
-@pytest.mark.parametrize("there", [None, "version_0", "version_7"])
-def test_a_run_that_fails_removes_nothing_that_was_there_before(there, tmp_path):
-    runs = tmp_path / "method-data"
-    (runs / (there or "")).mkdir(parents=True)
-    with pytest.raises(ValueError, match="no"), new_run(runs, SimpleNamespace(global_step=0)):
-        raise ValueError("no")
-    assert [path.name for path in runs.iterdir()] == ([there] if there else [])
+    assert sorted(path.name for path in tmp_path.glob("method-data/*")) == left
+    assert runs.is_dir() == (existing is not None or bool(left))
 
 
 def test_a_new_run_is_numbered_after_everything_that_is_there(tmp_path):
@@ -71,12 +72,12 @@ def test_the_run_of_a_checkpoint_is_a_folder_that_can_be_written(tmp_path):
     assert run_of(str(tmp_path / "last.ckpt")) is None
     assert run_of(None) is None
     if os.geteuid():  # root writes everywhere
-        Path(tmp_path / "run").chmod(0o500)
+        (tmp_path / "run").chmod(0o500)
         assert run_of(str(checkpoint)) is None
 
 
 @pytest.mark.filterwarnings("ignore:Experiment logs directory")  # commands filter it
-def test_a_run_that_goes_on_keeps_what_it_does_not_do_again(tmp_path):
+def test_metrics_of_a_resumed_run_continue_and_those_of_a_new_run_start_empty(tmp_path):
     run, checkpoint = tmp_path / "run", tmp_path / "running.ckpt"
     first = metrics_logger(run)
     for step in range(6):
@@ -96,9 +97,7 @@ def test_a_run_that_goes_on_keeps_what_it_does_not_do_again(tmp_path):
     assert found["train/loss"].dropna().tolist() == [10.0, 9.0, 8.0, 7.0, 1.0]
     assert found["val/t2v_R@1"].dropna().tolist() == [50.0]
 
-
-@pytest.mark.filterwarnings("ignore:Experiment logs directory")
-def test_a_new_run_begins_with_an_empty_log(tmp_path):
+    new = tmp_path / "new"
     for value in (1.0, 2.0):
-        metrics_logger(tmp_path).log_metrics({"train/loss": value}, 0)
-    assert pd.read_csv(tmp_path / METRICS)["train/loss"].tolist() == [2.0]
+        metrics_logger(new).log_metrics({"train/loss": value}, 0)
+    assert pd.read_csv(new / METRICS)["train/loss"].tolist() == [2.0]
