@@ -121,6 +121,11 @@ HOOKS = {
 }  # fmt: skip
 
 
+def test_a_run_killed_in_any_hook_of_its_last_step_resumes_exactly(msrvtt, tmp_path):
+    arguments = options(msrvtt, tmp_path / "runs", "gare", EVERY_STEP)
+    assert_all_as_undisturbed(strike_everywhere("SIGKILL", 5, tmp_path, arguments), HOOKS)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
 @pytest.mark.parametrize(
