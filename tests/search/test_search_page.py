@@ -150,6 +150,7 @@ def test_the_player_plays_with_audio_from_the_best_moment_and_steps_through_resu
     assert one(browser, "#query").get_attribute("value") == ""
 
 
+@pytest.mark.slow
 def test_a_shared_link_shows_the_same_after_a_reload(browser, address):
     ask(browser, address)
     for folder, count in (("below", 2), (".", 8)):
@@ -186,6 +187,7 @@ document.body.dispatchEvent(new ClipboardEvent('paste', {clipboardData: data, bu
 """
 
 
+@pytest.mark.slow
 def test_an_image_or_a_clip_is_an_example_alone_and_with_text(browser, address, gallery, tmp_path):
     picture = tmp_path / "picture.png"
     Image.new("RGB", (60, 40), "red").save(picture)
@@ -226,6 +228,7 @@ def test_bad_input_is_announced(browser, address, tmp_path):
     assert browser.execute_script("return arguments[0].map(clock)", times) == [clock(each) for each in times]
 
 
+@pytest.mark.slow
 def test_the_keyboard_alone_suffices(browser, address):
     items = ask(browser, address)
     rows = [item.rect["y"] for item in items]
@@ -252,6 +255,7 @@ def test_the_keyboard_alone_suffices(browser, address):
     assert browser.switch_to.active_element.get_attribute("id") == "query"
 
 
+@pytest.mark.slow
 def test_a_phone_in_dark_mode(browser, address):
     metrics = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)

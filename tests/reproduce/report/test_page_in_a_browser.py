@@ -6,23 +6,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import open_browser, wait
+
+pytest.importorskip("selenium", reason="selenium drives the browser")
+from browser import wait
 from PIL import Image
-from run_cards import keys_of, make_card
+from run_cards import RECIPES, keys_of, make_card, plan_of
+from selenium import webdriver
+from selenium.webdriver.common.keys import Keys
 
 from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.reproduce.report.leaderboard import leaderboards
 from tvr_lightning.reproduce.report.site import Site, views_of
 from tvr_lightning.reproduce.report.sources import read_ranks, read_runs
 from tvr_lightning.reproduce.runs.card import write_ranks
-from tvr_lightning.reproduce.runs.plan import Setting, make_plan
 from tvr_lightning.reproduce.tables import load_table
 
-RECIPES = Path(__file__).parents[3] / "recipes"
 RUNS = {"gare-1": ("clip4clip", "gare"), "tc-mgc-1a": ("tc-mgc", "tc-mgc-b16"), "gaid-1": ("gaid-didemo",)}
 AXE = Path(os.environ.get("TVR_AXE", ""))
-"""File axe.min.js of the npm package axe-core."""
-KEYS = {"Tab": 9, "Enter": 13, " ": 32}
 VIDEOS = ("video1", "video2</script>")
 KINDS = ("text_to_video", "video_to_text")
 ARRAYS = {
@@ -41,7 +41,7 @@ ARRAYS = {
 
 def site_of(out, chosen, **setting):
     """Write the report of runs with the same figures; the second run fails on other queries than the rest."""
-    plan = make_plan([load_table(name, RECIPES) for name in chosen], Setting(RECIPES, out, **setting))
+    plan = plan_of(" ".join(chosen), out, **setting)
     keys = dict.fromkeys(
         key for table, runs in chosen.items() for run in runs for key in keys_of(plan, f"{table}/{run}")
     )
@@ -71,39 +71,12 @@ def site(tmp_path_factory):
     return site_of(tmp_path_factory.mktemp("report"), RUNS)
 
 
-@pytest.fixture(scope="module")
-def folder(site):
-    return site[0]
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with open_browser(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
-
-
-@pytest.fixture
-def browser(driver, folder):
-    """The overview on a wide screen."""
-    return opened(driver, folder, 1400)
-
-
 def opened(driver, folder, width, page="index.html"):
     phone = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
     driver.get("about:blank")
     driver.get((folder / "report" / page).as_uri())
     return driver
-
-
-def press(browser, key):
-    """Press a key in the focused element."""
-    pressed = {"key": key, "code": "Space" if key == " " else key, "windowsVirtualKeyCode": KEYS[key]}
-    text = {"Enter": "\r", " ": " "}.get(key)
-    browser.execute_cdp_cmd(
-        "Input.dispatchKeyEvent", {"type": "keyDown", **pressed, **({"text": text} if text else {})}
-    )
-    browser.execute_cdp_cmd("Input.dispatchKeyEvent", {"type": "keyUp", **pressed})
 
 
 def lines(browser, place=0):
@@ -121,7 +94,7 @@ def pages_of(folder, runs):
 
 
 def test_every_run_is_in_the_leaderboard_of_its_dataset_once(site):
-    _, runs = site
+    folder, runs = site
     boards = leaderboards(views_of(runs, RECIPES), runs)
     assert set(boards) == {"MSR-VTT", "DiDeMo"}
     keys = [run.key for _, own in boards.values() for run in own]
@@ -130,46 +103,46 @@ def test_every_run_is_in_the_leaderboard_of_its_dataset_once(site):
     table, (run,) = boards["DiDeMo"]
     assert ("video to text", "published") not in table
     assert table["video to text", "R@1"].iloc[0].startswith(f"{run.card.metrics('video_to_text')['R@1']:.1f} [")
+    charts = [path.read_text() for path in (folder / "report" / "tables").glob("tc-mgc-1a-*.svg")]
+    (curves,) = [svg for svg in charts if "training loss" in svg]
+    assert "tc-mgc-1a/tc-mgc-b16" in curves
 
 
-def test_a_heading_sorts_by_its_column_in_both_orders(browser):
+def test_a_heading_sorts_by_its_column_in_both_orders(driver, site):
+    browser = opened(driver, site[0], 1400)
+    assert "Newest run 20 November 2026, 13:42 UTC" in " ".join(find(browser, "main").text.split())
+    assert "2026-11-20T" not in find(browser, "body").text
     numbers = [float(line[1].split()[0]) for line in lines(browser)]
     assert len(numbers) == 4
     assert numbers == sorted(numbers, reverse=True)
     headings = browser.find_elements("css selector", ".sorted th[aria-sort]")
-    headings[1].find_element("css selector", "button").click()
+    buttons = [heading.find_element("css selector", "button") for heading in headings]
+    buttons[1].click()
     assert [float(line[1].split()[0]) for line in lines(browser)] == sorted(numbers)
     assert headings[1].get_attribute("aria-sort") == "ascending"
-    headings[0].find_element("css selector", "button").click()
+    buttons[0].click()
     names = [line[0] for line in lines(browser)]
     assert names == sorted(names, key=str.lower)
     assert headings[1].get_attribute("aria-sort") == "none"
-
-
-def test_rows_without_a_number_stay_at_the_bottom_in_both_orders(browser):
     browser.execute_script("document.querySelector('.sorted').tBodies[0].rows[0].cells[2].textContent = '-'")
-    button = browser.find_elements("css selector", ".sorted th[aria-sort] button")[2]
     for _ in range(2):
-        button.click()
-        assert [line[2] == "-" for line in lines(browser)] == [False, False, False, True]
+        buttons[2].click()
+        assert [line[2] == "-" for line in lines(browser)] == [False, False, False, True], "no number sorts last"
 
 
-def test_no_column_is_cut_and_citations_are_words(driver, folder):
+@pytest.mark.slow
+def test_no_column_is_cut_and_citations_are_words(driver, site):
     cut = "return [...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth).length"
-    assert opened(driver, folder, 1400).execute_script(cut) == 0
-    page = opened(driver, folder, 1400, "tables/gare-1.html")
+    assert opened(driver, site[0], 1400).execute_script(cut) == 0
+    page = opened(driver, site[0], 1400, "tables/gare-1.html")
     assert page.execute_script(cut) <= 1  # the table of the runs
     assert "Luo et al., Neurocomputing 22" in page.page_source
     assert "luo2022clip4clip" not in page.page_source
 
 
-def test_dates_are_for_people(browser):
-    assert "Newest run 20 November 2026, 13:42 UTC" in " ".join(find(browser, "main").text.split())
-    assert "2026-11-20T" not in find(browser, "body").text
-
-
-def test_a_phone_shows_r1_first_and_keeps_the_method_in_view(driver, folder):
-    browser = opened(driver, folder, 390)
+@pytest.mark.slow
+def test_a_phone_shows_r1_first_and_keeps_the_method_in_view(driver, site):
+    browser = opened(driver, site[0], 390)
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
     where = """const table = document.querySelector('.scroll'), [method, first] = table.querySelector('tbody tr').cells;
         const right = first.getBoundingClientRect().right;
@@ -182,12 +155,7 @@ def test_a_phone_shows_r1_first_and_keeps_the_method_in_view(driver, folder):
     assert width < 200
 
 
-def test_curves_of_a_table_are_compared_in_one_panel_with_a_legend(folder):
-    charts = [path.read_text() for path in (folder / "report" / "tables").glob("tc-mgc-1a-*.svg")]
-    (curves,) = [svg for svg in charts if "training loss" in svg]
-    assert "tc-mgc-1a/tc-mgc-b16" in curves
-
-
+@pytest.mark.slow
 def test_pages_work_offline_in_the_dark_and_text_of_charts_is_light(driver, site):
     folder, runs = site
     dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
@@ -205,17 +173,12 @@ def test_pages_work_offline_in_the_dark_and_text_of_charts_is_light(driver, site
         browser = opened(driver, folder, 1400, f"runs/{runs[0].key}.html")
         browser.execute_script("document.querySelector('img[src$=\".svg\"]').scrollIntoView()")
         assert wait(browser, lambda driver: find(driver, "img[src$='.svg']").get_property("complete"))
-        shot = browser_pixels(driver, "img[src$='.svg']")
+        shot = np.asarray(Image.open(io.BytesIO(find(driver, "img[src$='.svg']").screenshot_as_png)).convert("L"))
         assert shot.max() > 200  # text
         assert shot.mean() < 90  # on a dark ground
     finally:
         driver.execute_cdp_cmd("Network.emulateNetworkConditions", {**offline, "offline": False})
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-
-
-def browser_pixels(driver, css):
-    """Return the (H, W) gray values of what the browser shows of an element."""
-    return np.asarray(Image.open(io.BytesIO(find(driver, css).screenshot_as_png)).convert("L"))
 
 
 def test_queries_are_those_for_which_one_run_is_better(driver, site):
@@ -252,33 +215,36 @@ def test_queries_are_those_for_which_one_run_is_better(driver, site):
     assert find(driver, ".contest h3").text == f"{names[1]} against {names[0]}"
 
 
-def test_the_keyboard_alone_sorts_and_follows(browser):
-    press(browser, "Tab")
-    assert browser.switch_to.active_element.text == "Skip to the leaderboard"
+@pytest.mark.slow
+def test_the_keyboard_alone_sorts_and_follows(driver, site):
+    browser = opened(driver, site[0], 1400)
+
+    def press(*keys):
+        webdriver.ActionChains(browser).send_keys(*keys).perform()
+        return browser.switch_to.active_element
+
+    assert press(Keys.TAB).text == "Skip to the leaderboard"
+    sorted_by_method = False
     for _ in range(40):
-        press(browser, "Tab")
-        active = browser.switch_to.active_element
+        active = press(Keys.TAB)
         if active.text.startswith("method"):
-            press(browser, "Enter")
-            assert active.find_element("xpath", "..").get_attribute("aria-sort") == "ascending"
-        if "/runs/" in (active.get_attribute("href") or ""):
-            target = active.get_attribute("href")
-            press(browser, "Enter")
-            assert wait(browser, lambda driver: driver.current_url == target)  # noqa: B023  called at once
-            return
-    pytest.fail("no link of a run was reached")
+            press(Keys.ENTER)
+            sorted_by_method = active.find_element("xpath", "..").get_attribute("aria-sort") == "ascending"
+        if "/runs/" in (target := active.get_attribute("href") or ""):
+            break
+    assert sorted_by_method
+    press(Keys.ENTER)
+    assert wait(browser, lambda driver: driver.current_url == target)
 
 
+@pytest.mark.skipif(not AXE.is_file(), reason="unpack `npm pack axe-core` and set TVR_AXE to its axe.min.js")
 @pytest.mark.parametrize("width", [1400, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_serious_violation(driver, site, width, scheme):
-    if not AXE.is_file():
-        pytest.skip("no axe-core: unpack `npm pack axe-core` and set TVR_AXE to its axe.min.js")
-    folder, runs = site
     colors = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", colors)
-    for page in pages_of(folder, runs):
-        browser = opened(driver, folder, width, page)
+    for page in pages_of(*site):
+        browser = opened(driver, site[0], width, page)
         browser.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
         browser.execute_script(AXE.read_text(encoding="utf-8"))
         found = browser.execute_async_script("axe.run().then(arguments[0])")
@@ -287,6 +253,7 @@ def test_axe_finds_no_serious_violation(driver, site, width, scheme):
         assert not [(page, one["id"], one["nodes"][0]["html"]) for one in serious]
 
 
+@pytest.mark.slow
 def test_the_overview_of_forty_runs_is_small(driver, tmp_path):
     """Three screens of 900 pixels and 300 kB, with one line per entry of the contents."""
     tables = ("gare-1", "tc-mgc-1a", "gaid-1", "ncl-1")
