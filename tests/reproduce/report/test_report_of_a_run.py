@@ -135,19 +135,3 @@ def test_folders_of_fit_have_a_report_too(finished, run, tmp_path):
     assert "Training curves" in page_of(tmp_path, plain)
     assert "Retrieval sheet: “" in page_of(tmp_path, plain)
     assert "fit/100% #1" in (tmp_path / "report" / "queries.html").read_text()
-
-
-@pytest.mark.slow
-def test_a_phone_shows_words_of_figures_that_can_be_read(finished, run, driver):
-    run_report(finished, RECIPES)
-    widths = """
-        document.querySelectorAll('img').forEach(image => { image.loading = 'eager'; });
-        return Promise.all([...document.querySelectorAll('img')].map(image => image.decode())).then(() =>
-            [...document.querySelectorAll('img[src$=".svg"]')].map(image => image.width / image.naturalWidth))"""
-    phone = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
-    driver.get((finished / "report" / "runs" / f"{run.key}.html").as_uri())
-    found = driver.execute_script(widths)
-    assert driver.execute_script("return document.documentElement.scrollWidth") <= 360
-    assert len(found) > 5
-    assert min(found) * 8.5 * 96 / 72 >= 9  # the smallest font is 8.5 points

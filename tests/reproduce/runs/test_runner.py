@@ -270,16 +270,10 @@ def test_a_killed_invocation_is_taken_up_where_it_was(root, tmp_path, ended):
     out = tmp_path / "out"
     out.mkdir()
     (out / "fixture-20").symlink_to(root)
-    program = tmp_path / "invoke.py"
-    program.write_text(
-        "import sys\nfrom pathlib import Path\nfrom tvr_lightning.cli.tables import reproduce as run_reproduce\n"
-        "if __name__ == '__main__':\n"
-        f"    sys.exit(run_reproduce(['gare-1'], only='clip4clip,baseline', out=Path({str(out)!r}), "
-        f"recipes=Path({str(RECIPES)!r}), fixture=True, fixture_videos=20, "
-        f"overlay=Path({str(tmp_path / 'tiny.yaml')!r})))\n"
-    )
+    options = ["--only=clip4clip,baseline", "--fixture", "--fixture_videos=20", f"--out={out}", f"--recipes={RECIPES}"]
+    command = [sys.executable, "-m", "tvr_lightning.cli", "reproduce", "gare-1", *options]
+    command.append(f"--overlay={tmp_path / 'tiny.yaml'}")
     # In a session of its own, so that every process it leaves behind can be found.
-    command = [sys.executable, str(program)]
     process = ended(subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True))
     while len(list(out.glob("cards/*.json"))) < 1 or len(list(out.glob("runs/*/log.txt"))) < 2:
         assert process.poll() is None
@@ -295,7 +289,7 @@ def test_a_killed_invocation_is_taken_up_where_it_was(root, tmp_path, ended):
         assert time.monotonic() < deadline, "the killed invocation left its run behind"
         time.sleep(0.5)
     assert not (out / "cards" / f"{second.name}.json").exists()
-    assert subprocess.run([sys.executable, str(program)], check=True).returncode == 0
+    assert subprocess.run(command, check=True).returncode == 0
     assert first.stat().st_mtime_ns == written
     assert len(read_cards(out / "cards")) == 2
     assert (out / "tables" / "gare-1.md").is_file()
