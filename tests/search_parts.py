@@ -19,21 +19,25 @@ from tvr_lightning.search.results import Answer
 LOCAL = "http://127.0.0.1"
 
 
-def write_clip(path: Path, number: int, frames: int = 12) -> Path:
-    """A real mp4 of `frames` frames at 4 per second whose colors identify its number."""
+def write_frames(path: Path, pictures: np.ndarray) -> Path:
+    """An mp4 of frames (F, H, W, 3) at 4 per second."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    generator = np.random.default_rng(number)
-    colors = generator.integers(0, 255, (2, 3))
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=4)
-        stream.width = stream.height = 64
-        stream.pix_fmt = "yuv420p"
-        for frame in range(frames):
-            picture = np.zeros((64, 64, 3), dtype=np.uint8) + colors[0].astype(np.uint8)
-            picture[8:40, 4 * frame % 48 : 4 * frame % 48 + 16] = colors[1]
+        stream.height, stream.width, stream.pix_fmt = *pictures.shape[1:3], "yuv420p"
+        for picture in pictures:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
         container.mux(stream.encode())
     return path
+
+
+def write_clip(path: Path, number: int, frames: int = 12) -> Path:
+    """A real mp4 of `frames` frames at 4 per second whose colors identify its number."""
+    pictures, colors = np.zeros((frames, 64, 64, 3), np.uint8), np.random.default_rng(number).integers(0, 255, (2, 3))
+    pictures += colors[0].astype(np.uint8)
+    for frame, picture in enumerate(pictures):
+        picture[8:40, 4 * frame % 48 : 4 * frame % 48 + 16] = colors[1]
+    return write_frames(path, pictures)
 
 
 def save_checkpoint(module: RetrievalModule, encoder: dict[str, Any], arguments: dict[str, Any], path: Path) -> Path:

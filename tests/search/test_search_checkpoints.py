@@ -33,21 +33,18 @@ def changed(source, path, **arguments):
     return path
 
 
-@pytest.fixture
-def outside(tmp_path):
-    """A checkpoint of a method in a separate project, the one of docs/adding-a-method.md."""
-    path = save_checkpoint(DualSoftmaxLoss(TinyClipEncoder(**TINY), **ARGUMENTS), TINY, ARGUMENTS, tmp_path / "a.ckpt")
-    return changed(path, path, _class_path="examples.dual_softmax_loss.DualSoftmaxLoss", prior_temperature=500.0)
-
-
-def test_a_method_outside_the_package_is_searched_with_where_the_user_trusts_it(outside, gallery, tmp_path, capsys):
+def test_a_method_outside_the_package_is_used_if_the_user_trusts_it(gallery, tmp_path, capsys):
+    """The method of a separate project in docs/adding-a-method.md."""
+    method = DualSoftmaxLoss(TinyClipEncoder(**TINY), **ARGUMENTS)
+    outside, path = save_checkpoint(method, TINY, ARGUMENTS, tmp_path / "a.ckpt"), "examples.dual_softmax_loss"
+    changed(outside, outside, _class_path=f"{path}.DualSoftmaxLoss", prior_temperature=500.0)
     out = str(tmp_path / "index")
     command = ["index", str(gallery), "--out", out, "--ckpt_path", str(outside)]
     assert main(command) == 1
     said = capsys.readouterr().err
     assert "names examples.dual_softmax_loss.DualSoftmaxLoss" in said
     assert "--trust examples.dual_softmax_loss" in said
-    trust = ["--trust", "somewhere.else", "--trust", "examples.dual_softmax_loss"]
+    trust = ["--trust", "somewhere.else", "--trust", path]
     assert main([*command, *trust]) == 0
     for more, status in (([], 1), (trust, 0)):
         assert main(["search", "a red square", "--index", out, *more]) == status
@@ -56,13 +53,10 @@ def test_a_method_outside_the_package_is_searched_with_where_the_user_trusts_it(
         (scorer,) = searcher.scorers.values()
         assert isinstance(scorer.module, DualSoftmaxLoss)
         assert scorer.module.prior_temperature == 500.0
-
-
-def test_a_trusted_module_that_is_not_there_is_said(outside, tmp_path):
-    path = changed(outside, outside, _class_path="nowhere.Method")
+    changed(outside, outside, _class_path="nowhere.Method")
     error = r"names nowhere\.Method, which cannot be found: No module named 'nowhere'"
     with pytest.raises(CheckpointError, match=error):
-        Scorer(ScorerSource(str(path)), trust=["nowhere"])
+        Scorer(ScorerSource(str(outside)), trust=["nowhere"])
 
 
 @pytest.mark.parametrize(
