@@ -184,6 +184,20 @@ def test_folders_that_contain_no_index_are_refused(out, change, said):
         Searcher(out)
 
 
+@pytest.mark.parametrize(
+    ("videos", "weights", "said"),
+    [
+        (None, True, "No videos are given"),
+        ("nowhere", True, "no such file or folder"),
+        (".", False, "needs a checkpoint or weights"),
+    ],
+)
+def test_a_new_index_needs_videos_and_weights(gallery, out, sources, videos, weights, said):
+    with pytest.raises(SearchError, match=said):
+        index([gallery / videos] if videos else [], out, sources if weights else (), progress=False)
+    assert not out.exists()
+
+
 def execute(out, statement):
     with contextlib.closing(sqlite3.connect(out / "catalog.sqlite")) as other, other:
         other.execute(statement)
@@ -274,9 +288,11 @@ def test_a_store_that_misses_vectors_catches_up(indexed, out, qdrant):
 
 def written(folder):
     """Return the number of videos in an index that another process may be writing."""
-    if not (folder / "catalog.sqlite").is_file():
+    try:
+        catalog = Catalog(folder)
+    except SearchError:  # the other process has not written its tables yet
         return 0
-    with contextlib.closing(Catalog(folder)) as catalog:
+    with contextlib.closing(catalog):
         return len(catalog.keys())
 
 
