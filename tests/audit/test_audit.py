@@ -165,10 +165,6 @@ class ByArrival(CLIP4Clip):
 
     count = 0
 
-    def on_test_epoch_start(self) -> None:
-        super().on_test_epoch_start()
-        self.count = 0
-
     def test_step(self, batch: TextBatch | VideoBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         if batch_idx == 0:
             self.count = 0
