@@ -1,4 +1,4 @@
-"""A local server with the shape of the Hugging Face hub's interface: what a dataset holds, and its files in ranges."""
+"""A local server with the interface of the Hugging Face Hub: the files of a dataset, in ranges."""
 
 import hashlib
 import json
@@ -12,12 +12,7 @@ COMMIT = "a" * 40
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves the files of one dataset repository.
-
-    Args:
-        repository: owner and name.
-        folder: its files.
-    """
+    """Serves the files of a folder as those of one dataset repository."""
 
     daemon_threads = True
 
@@ -39,56 +34,48 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *arguments: object) -> None:
-        """Say nothing."""
-
-    def do_HEAD(self) -> None:
-        self.answer(body=False)
+        """Log nothing."""
 
     def do_GET(self) -> None:
-        self.answer(body=True)
-
-    def answer(self, body: bool) -> None:
-        path = self.path.partition("?")[0]
+        path, range_ = self.path.partition("?")[0], self.headers.get("Range")
         repository, folder = self.server.repository, self.server.folder
-        self.server.asked.append((self.command, path, self.headers.get("Range")))
+        self.server.asked.append((self.command, path, range_))
         if path.startswith(f"/api/datasets/{repository}"):
             files = [{"rfilename": file.name, "size": file.stat().st_size} for file in sorted(folder.iterdir())]
-            self.send(json.dumps({"id": repository, "sha": COMMIT, "siblings": files}).encode(), body, {})
+            self.send(json.dumps({"id": repository, "sha": COMMIT, "siblings": files}).encode(), {})
             return
         name = path.removeprefix(f"/datasets/{repository}/resolve/{COMMIT}/")
         if name == path or not (folder / name).is_file():
-            self.send(b"not here", body, {"X-Error-Code": "RepoNotFound"}, 404)
+            self.send(b"not here", {"X-Error-Code": "RepoNotFound"}, 404)
             return
         content = (folder / name).read_bytes()
         headers = {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-        start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").partition("-")[0])
-        status = 200
-        if self.headers.get("Range"):
-            status = 206
+        start = int((range_ or "bytes=0-").removeprefix("bytes=").partition("-")[0])
+        if range_:
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        body = self.command == "GET"
         broken = name in self.server.breaks_off or (body and name in self.server.breaks_once)
         if body:
             self.server.breaks_once.discard(name)
-        self.send(content[start:], body, headers, status, broken)
+        self.send(content[start:], headers, 206 if range_ else 200, broken)
 
-    def send(
-        self, content: bytes, body: bool, headers: dict[str, str], status: int = 200, broken: bool = False
-    ) -> None:
+    do_HEAD = do_GET  # noqa: N815  http.server's name
+
+    def send(self, content: bytes, headers: dict[str, str], status: int = 200, broken: bool = False) -> None:
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(content))}.items():
             self.send_header(name, value)
         self.end_headers()
-        if body:
+        if self.command == "GET":
             self.wfile.write(content[: len(content) // 2] if broken else content)
-        if body and broken:
-            self.wfile.flush()
-            self.connection.close()
-            self.close_connection = True
+            if broken:
+                self.wfile.flush()
+                self.connection.close()
+                self.close_connection = True
 
 
 @contextmanager
 def serving(repository: str, folder: Path) -> Iterator[Hub]:
-    """Serve while the context lasts."""
     hub = Hub(repository, folder)
     thread = threading.Thread(target=hub.serve_forever, daemon=True)
     thread.start()

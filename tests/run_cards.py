@@ -1,5 +1,6 @@
 """Cards of imaginary runs, with ranks of random but plausible scores."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,9 +11,16 @@ from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.evaluation.ranks import Ranks, text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.evaluation.weights import Weights
 from tvr_lightning.reproduce.runs.card import Card, write_ranks, write_record
-from tvr_lightning.reproduce.runs.plan import Plan, PlannedRun
+from tvr_lightning.reproduce.runs.plan import Plan, PlannedRun, Setting, make_plan
+from tvr_lightning.reproduce.tables import load_table
 
+RECIPES = Path(__file__).parents[1] / "recipes"
 DIRECTIONS = ("text_to_video", "video_to_text")
+
+
+def plan_of(tables: str, root: Path, only: Sequence[str] = (), **setting) -> Plan:
+    """Plan the runs of tables, whose names are separated by spaces."""
+    return make_plan([load_table(name, RECIPES) for name in tables.split()], Setting(RECIPES, root, **setting), only)
 
 
 def keys_of(plan: Plan, claim: str) -> list[str]:

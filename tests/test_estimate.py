@@ -46,17 +46,12 @@ def words(root: Path, *further: str) -> list[str]:
     ]  # fmt: skip
 
 
-def estimated(root: Path, *further: str) -> Estimate:
-    return estimate(Recipe.parse([], words(root, *further)))
-
-
 def prepared(root: Path, *further: str):
     return prepare(Recipe.parse([], words(root, *further)))
 
 
-def counted(root: Path, *further: str, split: str = "test") -> tuple[int, int, int]:
-    method, data, trainer = prepared(root, *further)
-    return count_evaluation(method, data, split, getattr(trainer, f"limit_{split}_batches"))
+def estimated(root: Path, *further: str) -> Estimate:
+    return estimate(Recipe.parse([], words(root, *further)))
 
 
 def test_the_estimate_tells_what_a_run_needs_and_writes_nothing(root, tmp_path, monkeypatch, capsys):
@@ -93,25 +88,37 @@ def test_limits_accumulation_and_validations_are_counted(root, options, batches,
     assert trainer.estimated_stepping_batches == steps
 
 
-def test_evaluations_count_limits_and_banks(root):
+@pytest.mark.parametrize(
+    ("split", "options", "expected"),
+    [
+        ("val", [], (4, 4, 16)),
+        ("test", [], (6, 6, 36)),
+        ("test", ["normalization=QueryBankNorm", "bank_size=5"], (6 + 5, 6 + 5, 36 + 5 * 6 + 6 * 5)),
+        ("test", ["normalization=QueryBankNorm", "NCL"], (6, 6, 36 + 7 * 6 + 6 * 7)),
+    ],
+)
+def test_evaluations_count_limits_and_banks(root, split, options, expected):
     limited = ("--data.init_args.eval_batch_size=2", "--trainer.limit_val_batches=2", "--trainer.limit_test_batches=3")
-    assert counted(root, *limited, split="val") == (4, 4, 16)
-    assert counted(root, *limited) == (6, 6, 36)
-    normalized = ("--model.init_args.evaluation.normalization=QueryBankNorm", *limited)
-    bank = counted(root, *normalized, "--model.init_args.evaluation.bank_size=5")
-    assert bank == (6 + 5, 6 + 5, 36 + 5 * 6 + 6 * 5)
-    queue = ("--model.init_args.contrast=NCL", "--model.init_args.contrast.init_args.queue_size=7")
-    kept = counted(root, *normalized, *queue)
-    assert kept == (6, 6, 36 + 7 * 6 + 6 * 7)
+    queue = ["--model.init_args.contrast=NCL", "--model.init_args.contrast.init_args.queue_size=7"]
+    chosen = [f"--model.init_args.evaluation.{option}" for option in options if option != "NCL"]
+    method, data, trainer = prepared(root, *limited, *chosen, *(queue if "NCL" in options else []))
+    assert count_evaluation(method, data, split, getattr(trainer, f"limit_{split}_batches")) == expected
 
 
-def test_time_and_memory_are_those_of_what_is_counted(root):
+def test_time_and_memory_are_those_of_what_is_counted(root, monkeypatch):
     found = estimated(root, "--trainer.check_val_every_n_epoch=1")
     without = estimated(root, "--trainer.limit_val_batches=0", "--model.init_args.evaluation.audit=0")
     assert without.evaluation_seconds < found.evaluation_seconds < found.seconds
     method, *_ = prepared(root)
     trained = sum(p.numel() for p in method.parameters() if p.requires_grad)
     assert found.memory > 4 * (sum(p.numel() for p in method.parameters()) + 3 * trained)
+    assert "NOT ENOUGH" not in found.text
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1e5))
+    assert "0 GB free: NOT ENOUGH" in estimated(root).text
+    with pytest.raises(RecipeError, match=r"The run has no end\. Set trainer\.max_epochs"):
+        estimated(root, "--trainer.max_epochs=-1")
+    with pytest.raises(Exception, match="batch_size 64 exceeds the 32 training samples"):
+        estimated(root, "--data.init_args.batch_size=64")
 
 
 def test_scoring_takes_what_the_blocks_of_an_evaluation_take():
@@ -142,19 +149,6 @@ def test_activations_of_a_whole_batch_are_estimated_from_small_ones(root):
     batch = random_batch(method, 8)
     expected = saved_bytes(method, random_batch(method, 32), context)
     assert activation_bytes(method, batch, 32, context) == pytest.approx(expected, rel=0.1)
-
-
-def test_what_does_not_fit_is_said(root, monkeypatch):
-    assert "NOT ENOUGH" not in estimated(root).text
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1e5))
-    assert "0 GB free: NOT ENOUGH" in estimated(root).text
-
-
-def test_a_run_without_end_or_without_a_batch_is_refused(root):
-    with pytest.raises(RecipeError, match=r"The run has no end\. Set trainer\.max_epochs"):
-        estimated(root, "--trainer.max_epochs=-1")
-    with pytest.raises(Exception, match="batch_size 64 exceeds the 32 training samples"):
-        estimated(root, "--data.init_args.batch_size=64")
 
 
 @pytest.mark.slow

@@ -40,57 +40,46 @@ def test_the_container_copies_what_there_is_and_installs_under_the_constraints()
     assert "--constraint /source/constraints.txt" in text
 
 
-@pytest.fixture
-def environment(tmp_path) -> dict[str, str]:
+@pytest.mark.slow
+def test_the_container_s_script_indexes_and_serves_and_names_missing_variables(tmp_path, ended):
     """As in the container: `tvr` on the path, and the folders named by variables."""
+    pytest.importorskip("lancedb")
+    pytest.importorskip("uvicorn")
     torch.manual_seed(0)
     module = XPool(TinyClipEncoder(**SMALL), frames=2, words=8)
     save_checkpoint(module, SMALL, {"frames": 2, "words": 8}, tmp_path / "last.ckpt")
     write_clip(tmp_path / "videos" / "a.mp4", 1)
-    command = tmp_path / "bin" / "tvr"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m tvr_lightning.cli "$@"\n')
-    command.chmod(0o755)
+    program = tmp_path / "bin" / "tvr"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m tvr_lightning.cli "$@"\n')
+    program.chmod(0o755)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    return os.environ | {
-        "PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "TVR_PORT": str(port),
-        "TVR_VIDEOS": str(tmp_path / "videos"), "TVR_INDEX": str(tmp_path / "index"), "TVR_HOST": "0.0.0.0",
-        "TVR_CHECKPOINT": str(tmp_path / "last.ckpt"), "TVR_SEARCH_TOKEN": "secret",
+    environment = os.environ | {
+        "PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "TVR_PORT": str(port),
+        "TVR_INDEX": str(tmp_path / "index"), "TVR_HOST": "0.0.0.0", "TVR_CHECKPOINT": str(tmp_path / "last.ckpt"),
+        "TVR_SEARCH_TOKEN": "secret",
     }  # fmt: skip
-
-
-def test_the_container_s_script_indexes_and_serves(environment, ended):
-    pytest.importorskip("lancedb")
-    pytest.importorskip("uvicorn")
     command = ["sh", str(ROOT / "docker" / "search.sh"), "--num_workers", "1"]
-    server = ended(subprocess.Popen(command, env=environment, start_new_session=True))
-    address = f"http://127.0.0.1:{environment['TVR_PORT']}/api/search?query=a%20red%20star"
-    request = urllib.request.Request(address, headers={"Authorization": "Bearer secret"})
-    try:
-        until, answer = time.monotonic() + 240, None
-        while answer is None and time.monotonic() < until and server.poll() is None:
-            try:
-                with urllib.request.urlopen(request, timeout=20) as response:
-                    answer = json.load(response)
-            except urllib.error.HTTPError as error:
-                raise AssertionError(error.read()) from error
-            except OSError:
-                time.sleep(0.5)
-        assert answer is not None, f"no answer; the script ended with {server.poll()}"
-        assert [Path(result["path"]).name for result in answer["results"]] == ["a.mp4"]
-        with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(address, timeout=20)
-    finally:
-        server.terminate()
-        server.wait(30)
-
-
-def test_the_container_s_script_says_what_is_missing(environment):
-    del environment["TVR_VIDEOS"]
-    done = subprocess.run(
-        ["sh", str(ROOT / "docker" / "search.sh")], env=environment, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert "TVR_VIDEOS: names the folder of the videos" in done.stderr
+    environment["TVR_VIDEOS"] = str(tmp_path / "videos")
+    server = ended(subprocess.Popen(command, env=environment, start_new_session=True))
+    address, until, answer = f"http://127.0.0.1:{port}/api/search?query=a%20red%20star", time.monotonic() + 240, None
+    request = urllib.request.Request(address, headers={"Authorization": "Bearer secret"})
+    while answer is None and time.monotonic() < until and server.poll() is None:
+        try:
+            with urllib.request.urlopen(request, timeout=20) as response:
+                answer = json.load(response)
+        except urllib.error.HTTPError as error:
+            raise AssertionError(error.read()) from error
+        except OSError:
+            time.sleep(0.5)
+    assert answer is not None, f"no answer; the script ended with {server.poll()}"
+    assert [Path(result["path"]).name for result in answer["results"]] == ["a.mp4"]
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(address, timeout=20)
+    server.terminate()
+    server.wait(30)

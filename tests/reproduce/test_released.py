@@ -9,7 +9,6 @@ from parity.case import load_case
 from tvr_lightning.cli import main
 from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.reproduce.released import RELEASED, measure
-from tvr_lightning.synthetic import synthesize
 
 VOCABULARY = 49408
 
@@ -27,15 +26,8 @@ def stand_ins(parity_cases, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture
-def data(tmp_path_factory, monkeypatch) -> Path:
-    root = tmp_path_factory.mktemp("data")
-    synthesize("msrvtt", root, 20, 0, workers=1, progress=False)
+def test_a_difference_from_the_published_result_ends_with_status_1(stand_ins, root, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TVR_DATA", str(root))
-    return root
-
-
-def test_what_differs_from_the_print_ends_with_status_1(stand_ins, data, capsys):
     words = ["verify-released", str(stand_ins), "--num_workers", "0"]
     assert main(words) == 1
     printed = capsys.readouterr().out
@@ -59,9 +51,7 @@ def test_what_differs_from_the_print_ends_with_status_1(stand_ins, data, capsys)
     assert method.evaluation is not None
     assert cells["gare", "t2v"][4] == f"{method.evaluation.text_to_video['R@1']:.1f}"
     assert main([*words, "--tolerance", "100"]) == 0
-
-
-def test_a_checkpoint_that_is_none_fails_and_says_so(stand_ins, data, tmp_path, capsys):
+    capsys.readouterr()
     (tmp_path / "gare.bin").write_bytes((stand_ins / "tcmgc.bin").read_bytes())
     assert main(["verify-released", str(tmp_path), "--num_workers", "0"]) == 1
     assert "is a checkpoint of TC-MGC, not of" in capsys.readouterr().out

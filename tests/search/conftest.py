@@ -1,5 +1,7 @@
 """Videos, checkpoints and an index small enough for every test."""
 
+import socket
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,12 @@ from search_parts import save_checkpoint, write_clip
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.methods import GARE, CLIP4Clip
 from tvr_lightning.methods.gare.options import GAREOptions
+from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.indexing import index
 from tvr_lightning.search.scorer import ScorerSource
+
+if not all(map(find_spec, ("lancedb", "qdrant_client", "fastapi", "uvicorn", "httpx"))):
+    collect_ignore_glob = ["test_*.py"]  # the extra `search` is not installed
 
 
 @pytest.fixture(scope="session")
@@ -38,22 +44,31 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def sources(checkpoints: dict[str, Path]) -> list[ScorerSource]:
-    pytest.importorskip("lancedb", reason="the extra `search` is not installed")
     return [ScorerSource(str(path)) for path in checkpoints.values()]
 
 
 @pytest.fixture(scope="session")
-def indexed(gallery: Path, checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ckpt(checkpoints: dict[str, Path]) -> list[str]:
+    """The option that names the checkpoint of CLIP4Clip."""
+    return ["--ckpt_path", str(checkpoints["clip4clip"])]
+
+
+@pytest.fixture(scope="session")
+def indexed(gallery: Path, sources: list[ScorerSource], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A read-only index of the gallery with both methods and a bank of queries."""
-    pytest.importorskip("lancedb", reason="the extra `search` is not installed")
     out = tmp_path_factory.mktemp("indexed") / "index"
-    scorers = [ScorerSource(str(path)) for path in checkpoints.values()]
     bank = ["a red square", "something blue", "a cat", "two dogs run", "a man talks"]
-    report = index([gallery], out, scorers, bank=bank, batch_size=3, progress=False)
+    report = index([gallery], out, sources, bank=bank, batch_size=3, progress=False)
     assert report.added == 8
     return out
+
+
+@pytest.fixture(scope="session")
+def searcher(indexed):
+    with Searcher(indexed) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +89,21 @@ def browser(driver):
 @pytest.fixture
 def qdrant(monkeypatch, tmp_path):
     """The address of Qdrant's local mode, used instead of a server."""
-    client = pytest.importorskip("qdrant_client", reason="the extra `search` is not installed")
+    client = pytest.importorskip("qdrant_client")
     opened = client.QdrantClient
     monkeypatch.setattr(client, "QdrantClient", lambda **_: opened(path=str(tmp_path / "qdrant")))
     return "qdrant://localhost"
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """Addresses to which a connection was attempted."""
+    asked = []
+
+    def refuse(_, address):
+        asked.append(address)
+        raise OSError("no network here")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: refuse(None, host))
+    return asked

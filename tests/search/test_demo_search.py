@@ -43,8 +43,3 @@ def test_the_demo_answers_its_own_first_example_right(tmp_path):
     wrong["video"] = wrong["video"].iloc[::-1].to_numpy()
     wrong.to_parquet(path)
     assert run(*words).returncode == 1, "a wrong example fails"
-
-
-def test_without_a_run_it_says_so(tmp_path):
-    done = run("--runs", tmp_path, "--videos", tmp_path, "--out", tmp_path / "index")
-    assert (done.returncode, "contains no run" in done.stderr) == (1, True)

@@ -1,23 +1,37 @@
-"""Search: two stages, every store, filters, normalization, and the command line."""
+"""Search: two stages, examples, every store, filters, normalization, relevance, and audio."""
 
+import dataclasses
 import json
 
+import av
 import pytest
+import sound_files
 import torch
-from search_parts import find, find_file
+from PIL import Image
+from search_parts import find, find_file, save_checkpoint, write_clip
 
 from tvr_lightning.cli import main
+from tvr_lightning.encoders import TinyClipEncoder, TinyWav2Vec2Encoder
 from tvr_lightning.features import VideoFeatures
-from tvr_lightning.search.engine import Searcher
+from tvr_lightning.methods import GAID
+from tvr_lightning.search.engine import Searcher, best_moments
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.indexing import index
-from tvr_lightning.search.results import clock
+from tvr_lightning.search.query import SearchQuery
+from tvr_lightning.search.relevance import BACKGROUND, GOOD, Scale
+from tvr_lightning.search.results import Moment
+from tvr_lightning.search.scorer import ScorerSource
 
 
 @pytest.fixture(scope="module")
-def searcher(indexed):
-    with Searcher(indexed) as made:
-        yield made
+def picture(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pictures") / "red.png"
+    Image.new("RGB", (90, 60), "red").save(path)
+    return path
+
+
+def scores(answer):
+    return {result.id: result.score for result in answer.results}
 
 
 def exhaustive(searcher, query, scorer):
@@ -25,15 +39,14 @@ def exhaustive(searcher, query, scorer):
     rows = searcher.catalog.videos()
     spans = [searcher.catalog.spans(row.id)[0].key for row in rows]
     videos = VideoFeatures.cat([searcher.catalog.features(span, scorer)[0] for span in spans])
-    scores = judge.score(judge.encode_texts([query]), videos)[0]
-    return {row.id: float(score) for row, score in zip(rows, scores, strict=True)}
+    found = judge.score(judge.encode_texts([query]), videos)[0]
+    return {row.id: float(score) for row, score in zip(rows, found, strict=True)}
 
 
 @pytest.mark.parametrize("scorer", ["gare", "clip4clip"])
 def test_results_are_ranked_by_the_methods_own_score(searcher, scorer):
     found = find(searcher, "a red square", rerank=scorer)
-    expected = exhaustive(searcher, "a red square", scorer)
-    assert {r.id: r.score for r in found.results} == pytest.approx(expected, abs=1e-5)
+    assert scores(found) == pytest.approx(exhaustive(searcher, "a red square", scorer), abs=1e-5)
     assert [r.score for r in found.results] == sorted((r.score for r in found.results), reverse=True)
     assert [r.rank for r in found.results] == list(range(1, 9))
 
@@ -44,6 +57,8 @@ def test_the_second_stage_scores_the_candidates_alone(searcher):
     few = find(searcher, "a red square", top=2, candidates=3)
     assert few.candidates == 3
     assert {r.id for r in few.results} <= {r.id for r in first[:3]}
+    with pytest.raises(SearchError, match="no scorer 'tcmgc', only gare, clip4clip and none"):
+        find(searcher, "a", rerank="tcmgc")
 
 
 def test_moments_are_frames_with_their_times(searcher):
@@ -52,6 +67,9 @@ def test_moments_are_frames_with_their_times(searcher):
         assert times == sorted(times)
         assert 0 <= times[0] <= times[-1] < result.duration
         assert result.best[0].similarity == max(moment.similarity for moment in result.moments)
+    moments = [Moment(0.0, 0.5), Moment(0.5, 0.9), Moment(1.0, 0.8), Moment(3.0, 0.1), Moment(9.0, 0.2)]
+    assert [moment.time for moment in best_moments(moments)] == [0.5, 9.0, 3.0], "of different seconds"
+    assert [moment.time for moment in best_moments(moments[:2])] == [0.5, 0.0]
 
 
 def test_a_folder_is_relative_to_the_indexed_one(searcher, gallery):
@@ -64,42 +82,74 @@ def test_a_folder_is_relative_to_the_indexed_one(searcher, gallery):
     for folder in (str(gallery), str(gallery / "below"), "..", "below/../below", "/"):
         with pytest.raises(SearchError, match="must be a path inside an indexed folder"):
             find(searcher, "a", folder=folder)
+    rows, count = searcher.catalog.listed(None, 3, 2)
+    assert (len(rows), count) == (3, 8)
+    assert searcher.folders() == [{"folder": ".", "count": 6}, {"folder": "below", "count": 2}]
+    assert searcher.catalog.listed("below", 3, 0)[1] == 2
 
 
-def test_sinkhorn_adds_one_bias_per_video(searcher):
-    plain = {r.id: r for r in find(searcher, "a red square").results}
+def test_sinkhorn_adds_one_bias_per_video_and_keeps_a_hub_from_crowding_the_results(searcher):
+    plain = scores(find(searcher, "a red square"))
     biased = find(searcher, "a red square", normalize="sinkhorn").results
     for result in biased:
-        assert result.score == pytest.approx(plain[result.id].score + result.bias, abs=1e-5)
+        assert result.score == pytest.approx(plain[result.id] + result.bias, abs=1e-5)
     other = {r.id: r.bias for r in find(searcher, "a cat", normalize="sinkhorn").results}
     assert other == {r.id: r.bias for r in biased}
     assert len(set(other.values())) > 1
-
-
-def test_sinkhorn_keeps_a_hub_from_crowding_the_results(searcher):
     scorer, bank = searcher.scorers["gare"], searcher.catalog.fact("bank")
-    _, vectors = searcher.catalog.vectors()
+    keys, vectors = searcher.catalog.vectors()
     cosines = scorer.text_vectors(scorer.encode_texts(bank)) @ vectors.T
-    biases = torch.tensor([searcher._compute_biases(0)[key] for key in searcher.catalog.vectors()[0]])
+    biases = torch.tensor([searcher._compute_biases(0)[key] for key in keys])
     spread = [(x / scorer.module.score_temperature()).softmax(1).sum(0).std() for x in (cosines, cosines + biases)]
     assert spread[1] < spread[0]
 
 
-def test_video_to_video(searcher, gallery):
+def test_a_video_of_the_index_finds_itself_as_a_file_and_others_by_its_id(searcher, gallery):
     own = find_file(searcher, gallery / "clip5.mp4").results
     assert own[0].path.endswith("clip5.mp4")
     assert own[0].score == pytest.approx(1.0, abs=1e-4)
-    similar = find(searcher, like=own[0].id)
-    assert [r.id for r in similar.results] == [r.id for r in own[1:]]
+    assert [r.id for r in find(searcher, like=own[0].id).results] == [r.id for r in own[1:]]
+    assert len(own) == 8
 
 
-def test_an_unknown_scorer(searcher):
-    with pytest.raises(SearchError, match="no scorer 'tcmgc', only gare, clip4clip and none"):
-        find(searcher, "a", rerank="tcmgc")
+@pytest.mark.parametrize("rerank", ["gare", "clip4clip", "none"])
+@pytest.mark.parametrize("kind", ["clip", "image"])
+def test_an_example_and_text_count_equally(searcher, gallery, picture, rerank, kind):
+    example = searcher.add_example(gallery / "clip4.mp4" if kind == "clip" else picture, kind, "an example")
+    alone = find(searcher, like=example)
+    assert (alone.query, alone.rerank) == ("an example", "frames")
+    words = scores(find(searcher, "a red square", rerank=rerank))
+    both = find(searcher, "a red square", rerank=rerank, like=example)
+    assert both.query == "a red square, an example"
+    assert scores(both) == pytest.approx({v: (words[v] + scores(alone)[v]) / 2 for v in words}, abs=1e-5)
+
+
+def test_an_image_of_a_frame_finds_its_video(searcher, gallery, tmp_path):
+    with av.open(str(gallery / "clip5.mp4")) as container:
+        next(container.decode(video=0)).to_image().save(tmp_path / "frame.png")
+    example = searcher.add_example(tmp_path / "frame.png", "image")
+    assert find(searcher, like=example).results[0].path.endswith("clip5.mp4")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"query": " \n"}, "The query is empty"),
+        ({"query": "a", "top": 0}, "top"),
+        ({"query": "a", "normalize": "dual"}, "normalize"),
+        ({"query": "a", "min_relevance": 2.0}, "min_relevance"),
+        ({"like": "0" * 16, "min_relevance": 0.5}, "apply only to text queries"),
+        ({"like": "0" * 16, "rerank": "gare"}, "apply only to text queries"),
+        ({"like": "0" * 16, "normalize": "sinkhorn"}, "apply only to text queries"),
+    ],
+)
+def test_invalid_queries_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        SearchQuery(**options)
 
 
 @pytest.mark.parametrize("store", ["lancedb", "qdrant"])
-def test_every_store_answers_alike(searcher, gallery, sources, tmp_path, store, request):
+def test_every_store_finds_the_same(searcher, gallery, sources, tmp_path, store, request):
     name = store if store == "lancedb" else request.getfixturevalue(store)
     index([gallery], tmp_path / "index", sources, name, progress=False)
     with Searcher(tmp_path / "index") as other:
@@ -116,40 +166,95 @@ def test_every_store_answers_alike(searcher, gallery, sources, tmp_path, store, 
         other.vectors.add(keys[:1], -vectors[:1])
         other.vectors.remove(keys[1:2])
         assert other.vectors.keys() == set(keys) - {keys[1]}
-        assert other.vectors.nearest(-vectors[0], 1)[0][0] == keys[0], "a key that is there gets its new vector"
+        assert other.vectors.nearest(-vectors[0], 1)[0][0] == keys[0], "an existing key gets its new vector"
 
 
-def test_an_absent_package_is_named(indexed, monkeypatch):
+def test_a_missing_package_is_named(indexed, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "lancedb", None)
     with pytest.raises(SearchError, match=r"needs the package lancedb.*tvr-lightning\[search\]"):
         Searcher(indexed)
 
 
-def test_the_command_line(gallery, checkpoints, tmp_path, capsys, monkeypatch):
-    out = str(tmp_path / "index")
-    ckpts = [item for path in checkpoints.values() for item in ("--ckpt_path", str(path))]
-    assert main(["index", str(gallery), "--out", out, *ckpts]) == 0
-    assert "8 videos added" in capsys.readouterr().out
-    assert main(["search", "a", "red", "square", "--index", out, "--top", "2", "--rerank", "clip4clip", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert (answer["query"], answer["rerank"], len(answer["results"])) == ("a red square", "clip4clip", 2)
-    assert main(["search", "a red square", "--index", out, "--top", "2"]) == 0
-    said = capsys.readouterr().out
-    assert "best at 0:0" in said
-    assert str(gallery) in said
-    monkeypatch.chdir(gallery.parent)
-    assert main(["search", "a red square", "--index", out, "--top", "2"]) == 0
-    assert f"  {gallery.name}/" in capsys.readouterr().out, "from the working folder on"
-    assert main(["search", "--video", str(gallery / "clip1.mp4"), "--index", out, "--top", "1"]) == 0
-    assert "clip1.mp4" in capsys.readouterr().out
-    assert main(["search", "--index", out]) == 2
-    assert "No query is given" in capsys.readouterr().err
-    assert main(["search", "a", "--index", str(tmp_path)]) == 1
-    assert "contains no index" in capsys.readouterr().err
-    assert main(["index", str(gallery), "--out", out, *ckpts, "--weights", "none"]) == 2
-    assert "cannot be combined" in capsys.readouterr().err
+def test_the_scale_is_where_most_unrelated_queries_end_and_few_that_fit_do_not_move_it():
+    assert len(set(BACKGROUND)) == 100
+    torch.manual_seed(0)
+    background = torch.nn.functional.normalize(torch.randn(100, 64), dim=1)
+    videos = torch.nn.functional.normalize(torch.randn(500, 64), dim=1)
+    plain = Scale.fit(background, [videos[:300], videos[300:]])
+    best = (background @ videos.T).amax(1)
+    assert plain.middle == pytest.approx(float(best.median()))
+    assert plain.spread == pytest.approx(float(best.std()), rel=0.4)
+    shown = Scale.fit(background, [torch.cat([videos, background[:20]])])
+    assert shown.middle - plain.middle < plain.spread
+    assert shown.spread < 1.5 * plain.spread
+    assert plain.relevance(1.0) > 0.999
+    assert plain.relevance(plain.middle) == pytest.approx(0.5)
+    assert Scale.fit(background, []) is None
 
 
-@pytest.mark.parametrize(("seconds", "shown"), [(0.04, "0:00.0"), (59.96, "1:00.0"), (3723.4, "1:02:03.4")])
-def test_clock(seconds, shown):
-    assert clock(seconds) == shown
+def test_results_of_text_have_a_relevance_which_a_threshold_can_require(searcher):
+    known = searcher.catalog.fact("relevance")
+    scale = Scale(known["middle"], known["spread"])
+    answer = find(searcher, "a red square")
+    assert [r.relevance for r in answer.results] == [scale.relevance(r.cosine) for r in answer.results]
+    assert answer.weak == all(r.relevance < GOOD for r in answer.results)
+    assert find(searcher, like=answer.results[0].id).results[0].relevance is None
+    middle = sorted(r.relevance for r in answer.results)[4]
+    fewer = find(searcher, "a red square", min_relevance=middle)
+    assert {r.id for r in fewer.results} == {r.id for r in answer.results if r.relevance >= middle}
+    assert [r.rank for r in fewer.results] == list(range(1, len(fewer.results) + 1))
+
+
+def test_a_note_says_that_nothing_matches(indexed, searcher, capsys, monkeypatch):
+    monkeypatch.setattr(Scale, "relevance", lambda self, cosine: 0.2)
+    assert find(searcher, "a cat").notes == ["nothing here matches well; these are the closest"]
+    none = find(searcher, "a cat", min_relevance=0.5)
+    assert (none.weak, none.results, none.notes) == (True, [], ["nothing here matches well"])
+    search = ["search", "a cat", "--index", str(indexed), "--device", "cpu"]
+    assert main([*search, "--min_relevance", "0.5"]) == 0
+    assert capsys.readouterr().out == "note: nothing here matches well\n"
+    assert main([*search, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["weak"] is True
+
+
+def test_the_scale_follows_the_index(gallery, sources, tmp_path):
+    def scale():
+        with Searcher(tmp_path / "index") as searcher:
+            return searcher.catalog.fact("relevance")
+
+    write_clip(tmp_path / "videos" / "one.mp4", 1)
+    index([tmp_path / "videos"], tmp_path / "index", sources[1:], progress=False)
+    before = scale()
+    index([], tmp_path / "index", progress=False)
+    assert scale() == before
+    index([gallery], tmp_path / "index", progress=False)
+    assert scale()["middle"] >= before["middle"], "more videos, better best matches"
+    assert scale()["of"][0] == 9
+
+
+def test_scores_of_gaid_use_the_audio_of_videos_that_have_some(tmp_path):
+    """Three clips with tones and one without an audio track, indexed by a tiny GAID whose gate is open."""
+    (tmp_path / "videos").mkdir()
+    for name, frequency in (("low", 200.0), ("middle", 800.0), ("high", 3000.0), ("mute", None)):
+        tone = frequency and sound_files.tone(2.0, frequency=frequency)
+        sound_files.write_clip(tmp_path / "videos" / f"{name}.mkv", tone)
+    torch.manual_seed(0)
+    encoder = {"width": 64, "image_size": 32, "text_layers": 1, "vision_layers": 1}
+    plain = {"words": 12, "frames": 4}
+    method = GAID(TinyClipEncoder(**encoder), audio_encoder=TinyWav2Vec2Encoder(), **plain)
+    audio = {"class_path": "tvr_lightning.encoders.TinyWav2Vec2Encoder", "init_args": {}}
+    checkpoint = save_checkpoint(method, encoder, {**plain, "audio_encoder": audio}, tmp_path / "gaid.ckpt")
+    report = index([tmp_path / "videos"], tmp_path / "index", [ScorerSource(str(checkpoint))], progress=False)
+    assert report.added == 4, report.lines()
+    changes = {}
+    with Searcher(tmp_path / "index") as searcher:
+        scorer = searcher.scorers["gaid"]
+        text = scorer.encode_texts(["a man plays the piano"])
+        for result in find(searcher, "a man plays the piano").results:
+            video, _ = searcher.catalog.features(searcher.catalog.spans(result.id)[0].key, "gaid")
+            silent = dataclasses.replace(video, audio=video.frames)  # audio equal to the frames changes nothing
+            changes[result.path.rpartition("/")[2]] = result.score - float(scorer.score(text, silent))
+    assert changes.pop("mute.mkv") == pytest.approx(0.0, abs=1e-6)
+    assert sorted(changes) == ["high.mkv", "low.mkv", "middle.mkv"]
+    assert all(abs(change) > 1e-6 for change in changes.values())
+    assert len({round(change, 7) for change in changes.values()}) == 3

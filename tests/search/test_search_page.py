@@ -1,23 +1,27 @@
-"""The page in a real browser: start, results, player, images, a shared link, keyboard, a phone, axe."""
+"""The page in a real browser: start, results, player, images, a shared link, the keyboard, axe."""
 
+import base64
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("selenium", reason="selenium drives the browser")
-pytest.importorskip("uvicorn", reason="the extra `search` is not installed")
-from browser import serving, wait
+from browser import wait
 from PIL import Image
+from search_parts import served
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+from tvr_lightning.data.recover_captions import Description, write_captions
 from tvr_lightning.search.engine import Searcher
+from tvr_lightning.search.indexing import index
 from tvr_lightning.search.results import clock
-from tvr_lightning.search.server import ServerOptions, create_app
 
 AXE = Path(os.environ.get("TVR_AXE", ""))
+CARDS, LIBRARY = "#answers li", "#library li"
 # Read in one go: the list may be replaced between two questions to the browser.
 FIRST = "return document.querySelector('#answers h3')?.textContent"
 CHIP = "return document.querySelector('#chip:not([hidden]) span')?.textContent"
@@ -25,123 +29,137 @@ VIDEO = "return document.querySelector('#player[open] video')"
 
 
 @pytest.fixture(scope="module")
-def address(indexed):
-    with Searcher(indexed) as searcher, serving(create_app(searcher, ServerOptions())) as made:
+def address(indexed, tmp_path_factory):
+    """The page of the index, with captions of one video."""
+    folder = tmp_path_factory.mktemp("captioned")
+    write_captions(folder / "said.parquet", [Description("clip6", n, n, n + 1, text) for n, text in enumerate("ab")])
+    index([], shutil.copytree(indexed, folder / "index"), progress=False, captions=folder / "said.parquet")
+    with Searcher(folder / "index") as searcher, served(searcher) as made:
         yield made
+
+
+def one(browser, css):
+    return browser.find_element(By.CSS_SELECTOR, css)
+
+
+def cards(browser, css, count):
+    """Wait until there are that many cards of the library or of the answers."""
+    return wait(browser, lambda b: len(found := b.find_elements(By.CSS_SELECTOR, css)) == count and found)
+
+
+def shows(browser, script, value=None):
+    """Wait until a script returns the value, or anything if none is given."""
+    return wait(browser, lambda b: (found := b.execute_script(script)) and value in (None, found) and found)
 
 
 def start(browser, address, query=""):
     browser.get(address + query)
-    wait(browser, lambda b: "8 videos" in b.find_element(By.ID, "state").text)
+    wait(browser, lambda b: "8 videos" in one(b, "#state").text)
 
 
 def ask(browser, address, query="a red square"):
     start(browser, address)
-    wait(browser, lambda b: len(b.find_elements(By.CSS_SELECTOR, "#library li")) == 8)
-    browser.find_element(By.ID, "query").send_keys(query, Keys.ENTER)
-    return wait(browser, lambda b: b.find_elements(By.CSS_SELECTOR, "#answers li"))
+    cards(browser, LIBRARY, 8)
+    one(browser, "#query").send_keys(query, Keys.ENTER)
+    return cards(browser, CARDS, 8)
 
 
 def play(browser, item):
     item.find_element(By.CLASS_NAME, "play").click()
-    return wait(browser, lambda b: b.execute_script(VIDEO))
+    return shows(browser, VIDEO)
 
 
 def press(browser, *keys):
     webdriver.ActionChains(browser).send_keys(*keys).perform()
 
 
-def errors(browser):
-    return [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+def violations(browser):
+    browser.execute_script(AXE.read_text(encoding="utf-8"))
+    found = browser.execute_async_script("axe.run().then(arguments[arguments.length - 1])")
+    serious = [each for each in found["violations"] if each["impact"] in ("serious", "critical")]
+    return [(each["id"], [node["html"][:80] for node in each["nodes"]]) for each in serious]
 
 
-def test_the_start_shows_the_library(browser, address):
+def test_the_library_its_folders_and_the_results(browser, address):
     start(browser, address)
-    cards = wait(browser, lambda b: b.find_elements(By.CSS_SELECTOR, "#library li"))
-    assert len(cards) == 8
-    assert browser.find_element(By.ID, "begin").text == "Library: 8 videos"
+    pictures = [card.find_element(By.TAG_NAME, "img") for card in cards(browser, LIBRARY, 8)]
+    assert one(browser, "#begin").text == "Library: 8 videos"
     size = "return [arguments[0].naturalWidth, arguments[0].naturalHeight]"
-    picture = cards[0].find_element(By.TAG_NAME, "img")
-    wait(browser, lambda b: b.execute_script(size, picture) == [64, 64])
-    browser.find_element(By.ID, "query").send_keys("a red square", Keys.ENTER)
-    wait(browser, lambda b: b.execute_script(FIRST))
-    assert not browser.find_element(By.ID, "library").is_displayed()
-    browser.find_element(By.ID, "home").click()
-    wait(browser, lambda b: b.find_element(By.ID, "library").is_displayed())
-    assert not errors(browser)
-
-
-def test_folders_choose_in_the_library_and_among_results(browser, address):
-    start(browser, address)
-    folder = browser.find_element(By.ID, "folder")
+    wait(browser, lambda b: b.execute_script(size, pictures[0]) == [64, 64])
+    one(browser, "#query").send_keys("a red square", Keys.ENTER)
+    items = cards(browser, CARDS, 8)
+    assert not one(browser, "#library").is_displayed()
+    facts = {item.find_element(By.CLASS_NAME, "facts").text.partition(" · ")[0] for item in items}
+    assert facts <= {"good match", "weak match"}
+    assert one(browser, "#answers h2").text in ("Best matches", "Nothing here matches well")
+    text = one(browser, "body").text
+    assert "candidate" not in text
+    assert "By gare" not in text
+    said = "return [...document.querySelectorAll('#answers .said')].map(each => each.textContent)"
+    assert "a · b" in browser.execute_script(said)
+    one(browser, "#home").click()
+    wait(browser, lambda b: one(b, "#library").is_displayed())
+    folder = one(browser, "#folder")
     names = [option.text for option in folder.find_elements(By.TAG_NAME, "option")]
     assert names == ["all", "(top) (6)", "below (2)"]
     folder.find_element(By.CSS_SELECTOR, "option[value=below]").click()
-    wait(browser, lambda b: len(b.find_elements(By.CSS_SELECTOR, "#library li")) == 2)
-    browser.find_element(By.ID, "query").send_keys("a red square", Keys.ENTER)
+    cards(browser, LIBRARY, 2)
+    one(browser, "#query").send_keys("a red square", Keys.ENTER)
     found = "return [...document.querySelectorAll('#answers h3')].map(e => e.textContent.split(' ')[1]).sort()"
-    wait(browser, lambda b: b.execute_script(found) == ["below/clip6.mp4", "below/clip7.mp4"])
+    shows(browser, found, ["below/clip6.mp4", "below/clip7.mp4"])
+    assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
 
 
-def test_results_say_how_well_they_match(browser, address):
-    items = ask(browser, address)
-    assert len(items) == 8
-    facts = {item.find_element(By.CLASS_NAME, "facts").text.partition(" · ")[0] for item in items}
-    assert facts <= {"good match", "weak match"}
-    assert browser.find_element(By.CSS_SELECTOR, "#answers h2").text in ("Best matches", "Nothing here matches well")
-    text = browser.find_element(By.TAG_NAME, "body").text
-    assert "candidate" not in text
-    assert "By gare" not in text
-
-
-def test_the_player_plays_with_sound_from_the_best_moment_and_leads_on(browser, address):
+def test_the_player_plays_with_audio_from_the_best_moment_and_steps_through_results(browser, address):
     items = ask(browser, address)
     bars = items[0].find_elements(By.CSS_SELECTOR, ".strip i")
     assert len(bars) >= 3
     assert ": similarity " in bars[0].get_attribute("title")
     axis, duration = items[0].find_element(By.CLASS_NAME, "axis").text.split("similarity")
-    shown_time = items[0].find_element(By.CLASS_NAME, "time").text
-    assert (axis.strip(), duration.strip()) == ("0:00.0", shown_time.partition(" of ")[2])
-    minutes, seconds = items[0].find_element(By.CLASS_NAME, "time").text.partition(" of ")[0].split(":")
+    best, _, end = items[0].find_element(By.CLASS_NAME, "time").text.partition(" of ")
+    assert (axis.strip(), duration.strip()) == ("0:00.0", end)
+    minutes, seconds = best.split(":")
     video = play(browser, items[0])
     reached = 60 * int(minutes) + float(seconds) - 0.06
     wait(browser, lambda b: b.execute_script("return arguments[0].currentTime", video) >= reached)
     assert browser.execute_script("return [arguments[0].error, arguments[0].muted]", video) == [None, False]
     assert browser.execute_script("return arguments[0].getBoundingClientRect().width", video) > 500
-    name = browser.find_element(By.ID, "playing")
+    name = one(browser, "#playing")
     shown = [item.find_element(By.TAG_NAME, "h3").get_attribute("textContent").partition(". ")[2] for item in items]
     assert name.text == shown[0]
-    assert not browser.find_element(By.ID, "previous").is_enabled()
+    assert not one(browser, "#previous").is_enabled()
     press(browser, "n")
     wait(browser, lambda b: name.text == shown[1])
-    browser.find_element(By.ID, "next").click()
+    one(browser, "#next").click()
     wait(browser, lambda b: name.text == shown[2])
     press(browser, "p")
     wait(browser, lambda b: name.text == shown[1])
-    strip = browser.find_element(By.ID, "strip")
+    strip = one(browser, "#strip")
     strip.send_keys(Keys.END)
     last = browser.execute_script("return player.list[player.place].moments.at(-1).time")
     wait(browser, lambda b: b.execute_script("return player.video.currentTime") >= last - 0.1)
     assert ":" in strip.get_attribute("aria-valuetext")
-    browser.find_element(By.ID, "copy-path").click()
-    wait(browser, lambda b: b.find_element(By.ID, "copied").text in ("Copied the path.", shown[1]))
+    one(browser, "#copy-path").click()
+    wait(browser, lambda b: one(b, "#copied").text in ("Copied the path.", shown[1]))
     press(browser, Keys.ESCAPE)
     wait(browser, lambda b: b.execute_script(VIDEO) is None)
     assert browser.execute_script("return arguments[0].contains(document.activeElement)", items[0])
-    assert not errors(browser)
+    items[0].find_element(By.CLASS_NAME, "similar").click()
+    shows(browser, CHIP, f"like {shown[0]}")
+    wait(browser, lambda b: (first := b.execute_script(FIRST)) and first != f"1. {shown[0]}")
+    assert one(browser, "#query").get_attribute("value") == ""
 
 
+@pytest.mark.slow
 def test_a_shared_link_shows_the_same_after_a_reload(browser, address):
-    items = ask(browser, address)
-    browser.find_element(By.CSS_SELECTOR, "#folder option[value=below]").click()
-    wait(browser, lambda b: len(b.find_elements(By.CSS_SELECTOR, "#answers li")) == 2)
-    browser.find_element(By.CSS_SELECTOR, "#folder option[value='.']").click()
-    wait(browser, lambda b: len(b.find_elements(By.CSS_SELECTOR, "#answers li")) == 8)
-    browser.find_element(By.TAG_NAME, "summary").click()
-    browser.find_element(By.ID, "top").clear()
-    browser.find_element(By.ID, "top").send_keys("3", Keys.TAB)
-    wait(browser, lambda b: len(b.find_elements(By.CSS_SELECTOR, "#answers li")) == 3)
-    items = browser.find_elements(By.CSS_SELECTOR, "#answers li")
+    ask(browser, address)
+    for folder, count in (("below", 2), (".", 8)):
+        one(browser, f"#folder option[value='{folder}']").click()
+        cards(browser, CARDS, count)
+    one(browser, "summary").click()
+    one(browser, "#top").clear()
+    one(browser, "#top").send_keys("3", Keys.TAB)
+    items = cards(browser, CARDS, 3)
     names = [item.find_element(By.TAG_NAME, "h3").text for item in items]
     play(browser, items[1])
     link = browser.current_url
@@ -149,104 +167,69 @@ def test_a_shared_link_shows_the_same_after_a_reload(browser, address):
     assert "folder=." in link
     browser.get("about:blank")
     browser.get(link)
-    wait(browser, lambda b: b.execute_script(VIDEO))
-    assert browser.find_element(By.ID, "playing").text == names[1].partition(". ")[2]
+    shows(browser, VIDEO)
+    assert one(browser, "#playing").text == names[1].partition(". ")[2]
     press(browser, Keys.ESCAPE)
     values = "return ['query', 'folder', 'top'].map(id => document.getElementById(id).value)"
     assert browser.execute_script(values) == ["a red square", ".", "3"]
-    found = browser.find_elements(By.CSS_SELECTOR, "#answers h3")
-    assert [each.text for each in found] == names
-    browser.find_element(By.ID, "home").click()
-    wait(browser, lambda b: b.find_element(By.ID, "library").is_displayed())
+    assert [each.text for each in browser.find_elements(By.CSS_SELECTOR, "#answers h3")] == names
+    one(browser, "#home").click()
+    wait(browser, lambda b: one(b, "#library").is_displayed())
     browser.back()
-    wait(browser, lambda b: b.execute_script(FIRST) == names[0])
-
-
-def test_an_image_or_a_clip_is_an_example_alone_and_with_text(browser, address, gallery, tmp_path):
-    picture = tmp_path / "picture.png"
-    Image.new("RGB", (60, 40), "red").save(picture)
-    start(browser, address)
-    browser.find_element(By.ID, "example").send_keys(str(picture))
-    wait(browser, lambda b: b.execute_script(CHIP) == "like picture.png")
-    wait(browser, lambda b: b.execute_script(FIRST))
-    browser.find_element(By.ID, "example").send_keys(str(gallery / "clip4.mp4"))
-    wait(browser, lambda b: b.execute_script(FIRST) == "1. clip4.mp4")
-    assert browser.execute_script(CHIP) == "like clip4.mp4"
-    browser.find_element(By.ID, "query").send_keys("a red square", Keys.ENTER)
-    wait(browser, lambda b: "q=a+red+square" in b.current_url)
-    link = browser.current_url
-    browser.get("about:blank")
-    browser.get(link)
-    wait(browser, lambda b: b.execute_script(CHIP) == "like clip4.mp4")
-    browser.find_element(By.ID, "query").clear()
-    button = browser.find_element(By.ID, "forget")
-    assert button.get_attribute("aria-label") == "Forget clip4.mp4"
-    button.click()
-    assert browser.execute_script(CHIP) is None
-    wait(browser, lambda b: b.find_element(By.ID, "library").is_displayed())
-    assert browser.switch_to.active_element.get_attribute("id") == "query"
+    shows(browser, FIRST, names[0])
 
 
 PASTE = """
 const data = new DataTransfer();
-const bytes = Uint8Array.from(atob(arguments[1]), c => c.charCodeAt(0));
+const bytes = Uint8Array.from(atob(arguments[0]), c => c.charCodeAt(0));
 data.items.add(new File([bytes], 'pasted.png', {type: 'image/png'}));
-const kind = arguments[0];
-const made = kind === 'paste' ? new ClipboardEvent('paste', {clipboardData: data, bubbles: true})
-                              : new DragEvent('drop', {dataTransfer: data, bubbles: true, cancelable: true});
-document.body.dispatchEvent(made);
+document.body.dispatchEvent(new ClipboardEvent('paste', {clipboardData: data, bubbles: true}));
 """
 
 
-@pytest.mark.parametrize("way", ["paste", "drop"])
-def test_a_picture_can_be_pasted_and_dropped(browser, address, way, tmp_path):
-    import base64
-
+@pytest.mark.slow
+def test_an_image_or_a_clip_is_an_example_alone_and_with_text(browser, address, gallery, tmp_path):
     picture = tmp_path / "picture.png"
-    Image.new("RGB", (60, 40), "blue").save(picture)
+    Image.new("RGB", (60, 40), "red").save(picture)
     start(browser, address)
-    browser.execute_script(PASTE, way, base64.b64encode(picture.read_bytes()).decode())
-    wait(browser, lambda b: b.execute_script(CHIP) == "like pasted.png")
-    wait(browser, lambda b: b.execute_script(FIRST))
+    browser.execute_script(PASTE, base64.b64encode(picture.read_bytes()).decode())
+    shows(browser, CHIP, "like pasted.png")
+    one(browser, "#example").send_keys(str(picture))
+    shows(browser, CHIP, "like picture.png")
+    shows(browser, FIRST)
+    one(browser, "#example").send_keys(str(gallery / "clip4.mp4"))
+    shows(browser, FIRST, "1. clip4.mp4")
+    assert browser.execute_script(CHIP) == "like clip4.mp4"
+    one(browser, "#query").send_keys("a red square", Keys.ENTER)
+    wait(browser, lambda b: "q=a+red+square" in b.current_url)
+    link = browser.current_url
+    browser.get("about:blank")
+    browser.get(link)
+    shows(browser, CHIP, "like clip4.mp4")
+    one(browser, "#query").clear()
+    button = one(browser, "#forget")
+    assert button.get_attribute("aria-label") == "Forget clip4.mp4"
+    button.click()
+    assert browser.execute_script(CHIP) is None
+    wait(browser, lambda b: one(b, "#library").is_displayed())
+    assert browser.switch_to.active_element.get_attribute("id") == "query"
 
 
-def test_more_like_a_result(browser, address):
-    items = ask(browser, address)
-    name = browser.execute_script(FIRST).partition(" ")[2]
-    items[0].find_element(By.CLASS_NAME, "similar").click()
-    wait(browser, lambda b: b.execute_script(CHIP) == f"like {name}")
-    wait(browser, lambda b: b.execute_script(FIRST) and b.execute_script(FIRST).partition(" ")[2] != name)
-    assert browser.find_element(By.ID, "query").get_attribute("value") == ""
-    other = browser.execute_script(FIRST).partition(" ")[2]
-    play(browser, browser.find_element(By.CSS_SELECTOR, "#answers li"))
-    browser.find_element(By.ID, "similar").click()
-    wait(browser, lambda b: b.execute_script(CHIP) == f"like {other}")
-    wait(browser, lambda b: b.execute_script(VIDEO) is None)
-
-
-def test_bad_input_is_said_aloud(browser, address, tmp_path):
-    fake = tmp_path / "fake.mp4"
-    fake.write_text("no video")
-    none = tmp_path / "none.png"
-    none.write_text("no picture")
+def test_bad_input_is_announced(browser, address, tmp_path):
     start(browser, address)
-    status = browser.find_element(By.ID, "status")
-    browser.find_element(By.ID, "example").send_keys(str(fake))
-    wait(browser, lambda b: "the clip" in status.text)
-    browser.find_element(By.ID, "example").send_keys(str(none))
-    wait(browser, lambda b: "the image" in status.text)
-    assert status.get_attribute("aria-live") == "polite"
+    assert one(browser, "#status").get_attribute("aria-live") == "polite"
+    for name, said in (("fake.mp4", "the clip"), ("none.png", "the image")):
+        (tmp_path / name).write_text("neither")
+        one(browser, "#example").send_keys(str(tmp_path / name))
+        wait(browser, lambda b: said in one(b, "#status").text)  # noqa: B023  called at once
     start(browser, address, "?like=0123456789abcdef~forgotten.png")
-    wait(browser, lambda b: "no video" in b.find_element(By.ID, "status").text)
-
-
-def test_the_clock_of_the_page_is_that_of_the_command_line(browser, address):
-    browser.get(address)
+    wait(browser, lambda b: "no video" in one(b, "#status").text)
     times = [0.04, 9.96, 59.96, 63.3, 3599.96, 3723.4, 36000.0]
     assert browser.execute_script("return arguments[0].map(clock)", times) == [clock(each) for each in times]
 
 
-def test_keys_alone_suffice(browser, address):
+@pytest.mark.slow
+def test_the_keyboard_alone_suffices(browser, address):
     items = ask(browser, address)
     rows = [item.rect["y"] for item in items]
     columns = rows.count(rows[0])
@@ -259,58 +242,26 @@ def test_keys_alone_suffice(browser, address):
         return found if found >= 0 else browser.switch_to.active_element.get_attribute("id")
 
     assert go(Keys.ARROW_LEFT) == "query", "in the text, left and right move in the text"
-    assert go(Keys.ARROW_DOWN) == 0
-    assert go(Keys.ARROW_RIGHT) == 1
-    assert go(Keys.ARROW_DOWN) == 1 + columns
-    assert go(Keys.ARROW_UP) == 1
+    moves = (Keys.ARROW_DOWN, Keys.ARROW_RIGHT, Keys.ARROW_DOWN, Keys.ARROW_UP)
+    assert [go(key) for key in moves] == [0, 1, 1 + columns, 1]
     outline = "return getComputedStyle(arguments[0].querySelector('article')).outlineStyle"
     assert browser.execute_script(outline, items[1]) == "solid", "the focused element is visible"
     press(browser, Keys.ENTER)
-    wait(browser, lambda b: b.execute_script(VIDEO))
+    shows(browser, VIDEO)
     press(browser, Keys.ESCAPE)
-    gone = "return !document.querySelector('#player video')"  # when the page has set the focus
-    wait(browser, lambda b: b.execute_script(gone))
+    shows(browser, "return !document.querySelector('#player video')")  # when the page has set the focus
     assert browser.execute_script(place) == 1
     press(browser, "/")
     assert browser.switch_to.active_element.get_attribute("id") == "query"
 
 
-def test_a_phone_in_the_dark(browser, address):
-    metrics = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
-    try:
-        items = ask(browser, address)
-        browser.execute_script("state.example = {id: 'a', name: 'of a very long name'.repeat(9)}; drawChip()")
-        width = "return document.documentElement.scrollWidth"
-        assert browser.execute_script(width) <= 360
-        play(browser, items[0])
-        assert browser.execute_script(width) <= 360
-        assert browser.execute_script("return document.getElementById('player').scrollWidth") <= 360
-        ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
-        assert max(int(part) for part in ground[4:-1].split(",")) < 64
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-
-
-def violations(browser):
-    if not AXE.is_file():
-        pytest.skip("no axe-core: unpack `npm pack axe-core` and set TVR_AXE to its axe.min.js")
-    browser.execute_script(AXE.read_text(encoding="utf-8"))
-    found = browser.execute_async_script("axe.run().then(arguments[arguments.length - 1])")
-    serious = [each for each in found["violations"] if each["impact"] in ("serious", "critical")]
-    return [(each["id"], [node["html"][:80] for node in each["nodes"]]) for each in serious]
-
-
+@pytest.mark.skipif(not AXE.is_file(), reason="unpack `npm pack axe-core` and set TVR_AXE to its axe.min.js")
 def test_axe_finds_nothing_serious(browser, address):
     items = ask(browser, address)
     assert violations(browser) == []
-    browser.find_element(By.TAG_NAME, "summary").click()
+    one(browser, "summary").click()
     play(browser, items[0])
     assert violations(browser) == []
-    press(browser, Keys.ESCAPE)
     start(browser, address)
-    wait(browser, lambda b: b.find_elements(By.CSS_SELECTOR, "#library li"))
+    cards(browser, LIBRARY, 8)
     assert violations(browser) == []

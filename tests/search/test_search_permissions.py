@@ -8,12 +8,11 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from child_processes import end
-from search_parts import find, write_clip
+from search_parts import client_of, find, write_clip
 
 from tvr_lightning.cli import main
 from tvr_lightning.search import catalog
@@ -37,36 +36,31 @@ sys.stdin.readline()
 
 
 @contextmanager
-def read_only(folder):
-    """Make a folder and its files read-only inside the context, even for root."""
+def unprivileged():
+    """Run as a user without privileges inside the context, since root can read and write everything."""
     user = os.geteuid()
-    paths = [folder, *folder.rglob("*")]
-    for path in paths:
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    os.seteuid(NOBODY if user == 0 else user)  # root writes everything
+    os.seteuid(NOBODY if user == 0 else user)
     try:
         yield
     finally:
         os.seteuid(user)
+
+
+@contextmanager
+def read_only(folder):
+    """Make a folder and its files read-only inside the context, even for root."""
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        with unprivileged():
+            yield
+    finally:
         for path in [folder, *folder.rglob("*")]:
             path.chmod(0o755 if path.is_dir() else 0o644)
 
 
-@contextmanager
-def held(folder):
-    """Another process that keeps the catalog locked."""
-    command = [sys.executable, "-c", HOLDER, str(folder / "catalog.sqlite")]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        yield process
-    finally:
-        end(process)
-
-
-@pytest.fixture(scope="module")
-def gallery_for_all(checkpoints):
+@pytest.fixture
+def room(checkpoints):
     """A folder with videos and a checkpoint that any user can read."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -78,9 +72,10 @@ def gallery_for_all(checkpoints):
 
 
 @pytest.fixture
-def room(gallery_for_all):
-    yield gallery_for_all
-    shutil.rmtree(gallery_for_all / "index", ignore_errors=True)
+def out(room):
+    """An empty index."""
+    Catalog(room / "index", create=True).close()
+    return room / "index"
 
 
 def add(catalog, number):
@@ -88,7 +83,6 @@ def add(catalog, number):
 
 
 def test_a_read_only_index_is_searched_and_served_and_not_written(room, capsys):
-    pytest.importorskip("lancedb", reason="the extra `search` is not installed")
     out, source = room / "index", ScorerSource(str(room / "method.ckpt"))
     index([room / "videos"], out, [source], bank=["a cat"], progress=False)
     with Searcher(out) as searcher:
@@ -97,7 +91,11 @@ def test_a_read_only_index_is_searched_and_served_and_not_written(room, capsys):
     with read_only(out):
         with Searcher(out) as searcher:
             assert find(searcher, "a cat") == expected
-            serve(searcher)
+            client = client_of(searcher)
+            found = client.get("/api/search", params={"query": "a cat"}).json()["results"]
+            assert len(found) == 3
+            for address in ("picture", "about"):
+                assert client.get(f"/api/videos/{found[0]['id']}/{address}").status_code == 200
             with pytest.raises(SearchError, match=r"cannot be read or written .*readonly database.*permissions"):
                 searcher.catalog.set_fact("other", 1)
         assert sorted(path.name for path in out.iterdir()) == before
@@ -108,53 +106,40 @@ def test_a_read_only_index_is_searched_and_served_and_not_written(room, capsys):
     assert index([], out, progress=False).kept == 3
 
 
-def serve(searcher):
-    pytest.importorskip("fastapi", reason="the extra `search` is not installed")
-    pytest.importorskip("httpx", reason="httpx drives the application in tests")
-    from starlette.testclient import TestClient
+def test_a_folder_without_permission_is_named_and_loses_nothing(room):
+    closed, out = room / "videos" / "closed", room / "index"
+    write_clip(closed / "b.mp4", 4)
+    index([room / "videos"], out, [ScorerSource(str(room / "method.ckpt"))], progress=False)
+    for path in (out, *out.iterdir()):
+        os.chown(path, NOBODY if os.geteuid() == 0 else -1, -1)
+    closed.chmod(0)
+    with unprivileged():
+        report = index([room / "videos"], out, progress=False)
+    closed.chmod(0o700)
+    assert any("closed: Permission denied" in problem for problem in report.problems)
+    assert (report.kept, report.removed, report.total) == (3, 0, 4)
 
-    from tvr_lightning.search.server import ServerOptions, create_app
 
-    client = TestClient(create_app(searcher, ServerOptions()), base_url="http://127.0.0.1")
-    found = client.get("/api/search", params={"query": "a cat"}).json()["results"]
-    assert len(found) == 3
-    for address in ("picture", "about"):
-        assert client.get(f"/api/videos/{found[0]['id']}/{address}").status_code == 200
-    assert client.get("/health").status_code == 200
-
-
-def test_a_reader_without_permission_sees_what_a_writer_adds(room):
-    out = room / "index"
-    writer = Catalog(out, create=True)
-    add(writer, 0)
-    writer.close()
-    user = os.geteuid()
+def test_a_reader_without_permission_sees_what_a_writer_adds(out):
+    with closing(Catalog(out)) as writer:
+        add(writer, 0)
     out.chmod(0o555)
-    (out / "catalog.sqlite").chmod(0o444 if user == 0 else 0o644)
-    os.seteuid(NOBODY if user == 0 else user)
-    try:
+    (out / "catalog.sqlite").chmod(0o444 if os.geteuid() == 0 else 0o644)
+    with unprivileged():
         reader = Catalog(out)
         assert reader.count() == 1
-        os.seteuid(user)
-        out.chmod(0o755)
-        writer = Catalog(out, create=True)
+    out.chmod(0o755)
+    with closing(Catalog(out, create=True)) as writer:
         add(writer, 1)
-        os.seteuid(NOBODY if user == 0 else user)
-        assert reader.count() == 2, "while the writer has it open"
-        os.seteuid(user)
+        with unprivileged():
+            assert reader.count() == 2, "while the writer has it open"
         add(writer, 2)
-        writer.close()
-        os.seteuid(NOBODY if user == 0 else user)
+    with unprivileged():
         assert reader.count() == 3, "after it is gone"
         reader.close()
-    finally:
-        os.seteuid(user)
-        out.chmod(0o755)
 
 
-def test_changes_of_a_killed_writer_are_undone_or_named(room):
-    out = room / "index"
-    Catalog(out, create=True).close()
+def test_changes_of_a_killed_writer_are_undone_or_named(out):
     killed = (
         "import sys, os, sqlite3\n"
         "connection = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
@@ -173,49 +158,35 @@ def test_changes_of_a_killed_writer_are_undone_or_named(room):
     reader.close()
 
 
-def test_a_file_that_cannot_be_read_is_not_called_damaged(room):
-    out = room / "index"
-    Catalog(out, create=True).close()
-    user = os.geteuid()
+def test_an_unreadable_file_is_not_called_damaged(out):
     (out / "catalog.sqlite").chmod(0)
-    os.seteuid(NOBODY if user == 0 else user)
-    try:
-        with pytest.raises(SearchError, match=r"cannot be read or written \(unable to open.*permissions"):
-            Catalog(out)
-    finally:
-        os.seteuid(user)
+    error = r"cannot be read or written \(unable to open.*permissions"
+    with unprivileged(), pytest.raises(SearchError, match=error):
+        Catalog(out)
 
 
-def test_a_busy_index_is_waited_for_and_then_called_busy(tmp_path, monkeypatch):
-    out = tmp_path / "index"
-    Catalog(out, create=True).close()
-    with held(out) as process:
-        monkeypatch.setattr(catalog, "PATIENCE", 0.3)
-        for create in (False, True):
-            with pytest.raises(BusyError, match="is in use by another process"):
-                Catalog(out, create=create)
-        monkeypatch.setattr(catalog, "PATIENCE", 60.0)
-        began = time.monotonic()
-        threading.Timer(1.0, process.kill).start()
-        opened = Catalog(out)
+def test_a_locked_index_is_waited_for_and_then_called_busy(out, monkeypatch, ended):
+    command = [sys.executable, "-c", HOLDER, str(out / "catalog.sqlite")]
+    process = ended(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+    assert process.stdout.readline() == "held\n"
+    monkeypatch.setattr(catalog, "PATIENCE", 0.3)
+    for create in (False, True):
+        with pytest.raises(BusyError, match="is in use by another process"):
+            Catalog(out, create=create)
+    monkeypatch.setattr(catalog, "PATIENCE", 60.0)
+    began = time.monotonic()
+    threading.Timer(1.0, process.kill).start()
+    with closing(Catalog(out)) as opened:
         assert time.monotonic() - began > 0.8
         assert opened.fact("version") == VERSION
-        opened.close()
 
 
-def test_who_only_reads_waits_for_no_writer(tmp_path, monkeypatch):
-    out = tmp_path / "index"
-    Catalog(out, create=True).close()
+def test_readers_do_not_wait_for_a_writer(out, monkeypatch):
     monkeypatch.setattr(catalog, "PATIENCE", 0.3)
-    reader, other = Catalog(out), sqlite3.connect(out / "catalog.sqlite", isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    try:
-        assert reader.fact("version") == VERSION
-        again = Catalog(out)
-        assert again.count() == 0
-        again.close()
+    with closing(sqlite3.connect(out / "catalog.sqlite", isolation_level=None)) as writer, closing(Catalog(out)) as own:
+        writer.execute("BEGIN IMMEDIATE")
+        assert own.fact("version") == VERSION
+        with closing(Catalog(out)) as again:
+            assert again.count() == 0
         with pytest.raises(BusyError, match="is in use by another process"):
-            reader.set_fact("other", 1)
-    finally:
-        other.close()
-        reader.close()
+            own.set_fact("other", 1)

@@ -1,38 +1,38 @@
-"""The page and the API: what clients can and cannot get."""
+"""The page and the API: what clients get, and requests, files and clients that the server refuses and survives."""
 
-import json
+import io
+import os
 import re
+import shutil
 import socket
+import struct
+import tempfile
 import threading
+import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from urllib.parse import quote
 
+import av
+import httpx
 import pytest
 from browser import serving
-from search_parts import find, write_clip
+from PIL import Image
+from search_parts import LOCAL, app_of, client_of, connect, find, served, write_clip
 
-pytest.importorskip("fastapi", reason="the extra `search` is not installed")
-pytest.importorskip("uvicorn", reason="the extra `search` is not installed")
-pytest.importorskip("httpx", reason="httpx drives the application in tests")
-from starlette.testclient import TestClient
-
+from tvr_lightning.search.catalog import Catalog
 from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.errors import BusyError, SearchError, UnreadableError
 from tvr_lightning.search.indexing import index
-from tvr_lightning.search.server import ServerOptions, create_app, is_local, serve
+from tvr_lightning.search.server import UPLOADS, ServerOptions, is_local, serve
 
-LOCAL = "http://127.0.0.1"
-
-
-@pytest.fixture(scope="module")
-def searcher(indexed):
-    with Searcher(indexed) as made:
-        yield made
+HEAD = b"POST /api/examples HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
 def client(searcher):
-    return TestClient(create_app(searcher, ServerOptions(max_upload=2**20)), base_url=LOCAL)
+    return client_of(searcher, max_upload=2**20)
 
 
 def results(response):
@@ -48,7 +48,7 @@ def test_a_query_finds_videos_with_their_moments(client, searcher):
     assert all(not r["path"].startswith("/") for r in found), "clients must not learn paths of this machine"
 
 
-def test_videos_come_in_ranges_of_bytes(client, searcher):
+def test_videos_come_in_ranges_of_bytes_and_with_thumbnails(client, searcher):
     row = searcher.catalog.videos()[0]
     whole = client.get(f"/api/videos/{row.id}/file")
     assert whole.content == row.path.read_bytes()
@@ -57,16 +57,12 @@ def test_videos_come_in_ranges_of_bytes(client, searcher):
     assert (part.status_code, part.content) == (206, whole.content[10:20])
     beyond = client.get(f"/api/videos/{row.id}/file", headers={"Range": f"bytes={len(whole.content)}-"})
     assert beyond.status_code == 416
-
-
-def test_thumbnails_of_a_video(client, searcher):
-    video = searcher.catalog.videos()[0].id
-    picture = client.get(f"/api/videos/{video}/picture", params={"time": 1.0})
+    picture = client.get(f"/api/videos/{row.id}/picture", params={"time": 1.0})
+    assert picture.content == searcher.catalog.thumbnail(row.id, 1.0)
     assert picture.content[:3] == b"\xff\xd8\xff"
-    assert picture.content == searcher.catalog.thumbnail(video, 1.0)
 
 
-def test_an_uploaded_clip_finds_itself(client, gallery, searcher):
+def test_an_uploaded_clip_finds_itself(client, gallery):
     clip = gallery / "clip3.mp4"
     kept = client.post("/api/examples", content=clip.read_bytes(), params={"name": "mine.mp4"}).json()
     assert kept["name"] == "mine.mp4"
@@ -77,36 +73,56 @@ def test_an_uploaded_clip_finds_itself(client, gallery, searcher):
     assert found[0]["id"] not in [r["id"] for r in others]
 
 
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_an_uploaded_image_finds_videos(client, kind):
+    kept = client.post("/api/examples?kind=image", content=picture(kind))
+    assert kept.status_code == 200
+    assert len(results(client.get("/api/search", params={"top": 3, "like": kept.json()["id"]}))) == 3
+
+
 @pytest.mark.parametrize(
     ("address", "parameters", "status", "said"),
     [
-        ("/api/search", {"query": "  "}, 422, "The query is empty"),
-        ("/api/search", {}, 422, "empty"),
-        ("/api/search", {"like": "0123456789abcdef"}, 404, "no video"),
-        ("/api/search", {"like": "nonsense"}, 422, "like"),
-        ("/api/search", {"query": ["a", "b"]}, 400, "query is given more than once"),
-        ("/api/search", {"like": ["0123456789abcdef"] * 2}, 400, "like is given more than once"),
-        ("/api/search", {"query": "a", "min_relevance": 2}, 422, "min_relevance"),
-        ("/api/videos", {"top": 0}, 422, "top"),
-        ("/api/videos", {"shortest": 5}, 422, "shortest"),
-        ("/api/videos/0123456789abcdef/about", {}, 404, "no video"),
-        ("/api/search", {"query": "a", "top": 0}, 422, "top"),
-        ("/api/search", {"query": "a", "top": 10**9}, 422, "top"),
-        ("/api/search", {"query": "a" * 2001}, 422, "query"),
-        ("/api/search", {"query": "a", "rerank": "tcmgc"}, 400, "no scorer"),
-        ("/api/search", {"query": "a", "normalize": "yes"}, 422, "normalize"),
-        ("/api/search", {"query": "a", "folder": "/etc"}, 400, "must be a path inside an indexed folder"),
-        ("/api/videos", {"folder": "../etc"}, 400, "must be a path inside an indexed folder"),
-        ("/api/videos/0123456789abcdef/file", {}, 404, "no video"),
-        ("/api/videos/0123456789abcdef/picture", {}, 404, "no thumbnails"),
-        ("/api/search", {"query": "a", "shortest": 5}, 422, "shortest"),
-        ("/api/videos/xyz/file", {}, 422, "video"),
+        ("search", {"query": "  "}, 422, "The query is empty"),
+        ("search", {}, 422, "empty"),
+        ("search", {"like": "0123456789abcdef"}, 404, "no video"),
+        ("search", {"like": "nonsense"}, 422, "like"),
+        ("search", {"query": ["a", "b"]}, 400, "query is given more than once"),
+        ("search", {"like": ["0123456789abcdef"] * 2}, 400, "like is given more than once"),
+        ("search", {"query": "a", "min_relevance": 2}, 422, "min_relevance"),
+        ("search", {"query": "a", "top": 0}, 422, "top"),
+        ("search", {"query": "a", "top": 10**9}, 422, "top"),
+        ("search", {"query": "a" * 2001}, 422, "query"),
+        ("search", {"query": "a", "rerank": "tcmgc"}, 400, "no scorer"),
+        ("search", {"query": "a", "normalize": "yes"}, 422, "normalize"),
+        ("search", {"query": "a", "folder": "/etc"}, 400, "must be a path inside an indexed folder"),
+        ("search", {"query": "a", "shortest": 5}, 422, "shortest"),
+        ("videos", {"top": 0}, 422, "top"),
+        ("videos", {"shortest": 5}, 422, "shortest"),
+        ("videos", {"folder": "../etc"}, 400, "must be a path inside an indexed folder"),
+        ("videos/0123456789abcdef/about", {}, 404, "no video"),
+        ("videos/0123456789abcdef/file", {}, 404, "no video"),
+        ("videos/0123456789abcdef/picture", {}, 404, "no thumbnails"),
+        ("videos/xyz/file", {}, 422, "video"),
     ],
 )
-def test_what_cannot_be_served_is_said(client, address, parameters, status, said):
-    response = client.get(address, params=parameters)
+def test_bad_requests_are_answered_with_the_reason(client, address, parameters, status, said):
+    response = client.get(f"/api/{address}", params=parameters)
     assert response.status_code == status
     assert said in response.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "note", "count"),
+    [
+        ({"query": "red square " * 50}, "too long", 8),
+        ({"query": "a cat", "folder": "nowhere"}, "no videos in this folder", 0),
+    ],
+)
+def test_notes_explain_unexpected_results(client, parameters, note, count):
+    answer = client.get("/api/search", params=parameters).json()
+    assert note in answer["notes"][0]
+    assert len(answer["results"]) == count
 
 
 @pytest.mark.parametrize(
@@ -129,91 +145,110 @@ def test_no_path_leads_out(client, address):
     assert "root:" not in response.text
 
 
-def test_a_query_longer_than_the_context_is_cut_and_said(client):
-    answer = client.get("/api/search", params={"query": "red square " * 50}).json()
-    assert "too long" in answer["notes"][0]
-    assert answer["results"]
+def png(side):
+    """A small file whose header declares an image of any size."""
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    head, rows = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0), zlib.compress(b"\0" * 1_000_000)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
-def test_no_results_are_said(client):
-    answer = client.get("/api/search", params={"query": "a cat", "folder": "nowhere"}).json()
-    assert answer["results"] == []
-    assert "no videos in this folder" in answer["notes"][0]
+def picture(kind):
+    content = io.BytesIO()
+    Image.new("RGB", (80, 60), "red").save(content, kind)
+    return content.getvalue()
 
 
-def test_uploads_that_are_no_clips(client, gallery):
-    whole = (gallery / "clip1.mp4").read_bytes()
-    for content, status, said in (
-        (b"", 400, "empty"),
-        (b"\0" * (2**20 + 1), 413, "larger"),
-        (b"<html>I am an mp4</html>", 422, "video"),
-        (whole[: len(whole) // 3], 422, "clip"),
-    ):
-        response = client.post("/api/examples", content=content, headers={"Content-Type": "video/mp4"})
-        assert response.status_code == status, response.text
-        assert said in response.json()["detail"]
-        assert "/tmp" not in response.text
+def clip_without_frames():
+    content = io.BytesIO()
+    with av.open(content, "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=4)
+        stream.width, stream.height, stream.pix_fmt = 64, 64, "yuv420p"
+        container.start_encoding()
+    return content.getvalue()
 
 
-def test_a_playlist_does_not_decide_what_is_read(client, gallery):
-    secret = (gallery / "clip1.mp4").resolve()
-    hls = f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:3,\n{secret}\n#EXT-X-ENDLIST\n"
-    concat = f"ffconcat version 1.0\nfile {secret}\n"
-    for playlist in (hls, concat, hls.replace(str(secret), "http://127.0.0.1:9/clip.ts")):
-        response = client.post("/api/examples", content=playlist.encode())
+@pytest.mark.parametrize(
+    ("kind", "body", "status", "said"),
+    [
+        ("clip", b"", 400, "empty"),
+        ("clip", b"\0" * (2**20 + 1), 413, "larger"),
+        ("clip", (b"\0" * 2**16 for _ in range(40)), 413, "larger"),  # without a Content-Length
+        ("clip", b"<html>I am an mp4</html>", 422, "video"),
+        ("clip", clip_without_frames(), 422, "the clip "),
+        ("image", b"<html>I am a picture</html>", 422, "the image is not in a supported image format"),
+        ("image", png(50_000), 422, "the image cannot be read as an image (Image size"),
+        ("image", png(9_000), 422, "the image has 9,000 x 9,000 pixels"),
+        ("image", picture("JPEG")[:300], 422, "the image cannot be read as an image"),
+        ("sound", b"x", 422, "kind"),
+    ],
+)
+def test_unusable_uploads_are_answered_with_the_reason(client, kind, body, status, said):
+    response = client.post("/api/examples", params={"kind": kind}, content=body)
+    assert response.status_code == status
+    assert said in response.json()["detail"]
+    assert "/tmp" not in response.text
+
+
+def test_files_that_name_other_files_are_refused_by_their_format(gallery, client, tmp_path, sources):
+    videos = tmp_path / "videos"
+    write_clip(videos / "clip.mp4", 1)
+    hls = f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:3,\n{(gallery / 'clip2.mp4').resolve()}\n#EXT-X-ENDLIST\n"
+    texts = {
+        "absolute.m3u8": hls,
+        "hidden.mp4": hls,
+        "remote.mp4": re.sub("/.*mp4", "http://127.0.0.1:9/clip.ts", hls),
+        "beside.ffconcat": "ffconcat version 1.0\nfile clip.mp4\n",
+        "beside.mkv": "ffconcat version 1.0\nfile clip.mp4\n",
+        "manifest.mp4": '<?xml version="1.0"?>\n<MPD><BaseURL>clip.mp4</BaseURL></MPD>',
+    }
+    for name, text in texts.items():
+        (videos / name).write_text(text)
+    report = index([videos, *(videos / name for name in texts)], tmp_path / "index", sources[1:], progress=False)
+    assert report.total == 1
+    reasons = {line.rpartition("/")[2].partition(":")[0]: line for line in report.skipped}
+    for name, text in texts.items():
+        assert "cannot be opened as video" in reasons[name]
+        response = client.post("/api/examples", content=text.encode())
         assert response.status_code == 422
         assert "cannot be opened as video" in response.json()["detail"]
 
 
-def test_an_upload_that_dawdles_ends(searcher):
-    app = create_app(searcher, ServerOptions(upload_seconds=0.3))
-    with (
-        serving(app) as address,
-        socket.create_connection(("127.0.0.1", int(address.split(":")[2].strip("/")))) as line,
-    ):
-        line.sendall(b"POST /api/examples HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9999\r\n\r\nabc")
-        answer = line.recv(4096)
-        while b"seconds" not in answer:
-            answer += line.recv(4096)
-        line.close()
-    assert b" 408 " in answer.partition(b"\r\n")[0]
-    assert b"took longer than 0.3 seconds" in answer
-
-
-def test_pages_of_other_origins_cannot_upload(client, gallery):
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Origin": "http://elsewhere.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Origin": "nonsense"},
+    ],
+)
+def test_pages_of_other_origins_get_no_answer(client, headers, gallery):
     content = (gallery / "clip3.mp4").read_bytes()
-    for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200)):
-        response = client.post("/api/examples", content=content, headers={"Sec-Fetch-Site": site})
-        assert response.status_code == status
-
-
-def test_a_body_without_length_is_measured_too(client):
-    chunks = (b"\0" * 2**16 for _ in range(40))
-    assert client.post("/api/examples", content=chunks).status_code == 413
+    for method, path, body in (("GET", "/api/search?query=a", None), ("POST", "/api/examples", content)):
+        refused = client.request(method, path, content=body, headers=headers)
+        assert refused.status_code == 403
+        assert "other origins" in refused.json()["detail"]
+        for own in ({"Sec-Fetch-Site": "same-origin"}, {"Origin": LOCAL}):
+            assert client.request(method, path, content=body, headers=own).status_code == 200
 
 
 def test_only_this_machine_may_ask_without_a_token(searcher):
-    app = create_app(searcher, ServerOptions())
-    assert TestClient(app, base_url=LOCAL).get("/api/index").status_code == 200
-    assert TestClient(app, base_url="http://attacker.example").get("/api/index").status_code == 400
+    assert client_of(searcher).get("/api/index").status_code == 200
+    assert client_of(searcher, base_url="http://attacker.example").get("/api/index").status_code == 400
     assert ServerOptions().required_token() is None
     assert len(ServerOptions(host="0.0.0.0").required_token() or "") >= 32
-    assert [is_local(h) for h in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "10.0.0.1", "host")] == [True] * 3 + [
-        False
-    ] * 3
+    assert all(map(is_local, ("127.0.0.1", "::1", "localhost")))
+    assert not any(map(is_local, ("0.0.0.0", "10.0.0.1", "host")))
 
 
 def test_the_token_opens_the_api_and_the_page(searcher):
-    app = create_app(searcher, ServerOptions(host="0.0.0.0"), "secret")
-    client = TestClient(app, base_url="http://box:8000", follow_redirects=False)
-    for address in (
-        "/",
-        "/app.js",
-        "/api/index",
-        "/openapi.json",
-        "/?token=wrong",
-        "/api/index?token=secret",
-    ):
+    client = client_of(searcher, "secret", "http://box:8000", host="0.0.0.0")
+    for address in ("/", "/app.js", "/api/index", "/openapi.json", "/?token=wrong", "/api/index?token=secret"):
         assert client.get(address).status_code == 401, address
     assert client.get("/health").status_code == 200
     assert client.get("/api/index", headers={"Authorization": "Bearer secret"}).status_code == 200
@@ -223,20 +258,52 @@ def test_the_token_opens_the_api_and_the_page(searcher):
     cookie = opened.headers["set-cookie"].lower()
     assert "httponly" in cookie
     assert cookie.startswith("tvr_token_8000="), "servers on other ports have other cookies"
-    assert client.get("/api/index").status_code == 200, (
-        "the cookie gives access to images, whose requests have no such header"
-    )
+    assert client.get("/api/index").status_code == 200, "images, whose requests have no such header, need the cookie"
 
 
 @pytest.mark.parametrize("token", ["a+b c", "50%25", "x&y=z", "é;ü"])
 def test_a_token_with_special_characters_opens_the_page(searcher, token):
-    client = TestClient(create_app(searcher, ServerOptions(), token), base_url=LOCAL, follow_redirects=False)
+    client = client_of(searcher, token)
     assert client.get(f"/?token={quote(token)}").status_code == 303
     assert client.get("/api/index").status_code == 200
 
 
+def test_the_page_needs_nothing_from_elsewhere_and_cannot_be_embedded(client, searcher):
+    page, script, style = (client.get(address) for address in ("/", "/app.js", "/app.css"))
+    assert "<script src=" in page.text
+    assert not any("://" in content.text for content in (page, script, style))
+    assert page.headers["content-security-policy"].startswith("default-src 'self'")
+    assert page.headers["x-content-type-options"] == "nosniff"
+    video = f"/api/videos/{searcher.catalog.videos()[0].id}"
+    for path in ("/", "/app.js", f"{video}/file", f"{video}/picture", "/api/videos/x/file"):
+        assert client.get(path).headers["Cross-Origin-Resource-Policy"] == "same-origin", path
+
+
+def test_a_server_on_ipv6_works_and_a_port_in_use_is_an_error(searcher, monkeypatch, capsys):
+    client = client_of(searcher, base_url="http://[::1]:8321", host="::1")
+    for headers in ({}, {"Origin": "http://[::1]:8321"}):
+        assert client.get("/api/search", params={"query": "a"}, headers=headers).status_code == 200
+    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: None)
+    serve(searcher, ServerOptions(host="::1", port=0))
+    assert re.match(r"Open http://\[::1\]:\d+/  ", capsys.readouterr().out)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SearchError, match="another --port"):
+        serve(searcher, ServerOptions(port=taken.getsockname()[1]))
+
+
+@pytest.mark.parametrize(("error", "status"), [(BusyError, 503), (UnreadableError, 500)])
+def test_errors_of_the_index_reveal_no_path(indexed, searcher, error, status, monkeypatch, capsys):
+    def fails(*_):
+        raise error(f"{indexed}/catalog.sqlite is in trouble")
+
+    monkeypatch.setattr(searcher.catalog, "listed", fails)
+    response = client_of(searcher).get("/api/videos")
+    assert response.status_code == status
+    assert str(indexed) not in response.text
+    assert str(indexed) in capsys.readouterr().err
+
+
 def test_too_many_searches_get_429(searcher, monkeypatch):
-    client = TestClient(create_app(searcher, ServerOptions(max_pending=1)), base_url=LOCAL)
+    client = client_of(searcher, max_pending=1)
     search, started, gate = searcher.search, threading.Event(), threading.Event()
 
     def slow(query):
@@ -257,79 +324,140 @@ def test_too_many_searches_get_429(searcher, monkeypatch):
     assert client.get("/api/search", params={"query": "a"}).status_code == 200
 
 
-def test_the_page_needs_nothing_from_elsewhere(client):
-    page, script, style = (client.get(address).text for address in ("/", "/app.js", "/app.css"))
-    assert "<script src=" in page
-    for content in (page, script, style):
-        assert "://" not in content
-    headers = client.get("/").headers
-    assert headers["content-security-policy"].startswith("default-src 'self'")
-    assert headers["x-content-type-options"] == "nosniff"
+def test_a_bank_of_1200_queries_delays_a_search_for_no_longer_than_a_block(indexed, tmp_path):
+    shutil.copytree(indexed, tmp_path / "index")
+    with closing(Catalog(tmp_path / "index")) as catalog:
+        catalog.set_fact("bank", [f"a person does something {number} times" for number in range(1200)])
+    with Searcher(tmp_path / "index") as searcher, served(searcher) as address, ThreadPoolExecutor(1) as pool:
+        scorer = searcher.scorers[searcher.first]
+        blocks, encode = [], scorer.encode_texts
+
+        def slow(texts):
+            if len(texts) > 1:
+                blocks.append(time.monotonic())
+                time.sleep(0.05)
+            return encode(texts)
+
+        scorer.encode_texts = slow
+        long = pool.submit(httpx.get, address + "api/search?query=a&normalize=sinkhorn", timeout=120)
+        while not blocks:
+            time.sleep(0.01)
+        began = len(blocks)
+        assert httpx.get(address + "api/search?query=a+red+square", timeout=120).status_code == 200
+        assert len(blocks) - began < 1200 // 64 // 2, "the search did not wait for the texts"
+        assert not long.done()
+        assert long.result().status_code == 200
+        assert len(blocks) == -(-1200 // 16)
 
 
-def test_the_schema_names_every_answer(client):
-    schema = client.get("/openapi.json").json()
-    assert set(schema["paths"]) == {
-        "/api/search",
-        "/api/videos/{video}/file", "/api/videos/{video}/picture", "/api/index",
-        "/health", "/api/examples", "/api/videos", "/api/videos/{video}/about",
-    }  # fmt: skip
-    assert "429" in schema["paths"]["/api/search"]["get"]["responses"]
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    """A clip that takes a while to decode."""
+    return write_clip(tmp_path_factory.mktemp("long") / "long.mp4", 3, frames=4000).read_bytes()
 
 
-def test_a_link_that_later_leads_out_is_not_followed(tmp_path, sources):
-    outside, folder = tmp_path / "outside.mp4", tmp_path / "videos"
-    write_clip(folder / "inner.mp4", 1)
-    write_clip(outside, 2)
-    index([folder], tmp_path / "index", sources[1:], progress=False)
-    (folder / "inner.mp4").unlink()
-    (folder / "inner.mp4").symlink_to(outside)
-    with Searcher(tmp_path / "index") as searcher:
-        client = TestClient(create_app(searcher, ServerOptions()), base_url=LOCAL)
-        response = client.get(f"/api/videos/{searcher.catalog.videos()[0].id}/file")
-        assert response.status_code == 400
-        assert "not a video in a folder that may be served" in response.json()["detail"]
+@pytest.fixture
+def uploads(tmp_path, monkeypatch):
+    """Folder of this test's temporary files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
 
 
-def test_the_address_of_a_server_on_ipv6_works(searcher, monkeypatch, capsys):
-    app = create_app(searcher, ServerOptions(host="::1"))
-    client = TestClient(app, base_url="http://[::1]:8321")
-    for headers in ({}, {"Origin": "http://[::1]:8321"}):
-        assert client.get("/api/search", params={"query": "a"}, headers=headers).status_code == 200
-    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: None)
-    serve(searcher, ServerOptions(host="::1", port=0))
-    assert re.match(r"Open http://\[::1\]:\d+/  ", capsys.readouterr().out)
+def until(condition, seconds=60):
+    """Wait for a condition, and return whether it became true."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return condition()
 
 
-@pytest.mark.parametrize(("error", "status"), [(BusyError, 503), (UnreadableError, 500)])
-def test_errors_of_the_index_reveal_no_path(indexed, error, status, monkeypatch, capsys):
-    def fails(*_):
-        raise error(f"{indexed}/catalog.sqlite is in trouble")
-
-    with Searcher(indexed) as searcher:
-        client = TestClient(create_app(searcher, ServerOptions()), base_url=LOCAL)
-        monkeypatch.setattr(searcher.catalog, "listed", fails)
-        response = client.get("/api/videos")
-    assert response.status_code == status
-    assert str(indexed) not in response.text
-    assert str(indexed) in capsys.readouterr().err
-
-
-def test_a_port_in_use_is_said(searcher):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(SearchError, match="another --port"):
-            serve(searcher, ServerOptions(port=port))
+def test_one_upload_is_decoded_at_a_time_and_others_are_answered(searcher, clip, uploads):
+    app = app_of(searcher, max_decoding=1, max_pending=2)
+    limit = app.state.uploads
+    with serving(app) as address, ThreadPoolExecutor(8) as pool:
+        sent = [pool.submit(httpx.post, address + "api/examples", content=clip, timeout=300) for _ in range(8)]
+        assert until(lambda: limit.borrowed_tokens == 2)
+        for path in ("health", "api/search?query=a"):
+            assert httpx.get(address + path, timeout=300).status_code == 200
+            assert limit.borrowed_tokens, f"{path} was answered while clips are decoded"
+        answers = [each.result() for each in sent]
+    statuses = [answer.status_code for answer in answers]
+    assert set(statuses) == {200, 429}
+    assert statuses.count(200) >= 2
+    refused = answers[statuses.index(429)]
+    assert int(refused.headers["Retry-After"]) > 0
+    assert "2 uploads are in progress or pending. Try again" in refused.text
+    assert not list(uploads.iterdir())
 
 
-def test_a_truncated_upload_over_a_socket_costs_nothing(searcher):
-    with serving(create_app(searcher, ServerOptions())) as address:
-        port = int(address.rpartition(":")[2].strip("/"))
-        with socket.create_connection(("127.0.0.1", port)) as connection:
-            connection.sendall(b"POST /api/examples HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9999\r\n\r\nabc")
-        with socket.create_connection(("127.0.0.1", port)) as connection:
-            connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
-            answer = b"".join(iter(lambda: connection.recv(4096), b""))
-        assert json.loads(answer.partition(b"\r\n\r\n")[2]) == {"status": "ok"}
+def test_too_many_uploads_are_refused_before_the_body_arrives(searcher, uploads):
+    app = app_of(searcher, max_pending=1)
+    with serving(app) as address:
+        with connect(address) as first, connect(address) as line:
+            first.sendall(HEAD % 9999)
+            assert until(lambda: app.state.uploads.borrowed_tokens == 1)
+            line.sendall(HEAD % 9999)
+            assert b" 429 " in line.recv(4096).partition(b"\r\n")[0]
+        assert httpx.get(address + "api/search?query=a").status_code == 200
+
+
+def test_slow_uploads_end(searcher):
+    with served(searcher, upload_seconds=0.3) as address, connect(address) as line:
+        line.sendall(HEAD % 9999 + b"abc")
+        answer = b""
+        while b"seconds" not in answer:
+            answer += line.recv(4096)
+    assert b" 408 " in answer.partition(b"\r\n")[0]
+    assert b"took longer than 0.3 seconds" in answer
+
+
+def test_clients_that_leave_and_truncated_clips_leave_no_files(searcher, clip, uploads):
+    app, half = app_of(searcher, max_decoding=1), clip[: len(clip) // 2]
+    with serving(app) as address:
+        for body in (clip, clip, half):
+            with connect(address) as line:
+                line.sendall(HEAD % len(clip) + body)
+                assert until(lambda: list(uploads.iterdir()))
+        assert until(lambda: not app.state.uploads.borrowed_tokens and not list(uploads.iterdir()))
+        truncated = httpx.post(address + "api/examples", content=half, timeout=300)
+        assert truncated.status_code == 422
+        assert "clip" in truncated.json()["detail"]
+        assert not list(uploads.iterdir())
+
+
+def test_old_files_of_a_killed_server_are_removed_by_the_next(searcher, uploads):
+    for name in ("old", "young"):
+        (uploads / f"{UPLOADS}{name}").mkdir()
+        (uploads / f"{UPLOADS}{name}" / "example").write_bytes(b"a clip")
+    os.utime(uploads / f"{UPLOADS}old", (0, 0))
+    (uploads / f"{UPLOADS}link").symlink_to(uploads)
+    app_of(searcher)
+    assert {path.name for path in uploads.iterdir()} == {f"{UPLOADS}link", f"{UPLOADS}young"}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_no_request_of_the_schema_is_a_server_error(searcher):
+    schemathesis = pytest.importorskip("schemathesis")
+    from hypothesis import HealthCheck, Phase, given, settings
+    from schemathesis.checks import not_a_server_error
+
+    app = app_of(searcher, "secret", host="0.0.0.0", max_upload=2**16)
+    headers = {"Authorization": "Bearer secret"}
+    statuses, asked = set(), set()
+    options = {"deadline": None, "derandomize": True, "phases": [Phase.generate]}
+    for found in schemathesis.openapi.from_asgi("/openapi.json", app, headers=headers).get_all_operations():
+        operation = found.ok()
+        asked.add(operation.path)
+
+        @given(case=operation.as_strategy())
+        @settings(max_examples=40, suppress_health_check=list(HealthCheck), **options)
+        def ask(case):
+            response = case.call(headers=headers)
+            statuses.add(response.status_code)
+            case.validate_response(response, checks=[not_a_server_error])
+
+        ask()
+    assert 200 in statuses
+    assert asked == set(app.openapi()["paths"])

@@ -1,23 +1,31 @@
-"""LanceDB tables with an index: exact within the limit, fewer comparisons beyond it, and up to date."""
+"""LanceDB tables with an index, and kills of writers and servers."""
 
+import importlib.util
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import torch
+from search_parts import find, write_clip
 from torch.nn.functional import normalize
 
-pytest.importorskip("lancedb", reason="the extra `search` is not installed")
 from tvr_lightning.search import vectors as stores
 from tvr_lightning.search.catalog import Catalog
+from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.indexing import index
 from tvr_lightning.search.vectors import LanceStore, open_vectors, update_vectors
 
 ROWS, WIDTH, PARTITION = 2000, 32, 100
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "serving.py"
 
 
 @pytest.fixture
@@ -40,7 +48,7 @@ def expected(vectors, query, count):
     return (vectors @ query).topk(count).indices.tolist()
 
 
-def test_an_indexed_table_is_searched_exactly_up_to_the_limit(store):
+def test_an_indexed_table_is_searched_exactly_up_to_the_limit(store, monkeypatch):
     made, vectors = store
     for row in (0, 7, 1999):
         query = normalize(vectors[row] + 0.1 * vectors[row - 1], dim=0)
@@ -48,14 +56,10 @@ def test_an_indexed_table_is_searched_exactly_up_to_the_limit(store):
         assert {key for key, _ in found} == set(expected(vectors, query, 50))
         assert [key for key, _ in found][:5] == expected(vectors, query, 5)
         assert found[0][1] == pytest.approx(float((vectors @ query).max()), abs=1e-5)
-
-
-def test_beyond_the_limit_the_nearest_partitions_are_searched(store, monkeypatch):
-    made, vectors = store
     monkeypatch.setattr(stores, "MOST_COMPARED", 2 * PARTITION)
     found = {key for key, _ in made.nearest(vectors[3], 50)}
     assert 3 in found, "a vector is in the partition with the nearest center"
-    assert 5 < len(found & set(expected(vectors, vectors[3], 50))) < 50, "neighbours in other partitions are missed"
+    assert 5 < len(found & set(expected(vectors, vectors[3], 50))) < 50, "neighbors in other partitions are missed"
 
 
 def test_an_indexed_table_follows_what_is_added_and_removed(store):
@@ -70,13 +74,12 @@ def test_an_indexed_table_follows_what_is_added_and_removed(store):
         made.finish()
 
 
-def test_a_table_whose_making_was_killed_is_made_again(gallery, sources, tmp_path):
+def test_a_table_whose_creation_was_killed_is_created_again(gallery, sources, tmp_path):
     out = tmp_path / "index"
     Catalog(out, create=True).close()
     (out / "vectors.lance" / "videos.lance" / "data").mkdir(parents=True)
-    assert LanceStore(str(out / "vectors.lance")).nearest(torch.ones(4), 3) == [], (
-        "who searches meanwhile finds nothing"
-    )
+    store = LanceStore(str(out / "vectors.lance"))
+    assert store.nearest(torch.ones(4), 3) == [], "a search meanwhile finds nothing"
     assert index([gallery], out, sources[1:], "lancedb", progress=False).total == 8
     with closing(Catalog(out)) as catalog:
         assert open_vectors(catalog).keys() == catalog.keys()
@@ -96,23 +99,86 @@ with closing(Catalog(Path(sys.argv[1]))) as catalog:
 """
 
 
-def test_kills_while_the_table_is_made_cost_nothing(gallery, sources, tmp_path, ended):
-    out = tmp_path / "index"
-    index([gallery], out, sources[1:], progress=False)
+@pytest.mark.parametrize(
+    "delay", [0.002, pytest.param(0.0, marks=pytest.mark.slow), pytest.param(0.01, marks=pytest.mark.slow)]
+)
+def test_kills_while_the_table_is_created_cost_nothing(indexed, tmp_path, ended, delay):
+    out = shutil.copytree(indexed, tmp_path / "index")
     shutil.rmtree(out / "vectors.lance")
-    command = [sys.executable, "-c", FOLLOWING, str(out)]
     table = out / "vectors.lance" / "videos.lance"
-    for delay in (0.0, 0.002, 0.01):
-        process = ended(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-        process.stdout.readline()
-        process.stdin.write(b"go\n")
-        process.stdin.flush()
-        while not table.exists() and process.poll() is None:
-            os.sched_yield()
-        time.sleep(delay)
-        process.kill()
-        process.wait()
-        with closing(Catalog(out)) as catalog, closing(open_vectors(catalog)) as store:
-            update_vectors(store, catalog)
-            assert store.keys() == catalog.keys()
-        table.rename(tmp_path / f"made-{delay}")
+    command = [sys.executable, "-c", FOLLOWING, str(out)]
+    process = ended(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+    process.stdout.readline()
+    process.stdin.write(b"go\n")
+    process.stdin.flush()
+    while not table.exists() and process.poll() is None:
+        os.sched_yield()
+    time.sleep(delay)
+    process.kill()
+    process.wait()
+    with closing(Catalog(out)) as catalog, closing(open_vectors(catalog)) as store:
+        update_vectors(store, catalog)
+        assert store.keys() == catalog.keys()
+
+
+WRITER = """
+import sys, tvr_lightning, torch
+torch.set_num_threads(1)
+from tvr_lightning.search.indexing import index
+print("ready", flush=True)
+index([sys.argv[1]], sys.argv[2], batch_size=2, progress=False)
+"""
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+@pytest.mark.slow
+def test_load_while_writers_are_killed_gives_no_error_and_no_leak(gallery, tmp_path, sources, port, ended):
+    folder, out = shutil.copytree(gallery, tmp_path / "videos"), tmp_path / "index"
+    index([folder], out, sources[1:], progress=False)
+    options = ["--index", str(out), "--seconds", "8", "--port", str(port)]
+    command = [sys.executable, str(BENCHMARK), *options]
+    load = ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True))
+    kills = 0
+    while load.poll() is None and kills < 3:
+        write_clip(folder / f"more{kills}.mp4", 40 + kills)
+        command = [sys.executable, "-c", WRITER, str(folder), str(out)]
+        writer = ended(subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True))
+        writer.stdout.readline()
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        kills += 1
+    printed, _ = load.communicate()
+    assert load.returncode == 0, printed
+    assert kills
+    assert index([], out, progress=False).total == 8 + kills
+
+
+@pytest.mark.slow
+def test_a_server_killed_under_load_leaves_the_index_unchanged(indexed, port, ended):
+    spec = importlib.util.spec_from_file_location("serving_benchmark", BENCHMARK)
+    serving = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(serving)
+    with Searcher(indexed) as searcher:
+        before = find(searcher, "a red square")
+    for _ in range(2):
+        server = ended(serving.start(indexed, port))
+        took, statuses = [], Counter()
+        given = (port, time.monotonic() + 600, took, statuses)
+        clients = [threading.Thread(target=serving.client, args=(*given, number)) for number in range(4)]
+        for client in clients:
+            client.start()
+        while len(took) < 20:
+            time.sleep(0.05)
+        server.kill()
+        for client in clients:
+            client.join()
+        server.wait()
+        assert {status for _, status in statuses} == {0, 200}, "connections break off, and no answer is a wrong one"
+    with Searcher(indexed) as searcher:
+        assert find(searcher, "a red square") == before

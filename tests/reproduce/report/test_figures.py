@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from run_cards import RECIPES
 from torch.nn import functional as F
 
 from tvr_lightning.config.recipe import from_recipe
@@ -27,9 +28,7 @@ from tvr_lightning.reproduce.report.sources import ReportedRun
 from tvr_lightning.reproduce.report.table_charts import draw_table
 from tvr_lightning.reproduce.report.table_view import TableView
 from tvr_lightning.reproduce.runs.card import Card
-from tvr_lightning.synthetic import synthesize
 
-RECIPES = Path(__file__).parents[3] / "recipes"
 TINY = """
 model: {init_args: {encoder: {class_path: TinyClipEncoder,
                               init_args: {width: 64, image_size: 32, patch_size: 8, vision_layers: 1}}}}
@@ -38,27 +37,21 @@ data: {init_args: {frames: 4, num_workers: 0}}
 
 
 @pytest.fixture(scope="module")
-def splits(tmp_path_factory):
+def splits(root, tmp_path_factory):
     """The test split of a synthetic dataset under random weights of each paper's method."""
-    root = tmp_path_factory.mktemp("figures")
-    synthesize("msrvtt", root, 20, 0, workers=1, progress=False)
-    overlay = root / "tiny.yaml"
+    overlay = tmp_path_factory.mktemp("figures") / "tiny.yaml"
     overlay.write_text(TINY)
     made = {}
     for name in ("gare", "tcmgc", "gaid", "dpdv", "ncl"):
         recipes = [RECIPES / f"{name}.yaml", RECIPES / "fixture.yaml", overlay]
         module, data = from_recipe(recipes, [f"--data.init_args.root={root}"])
         made[name] = encode_test_split(module.eval(), data)
-    fill_queues(made["ncl"])
-    return made
-
-
-@torch.no_grad()
-def fill_queues(encoded):
-    """Let NCL's queues contain the test split itself, so that normalization has its best case."""
-    text, video = encoded.paired()
+    # NCL's queues contain the test split itself, so that normalization has its best case.
+    text, video = made["ncl"].paired()
     index = torch.arange(len(text))
-    encoded.module.update_state(PairedFeatures(text, video, index, index))
+    with torch.no_grad():
+        made["ncl"].module.update_state(PairedFeatures(text, video, index, index))
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +87,33 @@ def test_every_method_has_the_common_figures_and_its_own(splits, measured, name,
     assert f"matching pairs: {measured[name]['similarity.positive_mean']:.3g}" in shown
 
 
+def test_contrasts_attention_and_map_of_tc_mgc(splits, measured):
+    found, encoded = measured["tcmgc"], splits["tcmgc"]
+    assert list(found["contrasts.names"]) == ["video_sentence", "video_word", "sentence_frame", "frame_word"]
+    for name in ("softmax", "lsa"):
+        np.testing.assert_allclose(found[f"contrasts.{name}"].sum(0), 1, rtol=1e-5)
+    # A fresh LSA is the identity, that is, the softmax.
+    np.testing.assert_allclose(found["contrasts.lsa"], found["contrasts.softmax"], rtol=1e-4)
+    assert float(found["contrasts.regularization"]) == encoded.module.options.decorrelation.weight
+    np.testing.assert_allclose(found["attention.weights"].sum(-1), 1, rtol=1e-4)
+    words = [str(word) for word in found["attention.words"][0] if word]
+    assert words[0] == "sentence"
+    pieces = "".join(words[2:-1])  # between SOT and EOT; long words are two pieces
+    assert len(pieces) > 10
+    assert str(found["attention.captions"][0]).replace(" ", "").startswith(pieces)
+    text, video = encoded.paired()
+    assert len(found["map.words"]) == len(found["map.words_pair"]) == int(text.word_mask.sum())
+    assert len(found["map.frames"]) == len(found["map.frames_pair"]) == int(video.frame_mask.sum())
+    assert np.isfinite(found["map.words"]).all()
+
+
 def test_failures_name_the_right_video_and_the_best_of_the_others(splits):
     encoded = splits["gare"]
+    with torch.no_grad():
+        expected = encoded.module.score(encoded.texts, encoded.videos).similarity
+    assert torch.allclose(encoded.similarity, expected, atol=1e-5)
+    own = [encoded.split.texts[int(place)].video for place in encoded.text_index]
+    assert encoded.video_index[encoded.matching].tolist() == own
     found = measure_failures(encoded)
     ranks = text_to_video_ranks(encoded.similarity, encoded.matching).expected()
     assert len(found["query"]) == int((ranks > 1).sum()) > 0
@@ -108,15 +126,6 @@ def test_failures_name_the_right_video_and_the_best_of_the_others(splits):
     assert set(found["names"]) == {*found["right"], *found["wrong"]}
     assert len(found["strips"]) == len(found["names"])
     assert len(measure_failures(perfect(encoded))["query"]) == 0
-
-
-def test_scores_are_those_of_the_method(splits):
-    encoded = splits["gare"]
-    with torch.no_grad():
-        expected = encoded.module.score(encoded.texts, encoded.videos).similarity
-    assert torch.allclose(encoded.similarity, expected, atol=1e-5)
-    own = [encoded.split.texts[int(place)].video for place in encoded.text_index]
-    assert encoded.video_index[encoded.matching].tolist() == own
 
 
 def perfect(encoded, scale=1.0):
@@ -137,18 +146,23 @@ def test_histograms_tell_matching_pairs_from_others(splits):
     assert float(measure_similarity(same)["overlap"]) == pytest.approx(50)
 
 
-def test_mass_is_even_where_every_query_finds_its_own_and_uneven_with_a_hub(splits):
+def test_mass_is_even_if_every_query_finds_its_own_and_uneven_with_a_hub(splits, measured, monkeypatch):
     found = measure_balance(perfect(splits["gare"], scale=10.0))
     assert float(found["t2v.error"]) == pytest.approx(0, abs=1e-6)
     hub = perfect(splits["gare"])
     hub.similarity[:, 0] = 20.0
     assert float(measure_balance(hub)["t2v.error"]) > 1
-
-
-def test_normalization_by_the_queues_evens_out_the_mass(measured):
     assert "balance.normalized.t2v.error" not in measured["gare"]
     found = measured["ncl"]
     assert float(found["balance.normalized.t2v.error"]) < float(found["balance.t2v.error"])
+    config = replace(splits["gare"].module.evaluation_config, normalization=QueryBankNorm())
+    monkeypatch.setattr(splits["gare"].module, "evaluation_config", config)
+    found = measure_balance(splits["gare"])
+    assert "training split" in found["normalized.missing"], "a checkpoint without a bank"
+    assert "t2v.error" in found
+    shown = {name: value for name, value in measured["gare"].items() if name.startswith("balance.")}
+    (chart,) = figures.draw({**shown, "balance.normalized.missing": "no bank"})
+    assert "Normalized scores are not drawn: no bank" in chart.note
 
 
 def test_examples_of_mass_are_those_of_the_balance(splits, measured):
@@ -177,14 +191,6 @@ def test_hard_negatives_are_the_best_of_the_others_without_increments(splits, me
     for name, each in (("plain", plain), ("corrected", scores)):
         gap = each.diagonal()[:, None] - each.gather(1, hardest)
         np.testing.assert_allclose(found[f"hard_negatives.{name}"], gap.numpy(), atol=1e-4)
-
-
-def test_every_token_of_the_pairs_has_a_place_on_the_map(splits, measured):
-    text, video = splits["tcmgc"].paired()
-    found = measured["tcmgc"]
-    assert len(found["map.words"]) == len(found["map.words_pair"]) == int(text.word_mask.sum())
-    assert len(found["map.frames"]) == len(found["map.frames_pair"]) == int(video.frame_mask.sum())
-    assert np.isfinite(found["map.words"]).all()
 
 
 def test_the_sheet_shows_the_best_videos_and_the_own_one(splits):
@@ -242,30 +248,17 @@ def test_gradients_add_up_and_match_the_loss_itself(splits):
     np.testing.assert_allclose(found["plain_anchor.mean"], sentence.grad.mean(0).numpy(), rtol=1e-3, atol=1e-5)
 
 
-def test_steps_are_taken_by_a_copy(splits):
+def test_steps_are_taken_by_a_copy_even_if_gradients_vanish(splits, monkeypatch):
     module = splits["gare"].module
     before = {name: value.clone() for name, value in module.state_dict().items()}
     found = measure_steps(splits["gare"])
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert np.isfinite(found["positive"]).all()
     assert (found["negative"] > 0).all()
-
-
-def test_pairs_whose_gradient_has_vanished_take_no_step(splits, monkeypatch):
-    scale = splits["gare"].module.temperature.logit_scale
+    scale = module.temperature.logit_scale
     monkeypatch.setattr(scale, "data", torch.full_like(scale, 12.0))  # so steep that most probabilities are 0
     found = measure_steps(splits["gare"])
     assert len(found["positive"]) == len(found["negative"]) > 0
-
-
-def test_contrasts_and_their_weights(splits, measured):
-    found, encoded = measured["tcmgc"], splits["tcmgc"]
-    assert list(found["contrasts.names"]) == ["video_sentence", "video_word", "sentence_frame", "frame_word"]
-    for name in ("softmax", "lsa"):
-        np.testing.assert_allclose(found[f"contrasts.{name}"].sum(0), 1, rtol=1e-5)
-    # A fresh LSA is the identity, that is, the softmax.
-    np.testing.assert_allclose(found["contrasts.lsa"], found["contrasts.softmax"], rtol=1e-4)
-    assert float(found["contrasts.regularization"]) == encoded.module.options.decorrelation.weight
 
 
 def run_of(key, name="tc-mgc-7b/one", decorrelation=0.0, seed=None, **options):
@@ -330,37 +323,6 @@ def test_one_figure_that_fails_costs_no_other(splits):
     assert charts["Geometry of the increments"].images
 
 
-def test_what_cannot_be_drawn_says_why(splits, measured):
-    (chart,) = figures.draw({**subset(measured["gare"], "balance"), "balance.normalized.missing": "no bank"})
-    assert "Normalized scores are not drawn: no bank" in chart.note
-    one = replace(splits["gare"], pairs=splits["gare"].pairs[:1])
-    with pytest.raises(ValueError, match="no two matching captions"):
-        measure_unmatched(one)
-
-
-def test_a_bank_that_a_checkpoint_lacks_is_named(splits, monkeypatch):
-    encoded = splits["gare"]
-    config = replace(encoded.module.evaluation_config, normalization=QueryBankNorm())
-    monkeypatch.setattr(encoded.module, "evaluation_config", config)
-    found = measure_balance(encoded)
-    assert "training split" in found["normalized.missing"]
-    assert "t2v.error" in found
-
-
-def subset(arrays, kind):
-    return {name: value for name, value in arrays.items() if name.startswith(f"{kind}.")}
-
-
-def test_attention_of_every_word_adds_up_and_words_are_the_captions(splits, measured):
-    found = measured["tcmgc"]
-    np.testing.assert_allclose(found["attention.weights"].sum(-1), 1, rtol=1e-4)
-    words = [str(word) for word in found["attention.words"][0] if word]
-    assert words[0] == "sentence"
-    pieces = "".join(words[2:-1])  # between SOT and EOT; long words are two pieces
-    assert len(pieces) > 10
-    assert str(found["attention.captions"][0]).replace(" ", "").startswith(pieces)
-
-
 def test_the_gate_is_that_of_the_matching_caption(splits, measured):
     found, encoded = measured["gaid"], splits["gaid"]
     text, video = encoded.paired()
@@ -411,3 +373,5 @@ def test_frames_that_are_words_of_their_own_caption_match(splits):
         words[encoded.pairs[:, 0]] = sign * video.frames[:, :1]
         texts, videos = replace(encoded.texts, words=words), replace(encoded.videos, frames=frames)
         assert float(measure_unmatched(replace(encoded, texts=texts, videos=videos))["share"]) == share
+    with pytest.raises(ValueError, match="no two matching captions"):
+        measure_unmatched(replace(encoded, pairs=encoded.pairs[:1]))

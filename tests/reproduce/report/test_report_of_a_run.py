@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from browser import open_browser
 from metric_rows import summarize
+from run_cards import RECIPES
 
 from tvr_lightning.cli import main
 from tvr_lightning.cli.tables import report as run_report
@@ -18,37 +18,11 @@ from tvr_lightning.reproduce.report.figures.gare import draw_course
 from tvr_lightning.reproduce.report.figures.retrieval_examples import measure_sheet
 from tvr_lightning.reproduce.report.sources import read_curves, read_ranks, read_runs, run_of_card
 from tvr_lightning.reproduce.report.uncertainty import measure
-from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Setting, make_plan
-from tvr_lightning.reproduce.runs.runner import run_plan
-from tvr_lightning.reproduce.tables import load_table
-from tvr_lightning.synthetic import synthesize
-
-RECIPES = Path(__file__).parents[3] / "recipes"
-VIDEOS = 20
-TINY = """
-trainer: {max_epochs: 2, check_val_every_n_epoch: 1, log_every_n_steps: 1, accelerator: cpu}
-model: {init_args: {encoder: {class_path: TinyClipEncoder, init_args: {width: 64, image_size: 32, vision_layers: 1}}}}
-data: {init_args: {frames: 4, batch_size: 8, num_workers: 0}}
-"""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """What `tvr reproduce` leaves of one run."""
-    out = tmp_path_factory.mktemp("run")
-    synthesize("msrvtt", out / "fixture", VIDEOS, FIXTURE_SEED, workers=1, progress=False)
-    (out / "tiny.yaml").write_text(TINY)
-    plan = make_plan(
-        [load_table("gare-1", RECIPES)], Setting(RECIPES, out / "fixture", VIDEOS, out / "tiny.yaml"), ["baseline"]
-    )
-    (card,) = run_plan(plan, out, lambda line: None).values()
-    assert card.status == "finished", card.error
-    return out
 
 
 @pytest.fixture
-def run(folder):
-    (run,) = read_runs(folder)
+def run(finished):
+    (run,) = read_runs(finished)
     return run
 
 
@@ -62,20 +36,17 @@ def test_the_run_is_rebuilt_with_its_own_weights(run):
     assert summarize(ranks, (1, 5, 10)) == pytest.approx(run.card.metrics("text_to_video"))
     stored, _ = read_ranks(run, "text_to_video")
     assert {float(rank) for rank in measure_sheet(encoded)["rank"]} <= set(stored.expected().tolist())
-
-
-def test_curves_are_those_that_the_run_logged(run):
     curves = read_curves(run)
     assert curves["train/loss"].index.tolist() == list(range(run.card.steps))
     assert curves["val/t2v_R@1"].iloc[-1] == pytest.approx(run.card.metrics("text_to_video")["R@1"])
 
 
-def test_the_geometry_of_increments_is_logged_without_changing_the_training(folder, tmp_path):
+def test_the_geometry_of_increments_is_logged_without_changing_the_training(finished, root, tmp_path):
     def fit(name, every):
         configs = [
-            f"--config={path}" for path in (RECIPES / "gare.yaml", RECIPES / "fixture.yaml", folder / "tiny.yaml")
+            f"--config={path}" for path in (RECIPES / "gare.yaml", RECIPES / "fixture.yaml", finished / "tiny.yaml")
         ]
-        more = [f"--data.init_args.root={folder / 'fixture'}", f"--trainer.log_every_n_steps={every}"]
+        more = [f"--data.init_args.root={root}", f"--trainer.log_every_n_steps={every}"]
         assert main(["fit", *configs, *more, f"--results.directory={tmp_path / name}"]) == 0
         (run,) = read_runs(tmp_path / name)
         return run, torch.load(run.card.checkpoint, weights_only=True)["state_dict"]
@@ -103,55 +74,51 @@ def test_a_repeated_run_is_measured_again(run, tmp_path):
     assert str(again["results"]) != str(first["results"])
 
 
-def test_a_run_whose_videos_are_missing_loses_only_the_figures_that_show_them(folder, run, monkeypatch):
+def test_a_run_whose_videos_are_missing_loses_only_the_figures_that_show_them(finished, root, run, monkeypatch, capsys):
     encoded = encode_run(run)
-    videos = folder / "fixture" / "msrvtt" / "videos"
+    videos = root / "msrvtt" / "videos"
     hidden = videos.rename(videos.with_name("hidden"))
-    shutil.rmtree(folder / "figures", ignore_errors=True)
+    shutil.rmtree(finished / "figures", ignore_errors=True)
     try:
         # As with stored features: the test split is encoded, but no video can be shown.
         monkeypatch.setattr("tvr_lightning.reproduce.report.figures.figure_types.encode_run", lambda _: encoded)
-        run_report(folder, RECIPES)
+        run_report(finished, RECIPES)
     finally:
         hidden.rename(videos)
-        shutil.rmtree(folder / "figures")
-    charts = re.findall(
-        r'<section class="chart[^"]*" aria-label="(.*?)">(.*?)</section>', page_of(folder, run), re.DOTALL
-    )
-    drawn = {title: "<img" in content for title, content in charts}
-    assert drawn["Training curves"]
-    assert drawn["Scores of matching and of other pairs"]
-    assert not drawn["Retrieval sheet"]
-    assert "Not drawn: " in dict(charts)["Retrieval sheet"]
+        shutil.rmtree(finished / "figures")
+    section = r'<section class="chart[^"]*" aria-label="(.*?)">(.*?)</section>'
+    charts = dict(re.findall(section, page_of(finished, run), re.DOTALL))
+    assert "<img" in charts["Training curves"]
+    assert "<img" in charts["Scores of matching and of other pairs"]
+    assert "<img" not in charts["Retrieval sheet"]
+    assert "Not drawn: " in charts["Retrieval sheet"]
+
+    def fail(*_):
+        raise ValueError("no direction of a gradient of zero")
+
+    monkeypatch.setattr("tvr_lightning.reproduce.report.site.figures_of", fail)
+    run_report(finished, RECIPES)
+    assert f"No figures of {run.card.name}: no direction of a gradient of zero" in capsys.readouterr().out
+    assert "no direction of a gradient of zero" in page_of(finished, run)
+    assert "Training curves" in page_of(finished, run)
 
 
-def test_figures_are_drawn_after_the_weights_are_gone(folder, run):
-    run_report(folder, RECIPES)
-    first = page_of(folder, run)
+def test_figures_are_drawn_after_the_weights_are_gone(finished, run):
+    run_report(finished, RECIPES)
+    first = page_of(finished, run)
     assert "Training curves" in first
     assert "Retrieval sheet: “" in first
     checkpoint = Path(run.card.checkpoint)
     hidden = checkpoint.rename(checkpoint.with_name("hidden"))
     try:
-        run_report(folder, RECIPES)
+        run_report(finished, RECIPES)
     finally:
         hidden.rename(checkpoint)
-    assert page_of(folder, run) == first
-    assert figures_of(run, folder / "figures")["sheet.strips"].std() > 1
+    assert page_of(finished, run) == first
+    assert figures_of(run, finished / "figures")["sheet.strips"].std() > 1
 
 
-def test_a_figure_that_fails_is_stated_and_loses_nothing_else(folder, run, monkeypatch, capsys):
-    def fail(*_):
-        raise ValueError("no direction of a gradient of zero")
-
-    monkeypatch.setattr("tvr_lightning.reproduce.report.site.figures_of", fail)
-    run_report(folder, RECIPES)
-    assert f"No figures of {run.card.name}: no direction of a gradient of zero" in capsys.readouterr().out
-    assert "no direction of a gradient of zero" in page_of(folder, run)
-    assert "Training curves" in page_of(folder, run)
-
-
-def test_folders_of_fit_have_a_report_too(folder, run, tmp_path):
+def test_folders_of_fit_have_a_report_too(finished, run, tmp_path):
     """The folder in which the card's run trained is one of `tvr fit`: same values, curves, and figures."""
     for name in ("fit/version_0", "fit/100% #1"):
         shutil.copytree(Path(run.card.checkpoint).parent.parent, tmp_path / name)
@@ -168,19 +135,3 @@ def test_folders_of_fit_have_a_report_too(folder, run, tmp_path):
     assert "Training curves" in page_of(tmp_path, plain)
     assert "Retrieval sheet: “" in page_of(tmp_path, plain)
     assert "fit/100% #1" in (tmp_path / "report" / "queries.html").read_text()
-
-
-def test_a_phone_shows_words_of_figures_that_can_be_read(folder, run, tmp_path):
-    run_report(folder, RECIPES)
-    widths = """
-        document.querySelectorAll('img').forEach(image => { image.loading = 'eager'; });
-        return Promise.all([...document.querySelectorAll('img')].map(image => image.decode())).then(() =>
-            [...document.querySelectorAll('img[src$=".svg"]')].map(image => image.width / image.naturalWidth))"""
-    with open_browser(tmp_path) as browser:
-        phone = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
-        browser.get((folder / "report" / "runs" / f"{run.key}.html").as_uri())
-        found = browser.execute_script(widths)
-        assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
-    assert len(found) > 5
-    assert min(found) * 8.5 * 96 / 72 >= 9  # the smallest font is 8.5 points

@@ -4,11 +4,10 @@ import csv
 import io
 import math
 import re
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import asdict
 
 import pytest
-from run_cards import keys_of, make_card
+from run_cards import RECIPES, keys_of, make_card, plan_of
 
 from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.evaluation.audit_result import AuditResult
@@ -27,32 +26,37 @@ from tvr_lightning.reproduce.report.table_view import (
     write_tables,
 )
 from tvr_lightning.reproduce.report.uncertainty import compare_runs, measure, smallest_difference
-from tvr_lightning.reproduce.runs.plan import Setting, make_plan
 from tvr_lightning.reproduce.tables import load_table
 
-RECIPES = Path(__file__).parents[3] / "recipes"
 QUALITIES = {"clip4clip": 1.0, "x-pool": 1.5, "baseline": 1.5, "gare": 3.0}
 
 
-def view(tmp_path, qualities=QUALITIES, name="gare-1", **changes):
-    """A table of made-up cards, and those cards by run."""
-    setting = replace(Setting(RECIPES, tmp_path, fixture_videos=20), **changes)
-    table, folder = load_table(name, RECIPES), tmp_path / "cards"
-    plan = make_plan([table], setting)
-    made = {}
+def view(tmp_path, qualities=QUALITIES, name="gare-1", fixture_videos=20, **setting):
+    """A table of synthetic cards, and those cards by key."""
+    plan, made = plan_of(name, tmp_path, fixture_videos=fixture_videos, **setting), {}
     for run, quality in qualities.items():
         for place, key in enumerate(keys_of(plan, f"{name}/{run}")):
-            made[key] = make_card(plan.runs[key], folder, quality + 0.3 * place)
-    return viewed(table, made, folder), made
+            made[key] = make_card(plan.runs[key], tmp_path / "cards", quality + 0.3 * place)
+    return viewed(name, made, tmp_path), made
 
 
-def viewed(table, cards, folder):
-    return view_table(table, [run_of_card(card, folder) for card in cards.values()])
+def viewed(name, cards, tmp_path):
+    runs = [run_of_card(card, tmp_path / "cards") for card in cards.values()]
+    return view_table(load_table(name, RECIPES), runs)
+
+
+def measured(table):
+    """Rows of a table with a measured value."""
+    return [row for row in csv.DictReader(io.StringIO(comma_separated(table))) if row["measured"]]
+
+
+def metrics_of(card, direction="text_to_video"):
+    return card.metrics(direction) | {"SumR": card.results["sum_of_recalls"]}
 
 
 def test_every_measured_number_is_found_in_a_card(tmp_path):
     table, cards = view(tmp_path)
-    rows = [row for row in csv.DictReader(io.StringIO(comma_separated(table))) if row["measured"]]
+    rows = measured(table)
     assert {row["run"] for row in rows} == set(QUALITIES)
     for row in rows:
         card = cards[row["cards"].removesuffix(".json")]
@@ -62,137 +66,91 @@ def test_every_measured_number_is_found_in_a_card(tmp_path):
     shown = re.findall(r"\| (\d+\.\d) \[", markdown(table))
     assert len(shown) == len(rows)
     assert sorted(shown) == sorted(f"{float(row['measured']):.1f}" for row in rows)
-
-
-def test_a_note_names_the_test_sets_if_runs_rank_different_ones(tmp_path):
-    plan = make_plan([table := load_table("gare-1", RECIPES)], Setting(RECIPES, tmp_path, fixture_videos=20))
-    cards = {}
-    for run, protocol in (("clip4clip", "1,000 clips"), ("x-pool", "999 clips"), ("gare", "1,000 clips")):
-        for key in keys_of(plan, f"gare-1/{run}"):
-            cards[key] = make_card(plan.runs[key], tmp_path / "cards", 1.0)
-            cards[key].results["protocol"] = protocol
-    notes = viewed(table, cards, tmp_path / "cards").notes
-    assert "Test set of x-pool on MSR-VTT: 999 clips" in notes
-    assert "Test set of clip4clip, gare on MSR-VTT: 1,000 clips" in notes
-    assert not [note for note in view(tmp_path)[0].notes if note.startswith("Test set")]
-
-
-def test_printed_lines_without_a_run_are_published_only(tmp_path):
-    table, _ = view(tmp_path)
-    rows = table.results[table.results["method"] == "HBI"]
-    assert len(rows)
-    assert not rows[["run", "measured"]].notna().any(axis=None)
+    published = table.results[table.results["method"] == "HBI"]
+    assert len(published)
+    assert not published[["run", "measured"]].notna().any(axis=None), "published rows without a run"
     assert "| HBI" in markdown(table)
 
 
-def test_synthetic_numbers_are_never_set_against_published_ones(tmp_path):
+def test_a_note_names_the_test_sets_if_runs_rank_different_ones(tmp_path):
+    table, cards = view(tmp_path)
+    assert not [note for note in table.notes if note.startswith("Test set")]
+    for card in cards.values():
+        card.results["protocol"] = "999 clips" if card.name == "gare-1/x-pool" else "1,000 clips"
+    notes = viewed("gare-1", cards, tmp_path).notes
+    assert "Test set of x-pool on MSR-VTT: 999 clips" in notes
+    assert "Test set of clip4clip, baseline, gare on MSR-VTT: 1,000 clips" in notes
+
+
+def test_only_runs_with_real_data_and_published_settings_are_compared_with_the_paper(tmp_path):
+    table, cards = view(tmp_path, {"gare": 3.0}, fixture_videos=None)
+    assert not table.caution
+    row = next(row for row in measured(table) if (row["direction"], row["metric"]) == ("t2v", "R@1"))
+    value = cards[row["cards"].removesuffix(".json")].metrics("text_to_video")["R@1"]
+    assert float(row["difference"]) == pytest.approx(value - 49.1)
+    assert f"{value - 49.1:+.1f} [" in markdown(table)
+    (card,) = cards.values()
+    card.results["warnings"] = [SYNTHETIC]
+    assert viewed("gare-1", cards, tmp_path).caution == NOT_COMPARABLE
     table, _ = view(tmp_path)
     assert table.caution == NOT_COMPARABLE
     assert "difference |" not in markdown(table)
-    assert all(not row["difference"] for row in csv.DictReader(io.StringIO(comma_separated(table))))
-
-
-def test_runs_of_datasets_that_are_marked_as_synthetic_are_not_either(tmp_path):
-    setting = Setting(RECIPES, tmp_path)
-    table = load_table("gare-1", RECIPES)
-    plan = make_plan([table], setting)
-    (key,) = keys_of(plan, "gare-1/gare")
-    card = make_card(plan.runs[key], tmp_path, 2.0)
-    card.results["warnings"] = [SYNTHETIC]
-    made = viewed(table, {key: card}, tmp_path)
-    assert made.caution == NOT_COMPARABLE
+    assert not any(row["difference"] for row in measured(table))
+    for name in ("short.yaml", "gare.yaml"):
+        (tmp_path / name).write_text("trainer: {max_epochs: 1}\n")
+        table, _ = view(tmp_path, {"gare": 3.0}, fixture_videos=None, overlay=tmp_path / name)
+        assert f"{name}, not with the published settings" in table.caution
+        assert "difference |" not in markdown(table)
+        assert not table.results["difference"].notna().any()
 
 
 LEAKING = {"audit": asdict(AuditResult(False, ["told the ground truth"], recall_with_help=100, recall_without_help=2))}
-MARKED = {
-    "leaks": LEAKING,
-    "leaks as released": {"warnings": [LEAKS]},
-    "not audited": {"audit": None},
-    "audit stopped": {"audit": asdict(AuditResult(False, problem="out of memory"))},
-    "overridden": {"weights": asdict(Weights("last", overridden=["data.init_args.frames 2 (the checkpoint: 12)"]))},
-    "all": LEAKING | {"weights": asdict(Weights("last", overridden=["frames"])), "warnings": [SYNTHETIC]},
-    "none": {},
-}
+OVERRIDDEN = {"weights": asdict(Weights("last", overridden=["data.init_args.frames 2 (the checkpoint: 12)"]))}
 
 
 @pytest.mark.parametrize(
-    ("changes", "warnings"),
+    ("changes", "warnings", "note"),
     [
-        ("leaks", ["leaks"]),
-        ("leaks as released", ["leaks"]),
-        ("not audited", ["not audited"]),
-        ("audit stopped", ["not audited"]),
-        ("overridden", ["overridden"]),
-        ("all", ["leaks", "overridden", "synthetic"]),
-        ("none", []),
+        (LEAKING, ["leaks"], "told the ground truth"),
+        ({"warnings": [LEAKS]}, ["leaks"], ""),
+        ({"audit": None}, ["not audited"], ""),
+        ({"audit": asdict(AuditResult(False, problem="out of memory"))}, ["not audited"], ""),
+        (OVERRIDDEN, ["overridden"], "frames 2 (the checkpoint: 12)"),
+        (LEAKING | OVERRIDDEN | {"warnings": [SYNTHETIC]}, ["leaks", "overridden", "synthetic"], ""),
+        ({}, [], ""),
     ],
 )
-def test_every_table_and_the_leaderboard_mark_a_run_and_explain_the_warnings(tmp_path, changes, warnings):
-    table = load_table("gare-1", RECIPES)
-    plan = make_plan([table], Setting(RECIPES, tmp_path))
-    (key,) = keys_of(plan, "gare-1/gare")
-    card = make_card(plan.runs[key], tmp_path, 2.0)
-    card.results |= MARKED[changes]
-    made = viewed(table, {key: card}, tmp_path)
-    row = next(row for row in csv.DictReader(io.StringIO(comma_separated(made))) if row["measured"])
+def test_every_table_and_the_leaderboard_mark_a_run_and_explain_the_warnings(tmp_path, changes, warnings, note):
+    _, cards = view(tmp_path, {"gare": 2.0}, fixture_videos=None)
+    (card,) = cards.values()
+    card.results |= changes
+    made = viewed("gare-1", cards, tmp_path)
+    row = measured(made)[0]
     assert row["warnings"] == ", ".join(warnings)
     shown = [mark for mark in warnings if mark != "synthetic"]  # which the title states once
     name = f"{row['method']} [{', '.join(shown)}]" if shown else row["method"]
-    Site(tmp_path / "report", [made], [run_of_card(card, tmp_path)]).write()
+    Site(tmp_path / "report", [made], [run_of_card(card, tmp_path / "cards")]).write()
     board = (tmp_path / "report" / "index.html").read_text()
     assert ("synthetic data" in board) is ("synthetic" in warnings)
     assert (f"<small>[{', '.join(shown)}]</small>" in board) is bool(shown)
     for text in (markdown(made), latex(made)):
         assert f"{name} |" in text or f"{name} &" in text
         assert ("Warnings: " in text) is bool(shown)
-    warnings = shown
-    for mark in warnings:
+    for mark in shown:
         assert f"{mark}: {WARNINGS[mark]}" in markdown(made)
-    if "leaks" in warnings and changes != "leaks as released":
-        assert any("told the ground truth" in note for note in made.notes)
-    if changes == "overridden":
-        assert any("frames 2 (the checkpoint: 12)" in note for note in made.notes)
+    assert any(note in each for each in [*made.notes, ""])
 
 
-def test_real_numbers_are(tmp_path):
-    table, cards = view(tmp_path, fixture_videos=None)
-    assert not table.caution
-    row = next(
-        row
-        for row in csv.DictReader(io.StringIO(comma_separated(table)))
-        if (row["run"], row["direction"], row["metric"]) == ("gare", "t2v", "R@1")
-    )
-    measured = cards[row["cards"].removesuffix(".json")].metrics("text_to_video")["R@1"]
-    assert float(row["difference"]) == pytest.approx(measured - 49.1)
-    assert f"{measured - 49.1:+.1f} [" in markdown(table)
-
-
-def test_an_overlay_on_real_data_is_named_and_not_compared(tmp_path):
-    overlay = tmp_path / "short.yaml"
-    overlay.write_text("trainer: {max_epochs: 1}\n")
-    table, _ = view(tmp_path, fixture_videos=None, overlay=overlay)
-    assert "short.yaml, not with the published settings" in table.caution
-    assert "difference |" not in markdown(table)
-
-
-def test_a_failed_run_is_a_note_and_not_a_lost_table(tmp_path):
-    setting = Setting(RECIPES, tmp_path, fixture_videos=20)
-    table = load_table("gare-1", RECIPES)
-    plan = make_plan([table], setting)
+def test_failed_runs_and_oddities_of_the_papers_are_notes(tmp_path):
+    plan = plan_of("gare-1", tmp_path, fixture_videos=20)
     (key,) = keys_of(plan, "gare-1/gare")
-    card = make_card(plan.runs[key], tmp_path, 2.0, status="failed", results=None, error="exit status 1\nout of memory")
-    text = markdown(viewed(table, {key: card}, tmp_path))
+    failed = {"status": "failed", "results": None, "error": "exit status 1\nout of memory"}
+    text = markdown(viewed("gare-1", {key: make_card(plan.runs[key], tmp_path / "cards", 2.0, **failed)}, tmp_path))
     assert "Run gare FAILED" in text
     assert "out of memory" in text
     assert "| gare-1/gare | - | failed |" in text
-
-
-def test_notes_of_the_print_and_sums_that_do_not_fit_are_shown(tmp_path):
     table, _ = view(tmp_path, {}, name="tc-mgc-1a")
     assert any("SumR 393.2, but its recalls add up to 383.2" in note for note in table.notes)
-
-
-def test_the_tables_own_note_is_the_first(tmp_path):
     table, _ = view(tmp_path, {}, name="gaid-1")
     assert table.notes[0].startswith("Rows without a run are methods that this project does not have")
     assert f"- {table.notes[0]}" in markdown(table)
@@ -216,13 +174,14 @@ def test_differences_to_the_baseline_are_paired_over_queries(tmp_path):
     said = next(line for line in table.statistics if line.startswith("gare against baseline"))
     runs = {card.name: card for card in cards.values()}
     pair = [[run_of_card(runs[f"gare-1/{name}"], tmp_path / "cards")] for name in ("baseline", "gare")]
-    written = list(csv.DictReader(io.StringIO(comma_separated(table))))
+    written = measured(table)
     for metric in ("R@1", "R@5", "R@10", "MdR", "MnR", "RSum", "SumR"):
         found = compare_runs(*pair, "text_to_video", metric)
-        first, second = (
-            run.results["sum_of_recalls"] if metric == "SumR" else run.card.metrics("text_to_video")[metric]
-            for (run,) in pair
-        )
+        first, second = (metrics_of(run.card)[metric] for (run,) in pair)
+        own = measure(pair[0], "text_to_video", metric)
+        assert own.mean == pytest.approx(first)
+        assert own.interval.low <= first <= own.interval.high
+        assert own.interval.low < own.interval.high
         assert found.difference.estimate == pytest.approx(second - first)
         assert found.difference.low <= second - first <= found.difference.high
         assert math.isnan(found.p_value) if metric == "MdR" else found.p_value < 0.01
@@ -233,6 +192,10 @@ def test_differences_to_the_baseline_are_paired_over_queries(tmp_path):
     r1 = [runs[f"gare-1/{name}"].metrics("text_to_video")["R@1"] for name in ("baseline", "gare")]
     assert f"{r1[1] - r1[0]:+.1f} [" in said
     assert "resolved" in said
+    assert measure(pair[1], "text_to_video", "R@50") is None
+    runs["gare-1/gare"].run["fingerprints"]["data"] = "of another dataset"
+    pair = [[run_of_card(runs[f"gare-1/{name}"], tmp_path / "cards")] for name in ("baseline", "gare")]
+    assert compare_runs(*pair, "text_to_video", "R@1") is None, "runs on other data are not compared"
 
 
 def test_every_run_is_compared_with_the_baseline_of_its_dataset_and_backbone(tmp_path):
@@ -249,39 +212,10 @@ def test_every_run_is_compared_with_the_baseline_of_its_dataset_and_backbone(tmp
     assert said == {f"{run} against {baseline}" for run, baseline in found.items() if baseline}
 
 
-def test_runs_on_other_data_are_not_compared(tmp_path):
-    _, cards = view(tmp_path)
-    first, second = (
-        next(card for card in cards.values() if card.name.endswith(name)) for name in ("/baseline", "/gare")
-    )
-    second.run["fingerprints"]["data"] = "of another dataset"
-    pair = [[run_of_card(card, tmp_path / "cards")] for card in (first, second)]
-    assert compare_runs(*pair, "text_to_video", "R@1") is None
-
-
-@pytest.mark.parametrize("metric", ["R@1", "R@5", "R@10", "MdR", "MnR", "RSum", "SumR"])
-def test_every_metric_has_an_interval_around_it(tmp_path, metric):
-    _, cards = view(tmp_path, {"gare": 2.0})
-    (card,) = cards.values()
-    run = run_of_card(card, tmp_path / "cards")
-    found = measure([run], "text_to_video", metric)
-    own = card.results["sum_of_recalls"] if metric == "SumR" else card.metrics("text_to_video")[metric]
-    assert found.mean == pytest.approx(own)
-    assert found.interval.low <= own <= found.interval.high
-    assert found.interval.low < found.interval.high
-    assert measure([run], "text_to_video", "R@50") is None
-
-
 def test_more_queries_resolve_smaller_differences_and_few_hits_do_not_look_certain():
     assert smallest_difference(48.0, 1000) == pytest.approx(4.4, abs=0.05)  # 1.96 sqrt(2 0.48 0.52 / 1000)
     assert smallest_difference(48.0, 4000) == pytest.approx(smallest_difference(48.0, 1000) / 2, rel=0.01)
     assert smallest_difference(0.0, 20) > 5
-
-
-def test_figures_keep_the_digits_of_the_print():
-    assert [printed_figure(value) for value in (49.0, 8.25, 441.3)] == ["49.0", "8.25", "441.3"]
-    (row,) = (row for row in published_rows() if row.mean_rank == 8.25)
-    assert (row.paper, row.table) == ("GAID", "6")
 
 
 def test_all_three_formats_are_written_and_latex_is_escaped(tmp_path):
@@ -296,9 +230,11 @@ def test_all_three_formats_are_written_and_latex_is_escaped(tmp_path):
     assert not re.search(r"(?<!\\)[%_#]", text)
 
 
-def test_sums_over_both_directions_are_measured_where_only_they_are_printed(tmp_path):
+def test_sums_over_both_directions_are_measured_if_only_they_are_published(tmp_path):
     table, cards = view(tmp_path, {"exp3": 2.0, "exp10-sdr": 3.0}, name="tc-mgc-fig7")
-    rows = [row for row in csv.DictReader(io.StringIO(comma_separated(table))) if row["measured"]]
-    printed = next(row for row in rows if row["published"] == "408.0")
-    card = cards[printed["cards"].removesuffix(".json")]
-    assert (printed["metric"], float(printed["measured"])) == ("SumR", card.results["sum_of_recalls"])
+    row = next(row for row in measured(table) if row["published"] == "408.0")
+    card = cards[row["cards"].removesuffix(".json")]
+    assert (row["metric"], float(row["measured"])) == ("SumR", card.results["sum_of_recalls"])
+    assert [printed_figure(value) for value in (49.0, 8.25, 441.3)] == ["49.0", "8.25", "441.3"]
+    (row,) = (row for row in published_rows() if row.mean_rank == 8.25)
+    assert (row.paper, row.table) == ("GAID", "6")

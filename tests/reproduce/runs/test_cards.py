@@ -1,27 +1,26 @@
-"""Run cards: whole or not there, and refused by name where they cannot be used."""
+"""Run cards: complete or refused by name, and with a command that makes the same run again."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from metric_rows import summarize
-from run_cards import make_answers, make_card
+from run_cards import RECIPES, keys_of, make_answers, make_card, plan_of
 
+from tvr_lightning.cli import main
 from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.report.sources import run_of_card
 from tvr_lightning.reproduce.report.uncertainty import compare_runs, measure
 from tvr_lightning.reproduce.runs.card import ranks_of, read_card, read_cards
-from tvr_lightning.reproduce.runs.plan import PlannedRun, Setting, make_plan
-from tvr_lightning.reproduce.tables import load_table
-
-RECIPES = Path(__file__).parents[3] / "recipes"
+from tvr_lightning.reproduce.runs.plan import PlannedRun
 
 
 @pytest.fixture
 def card(tmp_path):
-    plan = make_plan([load_table("gare-1", RECIPES)], Setting(RECIPES, tmp_path, fixture_videos=20), ["gare"])
+    plan = plan_of("gare-1", tmp_path, ["gare"], fixture_videos=20)
     return make_card(next(iter(plan.runs.values())), tmp_path / "cards", quality=2.0)
 
 
@@ -30,53 +29,38 @@ def path(card, tmp_path) -> Path:
     return tmp_path / "cards" / f"{card.key}.json"
 
 
-def test_a_card_comes_back_as_it_was_written(card, path):
+def test_a_card_is_read_as_it_was_written_with_its_ranks(card, path):
     assert read_card(path) == card
     assert read_cards(path.parent) == {card.key: card}
     assert read_cards(path.parent / "absent") == {}
-
-
-def test_the_stored_ranks_give_the_metrics_of_the_card(card, path):
     for direction in ("text_to_video", "video_to_text"):
         ranks, video = ranks_of(path.with_suffix(".parquet"), direction)
         assert summarize(ranks, (1, 5, 10)) == pytest.approx(card.metrics(direction))
         assert torch.equal(video, torch.arange(60))
 
 
-def test_a_half_written_card_is_refused(path):
-    path.write_text(path.read_text()[:100])
-    with pytest.raises(UserError, match="is incomplete") as error:
-        read_cards(path.parent)
-    assert str(path) in str(error.value)
-
-
-def test_a_card_without_its_ranks_is_refused(path):
-    path.with_suffix(".parquet").unlink()
-    with pytest.raises(UserError, match="is incomplete: its status is finished"):
-        read_card(path)
+def changed(**changes):
+    return lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
-    [({"schema": 2}, "has schema 2, but this version reads schema 5"), ({"loss": 1.0}, "unknown fields loss")],
+    ("spoil", "said"),
+    [
+        (lambda path: path.write_text(path.read_text()[:100]), "{path}.* is incomplete"),
+        (lambda path: path.with_suffix(".parquet").unlink(), "is incomplete: its status is finished"),
+        (changed(schema=2), "has schema 2, but this version reads schema 5"),
+        (changed(loss=1.0), "unknown fields loss"),
+        (lambda path: path.write_text("[]"), "has schema None"),
+        (
+            lambda path: shutil.copy(path, path.with_name("copy.json")),
+            "copy.json is the card of run {path.stem}.*gare-1/gare.*would have two cards",
+        ),
+    ],
 )
-def test_a_card_of_another_version_is_refused(path, changes, said):
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    with pytest.raises(UserError, match=said):
-        read_card(path)
-
-
-def test_a_card_that_is_no_object_is_refused(path):
-    path.write_text("[]")
-    with pytest.raises(UserError, match="has schema None"):
-        read_card(path)
-
-
-def test_two_cards_that_claim_the_same_line_are_refused(card, path):
-    shutil.copy(path, path.with_name("copy.json"))
-    with pytest.raises(UserError, match=f"copy.json is the card of run {card.key}.*would have two cards") as error:
+def test_unusable_cards_are_refused(path, spoil, said):
+    spoil(path)
+    with pytest.raises(UserError, match=said.format(path=path)):
         read_cards(path.parent)
-    assert "gare-1/gare" in str(error.value)
 
 
 def test_question_answering_has_an_accuracy_and_no_ranks(card, path):
@@ -90,3 +74,21 @@ def test_question_answering_has_an_accuracy_and_no_ranks(card, path):
     assert measure([run], "text_to_video", "R@1") is None
     same = compare_runs([run], [run], "text_to_video", "accuracy")
     assert (same.difference.low, same.difference.high, same.p_value) == (0, 0, 1)
+
+
+@pytest.mark.parametrize(("share", "short"), [("nothing", False), ("nothing", True), ("encoder", True)])
+def test_a_run_is_planned_again_by_its_command(tmp_path, capsys, share, short):
+    overlay = tmp_path / "a short one.yaml"
+    overlay.write_text("trainer: {max_epochs: 1}\n")
+    options = {"fixture_videos": 20, "overlay": overlay if short else None, "seeds": (0, 3), "share": share}
+    plan = plan_of("gare-1", tmp_path / "fixture", **options)
+    (_, key) = keys_of(plan, "gare-1/gare")
+    card = make_card(plan.runs[key], tmp_path / "cards", 1.0)
+    for needed in plan.runs[key].needs.values():
+        make_card(plan.runs[needed], tmp_path / "cards", 1.0)
+    words = shlex.split(run_of_card(card, tmp_path / "cards").command)
+    assert words[0] == "tvr"
+    assert main([*words[1:], f"--out={tmp_path}", f"--recipes={RECIPES}", "--dry_run"]) == 0
+    said = capsys.readouterr().out
+    assert "gare-1/gare" in said
+    assert "nothing left to run" in said

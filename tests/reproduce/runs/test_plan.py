@@ -1,17 +1,15 @@
-"""Planning: what decides a run decides its key, and a run is made once however many lines it stands for."""
+"""Planning: what determines a run determines its key, and a run that several tables need is made once."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_cards import keys_of
+from run_cards import RECIPES, keys_of
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.runs import plan as planning
 from tvr_lightning.reproduce.runs.plan import Setting, data_fingerprint, make_plan, nested
 from tvr_lightning.reproduce.tables import load_table
-
-RECIPES = Path(__file__).parents[3] / "recipes"
 
 
 @pytest.fixture
@@ -23,54 +21,63 @@ def plan(setting, *names, only=()):
     return make_plan([load_table(name, RECIPES) for name in names], setting, only)
 
 
+def runs_of(made, claim):
+    return [made.runs[key] for key in keys_of(made, claim)]
+
+
 def test_a_run_that_several_tables_need_is_made_once(setting):
     made = plan(setting, "gare-1", "dpdv-1")
-    (key,) = keys_of(made, "gare-1/x-pool")
-    assert keys_of(made, "dpdv-1/x-pool") == [key]
-    assert made.runs[key].claims == ["gare-1/x-pool", "dpdv-1/x-pool"]
+    (run,) = runs_of(made, "gare-1/x-pool")
+    assert keys_of(made, "dpdv-1/x-pool") == [run.key]
+    assert run.claims == ["gare-1/x-pool", "dpdv-1/x-pool"]
 
 
-def test_the_fixture_stands_for_every_backbone_and_real_data_does_not(setting):
+def test_the_synthetic_dataset_is_used_for_every_backbone_and_real_data_is_not(setting):
     names = ("tc-mgc-1b/x-pool", "tc-mgc-1b/x-pool-b16")
     synthetic = plan(setting, "tc-mgc-1b")
     assert keys_of(synthetic, names[0]) == keys_of(synthetic, names[1])
     real = plan(replace(setting, fixture_videos=None), "tc-mgc-1b")
     assert keys_of(real, names[0]) != keys_of(real, names[1])
-    assert real.runs[keys_of(real, names[1])[0]].configs[-1].endswith("vit-b-16.yaml")
-    assert real.runs[keys_of(real, names[1])[0]].fingerprints["weights"].startswith("ViT-B-16")
+    (run,) = runs_of(real, names[1])
+    assert run.configs[-1].endswith("vit-b-16.yaml")
+    assert run.fingerprints["weights"].startswith("ViT-B-16")
 
 
-def test_every_run_takes_the_synthetic_dataset_of_its_own_layout(setting):
+def test_every_run_uses_the_synthetic_dataset_of_its_own_layout(setting):
     made = plan(setting, "gare-1", "ncl-1", "gaid-1")
-    assert {made.runs[keys_of(made, "ncl-1/ncl")[0]].dataset} == {"activitynet"}
-    assert made.runs[keys_of(made, "gaid-1/gaid-didemo")[0]].dataset == "didemo"
+    assert runs_of(made, "ncl-1/ncl")[0].dataset == "activitynet"
+    assert runs_of(made, "gaid-1/gaid-didemo")[0].dataset == "didemo"
     assert {run.dataset for run in made.runs.values()} == {"msrvtt", "activitynet", "didemo"}
+    (run,) = plan(setting, "dpdv-s4").runs.values()
+    configs = ["dpdv-vqa", "fixture", "fixture-vqa"]
+    assert (run.dataset, [Path(path).stem for path in run.configs]) == ("msrvtt", configs)
 
 
 def test_seeds_overlays_data_and_settings_change_the_key(setting, tmp_path):
     def key(changed: Setting, run="gare") -> str:
         return keys_of(plan(changed, "gare-1"), f"gare-1/{run}")[-1]
 
+    def overlaid(content):
+        overlay.write_text(content)
+        return key(replace(setting, overlay=overlay))
+
     overlay = tmp_path / "overlay.yaml"
-    overlay.write_text("trainer: {max_epochs: 1}\n")
-    annotations = tmp_path / "msrvtt" / "captions.json"
     real = replace(setting, fixture_videos=None)
     keys = {
         key(setting), key(setting, "baseline"), key(replace(setting, seeds=(1,))), key(replace(setting, seeds=(2,))),
-        key(replace(setting, overlay=overlay)), key(replace(setting, fixture_videos=40)), key(real),
+        key(replace(setting, fixture_videos=40)), key(real), overlaid("trainer: {max_epochs: 1}\n"),
     }  # fmt: skip
     assert len(keys) == 7
     assert key(setting) == key(setting)
-    overlay.write_text("trainer: {max_epochs: 2}\n")
-    assert key(replace(setting, overlay=overlay)) not in keys
-    annotations.parent.mkdir()
-    annotations.write_text("{}")
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    assert key(replace(real, root=elsewhere)) in keys  # both data folders are absent
+    assert overlaid("# a comment\ntrainer:\n  max_epochs: 1\n") in keys
+    assert overlaid("trainer: {max_epochs: 2}\n") not in keys
+    (tmp_path / "msrvtt").mkdir()
+    (tmp_path / "msrvtt" / "captions.json").write_text("{}")
+    (tmp_path / "elsewhere").mkdir()
+    assert key(replace(real, root=tmp_path / "elsewhere")) in keys  # both data folders are absent
 
 
-def test_data_are_recognised_by_annotations_and_videos(tmp_path):
+def test_data_are_recognized_by_annotations_and_videos(tmp_path):
     found = set()
     for name, caption, video in (("a", "x", b"1"), ("b", "y", b"1"), ("c", "x", b"22")):
         folder = tmp_path / name
@@ -82,76 +89,52 @@ def test_data_are_recognised_by_annotations_and_videos(tmp_path):
     assert data_fingerprint(tmp_path / "absent") == "absent"
 
 
-def test_videos_behind_a_link_count_and_a_link_back_ends(tmp_path):
+def test_videos_in_a_linked_folder_count_and_a_circular_link_ends(tmp_path):
     disk, found = tmp_path / "disk", []
     disk.mkdir()
+    (disk / "back").symlink_to(disk)
     for name, content in (("a", b"1"), ("b", b"22")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "videos").symlink_to(disk)
         (disk / "video1.mp4").write_bytes(content)
-        (disk / "back").unlink(missing_ok=True)
-        (disk / "back").symlink_to(disk)
         found.append(data_fingerprint(tmp_path / name))
     assert found[0] != found[1]
 
 
-def test_a_raised_version_makes_other_runs(setting, monkeypatch):
-    def keys() -> set[str]:
-        return set(plan(setting, "gare-1").runs)
-
-    now = keys()
-    assert keys() == now
+def test_a_new_version_of_results_or_audit_makes_other_runs(setting, monkeypatch):
+    now = set(plan(setting, "gare-1").runs)
     for name in ("RESULTS_VERSION", "AUDIT_VERSION"):
         with monkeypatch.context() as patch:
             patch.setattr(planning, name, getattr(planning, name) + 1)
-            assert not now & keys()
-
-
-def test_recipes_that_resolve_to_the_same_values_make_the_same_run(setting, tmp_path):
-    overlay, found = tmp_path / "overlay.yaml", []
-    for content in (
-        "trainer: {max_epochs: 1}\n",
-        "# a comment\ntrainer:\n  max_epochs: 1\n",
-        "trainer: {max_epochs: 2}",
-    ):
-        overlay.write_text(content)
-        found.append(set(plan(replace(setting, overlay=overlay), "gare-1").runs))
-    assert found[0] == found[1]
-    assert not found[0] & found[2]
+            assert not now & set(plan(setting, "gare-1").runs)
 
 
 @pytest.mark.parametrize(
-    "option", ["data: {init_args: {extra_captions: FILE}}", "data: {init_args: {features: FILE}}",
-               "model: {init_args: {audio_encoder: {init_args: {weights: FILE}}}}",
-               "model: {init_args: {encoder: {init_args: {trained_in: FILE}}}}",
-               "model: {init_args: {encoder: {class_path: ClipEncoder, init_args: {weights: FILE}}}}",
-               "model: {init_args: {pretrained: FILE}}"]
-)  # fmt: skip
-def test_what_options_name_besides_is_recognised_by_content(setting, tmp_path, option):
-    file, overlay, found = tmp_path / "named.bin", tmp_path / "overlay.yaml", set()
-    overlay.write_text(option.replace("FILE", str(file)))
-    for content in ("one", "other"):
+    "option",
+    [
+        "data: {init_args: {extra_captions: FILE}}",
+        "data: {init_args: {features: FILE}}",
+        "model: {init_args: {audio_encoder: {init_args: {weights: FILE}}}}",
+        "model: {init_args: {encoder: {init_args: {trained_in: FILE}}}}",
+        "model: {init_args: {encoder: {class_path: ClipEncoder, init_args: {weights: FILE}}}}",
+        "model: {init_args: {pretrained: FILE}}",
+        "model: {init_args: {encoder: {init_args: {architecture: 'local-dir:FOLDER', weights: folder}}}}",
+        "model: {init_args: {encoder: {init_args: {tokenizer: FOLDER}}}}",
+        "model: {init_args: {audio_encoder: {init_args: {weights: FOLDER}}}}",
+    ],
+)
+def test_files_and_folders_named_by_options_are_recognized_by_content(setting, tmp_path, option):
+    file, overlay = tmp_path / "model" / "open_clip_model.safetensors", tmp_path / "overlay.yaml"
+    file.parent.mkdir()
+    overlay.write_text(option.replace("FILE", str(file)).replace("FOLDER", str(file.parent)))
+    keys, fingerprints = set(), set()
+    for content in ("weights", "WEIGHTS"):  # of the same size
         file.write_text(content)
-        made = plan(replace(setting, overlay=overlay), "gare-1")
-        found |= {run.fingerprints["files"] for run in made.runs.values()}
-    assert len(found) == 2
-    assert "none" not in found
-
-
-@pytest.mark.parametrize(
-    "option", ["model: {init_args: {encoder: {init_args: {architecture: 'local-dir:FOLDER', weights: folder}}}}",
-               "model: {init_args: {encoder: {init_args: {tokenizer: FOLDER}}}}",
-               "model: {init_args: {audio_encoder: {init_args: {weights: FOLDER}}}}"]
-)  # fmt: skip
-def test_a_replaced_file_in_a_folder_of_weights_makes_another_run(setting, tmp_path, option):
-    folder, overlay, found = tmp_path / "model", tmp_path / "overlay.yaml", set()
-    folder.mkdir()
-    overlay.write_text(option.replace("FOLDER", str(folder)))
-    for content in (b"weights", b"WEIGHTS"):  # of the same size
-        (folder / "open_clip_model.safetensors").write_bytes(content)
-        made = plan(replace(setting, overlay=overlay), "gare-1")
-        found |= {made.runs[keys_of(made, "gare-1/gare")[0]].key}
-    assert len(found) == 2
+        (run,) = runs_of(plan(replace(setting, overlay=overlay), "gare-1", only=["gare"]), "gare-1/gare")
+        keys.add(run.key)
+        fingerprints.add(run.fingerprints["files"])
+    assert len(keys) == 2
+    assert "FOLDER" in option or (len(fingerprints) == 2 and "none" not in fingerprints)
 
 
 def test_an_option_that_is_set_back_to_null_names_nothing(setting, tmp_path):
@@ -159,24 +142,15 @@ def test_an_option_that_is_set_back_to_null_names_nothing(setting, tmp_path):
     overlay.write_text("model: {init_args: {encoder: {init_args: {weights: null}}}}\n")
     real = replace(setting, fixture_videos=None)
     for changed, said in ((real, "ViT-B-32: tag openai"), (replace(real, overlay=overlay), "ViT-B-32: random")):
-        made = plan(changed, "gare-1")
-        assert made.runs[keys_of(made, "gare-1/gare")[0]].fingerprints["weights"] == said
+        assert runs_of(plan(changed, "gare-1"), "gare-1/gare")[0].fingerprints["weights"] == said
 
 
-def test_the_recipes_own_seed_is_the_same_run_when_it_is_asked_for(setting):
-    own = keys_of(plan(setting, "gare-1"), "gare-1/clip4clip")
-    assert keys_of(plan(replace(setting, seeds=(42, 43)), "gare-1"), "gare-1/clip4clip")[0] == own[0]
-
-
-def test_a_choice_that_leaves_no_run_is_refused(setting):
-    with pytest.raises(UserError, match="gaid-b16 leaves no run"):
-        plan(replace(setting, share="features"), "gaid-1", only=["gaid-b16"])
-
-
-def test_one_run_per_seed(setting):
+def test_one_run_per_seed_of_which_one_is_the_recipes_own(setting):
     made = plan(replace(setting, seeds=(0, 1, 2)), "gare-1")
     assert len(set(keys_of(made, "gare-1/gare"))) == 3
-    assert {made.runs[key].seed for key in keys_of(made, "gare-1/gare")} == {0, 1, 2}
+    assert {run.seed for run in runs_of(made, "gare-1/gare")} == {0, 1, 2}
+    own = keys_of(plan(setting, "gare-1"), "gare-1/clip4clip")
+    assert keys_of(plan(replace(setting, seeds=(42, 43)), "gare-1"), "gare-1/clip4clip")[0] == own[0]
 
 
 def test_only_restricts_to_runs_and_adds_what_trains_them(setting):
@@ -187,6 +161,8 @@ def test_only_restricts_to_runs_and_adds_what_trains_them(setting):
     assert not keys_of(made, "gaid-1/x-pool")
     with pytest.raises(UserError, match=r"'gadi' is not a run of these tables\. Available: gaid-1/"):
         plan(setting, "gaid-1", only=["gadi"])
+    with pytest.raises(UserError, match="gaid-b16 leaves no run"):
+        plan(replace(setting, share="features"), "gaid-1", only=["gaid-b16"])
 
 
 def test_dotted_settings_become_a_recipe():
@@ -205,8 +181,16 @@ def test_runs_that_share_an_encoder_name_the_run_that_trains_it(setting):
     assert {run.verb for run in made.runs.values()} == {"fit", "test"}
 
 
-def test_runs_that_read_other_videos_or_other_parts_of_them_have_a_store_of_their_own(setting):
-    made = plan(replace(setting, share="features"), "gaid-1")
+def test_stored_features_are_shared_by_runs_that_read_the_same_and_further_backbones_omitted(setting):
+    made = plan(replace(setting, share="features"), "gare-1", "gaid-1")
+    assert [run.dataset for run in made.runs.values() if run.verb == "extract"] == ["msrvtt", *3 * ["didemo"]]
+    assert not keys_of(made, "gaid-1/gaid-b16")
+    (run,) = runs_of(made, "gaid-1/gaid")
+    store, encoder = (made.runs[run.needs[name]] for name in ("features", "encoder"))
+    assert store.needs == {"encoder": encoder.key}
+    assert store.claims == []
+    assert list(made.runs).index(encoder.key) < list(made.runs).index(store.key) < list(made.runs).index(run.key)
+    assert run.key not in plan(setting, "gaid-1").runs
     reading = {}
     for run in made.runs.values():
         if "features" in run.needs and run.dataset == "didemo":
@@ -215,24 +199,3 @@ def test_runs_that_read_other_videos_or_other_parts_of_them_have_a_store_of_thei
     assert reading["x-clip-didemo"] == ("lists", 31.0)
     assert reading["t-mass-didemo"] == reading["t-mass-didemo-as-released"] == ("tmass", 31.0)
     assert reading["gaid-didemo"] == ("tmass", None)
-
-
-def test_stored_features_are_shared_and_further_backbones_omitted(setting):
-    made = plan(replace(setting, share="features"), "gare-1", "gaid-1")
-    assert [run.dataset for run in made.runs.values() if run.verb == "extract"] == ["msrvtt", *3 * ["didemo"]]
-    assert keys_of(made, "gaid-1/gaid")
-    assert not keys_of(made, "gaid-1/gaid-b16")
-    (key,) = keys_of(made, "gaid-1/gaid")
-    store, encoder = (made.runs[made.runs[key].needs[name]] for name in ("features", "encoder"))
-    assert store.needs == {"encoder": encoder.key}
-    assert store.claims == []
-    assert list(made.runs).index(encoder.key) < list(made.runs).index(store.key) < list(made.runs).index(key)
-    assert key not in plan(setting, "gaid-1").runs
-
-
-def test_question_answering_takes_its_own_fixture(setting):
-    made = plan(setting, "dpdv-s4")
-    (run,) = made.runs.values()
-    assert (run.dataset, [Path(path).stem for path in run.configs]) == (
-        "msrvtt", ["dpdv-vqa", "fixture", "fixture-vqa"],
-    )  # fmt: skip

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from run_cards import RECIPES, make_card, plan_of
 
 import tvr_lightning
 from tvr_lightning.cli import main
@@ -22,7 +23,6 @@ from tvr_lightning.reproduce.report.table_view import view_table
 from tvr_lightning.reproduce.runs.card import ranks_of, read_cards
 from tvr_lightning.reproduce.runs.engines import LocalEngine, SlurmEngine
 from tvr_lightning.reproduce.runs.execute import PROGRESS, execute, run_task
-from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Setting, make_plan
 from tvr_lightning.reproduce.runs.runner import (
     _Runner,
     durations_of,
@@ -33,10 +33,7 @@ from tvr_lightning.reproduce.runs.runner import (
     write_task,
 )
 from tvr_lightning.reproduce.tables import load_table
-from tvr_lightning.synthetic import synthesize
 
-RECIPES = Path(__file__).parents[3] / "recipes"
-VIDEOS = 20
 TINY = """
 trainer: {max_epochs: 1, check_val_every_n_epoch: 1, log_every_n_steps: 1, accelerator: cpu}
 model: {init_args: {encoder: {init_args: {width: 64, vision_layers: 1}}}}
@@ -53,51 +50,15 @@ data: {init_args: {frames: 4, batch_size: 8, num_workers: 0, captions_per_epoch:
 """
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("fixture")
-    synthesize("msrvtt", root, VIDEOS, FIXTURE_SEED, workers=1, progress=False)
-    return root
-
-
-def tiny_plan(root, folder, table="gaid-1", only=("clip4clip",), extra=""):
-    overlay = folder / "tiny.yaml"
-    overlay.write_text(TINY + extra)
-    return make_plan([load_table(table, RECIPES)], Setting(RECIPES, root, VIDEOS, overlay), only)
-
-
-def test_a_run_leaves_its_card_and_is_not_repeated(root, tmp_path):
-    plan, out, said = tiny_plan(root, tmp_path), tmp_path / "out", []
-    cards = run_plan(plan, out, said.append)
-    (card,) = cards.values()
-    assert card.status == "finished", card.error
-    results = card.results
-    assert (card.steps, card.epochs, results["texts"], results["seed"]) == (2, 1, 4, 42)
-    assert results["config"]["model"]["class_path"].endswith("CLIP4Clip")
-    assert results["environment"]["packages"]["torch"]
-    assert card.seconds > 0
-    assert card.peak_memory_mib > 50
-    assert Path(card.checkpoint).is_file()
-    assert set(card.run["fingerprints"]) == {"config", "code", "data", "weights", "files"}
-    ranks, _ = ranks_of(out / "cards" / f"{card.key}.parquet", "text_to_video")
-    assert 100 * ranks.found_within(1).mean() == pytest.approx(results["text_to_video"]["R@1"])
-    assert any("nothing left to run" in line for line in said)
-    said.clear()
-    assert run_plan(plan, out, said.append) == cards
-    assert said == []
-
-
 def test_runs_share_an_encoder_and_its_stored_features(root, tmp_path):
-    (tmp_path / "tiny.yaml").write_text(TINY)
-    setting = Setting(RECIPES, root, VIDEOS, tmp_path / "tiny.yaml", share="features")
-    plan = make_plan([load_table("gaid-1", RECIPES)], setting, ["clip4clip", "gaid", "t-mass-as-released"])
+    plan = tiny_plan(root, tmp_path, only=("clip4clip", "gaid", "t-mass-as-released"), share="features")
     out, said = tmp_path / "out", []
     cards = run_plan(plan, out, said.append)
     assert [card.status for card in cards.values()] == ["finished"] * 6, [card.error for card in cards.values()]
     shared, stored, *heads = cards.values()
     assert [card.name for card in (shared, stored)] == ["shared/encoder", "shared/features-msrvtt"]
     assert (stored.run["verb"], stored.run["needs"]) == ("extract", {"encoder": shared.key})
-    assert stored.results["written"]["frames"] == stored.results["written"]["audio"] == VIDEOS
+    assert stored.results["written"]["frames"] == stored.results["written"]["audio"] == 20
     assert sum("features stored in" in line for line in said) == 1
     weights = torch.load(shared.checkpoint, weights_only=True)["state_dict"]
     for card in heads:
@@ -113,14 +74,62 @@ def test_runs_share_an_encoder_and_its_stored_features(root, tmp_path):
     assert again.error == f"the features {stored.features} are missing. Also delete the card of their run."
 
 
-def test_a_run_ends_in_its_card_under_submitit_too(root, tmp_path):
-    plan, out = tiny_plan(root, tmp_path), tmp_path / "out"
-    engine = SlurmEngine(tmp_path / "jobs", max_parallel_jobs=1, cluster="local")
-    engine.poll_seconds = 0.2
-    (card,) = run_plan(plan, out, [].append, engine).values()
+def tiny_plan(root, folder, table="gaid-1", only=("clip4clip",), extra="", **setting):
+    overlay = folder / "tiny.yaml"
+    overlay.write_text(TINY + extra)
+    return plan_of(table, root, only, fixture_videos=20, overlay=overlay, **setting)
+
+
+def test_a_run_leaves_its_card_and_is_not_repeated_or_made_twice_at_the_same_time(root, tmp_path, monkeypatch):
+    plan, out, said = tiny_plan(root, tmp_path, only=("clip4clip", "x-pool")), tmp_path / "out", []
+
+    class Refusing(LocalEngine):
+        refused = False
+
+        def start(self, task):
+            with pytest.raises(UserError, match="Another process is writing the runs of tvr reproduce in"):
+                run_plan(plan, out, [].append)
+            if not self.refused:
+                self.refused = True
+                raise OSError("the queue is full")
+            return super().start(task)
+
+    refused, card = run_plan(plan, out, said.append, Refusing()).values()
+    assert (refused.status, refused.error) == ("failed", "OSError: the queue is full")
     assert card.status == "finished", card.error
-    assert len(list((tmp_path / "jobs").glob("*_result.pkl"))) == 1
-    assert not (out / "runs" / card.key / "job.txt").exists()
+    results = card.results
+    assert (card.steps, card.epochs, results["texts"], results["seed"]) == (2, 1, 4, 24)
+    assert results["config"]["model"]["class_path"].endswith("XPool")
+    assert results["environment"]["packages"]["torch"]
+    assert card.seconds > 0
+    assert card.peak_memory_mib > 50
+    assert Path(card.checkpoint).is_file()
+    assert set(card.run["fingerprints"]) == {"config", "code", "data", "weights", "files"}
+    ranks, _ = ranks_of(out / "cards" / f"{card.key}.parquet", "text_to_video")
+    assert 100 * ranks.found_within(1).mean() == pytest.approx(results["text_to_video"]["R@1"])
+    assert any("nothing left to run" in line for line in said)
+    said.clear()
+    again = replace(plan, runs={card.key: plan.runs[card.key]})
+    assert run_plan(again, out, said.append) == {card.key: card}
+    assert said == []
+
+    def refuse(descriptor, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    assert run_plan(replace(plan, runs={}), out, said.append) == {}
+    assert any("without file locks" in line and "do not start a second process" in line for line in said)
+
+
+def test_a_run_that_fails_leaves_its_error_and_runs_that_need_it_fail(root, tmp_path):
+    plan = tiny_plan(root, tmp_path, only=("gaid-dsl-b16",), extra="results: {select_on: never}\n")
+    out, said = tmp_path / "out", []
+    train, test = run_plan(plan, out, said.append).values()
+    assert train.status == test.status == "failed"
+    assert "select_on" in train.error
+    assert "which failed" in test.error
+    assert "FAILED" in said[1]
+    assert len(open_runs(plan, read_cards(out / "cards"))) == 2
 
 
 @pytest.fixture
@@ -135,6 +144,7 @@ def outdated(root, tmp_path) -> Path:
 CHANGED = "gaid-1/clip4clip: config changed after the run was planned"
 
 
+@pytest.mark.slow
 def test_a_job_that_ended_unseen_is_submitted_again_and_says_why_it_failed(outdated, tmp_path):
     engine = SlurmEngine(tmp_path / "jobs", cluster="local")
     outdated.with_name("job.txt").write_text("12345678")
@@ -156,83 +166,33 @@ def test_the_processes_of_a_job_write_into_one_log(outdated, ended):
     for process in processes:
         process.join()
     assert outdated.with_name("log.txt").read_text().count(CHANGED) == 2
+    with pytest.raises(UserError, match=CHANGED):
+        execute(outdated)
 
 
-def test_question_answering_leaves_a_hit_or_miss_per_question(root, tmp_path):
+def test_question_answering_under_submitit_leaves_a_hit_or_miss_per_question(root, tmp_path):
     plan, out = tiny_plan(root, tmp_path, "dpdv-s4", ("dpdv-vqa",)), tmp_path / "out"
-    (card,) = run_plan(plan, out, [].append).values()
+    engine = SlurmEngine(tmp_path / "jobs", max_parallel_jobs=1, cluster="local")
+    engine.poll_seconds = 0.2
+    (card,) = run_plan(plan, out, [].append, engine).values()
     assert card.status == "finished", card.error
+    assert len(list((tmp_path / "jobs").glob("*_result.pkl"))) == 1
+    assert not (out / "runs" / card.key / "job.txt").exists()
     ranks, video = ranks_of(out / "cards" / f"{card.key}.parquet", "question")
     assert len(ranks) == len(video) == card.results["evaluation"]["questions"]
     assert 100 * ranks.found_within(1).mean() == pytest.approx(card.accuracy())
 
 
+@pytest.mark.slow
 def test_a_run_on_two_devices_ends_in_its_card(root, tmp_path):
     # As with real data: a command of its own, which Lightning repeats for the second device.
     overlay = tmp_path / "two.yaml"
     overlay.write_text(TWO_DEVICES)
-    plan = make_plan([load_table("gaid-1", RECIPES)], Setting(RECIPES, root, overlay=overlay), ["clip4clip"])
+    plan = plan_of("gaid-1", root, ["clip4clip"], overlay=overlay)
     (card,) = run_plan(plan, tmp_path / "out", [].append).values()
     assert card.status == "finished", card.error
     assert card.results["config"]["trainer"]["devices"] == 2
     assert card.steps == 2
-
-
-def test_two_invocations_do_not_share_a_folder(root, tmp_path):
-    plan, out = tiny_plan(root, tmp_path), tmp_path / "out"
-
-    class Second(LocalEngine):
-        def start(self, task):
-            with pytest.raises(UserError, match="Another process is writing the runs of tvr reproduce in"):
-                run_plan(plan, out, [].append)
-            return super().start(task)
-
-    (card,) = run_plan(plan, out, [].append, Second()).values()
-    assert card.status == "finished", card.error
-
-
-def test_on_a_disk_without_file_locks_runs_are_made_and_it_is_said(root, tmp_path, monkeypatch):
-    def refuse(descriptor, operation):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("fcntl.flock", refuse)
-    said = []
-    assert run_plan(replace(tiny_plan(root, tmp_path), runs={}), tmp_path / "out", said.append) == {}
-    assert any("without file locks" in line and "do not start a second process" in line for line in said)
-
-
-def test_an_engine_that_refuses_costs_its_run_alone(root, tmp_path):
-    plan, out, said = tiny_plan(root, tmp_path, only=("clip4clip", "x-pool")), tmp_path / "out", []
-
-    class Refusing(LocalEngine):
-        refused = False
-
-        def start(self, task):
-            if not self.refused:
-                self.refused = True
-                raise OSError("the queue is full")
-            return super().start(task)
-
-    first, second = run_plan(plan, out, said.append, Refusing()).values()
-    assert (first.status, first.error) == ("failed", "OSError: the queue is full")
-    assert second.status == "finished", second.error
-
-
-def test_a_run_is_not_made_with_recipes_that_changed_since(outdated):
-    with pytest.raises(UserError, match=CHANGED):
-        execute(outdated)
-
-
-def test_a_run_that_fails_leaves_its_error_and_the_next_go_on(root, tmp_path):
-    only = ("gaid-dsl-b16",)
-    plan = tiny_plan(root, tmp_path, only=only, extra="results: {select_on: never}\n")
-    out, said = tmp_path / "out", []
-    train, test = run_plan(plan, out, said.append).values()
-    assert train.status == test.status == "failed"
-    assert "select_on" in train.error
-    assert "which failed" in test.error
-    assert "FAILED" in said[1]
-    assert len(open_runs(plan, read_cards(out / "cards"))) == 2
 
 
 def reproduce(tmp_path, *words) -> int:
@@ -281,8 +241,6 @@ def test_real_data_are_taken_where_they_are_and_named_when_absent(tmp_path, caps
 
 
 def test_estimates_come_from_finished_runs_alone(root, tmp_path):
-    from run_cards import make_card
-
     plan = tiny_plan(root, tmp_path, table="gare-1", only=())
     first, *rest = plan.runs.values()
     card = make_card(first, tmp_path / "cards", 1.0, seconds=90.0)
@@ -295,16 +253,11 @@ def test_estimates_come_from_finished_runs_alone(root, tmp_path):
     lines = plan_lines(plan, {card.key: card})
     assert sum(line.startswith("finished") for line in lines) == 1
     assert sum(line.endswith("about 0:01:30") for line in lines[:-1]) == len(rest)
-
-
-def test_what_runs_says_how_long_all_of_it_takes(root, tmp_path):
-    first, *rest = tiny_plan(root, tmp_path, "gare-1", ()).runs.values()
-    out = tmp_path
-    runner = _Runner(out, print, LocalEngine(), {}, rest, 1 + len(rest))
+    runner = _Runner(tmp_path, print, LocalEngine(), {}, rest, 1 + len(rest))
     runner.running[first.key] = (first, None, time.time() - 60)
     assert runner.state() == f"{first.name}: starting; {1 + len(rest)} runs left"
-    (out / "runs" / first.key).mkdir(parents=True)
-    (out / "runs" / first.key / PROGRESS).write_text('{"doing": "training, step 2 of 6", "left": 120.0}')
+    (tmp_path / "runs" / first.key).mkdir(parents=True)
+    (tmp_path / "runs" / first.key / PROGRESS).write_text('{"doing": "training, step 2 of 6", "left": 120.0}')
     total = clock(120 + 180 * len(rest))
     doing = f"{first.name}: training, step 2 of 6, 0:02:00 left"
     assert runner.state() == f"{doing}; {1 + len(rest)} runs left, about {total}"
@@ -316,17 +269,11 @@ def test_a_killed_invocation_is_taken_up_where_it_was(root, tmp_path, ended):
     (tmp_path / "tiny.yaml").write_text(TINY)
     out = tmp_path / "out"
     out.mkdir()
-    (out / f"fixture-{VIDEOS}").symlink_to(root)
-    program = tmp_path / "invoke.py"
-    program.write_text(
-        "import sys\nfrom pathlib import Path\nfrom tvr_lightning.cli.tables import reproduce as run_reproduce\n"
-        "if __name__ == '__main__':\n"
-        f"    sys.exit(run_reproduce(['gare-1'], only='clip4clip,baseline', out=Path({str(out)!r}), "
-        f"recipes=Path({str(RECIPES)!r}), fixture=True, fixture_videos={VIDEOS}, "
-        f"overlay=Path({str(tmp_path / 'tiny.yaml')!r})))\n"
-    )
+    (out / "fixture-20").symlink_to(root)
+    options = ["--only=clip4clip,baseline", "--fixture", "--fixture_videos=20", f"--out={out}", f"--recipes={RECIPES}"]
+    command = [sys.executable, "-m", "tvr_lightning.cli", "reproduce", "gare-1", *options]
+    command.append(f"--overlay={tmp_path / 'tiny.yaml'}")
     # In a session of its own, so that every process it leaves behind can be found.
-    command = [sys.executable, str(program)]
     process = ended(subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True))
     while len(list(out.glob("cards/*.json"))) < 1 or len(list(out.glob("runs/*/log.txt"))) < 2:
         assert process.poll() is None
@@ -342,7 +289,7 @@ def test_a_killed_invocation_is_taken_up_where_it_was(root, tmp_path, ended):
         assert time.monotonic() < deadline, "the killed invocation left its run behind"
         time.sleep(0.5)
     assert not (out / "cards" / f"{second.name}.json").exists()
-    assert subprocess.run([sys.executable, str(program)], check=True).returncode == 0
+    assert subprocess.run(command, check=True).returncode == 0
     assert first.stat().st_mtime_ns == written
     assert len(read_cards(out / "cards")) == 2
     assert (out / "tables" / "gare-1.md").is_file()

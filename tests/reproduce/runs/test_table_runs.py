@@ -1,19 +1,17 @@
 """Every run of every table is built, takes a training step and is evaluated, on its own synthetic dataset."""
 
 import json
-from pathlib import Path
 
 import pytest
+from run_cards import RECIPES, plan_of
 
 from tvr_lightning.cli.tables import reproduce as run_reproduce
 from tvr_lightning.reproduce.runs.card import read_card, read_cards
 from tvr_lightning.reproduce.runs.execute import execute
-from tvr_lightning.reproduce.runs.plan import Setting, make_plan
 from tvr_lightning.reproduce.runs.runner import write_fixture, write_task
 from tvr_lightning.reproduce.tables import known_tables, load_table
 from tvr_lightning.runs.log import quieten
 
-RECIPES = Path(__file__).parents[3] / "recipes"
 VIDEOS = 12
 STEP = """
 trainer: {max_epochs: 1, limit_train_batches: 1, check_val_every_n_epoch: 1,
@@ -31,22 +29,19 @@ data: {init_args: {on_corrupt: skip, frames: 4, batch_size: 4, num_workers: 0}}
 RUNS = [(table, run.name) for table in known_tables(RECIPES) for run in load_table(table, RECIPES).runs]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("runs")
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:protocol. as-released:UserWarning")  # what leaks says so
 @pytest.mark.filterwarnings("ignore:dual softmax .* some scores are below zero:UserWarning")
 @pytest.mark.parametrize(("table", "run_name"), RUNS)
-def test_a_run_trains_a_step_and_is_evaluated(table, run_name, folder):
+def test_a_run_trains_a_step_and_is_evaluated(table, run_name, tmp_path_factory):
+    folder = tmp_path_factory.getbasetemp() / "runs"
+    folder.mkdir(exist_ok=True)
     overlay = folder / "step.yaml"
     overlay.write_text(STEP)
-    setting = Setting(RECIPES, folder / "fixture", VIDEOS, overlay)
-    runs = make_plan([load_table(table, RECIPES)], setting, [f"{table}/{run_name}"]).runs
+    root = folder / "fixture"
+    runs = plan_of(table, root, [f"{table}/{run_name}"], fixture_videos=VIDEOS, overlay=overlay).runs
     for run in runs.values():
-        write_fixture(run.dataset, setting.root, VIDEOS, lambda line: None)
+        write_fixture(run.dataset, root, VIDEOS, lambda line: None)
         path = folder / "cards" / f"{run.key}.json"
         if path.is_file():
             continue

@@ -1,0 +1,47 @@
+"""One synthetic dataset, one finished run of a table, and one browser for all tests of reproduction."""
+
+from pathlib import Path
+
+import pytest
+from browser import open_browser
+from run_cards import plan_of
+
+from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED
+from tvr_lightning.reproduce.runs.runner import run_plan
+from tvr_lightning.synthetic import synthesize
+
+TINY = """
+trainer: {max_epochs: 2, check_val_every_n_epoch: 1, log_every_n_steps: 1, accelerator: cpu}
+model: {init_args: {encoder: {class_path: TinyClipEncoder, init_args: {width: 64, image_size: 32, vision_layers: 1}}}}
+data: {init_args: {frames: 4, batch_size: 8, num_workers: 0}}
+"""
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory) -> Path:
+    """A synthetic MSR-VTT of 20 videos."""
+    root = tmp_path_factory.mktemp("fixture")
+    synthesize("msrvtt", root, 20, FIXTURE_SEED, workers=1, progress=False)
+    return root
+
+
+@pytest.fixture(scope="session")
+def finished(root, tmp_path_factory) -> Path:
+    """What `tvr reproduce` leaves of one run of two epochs."""
+    out = tmp_path_factory.mktemp("run")
+    (out / "tiny.yaml").write_text(TINY)
+    plan = plan_of("gare-1", root, ["baseline"], fixture_videos=20, overlay=out / "tiny.yaml")
+    (card,) = run_plan(plan, out, lambda line: None).values()
+    assert card.status == "finished", card.error
+    return out
+
+
+@pytest.fixture
+def few_resamples(monkeypatch):
+    monkeypatch.setattr("tvr_lightning.reproduce.report.uncertainty.RESAMPLES", 100)
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory):
+    with open_browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
