@@ -1,5 +1,6 @@
 """The page as a reader uses it: sorted, followed, browsed by query, and with the keyboard alone."""
 
+import io
 import os
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 pytest.importorskip("selenium", reason="selenium drives the browser")
 from browser import wait
+from PIL import Image
 from run_cards import RECIPES, keys_of, make_card, plan_of
 from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
@@ -17,6 +19,7 @@ from tvr_lightning.reproduce.report.leaderboard import leaderboards
 from tvr_lightning.reproduce.report.site import Site, views_of
 from tvr_lightning.reproduce.report.sources import read_ranks, read_runs
 from tvr_lightning.reproduce.runs.card import write_ranks
+from tvr_lightning.reproduce.tables import load_table
 
 RUNS = {"gare-1": ("clip4clip", "gare"), "tc-mgc-1a": ("tc-mgc", "tc-mgc-b16"), "gaid-1": ("gaid-didemo",)}
 AXE = Path(os.environ.get("TVR_AXE", ""))
@@ -35,12 +38,12 @@ ARRAYS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """Report of five runs with the same figures; the second run fails on other queries than the rest."""
-    out = tmp_path_factory.mktemp("report")
-    plan = plan_of(" ".join(RUNS), out)
-    keys = dict.fromkeys(key for table, runs in RUNS.items() for run in runs for key in keys_of(plan, f"{table}/{run}"))
+def site_of(out, chosen):
+    """Write the report of runs with the same figures; the second run fails on other queries than the rest."""
+    plan = plan_of(" ".join(chosen), out)
+    keys = dict.fromkeys(
+        key for table, runs in chosen.items() for run in runs for key in keys_of(plan, f"{table}/{run}")
+    )
     for place, key in enumerate(keys):
         make_card(plan.runs[key], out / "cards", 1.0 + 0.6 * place % 3)
         if place == 1:
@@ -60,12 +63,22 @@ def site(tmp_path_factory):
     return out, runs
 
 
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Report of five runs of two datasets and two backbones."""
+    return site_of(tmp_path_factory.mktemp("report"), RUNS)
+
+
 def opened(driver, folder, page="index.html", width=1400):
     phone = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
     driver.get("about:blank")
     driver.get((folder / "report" / page).as_uri())
     return driver
+
+
+def pages_of(runs):
+    return "index.html", "tables/gare-1.html", f"runs/{runs[0].key}.html", "queries.html"
 
 
 def find(browser, css):
@@ -180,7 +193,7 @@ def test_axe_finds_no_serious_violation(driver, site, width, scheme):
     colors = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", colors)
     folder, runs = site
-    for page in ("index.html", "tables/gare-1.html", f"runs/{runs[0].key}.html", "queries.html"):
+    for page in pages_of(runs):
         browser = opened(driver, folder, page, width)
         browser.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
         browser.execute_script(AXE.read_text(encoding="utf-8"))
@@ -188,3 +201,62 @@ def test_axe_finds_no_serious_violation(driver, site, width, scheme):
         assert len(found["passes"]) > 15
         serious = [one for one in found["violations"] if one["impact"] in ("serious", "critical")]
         assert not [(page, one["id"], one["nodes"][0]["html"]) for one in serious]
+
+
+@pytest.mark.slow
+def test_a_phone_shows_r1_first_and_keeps_the_method_in_view(driver, site):
+    browser = opened(driver, site[0], width=390)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+    where = """const table = document.querySelector('.scroll'), [method, first] = table.querySelector('tbody tr').cells;
+        const right = first.getBoundingClientRect().right;
+        table.scrollLeft = 300;
+        return [right, table.scrollLeft, method.getBoundingClientRect().left, method.offsetWidth]"""
+    right, passed, left, width = browser.execute_script(where)
+    assert right <= 390
+    assert passed == 300
+    assert 0 <= left < 40
+    assert width < 200
+
+
+@pytest.mark.slow
+def test_pages_work_offline_in_the_dark_and_text_of_charts_is_light(driver, site):
+    folder, runs = site
+    offline = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+    dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
+    driver.execute_cdp_cmd("Network.enable", {})
+    driver.execute_cdp_cmd("Network.emulateNetworkConditions", offline)
+    try:
+        for page in pages_of(runs):
+            browser = opened(driver, folder, page, 360)
+            assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
+            ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+            assert max(int(part) for part in ground[4:-1].split(",")) < 64
+            assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+        browser = opened(driver, folder, f"runs/{runs[0].key}.html")
+        chart = find(browser, "img[src$='.svg']")
+        browser.execute_script("arguments[0].scrollIntoView()", chart)
+        assert wait(browser, lambda driver: chart.get_property("complete"))
+        gray = np.asarray(Image.open(io.BytesIO(chart.screenshot_as_png)).convert("L"))
+        assert gray.max() > 200  # text
+        assert gray.mean() < 90  # on a dark ground
+    finally:
+        driver.execute_cdp_cmd("Network.emulateNetworkConditions", {**offline, "offline": False})
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+@pytest.mark.slow
+def test_the_overview_of_forty_runs_is_small_and_no_column_is_cut(driver, tmp_path):
+    """Three screens of 900 pixels and 300 kB, with one line per entry of the contents."""
+    tables = ("gare-1", "tc-mgc-1a", "gaid-1", "ncl-1")
+    folder, runs = site_of(tmp_path, {name: [run.name for run in load_table(name, RECIPES).runs] for name in tables})
+    assert len(runs) >= 40
+    assert (folder / "report" / "index.html").stat().st_size < 300_000
+    browser = opened(driver, folder)
+    assert len(browser.find_elements("css selector", ".sorted tbody tr")) >= 40
+    assert browser.execute_script("return document.documentElement.scrollHeight") <= 3 * 900
+    entries = browser.execute_script("return [...document.querySelectorAll('nav li')].map(e => e.clientHeight)")
+    assert len(entries) == 6
+    assert max(entries) < 30
+    cut = "return [...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth).length"
+    assert browser.execute_script(cut) == 0
