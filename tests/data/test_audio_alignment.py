@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sound_files import burst, tone, write_clip
 
-from tvr_lightning.data.audio_alignment import AudioOptions, audio_input, frame_cells, log_mel, no_audio, wav2vec2_steps
+from tvr_lightning.data.audio_alignment import AudioOptions, audio_input, frame_cells, no_audio, wav2vec2_steps
 from tvr_lightning.data.batch import AudioInput
 from tvr_lightning.data.readers import MediaReader
 from tvr_lightning.data.records import VideoRecord
@@ -27,6 +27,11 @@ def track_of(waveform):
     return AudioTrack(waveform, np.ones(-(-len(waveform) // 320), dtype=bool))
 
 
+def noise(seconds, seed=0):
+    waveform = np.random.default_rng(seed).normal(0, 0.1, round(seconds * 16_000))
+    return torch.from_numpy(waveform.astype(np.float32))
+
+
 def centres(seconds, frames=FRAMES):
     """(F,) centres of F equal segments, and the mask of F frames."""
     return (torch.arange(frames) + 0.5) * seconds / frames, torch.ones(frames, dtype=torch.bool)
@@ -36,7 +41,7 @@ def given_to(track, options, seconds, frames=FRAMES):
     return audio_input(track, options, *centres(seconds, frames), seconds)
 
 
-@pytest.mark.parametrize("seconds", [1, 2, 3, 5, 8, 13, 21, 29, 30, 31, 34, 45, 60])
+@pytest.mark.parametrize("seconds", [1, 2, 5, 13, 29, 30, 31, 45, 60])
 @pytest.mark.parametrize("frame", [0, 5, 11])
 def test_duration_puts_a_burst_into_its_frame_at_every_length(seconds, frame):
     start, stop = frame * seconds / FRAMES, (frame + 1) * seconds / FRAMES
@@ -61,7 +66,7 @@ def test_clip30_pools_the_windows_of_the_released_code():
 
 @pytest.mark.parametrize("seconds", [0.02, 7.3, 30.0, 41.0])
 def test_clip30_is_the_log_mel_of_the_whole_track_padded_with_zeros_or_cut(seconds):
-    sound = torch.from_numpy(np.random.default_rng(0).normal(0, 0.1, round(seconds * 16_000)).astype(np.float32))
+    sound = noise(seconds)
     if seconds > 30:
         sound[31 * 16_000 :] *= 5  # a maximum after the cut still scales the released code's picture
     given = given_to(track_of(sound), AudioOptions("whisper", "clip30"), seconds)
@@ -74,7 +79,7 @@ def test_clip30_is_the_log_mel_of_the_whole_track_padded_with_zeros_or_cut(secon
 
 @pytest.mark.parametrize("seconds", [1.0, 12.5, 30.0, 47.0])
 def test_duration_is_whispers_own_log_mel_window_by_window(seconds):
-    sound = torch.from_numpy(np.random.default_rng(1).normal(0, 0.1, round(seconds * 16_000)).astype(np.float32))
+    sound = noise(seconds, seed=1)
     given = given_to(track_of(sound), AudioOptions("whisper"), seconds)
     assert given.values.shape == (1, 2, 80, 3000)
     expected = whisper.log_mel_spectrogram(whisper.pad_or_trim(sound, 2 * whisper.audio.N_SAMPLES))
@@ -83,11 +88,6 @@ def test_duration_is_whispers_own_log_mel_window_by_window(seconds):
     if seconds < 30:  # at 30 s the last column looks into the next window, alone it sees a reflection
         alone = whisper.log_mel_spectrogram(whisper.pad_or_trim(sound))
         assert torch.allclose(given.values[0, 0], alone, atol=1e-6)
-
-
-def test_log_mel_is_openai_whispers_own():
-    sound = torch.from_numpy(tone(3.0)[0])
-    assert torch.equal(log_mel(sound), whisper.log_mel_spectrogram(sound))
 
 
 @settings(max_examples=60, deadline=None)
@@ -100,16 +100,17 @@ def test_frames_at_segment_centres_share_out_the_whole_clip(seconds, frames):
     assert torch.allclose(cells[:, 1] - cells[:, 0], torch.full((frames,), seconds / frames).double(), rtol=1e-4)
 
 
-def test_each_moment_belongs_to_the_nearest_frame_and_padding_to_none():
-    moments, mask = torch.tensor([0.0, 1.0, 2.0, 0.0]), torch.tensor([True, True, True, False])
-    cells = frame_cells(moments, mask, 2.8)
-    assert torch.allclose(cells, torch.tensor([[0.0, 0.5], [0.5, 1.5], [1.5, 2.8], [0.0, 0.0]]).double())
-
-
-def test_repeated_frames_hear_the_same():
-    cells = frame_cells(torch.tensor([0.0, 1.0, 1.0]), torch.ones(3, dtype=torch.bool), 2.0)
-    assert torch.equal(cells[1], cells[2])
-    assert cells[1].tolist() == [0.5, 2.0]
+@pytest.mark.parametrize(
+    ("moments", "duration", "cells"),
+    [
+        ([0.0, 1.0, 2.0, None], 2.8, [[0.0, 0.5], [0.5, 1.5], [1.5, 2.8], [0.0, 0.0]]),
+        ([0.0, 1.0, 1.0], 2.0, [[0.0, 0.5], [0.5, 2.0], [0.5, 2.0]]),
+    ],
+)
+def test_each_moment_belongs_to_the_nearest_frame_and_padding_to_none(moments, duration, cells):
+    mask = torch.tensor([moment is not None for moment in moments])
+    found = frame_cells(torch.tensor([moment or 0.0 for moment in moments]), mask, duration)
+    assert torch.allclose(found, torch.tensor(cells).double())
 
 
 def test_frames_outside_the_sound_are_masked_and_partly_heard_ones_average_what_is_heard(tmp_path):
@@ -151,30 +152,17 @@ def test_wav2vec2_steps_count_its_convolutions():
             x = F.conv1d(x, torch.ones(1, 1, kernel), stride=stride)
         assert wav2vec2_steps(samples) == x.shape[-1]
     assert wav2vec2_steps(399) == 0
-
-
-def test_a_length_that_cannot_be_is_refused():
     with pytest.raises(ValueError, match="audio_seconds must be above 0"):
         AudioOptions("whisper", seconds=0)
 
 
-def test_a_dataset_reads_sound_beside_its_frames(tmp_path):
-    path = write_clip(tmp_path / "both.mkv", burst(8.0, 4.0, 5.0), seconds=8.0)
-    media = MediaReader(8, Preparation(32), "one-fps-uniform", audio=AudioOptions("whisper"))(
-        VideoRecord("both", path), None
-    )
-    assert media.audio is not None
-    assert media.audio.windows.shape == (1, 8, 2)
-    assert media.audio.mask.shape == (1, 8)
-    assert media.problems == []
-
-
-def test_a_span_hears_its_own_part(tmp_path):
+def test_a_span_has_its_own_part_of_the_sound(tmp_path):
     path = write_clip(tmp_path / "span.mkv", burst(9.0, 6.0, 7.0), seconds=9.0)
     read = MediaReader(3, Preparation(32), "one-fps-uniform", audio=AudioOptions("wav2vec2", seconds=5.0))
     media = read(VideoRecord("span", path, (5.0, 8.0)), None)
     loud = media.audio.values[0].abs()
-    assert media.audio.samples.tolist() == [48_000]
+    assert (media.audio.samples.tolist(), media.problems) == ([48_000], [])
+    assert (media.audio.windows.shape, media.audio.mask.shape) == ((1, 3, 2), (1, 3))
     assert float(loud[16_000:32_000].mean()) > 0.2
     assert not loud[:15_900].any()
     assert not loud[32_100:].any()
@@ -182,11 +170,9 @@ def test_a_span_hears_its_own_part(tmp_path):
 
 def test_a_broken_track_stops_or_is_named_as_the_option_says(tmp_path):
     path = write_clip(tmp_path / "broken.mkv", tone(3.0), seconds=3.0, codec="aac", spoil=lambda n: 10 <= n < 15)
-    record = VideoRecord("broken", path)
+    record, settings = VideoRecord("broken", path), (3, Preparation(32), "one-fps-uniform")
     with pytest.raises(MediaError, match=r"broken\.mkv: audio track"):
-        MediaReader(3, Preparation(32), "one-fps-uniform", audio=AudioOptions("whisper"))(record, None)
-    media = MediaReader(3, Preparation(32), "one-fps-uniform", audio=AudioOptions("whisper"), on_corrupt="skip")(
-        record, None
-    )
-    assert len(media.problems) == 1
-    assert "broken.mkv: audio track: 5 failures" in media.problems[0]
+        MediaReader(*settings, audio=AudioOptions("whisper"))(record, None)
+    media = MediaReader(*settings, audio=AudioOptions("whisper"), on_corrupt="skip")(record, None)
+    (problem,) = media.problems
+    assert "broken.mkv: audio track: 5 failures" in problem

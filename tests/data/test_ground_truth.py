@@ -6,10 +6,6 @@ import torch
 from tvr_lightning.data.ground_truth import GroundTruth
 
 
-def test_a_video_may_have_no_text():
-    assert GroundTruth(torch.tensor([2, 0, 2]), 4, "MSVD", "test", "all captions").texts == 3
-
-
 @pytest.mark.parametrize(
     ("video_of_text", "message"),
     [
@@ -20,6 +16,7 @@ def test_a_video_may_have_no_text():
         (torch.tensor([], dtype=torch.int64), "no texts to rank"),
     ],
 )
-def test_refuses_a_pairing_that_cannot_be_ranked(video_of_text, message):
+def test_a_video_may_have_no_text_but_every_text_has_a_video(video_of_text, message):
+    assert GroundTruth(torch.tensor([2, 0, 2]), 4, "MSVD", "test", "all captions").texts == 3
     with pytest.raises(ValueError, match=message):
         GroundTruth(video_of_text, 3, "MSVD", "test", "all captions")

@@ -9,14 +9,6 @@ from tvr_lightning.data import MSRVTT, MSRVTTQA
 from tvr_lightning.data.msrvtt_qa import QuestionRecord
 from tvr_lightning.data.records import AnnotationError
 from tvr_lightning.errors import MissingAssetError
-from tvr_lightning.synthetic import synthesize
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    root = tmp_path_factory.mktemp("questions")
-    synthesize("msrvtt", root, 12, 0, workers=1, progress=False)
-    return root
 
 
 def written(tmp_path, entries, name="test", videos=("video7",)):
@@ -29,15 +21,12 @@ def written(tmp_path, entries, name="test", videos=("video7",)):
 
 
 def test_questions_answers_and_videos_are_those_of_the_file(tmp_path):
-    data = written(
-        tmp_path,
-        [
-            {"id": 1, "question": "Who  runs?", "answer": "man", "category_id": 3, "video_id": 7},
-            {"question": "what is it", "answer": "dog", "video_id": "video7"},
-            {"question": "what is it", "answer": "cat", "video_id": "8"},
-        ],
-    )
-    split = data.read_split("test")
+    entries = [
+        {"id": 1, "question": "Who  runs?", "answer": "man", "category_id": 3, "video_id": 7},
+        {"question": "what is it", "answer": "dog", "video_id": "video7"},
+        {"question": "what is it", "answer": "cat", "video_id": "8"},
+    ]
+    split = written(tmp_path, entries).read_split("test")
     assert [video.video_id for video in split.videos] == ["video7", "video8"]
     assert split.texts == [
         QuestionRecord("Who runs?", 0, "man"),
@@ -45,6 +34,14 @@ def test_questions_answers_and_videos_are_those_of_the_file(tmp_path):
         QuestionRecord("what is it", 1, "cat"),
     ]
     assert [question.kind for question in split.texts] == ["who", "what", "what"]
+
+
+def test_a_file_without_questions_and_a_missing_one_are_errors(tmp_path):
+    data = written(tmp_path, [])
+    with pytest.raises(AnnotationError, match="contains no questions"):
+        data.read_split("test")
+    with pytest.raises(MissingAssetError, match=r"train_qa\.json: looked for"):
+        data.check_present("fit")
 
 
 @pytest.mark.parametrize(
@@ -66,17 +63,6 @@ def test_a_broken_entry_is_named_with_its_file(tmp_path, entry, message):
     assert "[1]" in str(raised.value)
 
 
-def test_a_file_without_questions_is_an_error(tmp_path):
-    with pytest.raises(AnnotationError, match="contains no questions"):
-        written(tmp_path, []).read_split("test")
-
-
-def test_missing_files_say_where_they_were_looked_for(tmp_path):
-    data = written(tmp_path, [])
-    with pytest.raises(MissingAssetError, match=r"train_qa\.json: looked for"):
-        data.check_present("fit")
-
-
 def test_questions_about_videos_without_a_file_stop_the_run_or_are_counted(tmp_path):
     entries = [{"question": "who", "answer": "man", "video_id": number} for number in (7, 8, 9)]
     data = written(tmp_path, entries, "train")
@@ -88,19 +74,19 @@ def test_questions_about_videos_without_a_file_stop_the_run_or_are_counted(tmp_p
     assert len(forgiving.load_split("train").videos) == 1
 
 
-def test_fewer_training_videos_keep_questions_with_their_answers(root):
-    everything = {(q.text, q.answer) for q in MSRVTTQA(root=str(root), num_workers=0).questions("train")}
-    few = MSRVTTQA(root=str(root), num_workers=0, max_train_videos=3)
+def test_fewer_training_videos_keep_questions_with_their_answers(synthetic_msrvtt):
+    everything = {(q.text, q.answer) for q in MSRVTTQA(root=str(synthetic_msrvtt), num_workers=0).questions("train")}
+    few = MSRVTTQA(root=str(synthetic_msrvtt), num_workers=0, max_train_videos=3)
     chosen = few.questions("train")
     assert len(few.load_split("train").videos) == 3
     assert {(q.text, q.answer) for q in chosen} <= everything
     assert Counter(q.video for q in chosen) == {0: 5, 1: 5, 2: 5}
 
 
-def test_the_synthetic_questions_are_answered_by_the_scenes(root):
-    scenes = json.loads((root / "msrvtt" / "scenes.json").read_text())["videos"]
+def test_the_synthetic_questions_are_answered_by_the_scenes(synthetic_msrvtt):
+    scenes = json.loads((synthetic_msrvtt / "msrvtt" / "scenes.json").read_text())["videos"]
+    data = MSRVTTQA(root=str(synthetic_msrvtt), num_workers=0)
     for part in ("train", "val", "test"):
-        data = MSRVTTQA(root=str(root), num_workers=0)
         split = data.read_split(part)
         assert {video.video_id for video in split.videos} == {i for i, v in scenes.items() if v["part"] == part}
         for question in split.texts:
@@ -113,11 +99,6 @@ def test_the_synthetic_questions_are_answered_by_the_scenes(root):
                 assert question.answer == scene["backdrop"]["colour"]
             if "first" in question.text and "shape" in question.text:
                 assert question.answer == first["figure"]["shape"]
-    assert all(video.path.is_file() for video in split.videos)
-
-
-def test_videos_are_those_of_msrvtt(root):
-    pairs = MSRVTT(root=str(root), num_workers=0).read_split("test")
-    known = {video.video_id: video.path for video in pairs.videos}
-    asked = MSRVTTQA(root=str(root), num_workers=0).read_split("test").videos
-    assert {video.video_id: video.path for video in asked} == known
+    known = {video.video_id: video.path for video in MSRVTT(root=str(synthetic_msrvtt)).read_split("test").videos}
+    assert {video.video_id: video.path for video in split.videos} == known
+    assert all(path.is_file() for path in known.values())
