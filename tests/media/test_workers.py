@@ -77,8 +77,9 @@ def runs(process: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("program", [LOADER, POOL], ids=["loader", "pool"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("program", "number"), [(LOADER, signal.SIGKILL), pytest.param(POOL, signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_no_worker_outlives_a_killed_process(program, number, tmp_path, ended):
     (tmp_path / "program.py").write_text(program)
     command = [sys.executable, str(tmp_path / "program.py")]
