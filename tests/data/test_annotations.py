@@ -1,5 +1,6 @@
 """Annotation files: the videos and texts that are read from them, and the errors that name their contradictions."""
 
+import itertools
 import json
 import os
 import pickle
@@ -10,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from tvr_lightning.data import LSMDC, MSRVTT, MSVD, VATEX, ActivityNet, Charades, DiDeMo, TextVideoDataModule
+from tvr_lightning.data import LSMDC, MSRVTT, MSRVTTQA, MSVD, VATEX, ActivityNet, Charades, DiDeMo, TextVideoDataModule
 from tvr_lightning.data.lsmdc import DROPPED
+from tvr_lightning.data.msrvtt_qa import QuestionRecord
 from tvr_lightning.data.msvd import read_captions
-from tvr_lightning.data.records import AnnotationError, Problem, Split, read_table
+from tvr_lightning.data.records import AnnotationError, Problem, Split, read_table, shared_videos
 from tvr_lightning.errors import MissingAssetError
 
 TEST_LSMDC = "LSMDC16_challenge_1000_publictect.csv"
@@ -90,6 +92,13 @@ FILES: dict[type[TextVideoDataModule], dict[str, Any]] = {
         ),
         **{f"videos/{name}.mp4": "" for name in MSRVTT_IDS},
     },
+    MSRVTTQA: {
+        "test_qa.json": [
+            {"id": 1, "question": "Who  runs?", "answer": "man", "category_id": 3, "video_id": 7},
+            {"question": "what is it", "answer": "dog", "video_id": "video7"},
+            {"question": "what is it", "answer": "cat", "video_id": "8"},
+        ],
+    },
     MSVD: {
         "test_list.txt": b"\xef\xbb\xbf" + f"{MSVD_CLIP}\r\nx_1_2\r\n".encode(),
         "raw-captions.pkl": pickle.dumps(TOKENS),
@@ -141,17 +150,13 @@ def test_videos_of_activitynet_end_at_their_annotated_duration_on_request(tmp_pa
         written(tmp_path, ActivityNet, files, annotated_end=True).read_split("test")
 
 
-def test_scripts_of_charades_are_one_text_per_video(tmp_path):
-    data = written(tmp_path, Charades)
-    split = data.read_split("test")
+def test_charades_has_a_script_per_video_and_spans_with_all_their_sentences(tmp_path):
+    scripts = written(tmp_path, Charades)
+    split = scripts.read_split("test")
     assert pairs(split) == [("46GP8", "A person cooks, then sneezes."), ("N11GT", "One person opens a blanket.")]
-    assert paths(split, data.folder) == ["46GP8.mp4", "N11GT.mp4"]
-    assert split.videos[0].span is None
-    assert data.validation == "test"
-
-
-def test_spans_of_charades_sta_are_items_with_all_their_sentences(tmp_path):
-    split, findings = written(tmp_path, Charades, split="sta").examine_split("test")
+    assert paths(split, scripts.folder) == ["46GP8.mp4", "N11GT.mp4"]
+    assert (split.videos[0].span, scripts.validation) == (None, "test")
+    split, findings = Charades(root=str(tmp_path), split="sta").examine_split("test")
     assert [(v.path.stem, v.span) for v in split.videos] == [
         ("N11GT", (1.0, 8.5)),
         ("46GP8", (0.0, 6.0)),
@@ -164,7 +169,7 @@ def test_spans_of_charades_sta_are_items_with_all_their_sentences(tmp_path):
     assert (findings.problems, [note.entry for note in findings.notes]) == ([], ["line 4", "line 5"])
 
 
-def test_descriptions_of_didemo_are_one_paragraph_in_file_order(tmp_path):
+def test_descriptions_of_didemo_are_one_paragraph_in_file_order_and_files_found_by_name(tmp_path):
     data = written(tmp_path, DiDeMo)
     split = data.read_split("test")
     assert pairs(split) == [("1@N08_a.mov", "someone kicks a bug"), ("2@N01_b.", "a bug crawls. it stops")]
@@ -175,25 +180,18 @@ def test_descriptions_of_didemo_are_one_paragraph_in_file_order(tmp_path):
         assert {video.span for video in videos} == {span}
     with pytest.raises(ValueError, match="seconds is 0"):
         DiDeMo(root=str(tmp_path), seconds=0)
-
-
-def test_a_listed_name_is_found_exactly_before_any_other_container(tmp_path):
-    videos = written(tmp_path, DiDeMo).folder / "videos"
+    table = "success,video_path,starts,ends,text,formatted_data\n" + (  # with newlines in fields and absolute paths
+        'True,/home/x/videos/2@N01_b.,tensor([[0]]),tensor([[31]]),"a bug, \ncrawls.\n it stops",/home/x/0.pth\n'
+    )
+    csv = written(tmp_path, DiDeMo, {"tmass/didemo_test_label.csv": table}, split="tmass").read_split("test")
+    assert (pairs(csv), paths(csv, data.folder)) == ([("2@N01_b.", "a bug, crawls. it stops")], ["2@N01_b.mp4"])
+    videos = data.folder / "videos"
     (videos / "1@N08_a.mp4").unlink()  # and is expected under the listed name
     assert DiDeMo(root=str(tmp_path)).read_split("test").videos[0].path == videos / "1@N08_a.mov"
     split = written(tmp_path, DiDeMo, {"videos/1@N08_a.mov": ""}).read_split("test")
-    assert split.videos[0].path.name == "1@N08_a.mov"
+    assert split.videos[0].path.name == "1@N08_a.mov", "before any other container"
     with pytest.raises(AnnotationError, match=r"2@N01_b\.: several files match: 2@N01_b\.avi, 2@N01_b\.mp4"):
         written(tmp_path, DiDeMo, {"videos/2@N01_b.avi": ""}).read_split("test")
-
-
-def test_the_paragraph_table_of_didemo_has_newlines_in_fields_and_absolute_paths(tmp_path):
-    table = "success,video_path,starts,ends,text,formatted_data\n" + (
-        'True,/home/x/videos/2@N01_b.,tensor([[0]]),tensor([[31]]),"a bug, \ncrawls.\n it stops",/home/x/0.pth\n'
-    )
-    data = written(tmp_path, DiDeMo, {"tmass/didemo_test_label.csv": table}, split="tmass")
-    assert pairs(data.read_split("test")) == [("2@N01_b.", "a bug, crawls. it stops")]
-    assert paths(data.read_split("test"), data.folder) == ["2@N01_b.mp4"]
 
 
 def test_a_training_clip_of_lsmdc_counts_with_each_of_its_sentences(tmp_path):
@@ -232,6 +230,57 @@ def test_captions_of_msrvtt_come_from_the_json_and_test_pairs_from_their_own_fil
     assert data.validation == "test"
     assert data.read_split("val") is test
     assert "1k-A" in data.ground_truth("test").protocol
+
+
+def test_questions_answers_and_videos_are_those_of_the_file(tmp_path):
+    split = written(tmp_path, MSRVTTQA).read_split("test")
+    assert [video.video_id for video in split.videos] == ["video7", "video8"]
+    assert split.texts == [
+        QuestionRecord("Who runs?", 0, "man"), QuestionRecord("what is it", 0, "dog"),
+        QuestionRecord("what is it", 1, "cat"),
+    ]  # fmt: skip
+    assert [question.kind for question in split.texts] == ["who", "what", "what"]
+
+
+def test_questions_about_videos_without_a_file_stop_the_run_or_are_counted(tmp_path):
+    entries = [{"question": "who", "answer": "man", "video_id": number} for number in (7, 8, 9)]
+    data = written(tmp_path, MSRVTTQA, {"train_qa.json": entries, "videos/video7.mp4": ""}, num_workers=0)
+    with pytest.raises(MissingAssetError, match="2 of the 3 video files") as raised:
+        data.load_split("train")
+    assert "on_corrupt" in str(raised.value)
+    forgiving = MSRVTTQA(root=str(tmp_path), num_workers=0, on_corrupt="skip")
+    assert [question.answer for question in forgiving.questions("train")] == ["man"]
+    assert len(forgiving.load_split("train").videos) == 1
+
+
+def test_fewer_training_videos_keep_questions_with_their_answers(msrvtt):
+    everything = {(q.text, q.answer) for q in MSRVTTQA(root=str(msrvtt), num_workers=0).questions("train")}
+    few = MSRVTTQA(root=str(msrvtt), num_workers=0, max_train_videos=3)
+    chosen = few.questions("train")
+    assert len(few.load_split("train").videos) == 3
+    assert {(q.text, q.answer) for q in chosen} <= everything
+    assert Counter(q.video for q in chosen) == {0: 5, 1: 5, 2: 5}
+
+
+def test_the_synthetic_questions_are_answered_by_the_scenes(msrvtt):
+    scenes = json.loads((msrvtt / "msrvtt" / "scenes.json").read_text())["videos"]
+    data = MSRVTTQA(root=str(msrvtt), num_workers=0)
+    for part in ("train", "val", "test"):
+        split = data.read_split(part)
+        assert {video.video_id for video in split.videos} == {i for i, v in scenes.items() if v["part"] == part}
+        for question in split.texts:
+            scene = scenes[split.videos[question.video].video_id]["scene"]
+            first, last = scene["events"][0], scene["events"][-1]
+            facts = {scene["backdrop"]["colour"], scene["backdrop"]["pattern"], first["motion"], last["motion"]}
+            facts |= {event["figure"][key] for event in (first, last) for key in ("shape", "colour")}
+            assert question.answer in facts
+            if "background" in question.text and "color" in question.text:
+                assert question.answer == scene["backdrop"]["colour"]
+            if "first" in question.text and "shape" in question.text:
+                assert question.answer == first["figure"]["shape"]
+    known = {video.video_id: video.path for video in MSRVTT(root=str(msrvtt)).read_split("test").videos}
+    assert {video.video_id: video.path for video in split.videos} == known
+    assert all(path.is_file() for path in known.values())
 
 
 def test_line_endings_and_byte_order_marks_change_nothing(tmp_path):
@@ -378,6 +427,17 @@ TWICE = [{"videoID": VATEX_CLIP, "enCap": ["x"]}] * 2
         (MSRVTT, {}, "MSRVTT_data.json", {"videos": [{"video_id": 3}], "sentences": []}, "malformed",
          "videos[0], video_id: expected str, found int"),
         (MSRVTT, {}, "MSRVTT_data.json", b'{"videos": "\xff"}', "malformed", "byte 12: not UTF-8"),
+        (MSRVTTQA, {}, "test_qa.json", [], "malformed", "contains no questions"),
+        (MSRVTTQA, {}, "test_qa.json", [{"answer": "man", "video_id": 7}], "malformed", "[0]: the key 'question' is"),
+        (MSRVTTQA, {}, "test_qa.json", [{"question": "who", "video_id": 7}], "malformed", "[0]: the key 'answer' is"),
+        (MSRVTTQA, {}, "test_qa.json", [{"question": "who", "answer": "man"}], "malformed",
+         "[0]: the key 'video_id' is None"),
+        (MSRVTTQA, {}, "test_qa.json", [{"question": "who", "answer": "man", "video_id": True}], "malformed",
+         "[0]: the key 'video_id' is True"),
+        (MSRVTTQA, {}, "test_qa.json", [{"question": " ", "answer": "man", "video_id": 7}], "empty-caption malformed",
+         "[0], question: the question is empty"),
+        (MSRVTTQA, {}, "test_qa.json", [{"question": "who", "answer": "", "video_id": 7}], "empty-caption malformed",
+         "[0], answer: the answer is empty"),
         (MSVD, {}, "test_list.txt", "y_1_2\n", "video-without-caption", "remove it from test_list.txt"),
         (VATEX, {}, "test_list.txt", FALSE_LISTS, "malformed video-without-caption video-without-caption",
          "short_1_2: no clip id"),
@@ -399,18 +459,6 @@ def test_contradictions_are_errors_that_name_file_entry_and_fix(
         assert all(word in str(caught.value) for word in (named, first.file, first.fix))
 
 
-def test_many_problems_are_quoted_in_part_and_counted():
-    problems = [Problem("a.csv", f"row {i}", "malformed", "wrong", "mend it") for i in range(8)]
-    assert "and 3 more problems" in str(AnnotationError(problems))
-
-
-def test_quoted_fields_of_tables_may_contain_commas_quotes_and_line_ends(tmp_path):
-    path = tmp_path / "list.csv"
-    path.write_text('video_id,sentence\nv0,"a cat, a ""dog""\nand a bird"\nv1,a fish\n')
-    rows = read_table(path, ("video_id", "sentence"))
-    assert [row["sentence"] for row in rows] == ['a cat, a "dog"\nand a bird', "a fish"]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -421,46 +469,51 @@ def test_quoted_fields_of_tables_may_contain_commas_quotes_and_line_ends(tmp_pat
         ("video_id,sentence\nv0,a,b\n", "row 2: 3 fields, but the header has 2"),
     ],
 )
-def test_a_table_that_is_not_csv_is_an_error_with_file_and_line(tmp_path, text, message):
+def test_a_quoted_field_may_contain_anything_but_must_end(tmp_path, text, message):
     (tmp_path / "list.csv").write_text(text)
     with pytest.raises(AnnotationError, match=rf"list\.csv: {message}"):
         read_table(tmp_path / "list.csv", ("video_id", "sentence"))
+    (tmp_path / "list.csv").write_text('video_id,sentence\nv0,"a cat, a ""dog""\nand a bird"\nv1,a fish\n')
+    rows = read_table(tmp_path / "list.csv", ("video_id", "sentence"))
+    assert [row["sentence"] for row in rows] == ['a cat, a "dog"\nand a bird', "a fish"]
+    problems = [Problem("a.csv", f"row {i}", "malformed", "wrong", "mend it") for i in range(8)]
+    assert "and 3 more problems" in str(AnnotationError(problems))
 
 
 @pytest.mark.parametrize(
-    ("kind", "split", "name", "videos", "texts", "notes"),
+    ("kind", "split", "sizes", "notes"),
     [
-        (ActivityNet, "val1", "train", 10_009, 10_009, 15),
-        (ActivityNet, "val1", "test", 4917, 4917, 9),
-        (Charades, "scripts", "train", 7985, 7985, 0),
-        (Charades, "scripts", "test", 1863, 1863, 0),
-        (Charades, "sta", "train", None, 12_408, 4),
-        (Charades, "sta", "test", None, 3720, 0),
-        (DiDeMo, "lists", "val", 1065, 1065, 0),
-        (DiDeMo, "lists", "test", 1004, 1004, 0),
-        (DiDeMo, "tmass", "train", 8362, 8362, 0),
-        (DiDeMo, "tmass", "val", 1062, 1062, 0),
-        (DiDeMo, "tmass", "test", 1004, 1004, 0),
-        (LSMDC, "lsmdc16", "test", 1000, 1000, 0),
-        (MSRVTT, "9k", "train", 9000, 180_000, 0),
-        (MSRVTT, "7k", "train", 7010, 140_200, 0),
-        (MSRVTT, "7k", "test", 1000, 1000, 0),
-        (MSRVTT, "full", "train", 6513, 130_260, 0),
-        (MSRVTT, "full", "val", 497, 9940, 0),
-        (MSRVTT, "full", "test", 2990, 59_800, 0),
-        (MSVD, "official", "train", 1200, 48_774, 0),
-        (MSVD, "official", "val", 100, 4290, 0),
-        (MSVD, "official", "test", 670, 27_763, 0),
+        (ActivityNet, "val1", {"train": (10_009, 10_009), "test": (4917, 4917)}, [15, 9]),
+        (Charades, "scripts", {"train": (7985, 7985), "test": (1863, 1863)}, [0, 0]),
+        (Charades, "sta", {"train": (None, 12_408), "test": (None, 3720)}, [4, 0]),
+        (DiDeMo, "lists", {"val": (1065, 1065), "test": (1004, 1004)}, [0, 0]),
+        (DiDeMo, "tmass", {"train": (8362, 8362), "val": (1062, 1062), "test": (1004, 1004)}, [0, 0, 0]),
+        (LSMDC, "lsmdc16", {"test": (1000, 1000)}, [0]),
+        (MSRVTT, "9k", {"train": (9000, 180_000), "test": (1000, 1000)}, [0, 0]),
+        (MSRVTT, "7k", {"train": (7010, 140_200), "test": (1000, 1000)}, [0, 0]),
+        (MSRVTT, "full", {"train": (6513, 130_260), "val": (497, 9940), "test": (2990, 59_800)}, [0, 0, 0]),
+        (MSVD, "official", {"train": (1200, 48_774), "val": (100, 4290), "test": (670, 27_763)}, [0, 0, 0]),
     ],
 )
-def test_real_splits_have_the_published_sizes(test_data, kind, split, name, videos, texts, notes):
+def test_real_splits_have_the_published_sizes_and_share_no_video(test_data, kind, split, sizes, notes):
     data = kind(root=str(test_data / "annotations"), split=split)
-    found, findings = data.examine_split(name)
-    assert (len(found.videos), len(found.texts)) == (videos or len(found.videos), texts)
-    assert (findings.problems, len(findings.notes)) == ([], notes)
-    assert not any("\n" in t.text or t.text.startswith(" ") for t in found.texts)
-    assert all(v.span is None or 0 <= v.span[0] < v.span[1] for v in found.videos)
+    found = {name: data.examine_split(name) for name in sizes}
+    for (one, findings), (videos, texts) in zip(found.values(), sizes.values(), strict=True):
+        assert (len(one.videos), len(one.texts)) == (videos or len(one.videos), texts)
+        assert findings.problems == []
+        assert not any("\n" in t.text or t.text.startswith(" ") for t in one.texts)
+        assert all(v.span is None or 0 <= v.span[0] < v.span[1] for v in one.videos)
+    assert [len(findings.notes) for _, findings in found.values()] == notes
+    for (one, _), (other, _) in itertools.combinations(found.values(), 2):
+        assert shared_videos(one, other) == []
     assert data.validation == ("official" if kind in (DiDeMo, LSMDC, MSVD) or split == "full" else "test")
+
+
+def test_held_out_spans_and_training_spans_are_of_different_files(test_data):
+    data = Charades(root=str(test_data / "annotations"), split="sta", holdout=200)
+    train, val = data.read_split("train"), data.read_split("val")
+    assert len({video.path for video in val.videos}) == 200 < len(val.videos)
+    assert shared_videos(train, val) == []
 
 
 @pytest.mark.parametrize("kind", [MSRVTT, LSMDC, MSVD])

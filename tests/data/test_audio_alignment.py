@@ -1,44 +1,23 @@
 """Which stretch of sound belongs to which frame, and what an audio encoder is given."""
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 import whisper
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sound_files import burst, tone, write_clip
+from sound_files import burst, centers, given_to, noise, silent_track, tone, track_of, write_clip
 
-from tvr_lightning.data.audio_alignment import AudioOptions, audio_input, frame_cells, no_audio, wav2vec2_steps
+from tvr_lightning.data.audio_alignment import AudioOptions, frame_cells, no_audio, wav2vec2_steps
 from tvr_lightning.data.batch import AudioInput
 from tvr_lightning.data.readers import MediaReader
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.encoders.audio import pool_steps
-from tvr_lightning.media.audio import AudioTrack, read_audio
+from tvr_lightning.media.audio import read_audio
 from tvr_lightning.media.container import MediaError
 from tvr_lightning.media.preparation import Preparation
 
 FRAMES = 12
-
-
-def track_of(waveform):
-    """A track that is heard from beginning to end."""
-    waveform = np.asarray(waveform, dtype=np.float32).reshape(-1)
-    return AudioTrack(waveform, np.ones(-(-len(waveform) // 320), dtype=bool))
-
-
-def noise(seconds, seed=0):
-    waveform = np.random.default_rng(seed).normal(0, 0.1, round(seconds * 16_000))
-    return torch.from_numpy(waveform.astype(np.float32))
-
-
-def centres(seconds, frames=FRAMES):
-    """(F,) centres of F equal segments, and the mask of F frames."""
-    return (torch.arange(frames) + 0.5) * seconds / frames, torch.ones(frames, dtype=torch.bool)
-
-
-def given_to(track, options, seconds, frames=FRAMES):
-    return audio_input(track, options, *centres(seconds, frames), seconds)
 
 
 @pytest.mark.parametrize("seconds", [1, 2, 5, 13, 29, 30, 31, 45, 60])
@@ -93,7 +72,7 @@ def test_duration_is_whispers_own_log_mel_window_by_window(seconds):
 @settings(max_examples=60, deadline=None)
 @given(st.floats(0.5, 90.0), st.integers(1, 24))
 def test_frames_at_segment_centres_share_out_the_whole_clip(seconds, frames):
-    cells = frame_cells(*centres(seconds, frames), seconds)
+    cells = frame_cells(*centers(seconds, frames), seconds)
     assert cells[0, 0] == 0
     assert float(cells[-1, 1]) == pytest.approx(seconds, rel=1e-5)
     assert torch.allclose(cells[1:, 0], cells[:-1, 1])
@@ -125,8 +104,7 @@ def test_frames_outside_the_sound_are_masked_and_partly_heard_ones_average_what_
 @pytest.mark.parametrize("kind", ["whisper", "wav2vec2"])
 @pytest.mark.parametrize("align", ["duration", "clip30"])
 def test_without_sound_everything_is_zero_and_masked(kind, align):
-    silent = AudioTrack(np.zeros(48_000, np.float32), np.zeros(150, dtype=bool))
-    given = given_to(silent, AudioOptions(kind, align), 3.0)
+    given = given_to(silent_track(3.0), AudioOptions(kind, align), 3.0)
     assert not given.mask.any()
     assert not given.values.any()
     heard = given_to(track_of(tone(5.0)), AudioOptions(kind, align), 5.0)

@@ -25,14 +25,14 @@ SMALL = {"frames": 3, "image_size": 32, "batch_size": 4, "eval_batch_size": 3, "
 OF_TWO = {"frames": 2, "image_size": 16, "holdout": 3, "captions_per_epoch": "one"}  # of two processes
 
 
-def msrvtt(root: Path, **options) -> MSRVTT:
+def data_of(root: Path, **options) -> MSRVTT:
     return MSRVTT(root=str(root), **{**SMALL, **options})
 
 
 @pytest.fixture
-def broken(synthetic_msrvtt: Path, tmp_path: Path) -> Path:
+def broken(msrvtt: Path, tmp_path: Path) -> Path:
     """The synthetic dataset with one training file and one test file that are no videos, and one of each missing."""
-    shutil.copytree(synthetic_msrvtt / "msrvtt", tmp_path / "msrvtt")
+    shutil.copytree(msrvtt / "msrvtt", tmp_path / "msrvtt")
     data = MSRVTT(root=str(tmp_path))
     for name in ("train", "test"):
         videos = data.read_split(name).videos
@@ -50,8 +50,8 @@ def pixels_by_video(loader, epoch: int = 0) -> dict[tuple[int, int], torch.Tenso
     }
 
 
-def test_evaluation_gives_unique_texts_and_unique_videos_with_their_index(synthetic_msrvtt):
-    data = msrvtt(synthetic_msrvtt)
+def test_evaluation_gives_unique_texts_and_unique_videos_with_their_index(msrvtt):
+    data = data_of(msrvtt)
     data.setup("test")
     truth = data.ground_truth("test")
     texts, videos = data.test_dataloader()
@@ -68,33 +68,33 @@ def test_evaluation_gives_unique_texts_and_unique_videos_with_their_index(synthe
     assert [v for batch in video_batches for v in batch.video_id] == [split.videos[i].video_id for i in video_index]
 
 
-def test_texts_and_videos_come_in_random_orders_of_their_own(synthetic_msrvtt):
+def test_texts_and_videos_come_in_random_orders_of_their_own(msrvtt):
     def orders(data: MSRVTT, epoch: int = 0) -> list[list[int]]:
         loaders = data.test_dataloader()
         for loader in loaders:
             loader.sampler.set_epoch(epoch)
         return [torch.cat([batch.index for batch in loader]).tolist() for loader in loaders]
 
-    data = msrvtt(synthetic_msrvtt)
+    data = data_of(msrvtt)
     found = [orders(data, epoch) for epoch in range(6)]
     assert all(sorted(order) == [0, 1, 2, 3] for pair in found for order in pair)
     assert found == [orders(data, epoch) for epoch in range(6)]
     assert len({str(texts) for texts, _ in found}) > 2
     assert any(texts != videos for texts, videos in found)
-    assert found != [orders(msrvtt(synthetic_msrvtt, seed=1), epoch) for epoch in range(6)]
+    assert found != [orders(data_of(msrvtt, seed=1), epoch) for epoch in range(6)]
 
 
-def test_limited_batches_read_the_first_texts_and_videos_of_the_split(synthetic_msrvtt):
-    data = msrvtt(synthetic_msrvtt)
+def test_limited_batches_read_the_first_texts_and_videos_of_the_split(msrvtt):
+    data = data_of(msrvtt)
     data.trainer = quick_trainer(limit_test_batches=1)
     for loader in data.test_dataloader():
         assert sorted(next(iter(loader)).index.tolist()) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_results_do_not_depend_on_workers_which_see_the_epoch(synthetic_msrvtt, workers):
+def test_results_do_not_depend_on_workers_which_see_the_epoch(msrvtt, workers):
     options = {"captions_per_epoch": "one", "train_sampling": "segment-random", "augmentation": "crop-flip"}
-    alone, shared = (msrvtt(synthetic_msrvtt, num_workers=count, **options) for count in (0, workers))
+    alone, shared = (data_of(msrvtt, num_workers=count, **options) for count in (0, workers))
     loader, captions = shared.train_dataloader(), []
     for epoch in range(2):
         expected, found = pixels_by_video(alone.train_dataloader(), epoch), pixels_by_video(loader, epoch)
@@ -102,24 +102,24 @@ def test_results_do_not_depend_on_workers_which_see_the_epoch(synthetic_msrvtt, 
         assert all(torch.equal(expected[key], found[key]) for key in expected)
         captions.append(expected.keys())
     assert captions[0] != captions[1]
-    other = msrvtt(synthetic_msrvtt, seed=1, **options).train_dataloader()
+    other = data_of(msrvtt, seed=1, **options).train_dataloader()
     assert pixels_by_video(other).keys() != captions[0]
 
 
-def test_incomplete_batches_and_a_fixed_order_are_options(synthetic_msrvtt):
+def test_incomplete_batches_and_a_fixed_order_are_options(msrvtt):
     options = {"batch_size": 5, "captions_per_epoch": "one"}
-    assert [len(batch) for batch in msrvtt(synthetic_msrvtt, **options).train_dataloader()] == [5, 5]  # of 12 videos
+    assert [len(batch) for batch in data_of(msrvtt, **options).train_dataloader()] == [5, 5]  # of 12 videos
     for reshuffle in (True, False):
-        loader = msrvtt(synthetic_msrvtt, **options, drop_last=False, reshuffle=reshuffle).train_dataloader()
+        loader = data_of(msrvtt, **options, drop_last=False, reshuffle=reshuffle).train_dataloader()
         orders = [[video for _, video in pixels_by_video(loader, epoch)] for epoch in (0, 1)]
         assert sorted(orders[0]) == sorted(orders[1]) == list(range(12))
         assert (orders[0] != orders[1]) == reshuffle
     with pytest.raises(UserError, match="batch_size 241 exceeds the 240 training samples"):
-        msrvtt(synthetic_msrvtt, batch_size=241).train_dataloader()
+        data_of(msrvtt, batch_size=241).train_dataloader()
 
 
-def test_workers_of_an_evaluation_end_with_it(synthetic_msrvtt):
-    data = msrvtt(synthetic_msrvtt, captions_per_epoch="one", num_workers=1)
+def test_workers_of_an_evaluation_end_with_it(msrvtt):
+    data = data_of(msrvtt, captions_per_epoch="one", num_workers=1)
     training = iter(data.train_dataloader())
     next(training)
     before = {child.pid for child in multiprocessing.active_children()}
@@ -129,10 +129,10 @@ def test_workers_of_an_evaluation_end_with_it(synthetic_msrvtt):
     assert {child.pid for child in multiprocessing.active_children()} == before != set()
 
 
-def test_training_options_change_the_frames_of_training_only(synthetic_msrvtt):
+def test_training_options_change_the_frames_of_training_only(msrvtt):
     options = {"captions_per_epoch": "one"}
-    plain = msrvtt(synthetic_msrvtt, **options)
-    other = msrvtt(synthetic_msrvtt, **options, train_sampling="tail", augmentation="rand-augment")
+    plain = data_of(msrvtt, **options)
+    other = data_of(msrvtt, **options, train_sampling="tail", augmentation="rand-augment")
     frames = [pixels_by_video(data.train_dataloader()) for data in (plain, other)]
     assert frames[0].keys() == frames[1].keys()
     assert not all(torch.equal(frames[0][key], frames[1][key]) for key in frames[0])
@@ -141,7 +141,7 @@ def test_training_options_change_the_frames_of_training_only(synthetic_msrvtt):
 
 
 def test_missing_files_stop_the_run_before_it_starts(broken):
-    data = msrvtt(broken)
+    data = data_of(broken)
     gone = data.read_split("train").videos[1].path
     with pytest.raises(MissingAssetError, match=f"1 of the 12 video files of the train split: looked for {gone}.*skip"):
         data.setup("fit")
@@ -149,7 +149,7 @@ def test_missing_files_stop_the_run_before_it_starts(broken):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_broken_file_is_an_error_that_names_it(broken, workers):
-    data = msrvtt(broken, num_workers=workers)
+    data = data_of(broken, num_workers=workers)
     for name in ("train", "test"):  # put something undecodable where files are missing
         data.read_split(name).videos[1].path.write_text("no video either")
     data.setup("fit")
@@ -160,7 +160,7 @@ def test_a_broken_file_is_an_error_that_names_it(broken, workers):
 
 
 def test_skipping_replaces_in_training_and_leaves_out_in_evaluation(broken):
-    data = msrvtt(broken, captions_per_epoch="one", on_corrupt="skip", batch_size=11)
+    data = data_of(broken, captions_per_epoch="one", on_corrupt="skip", batch_size=11)
     data.setup("fit")
     unreadable, absent = data.read_split("train").videos[:2]
     assert absent not in data.load_split("train").videos
@@ -181,17 +181,17 @@ def test_skipping_replaces_in_training_and_leaves_out_in_evaluation(broken):
     for video in data.read_split("test").videos[:2]:
         assert any(str(video.path) in line for line in named)
     assert data.ground_truth("test").videos == 4
-    first = next(iter(msrvtt(broken, on_corrupt="skip", eval_batch_size=2).evaluation_dataloaders("test")[1]))
+    first = next(iter(data_of(broken, on_corrupt="skip", eval_batch_size=2).evaluation_dataloaders("test")[1]))
     assert (len(first), len(first.skipped)) == (0, 2)
     assert first.video.pixels.shape == (0, 3, 3, 32, 32)
     for video in (broken / "msrvtt" / "videos").iterdir():
         video.write_text("not a video")
     with pytest.raises(VideoError, match="no video of the split can be read"):
-        list(msrvtt(broken, on_corrupt="skip").train_dataloader())
+        list(data_of(broken, on_corrupt="skip").train_dataloader())
 
 
-def test_held_out_videos_validate_and_do_not_train(synthetic_msrvtt):
-    data = msrvtt(synthetic_msrvtt, holdout=3)
+def test_held_out_videos_validate_and_do_not_train(msrvtt):
+    data = data_of(msrvtt, holdout=3)
     assert data.validation == "holdout"
     train, val = data.read_split("train"), data.read_split("val")
     assert (len(train.videos), len(val.videos)) == (9, 3)
@@ -199,10 +199,10 @@ def test_held_out_videos_validate_and_do_not_train(synthetic_msrvtt):
     assert len(val.texts) == 3  # one caption per video, as the test protocol has it
     assert [text.video for text in val.texts] == [0, 1, 2]
     assert "held out" in data.ground_truth("val").protocol
-    again = msrvtt(synthetic_msrvtt, holdout=3).read_split("val")
+    again = data_of(msrvtt, holdout=3).read_split("val")
     assert again == val
-    assert msrvtt(synthetic_msrvtt, holdout=3, seed=5).read_split("val") != val
-    whole = msrvtt(synthetic_msrvtt).read_split("train")
+    assert data_of(msrvtt, holdout=3, seed=5).read_split("val") != val
+    whole = data_of(msrvtt).read_split("train")
     captions, kept = (
         {
             v.video_id: [split.texts[t].text for t in g]
@@ -212,15 +212,15 @@ def test_held_out_videos_validate_and_do_not_train(synthetic_msrvtt):
     )
     assert kept.items() <= captions.items()
     with pytest.raises(ValueError, match="holdout 12 leaves no training videos of 12"):
-        msrvtt(synthetic_msrvtt, holdout=12).read_split("train")
+        data_of(msrvtt, holdout=12).read_split("train")
 
 
-def test_fewer_training_videos_are_a_seeded_subset(synthetic_msrvtt):
-    some = msrvtt(synthetic_msrvtt, max_train_videos=5)
+def test_fewer_training_videos_are_a_seeded_subset(msrvtt):
+    some = data_of(msrvtt, max_train_videos=5)
     train = some.read_split("train")
     assert (len(train.videos), len(train.texts), len(some.read_split("test").videos)) == (5, 100, 4)
-    assert msrvtt(synthetic_msrvtt, max_train_videos=5, seed=2).read_split("train") != train
-    assert len(msrvtt(synthetic_msrvtt, max_train_videos=99).read_split("train").videos) == 12
+    assert data_of(msrvtt, max_train_videos=5, seed=2).read_split("train") != train
+    assert len(data_of(msrvtt, max_train_videos=99).read_split("train").videos) == 12
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,8 @@ def test_options_that_cannot_be_are_refused_at_once(options, message):
         MSRVTT(**options)
 
 
-def test_the_root_comes_from_the_environment_or_is_asked_for(synthetic_msrvtt, monkeypatch):
-    monkeypatch.setenv("TVR_DATA", str(synthetic_msrvtt))
+def test_the_root_comes_from_the_environment_or_is_asked_for(msrvtt, monkeypatch):
+    monkeypatch.setenv("TVR_DATA", str(msrvtt))
     MSRVTT().setup("test")
     monkeypatch.delenv("TVR_DATA")
     with pytest.raises(MissingAssetError, match="TVR_DATA is set"):
@@ -282,8 +282,8 @@ class Recorder(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def test_lightning_trains_and_validates_on_it(synthetic_msrvtt):
-    data, model = msrvtt(synthetic_msrvtt, captions_per_epoch="one"), Recorder()
+def test_lightning_trains_and_validates_on_it(msrvtt):
+    data, model = data_of(msrvtt, captions_per_epoch="one"), Recorder()
     quick_trainer(max_epochs=2, num_sanity_val_steps=0).fit(model, datamodule=data)
     split = data.load_split("train")
     for epoch in model.epochs:
@@ -300,14 +300,14 @@ def fit(rank: int, root: str) -> dict[str, list]:
         enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, default_root_dir=root,
         use_distributed_sampler=True,  # even so, Lightning's sampler must not take the place of ours
     )  # fmt: skip
-    trainer.fit(model, datamodule=msrvtt(Path(root), **OF_TWO))
+    trainer.fit(model, datamodule=data_of(Path(root), **OF_TWO))
     return {"trained": model.epochs, "validated": model.validated, "sizes": model.sizes}
 
 
-def test_two_processes_share_batches_and_validate_equally_often(synthetic_msrvtt):
-    first, second = run_processes(fit, 2, str(synthetic_msrvtt))
+def test_two_processes_share_batches_and_validate_equally_often(msrvtt):
+    first, second = run_processes(fit, 2, str(msrvtt))
     assert first["sizes"] == second["sizes"] == [2] * 4  # two epochs of two global batches of 4, halved
-    loader = msrvtt(synthetic_msrvtt, **OF_TWO).train_dataloader()
+    loader = data_of(msrvtt, **OF_TWO).train_dataloader()
     for epoch, (ours, theirs) in enumerate(zip(first["trained"], second["trained"], strict=True)):
         loader.sampler.set_epoch(epoch)
         for k, batch in enumerate(loader):

@@ -18,8 +18,8 @@ QUIET = {"progress": False}
 
 
 @pytest.fixture
-def healthy(synthetic_msrvtt: Path, tmp_path: Path) -> Path:
-    shutil.copytree(synthetic_msrvtt / "msrvtt", tmp_path / "msrvtt")
+def healthy(msrvtt: Path, tmp_path: Path) -> Path:
+    shutil.copytree(msrvtt / "msrvtt", tmp_path / "msrvtt")
     return tmp_path
 
 

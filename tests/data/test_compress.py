@@ -1,7 +1,6 @@
 """`tvr data compress`: a dataset to train from that is the same but small, and never silently stale."""
 
 import json
-import os
 import resource
 import shutil
 import signal
@@ -26,8 +25,8 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 @pytest.fixture
-def originals(synthetic_msrvtt: Path, tmp_path: Path) -> Path:
-    shutil.copytree(synthetic_msrvtt / "msrvtt", tmp_path / "originals" / "msrvtt")
+def originals(msrvtt: Path, tmp_path: Path) -> Path:
+    shutil.copytree(msrvtt / "msrvtt", tmp_path / "originals" / "msrvtt")
     return tmp_path / "originals"
 
 
@@ -83,7 +82,7 @@ def test_the_same_command_makes_only_what_changed(originals, copies):
     annotations = originals / "msrvtt" / "MSRVTT_JSFUSION_test.csv"
     annotations.write_text(annotations.read_text().replace("circle", "disc") + "\n")
     done = again(originals, copies)
-    assert (done.new, len(done.redone)) == (1, 2)
+    assert (done.new, len(done.redone)) == (2, 2)
     assert f"its source {sources[0]} has changed" in " ".join(done.redone)
     assert videos(copies)[0].read_bytes() == videos(copies)[1].read_bytes()
     assert (copies / "msrvtt" / annotations.name).read_bytes() == annotations.read_bytes()
@@ -158,23 +157,6 @@ def test_a_disk_that_fills_up_is_a_sentence_and_loses_nothing(originals, copies,
     kept = len(read_copies(out / "msrvtt").files)
     assert again(originals, out).kept == kept
     assert contents(out) == whole
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root mounts a small disk")
-def test_a_disk_without_room_is_a_sentence_and_loses_nothing(originals, copies, tmp_path):
-    out = tmp_path / "small"
-    out.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(out)], check=False)
-    if mounted.returncode:
-        pytest.skip("no small disk can be mounted here")
-    try:
-        with pytest.raises(UserError, match=r"No space left on device.*free disk space"):
-            again(originals, out)
-        subprocess.run(["mount", "-o", "remount,size=100m", str(out)], check=True)
-        assert again(originals, out).redone == []
-        assert contents(out) == contents(copies)
-    finally:
-        subprocess.run(["umount", str(out)], check=True)
 
 
 def test_a_video_that_cannot_be_read_is_named_and_the_others_are_copied(originals, tmp_path, capsys):

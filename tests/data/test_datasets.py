@@ -1,12 +1,9 @@
-from pathlib import Path
-
 import pytest
 import torch
 
 import tvr_lightning.data as rooms
 from tvr_lightning.data import TextVideoDataModule
 from tvr_lightning.data.check import check
-from tvr_lightning.synthetic.generate import synthesize
 
 SMALL = {"frames": 3, "image_size": 32, "batch_size": 4, "eval_batch_size": 3, "num_workers": 0}
 KINDS = [
@@ -22,17 +19,9 @@ KINDS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("native")
-    for name in sorted({kind.directory for kind, _ in KINDS}):
-        synthesize(name, folder, 12, 1, workers=1, progress=False)
-    return folder
-
-
 @pytest.mark.parametrize(("kind", "options"), KINDS, ids=lambda value: getattr(value, "__name__", str(value)))
-def test_every_layout_loads_from_its_files_to_its_batches(root, kind, options):
-    data: TextVideoDataModule = kind(root=str(root), **options, **SMALL)
+def test_every_layout_loads_from_its_files_to_its_batches(synthetic, kind, options):
+    data: TextVideoDataModule = kind(root=str(synthetic(kind.directory)), **options, **SMALL)
     data.setup()
     train = data.load_split("train")
     batch = next(iter(data.train_dataloader()))

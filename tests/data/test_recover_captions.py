@@ -70,15 +70,15 @@ def test_a_name_is_a_path_or_a_file_of_the_dataset(tmp_path, monkeypatch):
         find_captions("other.parquet", folder)
 
 
-def test_training_pairs_bring_the_descriptions_of_their_video(synthetic_msrvtt):
-    data = MSRVTT(root=str(synthetic_msrvtt), extra_captions="captions.parquet", **SMALL)
+def test_training_pairs_bring_the_descriptions_of_their_video(msrvtt):
+    data = MSRVTT(root=str(msrvtt), extra_captions="captions.parquet", **SMALL)
     data.setup("fit")
-    captions = read_captions(synthetic_msrvtt / "msrvtt" / "captions.parquet")
+    captions = read_captions(msrvtt / "msrvtt" / "captions.parquet")
     for batch in data.train_dataloader():
         assert batch.extras["recover_captions"] == [captions.of(video_id) for video_id in batch.video.video_id]
-    plain = MSRVTT(root=str(synthetic_msrvtt), **SMALL)
+    plain = MSRVTT(root=str(msrvtt), **SMALL)
     assert next(iter(plain.train_dataloader())).extras == {}
-    data = MSRVTT(root=str(synthetic_msrvtt), extra_captions="nowhere.parquet", **SMALL)
+    data = MSRVTT(root=str(msrvtt), extra_captions="nowhere.parquet", **SMALL)
     data.setup("test")  # neither reads nor needs the file
     for loader in data.test_dataloader():
         assert not hasattr(next(iter(loader)), "extras")
@@ -86,8 +86,8 @@ def test_training_pairs_bring_the_descriptions_of_their_video(synthetic_msrvtt):
         data.setup("fit")
 
 
-def test_videos_without_a_description_are_named(synthetic_msrvtt, tmp_path):
-    data = MSRVTT(root=str(synthetic_msrvtt), **SMALL)
+def test_videos_without_a_description_are_named(msrvtt, tmp_path):
+    data = MSRVTT(root=str(msrvtt), **SMALL)
     ids = [video.video_id for video in data.read_split("train").videos]
     described = tmp_path / "captions.parquet"
     for entries, message in (
@@ -95,7 +95,7 @@ def test_videos_without_a_description_are_named(synthetic_msrvtt, tmp_path):
         ([("elsewhere", 0, "x")], rf"{len(ids)} of the {len(ids)} training .* It describes elsewhere and others"),
     ):
         write_captions(described, rows(*entries))
-        data = MSRVTT(root=str(synthetic_msrvtt), extra_captions=str(described), **SMALL)
+        data = MSRVTT(root=str(msrvtt), extra_captions=str(described), **SMALL)
         data.setup("fit")
         with pytest.raises(UserError, match=message):
             data.train_dataloader()

@@ -1,6 +1,5 @@
 """A feature store returns what was written, or reports what is damaged; it stays valid after kills and full disks."""
 
-import errno
 import json
 import multiprocessing
 import os
@@ -11,7 +10,6 @@ import shutil
 import signal
 import time
 from hashlib import sha256
-from unittest import mock
 
 import pytest
 import torch
@@ -268,21 +266,11 @@ def test_a_link_out_of_the_store_is_not_read(store):
     assert len(FeatureStore(link)) == 8
 
 
-def test_only_one_process_writes_and_a_disk_without_locks_is_warned_of(store, monkeypatch):
+def test_only_one_process_writes(store):
     with to(store):
         with pytest.raises(StoreError, match="Another process is writing"), to(store):
             pass
         assert len(FeatureStore(store)) == 6, "readers need no lock"
-    warning = "without file locks .*do not start a second process for the feature"
-    with monkeypatch.context() as patch:
-        patch.setattr("fcntl.flock", mock.Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
-        with pytest.warns(UserWarning, match=warning), to(store) as writer:
-            append_frames(writer, 6, 2)
-    assert len(FeatureStore(store)) == 8
-    (store / "writer.lock").unlink()
-    (store / "writer.lock").mkdir()
-    with pytest.raises(StoreError, match=r"writer\.lock cannot be written: Is a directory"), to(store):
-        pass
 
 
 def keep_writing(path, shards):

@@ -23,10 +23,8 @@ def kept(tmp_path) -> Path:
 
     folder = tmp_path / "kept"
     for i, name in enumerate(("train", "val", "test")):
-        rows = [
-            {"video_id": f"clip_{i}_2", "video": f"clip_{i}_2.avi", "caption": ["a dog", "a cat"], "source": "MSVD"}
-        ]
-        write(folder / f"msvd_{name}.json", rows)
+        row = {"video_id": f"clip_{i}_2", "video": f"clip_{i}_2.avi", "caption": ["a dog", "a cat"], "source": "MSVD"}
+        write(folder / f"msvd_{name}.json", [row])
     zipped(folder / ARCHIVE, [f"clip_{i}_2.avi" for i in range(3)])
     write(folder / "README.md", "a card")
     return folder
@@ -44,15 +42,11 @@ def test_what_the_hub_keeps_is_fetched_once_and_imported(kept, tmp_path):
         hub.asked.clear()
         fetch("msvd", tmp_path / "got", endpoint=hub.address)
         assert downloads(hub, ARCHIVE) == downloads(hub, "msvd_val.json") == []
+        annotations = fetch("msvd", tmp_path / "other", annotations_only=True, endpoint=hub.address)
+        assert {file.suffix for file in annotations} == {".json"}
     done = import_dataset("msvd", tmp_path / "got", tmp_path / "data", progress=False)
     assert done.splits == {("", name): (1, 2) for name in ("train", "val", "test")}
     assert (done.new, done.absent) == (3, [])
-
-
-def test_annotations_alone_leave_the_videos(kept, tmp_path):
-    with serving(MSVD, kept) as hub:
-        files = fetch("msvd", tmp_path / "got", annotations_only=True, endpoint=hub.address)
-    assert {file.suffix for file in files} == {".json"}
 
 
 def test_a_connection_that_breaks_off_is_taken_up_where_it_was(kept, tmp_path, monkeypatch):
@@ -83,14 +77,11 @@ def test_a_failed_fetch_is_a_sentence_and_the_same_call_goes_on(kept, tmp_path, 
 def test_without_a_network_or_a_repository_there_is_one_sentence(kept, tmp_path):
     with pytest.raises(ImportFailed, match=r"could not be downloaded from http://127\.0\.0\.1:9 \(.*docs/datasets\.md"):
         fetch("msvd", tmp_path / "got", endpoint="http://127.0.0.1:9")
-    with pytest.raises(
-        ImportFailed, match="lsmdc cannot be downloaded from the Hub, only msrvtt, msvd, didemo, activitynet"
-    ):
+    only = "lsmdc cannot be downloaded from the Hub, only msrvtt, msvd, didemo, activitynet"
+    with pytest.raises(ImportFailed, match=only):
         fetch("lsmdc", tmp_path / "got")
-    with (
-        serving("somebody/else", kept) as hub,
-        pytest.raises(ImportFailed, match="friedrichor/MSVD on the Hub is no longer public"),
-    ):
+    gone = "friedrichor/MSVD on the Hub is no longer public"
+    with serving("somebody/else", kept) as hub, pytest.raises(ImportFailed, match=gone):
         fetch("msvd", tmp_path / "got", endpoint=hub.address)
     with serving(MSVD, kept) as hub, pytest.MonkeyPatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 10})())
