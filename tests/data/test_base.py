@@ -282,16 +282,6 @@ class Recorder(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def test_lightning_trains_and_validates_on_it(msrvtt):
-    data, model = data_of(msrvtt, captions_per_epoch="one"), Recorder()
-    quick_trainer(max_epochs=2, num_sanity_val_steps=0).fit(model, datamodule=data)
-    split = data.load_split("train")
-    for epoch in model.epochs:
-        assert sorted(split.texts[text].video for text in epoch) == list(range(12))
-    assert len({frozenset(epoch) for epoch in model.epochs}) == 2
-    assert [sorted(places) for places in model.validated] == [[0, 0, 1, 1, 2, 2, 3, 3]] * 2
-
-
 def fit(rank: int, root: str) -> dict[str, list]:
     join_processes(rank, 2)
     model = Recorder()

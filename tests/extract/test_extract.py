@@ -180,23 +180,6 @@ def test_what_cannot_be_read_is_skipped_and_listed(dataset, tmp_path):
     assert {video.path for video in lenient.load_split("train").videos}.isdisjoint({videos[1], videos[5]})
 
 
-def test_a_broken_track_is_reported_and_its_video_kept(tmp_path):
-    clips = tmp_path / "clips"
-    clips.mkdir()
-    write_clip(clips / "bad.mkv", tone(2.0), codec="aac", spoil=lambda n: n > 10)
-    write_clip(clips / "mute.mp4", None)
-    write_clip(clips / "good.mkv", tone(2.0))
-    (clips / "notes.txt").write_text("no video", encoding="utf-8")
-    source = source_of_files([clips], Preparation(32), frames=3, audio=AudioOptions("whisper"))
-    report = extract(source, *encoders(), options(tmp_path / "store"))
-    assert report.skipped == []
-    assert len(report.problems) == 1
-    assert f"{clips / 'bad.mkv'}: audio track:" in report.problems[0]
-    store = FeatureStore(tmp_path / "store")
-    keys = [("files", f"{clips.as_posix()}/{name}", None) for name in ("good.mkv", "mute.mp4")]
-    assert store.video(keys).audio_mask.any(dim=1).tolist() == [True, False]
-
-
 class WithoutPatches(TinyClipEncoder):
     """An encoder without patch tokens, such as a convolutional one."""
 
@@ -204,10 +187,20 @@ class WithoutPatches(TinyClipEncoder):
 
 
 def test_files_and_folders_need_no_annotations_and_parts_must_exist(tmp_path):
-    (tmp_path / "deep" / "er").mkdir(parents=True)
-    write_clip(tmp_path / "deep" / "er" / "a.mp4", None)
-    write_clip(tmp_path / "b.MKV", None)
-    source = source_of_files([tmp_path / "deep", tmp_path / "b.MKV"], Preparation(32), frames=3)
+    clips = tmp_path / "deep" / "er"
+    clips.mkdir(parents=True)
+    write_clip(clips / "bad.mkv", tone(2.0), codec="aac", spoil=lambda n: n > 10)
+    write_clip(clips / "mute.mp4", None)
+    (clips / "notes.txt").write_text("no video", encoding="utf-8")
+    write_clip(tmp_path / "good.MKV", tone(2.0))
+    given = ([tmp_path / "deep", tmp_path / "good.MKV"], Preparation(32))
+    report = extract(source_of_files(*given, 3, audio=AudioOptions("whisper")), *encoders(), options(tmp_path / "all"))
+    assert report.skipped == []
+    (problem,) = report.problems  # whose video is kept
+    assert f"{clips / 'bad.mkv'}: audio track:" in problem
+    keys = [("files", path.as_posix(), None) for path in (tmp_path / "good.MKV", clips / "mute.mp4")]
+    assert FeatureStore(tmp_path / "all").video(keys).audio_mask.any(dim=1).tolist() == [True, False]
+    source = source_of_files(*given, frames=3)
     extract(source, encoders()[0], None, options(tmp_path / "store"))
     assert FeatureStore(tmp_path / "store").parts == ["frames", "patches"]
     with pytest.raises(ValueError, match="--parts text: there are no texts"):

@@ -127,14 +127,6 @@ def test_frames_are_true_or_refused(sources: list[Path], tmp_path: Path, harm: s
         assert numbers_of(clip.pixels[clip.frame_mask]) == shown
 
 
-@pytest.mark.parametrize("suffix", [".mp4", ".mkv", ".avi", ".wmv", ".txt", ""])
-def test_a_wrong_name_changes_nothing(sources: list[Path], tmp_path: Path, suffix: str) -> None:
-    for source in sources[:7]:
-        path = tmp_path / f"clip{suffix}"
-        path.write_bytes(source.read_bytes())
-        assert numbers_of(read_clip(path, frames=3, image_size=64).pixels) == [0, 10, 20]
-
-
 def test_a_file_that_shrinks_while_it_is_read_ends_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

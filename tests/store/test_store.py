@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import pickle
 import re
 import resource
 import shutil
@@ -297,15 +296,6 @@ def test_a_reader_beside_a_writer_sees_whole_shards_only(tmp_path, ended):
     assert writer.exitcode == 0
     assert sizes == sorted(sizes)
     assert len(FeatureStore(tmp_path)) == 80
-
-
-def test_stores_travel_to_worker_processes(store):
-    opened = FeatureStore(store)
-    opened.video([key(0)])
-    keys = [key(i) for i in range(6)]
-    loader = torch.utils.data.DataLoader(keys, batch_size=2, num_workers=1, collate_fn=opened.video)
-    assert torch.cat([batch.frames[:, 0, 0] for batch in loader]).tolist() == [0, 1, 2, 3, 4, 5]
-    assert torch.equal(pickle.loads(pickle.dumps(opened)).video(keys).frames, opened.video(keys).frames)
 
 
 def test_reading_maps_the_shard_and_does_not_load_it(tmp_path):

@@ -266,15 +266,6 @@ class TestFiles:
         with av.open(str(tmp_path / f"clip{suffix}")) as container:
             assert tuple(stream.codec_context.name for stream in container.streams) == codecs
 
-    def test_silent_scenes_have_a_silent_track_or_none(self, tmp_path):
-        silent = [scene for scene in draw(100) if scene.sound == "silence"]
-        for audio_track in (True, False):
-            scene = next(scene for scene in silent if scene.audio_track == audio_track)
-            write_video(scene, tmp_path / "clip.mp4", 10)
-            samples = decode(tmp_path / "clip.mp4")[1]
-            assert (samples is not None) == audio_track
-            assert samples is None or np.abs(samples).max() < 1e-3
-
 
 def test_equal_arguments_give_equal_bytes_whatever_the_workers(tmp_path, synthetic):
     two = synthesize("msrvtt", tmp_path, 8, 0, workers=2, progress=False)
