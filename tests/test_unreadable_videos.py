@@ -137,10 +137,7 @@ def broken(whole: Path, folder: Path, test: list[int], train: list[int]) -> str:
     return str(folder)
 
 
-CASES = {
-    "one of seven": ([2], []),
-    "all of the second process": ([0, 1, 3, 5], list(range(14))),
-}
+CASES = {"one of seven": ([2], []), "all of the second process": ([0, 1, 3, 5], list(range(14)))}
 
 
 @pytest.fixture(scope="module")

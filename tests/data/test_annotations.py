@@ -97,7 +97,7 @@ FILES: dict[type[TextVideoDataModule], dict[str, Any]] = {
             {"id": 1, "question": "Who  runs?", "answer": "man", "category_id": 3, "video_id": 7},
             {"question": "what is it", "answer": "dog", "video_id": "video7"},
             {"question": "what is it", "answer": "cat", "video_id": "8"},
-        ],
+        ]
     },
     MSVD: {
         "test_list.txt": b"\xef\xbb\xbf" + f"{MSVD_CLIP}\r\nx_1_2\r\n".encode(),

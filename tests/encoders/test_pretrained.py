@@ -9,13 +9,7 @@ import open_clip
 import pytest
 from open_clip.transform import PreprocessCfg
 
-from tvr_lightning.encoders import (
-    ClipEncoder,
-    TinyClipEncoder,
-    TinyWhisperEncoder,
-    Wav2Vec2Encoder,
-    WhisperEncoder,
-)
+from tvr_lightning.encoders import ClipEncoder, TinyClipEncoder, TinyWhisperEncoder, Wav2Vec2Encoder, WhisperEncoder
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.pretrained import find_weights
 

@@ -170,8 +170,7 @@ def test_captions_are_cut_to_the_context_with_one_notice(models, caplog):
 
 
 @pytest.mark.parametrize(
-    ("kind", "first", "last"),
-    [("siglip", "", "</s>"), ("clipa", "[CLS]", "dogs"), ("xlm-roberta", "<s>", "</s>")],
+    ("kind", "first", "last"), [("siglip", "", "</s>"), ("clipa", "[CLS]", "dogs"), ("xlm-roberta", "<s>", "</s>")]
 )
 def test_captions_of_every_length_have_open_clips_ids_which_can_be_shown(models, kind, first, last):
     captions = ["two dogs chase" + " a" * more for more in range(16)]

@@ -131,15 +131,9 @@ def test_half_precision_halves_the_shards_and_rounds_as_float16(tmp_path):
     assert torch.equal(found, values.half().float())
     sizes = [shard_of(tmp_path / dtype, 0).stat().st_size for dtype in ("float16", "float32")]
     assert sizes[0] < 0.6 * sizes[1]
-    with (
-        pytest.raises(StoreError, match="contains float16, but this run writes float32"),
-        to(tmp_path / "float16"),
-    ):
+    with pytest.raises(StoreError, match="contains float16, but this run writes float32"), to(tmp_path / "float16"):
         pass
-    with (
-        to(tmp_path / "large", dtype="float16") as writer,
-        pytest.raises(StoreError, match="too large for float16"),
-    ):
+    with to(tmp_path / "large", dtype="float16") as writer, pytest.raises(StoreError, match="too large for float16"):
         writer.append("frames", videos(0, 2), {"frames": 1e6 * values}, mask)
 
 
