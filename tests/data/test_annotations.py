@@ -283,15 +283,6 @@ def test_the_synthetic_questions_are_answered_by_the_scenes(msrvtt):
     assert all(path.is_file() for path in known.values())
 
 
-def test_line_endings_and_byte_order_marks_change_nothing(tmp_path):
-    plain = written(tmp_path, MSRVTT)
-    expected = {name: pairs(plain.read_split(name)) for name in ("train", "test")}
-    for file in [*plain.folder.glob("*.csv"), *plain.folder.glob("*.json")]:
-        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes().replace(b"\n", b"\r\n"))
-    windows = MSRVTT(root=str(tmp_path))
-    assert {name: pairs(windows.read_split(name)) for name in expected} == expected
-
-
 def test_missing_annotations_of_msrvtt_are_named_with_the_layout(tmp_path):
     folder = written(tmp_path, MSRVTT).folder
     (folder / "MSRVTT_train.9k.csv").unlink()

@@ -240,21 +240,17 @@ def test_options_that_cannot_be_are_refused_at_once(options, message):
         MSRVTT(**options)
 
 
-def test_the_root_comes_from_the_environment_or_is_asked_for(msrvtt, monkeypatch):
+def test_the_root_comes_from_the_environment_or_is_asked_for(msrvtt, tmp_path, monkeypatch):
     monkeypatch.setenv("TVR_DATA", str(msrvtt))
     MSRVTT().setup("test")
     monkeypatch.delenv("TVR_DATA")
     with pytest.raises(MissingAssetError, match="TVR_DATA is set"):
         MSRVTT().setup("test")
-
-
-def test_a_root_that_does_not_exist_is_named_with_its_full_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(MissingAssetError, match=re.escape(f"the folder {tmp_path / 'nowhere'} does not exist")):
-        MSRVTT(root="nowhere").check_present()
-    (tmp_path / "nowhere").mkdir()
-    with pytest.raises(MissingAssetError, match=re.escape(f"the folder {tmp_path / 'nowhere' / 'msrvtt'} does not")):
-        MSRVTT(root="nowhere").check_present()
+    for missing in (tmp_path / "nowhere", tmp_path / "nowhere" / "msrvtt"):
+        with pytest.raises(MissingAssetError, match=re.escape(f"the folder {missing} does not exist")):
+            MSRVTT(root="nowhere").check_present()
+        missing.mkdir()
 
 
 class Recorder(pl.LightningModule):

@@ -3,14 +3,12 @@
 import json
 import resource
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from broken_videos import cut_off
+from child_processes import fork
 
 from tvr_lightning.cli import main
 from tvr_lightning.data import MSRVTT, VideoFolder
@@ -121,17 +119,13 @@ def test_folders_that_contain_something_else_are_refused(originals, copies, tmp_
 
 def test_after_a_kill_the_same_command_goes_on(originals, copies, tmp_path, ended):
     out = tmp_path / "killed"
-    command = [
-        sys.executable, "-c", "import sys; from tvr_lightning.cli import main; sys.exit(main())", "data", "compress",
-        *options_of(originals, out), "--fps=2", "--size=32",
-    ]  # fmt: skip
-    running = ended(subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True))
+    running = ended(fork(again, originals, out))
     manifest = out / "msrvtt" / MANIFEST
     while not manifest.is_file() or manifest.read_bytes().count(b".mp4") < 6:
-        assert running.poll() is None
+        assert running.is_alive()
         time.sleep(0.01)
-    running.send_signal(signal.SIGKILL)
-    running.wait()
+    running.kill()
+    running.join()
     with manifest.open("ab") as file:
         file.write(b'{"copy": "videos/vid')  # a line that was cut
     (out / "msrvtt" / "videos" / "video99.mp4.writing").write_bytes(b"half")

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import multiprocessing
 import os
 import re
 import resource
@@ -16,6 +15,7 @@ import av
 import pandas as pd
 import pytest
 import torch
+from child_processes import fork
 from tiny_captioner import WORDS, save_tiny_captioner
 
 from tvr_lightning.cli import main
@@ -30,7 +30,6 @@ from tvr_lightning.media.video import probe
 pytest.importorskip("transformers")
 # transformers tells of its own coming changes
 pytestmark = pytest.mark.filterwarnings("ignore:.*:FutureWarning", "ignore:.*:DeprecationWarning")
-FORK = multiprocessing.get_context("fork")  # a spawned process spends its time importing torch
 SETTINGS = {"model": "somebody", "prompt": "What is seen?", "weights_hash": "0123456789abcdef", "segments": 2}
 SETTINGS["reading"] = "one frame of 28 pixels, 3 tokens"
 QUICK = {"segments": 3, "frames": 2, "image_size": 56, "max_new_tokens": 5, "num_workers": 0, "progress": False}
@@ -114,8 +113,7 @@ def describe_and_die(videos, captioner, out: Path) -> None:
 
 def test_a_killed_run_continues_and_ends_in_the_same_file_with_workers_too(table, videos, captioner, tmp_path, ended):
     out = tmp_path / "captions.parquet"
-    process = ended(FORK.Process(target=describe_and_die, args=(videos, captioner, out)))
-    process.start()
+    process = ended(fork(describe_and_die, videos, captioner, out))
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert not out.exists()
@@ -170,8 +168,7 @@ def test_killed_at_any_step_of_finishing_the_next_run_ends_in_the_right_file(tmp
     for step in itertools.count():
         out = tmp_path / str(step) / "captions.parquet"
         write_descriptions(out, first)
-        process = ended(FORK.Process(target=killed_in_finish, args=(out, names, step)))
-        process.start()
+        process = ended(fork(killed_in_finish, out, names, step))
         process.join()
         if process.exitcode == 0:
             break
@@ -215,8 +212,7 @@ def test_whatever_meets_a_size_limit_nothing_described_is_lost_and_the_next_run_
     left = []
     for limit in range(0, right.stat().st_size, 173):
         out = tmp_path / str(limit) / "captions.parquet"
-        process = ended(FORK.Process(target=write_within, args=(out, names, limit)))
-        process.start()
+        process = ended(fork(write_within, out, names, limit))
         process.join()
         assert process.exitcode == 3
         assert not out.exists()

@@ -1,8 +1,6 @@
 import json
 import logging
-import os
-import subprocess
-import sys
+import time
 
 import huggingface_hub
 import open_clip
@@ -13,34 +11,37 @@ from tvr_lightning.encoders import ClipEncoder, TinyClipEncoder, TinyWhisperEnco
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.pretrained import find_weights
 
-LOOK_UP = """
-import json, time, tvr_lightning
-from tvr_lightning.encoders.hub import MissingWeightsError
-from tvr_lightning.encoders.pretrained import find_weights
-source = find_weights("ViT-B-32", "openai")
-found = [str(source.path), source.quick_gelu, source.pixels.mean[0]]
-start = time.monotonic()
-try:
-    find_weights("ViT-L-14", "openai")
-except MissingWeightsError as error:
-    print(json.dumps([found, str(error), time.monotonic() - start]))
-"""
+
+@pytest.fixture
+def refused_network(monkeypatch, tmp_path):
+    """A proxy that refuses, so that no network is asked, and an empty cache."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # the discard port
+        monkeypatch.setenv(name.upper(), "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    huggingface_hub.close_session()
+    yield
+    huggingface_hub.close_session()
 
 
+@pytest.mark.usefixtures("refused_network")
 def test_tags_come_from_the_cache_or_are_missed_within_seconds(tmp_path):
     snapshot = tmp_path / "hub/models--timm--vit_base_patch32_clip_224.openai/snapshots/abc"
     snapshot.mkdir(parents=True)
     (snapshot / "open_clip_model.safetensors").write_bytes(b"stands for the weights")
     (snapshot.parent.parent / "refs").mkdir()
     (snapshot.parent.parent / "refs/main").write_text("abc")
-    nowhere = "http://127.0.0.1:9"  # the discard port: a proxy that refuses, so that no network is asked
-    environment = {**os.environ, "HF_HOME": str(tmp_path), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    environment |= {"https_proxy": nowhere, "HTTPS_PROXY": nowhere, "no_proxy": "", "NO_PROXY": ""}
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE"):
-        environment.pop(name, None)
-    done = subprocess.run([sys.executable, "-c", LOOK_UP], env=environment, capture_output=True, text=True, check=True)
-    found, message, seconds = json.loads(done.stdout)
-    assert found == [str(snapshot / "open_clip_model.safetensors"), True, pytest.approx(0.48145466)]
+    source = find_weights("ViT-B-32", "openai")
+    assert source.path == snapshot / "open_clip_model.safetensors"
+    assert (source.quick_gelu, source.pixels.mean[0]) == (True, pytest.approx(0.48145466))
+    began = time.monotonic()
+    with pytest.raises(MissingWeightsError) as missed:
+        find_weights("ViT-L-14", "openai")
+    seconds, message = time.monotonic() - began, str(missed.value)
     for part in ("'openai' for ViT-L-14", str(tmp_path / "hub"), str(tmp_path / ".cache/clip/ViT-L-14.pt")):
         assert part in message
     for part in ("huggingface.co", "openaipublic", "recipes/fixture.yaml"):

@@ -4,7 +4,6 @@ import functools
 import importlib.util
 import itertools
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -14,6 +13,7 @@ from unittest import mock
 
 import pytest
 import torch
+from child_processes import fork
 from extract.small import DATA, encoders, options
 from lightning.pytorch import seed_everything
 from quick_trainer import quick_trainer
@@ -39,7 +39,6 @@ from tvr_lightning.store import FeatureStore, StoreError, StoreWriter
 from tvr_lightning.training.optim import OptimizerConfig
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
-FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture(scope="session")
@@ -135,8 +134,7 @@ def test_parts_are_added_later_with_workers_too_and_only_what_is_damaged_is_comp
 def killed_after(seconds, dataset, out, ended):
     """Extract in a process that is killed, and return whether it was killed before its end."""
     run = functools.partial(extract, source_of_data(data_of(dataset)), *encoders(), options(out))
-    process = ended(FORK.Process(target=run, daemon=True))
-    process.start()
+    process = ended(fork(run))
     process.join(seconds)
     if process.exitcode is None:
         os.kill(process.pid, signal.SIGKILL)

@@ -1,7 +1,6 @@
 """A feature store returns what was written, or reports what is damaged; it stays valid after kills and full disks."""
 
 import json
-import multiprocessing
 import os
 import re
 import resource
@@ -12,6 +11,7 @@ from hashlib import sha256
 
 import pytest
 import torch
+from child_processes import fork
 from safetensors import safe_open
 
 from tvr_lightning.store import FeatureStore, StoreError, StoreItem, StoreWriter
@@ -21,7 +21,6 @@ MADE = {
     part: {"encoder": "tiny 0123", "weights": "abcd", "sampling": "four frames", "preprocessing": "as it is"}
     for part in ("text", "frames", "patches", "audio")
 }
-FORK = multiprocessing.get_context("fork")  # a spawned process spends its time importing torch
 COMMAND = "tvr extract --config recipe.yaml --out features"
 
 
@@ -274,8 +273,7 @@ def keep_writing(path, shards):
 
 def test_a_reader_beside_a_writer_sees_whole_shards_only(tmp_path, ended):
     keep_writing(tmp_path, 1)
-    writer = ended(FORK.Process(target=keep_writing, args=(tmp_path, 40)))
-    writer.start()
+    writer = ended(fork(keep_writing, tmp_path, 40))
     sizes = []
     while writer.is_alive() or not sizes:
         store = FeatureStore(tmp_path)
@@ -332,8 +330,7 @@ def test_whichever_shard_meets_a_size_limit_the_store_stays_valid_and_is_complet
     stopped = []
     for limit in sorted(len(content) - 1 for content in right.values()):
         path = tmp_path / str(limit)
-        process = ended(FORK.Process(target=write_within, args=(path, limit)))
-        process.start()
+        process = ended(fork(write_within, path, limit))
         process.join()
         assert process.exitcode == 3
         stopped.append(len(contents(path)))
@@ -348,8 +345,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_valid_store(tmp_path, ended):
     reached = set()
     for trial in range(8):
         path = tmp_path / str(trial)
-        writer = ended(FORK.Process(target=keep_writing, args=(path, 1000)))
-        writer.start()
+        writer = ended(fork(keep_writing, path, 1000))
         time.sleep(0.03 * (trial + 1))
         os.kill(writer.pid, signal.SIGKILL)
         writer.join()

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -15,6 +14,7 @@ import av
 import numpy as np
 import open_clip
 import pytest
+from child_processes import fork
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import file_lock
@@ -315,10 +315,8 @@ def test_wrong_arguments_change_nothing(tmp_path, dataset, videos, message):
 
 
 def test_an_interrupted_call_leaves_nothing(tmp_path, ended):
-    process = multiprocessing.get_context("fork").Process(
-        target=synthesize, args=("msrvtt", tmp_path, 400, 0), kwargs={"workers": 1, "progress": False}
-    )
-    ended(process).start()
+    write = functools.partial(synthesize, workers=1, progress=False)
+    process = ended(fork(write, "msrvtt", tmp_path, 400, 0))
     while process.is_alive() and not list(tmp_path.glob(".msrvtt-unfinished/videos/*")):
         time.sleep(0.05)
     while process.is_alive():  # lost where it met code that cannot raise: ask again

@@ -10,10 +10,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from hub_stand_in import serving
 
 from tvr_lightning.cli import main
 from tvr_lightning.data import LSMDC, MSRVTT, MSVD, VATEX, ActivityNet, DiDeMo
 from tvr_lightning.data.importing import ImportFailed, run
+from tvr_lightning.data.importing.hub import fetch
 from tvr_lightning.data.importing.layouts import DATASETS
 from tvr_lightning.data.importing.run import ImportReport, import_dataset
 from tvr_lightning.data.records import SYNTHETIC, Split
@@ -59,17 +61,16 @@ def same(found: Split, expected: Split) -> None:
 
 
 def test_the_hubs_msrvtt_gives_the_splits_of_the_official_files(test_data, tmp_path):
-    held, real = tmp_path / "hub", test_data / "annotations"
-    for name in ("9k", "7k"):
-        train = MSRVTT(root=str(real), split=name).read_split("train")
-        write(held / f"msrvtt_train_{name}.json", records(train, "MSR-VTT"))
-    test = MSRVTT(root=str(real)).read_split("test")
-    write(held / "msrvtt_test_1k.json", records(test, "MSR-VTT", single=True))
+    held = tmp_path / "hub"
+    real = {name: MSRVTT(root=str(test_data / "annotations"), split=name) for name in ("9k", "7k")}
+    for name, official in real.items():
+        write(held / f"msrvtt_train_{name}.json", records(official.read_split("train"), "MSR-VTT"))
+    write(held / "msrvtt_test_1k.json", records(real["9k"].read_split("test"), "MSR-VTT", single=True))
     done = bring("msrvtt", held, tmp_path / "data")
-    for name in ("9k", "7k"):
-        data, official = (MSRVTT(root=str(root), split=name) for root in (tmp_path / "data", real))
-        same(data.read_split("train"), official.read_split("train"))
-        same(data.read_split("test"), official.read_split("test"))
+    for name, official in real.items():
+        data = MSRVTT(root=str(tmp_path / "data"), split=name)
+        for part in ("train", "test"):
+            same(data.read_split(part), official.read_split(part))
     assert done.splits["9k", "train"] == (9000, 180000)
     assert done.splits["7k", "train"] == (7010, 140200)
     assert done.splits["9k", "test"] == (1000, 1000)
@@ -172,7 +173,8 @@ def test_clip4clips_and_official_files_are_brought_from_folders_below(test_data,
     assert "9k, train: 9,000 videos, 180,000 texts" in said
     assert "Captions without videos: 9985," in said
     assert "3 annotation files and 15 videos are new" in said
-    same(MSRVTT(root=str(tmp_path / "data")).read_split("train"), MSRVTT(root=str(real.parent)).read_split("train"))
+    for path in (held / "msrvtt_data").iterdir():
+        assert (tmp_path / "data" / "msrvtt" / path.name).read_bytes() == path.read_bytes()
 
     data = json.loads((real / "MSRVTT_data.json").read_text())
     train_val = {video["video_id"] for video in data["videos"] if video["split"] != "test"}
@@ -442,3 +444,89 @@ def test_lists_that_contradict_themselves_are_refused_and_nothing_is_written(tmp
     with pytest.raises(ValueError, match=sentence):
         bring("msrvtt", held, tmp_path / "data")
     assert not (tmp_path / "data").exists()
+
+
+REPOSITORY = "friedrichor/MSVD"
+ARCHIVE = "MSVD_Videos.zip"
+
+
+@pytest.fixture
+def kept(tmp_path) -> Path:
+    """What the stand-in keeps: an MSVD of a video per split, its archive, and files that nobody asks for."""
+    folder = tmp_path / "kept"
+    for i, name in enumerate(("train", "val", "test")):
+        row = {"video_id": f"clip_{i}_2", "video": f"clip_{i}_2.avi", "caption": ["a dog", "a cat"], "source": "MSVD"}
+        write(folder / f"msvd_{name}.json", [row])
+    zipped(folder / ARCHIVE, [f"clip_{i}_2.avi" for i in range(3)])
+    write(folder / "README.md", "a card")
+    return folder
+
+
+def downloads(hub, name: str) -> list[str | None]:
+    return [part for method, path, part in hub.asked if method == "GET" and path.endswith(name)]
+
+
+def test_what_the_hub_keeps_is_fetched_once_and_imported(kept, tmp_path):
+    with serving(REPOSITORY, kept) as hub:
+        files = fetch("msvd", tmp_path / "got", endpoint=hub.address)
+        assert {file.name for file in files} == {path.name for path in kept.iterdir()} - {"README.md"}
+        assert all(file.read_bytes() == (kept / file.name).read_bytes() for file in files)
+        hub.asked.clear()
+        fetch("msvd", tmp_path / "got", endpoint=hub.address)
+        assert downloads(hub, ARCHIVE) == downloads(hub, "msvd_val.json") == []
+        annotations = fetch("msvd", tmp_path / "other", annotations_only=True, endpoint=hub.address)
+        assert {file.suffix for file in annotations} == {".json"}
+    done = import_dataset("msvd", tmp_path / "got", tmp_path / "data", progress=False)
+    assert done.splits == {("", name): (1, 2) for name in ("train", "val", "test")}
+    assert (done.new, done.absent) == (3, [])
+
+
+def test_a_connection_that_breaks_off_is_taken_up_where_it_was(kept, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1000)
+    with serving(REPOSITORY, kept) as hub:
+        hub.breaks_once.add(ARCHIVE)
+        fetch("msvd", tmp_path / "got", endpoint=hub.address)
+        assert (tmp_path / "got" / ARCHIVE).read_bytes() == (kept / ARCHIVE).read_bytes()
+        first, second = downloads(hub, ARCHIVE)
+    assert first is None
+    assert int(str(second).removeprefix("bytes=").rstrip("-")) > 10_000
+
+
+def test_a_failed_fetch_is_a_sentence_and_the_same_call_goes_on(kept, tmp_path, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with serving(REPOSITORY, kept) as hub:
+        hub.breaks_off.add("msvd_val.json")
+        with pytest.raises(ImportFailed, match=r"friedrichor/MSVD could not be downloaded from http://127\.0\.0\.1"):
+            fetch("msvd", tmp_path / "got", endpoint=hub.address)
+        assert not (tmp_path / "got" / "msvd_val.json").exists()
+        hub.breaks_off.clear()
+        hub.asked.clear()
+        fetch("msvd", tmp_path / "got", endpoint=hub.address)
+        assert downloads(hub, ARCHIVE) == []  # it was whole
+        assert len(downloads(hub, "msvd_val.json")) == 1
+
+
+def test_without_a_network_or_a_repository_there_is_one_sentence(kept, tmp_path):
+    with pytest.raises(ImportFailed, match=r"could not be downloaded from http://127\.0\.0\.1:9 \(.*docs/datasets\.md"):
+        fetch("msvd", tmp_path / "got", endpoint="http://127.0.0.1:9")
+    only = "lsmdc cannot be downloaded from the Hub, only msrvtt, msvd, didemo, activitynet"
+    with pytest.raises(ImportFailed, match=only):
+        fetch("lsmdc", tmp_path / "got")
+    gone = "friedrichor/MSVD on the Hub is no longer public"
+    with serving("somebody/else", kept) as hub, pytest.raises(ImportFailed, match=gone):
+        fetch("msvd", tmp_path / "got", endpoint=hub.address)
+    with serving(REPOSITORY, kept) as hub, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 10})())
+        with pytest.raises(ImportFailed, match=r"has 0\.0 GB of free space, but .* are needed"):
+            fetch("msvd", tmp_path / "got", endpoint=hub.address)
+    assert not [path for path in (tmp_path / "got").rglob("*") if path.is_file()]
+
+
+def test_the_command_asks_the_hub_of_the_environment_and_names_the_next_step(kept, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with serving(REPOSITORY, kept) as hub:  # huggingface_hub takes both from HF_ENDPOINT when it is imported
+        template = f"{hub.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.address)
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        assert main(["data", "download", "msvd", "--out=got"]) == 0
+    assert "4 files (0.00 GB) are in got. Next: tvr data import msvd --from got" in capsys.readouterr().out
