@@ -26,7 +26,7 @@ def test_duration_puts_a_burst_into_its_frame_at_every_length(seconds, frame):
     start, stop = frame * seconds / FRAMES, (frame + 1) * seconds / FRAMES
     margin = 0.1 * (stop - start)
     given = given_to(track_of(burst(seconds, start + margin, stop - margin)), AudioOptions("whisper"), seconds)
-    # Loudness per 20 ms stands for an encoder here; test_whisper.py does the same with Whisper's layers.
+    # Loudness per 20 ms stands for an encoder here; test_audio_encoders.py does the same with Whisper's layers.
     power = (10 ** (given.values * 4 - 4)).sum(dim=2).reshape(1, -1, 2).sum(dim=-1)
     pooled = pool_steps(power[..., None], given.windows)[0, :, 0]
     assert int(pooled.argmax()) == frame
