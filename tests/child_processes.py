@@ -30,10 +30,9 @@ def end(process: subprocess.Popen | BaseProcess) -> None:
 def fork(function: Callable[..., object], *arguments: object) -> BaseProcess:
     """Start a function in a fork of this process, since a spawned one spends its time importing torch.
 
-    The fork collects no garbage of this process: FFmpeg's objects would wait forever for threads that it does not have.
+    The fork collects no garbage of this process: FFmpeg's objects would wait for threads that it does not have.
     """
     process = multiprocessing.get_context("fork").Process(target=function, args=arguments, daemon=True)
-    gc.collect()
     gc.freeze()
     try:
         process.start()
