@@ -41,7 +41,7 @@ def write_video(
     path: Path,
     frames: int = 60,
     *,
-    rate: int = 10,
+    rate: int | Fraction = 10,
     size: tuple[int, int] = (SIZE, SIZE),
     codec: str = "libx264",
     pixel_format: str = "yuv420p",
@@ -50,6 +50,7 @@ def write_video(
     stamps: Sequence[int] | None = None,
     rotation: int = 0,
     sound: float = 0.0,
+    sound_rate: int = 16000,
     picture: Callable[[int, int, int], np.ndarray] = numbered,
 ) -> Path:
     """Write a video of numbered frames; `stamps` are times in milliseconds, `sound` seconds of a tone beside it."""
@@ -62,7 +63,7 @@ def write_video(
             stream.codec_context.time_base = Fraction(1, 1000)
         if rotation:
             stream.set_display_rotation(rotation)
-        tone = container.add_stream("aac", rate=16000) if sound else None
+        tone = container.add_stream("aac", rate=sound_rate) if sound else None
         if tone is not None:
             _mux_tone(container, tone, sound)
         for number in range(frames):
@@ -94,10 +95,11 @@ def write_song(path: Path) -> Path:
 
 
 def _mux_tone(container: av.container.OutputContainer, stream: av.AudioStream, seconds: float) -> None:
-    wave = np.sin(np.arange(int(seconds * 16000)) * 2 * np.pi * 440 / 16000).astype(np.float32)
+    rate = stream.rate
+    wave = np.sin(np.arange(int(seconds * rate)) * 2 * np.pi * 440 / rate).astype(np.float32)
     for start in range(0, len(wave), 1024):
         frame = av.AudioFrame.from_ndarray(wave[None, start : start + 1024], format="fltp", layout="mono")
-        frame.sample_rate, frame.pts = 16000, start
+        frame.sample_rate, frame.pts = rate, start
         container.mux(stream.encode(frame))
     container.mux(stream.encode(None))
 

@@ -1,8 +1,11 @@
 """Processes that tests start, each of which ends with its test."""
 
+import gc
+import multiprocessing
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 
@@ -22,3 +25,17 @@ def end(process: subprocess.Popen | BaseProcess) -> None:
         if stream is not None:
             with suppress(BrokenPipeError):
                 stream.close()
+
+
+def fork(function: Callable[..., object], *arguments: object) -> BaseProcess:
+    """Start a function in a fork of this process, since a spawned one spends its time importing torch.
+
+    The fork collects no garbage of this process: FFmpeg's objects would wait for threads that it does not have.
+    """
+    process = multiprocessing.get_context("fork").Process(target=function, args=arguments, daemon=True)
+    gc.freeze()
+    try:
+        process.start()
+    finally:
+        gc.unfreeze()
+    return process

@@ -6,6 +6,12 @@ from pathlib import Path
 
 import av
 import numpy as np
+import torch
+from torch import Tensor
+
+from tvr_lightning.data.audio_alignment import AudioOptions, audio_input
+from tvr_lightning.data.batch import AudioInput, Media
+from tvr_lightning.media.audio import AudioTrack
 
 FPS = 10
 
@@ -86,3 +92,33 @@ def _garbage(packet: av.Packet, stream: av.AudioStream) -> av.Packet:
     spoilt.pts, spoilt.dts, spoilt.time_base, spoilt.stream = packet.pts, packet.dts, packet.time_base, stream
     spoilt.duration = packet.duration
     return spoilt
+
+
+def track_of(waveform: np.ndarray | Tensor) -> AudioTrack:
+    """A track that is heard from beginning to end."""
+    waveform = np.asarray(waveform, dtype=np.float32).reshape(-1)
+    return AudioTrack(waveform, np.ones(-(-len(waveform) // 320), dtype=bool))
+
+
+def silent_track(seconds: float) -> AudioTrack:
+    return AudioTrack(np.zeros(round(seconds * 16_000), np.float32), np.zeros(round(seconds * 50), dtype=bool))
+
+
+def noise(seconds: float, seed: int = 0, mean: float = 0.0, deviation: float = 0.1) -> Tensor:
+    waveform = np.random.default_rng(seed).normal(mean, deviation, round(seconds * 16_000))
+    return torch.from_numpy(waveform.astype(np.float32))
+
+
+def centers(seconds: float, frames: int) -> tuple[Tensor, Tensor]:
+    """(F,) centers of F equal segments, and the mask of F frames."""
+    return (torch.arange(frames) + 0.5) * seconds / frames, torch.ones(frames, dtype=torch.bool)
+
+
+def given_to(track: AudioTrack, options: AudioOptions, seconds: float, frames: int = 12) -> AudioInput:
+    """What an audio encoder is given of a clip of this length with frames in the middle of equal segments."""
+    return audio_input(track, options, *centers(seconds, frames), seconds)
+
+
+def media_of(audio: AudioInput) -> Media:
+    count, frames = audio.windows.shape[:2]
+    return Media(torch.zeros(count, frames, 3, 8, 8, dtype=torch.uint8), torch.ones(count, frames, dtype=bool), audio)

@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from tvr_lightning.cli import main
-from tvr_lightning.synthetic import synthesize
 
 ROOT = Path(__file__).parent.parent
 RECIPES = ROOT / "recipes"
@@ -21,13 +20,6 @@ BACKBONES = sorted(
     path for path in (RECIPES / "backbone").glob("*.yaml") if "architecture" in path.read_text(encoding="utf-8")
 )
 FIXTURE = ("--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1")
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("fixture")
-    synthesize("msrvtt", folder, 20, 0, workers=1, progress=False)
-    return folder
 
 
 def made(target: str, **variables: str) -> list[list[str]]:
@@ -53,11 +45,11 @@ def test_a_backbone_names_an_architecture_its_tag_and_its_frames(path):
     assert said is None or {int(side) for side in said.groups()} == {size}
 
 
-def test_zero_shot_needs_no_training(root, tmp_path, capsys, monkeypatch):
+def test_zero_shot_needs_no_training(msrvtt, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     (command,) = made("zero-shot", ON="--config recipes/fixture.yaml", RUNS=str(tmp_path))
     assert command[0] == "test"
-    assert main([*command, f"--data.init_args.root={root}", "--data.init_args.num_workers=0", *FIXTURE]) == 0
+    assert main([*command, f"--data.init_args.root={msrvtt}", "--data.init_args.num_workers=0", *FIXTURE]) == 0
     (found,) = tmp_path.glob("zero-shot/*/version_0/results.json")
     results = json.loads(found.read_text(encoding="utf-8"))
     assert results["checkpoint"] is None
@@ -65,10 +57,10 @@ def test_zero_shot_needs_no_training(root, tmp_path, capsys, monkeypatch):
     assert "no checkpoint was given" in capsys.readouterr().out
 
 
-def test_the_heads_of_all_papers_train_on_one_store(root, tmp_path, monkeypatch):
+def test_the_heads_of_all_papers_train_on_one_store(msrvtt, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    small = [f"--data.init_args.root={root}", "--data.init_args.num_workers=0", "--data.init_args.frames=4"]
-    fit = [*small, "--data.init_args.batch_size=8", *FIXTURE]
+    small = [f"--data.init_args.root={msrvtt}", "--data.init_args.num_workers=0", "--data.init_args.frames=4"]
+    fit = [*small, "--data.init_args.batch_size=4", *FIXTURE]
     recipes = ["--config=recipes/clip4clip.yaml", "--config=recipes/fixture.yaml"]
     assert main(["fit", *recipes, *fit, f"--results.directory={tmp_path}"]) == 0
     (encoder,) = tmp_path.glob("clip4clip-msrvtt/version_0/checkpoints/last.ckpt")

@@ -10,19 +10,11 @@ from small_towers import save_model
 
 from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import from_recipe
-from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 METHODS = ["clip4clip", "dpdv", "drl", "gaid", "gare", "ncl", "tcmgc", "tmass", "ucofia", "xclip", "xpool"]
 KINDS = ["siglip2", "pe", "mobileclip"]
 PATCHES = ["dpdv", "ucofia"]
-
-
-@pytest.fixture(scope="session")
-def data(tmp_path_factory):
-    root = tmp_path_factory.mktemp("data")
-    synthesize("msrvtt", root, 16, 0, workers=1, progress=False)
-    return root
 
 
 @pytest.fixture(scope="session")
@@ -35,9 +27,8 @@ def recipe(folder: Path, data: Path, model: str, method: str) -> list[str]:
     """Options of a short run of a method on a model."""
     overlay = folder / "tower.yaml"
     options = {"architecture": model, "weights": "folder"}
-    overlay.write_text(
-        json.dumps({"model": {"init_args": {"encoder": {"class_path": "ClipEncoder", "init_args": options}}}})
-    )
+    encoder = {"class_path": "ClipEncoder", "init_args": options}
+    overlay.write_text(json.dumps({"model": {"init_args": {"encoder": encoder}}}))
     sound = ["--model.init_args.audio_encoder=TinyWhisperEncoder"] if method == "gaid" else []
     return [
         f"--config={RECIPES / method}.yaml", f"--config={RECIPES / 'fixture.yaml'}", f"--config={overlay}", *sound,
@@ -46,17 +37,12 @@ def recipe(folder: Path, data: Path, model: str, method: str) -> list[str]:
     ]  # fmt: skip
 
 
-SHORT = [
-    "--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--trainer.limit_train_batches=2",
-    "--trainer.check_val_every_n_epoch=1", "--trainer.log_every_n_steps=1",
-]  # fmt: skip
-
-
 def fit_and_test(folder: Path, data: Path, model: str, method: str) -> dict:
-    options = recipe(folder, data, model, method)
-    assert main(["fit", *options, *SHORT]) == 0
+    options = [*recipe(folder, data, model, method), "--trainer.accelerator=cpu"]
+    short = ["max_epochs=1", "limit_train_batches=2", "check_val_every_n_epoch=1", "log_every_n_steps=1"]
+    assert main(["fit", *options, *(f"--trainer.{option}" for option in short)]) == 0
     (checkpoint,) = (folder / "runs").glob("*/version_0/checkpoints/last.ckpt")
-    assert main(["test", *options, "--trainer.accelerator=cpu", f"--ckpt_path={checkpoint}"]) == 0
+    assert main(["test", *options, f"--ckpt_path={checkpoint}"]) == 0
     (path,) = (folder / "runs").glob("*/version_1/results.json")
     return json.loads(path.read_text())
 
@@ -64,14 +50,14 @@ def fit_and_test(folder: Path, data: Path, model: str, method: str) -> dict:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_trains_on_every_kind_of_encoder(data, models, tmp_path, kind, method):
-    results = fit_and_test(tmp_path, data, models[kind], method)
+def test_every_method_trains_on_every_kind_of_encoder(msrvtt, models, tmp_path, kind, method):
+    results = fit_and_test(tmp_path, msrvtt, models[kind], method)
     assert results["partial"] is False
     assert results["weights"]["kind"] == "last"
 
 
-def test_a_method_with_patches_trains_on_an_encoder_with_an_attention_pool(data, models, tmp_path, capsys):
-    results = fit_and_test(tmp_path, data, models["pe"], "ucofia")
+def test_a_method_with_patches_trains_on_an_encoder_with_an_attention_pool(msrvtt, models, tmp_path, capsys):
+    results = fit_and_test(tmp_path, msrvtt, models["pe"], "ucofia")
     assert results["partial"] is False
     assert results["preprocessing"] == {
         "words_asked": 24, "words": 12, "preparation": "32 pixels, bilinear both sides, squashed",
@@ -80,8 +66,8 @@ def test_a_method_with_patches_trains_on_an_encoder_with_an_attention_pool(data,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_data_prepare_frames_as_the_encoder_asks(data, models, tmp_path, kind):
-    options = recipe(tmp_path, data, models[kind], "clip4clip")
+def test_the_data_prepare_frames_as_the_encoder_asks(msrvtt, models, tmp_path, kind):
+    options = recipe(tmp_path, msrvtt, models[kind], "clip4clip")
     method, module = from_recipe([], options)
     assert module.preparation == method.encoder.preparation
     assert module.preparation.resize_mode == ("shortest" if kind == "mobileclip" else "squash")

@@ -1,6 +1,5 @@
 """Several processes that leave out unreadable videos find what one does, however unevenly the videos fall."""
 
-import os
 import shutil
 import warnings
 from functools import partial
@@ -11,11 +10,12 @@ import torch
 
 import tvr_lightning  # noqa: F401  before lightning, which imports torchvision
 from tvr_lightning.testing import run_processes
+from tvr_lightning.testing.processes import join_processes
 
 # isort: split
 import lightning.pytorch as pl
+from quick_trainer import quick_trainer
 
-from tvr_lightning.data.batch import PairBatch
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.msrvtt_qa import MSRVTTQA
 from tvr_lightning.encoders import TinyClipEncoder
@@ -26,7 +26,6 @@ from tvr_lightning.evaluation.normalization import QueryBankNorm
 from tvr_lightning.features import IndexedFeatures, TextFeatures
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
-from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.distributed import gather_batches
 from tvr_lightning.training.optim import OptimizerConfig
 
@@ -37,15 +36,10 @@ SIZES = {"frames": 2, "words": 12, "image_size": 32, "batch_size": 6, "eval_batc
 
 def trainer(rank: int, world: int, **options: object) -> pl.Trainer:
     if world > 1:
-        # Lightning joins the process group that exists and starts no processes of its own.
-        os.environ.update(LOCAL_RANK=str(rank), NODE_RANK="0", WORLD_SIZE=str(world), MASTER_ADDR="localhost")
-        os.environ["MASTER_PORT"] = "0"
+        join_processes(rank, world)
+        options |= {"devices": world, "strategy": "ddp_find_unused_parameters_true"}
     warnings.filterwarnings("ignore", message="The '.*_dataloader' does not have many workers")
-    return pl.Trainer(
-        accelerator="cpu", devices=world, strategy="ddp_find_unused_parameters_true" if world > 1 else "auto",
-        use_distributed_sampler=False, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, **options,
-    )  # fmt: skip
+    return quick_trainer(num_sanity_val_steps=0, **options)
 
 
 def tiny() -> TinyClipEncoder:
@@ -59,7 +53,10 @@ def retrieve(rank: int, root: str, world: int) -> dict[str, list]:
     method = CLIP4Clip(tiny(), evaluation=evaluation, words=12, frames=2)
     data, run = MSRVTT(root=root, on_corrupt="skip", **SIZES), trainer(rank, world)
     run.test(method, datamodule=data, verbose=False)
-    found = {"test": table(method)}
+    tested = method.evaluation
+    found = {"test": [tested.text_to_video, tested.video_to_text, tested.texts, tested.videos, tested.partial]}
+    for ranks in (tested.text_to_video_ranks, tested.video_to_text_ranks):
+        found["test"] += [ranks.better.tolist(), ranks.tied.tolist(), ranks.index.tolist()]
     run.predict(method, datamodule=data, return_predictions=False)
     texts, scores, videos = method.predictions
     found["predict"] = [texts.tolist(), videos.tolist()]
@@ -68,17 +65,6 @@ def retrieve(rank: int, root: str, world: int) -> dict[str, list]:
     found["values"] = torch.cat([scores.flatten(), bank.texts.sentence[:, 0], bank.videos.frames[:, 0, 0]]).tolist()
     found["skipped"] = [reason.split(":")[0] for reason in method.skipped]
     return found
-
-
-def table(method: CLIP4Clip) -> list:
-    """Everything that an evaluation found."""
-    found = method.evaluation
-    assert found is not None
-    ranks = [
-        [ranks.better.tolist(), ranks.tied.tolist(), ranks.index.tolist()]
-        for ranks in (found.text_to_video_ranks, found.video_to_text_ranks)
-    ]
-    return [found.text_to_video, found.video_to_text, found.texts, found.videos, found.partial, ranks]
 
 
 def answer(rank: int, root: str, world: int) -> dict[str, list]:
@@ -95,27 +81,18 @@ def answer(rank: int, root: str, world: int) -> dict[str, list]:
     return {"test": result, "predict": answers, "skipped": [reason.split(":")[0] for reason in method.skipped]}
 
 
-class Counting(CLIP4Clip):
-    """Notes how many pairs every step has."""
-
-    sizes: list[int]
-
-    def training_step(self, batch: PairBatch, batch_idx: int) -> torch.Tensor:
-        self.sizes.append(len(batch))
-        return super().training_step(batch, batch_idx)
-
-
 def fit(rank: int, root: str, world: int) -> dict[str, list]:
     """Weights after one epoch, with how many pairs every step had and what was skipped."""
-    method = Counting(tiny(), optimizer=OptimizerConfig(lr=1e-2, encoder_lr=1e-2, warmup=0.0), words=12, frames=2)
-    method.sizes = []
+    method = CLIP4Clip(tiny(), optimizer=OptimizerConfig(lr=1e-2, encoder_lr=1e-2, warmup=0.0), words=12, frames=2)
+    sizes: list[int] = []
+    method.on_train_batch_start = lambda batch, batch_idx: sizes.append(len(batch))
     data = MSRVTT(root=root, on_corrupt="skip", captions_per_epoch="one", **SIZES)
     trainer(rank, world, max_epochs=1, log_every_n_steps=1).fit(method, datamodule=data)
     weights = torch.cat([parameter.detach().flatten() for parameter in method.parameters()])
     found = method.evaluation
     return {
         "seen": [found.texts, found.videos, found.partial],
-        "sizes": method.sizes,
+        "sizes": sizes,
         "weights": weights,
         "skipped": [reason.split(":")[0] for reason in method.skipped],
     }
@@ -160,18 +137,15 @@ def broken(whole: Path, folder: Path, test: list[int], train: list[int]) -> str:
     return str(folder)
 
 
-CASES = {
-    "one of seven": ([2], []),
-    "all of the second process": ([0, 1, 3, 5], list(range(14))),
-}
+CASES = {"one of seven": ([2], []), "all of the second process": ([0, 1, 3, 5], list(range(14)))}
 
 
 @pytest.fixture(scope="module")
-def roots(tmp_path_factory) -> dict[str, str]:
+def roots(tmp_path_factory, synthetic) -> dict[str, str]:
     folder: Path = tmp_path_factory.mktemp("unreadable")
-    synthesize("msrvtt", folder / "whole", 5 * VIDEOS, 0, workers=1, progress=False)
+    whole = synthetic("msrvtt", 5 * VIDEOS)
     places = CASES | {"fit": ([2], [0, 4, 8]), "nothing": (list(range(VIDEOS)), [])}
-    return {name: broken(folder / "whole", folder / name, *lists) for name, lists in places.items()}
+    return {name: broken(whole, folder / name, *lists) for name, lists in places.items()}
 
 
 @pytest.fixture(scope="module")

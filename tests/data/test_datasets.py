@@ -1,12 +1,9 @@
-from pathlib import Path
-
 import pytest
 import torch
 
 import tvr_lightning.data as rooms
 from tvr_lightning.data import TextVideoDataModule
 from tvr_lightning.data.check import check
-from tvr_lightning.synthetic.generate import synthesize
 
 SMALL = {"frames": 3, "image_size": 32, "batch_size": 4, "eval_batch_size": 3, "num_workers": 0}
 KINDS = [
@@ -22,24 +19,22 @@ KINDS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("native")
-    for name in sorted({kind.directory for kind, _ in KINDS}):
-        synthesize(name, folder, 12, 1, workers=1, progress=False)
-    return folder
-
-
 @pytest.mark.parametrize(("kind", "options"), KINDS, ids=lambda value: getattr(value, "__name__", str(value)))
-def test_every_layout_loads_from_its_files_to_its_batches(root, kind, options):
-    data: TextVideoDataModule = kind(root=str(root), **options, **SMALL)
+def test_every_layout_loads_from_its_files_to_its_batches(synthetic, kind, options):
+    data: TextVideoDataModule = kind(root=str(synthetic(kind.directory)), **options, **SMALL)
     data.setup()
     train = data.load_split("train")
     batch = next(iter(data.train_dataloader()))
     assert batch.video.video.pixels.shape == (4, 3, 3, 32, 32)
     assert batch.video.video.pixels.float().std() > 10
-    for text, video, words in zip(batch.text.index, batch.video.index, batch.text.text, strict=True):
-        assert (train.texts[int(text)].video, train.texts[int(text)].text) == (int(video), words)
+    assert batch.video.video.pixels.dtype == torch.uint8
+    assert batch.video.video.frame_mask.shape == (4, 3)
+    pairs = zip(
+        batch.text.index.tolist(), batch.video.index.tolist(), batch.text.text, batch.video.video_id, strict=True
+    )
+    for text, video, words, video_id in pairs:
+        assert (train.texts[text].video, train.texts[text].text) == (video, words)
+        assert train.videos[video].video_id == video_id
     for name in ("val", "test"):
         truth = data.ground_truth(name)
         texts, videos = data.evaluation_dataloaders(name)
@@ -51,9 +46,5 @@ def test_every_layout_loads_from_its_files_to_its_batches(root, kind, options):
     assert truth.protocol == data.read_split("test").protocol
     ids = [{(v.path, v.span) for v in data.read_split(name).videos} for name in ("train", "test")]
     assert not ids[0] & ids[1]
-
-
-@pytest.mark.parametrize(("kind", "options"), KINDS, ids=lambda value: getattr(value, "__name__", str(value)))
-def test_the_doctor_finds_nothing_wrong_but_silence(root, kind, options):
-    report = check(kind(root=str(root), **options, **SMALL), decode=True, progress=False)
+    report = check(data, decode=True, progress=False)
     assert {problem.kind for problem in report.problems} <= {"silent"}

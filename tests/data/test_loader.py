@@ -1,5 +1,7 @@
 import pytest
+import torch
 
+from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.data.loader import EvaluationSampler, TrainingSampler
 from tvr_lightning.errors import UserError
 
@@ -26,11 +28,17 @@ def test_global_batches_do_not_depend_on_the_number_of_processes():
         assert together == alone
         assert all(sum(map(len, parts)) == 12 for parts in zip(*shares, strict=True))
     assert len(alone) == 4  # 50 samples fill four batches of 12
+    assert batches(50, 12, 1, epoch=1) == batches(50, 12, 1, epoch=1) != alone
 
 
-def test_epochs_differ_and_repeat_themselves():
-    assert batches(50, 12, 1, epoch=1) != batches(50, 12, 1, epoch=0)
-    assert batches(50, 12, 1, epoch=1) == batches(50, 12, 1, epoch=1)
+def test_every_epoch_can_have_the_same_order():
+    sampler, orders = TrainingSampler(50, 12, reshuffle=False), []
+    for epoch in (0, 1):
+        sampler.set_epoch(epoch)
+        order = list(sampler)
+        assert {at for at, _ in order} == {epoch}  # frames and captions are still drawn per epoch
+        orders.append([sample for _, sample in order])
+    assert orders[0] == orders[1] != sorted(orders[0])
 
 
 def test_a_resumed_epoch_continues_where_it_stopped():
@@ -45,6 +53,8 @@ def test_a_resumed_epoch_continues_where_it_stopped():
     assert len(resumed) == len(expected)
     resumed.set_epoch(5)
     assert len(list(resumed)) == len(expected)
+    with pytest.raises(ValueError, match="13 consumed samples are not a multiple of the batch_size 12"):
+        resumed.load_state_dict({"epoch": 0, "consumed": 13})
 
 
 @pytest.mark.parametrize(("samples", "replicas", "sizes"), [(50, 1, [12, 12, 12, 12, 2]), (50, 4, [12, 12, 12, 12, 4])])
@@ -57,40 +67,21 @@ def test_the_last_incomplete_batch_can_be_kept(samples, replicas, sizes):
     assert len(whole) == sum(sizes)
     assert set(whole) == set(range(samples))
     assert len(TrainingSampler(5, 12, drop_last=False)) == 5  # fewer than a batch
+    # As torch's DistributedSampler pads before batches are cut, padding can complete a batch.
+    assert (len(TrainingSampler(47, 12)), 4 * len(TrainingSampler(47, 12, replicas=4))) == (36, 48)
 
 
-def test_a_batch_that_padding_completes_is_kept():
-    assert len(TrainingSampler(47, 12)) == 36
-    assert (
-        len(TrainingSampler(47, 12, replicas=4)) * 4 == 48
-    )  # as torch's DistributedSampler pads before batches are cut
-
-
-def test_every_epoch_can_have_the_same_order():
-    sampler = TrainingSampler(50, 12, reshuffle=False)
-    orders = []
-    for epoch in (0, 1):
-        sampler.set_epoch(epoch)
-        orders.append(list(sampler))
-    first, second = ([sample for _, sample in order] for order in orders)
-    assert first == second != sorted(first)
-    assert {epoch for epoch, _ in orders[1]} == {1}  # frames and captions are still drawn per epoch
-
-
-def test_a_resume_point_between_batches_is_refused():
-    with pytest.raises(ValueError, match="13 consumed samples are not a multiple of the batch_size 12"):
-        TrainingSampler(50, 12).load_state_dict({"epoch": 0, "consumed": 13})
-
-
-def test_batches_that_cannot_be_are_refused_with_the_sizes_that_can():
-    with pytest.raises(
-        UserError, match=r"64 exceeds the 50 training samples.*set batch_size to 50 or less, or drop_last"
-    ):
-        TrainingSampler(50, 64)
-    with pytest.raises(UserError, match=r"3 devices.*nearest valid sizes: 9 or 12"):
-        TrainingSampler(50, 10, replicas=3)
-    with pytest.raises(UserError, match="nearest valid sizes: 4"):
-        TrainingSampler(50, 2, replicas=4)
+@pytest.mark.parametrize(
+    ("batch_size", "replicas", "message"),
+    [
+        (64, 1, r"64 exceeds the 50 training samples.*set batch_size to 50 or less, or drop_last"),
+        (10, 3, r"3 devices.*nearest valid sizes: 9 or 12"),
+        (2, 4, "nearest valid sizes: 4"),
+    ],
+)
+def test_batches_that_cannot_be_are_refused_with_the_sizes_that_can(batch_size, replicas, message):
+    with pytest.raises(UserError, match=message):
+        TrainingSampler(50, batch_size, replicas=replicas)
 
 
 @pytest.mark.parametrize(("items", "replicas"), [(7, 2), (8, 2), (1, 4), (5, 5), (3, 1)])
@@ -99,3 +90,19 @@ def test_evaluation_covers_everything_with_equally_many_items_everywhere(items, 
     assert len({len(share) for share in shares}) == 1
     assert set().union(*shares) == set(range(items))
     assert all(len(EvaluationSampler(items, replicas=replicas, rank=0)) == len(share) for share in shares)
+
+
+@pytest.mark.parametrize(
+    ("video_of_text", "message"),
+    [
+        (torch.tensor([0, 3]), "the test split of MSVD: text 1 describes video 3, but there are 3 videos"),
+        (torch.tensor([0, -1]), "text 1 describes video -1"),
+        (torch.tensor([0.0]), "one int64 per text"),
+        (torch.zeros(1, 1, dtype=torch.int64), "one int64 per text"),
+        (torch.tensor([], dtype=torch.int64), "no texts to rank"),
+    ],
+)
+def test_a_video_may_have_no_text_but_every_text_has_a_video(video_of_text, message):
+    assert GroundTruth(torch.tensor([2, 0, 2]), 4, "MSVD", "test", "all captions").texts == 3
+    with pytest.raises(ValueError, match=message):
+        GroundTruth(video_of_text, 3, "MSVD", "test", "all captions")

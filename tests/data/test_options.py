@@ -1,23 +1,29 @@
 """An option of the data stands in one place, and every dataset has it: in Python, recipes, help and checkpoints."""
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+import yaml
 from jsonargparse import ArgumentParser
 
 import tvr_lightning.data as rooms
 from tvr_lightning.cli import main
-from tvr_lightning.config.recipe import data_from_recipe
 from tvr_lightning.data import TextVideoDataModule
 
 DATASETS = ["ActivityNet", "Charades", "DiDeMo", "VideoFolder", "LSMDC", "MSRVTT", "MSRVTTQA", "MSVD", "VATEX"]
-SHARED = {
-    "root", "split", "frames", "words", "image_size", "resize_mode", "interpolation",
-    "batch_size", "eval_batch_size", "num_workers", "sampling",
-    "train_sampling", "augmentation", "captions_per_epoch", "on_corrupt", "holdout", "max_train_videos", "seed",
-    "features", "audio", "audio_alignment", "audio_seconds", "extra_captions",
+OVERLAYS = sorted((Path(__file__).parents[2] / "recipes" / "data").glob("*.yaml"))
+# Every argument that datasets share belongs to the dataset, to the method or to the machine. A change of class keeps
+# arguments of the same name, so an overlay must set all of the first kind, and none of the others.
+OF_THE_DATASET = {"split", "frames", "words", "captions_per_epoch", "holdout", "max_train_videos"}
+OF_THE_METHOD = {
+    "sampling", "train_sampling", "augmentation", "image_size", "resize_mode", "interpolation", "antialias",
+    "batch_size", "drop_last", "reshuffle", "seed", "features", "audio", "audio_alignment", "audio_seconds",
+    "extra_captions",
 }  # fmt: skip
+OF_THE_MACHINE = {"root", "num_workers", "eval_batch_size", "on_corrupt", "pixels"}
+SHARED = OF_THE_DATASET | OF_THE_METHOD | OF_THE_MACHINE
 
 
 def parser() -> ArgumentParser:
@@ -50,6 +56,9 @@ def test_types_are_checked_and_unknown_names_refused(name):
             parser().parse_object({"data": {"class_path": name, "init_args": options}})
     with pytest.raises(TypeError, match="bach_size"):
         getattr(rooms, name)(bach_size=8)
+    if name == "MSRVTTQA":
+        with pytest.raises(ValueError, match="Unset extra_captions"):
+            rooms.MSRVTTQA(extra_captions="captions.parquet")
 
 
 def test_help_shows_every_option_with_its_sentence_and_default(capsys):
@@ -64,14 +73,26 @@ def test_help_shows_every_option_with_its_sentence_and_default(capsys):
     assert re.search(r"--data\.(init_args\.)?frames FRAMES number of frames F per clip.*?default: 64\)", shown)
 
 
-def test_a_recipe_that_misspells_an_option_is_refused_by_name(tmp_path: Path, capsys):
-    recipe = tmp_path / "data.yaml"
-    recipe.write_text("data: {class_path: LSMDC, init_args: {bach_size: 8}}")
-    with pytest.raises((SystemExit, ValueError)) as refused:
-        data_from_recipe([recipe])
-    assert "bach_size" in capsys.readouterr().err + str(refused.value)
+def arguments(kind: type) -> set[str]:
+    """Arguments that a class names itself."""
+    parameters = inspect.signature(kind).parameters.values()
+    return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
 
 
-def test_questions_refuse_the_captions_of_retrieval():
-    with pytest.raises(ValueError, match="Unset extra_captions"):
-        rooms.MSRVTTQA(extra_captions="captions.parquet")
+def test_a_dataset_names_no_option_again_but_those_whose_default_is_its_own():
+    assert arguments(TextVideoDataModule) == SHARED
+    for name in DATASETS:
+        assert arguments(getattr(rooms, name)) & SHARED in ({"split"}, {"split", "frames", "words"})
+
+
+def test_every_dataset_has_an_overlay_that_sets_what_belongs_to_it_and_nothing_else():
+    kinds = []
+    for overlay in OVERLAYS:
+        recipe = yaml.safe_load(overlay.read_text())
+        assert set(recipe) == {"data"}
+        settings = recipe["data"]["init_args"]
+        kinds.append(recipe["data"]["class_path"])
+        kind = getattr(rooms, kinds[-1])
+        assert set(settings) == OF_THE_DATASET | (arguments(kind) - SHARED)
+        assert kind(**settings).directory == overlay.stem
+    assert sorted([*kinds, "MSRVTTQA"]) == sorted(DATASETS)

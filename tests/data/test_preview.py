@@ -44,27 +44,19 @@ def test_a_broken_track_is_marked_in_red(tmp_path):
     assert red[0] < 20 < red[1]
 
 
-def test_a_clip_without_sound_has_a_page_too(tmp_path):
-    preview(write_clip(tmp_path / "mute.mp4", None), tmp_path / "mute.svg", frames=2)
+def test_a_clip_without_sound_has_a_page_too_and_dollar_signs_are_no_formula(tmp_path):
+    clip = write_clip(tmp_path / "costs $5 or $x_{2.mkv", None)
+    preview(clip, tmp_path / "mute.svg", frames=2)
     assert "<!-- no audio track -->" in (tmp_path / "mute.svg").read_text(encoding="utf-8")
-
-
-def test_dollar_signs_in_a_name_are_no_formula(tmp_path):
-    clip = tmp_path / "costs $5 or $x_{2.mkv"
-    write_clip(clip, None)
     preview(clip, tmp_path / "page.png", frames=2)
     assert (tmp_path / "page.png").is_file()
 
 
-def test_another_suffix_is_refused(tmp_path, capsys):
-    video = tmp_path / "a.mp4"
-    video.touch()
-    assert main(["data", "show", str(video), "--out", str(tmp_path / "page.xyz")]) == 2
-    assert "page.xyz must end in .png, .pdf, or .svg" in capsys.readouterr().err
-
-
-def test_what_is_no_video_is_named(tmp_path):
-    (tmp_path / "letter.mp4").write_text("no film", encoding="utf-8")
+def test_what_is_no_video_and_another_suffix_are_named(tmp_path, capsys):
+    letter = tmp_path / "letter.mp4"
+    letter.write_text("no film", encoding="utf-8")
     with pytest.raises(VideoError, match=r"letter\.mp4"):
-        preview(tmp_path / "letter.mp4", tmp_path / "page.png", frames=2)
+        preview(letter, tmp_path / "page.png", frames=2)
     assert not (tmp_path / "page.png").exists()
+    assert main(["data", "show", str(letter), "--out", str(tmp_path / "page.xyz")]) == 2
+    assert "page.xyz must end in .png, .pdf, or .svg" in capsys.readouterr().err

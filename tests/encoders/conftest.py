@@ -1,10 +1,13 @@
-"""Architectures small enough to build in a test, registered with open_clip by name as a user would."""
+"""Models small enough to build in a test: registered with open_clip by name as a user would, or saved in folders."""
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import open_clip
 import pytest
+from small_towers import save_model
 
 TEXT = {"context_length": 16, "vocab_size": 49408, "width": 64, "heads": 1, "layers": 2}
 VISION = {"image_size": 32, "layers": 2, "width": 64, "patch_size": 16}
@@ -14,23 +17,17 @@ ARCHITECTURES = {
     "tvr-test-custom": {"embed_dim": 64, "custom_text": True, "vision_cfg": VISION, "text_cfg": TEXT},
     "tvr-test-77": {"embed_dim": 64, "vision_cfg": VISION, "text_cfg": {**TEXT, "context_length": 77}},
     "tvr-test-custom-77": {
-        "embed_dim": 64,
-        "custom_text": True,
-        "vision_cfg": VISION,
-        "text_cfg": {**TEXT, "context_length": 77},
+        "embed_dim": 64, "custom_text": True, "vision_cfg": VISION, "text_cfg": {**TEXT, "context_length": 77},
     },
     "tvr-test-bidirectional": {
-        "embed_dim": 32,
-        "custom_text": True,
-        "vision_cfg": VISION,
+        "embed_dim": 32, "custom_text": True, "vision_cfg": VISION,
         "text_cfg": {**TEXT, "no_causal_mask": True, "proj_bias": True},
     },
     "tvr-test-resnet": {
-        "embed_dim": 64,
+        "embed_dim": 64, "text_cfg": TEXT,
         "vision_cfg": {"image_size": 64, "layers": [1, 1, 1, 1], "width": 16, "patch_size": None},
-        "text_cfg": TEXT,
     },
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -40,3 +37,10 @@ def small_architectures(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{name}.json").write_text(json.dumps(configuration))
     open_clip.add_model_config(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """Name of a saved model of a kind of `small_towers`, read-only."""
+    root = tmp_path_factory.mktemp("models")
+    return functools.cache(lambda kind: save_model(kind, root / kind))

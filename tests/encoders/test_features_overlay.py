@@ -7,17 +7,15 @@ import pytest
 from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.extract.plan import ExtractOptions, source_of_data
 from tvr_lightning.extract.run import extract
-from tvr_lightning.synthetic.generate import synthesize
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
 LAYERS = [RECIPES / "clip4clip.yaml", RECIPES / "fixture.yaml"]
 
 
 @pytest.fixture
-def overrides(tmp_path):
-    synthesize("msrvtt", tmp_path, 10, 0, workers=1, progress=False)
+def overrides(msrvtt):
     small = "--model.init_args.encoder.init_args={width: 64, image_size: 32, text_layers: 4, vision_layers: 1}"
-    rest = ["frames=2", "words=8", "batch_size=2", "num_workers=0", "augmentation=crop-flip", f"root={tmp_path}"]
+    rest = ["frames=2", "words=8", "batch_size=2", "num_workers=0", "augmentation=crop-flip", f"root={msrvtt}"]
     return [small, "--model.init_args.frames=2", *(f"--data.init_args.{option}" for option in rest)]
 
 

@@ -101,16 +101,10 @@ def test_float16_shifts_the_same_patches():
     assert (found - expected).norm() < 1e-2 * expected.norm()
 
 
-def test_the_fingerprint_tells_the_shift():
+def test_the_fingerprint_tells_the_shift_and_other_towers_refuse_it():
     state = checkpoint(16)
     assert encoder_of(state, patch_shift=True).fingerprint() != encoder_of(state).fingerprint()
-
-
-def test_other_towers_refuse_the_shift():
     with pytest.raises(ValueError, match=r"encoder\.patch_shift needs a CLIP vision transformer .* RN50 does not have"):
         ClipEncoder("RN50", weights=None, patch_shift=True)
-
-
-def test_a_tower_of_ten_blocks_refuses_the_shift():
     with pytest.raises(ValueError, match="at least 11 blocks"):
         encoder_of(checkpoint(16, layers=10), patch_shift=True)

@@ -1,55 +1,47 @@
 import json
 import logging
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
+import time
 
 import huggingface_hub
 import open_clip
 import pytest
 from open_clip.transform import PreprocessCfg
 
-import tvr_lightning.config.recipe
-from tvr_lightning.encoders import (
-    ClipEncoder,
-    TinyClipEncoder,
-    TinyWhisperEncoder,
-    Wav2Vec2Encoder,
-    WhisperEncoder,
-)
+from tvr_lightning.encoders import ClipEncoder, TinyClipEncoder, TinyWhisperEncoder, Wav2Vec2Encoder, WhisperEncoder
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.pretrained import find_weights
 
-LOOK_UP = """
-import json, time, tvr_lightning
-from tvr_lightning.encoders.hub import MissingWeightsError
-from tvr_lightning.encoders.pretrained import find_weights
-source = find_weights("ViT-B-32", "openai")
-found = [str(source.path), source.quick_gelu, source.pixels.mean[0]]
-start = time.monotonic()
-try:
-    find_weights("ViT-L-14", "openai")
-except MissingWeightsError as error:
-    print(json.dumps([found, str(error), time.monotonic() - start]))
-"""
+
+@pytest.fixture
+def refused_network(monkeypatch, tmp_path):
+    """A proxy that refuses, so that no network is asked, and an empty cache."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # the discard port
+        monkeypatch.setenv(name.upper(), "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    huggingface_hub.close_session()
+    yield
+    huggingface_hub.close_session()
 
 
+@pytest.mark.usefixtures("refused_network")
 def test_tags_come_from_the_cache_or_are_missed_within_seconds(tmp_path):
     snapshot = tmp_path / "hub/models--timm--vit_base_patch32_clip_224.openai/snapshots/abc"
     snapshot.mkdir(parents=True)
     (snapshot / "open_clip_model.safetensors").write_bytes(b"stands for the weights")
     (snapshot.parent.parent / "refs").mkdir()
     (snapshot.parent.parent / "refs/main").write_text("abc")
-    nowhere = "http://127.0.0.1:9"  # the discard port: a proxy that refuses, so that no network is asked
-    environment = {**os.environ, "HF_HOME": str(tmp_path), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    environment |= {"https_proxy": nowhere, "HTTPS_PROXY": nowhere, "no_proxy": "", "NO_PROXY": ""}
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE"):
-        environment.pop(name, None)
-    done = subprocess.run([sys.executable, "-c", LOOK_UP], env=environment, capture_output=True, text=True, check=True)
-    found, message, seconds = json.loads(done.stdout)
-    assert found == [str(snapshot / "open_clip_model.safetensors"), True, pytest.approx(0.48145466)]
+    source = find_weights("ViT-B-32", "openai")
+    assert source.path == snapshot / "open_clip_model.safetensors"
+    assert (source.quick_gelu, source.pixels.mean[0]) == (True, pytest.approx(0.48145466))
+    began = time.monotonic()
+    with pytest.raises(MissingWeightsError) as missed:
+        find_weights("ViT-L-14", "openai")
+    seconds, message = time.monotonic() - began, str(missed.value)
     for part in ("'openai' for ViT-L-14", str(tmp_path / "hub"), str(tmp_path / ".cache/clip/ViT-L-14.pt")):
         assert part in message
     for part in ("huggingface.co", "openaipublic", "recipes/fixture.yaml"):
@@ -58,24 +50,18 @@ def test_tags_come_from_the_cache_or_are_missed_within_seconds(tmp_path):
     assert seconds < 30
 
 
-def test_a_quickgelu_name_refuses_weights_trained_with_gelu():
-    with pytest.raises(ValueError, match=r"QuickGELU mismatch.*Use the architecture ViT-B-32$"):
-        find_weights("ViT-B-32-quickgelu", "laion2b_s34b_b79k")
-
-
-def test_a_missing_file_says_where_it_was_looked_for(tmp_path):
-    with pytest.raises(MissingWeightsError, match=str(tmp_path / "ViT-B-32.pt")):
-        find_weights("ViT-B-32", str(tmp_path / "ViT-B-32.pt"))
-
-
-def test_an_unknown_tag_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"no open_clip tag of ViT-B-32.*laion2b_s34b_b79k.*openai"):
-        find_weights("ViT-B-32", "openia")
-
-
-def test_an_unknown_architecture_names_close_ones():
-    with pytest.raises(ValueError, match=r"'ViT-B32' is unknown.*ViT-B-32"):
-        find_weights("ViT-B32", None)
+@pytest.mark.parametrize(
+    ("architecture", "weights", "error", "message"),
+    [
+        ("ViT-B-32-quickgelu", "laion2b_s34b_b79k", ValueError, "QuickGELU mismatch.*Use the architecture ViT-B-32$"),
+        ("ViT-B-32", "absent/ViT-B-32.pt", MissingWeightsError, "absent/ViT-B-32.pt"),
+        ("ViT-B-32", "openia", ValueError, r"no open_clip tag of ViT-B-32.*laion2b_s34b_b79k.*openai"),
+        ("ViT-B32", None, ValueError, r"'ViT-B32' is unknown.*ViT-B-32"),
+    ],
+)
+def test_weights_that_cannot_be_found_are_named(architecture, weights, error, message):
+    with pytest.raises(error, match=message):
+        find_weights(architecture, weights)
 
 
 @pytest.fixture
@@ -87,7 +73,7 @@ def offline(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_tokenizer_that_is_not_here_is_named_with_the_way_to_get_it(tmp_path):
+def test_a_missing_tokenizer_or_text_tower_is_named_with_the_way_to_get_it(tmp_path):
     said = (
         r"the tokenizer timm/ViT-B-16-SigLIP of ViT-B-16-SigLIP is missing: looked in .*cache\. .*"
         r"hf download timm/ViT-B-16-SigLIP`, or name a folder: encoder\.tokenizer="
@@ -98,19 +84,11 @@ def test_a_tokenizer_that_is_not_here_is_named_with_the_way_to_get_it(tmp_path):
         assert "\n" not in str(failed.value)
     with pytest.raises(MissingWeightsError, match=r"tokenizer .* of ViT-B-16-SigLIP is missing: .* contains none of"):
         ClipEncoder("ViT-B-16-SigLIP", None, tokenizer=str(tmp_path))
-
-
-@pytest.mark.usefixtures("offline")
-def test_a_text_towers_configuration_that_is_not_here_is_named():
     for ask in (ClipEncoder, ClipEncoder.required_files):
         with pytest.raises(MissingWeightsError, match=r"roberta-ViT-B-32's text tower roberta-base is missing"):
             ask(architecture="roberta-ViT-B-32", weights=None)
-
-
-def test_a_language_is_for_tokenizers_that_mark_it():
-    with pytest.raises(
-        ValueError, match=r"encoder\.language is zho_Hans, but the tokenizer of ViT-B-32 has no language tokens"
-    ):
+    said = "encoder.language is zho_Hans, but the tokenizer of ViT-B-32 has no language tokens"
+    with pytest.raises(ValueError, match=said):
         ClipEncoder("ViT-B-32", None, language="zho_Hans")
 
 
@@ -130,25 +108,18 @@ def test_a_folder_says_where_its_weights_are(tmp_path):
         find_weights(name, "openai")
     with pytest.raises(MissingWeightsError, match=r"mine contains neither open_clip_model\.safetensors nor"):
         find_weights(name, "folder")
-    path.write_text(
-        json.dumps({"model_cfg": open_clip.get_model_config("tvr-test"), "preprocess_cfg": {"resize_mode": "fit"}})
-    )
+    fit = {"resize_mode": "fit"}
+    path.write_text(json.dumps({"model_cfg": open_clip.get_model_config("tvr-test"), "preprocess_cfg": fit}))
     with pytest.raises(ValueError, match=r"open_clip_config\.json preprocesses frames with resize_mode 'fit'"):
         find_weights(name, None)
 
 
-@pytest.mark.parametrize("weights", [None, "none"])
-def test_no_weights_is_a_source_without_a_path(weights):
-    assert find_weights("ViT-B-32", weights).path is None
-
-
-def test_the_preparation_follows_the_architecture_where_its_tags_agree():
+def test_the_preparation_follows_the_architecture_if_its_tags_agree_and_else_is_to_be_named(tmp_path, caplog):
     pe = PreprocessCfg(mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bilinear", resize_mode="squash")
-    assert find_weights("PE-Core-B-16", None).pixels == pe
-    assert find_weights("ViT-B-32", None).pixels == PreprocessCfg()
-
-
-def test_a_file_of_an_architecture_whose_tags_differ_says_under_which_it_was_published(tmp_path, caplog):
+    for architecture, pixels in (("PE-Core-B-16", pe), ("ViT-B-32", PreprocessCfg())):
+        for weights in (None, "none"):
+            source = find_weights(architecture, weights)
+            assert (source.path, source.pixels) == (None, pixels)
     path = tmp_path / "weights.pt"
     path.touch()
     with caplog.at_level(logging.WARNING):
@@ -174,8 +145,3 @@ def test_encoders_say_which_files_they_will_read(tmp_path, monkeypatch):
     for kind in (ClipEncoder, WhisperEncoder, Wav2Vec2Encoder):
         assert kind.required_files(weights=None) == []
     assert TinyWhisperEncoder.required_files(width=64) == TinyClipEncoder.required_files() == []
-
-
-def test_no_encoder_is_known_by_name_where_recipes_are_read():
-    text = Path(tvr_lightning.config.recipe.__file__).read_text(encoding="utf-8")
-    assert not re.search(r"Clip|Whisper|Wav2Vec", text)

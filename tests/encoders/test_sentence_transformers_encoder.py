@@ -12,7 +12,6 @@ from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders import LoRA, MissingWeightsError, SentenceTransformersEncoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods import CLIP4Clip
-from tvr_lightning.synthetic import synthesize
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 CAPTIONS = ["a red circle moves left then up", "star"]
@@ -140,12 +139,11 @@ def test_a_model_without_images_is_refused_before_its_weights_are_read(tmp_path,
         SentenceTransformersEncoder("nobody/nothing")
 
 
-def test_zero_shot_and_heads_on_stored_features(models, tmp_path):
-    synthesize("msrvtt", tmp_path / "data", 20, 0, workers=1, progress=False)
+def test_zero_shot_and_heads_on_stored_features(models, msrvtt, tmp_path):
     encoder = {"class_path": "SentenceTransformersEncoder", "init_args": {"weights": models["vlm"], "image_size": 28}}
     (tmp_path / "encoder.yaml").write_text(json.dumps({"model": {"init_args": {"encoder": encoder}}}))
-    data = {"root": str(tmp_path / "data"), "num_workers": 0, "frames": 2, "words": 16, "eval_batch_size": 4}
-    (tmp_path / "data.yaml").write_text(json.dumps({"data": {"init_args": {**data, "batch_size": 8}}}))
+    data = {"root": str(msrvtt), "num_workers": 0, "frames": 2, "words": 16, "eval_batch_size": 4}
+    (tmp_path / "data.yaml").write_text(json.dumps({"data": {"init_args": {**data, "batch_size": 4}}}))
     trainer = {"accelerator": "cpu", "max_epochs": 1, "log_every_n_steps": 1}
     (tmp_path / "trainer.yaml").write_text(json.dumps({"trainer": trainer}))
 

@@ -1,38 +1,24 @@
+"""The tiny encoder: its sizes, compiled towers, and two processes that shard it."""
+
+import shutil
+import warnings
+
 import pytest
 import torch
-from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.encoders.compiled import compile_blocks
 from tvr_lightning.errors import UserError
+from tvr_lightning.testing import run_processes
 
 
-def media(size, videos=2, frames=3):
+def media(size: int = 32) -> Media:
     generator = torch.Generator().manual_seed(1)
-    pixels = torch.randint(0, 256, (videos, frames, 3, size, size), dtype=torch.uint8, generator=generator)
-    return Media(pixels, torch.ones(videos, frames, dtype=torch.bool))
-
-
-def test_it_learns_to_match_from_nothing():
-    torch.manual_seed(0)
-    encoder = TinyClipEncoder(width=64, image_size=32, vision_layers=2)
-    captions = [f"a {colour} {shape}" for colour in ("red", "green", "blue", "grey") for shape in ("ball", "box")]
-    frames = media(32, videos=8)
-    optimizer = torch.optim.AdamW(encoder.parameters(), lr=1e-3)
-
-    def similarity():
-        text = nn.functional.normalize(encoder.encode_text(captions, 8).sentence, dim=-1)
-        video = nn.functional.normalize(encoder.encode_video(frames).frames.mean(1), dim=-1)
-        return text @ video.T / 0.07
-
-    start = nn.functional.cross_entropy(similarity(), torch.arange(8))
-    for _ in range(30):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(similarity(), torch.arange(8))
-        loss.backward()
-        optimizer.step()
-    assert loss < start / 4
-    assert torch.equal(similarity().argmax(1), torch.arange(8))
+    pixels = torch.randint(0, 256, (2, 3, 3, size, size), dtype=torch.uint8, generator=generator)
+    return Media(pixels, torch.ones(2, 3, dtype=torch.bool))
 
 
 def test_it_has_the_shapes_it_says():
@@ -44,14 +30,6 @@ def test_it_has_the_shapes_it_says():
     assert len(encoder.clip.visual.transformer.resblocks) == 4
 
 
-@pytest.mark.parametrize(
-    ("switch", "message"), [({"width": 100}, "multiple of 64"), ({"image_size": 50}, "50 must be a multiple")]
-)
-def test_it_refuses_sizes_that_do_not_divide(switch, message):
-    with pytest.raises(ValueError, match=message):
-        TinyClipEncoder(**switch)
-
-
 def test_it_starts_with_the_encoder_of_a_run(tmp_path):
     trained = TinyClipEncoder(width=64, image_size=32, vision_layers=1)
     state = {f"encoder.{name}": value for name, value in trained.state_dict().items()}
@@ -59,7 +37,87 @@ def test_it_starts_with_the_encoder_of_a_run(tmp_path):
     path = str(tmp_path / "last.ckpt")
     started = TinyClipEncoder(width=64, image_size=32, vision_layers=1, trained_in=path)
     assert started.fingerprint() == trained.fingerprint()
+    with pytest.raises(ValueError, match="multiple of 64"):
+        TinyClipEncoder(width=100)
+    with pytest.raises(ValueError, match="50 must be a multiple"):
+        TinyClipEncoder(image_size=50)
     with pytest.raises(ValueError, match="does not fit"):
         TinyClipEncoder(width=64, image_size=32, vision_layers=2, trained_in=path)
     with pytest.raises(UserError, match="there is no checkpoint"):
         TinyClipEncoder(width=64, trained_in=str(tmp_path / "absent.ckpt"))
+
+
+def encoder(compile_towers: bool) -> TinyClipEncoder:
+    torch.manual_seed(0)
+    return TinyClipEncoder(width=64, image_size=32, text_layers=2, vision_layers=2, compile_towers=compile_towers)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+@pytest.mark.filterwarnings("ignore")  # what torch's own compiler deprecates
+def test_compiled_towers_give_the_features_and_gradients_of_plain_ones():
+    found = []
+    for compiled in (False, True):
+        made = encoder(compiled)
+        text, video = made.encode_text(["a cat", "two dogs run", "rain"], 12), made.encode_video(media(), patches=True)
+        (text.words.square().mean() + video.patches.square().mean() + video.frames.square().mean()).backward()
+        found.append((text.words, video.frames, {k: p.grad for k, p in made.named_parameters()}, made.state_dict()))
+    plain, compiled = found
+    torch.testing.assert_close(compiled[0], plain[0])
+    torch.testing.assert_close(compiled[1], plain[1])
+    assert compiled[3].keys() == plain[3].keys()
+    for name, gradient in plain[2].items():
+        torch.testing.assert_close(compiled[2][name], gradient, msg=lambda m, n=name: f"{n}: {m}")
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 2  # of texts and of frames
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU Triton compiles")
+@pytest.mark.filterwarnings("ignore")  # what torch's own compiler deprecates
+def test_where_compiling_fails_one_line_says_so_and_the_towers_run_plain(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, "a-compiler-that-is-not-there"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(force_disable_caches=True):
+        made = encoder(True)
+        video = made.encode_video(media())
+    torch._dynamo.reset()
+    torch.testing.assert_close(video.frames, encoder(False).encode_video(media()).frames)
+    (said,) = [record.message for record in caplog.records if "compile_towers" in record.message]
+    assert said.startswith("compile_towers: torch.compile failed (")
+    assert said.endswith("the towers run uncompiled")
+    assert "\n" not in said
+    made.encode_text(["a cat"], 12)
+    assert [record.message for record in caplog.records if "compile_towers" in record.message] == [said]
+
+
+def test_towers_without_blocks_are_refused():
+    with pytest.raises(ValueError, match="Linear is not a transformer"):
+        compile_blocks([torch.nn.Linear(2, 2)])
+
+
+def outputs(encoder):
+    text = encoder.encode_text(["a red ball", "a blue box"], 8)
+    video = encoder.encode_video(media(), patches=True)
+    return [text.sentence, text.words, video.frames, video.patches]
+
+
+def shard(rank):
+    warnings.simplefilter("error")
+    torch.manual_seed(0)
+    encoder = TinyClipEncoder(width=64, image_size=32)
+    fingerprint, expected = encoder.fingerprint(), [tensor.detach() for tensor in outputs(encoder)]
+    mesh = init_device_mesh("cpu", (2,))
+    for block in [*encoder.clip.transformer.resblocks, *encoder.clip.visual.transformer.resblocks]:
+        fully_shard(block, mesh=mesh)
+    fully_shard(encoder, mesh=mesh)
+    for method in ("encode_text", "encode_video"):
+        register_fsdp_forward_method(encoder, method)
+    sharded = outputs(encoder)
+    equal = all(torch.equal(found, wanted) for found, wanted in zip(sharded, expected, strict=True))
+    sum(tensor.square().mean() for tensor in sharded).backward()
+    complete = all(parameter.grad is not None for parameter in encoder.parameters())
+    return [equal, complete, encoder.fingerprint() == fingerprint]
+
+
+def test_a_sharded_encoder_gives_the_same_features_and_fingerprint():
+    assert run_processes(shard, 2) == [[True, True, True]] * 2

@@ -14,18 +14,12 @@ def tokenizer():
 def test_ids_are_those_of_openai_clip(tokenizer):
     # the ids that OpenAI's clip.tokenize gives
     assert tokenizer.encode(["a photo of a cat"], 8).ids.tolist() == [[49406, 320, 1125, 539, 320, 2368, 49407, 0]]
-
-
-def test_openai_s_special_tokens_are_recognized_and_open_clip_s_are_text(tokenizer):
-    # the ids that the released tokenizers of CLIP4Clip and X-Pool give
+    messy, clean = tokenizer.encode(["  A  PHOTO of\n a &lt;cat&gt; ", "a photo of a <cat>"], 16).ids
+    assert torch.equal(messy, clean)
+    # the ids that the released tokenizers of CLIP4Clip and X-Pool give: open_clip's special tokens are text
     ids = tokenizer.encode(["<|endoftext|> in a caption", "<end_of_text> in a caption"], 16).ids
     assert ids[0, :6].tolist() == [49406, 49407, 530, 320, 11327, 49407]
     assert 49407 not in ids[1, 1:5]
-
-
-def test_text_is_cleaned_and_lower_cased(tokenizer):
-    messy, clean = tokenizer.encode(["  A  PHOTO of\n a &lt;cat&gt; ", "a photo of a <cat>"], 16).ids
-    assert torch.equal(messy, clean)
 
 
 def test_mask_ends_at_eot_even_where_a_token_has_the_pad_id(tokenizer):
@@ -40,6 +34,8 @@ def test_long_captions_are_cut_before_eot_and_the_first_is_reported(caplog):
         tokens = tokenizer.encode(["one two three four five", "a cat", "six seven eight nine ten"], 6)
         ids = tokens.ids
         assert tokens.needed == [7, 4, 7]
+        tokenizer.report_truncated(tokenizer.encode(["one two three four"], 6))
+        assert not caplog.records, "a caption that just fits is not reported"
         tokenizer.report_truncated(tokens)
     assert ids[0, -1] == ids[2, -1] == 49407
     assert torch.equal(ids[0, :5], tokenizer.encode(["one two three four"], 6).ids[0, :5])
@@ -47,18 +43,11 @@ def test_long_captions_are_cut_before_eot_and_the_first_is_reported(caplog):
     assert "one two three four five" in caplog.text
 
 
-def test_a_caption_that_just_fits_is_not_reported(caplog):
-    tokenizer = ClipTokenizer(77)
-    tokenizer.report_truncated(tokenizer.encode(["one two three four"], 6))
-    assert not caplog.records
-
-
-@pytest.mark.parametrize("words", [2, 78])
-def test_impossible_lengths_name_the_limits(tokenizer, words):
-    with pytest.raises(ValueError, match=rf"words is {words}.*77"):
-        tokenizer.encode(["a cat"], words)
-
-
-def test_a_missing_caption_is_named(tokenizer):
-    with pytest.raises(ValueError, match="caption 1 of the batch is nan"):
-        tokenizer.encode(["a cat", float("nan")], 8)
+@pytest.mark.parametrize(
+    ("captions", "words", "message"),
+    [(["a cat"], 2, "words is 2.*77"), (["a cat"], 78, "words is 78.*77"),
+     (["a cat", float("nan")], 8, "caption 1 of the batch is nan")],
+)  # fmt: skip
+def test_impossible_lengths_and_missing_captions_are_named(tokenizer, captions, words, message):
+    with pytest.raises(ValueError, match=message):
+        tokenizer.encode(captions, words)

@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
-from small_towers import CAPTIONS, KINDS, save_model
+from quick_trainer import quick_trainer
+from small_towers import CAPTIONS, KINDS
 from torch.nn.utils import parametrize
 
 from tvr_lightning.cli import main
@@ -29,7 +29,6 @@ from tvr_lightning.encoders import (
 from tvr_lightning.encoders.tuning import FROM_THE_BLOCKS_ON, LowRank, Target
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods import XPool
-from tvr_lightning.synthetic import synthesize
 from tvr_lightning.testing import run_processes
 from tvr_lightning.testing.processes import STEPS, Batches, comparable, join_processes, strategies
 from tvr_lightning.testing.processes import trained as trained_on
@@ -77,28 +76,13 @@ def test_fine_tuning_trains_what_its_patterns_match():
         "clip.visual.ln_pre.weight",
         "clip.visual.ln_post.weight",
     }
-    assert trained(method(FineTuning([])).encoder) == set()
-    assert rates(FineTuning()) == {"method": 1.0, "encoder": 0.1}
-
-
-def test_the_recipes_of_the_clip4clip_family_train_the_same():
-    assert {patterns(name).train for name in ("clip4clip", "ncl", "tcmgc", "ucofia", "xclip")} == {FROM_THE_BLOCKS_ON}
-
-
-def test_a_pattern_that_matches_nothing_is_named():
-    with pytest.raises(UserError, match=r"no parameter of TinyClipEncoder matches visual\.\*\. Its .* include clip\."):
-        method(FineTuning(["visual.*"]))
-
-
-def test_frozen_trains_only_the_method():
-    assert trained(method(Frozen()).encoder) == set()
+    assert trained(method(FineTuning([])).encoder) == trained(method(Frozen()).encoder) == set()
     assert trained(method(Frozen())) == {n for n in trained(method(None)) if not n.startswith("encoder.")}
-
-
-def test_bitfit_trains_the_biases_at_the_rate_of_the_method():
+    assert rates(FineTuning()) == {"method": 1.0, "encoder": 0.1}
     bitfit = patterns("tuning/bitfit")
-    assert trained(method(bitfit).encoder) == {n for n in trained(method(None).encoder) if n.endswith("bias")}
+    assert trained(method(bitfit).encoder) == {name for name in everything if name.endswith("bias")}
     assert rates(bitfit) == {"method": 1.0, "encoder": 0.1, "tuning": 1.0}  # encoder: the logit scale
+    assert {patterns(name).train for name in ("clip4clip", "ncl", "tcmgc", "ucofia", "xclip")} == {FROM_THE_BLOCKS_ON}
 
 
 @pytest.mark.parametrize("blocks", [1, 3, 9])
@@ -123,18 +107,26 @@ def changes(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return found
 
 
-def test_lora_adds_the_parameters_of_its_rank_targets_and_towers_at_the_rate_of_the_method():
-    def count(**options: object) -> int:
-        return sum(p.numel() for p in changes(method(LoRA(**options)).encoder).values())
+ONE = 4 * (64 + 64) * 8  # LoRA of one target in the four blocks of a tower: A and B of rank 8
 
-    one = 4 * (64 + 64) * 8  # the four blocks of a tower, A and B of rank 8
-    assert count() == 4 * one
-    assert count(rank=2) == one
-    assert count(towers=["video"]) == count(towers=["text", "text"]) == 2 * one
-    assert count(targets=["key"]) == 2 * one
-    assert count(targets=["query", "key", "value", "output"]) == 8 * one
-    assert count(targets=["mlp"]) == 2 * 4 * 2 * (64 + 256) * 8
-    assert rates(LoRA()) == {"method": 1.0, "encoder": 0.1, "tuning": 1.0}
+
+@pytest.mark.parametrize(
+    ("tuning", "parameters"),
+    [
+        (LoRA(), 4 * ONE),
+        (LoRA(rank=2), ONE),
+        (LoRA(towers=["video"]), 2 * ONE),
+        (LoRA(towers=["text", "text"]), 2 * ONE),
+        (LoRA(targets=["key"]), 2 * ONE),
+        (LoRA(targets=["query", "key", "value", "output"]), 8 * ONE),
+        (LoRA(targets=["mlp"]), 2 * 4 * 2 * (64 + 256) * 8),
+        (Adapter(bottleneck=8), 8 * (2 * 64 * 8 + 8 + 64)),
+        (Adapter(bottleneck=1, towers=["text"]), 4 * (2 * 64 + 1 + 64)),
+    ],
+)
+def test_lora_and_adapters_add_these_parameters_at_the_rate_of_the_method(tuning, parameters):
+    assert sum(parameter.numel() for parameter in changes(method(tuning).encoder).values()) == parameters
+    assert rates(tuning) == {"method": 1.0, "encoder": 0.1, "tuning": 1.0}
 
 
 @pytest.mark.parametrize("target", ["query", "value"])
@@ -147,14 +139,6 @@ def test_lora_of_a_fused_weight_changes_only_the_rows_of_its_target(target):
     torch.testing.assert_close(tuned.in_proj_weight.view(3, 64, 64), expected)
 
 
-def test_dropout_of_lora_applies_in_training_only():
-    encoder = method(LoRA(dropout=0.5)).encoder
-    changes(encoder)
-    texts = [encoder.train(mode).encode_text(["a cat"], 12).sentence for mode in (True, True, False, False)]
-    assert not torch.equal(texts[0], texts[1])
-    assert torch.equal(texts[2], texts[3])
-
-
 @pytest.mark.parametrize("tuning", [LoRA(), Adapter()], ids=repr)
 def test_float16_weights_have_float32_changes_that_learn(tuning):
     encoder = method(tuning, encoder_precision="float16").encoder
@@ -165,44 +149,23 @@ def test_float16_weights_have_float32_changes_that_learn(tuning):
     assert all(p.grad.abs().sum() > 0 for name, p in found.items() if ".transformer" in name and "visual" not in name)
 
 
-def test_adapters_add_the_parameters_of_their_bottleneck_and_towers_at_the_rate_of_the_method():
-    def count(**options: object) -> int:
-        return sum(p.numel() for p in changes(method(Adapter(**options)).encoder).values())
-
-    assert count(bottleneck=8) == 8 * (2 * 64 * 8 + 8 + 64)
-    assert count(bottleneck=1, towers=["text"]) == 4 * (2 * 64 + 1 + 64)
-    assert rates(Adapter()) == {"method": 1.0, "encoder": 0.1, "tuning": 1.0}
-
-
-@pytest.mark.parametrize("tuning", [LoRA(), Adapter()], ids=repr)
-def test_a_copy_and_a_checkpoint_encode_the_same(tuning):
+@pytest.mark.parametrize("tuning", [LoRA(dropout=0.5), Adapter()], ids=repr)
+def test_a_copy_and_a_checkpoint_encode_the_same_and_dropout_applies_in_training_only(tuning):
     module = method(tuning)
+    plain, tuned = (each.encoder.temporal_initialization(2) for each in (method(None), module))
+    for mine, other in zip(tuned.blocks, plain.blocks, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=0)
     changes(module.encoder)
     other = method(tuning)
     other.load_state_dict(module.state_dict())
-    sentences = [m.encoder.encode_text(["a cat"], 12).sentence for m in (module, copy.deepcopy(module), other)]
+    encoders = [each.encoder.eval() for each in (module, copy.deepcopy(module), other)]
+    sentences = [encoder.encode_text(["a cat"], 12).sentence for encoder in encoders]
     assert torch.equal(sentences[0], sentences[1])
     assert torch.equal(sentences[0], sentences[2])
     assert module.encoder.fingerprint() == other.encoder.fingerprint()
-
-
-def test_the_fingerprint_includes_alpha():
-    assert len({method(LoRA(alpha=alpha)).encoder.fingerprint() for alpha in (1.0, 2.0)}) == 2
-
-
-@pytest.mark.parametrize("tuning", [LoRA(), Adapter()], ids=repr)
-def test_a_temporal_transformer_starts_from_the_untuned_blocks(tuning):
-    plain, tuned = (method(each).encoder.temporal_initialization(2) for each in (None, tuning))
-    for mine, other in zip(tuned.blocks, plain.blocks, strict=True):
-        torch.testing.assert_close(mine, other, rtol=0, atol=0)
-
-
-def test_lora_of_vit_b_32_trains_half_a_million_parameters_of_the_towers():
-    encoder = ClipEncoder("ViT-B-32", weights=None)
-    plain = encoder.encode_text(["a cat"], 12).sentence
-    LoRA().apply(encoder)
-    assert torch.equal(encoder.encode_text(["a cat"], 12).sentence, plain)
-    assert sum(p.numel() for p in encoder.parameters() if p.requires_grad) == 12 * 2 * 8 * 2 * (768 + 512)
+    first, second = (encoders[0].train().encode_text(["a cat"], 12).sentence for _ in range(2))
+    assert torch.equal(first, second) == isinstance(tuning, Adapter)
+    assert method(LoRA(alpha=1.0)).encoder.fingerprint() != method(LoRA(alpha=2.0)).encoder.fingerprint()
 
 
 ALL = LoRA(targets=get_args(Target))
@@ -221,8 +184,8 @@ WITHOUT_MLP = dict.fromkeys(["mobileclip", "swin", "bert", "xlm-roberta", "mt5",
     + [(Adapter(), kind, {"resnet": REFUSED["resnet"], **WITHOUT_MLP}.get(kind)) for kind in KINDS],
     ids=lambda value: type(value).__name__ if isinstance(value, Tuning) else value or "",
 )
-def test_tuning_reaches_both_towers_of_a_transformer_or_is_refused(tuning, kind, refused, tmp_path):
-    encoder = ClipEncoder(save_model(kind, tmp_path / kind), "folder").eval()
+def test_tuning_reaches_both_towers_of_a_transformer_or_is_refused(tuning, kind, refused, models):
+    encoder = ClipEncoder(models(kind), "folder").eval()
     if refused:
         with pytest.raises(UserError, match=refused):
             tuning.apply(encoder)
@@ -264,9 +227,20 @@ def test_lora_of_a_linear_layer_is_pefts():
     torch.testing.assert_close(change.up.grad[0], up.grad)
 
 
+class Bare(TinyClipEncoder):
+    blocks = Encoder.blocks
+
+
+def bare() -> Bare:
+    return Bare(width=64, image_size=32, text_layers=1, vision_layers=1)
+
+
 @pytest.mark.parametrize(
     ("tuning", "message"),
     [
+        (lambda: LastBlocks(1).apply(bare()), "Bare names no transformer blocks"),
+        (lambda: method(FineTuning(["visual.*"])),
+         r"no parameter of TinyClipEncoder matches visual\.\*\. Its .* include clip\."),
         (lambda: LastBlocks(0), "LastBlocks.blocks is 0; it must be at least 1"),
         (lambda: LoRA(targets=["queries"]), "LoRA.targets is .* must be one of query, key, value, output, mlp"),
         (lambda: LoRA(towers=["audio"]), "LoRA.towers is .* must be one of text, video"),
@@ -275,40 +249,28 @@ def test_lora_of_a_linear_layer_is_pefts():
         (lambda: Adapter(towers=[]), "Adapter.towers must not be empty"),
         (lambda: LoRA(alpha=0.0), "LoRA.alpha is 0.0; it must be above 0"),
     ],
-)
+)  # fmt: skip
 def test_wrong_options_are_refused(tuning, message):
     with pytest.raises(UserError, match=message):
         tuning()
 
 
-def test_an_encoder_without_blocks_is_refused():
-    class Bare(TinyClipEncoder):
-        blocks = Encoder.blocks
-
-    with pytest.raises(UserError, match="Bare names no transformer blocks"):
-        LastBlocks(1).apply(Bare(width=64, image_size=32, text_layers=1, vision_layers=1))
-
-
-def test_tuning_of_an_encoder_whose_features_are_stored_is_refused_before_anything_is_loaded(monkeypatch):
+def test_tuning_of_stored_features_and_a_misspelled_target_are_refused_before_anything_is_loaded(monkeypatch):
     monkeypatch.delenv("TVR_DATA", raising=False)
     features = f"--config={RECIPES / 'features.yaml'}"
     with pytest.raises(OptionError, match=r"tuning LoRA trains the encoder, whose features in features are fixed\."):
         Recipe.parse([RECIPES / "xpool.yaml"], [features, OVERLAYS["lora"]]).check()
     with pytest.raises(UserError, match="environment variable TVR_DATA is set"):  # the next check
         Recipe.parse([RECIPES / "xpool.yaml"], [features, OVERLAYS["frozen"]]).check()
-
-
-def test_a_misspelled_target_of_a_recipe_is_refused_with_the_valid_ones():
     words = [OVERLAYS["lora"], "--model.init_args.tuning.init_args.targets=[queries]"]
     with pytest.raises(OptionError, match=r"tuning.*targets is 'queries'; expected query, key, value, output, or mlp"):
         Recipe.parse([RECIPES / "xpool.yaml"], words)
 
 
-def test_a_run_with_lora_reports_what_it_trains_and_its_checkpoint_is_tested_with_the_same_results(tmp_path, capsys):
-    synthesize("msrvtt", tmp_path / "data", 30, 0, workers=1, progress=False)
+def test_a_run_with_lora_reports_what_it_trains_and_its_checkpoint_gives_the_same_results(msrvtt, tmp_path, capsys):
     recipe = [f"--config={name}" for name in ("clip4clip", "fixture", "tuning/lora")]
-    options = ["data.init_args.batch_size=8", "data.init_args.num_workers=0", "data.init_args.frames=2"]
-    options += [f"data.init_args.root={tmp_path / 'data'}", f"results.directory={tmp_path}", "trainer.max_epochs=1"]
+    options = ["data.init_args.batch_size=4", "data.init_args.num_workers=0", "data.init_args.frames=2"]
+    options += [f"data.init_args.root={msrvtt}", f"results.directory={tmp_path}", "trainer.max_epochs=1"]
     words = [*recipe, *(f"--{option}" for option in options), "--trainer.accelerator=cpu"]
     assert main(["fit", *words, "--estimate"]) == 0
     assert main(["fit", *words]) == 0
@@ -327,8 +289,7 @@ def test_a_run_with_lora_reports_what_it_trains_and_its_checkpoint_is_tested_wit
 
 def test_a_frozen_encoder_is_in_eval_mode_while_lightning_trains_the_method():
     module, data = small(RECIPES / "xpool.yaml", OVERLAYS["frozen"])
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "limit_val_batches": 0}
-    Trainer(accelerator="cpu", max_steps=1, **options).fit(module, datamodule=data)
+    quick_trainer(max_steps=1, limit_val_batches=0).fit(module, datamodule=data)
     assert not any(part.training for part in module.encoder.modules())
     assert module.training
 

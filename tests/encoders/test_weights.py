@@ -1,11 +1,16 @@
+"""Files of weights: every layout reads to the same tensors, and none of them runs code."""
+
+import pickle
+import zipfile
 from pathlib import Path
 
 import open_clip
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
-from tvr_lightning.encoders.weights import load_weights, read_state_dict
+from tvr_lightning.encoders.weights import archive_root, load_weights, read_state_dict, read_torchscript
 
 
 @pytest.fixture(scope="module")
@@ -29,19 +34,40 @@ def test_every_layout_reads_to_the_same_tensors(tensors, tmp_path):
         assert not openai
         assert found.keys() == tensors.keys()
         assert all(torch.equal(found[key], tensors[key]) for key in tensors)
-
-
-def test_half_matrices_beside_float_norms_are_openais(tensors, tmp_path):
+    # Half matrices beside float norms, and facts that are not weights, are OpenAI's.
     mixed = {name: tensor if "ln_" in name else tensor.half() for name, tensor in tensors.items()}
-    torch.save(mixed, tmp_path / "mixed.pt")
-    assert read_state_dict(tmp_path / "mixed.pt")[1]
+    for content in (mixed, {**tensors, "vocab_size": torch.tensor(49408)}):
+        torch.save(content, tmp_path / "openai.pt")
+        found, openai = read_state_dict(tmp_path / "openai.pt")
+        assert openai
+        assert found.keys() == tensors.keys()
 
 
-def test_facts_of_openais_archives_are_no_weights(tensors, tmp_path):
-    torch.save({**tensors, "vocab_size": torch.tensor(49408)}, tmp_path / "facts.pt")
-    found, openai = read_state_dict(tmp_path / "facts.pt")
-    assert openai
-    assert found.keys() == tensors.keys()
+class Parts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
+        self.in_half = nn.Parameter(torch.randn(4, 2).half())
+        self.transposed = nn.Parameter(torch.randn(5, 4).t())
+        self.register_buffer("vocab_size", torch.tensor(12))
+        self.remark = torch.tensor(3.0)  # neither parameter nor buffer
+
+    def forward(self, x):
+        return self.layers(x) @ self.in_half.float(), self.transposed * self.remark
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
+def test_tensors_of_an_archive_equal_the_state_dict_of_its_module(tmp_path):
+    expected, path = Parts(), tmp_path / "parts.pt"
+    torch.jit.save(torch.jit.trace(expected, torch.ones(1, 3)), path)
+    tensors = read_torchscript(path, archive_root(path))
+    assert tensors.keys() == expected.state_dict().keys()
+    for name, tensor in expected.state_dict().items():
+        assert tensors[name].dtype == tensor.dtype
+        assert torch.equal(tensors[name], tensor), name
+    torch.save({"a": torch.ones(2)}, tmp_path / "plain.pt")
+    (tmp_path / "text.pt").write_text("no weights")
+    assert archive_root(tmp_path / "plain.pt") is archive_root(tmp_path / "text.pt") is None
 
 
 class Trap:
@@ -52,10 +78,15 @@ class Trap:
         return Path.touch, (self.target,)
 
 
-def test_code_in_a_checkpoint_does_not_run(tmp_path):
+def test_code_in_a_checkpoint_or_an_archive_does_not_run(tmp_path):
     torch.save({"state_dict": Trap(tmp_path / "ran")}, tmp_path / "evil.pt")
     with pytest.raises(ValueError, match=r"evil\.pt cannot be read as weights"):
         read_state_dict(tmp_path / "evil.pt")
+    with zipfile.ZipFile(tmp_path / "archive.pt", "w") as archive:
+        archive.writestr("evil/data.pkl", pickle.dumps(Trap(tmp_path / "ran"), protocol=2))
+        archive.writestr("evil/constants.pkl", b"")
+    with pytest.raises(pickle.UnpicklingError, match="which weights do not need"):
+        read_torchscript(tmp_path / "archive.pt", "evil")
     assert not (tmp_path / "ran").exists()
 
 
@@ -82,12 +113,9 @@ def test_misfits_are_listed_with_expected_and_found(model, tensors):
     assert "1 unexpected: head.weight (2, 3)" in text
     assert "1 of another shape: visual.proj: expected (64, 64), found (64, 32)" in text
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-
-
-def test_openai_names_load_into_a_model_with_a_text_module(tensors):
-    custom = open_clip.CustomTextCLIP(
-        **{k: v for k, v in open_clip.get_model_config("tvr-test-custom").items() if k != "custom_text"}
-    )
+    # OpenAI's names load into a model with a text module.
+    configuration = open_clip.get_model_config("tvr-test-custom")
+    custom = open_clip.CustomTextCLIP(**{k: v for k, v in configuration.items() if k != "custom_text"})
     load_weights(custom, {**tensors, "logit_scale": tensors["logit_scale"].reshape(1)}, "file.pt")
     assert torch.equal(custom.text.ln_final.weight, tensors["ln_final.weight"])
     assert torch.equal(custom.visual.proj, tensors["visual.proj"])

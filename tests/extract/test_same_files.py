@@ -1,17 +1,18 @@
 """A store is used only for the files whose features it contains, and opens only the parts that a method reads."""
 
+import itertools
 import os
 import shutil
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from broken_videos import write_video
+from extract.small import encoders, options
 
 from tvr_lightning.data.video_folder import VideoFolder
-from tvr_lightning.encoders.tiny import TinyClipEncoder
-from tvr_lightning.encoders.whisper import TinyWhisperEncoder
-from tvr_lightning.extract.plan import ExtractOptions, source_of_data
+from tvr_lightning.extract.plan import source_of_data
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.verify import verify
 from tvr_lightning.store import FeatureStore, StoreError
@@ -19,31 +20,16 @@ from tvr_lightning.store import FeatureStore, StoreError
 NAMES = [f"clip{number}" for number in range(4)]
 
 
-def encoder():
-    torch.manual_seed(0)
-    return TinyClipEncoder(width=64, image_size=32, text_layers=1, vision_layers=1).requires_grad_(False)
-
-
-def folder(root, first=0):
-    """A user's folder of four numbered videos, whose frames begin with the number `first`."""
-    for place, name in enumerate(NAMES):
-        write_video(
-            root / "videos" / f"{name}.mp4", 10,
-            picture=lambda number, width, height, place=place: torch.full(
-                (height, width, 3), (20 * (first + place) + number) % 255, dtype=torch.uint8
-            ).numpy(),
-        )  # fmt: skip
-    rows = "".join(f"{name}.mp4,a caption of {name},{'test' if name == NAMES[0] else 'train'}\n" for name in NAMES)
-    (root / "captions.csv").write_text(f"file,caption,split\n{rows}", encoding="utf-8")
-    return root
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
+    """Two folders of a user with four videos of the same names, each of other frames."""
     roots = tmp_path_factory.mktemp("a"), tmp_path_factory.mktemp("b")
-    for number, root in enumerate(roots):
-        (root / "videos").mkdir(parents=True)
-        folder(root, first=4 * number)
+    rows = "".join(f"{name}.mp4,a caption of {name},{'test' if name == NAMES[0] else 'train'}\n" for name in NAMES)
+    for number, (root, name) in enumerate(itertools.product(roots, NAMES)):
+        (root / "videos").mkdir(exist_ok=True)
+        grey = lambda frame, width, height, n=number: np.full((height, width, 3), 20 * n + frame, np.uint8)  # noqa: E731
+        write_video(root / "videos" / f"{name}.mp4", 10, picture=grey)
+        (root / "captions.csv").write_text(f"file,caption,split\n{rows}", encoding="utf-8")
     return roots
 
 
@@ -51,11 +37,10 @@ def data(root, **options):
     return VideoFolder(root=str(root), frames=2, words=8, image_size=32, batch_size=2, num_workers=0, **options)
 
 
-def extracted(root, out, **options):
-    settings = {"num_workers": 0, "progress": False, "what": ["text", "frames"], "command": "tvr extract again"}
-    hears = options.pop("audio", None)
+def extracted(root, out, **changes):
+    hears = changes.pop("audio", None)
     source = source_of_data(data(root, **({} if hears is None else {"audio": "whisper"})), ["train", "test"])
-    return extract(source, encoder(), hears, ExtractOptions(str(out), **{**settings, **options}))
+    return extract(source, encoders()[0], hears, options(out, **{"what": ["text", "frames"], **changes}))
 
 
 def features(root, out):
@@ -76,30 +61,23 @@ def test_two_folders_with_the_same_names_do_not_answer_for_each_other(folders, t
     assert not torch.equal(features(second, tmp_path / "store"), expected)
     with pytest.raises(StoreError, match="videos are not the files whose frames"):
         features(first, tmp_path / "store")
-
-
-def test_a_replaced_file_is_refused_and_extracted_again_alone(folders, tmp_path):
-    root = shutil.copytree(folders[0], tmp_path / "data")
-    extracted(root, tmp_path / "store")
-    before = features(root, tmp_path / "store")
-    target = root / "videos" / f"{NAMES[0]}.mp4"
-    shutil.copyfile(folders[1] / "videos" / target.name, target)
-    with pytest.raises(StoreError, match="1 of 1 videos are not the files"):
-        features(root, tmp_path / "store")
-    report = extracted(root, tmp_path / "store")
+    root = shutil.copytree(first, tmp_path / "data")  # only a replaced file is extracted again
+    extracted(root, tmp_path / "other")
+    shutil.copyfile(second / "videos" / f"{NAMES[0]}.mp4", root / "videos" / f"{NAMES[0]}.mp4")
+    report = extracted(root, tmp_path / "other")
     assert (report.written["frames"], report.kept["frames"]) == (1, 3)
-    assert not torch.equal(features(root, tmp_path / "store"), before)
+    assert not torch.equal(features(root, tmp_path / "other"), expected)
 
 
 def test_verify_finds_a_replaced_file_outside_its_sample(folders, tmp_path):
     root = shutil.copytree(folders[0], tmp_path / "data")
     extracted(root, tmp_path / "store")
     source = source_of_data(data(root), ["train", "test"])
-    options = ExtractOptions(str(tmp_path / "store"), num_workers=0, progress=False)
-    assert verify(source, encoder(), None, options, sample=0) == {}
+    given = (source, encoders()[0], None, options(tmp_path / "store"))
+    assert verify(*given, sample=0) == {}
     shutil.copyfile(folders[1] / "videos" / f"{NAMES[3]}.mp4", root / "videos" / f"{NAMES[3]}.mp4")
     with pytest.raises(StoreError, match="1 of 4 videos are not the files whose frames"):
-        verify(source, encoder(), None, options, sample=0)
+        verify(*given, sample=0)
 
 
 def test_a_copy_with_other_times_and_a_machine_without_the_videos_read_the_same_features(folders, tmp_path):
@@ -115,35 +93,31 @@ def test_a_copy_with_other_times_and_a_machine_without_the_videos_read_the_same_
     assert torch.equal(features(copy, tmp_path / "store"), expected)
 
 
-def test_a_skipped_video_is_tried_again_only_if_its_file_changed(folders, tmp_path):
-    root = shutil.copytree(folders[0], tmp_path / "data")
-    bad = root / "videos" / f"{NAMES[1]}.mp4"
-    good = bad.read_bytes()
-    bad.write_bytes(b"no video")
-    assert len(extracted(root, tmp_path / "store").skipped) == 1
-    again = extracted(root, tmp_path / "store")
-    assert (again.retried, again.still_skipped, again.written) == (0, 1, {})
-    bad.write_bytes(good)
-    repaired = extracted(root, tmp_path / "store")
-    assert (repaired.retried, repaired.still_skipped, repaired.written["frames"]) == (1, 0, 1)
-    assert any("1 were tried again and 0 were not" in line for line in repaired.lines())
-    assert FeatureStore(tmp_path / "store").skipped("frames") == {}
-
-
-def test_a_skipped_file_that_was_repaired_in_bytes_that_no_digest_covers_is_tried_again(folders, tmp_path):
-    root = shutil.copytree(folders[0], tmp_path / "data")
-    bad = root / "videos" / f"{NAMES[1]}.mp4"
-    good = bytearray(bad.read_bytes())
-    padding = 300_000  # moves the video's bytes between those that the digest covers
+def broken_where_no_digest_covers_it(path):
+    """Bytes of a clip that is whole, and of one with other bytes only between those that the digest covers."""
+    good = bytearray(path.read_bytes())
+    padding = 300_000
     good[:0] = (padding // 2).to_bytes(4, "big") + b"free" + bytes(padding // 2 - 8)
     good += padding.to_bytes(4, "big") + b"free" + bytes(padding - 8)
     offsets = good.index(b"stco") + 12
     good[offsets : offsets + 4] = (int.from_bytes(good[offsets : offsets + 4], "big") + padding // 2).to_bytes(4, "big")
-    bad.write_bytes(good.replace(b"moov", b"MOOV"))
+    return bytes(good), bytes(good.replace(b"moov", b"MOOV"))
+
+
+@pytest.mark.parametrize("versions", [lambda path: (path.read_bytes(), b"no video"), broken_where_no_digest_covers_it])
+def test_a_skipped_video_is_tried_again_only_if_its_file_changed(folders, tmp_path, versions):
+    root = shutil.copytree(folders[0], tmp_path / "data")
+    path = root / "videos" / f"{NAMES[1]}.mp4"
+    good, bad = versions(path)
+    path.write_bytes(bad)
     assert len(extracted(root, tmp_path / "store").skipped) == 1
-    bad.write_bytes(good)
+    again = extracted(root, tmp_path / "store")
+    assert (again.retried, again.still_skipped, again.written) == (0, 1, {})
+    path.write_bytes(good)
     repaired = extracted(root, tmp_path / "store")
-    assert (repaired.retried, repaired.skipped, repaired.written["frames"]) == (1, [], 1)
+    assert (repaired.retried, repaired.still_skipped, repaired.written["frames"]) == (1, 0, 1)
+    assert any("1 were tried again and 0 were not" in line for line in repaired.lines())
+    assert FeatureStore(tmp_path / "store").skipped("frames") == {}
 
 
 def test_a_video_that_was_missing_and_is_there_now_is_not_left_out(folders, tmp_path):
@@ -160,8 +134,7 @@ def test_a_video_that_was_missing_and_is_there_now_is_not_left_out(folders, tmp_
 
 
 def test_an_unfinished_audio_part_concerns_only_methods_that_read_it(folders, tmp_path):
-    root = folders[0]
-    whisper = TinyWhisperEncoder(width=16, layers=1)
+    root, whisper = folders[0], encoders()[1]
     extracted(root, tmp_path / "store", what=["text", "frames", "audio"], audio=whisper, shard_size=1, batch_size=1)
     shards = sorted((tmp_path / "store").glob("audio-*"))
     shards[0].unlink()
@@ -169,14 +142,12 @@ def test_an_unfinished_audio_part_concerns_only_methods_that_read_it(folders, tm
     module = data(root, features=str(tmp_path / "store"))
     module.setup("test")
     assert module.store.parts == ["text", "frames"]
-    hearing = data(root, features=str(tmp_path / "store"), audio="whisper")
-    hearing.trainer = SimpleNamespace(lightning_module=SimpleNamespace(audio_encoder=whisper))
-    with pytest.raises(StoreError, match=r"audio-00001.*cannot be read"):
-        hearing.setup("fit")
-    shards[1].unlink()
-    hearing = data(root, features=str(tmp_path / "store"), audio="whisper")
-    hearing.trainer = SimpleNamespace(lightning_module=SimpleNamespace(audio_encoder=whisper))
-    with pytest.raises(
-        StoreError, match=r"\d of \d items of part 'audio' are missing.*Complete it with: tvr extract again"
+    for message in (
+        "audio-00001.*cannot be read",
+        r"\d of \d items of part 'audio' are missing.*with: tvr extract again",
     ):
-        hearing.setup("fit")
+        hearing = data(root, features=str(tmp_path / "store"), audio="whisper")
+        hearing.trainer = SimpleNamespace(lightning_module=SimpleNamespace(audio_encoder=whisper))
+        with pytest.raises(StoreError, match=message):
+            hearing.setup("fit")
+        shards[1].unlink(missing_ok=True)

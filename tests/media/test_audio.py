@@ -28,16 +28,55 @@ def test_a_track_at_16_khz_comes_back_sample_by_sample(tmp_path):
     assert track.problem is None
 
 
+SURROUND = np.concatenate([tone(2.0, 96_000), np.zeros((5, 192_000), np.float32)])
+
+
 @pytest.mark.parametrize(
-    ("name", "codec"), [("a.mp4", "aac"), ("m.mkv", "mp3"), ("f.mkv", "flac"), ("o.mkv", "libopus")]
+    ("name", "sound", "options", "heard", "level"),
+    [
+        ("a.mp4", burst(3.0, 1.0, 2.0, 48_000), {"rate": 48_000, "seconds": 3.0, "codec": "aac"}, (1, 2), 1),
+        ("m.mkv", burst(3.0, 1.0, 2.0, 48_000), {"rate": 48_000, "seconds": 3.0, "codec": "mp3"}, (1, 2), 1),
+        ("f.mkv", burst(3.0, 1.0, 2.0, 48_000), {"rate": 48_000, "seconds": 3.0, "codec": "flac"}, (1, 2), 1),
+        ("o.mkv", burst(3.0, 1.0, 2.0, 48_000), {"rate": 48_000, "seconds": 3.0, "codec": "libopus"}, (1, 2), 1),
+        ("eight-bits.avi", tone(2.0, 8000), {"rate": 8000, "codec": "pcm_u8"}, (0, 2), 1),
+        ("surround.mkv", SURROUND, {"rate": 96_000, "layout": "5.1"}, (0, 2), 1 / 6),  # the mean of its channels
+        ("late.mkv", tone(1.0), {"seconds": 3.0, "sound_start": 1.5}, (1.5, 2.5), 1),
+        ("short.mkv", tone(1.0), {"seconds": 3.0}, (0, 1), 1),
+        ("long.mp4", tone(5.0), {"codec": "aac"}, (0, 2), 1),  # is cut with the picture
+        ("late-picture.mkv", burst(4.0, 2.0, 3.0), {"seconds": 3.0, "picture_start": 1.0}, (1, 2), 1),
+    ],
 )
-def test_compressed_tracks_keep_the_burst_in_its_place(tmp_path, name, codec):
-    path = write_clip(tmp_path / name, burst(3.0, 1.0, 2.0, 48_000), 48_000, seconds=3.0, codec=codec)
-    track = read_audio(path, duration=3.0)
-    assert len(track.waveform) == 48_000
-    assert loudness(track.waveform, 1.1, 1.9) == pytest.approx(0.5 / np.sqrt(2), rel=0.1)
-    assert loudness(track.waveform, 0.0, 0.9) < 0.02
-    assert loudness(track.waveform, 2.1, 2.9) < 0.02
+def test_sound_of_any_format_is_in_its_place_and_as_long_as_the_picture(tmp_path, name, sound, options, heard, level):
+    seconds, (start, stop) = options.get("seconds", 2.0), heard
+    track = read_audio(write_clip(tmp_path / name, sound, **options), duration=seconds)
+    assert (len(track.waveform), track.problem) == (round(seconds * SAMPLE_RATE), None)
+    assert loudness(track.waveform, start + 0.1, stop - 0.1) == pytest.approx(level * 0.5 / np.sqrt(2), rel=0.1)
+    assert abs(float(track.waveform.mean())) < 0.01, "the offset of unsigned samples is taken off"
+    for quiet in ((0.0, start - 0.1), (stop + 0.1, seconds)):
+        assert quiet[0] >= quiet[1] or loudness(track.waveform, *quiet) < 0.02
+    steps = np.flatnonzero(track.heard) / STEPS_PER_SECOND
+    if name in ("late.mkv", "short.mkv"):
+        assert (steps.min(), steps.max()) == pytest.approx((start, stop), abs=0.05)
+    else:
+        assert track.heard.all() or name == "late-picture.mkv"
+
+
+def test_without_a_track_or_with_a_broken_one_all_is_silent(tmp_path):
+    for sound, present in ((None, False), (0 * tone(2.0), True)):
+        track = read_audio(write_clip(tmp_path / "silent.mp4", sound, codec="aac"), on_corrupt="error")
+        assert (track.present, track.problem, track.waveform.shape) == (present, None, (32_000,))
+        assert not track.waveform.any()
+    path = write_clip(tmp_path / "garbage.mkv", tone(2.0), codec="flac", spoil=lambda n: True)
+    track = read_audio(path)
+    assert not track.present
+    assert not track.waveform.any()
+    assert "failures" in str(track.problem)
+    with pytest.raises(MediaError, match=r"garbage\.mkv"):
+        read_audio(path, on_corrupt="error")
+    for content in (b"", b"this is a letter, not a film", bytes(5000)):
+        (tmp_path / "letter.mp4").write_bytes(content)
+        with pytest.raises(MediaError, match=r"letter\.mp4: (cannot be opened|the file is empty)"):
+            read_audio(tmp_path / "letter.mp4")
 
 
 def test_other_rates_are_resampled_as_librosa_does(tmp_path):
@@ -46,64 +85,6 @@ def test_other_rates_are_resampled_as_librosa_does(tmp_path):
     quantised = np.round(sound[0] * 2**15) / np.float32(2**15)
     expected = librosa.resample(quantised, orig_sr=44_100, target_sr=16_000, res_type="soxr_hq")
     assert np.abs(track.waveform - expected[:32_000]).max() < 1e-4
-
-
-def test_eight_bit_mono_at_8_khz(tmp_path):
-    track = read_audio(write_clip(tmp_path / "phone.avi", tone(2.0, 8_000), 8_000, codec="pcm_u8"))
-    assert loudness(track.waveform, 0.2, 1.8) == pytest.approx(0.5 / np.sqrt(2), rel=0.05)
-    assert abs(float(track.waveform[3200:28800].mean())) < 0.01, "the offset of unsigned samples is taken off"
-    assert track.problem is None
-
-
-def test_surround_at_96_khz_is_averaged_over_its_channels(tmp_path):
-    sound = tone(2.0, 96_000, channels=6)
-    sound[1:] = 0.0
-    track = read_audio(write_clip(tmp_path / "cinema.mkv", sound, 96_000, layout="5.1"))
-    assert loudness(track.waveform, 0.2, 1.8) == pytest.approx(0.5 / np.sqrt(2) / 6, rel=0.05)
-    assert track.waveform.shape == (32_000,)
-
-
-def test_a_clip_without_a_track_is_silent_and_says_so(tmp_path):
-    track = read_audio(write_clip(tmp_path / "silent.mp4", None), on_corrupt="error")
-    assert not track.present
-    assert track.problem is None
-    assert track.waveform.shape == (32_000,)
-    assert not track.waveform.any()
-
-
-def test_a_silent_track_is_sound_all_the_same(tmp_path):
-    track = read_audio(write_clip(tmp_path / "quiet.mkv", 0 * tone(2.0)))
-    assert track.present
-    assert track.problem is None
-    assert not track.waveform.any()
-
-
-def test_sound_shorter_than_the_picture_is_heard_while_it_lasts(tmp_path):
-    track = read_audio(write_clip(tmp_path / "short.mkv", tone(1.0), seconds=3.0))
-    assert len(track.waveform) == 48_000
-    assert track.heard[:50].all()
-    assert not track.heard[51:].any()
-    assert not track.waveform[16_100:].any()
-
-
-def test_sound_longer_than_the_picture_is_cut(tmp_path):
-    track = read_audio(write_clip(tmp_path / "long.mp4", tone(5.0), seconds=2.0, codec="aac"))
-    assert len(track.waveform) == 32_000
-    assert track.heard.all()
-
-
-def test_sound_that_starts_late_keeps_its_place(tmp_path):
-    track = read_audio(write_clip(tmp_path / "late.mkv", tone(1.0), seconds=3.0, sound_start=1.5))
-    assert track.heard.argmax() / STEPS_PER_SECOND == pytest.approx(1.5, abs=0.02)
-    assert loudness(track.waveform, 0.0, 1.45) == 0.0
-    assert loudness(track.waveform, 1.55, 2.45) == pytest.approx(0.5 / np.sqrt(2), rel=0.05)
-
-
-def test_time_counts_from_the_first_picture(tmp_path):
-    path = write_clip(tmp_path / "offset.mkv", burst(4.0, 2.0, 3.0), seconds=3.0, picture_start=1.0)
-    track = read_audio(path)
-    assert loudness(track.waveform, 1.05, 1.95) == pytest.approx(0.5 / np.sqrt(2), rel=0.05)
-    assert loudness(track.waveform, 0.0, 0.95) < 1e-3
 
 
 def test_a_span_is_the_whole_track_cut(tmp_path):
@@ -128,16 +109,6 @@ def test_a_codec_error_in_the_middle_costs_its_own_samples(tmp_path):
         read_audio(path, duration=4.0, on_corrupt="error")
 
 
-def test_a_track_that_never_decodes_is_absent_with_a_reason(tmp_path):
-    path = write_clip(tmp_path / "garbage.mkv", tone(2.0), codec="flac", spoil=lambda n: True)
-    track = read_audio(path)
-    assert not track.present
-    assert not track.waveform.any()
-    assert "failures" in str(track.problem)
-    with pytest.raises(MediaError, match=r"garbage\.mkv"):
-        read_audio(path, on_corrupt="error")
-
-
 def test_samples_that_are_no_numbers_become_zeros_and_are_counted(tmp_path):
     sound = tone(2.0)
     sound[0, 1000:1100] = np.nan
@@ -149,14 +120,6 @@ def test_samples_that_are_no_numbers_become_zeros_and_are_counted(tmp_path):
     assert "102 samples are NaN, infinite or out of range" in str(track.problem)
     with pytest.raises(MediaError, match="102 samples"):
         read_audio(path, on_corrupt="error")
-
-
-@pytest.mark.parametrize("content", [b"", b"this is a letter, not a film", bytes(5000)])
-def test_what_is_no_media_file_is_named(tmp_path, content):
-    path = tmp_path / "letter.mp4"
-    path.write_bytes(content)
-    with pytest.raises(MediaError, match=r"letter\.mp4: (cannot be opened|the file is empty)"):
-        read_audio(path)
 
 
 def test_real_clips_have_sound_where_their_list_says_so(test_data):

@@ -6,11 +6,13 @@ import av
 import numpy as np
 import pytest
 import torch
-from broken_videos import cut_off, write_video
+from broken_videos import cut_off, numbers_of, write_sound, write_video
 from PIL import Image
+from sound_files import tone, write_clip
 
 from tvr_lightning.media.audio import read_audio
 from tvr_lightning.media.augment import CropFlip
+from tvr_lightning.media.clip4clip_copies import clip4clip_size, constant_rate_frames
 from tvr_lightning.media.compression import Compression, Copy, compress, verify_copy
 from tvr_lightning.media.container import VideoError
 from tvr_lightning.media.preparation import Preparation
@@ -26,31 +28,22 @@ def decibels(one: torch.Tensor, other: torch.Tensor) -> float:
     return float(10 * torch.log10(255**2 / error))
 
 
+def moving(number: int, width: int, height: int) -> np.ndarray:
+    """(height, width, 3) uint8: a bright bar moves over a gradient."""
+    rows, columns = np.mgrid[0:height, 0:width]
+    image = np.stack([rows % 256, (columns + 2 * number) % 256, 128 + 0 * rows], axis=-1).astype(np.uint8)
+    image[:, 4 * number : 4 * number + 20] = (250, 240, 20)
+    return image
+
+
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """A wide clip of 12.5 frames a second, 7.2 s long: a bright bar moves over a gradient, a tone sweeps."""
+    """A wide clip of 12.5 frames a second, 7.2 s long, with a tone."""
     path = tmp_path_factory.mktemp("original") / "wide.mp4"
-    rate, size = 44_100, (374, 250)
-    with av.open(str(path), "w") as out:
-        stream = out.add_stream("libx264", rate=Fraction(25, 2), options={"crf": "8", "preset": "veryfast"})
-        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
-        track = out.add_stream("aac", rate=rate, layout="stereo")
-        for number in range(90):
-            rows, columns = np.mgrid[0 : size[1], 0 : size[0]]
-            image = np.stack([rows % 256, (columns + 2 * number) % 256, 128 + 0 * rows], axis=-1).astype(np.uint8)
-            image[:, 4 * number : 4 * number + 20] = (250, 240, 20)
-            out.mux(stream.encode(av.VideoFrame.from_ndarray(image, "rgb24")))
-        out.mux(stream.encode(None))
-        time = np.arange(int(7.2 * rate)) / rate
-        wave = (0.4 * np.sin(2 * np.pi * (200 + 60 * time) * time)).astype(np.float32)
-        for start in range(0, len(wave), 1024):
-            frame = av.AudioFrame.from_ndarray(
-                np.stack([wave[start : start + 1024]] * 2), format="fltp", layout="stereo"
-            )
-            frame.sample_rate, frame.pts = rate, start
-            out.mux(track.encode(frame))
-        out.mux(track.encode(None))
-    return path
+    options = {"crf": "8", "bf": "0"}
+    return write_video(
+        path, 90, rate=Fraction(25, 2), size=(374, 250), picture=moving, options=options, sound=7.2, sound_rate=44_100
+    )
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -115,49 +108,22 @@ def test_the_centre_square_of_a_frame_of_odd_size_stays_in_place(size):
     assert np.array_equal(preparation(Image.fromarray(kept)), preparation(frame))
 
 
-def test_frames_smaller_than_asked_for_keep_their_size(tmp_path):
-    made = compress(write_video(tmp_path / "small.mp4", 20), Compression(size=224))
-    (tmp_path / "copy.mp4").write_bytes(made.content)
-    info, before = probe(tmp_path / "copy.mp4"), probe(tmp_path / "small.mp4")
-    assert (info.width, info.height) == (before.width, before.height)
-
-
-def test_a_file_is_opened_and_read_once_for_the_frames_of_any_duration(original, monkeypatch):
-    opened = []
-
-    def watched(*arguments, **options):
-        opened.append(arguments)
-        return open_av(*arguments, **options)
-
-    open_av = av.open
-    monkeypatch.setattr(av, "open", watched)
-    assert len(list(frames_at_rate(original, 3, np.asarray))) > 20
-    assert len(opened) == 1
-
-
-def test_sound_that_mp4_cannot_hold_is_written_anew_and_said(tmp_path):
-    path = tmp_path / "clip.mkv"
-    with av.open(str(path), "w") as out:
-        stream = out.add_stream("libx264", rate=10)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        track = out.add_stream("pcm_s16le", rate=22_050, layout="mono")
-        for number in range(20):
-            out.mux(stream.encode(av.VideoFrame.from_ndarray(np.full((48, 64, 3), 10 * number, np.uint8), "rgb24")))
-        out.mux(stream.encode(None))
-        wave = (8000 * np.sin(np.arange(2 * 22_050) / 20)).astype(np.int16)[None]
-        frame = av.AudioFrame.from_ndarray(wave, format="s16", layout="mono")
-        frame.sample_rate = 22_050
-        out.mux(track.encode(frame))
-        out.mux(track.encode(None))
-    made = compress(path, Compression())
+def test_sound_that_mp4_cannot_hold_is_converted_and_small_frames_keep_their_size(tmp_path):
+    path = write_clip(tmp_path / "clip.mkv", tone(2.0, 22_050), 22_050)
+    made = compress(path, Compression(size=224))
     assert made.notes == ["its audio is converted to 16 kHz mono"]
     (tmp_path / "copy.mp4").write_bytes(made.content)
     verify_copy(tmp_path / "copy.mp4", made)
     found, expected = (read_audio(file, duration=1.9) for file in (tmp_path / "copy.mp4", path))
     assert np.corrcoef(found.waveform, expected.waveform)[0, 1] > 0.98
+    assert (probe(tmp_path / "copy.mp4").width, probe(tmp_path / "copy.mp4").height) == (64, 64)
 
 
-def test_a_video_that_breaks_off_has_no_copy(original, tmp_path):
+def test_a_file_is_opened_once_and_has_no_copy_if_it_breaks_off(original, tmp_path, monkeypatch):
+    opened, open_av = [], av.open
+    monkeypatch.setattr(av, "open", lambda *given, **options: opened.append(given) or open_av(*given, **options))
+    assert len(list(frames_at_rate(original, 3, np.asarray))) > 20
+    assert len(opened) == 1
     path = tmp_path / "cut.mp4"
     path.write_bytes(original.read_bytes())
     cut_off(path, 0.5)
@@ -177,8 +143,74 @@ def test_a_copy_that_does_not_read_back_as_written_is_found(copied, tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"fps": 0}, "fps is 0"), ({"size": 8}, "size is 8"), ({"frames": "png"}, "must be one of h264, jpeg")],
+    [
+        ({"fps": 0}, "fps is 0"),
+        ({"size": 8}, "size is 8"),
+        ({"frames": "png"}, "must be one of h264, jpeg"),
+        ({"like": "somebody"}, "like"),
+        *(({"like": "clip4clip", **other}, "like") for other in ({"fps": 4}, {"size": 256}, {"frames": "jpeg"})),
+        ({"like": "clip4clip", "interpolation": "bilinear"}, "like"),
+    ],
 )
 def test_options_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as error:
         Compression(**options)
+    assert "\n" not in str(error.value)
+
+
+LIKE = Compression(like="clip4clip")
+NTSC_FILM, NTSC = Fraction(24000, 1001), Fraction(30000, 1001)
+VARIABLE = [0, 100, 200, 700, 800, 2200, 2300, 2340, 2380, 3500, 3900, 4000, 4600, 4700, 4800, 4900]
+LATE = [900 + time for time in VARIABLE]
+
+
+def frames_of(path) -> torch.Tensor:
+    with av.open(str(path)) as container:
+        return torch.stack([torch.from_numpy(frame.to_ndarray(format="rgb24")) for frame in container.decode(video=0)])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("10.mp4", {"rate": 10, "frames": 40}, [0, 1, 2, 6, 9, 12, 16, 19, 22, 26, 29, 32, 36, 39]),
+        ("23.976.mp4", {"rate": NTSC_FILM, "frames": 90}, [0, 1, 7, 15, 23, 31, 39, 47, 55, 63, 71, 79, 87]),
+        ("25.mp4", {"rate": 25, "frames": 90}, [0, 1, 7, 15, 24, 32, 40, 49, 57, 65, 74, 82]),
+        ("29.97.mp4", {"rate": NTSC, "frames": 110}, [0, 1, 8, 18, 28, 38, 48, 58, 68, 78, 88, 98, 108]),
+        ("30.mp4", {"rate": 30, "frames": 130}, [0, 1, 8, 18, 28, 38, 48, 58, 68, 78, 88, 98, 108, 118, 128]),
+        ("50.mp4", {"rate": 50, "frames": 160}, [0, 1, 14, 31, 48, 64, 81, 98, 114, 131, 148]),
+        ("2.mp4", {"rate": 2, "frames": 9}, [0, 0, 1, 2, 2, 3, 4, 4, 5, 6, 6, 7, 8, 8]),
+        ("variable.mp4", {"stamps": VARIABLE}, [0, 1, 2, 3, 4, 4, 5, 6, 6, 6, 6, 9, 10, 10, 10, 12, 15]),
+        ("after-its-sound.mp4", {"stamps": LATE, "sound": 5.0},
+         [0, 0, 0, 1, 2, 3, 4, 4, 4, 5, 6, 6, 6, 6, 9, 10, 10, 10, 13, 15]),
+        ("stamps-go-back.avi", {"rate": 25, "options": {"bf": "2"}}, [0, 1, 5, 13, 22, 30, 38, 47, 55]),
+    ],
+)  # fmt: skip
+def test_a_copy_consists_of_the_frames_that_ffmpeg_takes(tmp_path, name, options, expected):
+    path = write_video(tmp_path / name, **{"frames": len(options.get("stamps", range(60))), **options})
+    frames = [torch.from_numpy(frame.to_ndarray(format="rgb24")) for frame in constant_rate_frames(path, 3)]
+    assert numbers_of(torch.stack(frames).permute(0, 3, 1, 2)) == expected
+
+
+def test_the_written_copy_shows_them_enlarged_at_3_frames_a_second_with_their_sound(tmp_path):
+    path = write_video(tmp_path / "small.mp4", 90, rate=25, sound=3.6)
+    made = compress(path, LIKE)
+    (tmp_path / "copy.mp4").write_bytes(made.content)
+    verify_copy(tmp_path / "copy.mp4", made)
+    frames = frames_of(tmp_path / "copy.mp4")
+    assert frames.shape == (12, 224, 224, 3)
+    assert numbers_of(frames.permute(0, 3, 1, 2)) == [0, 1, 7, 15, 24, 32, 40, 49, 57, 65, 74, 82]
+    assert (made.duration, made.notes) == (4.0, [])
+    assert read_audio(tmp_path / "copy.mp4").present
+    turned = compress(write_video(tmp_path / "turned.mp4", 20, size=(128, 96), rotation=90), LIKE)
+    (tmp_path / "copy.mp4").write_bytes(turned.content)
+    assert frames_of(tmp_path / "copy.mp4").shape[1:3] == (168, 224), "as it is shown"
+    with pytest.raises(VideoError, match="has no video stream"):
+        compress(write_sound(tmp_path / "sound.m4a"), LIKE)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),  # sizes that FFmpeg n9.0.2 gives with the script's filter
+    [((320, 240), (298, 224)), ((100, 30), (746, 224)), ((200, 200), (224, 224)), ((240, 320), (224, 168))],
+)
+def test_sizes_are_the_script_s_which_squashes_portrait_videos(size, expected):
+    assert clip4clip_size(*size) == expected

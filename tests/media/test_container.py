@@ -18,26 +18,12 @@ from tvr_lightning.media.container import VIDEO_SUFFIXES, MediaError, VideoError
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import probe, read_clip
 
-WRITTEN = [
-    ("mp4", "libx264"),
-    ("mov", "libx264"),
-    ("3gp", "libx264"),
-    ("matroska", "libx264"),
-    ("webm", "libvpx"),
-    ("avi", "mpeg4"),
-    ("ogg", "libtheora"),
-    ("flv", "flv1"),
-    ("asf", "msmpeg4"),
-    ("mpegts", "mpeg2video"),
-    ("vob", "mpeg2video"),
-    ("mpeg2video", "mpeg2video"),
-    ("mxf", "mpeg2video"),
-    ("rm", "rv10"),
-    ("nut", "mpeg4"),
-    ("h264", "libx264"),
-    ("ivf", "libvpx"),
-    ("gif", "gif"),
-]
+WRITTEN = {
+    "mp4": "libx264", "mov": "libx264", "3gp": "libx264", "matroska": "libx264", "webm": "libvpx", "avi": "mpeg4",
+    "ogg": "libtheora", "flv": "flv1", "asf": "msmpeg4", "mpegts": "mpeg2video", "vob": "mpeg2video",
+    "mpeg2video": "mpeg2video", "mxf": "mpeg2video", "rm": "rv10", "nut": "mpeg4", "h264": "libx264", "ivf": "libvpx",
+    "gif": "gif",
+}  # fmt: skip
 
 
 def extract(path: Path) -> None:
@@ -64,9 +50,9 @@ READERS = {
 }
 
 
-@pytest.mark.parametrize(("written", "codec"), WRITTEN, ids=[row[0] for row in WRITTEN])
-def test_what_people_call_a_video_is_read_whatever_its_name(tmp_path, written, codec):
-    path = tmp_path / "clip"
+@pytest.mark.parametrize("written", WRITTEN)
+def test_what_people_call_a_video_is_read_whatever_its_name(tmp_path, written):
+    path, codec = tmp_path / "clip", WRITTEN[written]
     try:
         av.Codec(codec, "w")
     except av.codec.codec.UnknownCodecError:
@@ -89,11 +75,6 @@ def test_sound_alone_is_heard(tmp_path, suffix):
     codec = {".mp3": "libmp3lame", ".wav": "pcm_s16le", ".flac": "flac", ".ogg": "libopus"}.get(suffix, "aac")
     write_sound(path, codec=codec)
     assert read_audio(path).present
-
-
-def test_all_real_clips_are_opened(test_data):
-    for path in (test_data / "clips" / "videos").iterdir():
-        assert probe(path).frames > 0
 
 
 def _concat(target: str) -> str:
@@ -141,16 +122,12 @@ def test_no_reader_follows_a_playlist(tmp_path, reader):
             host.accept()
 
 
-def test_a_colon_in_a_name_is_no_protocol(tmp_path, monkeypatch):
-    write_video(tmp_path / "plain.mp4", 20)
-    (tmp_path / "plain.mp4").rename(tmp_path / "12:30.mp4")
-    monkeypatch.chdir(tmp_path)
-    assert probe("12:30.mp4").frames == 20
-
-
-def test_only_videos_are_found_by_stem(tmp_path):
+def test_only_videos_are_found_by_stem_whatever_their_name(tmp_path, monkeypatch):
     for name in ("a.m3u8", "b.srt", "b.AVI", "c", "d.webm.part"):
         (tmp_path / name).touch()
     videos = VideoFiles(tmp_path, ".mp4")
     assert [videos.find(name).name for name in "abcd"] == ["a.mp4", "b.AVI", "c", "d.mp4"]
     assert ".m3u8" not in VIDEO_SUFFIXES
+    write_video(tmp_path / "plain.mp4", 20).rename(tmp_path / "12:30.mp4")  # a colon is no protocol
+    monkeypatch.chdir(tmp_path)
+    assert probe("12:30.mp4").frames == 20

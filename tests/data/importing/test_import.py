@@ -3,21 +3,23 @@
 import errno
 import json
 import pickle
+import re
 import shutil
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+from hub_stand_in import serving
 
 from tvr_lightning.cli import main
 from tvr_lightning.data import LSMDC, MSRVTT, MSVD, VATEX, ActivityNet, DiDeMo
 from tvr_lightning.data.importing import ImportFailed, run
+from tvr_lightning.data.importing.hub import fetch
 from tvr_lightning.data.importing.layouts import DATASETS
 from tvr_lightning.data.importing.run import ImportReport, import_dataset
 from tvr_lightning.data.records import SYNTHETIC, Split
 from tvr_lightning.data.video_files import stem
-from tvr_lightning.synthetic import synthesize
 
 
 def bring(dataset: str, held: Path, root: Path, **options) -> ImportReport:
@@ -59,17 +61,16 @@ def same(found: Split, expected: Split) -> None:
 
 
 def test_the_hubs_msrvtt_gives_the_splits_of_the_official_files(test_data, tmp_path):
-    held, real = tmp_path / "hub", test_data / "annotations"
-    for name in ("9k", "7k"):
-        train = MSRVTT(root=str(real), split=name).read_split("train")
-        write(held / f"msrvtt_train_{name}.json", records(train, "MSR-VTT"))
-    test = MSRVTT(root=str(real)).read_split("test")
-    write(held / "msrvtt_test_1k.json", records(test, "MSR-VTT", single=True))
+    held = tmp_path / "hub"
+    real = {name: MSRVTT(root=str(test_data / "annotations"), split=name) for name in ("9k", "7k")}
+    for name, official in real.items():
+        write(held / f"msrvtt_train_{name}.json", records(official.read_split("train"), "MSR-VTT"))
+    write(held / "msrvtt_test_1k.json", records(real["9k"].read_split("test"), "MSR-VTT", single=True))
     done = bring("msrvtt", held, tmp_path / "data")
-    for name in ("9k", "7k"):
-        data, official = (MSRVTT(root=str(root), split=name) for root in (tmp_path / "data", real))
-        same(data.read_split("train"), official.read_split("train"))
-        same(data.read_split("test"), official.read_split("test"))
+    for name, official in real.items():
+        data = MSRVTT(root=str(tmp_path / "data"), split=name)
+        for part in ("train", "test"):
+            same(data.read_split(part), official.read_split(part))
     assert done.splits["9k", "train"] == (9000, 180000)
     assert done.splits["7k", "train"] == (7010, 140200)
     assert done.splits["9k", "test"] == (1000, 1000)
@@ -99,10 +100,8 @@ def test_the_hubs_didemo_has_nothing_to_validate_on_and_that_is_said(test_data, 
     # The training descriptions are not among the test data; those of the validation split stand for them.
     for name, ours in (("train", "val"), ("test", "test")):
         rows = records(real.read_split(ours), "DiDeMo", single=True, folder=f"{name}/")
-        write(
-            tmp_path / "hub" / f"didemo_{name}.json",
-            [{k: v for k, v in row.items() if k != "video_id"} for row in rows],
-        )
+        rows = [{key: value for key, value in row.items() if key != "video_id"} for row in rows]
+        write(tmp_path / "hub" / f"didemo_{name}.json", rows)
     done = bring("didemo", tmp_path / "hub", tmp_path / "data")
     data = DiDeMo(root=str(tmp_path / "data"), split="hub")
     same(data.read_split("test"), real.read_split("test"))
@@ -174,7 +173,8 @@ def test_clip4clips_and_official_files_are_brought_from_folders_below(test_data,
     assert "9k, train: 9,000 videos, 180,000 texts" in said
     assert "Captions without videos: 9985," in said
     assert "3 annotation files and 15 videos are new" in said
-    same(MSRVTT(root=str(tmp_path / "data")).read_split("train"), MSRVTT(root=str(real.parent)).read_split("train"))
+    for path in (held / "msrvtt_data").iterdir():
+        assert (tmp_path / "data" / "msrvtt" / path.name).read_bytes() == path.read_bytes()
 
     data = json.loads((real / "MSRVTT_data.json").read_text())
     train_val = {video["video_id"] for video in data["videos"] if video["split"] != "test"}
@@ -250,34 +250,6 @@ def test_a_zip_is_unpacked_and_gone_on_with(tmp_path):
     assert data.warnings == []
 
 
-def test_an_imported_synthetic_dataset_stays_marked(tmp_path):
-    folder = synthesize("msrvtt", tmp_path / "made", 8, 0, workers=1, progress=False)
-    assert "SYNTHETIC.txt" in bring("msrvtt", folder, tmp_path / "data").written
-    assert MSRVTT(root=str(tmp_path / "data")).warnings == [SYNTHETIC]
-
-
-def test_parts_of_a_tar_are_joined_and_a_missing_one_is_named(tmp_path):
-    held = hub(tmp_path / "hub", CLIPS)
-    for video in CLIPS:
-        write(tmp_path / "loose" / f"{video}.mp4", video * 5000)
-    whole = tmp_path / "whole.tar"
-    with tarfile.open(whole, "w") as archive:
-        archive.add(tmp_path / "loose", "Videos")
-    content = whole.read_bytes()
-    for i in range(4):
-        part = content[i * len(content) // 4 : (i + 1) * len(content) // 4]
-        (held / f"Videos.tar.part-00{i}").write_bytes(part)
-    assert bring("msrvtt", held, tmp_path / "data").new == 4
-    assert (tmp_path / "data" / "msrvtt" / "videos" / "video3.mp4").read_text() == "video3" * 5000
-    (held / "Videos.tar.part-002").unlink()
-    with pytest.raises(ImportFailed, match=r"Videos\.tar: part 2 is missing"):
-        bring("msrvtt", held, tmp_path / "other")
-    (held / "Videos.tar.part-003").unlink()
-    with pytest.raises(ImportFailed, match=r"part-000 is truncated or damaged \(unexpected end of data\)"):
-        bring("msrvtt", held, tmp_path / "other")
-    assert not list((tmp_path / "other").rglob("*.writing"))
-
-
 TWELVE = {f"video{i}": f"caption {i}" for i in range(12)}
 
 
@@ -296,7 +268,7 @@ def parts_of_a_tar(tmp_path, numbers):
     return held, {path.name: path.read_bytes() for path in (tmp_path / "loose").iterdir()}
 
 
-@pytest.mark.parametrize("numbers", [range(12), range(1, 13), ["aa", "ab", "ac"]])
+@pytest.mark.parametrize("numbers", [["-000", "-001", "-002"], range(12), range(1, 13), ["aa", "ab", "ac"]])
 def test_parts_of_a_tar_are_joined_in_natural_order(tmp_path, numbers):
     held, videos = parts_of_a_tar(tmp_path, numbers)
     assert bring("msrvtt", held, tmp_path / "data").new == 12
@@ -305,56 +277,29 @@ def test_parts_of_a_tar_are_joined_in_natural_order(tmp_path, numbers):
 
 def test_nothing_is_unpacked_from_a_tar_whose_parts_do_not_belong_together(tmp_path):
     held, videos = parts_of_a_tar(tmp_path, range(12))
-    third, tenth = held / "Videos.tar.part2", held / "Videos.tar.part9"
-    third_bytes, tenth_bytes = third.read_bytes(), tenth.read_bytes()
-    third.write_bytes(tenth_bytes)
-    tenth.write_bytes(third_bytes)
+    part = {path.name.removeprefix("Videos.tar.part"): path for path in held.glob("Videos.tar.part*")}
+    whole = {number: path.read_bytes() for number, path in part.items()}
+    part["2"].write_bytes(whole["9"])
+    part["9"].write_bytes(whole["2"])
     with pytest.raises(ImportFailed, match=r"Videos\.tar\.part0 is truncated or damaged"):
         bring("msrvtt", held, tmp_path / "data")
     assert not list((tmp_path / "data").rglob("*.mp4"))
-    third.write_bytes(third_bytes)
-    tenth.write_bytes(tenth_bytes)
-    assert bring("msrvtt", held, tmp_path / "data").new == 12
+    part["2"].unlink()
+    with pytest.raises(ImportFailed, match=r"Videos\.tar: part 2 is missing"):
+        bring("msrvtt", held, tmp_path / "data")
+    part["2"].write_bytes(whole["2"])
+    part["9"].write_bytes(whole["9"])
+    part["11"].unlink()
+    with pytest.raises(ImportFailed, match=r"part0 is truncated or damaged \(unexpected end of data\)"):
+        bring("msrvtt", held, tmp_path / "data")
+    assert not list((tmp_path / "data").rglob("*.writing"))
+    part["11"].write_bytes(whole["11"])
+    assert not bring("msrvtt", held, tmp_path / "data").absent
     assert {p.name: p.read_bytes() for p in (tmp_path / "data" / "msrvtt" / "videos").iterdir()} == videos
 
 
-@pytest.mark.parametrize("harm", ["cut", "byte"])
-def test_a_broken_zip_is_one_sentence_and_the_whole_one_goes_on(tmp_path, capsys, harm):
-    held = hub(tmp_path / "hub", CLIPS)
-    file = held / "MSRVTT_Videos.zip"
-    zipped(file, [f"{v}.mp4" for v in CLIPS])
-    content = file.read_bytes()
-    middle = len(content) // 2
-    file.write_bytes(content[:middle] if harm == "cut" else content[:middle] + b"?" + content[middle + 1 :])
-    command = ["data", "import", "msrvtt", f"--from={held}", f"--root={tmp_path}"]
-    assert main(command) == 2
-    said = capsys.readouterr().err
-    assert len(said.splitlines()) == 1
-    assert said.startswith(f"tvr: {file} is truncated or damaged (")
-    assert "Download it again and rerun the command." in said
-    file.write_bytes(content)
-    assert main(command) == 0
-    assert len(list((tmp_path / "msrvtt" / "videos").iterdir())) == 4
-
-
-def test_an_encrypted_zip_is_one_sentence(tmp_path, capsys):
-    held = hub(tmp_path / "hub", CLIPS)
-    file = held / "MSRVTT_Videos.zip"
-    zipped(file, [f"{v}.mp4" for v in CLIPS])
-    content = bytearray(file.read_bytes())
-    for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # the flags in both headers of every member
-        place = -1
-        while (place := content.find(signature, place + 1)) >= 0:
-            content[place + offset] |= 1
-    file.write_bytes(content)
-    assert main(["data", "import", "msrvtt", f"--from={held}", f"--root={tmp_path}"]) == 2
-    said = capsys.readouterr().err
-    assert said == f"tvr: {file} is encrypted. Unpack it, and import the folder with its files.\n"
-
-
-def test_a_full_disk_while_unpacking_is_one_sentence(tmp_path, capsys, monkeypatch):
-    held = hub(tmp_path / "hub", CLIPS)
-    zipped(held / "MSRVTT_Videos.zip", [f"{v}.mp4" for v in CLIPS])
+def full_disk(monkeypatch):
+    """Let the third video meet a full disk."""
     write, written = run.write_whole, []
 
     def full(target, content):
@@ -364,12 +309,47 @@ def test_a_full_disk_while_unpacking_is_one_sentence(tmp_path, capsys, monkeypat
         write(target, content)
 
     monkeypatch.setattr(run, "write_whole", full)
+
+
+def encrypted(content: bytes) -> bytes:
+    data = bytearray(content)
+    for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # the flags in both headers of every member
+        place = -1
+        while (place := data.find(signature, place + 1)) >= 0:
+            data[place + offset] |= 1
+    return bytes(data)
+
+
+BROKEN = r"MSRVTT_Videos\.zip is truncated or damaged \(.*Download it again and rerun the command\."
+
+
+@pytest.mark.parametrize(
+    ("harm", "sentence"),
+    [
+        (lambda data: data[: len(data) // 2], BROKEN),
+        (lambda data: data[: len(data) // 2] + b"?" + data[len(data) // 2 + 1 :], BROKEN),
+        (encrypted, r"MSRVTT_Videos\.zip is encrypted\. Unpack it, and import the folder with its files\."),
+        (None, "No space left on device. Imported videos are kept. To resume, free disk space, or check"),
+    ],
+)
+def test_a_broken_zip_or_a_full_disk_is_one_sentence_and_the_same_command_resumes(
+    tmp_path, capsys, monkeypatch, harm, sentence
+):
+    held = hub(tmp_path / "hub", CLIPS)
+    file = held / "MSRVTT_Videos.zip"
+    zipped(file, [f"{v}.mp4" for v in CLIPS])
+    content = file.read_bytes()
+    if harm is None:
+        full_disk(monkeypatch)
+    else:
+        file.write_bytes(harm(content))
     command = ["data", "import", "msrvtt", f"--from={held}", f"--root={tmp_path}"]
     assert main(command) == 2
-    said = capsys.readouterr().err
-    assert len(said.splitlines()) == 1
-    assert "No space left on device. Imported videos are kept. To resume, free disk space, or check" in said
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("tvr: ")
+    assert re.search(sentence, said)
     monkeypatch.undo()
+    file.write_bytes(content)
     assert main(command) == 0
     assert len(list((tmp_path / "msrvtt" / "videos").iterdir())) == 4
 
@@ -403,18 +383,6 @@ def test_captions_without_videos_and_videos_without_captions_are_a_sentence_each
 # What is refused
 
 
-def test_two_layouts_in_one_folder_are_refused_until_one_is_chosen(test_data, tmp_path):
-    held = hub(tmp_path / "both", CLIPS)
-    for file in ("MSRVTT_data.json", "MSRVTT_train.9k.csv", "MSRVTT_JSFUSION_test.csv"):
-        (held / file).symlink_to(test_data / "annotations" / "msrvtt" / file)
-    with pytest.raises(
-        ImportFailed, match=r"contains several layouts of MSR-VTT: hub in .* and clip4clip in .*Choose one"
-    ):
-        bring("msrvtt", held, tmp_path / "data")
-    assert not (tmp_path / "data").exists()
-    assert bring("msrvtt", held, tmp_path / "data", layout="hub").splits["9k", "train"] == (2, 4)
-
-
 def test_nothing_that_is_there_is_overwritten(tmp_path):
     held = hub(tmp_path / "hub", CLIPS)
     for video in CLIPS:
@@ -435,26 +403,36 @@ def test_nothing_that_is_there_is_overwritten(tmp_path):
         bring("msrvtt", held, tmp_path / "data")
 
 
-def test_what_is_no_layout_is_refused_with_what_is_missing(tmp_path):
-    write(tmp_path / "held" / "msvd_train.json", [])
-    write(tmp_path / "held" / "msvd_test.json", [])
-    with pytest.raises(
-        ImportFailed, match=r"No supported MSVD layout found.*Missing files: for hub msvd_val\.json; for"
-    ):
-        bring("msvd", tmp_path / "held", tmp_path)
+def test_a_folder_of_no_layout_or_of_several_is_refused_and_a_synthetic_one_stays_marked(msrvtt, tmp_path):
+    held, out = hub(tmp_path / "hub", CLIPS), tmp_path / "data"
+    for file in ("MSRVTT_data.json", "MSRVTT_train.9k.csv", "MSRVTT_JSFUSION_test.csv"):
+        (held / file).symlink_to(msrvtt / "msrvtt" / file)
+    several = r"contains several layouts of MSR-VTT: hub in .* and clip4clip in .*Choose one"
+    with pytest.raises(ImportFailed, match=several):
+        bring("msrvtt", held, out)
+    for name in ("train", "test"):
+        write(tmp_path / "held" / f"msvd_{name}.json", [])
+    missing = r"No supported MSVD layout found.*Missing files: for hub msvd_val\.json; for"
+    with pytest.raises(ImportFailed, match=missing):
+        bring("msvd", tmp_path / "held", out)
     with pytest.raises(ImportFailed, match="is not a folder"):
-        bring("msvd", tmp_path / "gone", tmp_path)
+        bring("msvd", tmp_path / "gone", out)
     with pytest.raises(ImportFailed, match=r"MSVD has no layout 'hup'\. Available: hub, clip4clip, official"):
-        bring("msvd", tmp_path / "held", tmp_path, layout="hup")
+        bring("msvd", tmp_path / "held", out, layout="hup")
+    assert not out.exists()
+    assert bring("msrvtt", held, out, layout="hub").splits["9k", "train"] == (2, 4)
+    assert "SYNTHETIC.txt" in bring("msrvtt", msrvtt / "msrvtt", tmp_path / "other").written
+    assert MSRVTT(root=str(tmp_path / "other")).warnings == [SYNTHETIC]
+    assert {dataset.kind.directory for dataset in DATASETS.values()} == set(DATASETS)
+    for dataset in DATASETS.values():
+        for options, _ in dataset.configurations:
+            dataset.kind(root="anywhere", **options)
 
 
 @pytest.mark.parametrize(
     ("test", "sentence"),
     [
-        (
-            [{"video_id": "video2", "caption": ["a", "b"]}],
-            r"test_1k\.json: video2: 2 captions, but the protocol",
-        ),
+        ([{"video_id": "video2", "caption": ["a", "b"]}], r"test_1k\.json: video2: 2 captions, but the protocol"),
         ([{"video_id": "video2"}], r"msrvtt_test_1k\.json: \[0\]: the key 'caption' is missing, found \['video_id'\]"),
         ([{"video_id": "video2", "caption": " "}], r"hub/MSRVTT_JSFUSION_test\.csv: video2.*: the caption is empty"),
         ({"video2": "a"}, r"msrvtt_test_1k\.json: top level: expected list, found dict"),
@@ -468,8 +446,87 @@ def test_lists_that_contradict_themselves_are_refused_and_nothing_is_written(tmp
     assert not (tmp_path / "data").exists()
 
 
-def test_every_dataset_has_its_configurations():
-    assert {dataset.kind.directory for dataset in DATASETS.values()} == set(DATASETS)
-    for dataset in DATASETS.values():
-        for options, _ in dataset.configurations:
-            dataset.kind(root="anywhere", **options)
+REPOSITORY = "friedrichor/MSVD"
+ARCHIVE = "MSVD_Videos.zip"
+
+
+@pytest.fixture
+def kept(tmp_path) -> Path:
+    """What the stand-in keeps: an MSVD of a video per split, its archive, and files that nobody asks for."""
+    folder = tmp_path / "kept"
+    for i, name in enumerate(("train", "val", "test")):
+        row = {"video_id": f"clip_{i}_2", "video": f"clip_{i}_2.avi", "caption": ["a dog", "a cat"], "source": "MSVD"}
+        write(folder / f"msvd_{name}.json", [row])
+    zipped(folder / ARCHIVE, [f"clip_{i}_2.avi" for i in range(3)])
+    write(folder / "README.md", "a card")
+    return folder
+
+
+def downloads(hub, name: str) -> list[str | None]:
+    return [part for method, path, part in hub.asked if method == "GET" and path.endswith(name)]
+
+
+def test_what_the_hub_keeps_is_fetched_once_and_imported(kept, tmp_path):
+    with serving(REPOSITORY, kept) as hub:
+        files = fetch("msvd", tmp_path / "got", endpoint=hub.address)
+        assert {file.name for file in files} == {path.name for path in kept.iterdir()} - {"README.md"}
+        assert all(file.read_bytes() == (kept / file.name).read_bytes() for file in files)
+        hub.asked.clear()
+        fetch("msvd", tmp_path / "got", endpoint=hub.address)
+        assert downloads(hub, ARCHIVE) == downloads(hub, "msvd_val.json") == []
+        annotations = fetch("msvd", tmp_path / "other", annotations_only=True, endpoint=hub.address)
+        assert {file.suffix for file in annotations} == {".json"}
+    done = import_dataset("msvd", tmp_path / "got", tmp_path / "data", progress=False)
+    assert done.splits == {("", name): (1, 2) for name in ("train", "val", "test")}
+    assert (done.new, done.absent) == (3, [])
+
+
+def test_a_connection_that_breaks_off_is_taken_up_where_it_was(kept, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1000)
+    with serving(REPOSITORY, kept) as hub:
+        hub.breaks_once.add(ARCHIVE)
+        fetch("msvd", tmp_path / "got", endpoint=hub.address)
+        assert (tmp_path / "got" / ARCHIVE).read_bytes() == (kept / ARCHIVE).read_bytes()
+        first, second = downloads(hub, ARCHIVE)
+    assert first is None
+    assert int(str(second).removeprefix("bytes=").rstrip("-")) > 10_000
+
+
+def test_a_failed_fetch_is_a_sentence_and_the_same_call_goes_on(kept, tmp_path, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with serving(REPOSITORY, kept) as hub:
+        hub.breaks_off.add("msvd_val.json")
+        with pytest.raises(ImportFailed, match=r"friedrichor/MSVD could not be downloaded from http://127\.0\.0\.1"):
+            fetch("msvd", tmp_path / "got", endpoint=hub.address)
+        assert not (tmp_path / "got" / "msvd_val.json").exists()
+        hub.breaks_off.clear()
+        hub.asked.clear()
+        fetch("msvd", tmp_path / "got", endpoint=hub.address)
+        assert downloads(hub, ARCHIVE) == []  # it was whole
+        assert len(downloads(hub, "msvd_val.json")) == 1
+
+
+def test_without_a_network_or_a_repository_there_is_one_sentence(kept, tmp_path):
+    with pytest.raises(ImportFailed, match=r"could not be downloaded from http://127\.0\.0\.1:9 \(.*docs/datasets\.md"):
+        fetch("msvd", tmp_path / "got", endpoint="http://127.0.0.1:9")
+    only = "lsmdc cannot be downloaded from the Hub, only msrvtt, msvd, didemo, activitynet"
+    with pytest.raises(ImportFailed, match=only):
+        fetch("lsmdc", tmp_path / "got")
+    gone = "friedrichor/MSVD on the Hub is no longer public"
+    with serving("somebody/else", kept) as hub, pytest.raises(ImportFailed, match=gone):
+        fetch("msvd", tmp_path / "got", endpoint=hub.address)
+    with serving(REPOSITORY, kept) as hub, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 10})())
+        with pytest.raises(ImportFailed, match=r"has 0\.0 GB of free space, but .* are needed"):
+            fetch("msvd", tmp_path / "got", endpoint=hub.address)
+    assert not [path for path in (tmp_path / "got").rglob("*") if path.is_file()]
+
+
+def test_the_command_asks_the_hub_of_the_environment_and_names_the_next_step(kept, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with serving(REPOSITORY, kept) as hub:  # huggingface_hub takes both from HF_ENDPOINT when it is imported
+        template = f"{hub.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.address)
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        assert main(["data", "download", "msvd", "--out=got"]) == 0
+    assert "4 files (0.00 GB) are in got. Next: tvr data import msvd --from got" in capsys.readouterr().out
