@@ -97,24 +97,16 @@ def test_identity_matrices_at_the_start():
 
 @pytest.mark.parametrize("dim", [0, 1, 2, 3])
 @pytest.mark.parametrize("kept", [1, 3, 8, 12])
-def test_largest_is_the_same_with_and_without_gradients(dim, kept):
+def test_kept_slots_are_the_largest_and_the_rest_is_what_is_left(dim, kept):
     torch.manual_seed(0)
     slots = torch.randint(0, 9, (13, 12, 14, 15)).float().movedim(dim, 0)  # many ties
-    with torch.no_grad():
-        fast, _ = parted(slots, kept, rest=False)
-    assert torch.equal(fast, parted(slots.clone().requires_grad_(), kept, rest=False)[0])
-    assert torch.equal(fast, slots.sort(0, descending=True).values[:kept])
-
-
-@pytest.mark.parametrize("kept", [1, 3, 8, 12])
-def test_what_is_not_kept_is_all_the_rest(kept):
-    torch.manual_seed(0)
-    slots = torch.randint(0, 9, (13, 12, 14)).float()
+    expected = slots.sort(0, descending=True).values
     with torch.no_grad():
         top, rest = parted(slots, kept, rest=True)
-    expected = slots.sort(0, descending=True).values
+        assert torch.equal(parted(slots, kept, rest=False)[0], top)
     assert torch.equal(top, expected[:kept])
     assert torch.equal(rest.sort(0, descending=True).values, expected[kept:])
+    assert torch.equal(parted(slots.clone().requires_grad_(), kept, rest=False)[0], top)
 
 
 @pytest.mark.parametrize("absent", [0, 2, 5])
@@ -161,12 +153,8 @@ def test_absent_slots_change_nothing(module, mode):
 def test_nothing_there_is_minus_infinity():
     slots = torch.full((4, 2), -torch.inf)
     slots[0, 0] = 0.5
-    for module in (
-        ISA(100.0).module(4),
-        SoftmaxAggregation(100.0).module(4),
-        MeanAggregation().module(4),
-    ):
-        assert module(slots).tolist() == [0.5, -torch.inf]
+    for kind in (ISA(100.0), SoftmaxAggregation(100.0), MeanAggregation()):
+        assert kind.module(4)(slots).tolist() == [0.5, -torch.inf]
     assert weighted_sum(slots, slots).tolist() == [0.5, -torch.inf]
     assert reorganize(slots, 1, "fusion")[:, 0].tolist() == [0.5, -torch.inf]
 
@@ -174,13 +162,17 @@ def test_nothing_there_is_minus_infinity():
 @pytest.mark.parametrize(("rate", "kept"), [(0.1, 3), (0.2, 6), (0.3, 9), (0.5, 16), (0.9, 28), (1.0, 32)])
 def test_kept_slots_are_the_papers(rate, kept):
     assert kept_slots(32, rate, "removal", "words") == kept
-
-
-def test_keep_rates_that_keep_nothing_or_leave_nothing_are_refused():
-    with pytest.raises(ValueError, match=r"keep_rate 0.02 keeps 0 of 32 slots of reorganization.words"):
-        kept_slots(32, 0.02, "removal", "words")
-    with pytest.raises(ValueError, match=r"between 0.0312 and 1"):
-        kept_slots(32, 1.1, "removal", "words")
-    with pytest.raises(ValueError, match="nothing to fuse"):
-        kept_slots(32, 1.0, "fusion", "words")
     assert kept_slots(32, 0.0, "off", "words") == 32
+
+
+@pytest.mark.parametrize(
+    ("rate", "mode", "message"),
+    [
+        (0.02, "removal", "keep_rate 0.02 keeps 0 of 32 slots of reorganization.words"),
+        (1.1, "removal", r"between 0.0312 and 1"),
+        (1.0, "fusion", "nothing to fuse"),
+    ],
+)
+def test_keep_rates_that_keep_nothing_or_leave_nothing_are_refused(rate, mode, message):
+    with pytest.raises(ValueError, match=message):
+        kept_slots(32, rate, mode, "words")
