@@ -3,7 +3,7 @@
 import pytest
 import torch
 from lightning.pytorch import Trainer
-from methods.parts import FORMS, build, close, descend, encoder, features, paired, run
+from methods.parts import FORMS, WORDS, build, close, descend, encoder, features, paired, run
 
 from tvr_lightning.audit.experiments import audit_scores
 from tvr_lightning.layers.aggregation import ISA, MeanAggregation, SoftmaxAggregation
@@ -214,6 +214,18 @@ def test_temporal_layers_start_from_the_text_transformer_and_can_be_left_out(kin
     assert without.temporal is None
     assert torch.equal(without.encode_video(video).frames, video.frames)
     assert not torch.allclose(method.encode_video(video).frames, video.frames)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        *((kind, {}, 0) for kind in (CLIP4Clip, GAID, GARE, TMASS, XPool)),
+        (GARE, {"increment": GapIncrement(context="words")}, WORDS),
+        (XCLIP, {}, WORDS),
+    ],
+)
+def test_banks_keep_the_words_only_for_methods_that_use_them(kind, options, words):
+    assert build(kind, options, torch.float32).compact_text(features()[0]).words.shape[1] == words
 
 
 AS_SHOWN = "--data.init_args.augmentation=none"  # the captions tell left from right and name colors
