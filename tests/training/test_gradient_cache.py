@@ -61,9 +61,3 @@ def test_no_more_than_a_chunk_is_encoded_at_a_time():
     assert sum(kept) == 0
     encoded.values.sum().backward()
     assert sorted(sizes) == [1, 1, 3, 3, 3, 3]
-
-
-@pytest.mark.parametrize("chunk", [0, -1])
-def test_chunks_below_one_are_refused(chunk):
-    with pytest.raises(ValueError, match="gradient_cache"):
-        OptimizerConfig(gradient_cache=chunk)
