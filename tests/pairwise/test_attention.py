@@ -104,8 +104,5 @@ def test_dropout_only_in_training_and_the_same_in_both_forms(features):
         trained.append(conditioned(block, form, text, frames))
     torch.testing.assert_close(*trained)  # of the same draws: the elements that vanish are the same
     assert not torch.allclose(trained[0], evaluated[0])
-
-
-def test_bad_options_are_refused():
     with pytest.raises(ValueError, match="heads is 3; it must divide the dimension 16"):
         TextConditionedAttention(D, heads=3)
