@@ -3,13 +3,7 @@
 import pytest
 import torch
 
-from tvr_lightning.layers.patch_selector import (
-    PatchScores,
-    PatchSelection,
-    PatchSelector,
-    indicators,
-    perturbed_top_k,
-)
+from tvr_lightning.layers.patch_selector import PatchScores, PatchSelection, PatchSelector, indicators, perturbed_top_k
 
 M, F, P, D = 2, 3, 9, 16
 

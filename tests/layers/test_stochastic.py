@@ -3,14 +3,7 @@
 import pytest
 import torch
 
-from tvr_lightning.layers.stochastic import (
-    Normal,
-    Radius,
-    Uniform,
-    support_text,
-    trial_cosines,
-    trial_draws,
-)
+from tvr_lightning.layers.stochastic import Normal, Radius, Uniform, support_text, trial_cosines, trial_draws
 
 N, M, F, D, K = 3, 4, 5, 8, 6
 

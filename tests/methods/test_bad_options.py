@@ -76,10 +76,7 @@ CASES = {
         ({"similarity_aggregation": ISA(0.0)}, "ISA.softmax_lambda is 0.0; it must be above 0"),
         ({"temporal_layers": -1}, "temporal_layers is -1"),
         ({"attention": LanguageVideoAttention(heads=3)}, "heads is 3; it must divide the dimension 64"),
-        (
-            {"attention": None, "contrasts": ("sentence_frame", "frame_word")},
-            "nothing would use the temporal encoder",
-        ),
+        ({"attention": None, "contrasts": ("sentence_frame", "frame_word")}, "nothing would use the temporal encoder"),
     ],
     UCoFiA: [
         ({"scores": ("sentence_frame",)}, "Only video_sentence uses the temporal encoder"),

@@ -13,13 +13,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods.dpdv.method import DPDV, nonempty
-from tvr_lightning.methods.dpdv.model import (
-    Captions,
-    caption_order,
-    recover_frames,
-    spot_frames,
-    view_divergence,
-)
+from tvr_lightning.methods.dpdv.model import Captions, caption_order, recover_frames, spot_frames, view_divergence
 from tvr_lightning.methods.dpdv.options import (
     AveragePatches,
     Divergence,

@@ -16,13 +16,7 @@ from tvr_lightning.methods.dpdv.method import DPDV
 from tvr_lightning.methods.dpdv.model import Captions
 from tvr_lightning.methods.dpdv.options import AveragePatches, Divergence, EveryPatch, PatchMerging
 from tvr_lightning.methods.dpdv.options import SelectedPatches as Selected
-from tvr_lightning.methods.drl import (
-    ChannelDecorrelation,
-    DotProduct,
-    NoDecorrelation,
-    TokenWise,
-    WeightedTokenWise,
-)
+from tvr_lightning.methods.drl import ChannelDecorrelation, DotProduct, NoDecorrelation, TokenWise, WeightedTokenWise
 from tvr_lightning.methods.gaid.options import DASP, STP, GatedFusion, NoFusion, NoPerturbation
 from tvr_lightning.methods.gare.options import GapIncrement, MeanPooling, NoIncrement, TextIncrement
 from tvr_lightning.methods.pair_head import PairHead

@@ -66,8 +66,7 @@ def test_gradient_goes_to_the_kept_slots():
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    "module",
-    [ISA(10.0).module(0), SoftmaxAggregation(10.0).module(4), MeanAggregation().module(4)],
+    "module", [ISA(10.0).module(0), SoftmaxAggregation(10.0).module(4), MeanAggregation().module(4)]
 )
 def test_absent_slots_change_nothing(module, mode):
     torch.manual_seed(0)

@@ -238,12 +238,7 @@ def test_videos_that_cannot_be_read_leave_their_questions_out_and_counted(traine
     ("command", "options", "code", "message"),
     [
         ("test", (), 1, "--ckpt_path"),
-        (
-            "fit",
-            ("--data.class_path=MSRVTT", "--data.init_args.split=9k"),
-            1,
-            "MSRVTT has captions but no questions",
-        ),
+        ("fit", ("--data.class_path=MSRVTT", "--data.init_args.split=9k"), 1, "MSRVTT has captions but no questions"),
         (
             "fit",
             ("--model.init_args.encoder.init_args.encoder_precision=float16", "--trainer.precision=bf16-mixed"),

@@ -4,13 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tvr_lightning.pairwise import (
-    DensePairVectors,
-    PairGate,
-    PairVectors,
-    PlainFrames,
-    TextConditionedAttention,
-)
+from tvr_lightning.pairwise import DensePairVectors, PairGate, PairVectors, PlainFrames, TextConditionedAttention
 
 N, M, F, D = 4, 3, 5, 12
 FORMS = (DensePairVectors, PairVectors)

@@ -39,8 +39,7 @@ def test_a_class_of_another_module_is_refused_before_its_import_unless_the_user_
     monkeypatch.syspath_prepend(tmp_path)
     encoder = {"class_path": "strangers.Encoder", "init_args": {"width": 64}}
     path = saved(
-        tmp_path / "last.ckpt",
-        hyper_parameters={"_class_path": "tvr_lightning.methods.CLIP4Clip", "encoder": encoder},
+        tmp_path / "last.ckpt", hyper_parameters={"_class_path": "tvr_lightning.methods.CLIP4Clip", "encoder": encoder}
     )
     content = read_checkpoint(path)
     with pytest.raises(CheckpointError, match=r"names strangers\.Encoder.*--trust strangers"):
