@@ -8,13 +8,12 @@ import torch
 import yaml
 from methods.parts import FORMS, RECIPES, build, encoder, moved, paired
 
-from tvr_lightning.audit.experiments import audit_scores
 from tvr_lightning.data.batch import Media, VideoBatch
 from tvr_lightning.encoders import TinyWhisperEncoder
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.stochastic import Normal, Uniform, trial_draws
 from tvr_lightning.methods import GAID
-from tvr_lightning.methods.gaid.model import GAIDHead, Gate, branch_losses, pair_weights
+from tvr_lightning.methods.gaid.model import GAIDHead, branch_losses, pair_weights
 from tvr_lightning.methods.gaid.options import DASP, STP, GAIDOptions, GatedFusion, NoFusion, NoPerturbation
 from tvr_lightning.methods.tmass import score_as_released
 from tvr_lightning.methods.xpool import XPoolOptions
@@ -146,37 +145,6 @@ def test_both_forms_and_both_protocols_are_the_paper_pair_by_pair(options):
         torch.testing.assert_close(released, restated(made, text, video, text), rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize("perturbation", PERTURBATIONS)
-def test_the_released_protocol_leaks_but_on_the_diagonal(perturbation):
-    text, video = features()
-    made = head(perturbation=perturbation)
-    clean, released = similarity(made, text, video), leaking(made, text, video, text).similarity
-    own = torch.eye(N, dtype=torch.bool)
-    torch.testing.assert_close(released[own], clean[own], rtol=1e-4, atol=1e-6)
-    assert ((released - clean).abs()[~own] > 1e-4).all()
-
-
-@pytest.mark.parametrize("perturbation", PERTURBATIONS)
-def test_the_audit_passes_the_query_protocol_and_catches_the_released_one(perturbation):
-    (text, video), made = features(8, 8), head(perturbation=perturbation)
-    assert not audit_scores(text, video, torch.arange(8), score=lambda t, v: made(t, v, draws_of(made))).leaks
-
-    def as_released(texts, videos, own_texts):
-        return leaking(made, texts, videos, own_texts)
-
-    assert audit_scores(text, video, torch.arange(8), score_as_released=as_released).leaks
-
-
-def test_a_closed_gate_is_deaf_and_an_open_one_blind():
-    text, video = features()
-    made, deaf = head(), head("none")
-    deaf.load_state_dict({name: tensor for name, tensor in made.state_dict().items() if "gate" not in name})
-    for bias, frames in ((-40.0, video.frames), (40.0, video.audio)):
-        made.gate.linear.bias.data.fill_(bias)
-        expected = deaf(text, VideoFeatures(frames, video.frame_mask)).similarity
-        torch.testing.assert_close(made(text, video).similarity, expected, rtol=1e-4, atol=1e-6)
-
-
 def test_perturbation_follows_equations_3_to_5():
     made, text, radius, draw = head(), torch.randn(3, D), torch.rand(3, D), torch.randn(3, D)
     made.alpha.data.fill_(0.3)
@@ -189,15 +157,6 @@ def test_perturbation_follows_equations_3_to_5():
     still = head(perturbation="none")
     still.load_state_dict({name: made.state_dict()[name] for name in still.state_dict()})
     torch.testing.assert_close(made(text, video).similarity, still(text, video).similarity, rtol=1e-4, atol=1e-6)
-
-
-def test_trials_follow_the_seed():
-    text, video = features()
-    made = head(perturbation="stp")
-    assert torch.equal(similarity(made, text, video, 1), similarity(made, text, video, 1))
-    assert not torch.allclose(similarity(made, text, video, 1), similarity(made, text, video, 2), atol=1e-5)
-    mean = head(perturbation=STP(trials="mean"))
-    assert torch.equal(similarity(mean, text, video, 1), similarity(mean, text, video, 2))
 
 
 @torch.no_grad()
@@ -343,23 +302,7 @@ def told_apart(fusion):
     return float((scores.diagonal() > twin + 1e-5).float().mean())
 
 
-@pytest.mark.parametrize("fusion", FUSIONS)
+@pytest.mark.parametrize("fusion", ["none", "frame"])
 def test_sound_tells_apart_what_looks_the_same(fusion):
     share = told_apart(fusion)
     assert share == 0 if fusion == "none" else share > 0.7
-
-
-@pytest.mark.parametrize("level", ["frame", "token", "sample"])
-def test_logits_of_the_gate_are_a_linear_layer_of_video_audio_and_text(level):
-    (text, video), gate = features(), Gate(D, GatedFusion(level))
-    frames, audio = video.frames, video.audio
-    if level == "sample":  # the means of real frames
-        mask = video.frame_mask[..., None]
-        frames, audio = ((part * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True) for part in (frames, audio))
-    found = gate.of_video(video) + gate.of_text(text.sentence).unsqueeze(1)
-    together = torch.cat([frames, audio, text.sentence.unsqueeze(1).expand_as(frames)], dim=-1)
-    torch.testing.assert_close(found, gate.linear(together))
-    assert found.shape == (M, 1 if level == "sample" else F, D if level == "token" else 1)
-    without = Gate(D, GatedFusion(level, text="none"))
-    assert without.linear.in_features == 2 * D
-    torch.testing.assert_close(without(video, text.sentence), without.of_video(video).sigmoid())

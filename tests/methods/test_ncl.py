@@ -106,32 +106,23 @@ def test_regularization_does_not_see_the_biases(base):
     assert changed == {"info_nce"}
 
 
-def test_the_loss_is_that_of_adjusted_scores():
-    model = method(iterations=7)
-    data = encoded(model, pairs())
-    gamma = model.score_temperature()
-    similarity = model.score(data.text, data.video).similarity
-    expected = info_nce(normalized_logits(similarity / gamma, 7))
-    torch.testing.assert_close(model.losses(data)["info_nce"], expected)
-    assert not torch.allclose(method(iterations=1).losses(data)["info_nce"], expected)
-
-
 @pytest.mark.parametrize("detach", [True, False])
-def test_biases_are_constants_unless_wanted_otherwise(detach):
-    model = method(detach_biases=detach)
+def test_the_loss_is_that_of_adjusted_scores_whose_biases_may_be_constants(detach):
+    model = method(iterations=7, detach_biases=detach)
     data = encoded(model, pairs())
     data.text.sentence.requires_grad_()
 
-    def gradient(loss):
-        return torch.autograd.grad(loss, data.text.sentence)[0]
+    def with_gradient(loss):
+        return loss, torch.autograd.grad(loss, data.text.sentence)[0]
 
-    def expected(detach):
-        logits = model.temperature() * model.score(data.text, data.video).similarity
-        return gradient(info_nce(normalized_logits(logits, detach=detach)))
+    def expected(iterations=7, detach=detach):
+        logits = model.score(data.text, data.video).similarity / model.score_temperature()
+        return with_gradient(info_nce(normalized_logits(logits, iterations, detach=detach)))
 
-    found = gradient(model.losses(data)["info_nce"])
-    torch.testing.assert_close(found, expected(detach))
-    assert not torch.allclose(found, expected(not detach), rtol=1e-4)
+    loss, gradient = with_gradient(model.losses(data)["info_nce"])
+    torch.testing.assert_close((loss, gradient), expected())
+    assert not torch.allclose(loss, expected(iterations=1)[0])
+    assert not torch.allclose(gradient, expected(detach=not detach)[1], rtol=1e-4)
 
 
 def test_any_method_is_given_it_and_says_so():
