@@ -88,14 +88,6 @@ def test_densities_that_underflow_keep_their_order():
     assert torch.equal(single.assignment, double.assignment)
 
 
-def test_clusters_do_not_depend_on_the_other_sets_or_on_chance():
-    tokens = torch.randn(5, 49, 16)
-    whole = dpc_knn(tokens, 25)
-    torch.manual_seed(1)
-    for i, alone in enumerate(tokens):
-        assert torch.equal(dpc_knn(alone, 25).assignment, whole.assignment[i])
-
-
 def test_bfloat16_tokens_are_clustered_in_float32():
     tokens = torch.randn(2, 20, 16).to(torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
