@@ -1,9 +1,8 @@
 """Every method of the package keeps what `tvr_lightning.testing` asks of any method; each is found by its recipe."""
 
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 import yaml
 
@@ -45,7 +44,8 @@ def test_slow_tests_stay_slow_in_other_projects(tmp_path):
     head = "from pathlib import Path\nfrom tvr_lightning.testing import MethodTestSuite\n"
     (tmp_path / "test_mine.py").write_text(head + suite)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "two_processes", str(tmp_path)]
-    found = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    (tmp_path / "run.py").write_text("import sys, pytest\nsys.exit(pytest.main(sys.argv[1:]))")
+    words = ["-q", "-p", "no:cacheprovider", f"-c{tmp_path / 'pytest.ini'}", "-k", "two_processes", str(tmp_path)]
+    found = forked.tvr(words, tmp_path, program=tmp_path / "run.py")
     assert found.returncode == 0, found.stdout
     assert "2 skipped" in found.stdout

@@ -1,11 +1,9 @@
 """What every method inherits: construction, the loss over pairs, the temperature, the guard against broken losses."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
@@ -15,10 +13,8 @@ from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.metrics import RecallAtK
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.temperature import Temperature
-from tvr_lightning.layers.temporal import SeqTransf
 from tvr_lightning.methods import GARE, NCL, TCMGC, CLIP4Clip
-from tvr_lightning.methods.clip4clip import CLIP4ClipOptions
-from tvr_lightning.synthetic import synthesize
+from tvr_lightning.testing.small import synthetic_data
 from tvr_lightning.training.checkpoints import CheckpointError
 
 
@@ -28,23 +24,11 @@ def encoder() -> TinyClipEncoder:
     return TinyClipEncoder(width=64, text_layers=4, vision_layers=1)
 
 
-def features(pairs: int, dimension: int = 64, seed: int = 0) -> tuple[TextFeatures, VideoFeatures]:
-    generator = torch.Generator().manual_seed(seed)
-    words = torch.randn(pairs, 8, dimension, generator=generator)
-    frames = torch.randn(pairs, 4, dimension, generator=generator)
+def features(pairs: int) -> tuple[TextFeatures, VideoFeatures]:
+    generator = torch.Generator().manual_seed(0)
+    words, frames = (torch.randn(pairs, length, 64, generator=generator) for length in (8, 4))
     text = TextFeatures(words[:, 0], words, torch.ones(pairs, 8, dtype=torch.bool))
     return text, VideoFeatures(frames, torch.ones(pairs, 4, dtype=torch.bool))
-
-
-def batch(video: VideoFeatures, text: TextFeatures) -> PairBatch:
-    index = torch.arange(len(text))
-    names = [f"video{i}" for i in range(len(text))]
-    return PairBatch(TextBatch(text, index), VideoBatch(video, index, names))
-
-
-def test_words_beyond_the_encoders_context_become_its_context(encoder):
-    assert CLIP4Clip(encoder, words=78).words == 77
-    assert CLIP4Clip(encoder, words=30).words == 30
 
 
 def test_the_base_loss_is_symmetric_cross_entropy_of_the_scaled_scores(encoder):
@@ -67,9 +51,9 @@ def test_local_losses_are_refused_where_a_loss_needs_all_scores(encoder):
 
 def test_a_broken_loss_names_term_step_and_videos(encoder):
     method = CLIP4Clip(encoder, words=8, frames=4)
-    text, video = features(3)
+    (text, video), index = features(3), torch.arange(3)
     video.frames[1] = float("nan")
-    pairs = batch(video, text)
+    pairs = PairBatch(TextBatch(text, index), VideoBatch(video, index, ["video0", "video1", "video2"]))
     method.total_loss(method.losses(method.pair_features(pairs)), pairs)
     with pytest.raises(UserError, match=r"step 0: .*info_nce = nan.*video0, video1, video2"):
         method.on_before_optimizer_step(torch.optim.SGD(method.parameters()))
@@ -85,78 +69,52 @@ def test_the_temperature_never_exceeds_one_hundred():
     assert Temperature(7.0)().item() == pytest.approx(100.0)
 
 
-def test_an_encoder_built_in_python_is_not_copied(monkeypatch):
+def test_hyper_parameters_hold_plain_values_and_no_copy_of_the_encoder(monkeypatch):
     def refuse(self, memo):
         raise AssertionError("copied")
 
     monkeypatch.setattr(TinyClipEncoder, "__deepcopy__", refuse, raising=False)
-    method = CLIP4Clip(TinyClipEncoder(width=64), words=8, frames=2)
-    assert method.hparams["words"] == 8
-    assert "encoder" not in method.hparams
-
-
-def test_hyper_parameters_hold_plain_values_only(encoder):
-    method = CLIP4Clip(encoder, evaluation=EvaluationConfig(recall=[1, 50]), words=8)
-    assert method.hparams["words"] == 8
+    method = CLIP4Clip(TinyClipEncoder(width=64), evaluation=EvaluationConfig(recall=[1, 50]), words=78)
+    assert method.hparams["words"] == 78
     assert method.hparams["evaluation"]["recall"] == [1, 50]
     assert "encoder" not in method.hparams
+    assert method.words == 77  # the context of the encoder
 
 
-@pytest.mark.parametrize("recall", [[], [0, 1], [5, 1], [1, 1]])
-def test_recall_must_ascend_from_one(recall):
-    with pytest.raises(ValueError, match=r"evaluation\.recall"):
-        EvaluationConfig(recall=recall)
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("recall", [[], [0, 1], [5, 1], [1, 1]]),
+        ("memory_gib", [0.0]),
+        ("top_k", [0]),
+        ("metrics", [[RecallAtK(3), RecallAtK(3)]]),
+    ],
+)
+def test_evaluation_options_out_of_range_are_refused(option, values):
+    message = "several metrics with one name" if option == "metrics" else option
+    for value in values:
+        with pytest.raises(ValueError, match=message):
+            EvaluationConfig(**{option: value})
 
 
-@pytest.mark.parametrize(("option", "value"), [("memory_gib", 0.0), ("top_k", 0)])
-def test_evaluation_options_out_of_range_are_refused(option, value):
-    with pytest.raises(ValueError, match=option):
-        EvaluationConfig(**{option: value})
-
-
-def test_a_recipe_adds_metrics_to_the_table(tmp_path):
-    synthesize("msrvtt", tmp_path, 10, 0, workers=1, progress=False)
-    recipes = Path(__file__).parents[1] / "recipes"
+def test_a_recipe_adds_metrics_to_the_table():
     metrics = '[{"class_path": "RecallAtK", "init_args": {"k": 3}}, {"class_path": "NDCG"}, {"class_path": "MRR"}]'
-    method, _ = from_recipe(
-        [recipes / "clip4clip.yaml", recipes / "fixture.yaml"],
-        [f"--model.init_args.evaluation.metrics={metrics}", f"--data.init_args.root={tmp_path}"],
-    )
+    options = [f"--model.init_args.evaluation.metrics={metrics}", f"--data.init_args.root={synthetic_data().name}"]
+    method, _ = from_recipe(["clip4clip", "fixture"], options)
     named = method.metrics["test"].named()
     assert list(named)[6:10] == ["t2v_R@3", "t2v_nDCG@10", "t2v_MRR", "v2t_R@1"]
     assert named["t2v_R@3"] is not named["v2t_R@3"]
     assert method.hparams["evaluation"]["metrics"][0]["init_args"] == {"k": 3}
-    with pytest.raises(ValueError, match="several metrics with one name"):
-        EvaluationConfig(metrics=[RecallAtK(3), RecallAtK(3)])
-
-
-def test_padded_frames_do_not_change_a_score(encoder):
-    method = CLIP4Clip(encoder, words=8, frames=4, clip4clip=CLIP4ClipOptions(SeqTransf(2)))
-    text, video = features(3)
-    video.frame_mask[:, 2:] = False
-
-    def score(frames: Tensor) -> Tensor:
-        return method.score(text, method.encode_video(VideoFeatures(frames, video.frame_mask))).similarity
-
-    changed = video.frames.clone()
-    changed[:, 2:] = 5.0
-    torch.testing.assert_close(score(video.frames), score(changed))
 
 
 def test_checkpoints_of_other_methods_and_sizes_are_refused(encoder):
     method = CLIP4Clip(encoder, words=8, frames=4)
-    own = {
-        "state_dict": method.state_dict(),
-        "hyper_parameters": {"_class_path": "x.CLIP4Clip", "words": 6, "frames": 4},
-    }
+    settings = {"_class_path": "x.CLIP4Clip", "words": 6, "frames": 4}
+    own = {"state_dict": method.state_dict(), "hyper_parameters": settings}
     method.on_load_checkpoint(own)
     with pytest.raises(CheckpointError, match="contains GARE, but the recipe builds CLIP4Clip"):
         method.on_load_checkpoint({**own, "hyper_parameters": {"_class_path": "x.GARE"}})
-    state = dict(method.state_dict())
-    state["temperature.logit_scale"] = torch.zeros(2)
-    state["more"] = torch.zeros(1)
-    with pytest.raises(
-        CheckpointError,
-        match=r"shape \(2,\), expected \(1,\).*more has .* expected none\. .*trained with words 6 \(here: 8\)\. Use",
-    ):
+    state = method.state_dict() | {"temperature.logit_scale": torch.zeros(2), "more": torch.zeros(1)}
+    shapes = r"shape \(2,\), expected \(1,\).*more has .* expected none\."
+    with pytest.raises(CheckpointError, match=shapes + r" .*trained with words 6 \(here: 8\)\. Use"):
         method.on_load_checkpoint({**own, "state_dict": state})

@@ -42,6 +42,8 @@ def test_a_kind_that_is_not_given_is_the_default_one_anew():
     assert Drawing(shape=Point()).shape == Point()
     assert Square(2.0) != Square(1.0) != Point()
     assert repr(Square(2.0)) == "Square(side=2.0)"
+    drawing = Drawing(Point(), 3, 0.5, 0.0, "green", 20, ("right", "left"))
+    assert list(vars(drawing).values()) == [Point(), 3, 0.5, 0.0, "green", 20, ("right", "left")]
 
 
 @pytest.mark.parametrize(
@@ -63,11 +65,3 @@ def test_a_kind_that_is_not_given_is_the_default_one_anew():
 def test_what_an_option_does_not_take_is_refused_by_name(options, message):
     with pytest.raises(ValueError, match=message):
         Drawing(**options)
-
-
-def test_what_options_take_is_kept():
-    drawing = Drawing(Point(), 3, 0.5, 0.0, "green", 20, ("right", "left"))
-    assert vars(drawing) == {
-        "shape": Point(), "count": 3, "dropout": 0.5, "weight": 0.0, "colour": "green", "trials": 20,
-        "sides": ("right", "left"),
-    }  # fmt: skip

@@ -3,13 +3,7 @@
 import pytest
 import torch
 
-from tvr_lightning.layers.patch_selector import (
-    PatchScores,
-    PatchSelection,
-    PatchSelector,
-    indicators,
-    perturbed_top_k,
-)
+from tvr_lightning.layers.patch_selector import PatchScores, PatchSelection, PatchSelector, indicators, perturbed_top_k
 
 M, F, P, D = 2, 3, 9, 16
 
@@ -39,14 +33,16 @@ def test_evaluation_takes_cls_and_the_best_patches_in_their_order():
             torch.testing.assert_close(selected[video, frame, 1:], patches[video, frame, best])
 
 
-def test_noise_is_drawn_in_training_and_on_demand_in_evaluation():
-    frames, patches = media()
-    made = selector(samples=20, sigma=0.5)
-    assert not torch.equal(made(frames, patches), made(frames, patches))
-    made.eval()
-    assert torch.equal(made(frames, patches), made(frames, patches))
-    released = selector(samples=20, sigma=0.5, noise_eval=True).eval()
-    assert not torch.equal(released(frames, patches), released(frames, patches))
+@pytest.mark.parametrize(
+    ("options", "training", "drawn"), [({}, True, True), ({}, False, False), ({"noise_eval": True}, False, True)]
+)
+def test_noise_is_drawn_in_training_and_on_demand_in_evaluation(options, training, drawn):
+    made = selector(samples=20, sigma=0.5, **options).train(training)
+    first = made(*media())
+    assert torch.equal(made(*media()), first) is not drawn
+    if training:
+        first.square().sum().backward()
+        assert all(bool((p.grad != 0).any()) for p in made.parameters())
 
 
 def test_averaged_choices_add_up_and_become_hard_without_noise():
@@ -70,12 +66,6 @@ def test_the_gradient_is_the_diagonal_of_the_expectations_jacobian():
             change = perturbed_top_k(scores + moved, noise, 1, 0.7) - perturbed_top_k(scores - moved, noise, 1, 0.7)
         expected = weight[0, 0, place] * change[0, 0, place] / (2 * step)
         assert abs(float(gradient[0, place] - expected)) < 0.05 * max(float(weight.abs().max()), 1)
-
-
-def test_training_reaches_the_predictor():
-    made, (frames, patches) = selector(samples=50, sigma=0.5), media()
-    made(frames, patches).square().sum().backward()
-    assert all(bool((p.grad != 0).any()) for p in made.parameters())
 
 
 def test_the_predictor_of_the_evaluation_code_sees_the_whole_video():

@@ -3,14 +3,7 @@
 import pytest
 import torch
 
-from tvr_lightning.layers.stochastic import (
-    Normal,
-    Radius,
-    Uniform,
-    support_text,
-    trial_cosines,
-    trial_draws,
-)
+from tvr_lightning.layers.stochastic import Normal, Radius, Uniform, support_text, trial_cosines, trial_draws
 
 N, M, F, D, K = 3, 4, 5, 8, 6
 
@@ -26,29 +19,23 @@ def pair_vectors():
 
 
 def test_the_radius_starts_at_the_similarities_and_one():
-    radius = Radius(F, D)
     similarity = torch.rand(M, N, F)
-    made = radius(similarity).exp()
+    made = Radius(F, D)(similarity).exp()
     torch.testing.assert_close(made[..., :F], similarity.exp())
     torch.testing.assert_close(made[..., F:], torch.ones(M, N, D - F))
 
 
-def test_a_scalar_radius_is_the_same_in_all_dimensions():
-    radius = Radius(F, D, "scalar")
-    radius.theta.data.fill_(2.0)
-    similarity = torch.rand(N, F)
-    expected = (2 * similarity.mean(-1, keepdim=True)).expand(N, D)
-    torch.testing.assert_close(radius(similarity), expected)
-
-
 @pytest.mark.parametrize("kind", ["linear", "scalar"])
-def test_padded_frames_have_no_say_in_the_radius(kind):
+def test_padded_frames_do_not_change_the_radius(kind):
     radius, mask = Radius(F, D, kind), torch.tensor([True, True, True, False, False])
     similarity = torch.rand(N, F)
-    other = torch.where(mask, similarity, torch.rand(N, F))
-    assert torch.equal(radius(similarity, mask), radius(other, mask))
-    if kind == "scalar":
-        torch.testing.assert_close(radius(similarity, mask)[:, 0], similarity[:, :3].mean(-1))
+    found = radius(similarity, mask)
+    assert torch.equal(radius(torch.where(mask, similarity, torch.rand(N, F)), mask), found)
+    if kind == "scalar":  # the same in all dimensions
+        radius.theta.data.fill_(2.0)
+        for there, kept in ((mask, 3), (None, F)):
+            expected = (2 * similarity[:, :kept].mean(-1, keepdim=True)).expand(N, D)
+            torch.testing.assert_close(radius(similarity, there), expected)
 
 
 def test_priors_have_their_mean_and_deviation():

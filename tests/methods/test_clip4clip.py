@@ -1,35 +1,21 @@
-"""CLIP4Clip's headers: scores against a plain restatement, options, gradients."""
+"""CLIP4Clip's headers: scores against a plain restatement, the tight header's cross encoder, and what is kept."""
 
 import math
 
 import pytest
 import torch
+from methods.parts import build, features, paired
 
 from tvr_lightning.data.batch import TextBatch
-from tvr_lightning.encoders.tiny import TinyClipEncoder
-from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
+from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.features import VideoFeatures
 from tvr_lightning.layers.temporal import MeanP, SeqLSTM, SeqTransf
-from tvr_lightning.methods.clip4clip import CLIP4Clip, CLIP4ClipOptions, TightTransf
-
-KINDS = {"meanP": MeanP(), "seqLSTM": SeqLSTM(2), "seqTransf": SeqTransf(2), "tightTransf": TightTransf(2)}
-HEADERS = list(KINDS)
+from tvr_lightning.methods import CLIP4Clip
+from tvr_lightning.methods.clip4clip import CrossEncoder, TightTransf, cross_encoder
 
 
-def method(header="meanP", width=64, frames=5):
-    torch.manual_seed(0)
-    encoder = TinyClipEncoder(width=width, image_size=16, text_layers=2, vision_layers=1, context_length=12)
-    kind = KINDS[header] if isinstance(header, str) else header
-    return CLIP4Clip(encoder, words=9, frames=frames, clip4clip=CLIP4ClipOptions(similarity_header=kind))
-
-
-def features(texts=4, videos=3, width=64, frames=5):
-    generator = torch.Generator().manual_seed(1)
-    sentence = torch.randn(texts, width, generator=generator)
-    words = torch.randn(texts, 9, width, generator=generator)
-    lengths = torch.arange(videos) % frames + 1
-    mask = torch.arange(frames) < lengths[:, None]
-    text = TextFeatures(sentence, words, torch.ones(texts, 9, dtype=torch.bool))
-    return text, VideoFeatures(torch.randn(videos, frames, width, generator=generator), mask)
+def method(header):
+    return build(CLIP4Clip, {"similarity_header": header}, torch.float32)
 
 
 def cosine(a, b):
@@ -46,82 +32,42 @@ def mean_of_unit_frames(frames, mask):
 
 def test_mean_pooling_is_the_paper_in_loops():
     text, video = features()
-    similarity = method().score(text, video).similarity
+    similarity = method(MeanP()).score(text, video).similarity
     for i, sentence in enumerate(text.sentence.double().tolist()):
         for j, frames in enumerate(video.frames.double().tolist()):
             pooled = mean_of_unit_frames(frames, video.frame_mask[j].tolist())
             assert similarity[i, j].item() == pytest.approx(cosine(sentence, pooled), abs=1e-6)
 
 
-@pytest.mark.parametrize("header", HEADERS)
-def test_a_permutation_of_items_permutes_the_scores(header):
-    model = method(header).eval()
-    text, video = features()
-    similarity = model.score(text, model.encode_video(video)).similarity
-    texts, videos = [2, 0, 3, 1], [1, 2, 0]
-    shuffled = model.score(text[texts], model.encode_video(video[videos])).similarity
-    torch.testing.assert_close(shuffled, similarity[texts][:, videos])
-
-
-@pytest.mark.parametrize("header", HEADERS)
-def test_every_trainable_part_gets_a_gradient(header):
-    model = method(header)
-    text, video = features(texts=3)
-    index = torch.arange(3)
-    loss = model.losses(PairedFeatures(text, model.encode_video(video), index, index))
-    assert list(loss) == ["info_nce"]
-    loss["info_nce"].backward()
-    trainable = {name for name, p in model.named_parameters() if p.requires_grad and not name.startswith("encoder.")}
-    without = {name for name in trainable if model.get_parameter(name).grad is None}
-    assert not without
-    assert ("temperature.logit_scale" in trainable) == (header != "tightTransf")
-
-
 def test_the_tight_header_takes_no_temperature():
-    model = method("tightTransf").eval()
-    text, video = features(texts=3)
-    index = torch.arange(3)
-    pairs = PairedFeatures(text, video, index, index)
-    similarity, loss = model.score(text, video).similarity, model.losses(pairs)["info_nce"]
+    model = method(TightTransf(2)).eval()
+    assert not model.temperature.logit_scale.requires_grad
+    pairs = paired(*features(3, 3))
+    similarity, loss = model.score(pairs.text, pairs.video).similarity, model.losses(pairs)["info_nce"]
     assert torch.equal(model.logits(similarity), similarity)
     model.temperature.logit_scale.data.fill_(1.0)
     assert torch.equal(model.losses(pairs)["info_nce"], loss)
-    cosines = method("meanP")
-    expected = cosines.temperature() * similarity
-    assert torch.equal(cosines.logits(similarity), expected)
+    cosines = method(MeanP())
+    assert cosines.temperature.logit_scale.requires_grad
+    assert torch.equal(cosines.logits(similarity), cosines.temperature() * similarity)
 
 
-def test_headers_differ_where_their_layers_say_so():
+def test_headers_have_the_layers_of_their_options():
     text, video = features()
-    scores = []
-    for header in HEADERS[:3]:
-        model = method(header)
-        scores.append(model.score(text, model.encode_video(video)).similarity)
-    assert not torch.allclose(scores[0], scores[1], atol=1e-4)
-    assert not torch.allclose(scores[0], scores[2], atol=1e-4)
-    assert len(method(SeqTransf(1)).temporal.resblocks) == 1
-    assert len(method(TightTransf(1)).cross.resblocks) == 1
-    assert method("seqLSTM").temporal.lstm_visual.num_layers == 2
-    assert method("tightTransf").cross.dropout.p == 0.1
-
-
-@pytest.mark.parametrize(
-    ("header", "message"),
-    [
-        ("meanP", r"similarity_header is meanP; it must be a SimilarityHeader"),
-        (SeqTransf(0), r"SeqTransf\.blocks is 0; it must be at least 1"),
-        (SeqLSTM(0), r"SeqLSTM\.layers is 0"),
-        (TightTransf(1.5), r"TightTransf\.blocks is 1\.5; it must be a number"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(header, message):
-    with pytest.raises(ValueError, match=message):
-        CLIP4ClipOptions(similarity_header=header)
+    pooled, lstm, transformer = (method(header) for header in (MeanP(), SeqLSTM(2), SeqTransf(1)))
+    expected = pooled.score(text, pooled.encode_video(video)).similarity
+    for model in (lstm, transformer):
+        assert not torch.allclose(model.score(text, model.encode_video(video)).similarity, expected, atol=1e-4)
+    assert lstm.temporal.lstm_visual.num_layers == 2
+    assert len(transformer.temporal.resblocks) == 1
+    cross = method(TightTransf(1)).cross
+    assert len(cross.resblocks) == 1
+    assert cross.dropout.p == 0.1
 
 
 class ScoresWords(CLIP4Clip):
     def score(self, text, video):
-        assert text.words.shape[1] > 0, "a score of one's own sees the words"
+        assert text.words.shape[1] > 0, "a method with its own score sees the words"
         return super().score(text, video)
 
 
@@ -131,3 +77,36 @@ def test_an_evaluation_keeps_the_words_only_for_scores_that_may_use_them(kind, w
     with torch.no_grad():
         method.validation_step(TextBatch(["a dog", "a cat"], torch.arange(2)), 0)
     assert method.encoded.texts[0].features.words.shape == (2, words, 64)
+
+
+def cross_with(dropout):
+    cross = CrossEncoder(64, layers=1, positions=9, dropout=dropout)
+    torch.manual_seed(1)
+    for parameter in cross.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)  # logits differ clearly between pairs
+    return cross
+
+
+def test_padded_frames_do_not_reach_the_cross_encoder():
+    cross, (text, video) = cross_with(0.1).eval(), features()
+    scores = cross(text, video).similarity
+    assert scores.std() > 1e-3
+    noise = torch.where(video.frame_mask.unsqueeze(-1), video.frames, torch.randn_like(video.frames))
+    torch.testing.assert_close(cross(text, VideoFeatures(noise, video.frame_mask)).similarity, scores)
+
+
+@pytest.mark.parametrize(("dropout", "training"), [(0.5, True), (0.5, False), (0.0, True)])
+def test_dropout_acts_in_training_only(dropout, training):
+    cross, (text, video) = cross_with(dropout).train(training), features()
+    assert torch.equal(cross(text, video).similarity, cross(text, video).similarity) is (dropout == 0 or not training)
+
+
+def test_the_cross_encoder_starts_from_the_text_transformer():
+    torch.manual_seed(0)
+    encoder = TinyClipEncoder(width=64, image_size=32, text_layers=3, vision_layers=1, context_length=10)
+    cross = cross_encoder(encoder, layers=2, frames=12)
+    assert cross.position_embeddings.num_embeddings == 13
+    assert torch.equal(cross.position_embeddings.weight[:10], encoder.clip.positional_embedding)
+    for mine, theirs in zip(cross.resblocks, encoder.clip.transformer.resblocks, strict=False):
+        assert torch.equal(mine.attn.in_proj_weight, theirs.attn.in_proj_weight)
+        assert torch.equal(mine.mlp.c_proj.bias, theirs.mlp.c_proj.bias)

@@ -80,28 +80,12 @@ def test_equal_tokens_have_a_defined_result(rule):
     assert torch.equal(merge_tokens(torch.full((2, 6, 8), 0.25), found.assignment, 3), torch.full((2, 3, 8), 0.25))
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_one_token_is_its_own_cluster(rule):
-    token = torch.randn(3, 1, 8)
-    found = dpc_knn(token, 1, 3, rule)
-    assert found.assignment.tolist() == [[0]] * 3
-    assert torch.equal(merge_tokens(token, found.assignment, 1), token)
-
-
 def test_densities_that_underflow_keep_their_order():
     tokens = 100 * torch.randn(40, 20, 16, generator=torch.Generator().manual_seed(0))
     single, double = dpc_knn(tokens, 10), dpc_knn(tokens.double(), 10)
     assert torch.equal(single.density, torch.zeros(40, 20))
     assert bool((double.density > 0).all())
     assert torch.equal(single.assignment, double.assignment)
-
-
-def test_clusters_do_not_depend_on_the_other_sets_or_on_chance():
-    tokens = torch.randn(5, 49, 16)
-    whole = dpc_knn(tokens, 25)
-    torch.manual_seed(1)
-    for i, alone in enumerate(tokens):
-        assert torch.equal(dpc_knn(alone, 25).assignment, whole.assignment[i])
 
 
 def test_bfloat16_tokens_are_clustered_in_float32():

@@ -1,64 +1,39 @@
 """DRL against the authors' code, a plain restatement, and its switches one by one."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
+from methods.parts import WIDTH, build, features, moved, paired
 from parity.case import load_case
 
 from tvr_lightning.authors.importer import import_checkpoint
-from tvr_lightning.cli import main
-from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.errors import UserError
-from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
-from tvr_lightning.layers.temporal import MeanP, SeqLSTM, SeqTransf
+from tvr_lightning.layers.temporal import MeanP, SeqTransf
+from tvr_lightning.methods import DRL
 from tvr_lightning.methods.drl import (
-    DRL,
     ChannelDecorrelation,
     DotProduct,
     DRLHead,
-    DRLOptions,
     NoDecorrelation,
     TokenWise,
     WeightedTokenWise,
     channel_correlation,
     decorrelation_sums,
 )
-from tvr_lightning.synthetic import synthesize
 
-RECIPES = Path(__file__).parents[2] / "recipes"
-W, F, D = 6, 4, 16
 INTERACTIONS = {"wti": WeightedTokenWise, "ti": TokenWise, "dp": DotProduct}
-
-
-def features(texts=5, videos=4, seed=0, dimension=D):
-    generator = torch.Generator().manual_seed(seed)
-    words = torch.randn(texts, W, dimension, generator=generator)
-    frames = torch.randn(videos, F, dimension, generator=generator)
-    word_mask = torch.arange(W) < torch.arange(texts)[:, None] % (W - 2) + 3
-    frame_mask = torch.arange(F) < torch.arange(videos)[:, None] % F + 1
-    return TextFeatures(words[:, 0], words, word_mask), VideoFeatures(frames, frame_mask)
 
 
 def head(interaction="wti", **options):
     torch.manual_seed(1)
-    made = DRLHead(D, INTERACTIONS[interaction](**options))
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return made
+    return moved(DRLHead(WIDTH, INTERACTIONS[interaction](**options)))
 
 
 def method(**options):
-    torch.manual_seed(0)
-    encoder = TinyClipEncoder(width=64, image_size=16, patch_size=8, text_layers=4, vision_layers=1)
-    return DRL(encoder, words=W, frames=F, drl=DRLOptions(**options))
+    return build(DRL, options, torch.float32)
 
 
-def pairs(count=6, dimension=64):
-    text, video = features(count, count, dimension=dimension)
-    return PairedFeatures(text, video, torch.arange(count), torch.arange(count))
+def pairs(count=6):
+    return paired(*features(count, count))
 
 
 @pytest.mark.parametrize("temporal", [SeqTransf(), MeanP()])
@@ -75,7 +50,7 @@ def test_an_authors_checkpoint_loads_whatever_its_weighting_networks(parity_case
             clip[f"{side}_weight_fc.{name}bias"] = torch.randn(outputs)
     module = import_checkpoint(clip, "file", words=12, frames=6)
     assert (module.temporal is None) is (temporal == MeanP())
-    text, video = features(dimension=64)
+    text, video = features()
     weights = module.head.prepare(text, video)[0].weights
     logits = text.words
     for name in names:
@@ -128,17 +103,6 @@ def test_dot_product_takes_the_last_word_and_the_pooled_frames():
             assert similarity[i, j].item() == pytest.approx((last @ pooled).item(), abs=1e-6)
 
 
-@pytest.mark.parametrize("interaction", ["wti", "ti", "dp"])
-def test_scores_depend_on_the_pair_alone(interaction):
-    text, video = features(9, 8)
-    made = head(interaction)
-    whole = made(text, video).similarity
-    torch.testing.assert_close(made(text[[7, 2]], video[[5]]).similarity, whole[[7, 2]][:, [5]])
-    padded = text.words.masked_fill(~text.word_mask[..., None], 9.0)
-    changed = made(TextFeatures(text.sentence, padded, text.word_mask), video).similarity
-    torch.testing.assert_close(changed, whole)
-
-
 def test_correlation_of_equal_tokens_is_that_of_their_channels():
     tokens = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)).double()
     correlation = channel_correlation(tokens, tokens)
@@ -183,81 +147,3 @@ def test_random_tokens_are_real_ones():
     text.words.masked_fill_(~text.word_mask[..., None], torch.nan)
     for _ in range(5):
         assert bool(made.correlations(text[:4], video, "random").isfinite().all())
-
-
-def test_lowering_the_decorrelation_brings_channels_together():
-    torch.manual_seed(0)
-    text, video = features(8, 8)
-    made = head()
-    frames = video.frames.clone().requires_grad_()
-    optimizer = torch.optim.Adam([frames], 0.02)
-
-    def on_diagonal():
-        return decorrelation_sums(made.correlations(text, VideoFeatures(frames, video.frame_mask), "matched"))[0]
-
-    before = on_diagonal().item()
-    for _ in range(20):
-        loss = on_diagonal()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert on_diagonal().item() < 0.8 * before
-
-
-@pytest.mark.parametrize("interaction", ["wti", "ti", "dp"])
-def test_ten_steps_reduce_the_loss(interaction):
-    decorrelation = ChannelDecorrelation() if interaction == "wti" else NoDecorrelation()
-    model = method(interaction=INTERACTIONS[interaction](), temporal_encoder=SeqTransf(2), decorrelation=decorrelation)
-    data = pairs()
-    parameters = [p for n, p in model.named_parameters() if not n.startswith(("encoder.", "temperature."))]
-    optimizer = torch.optim.Adam(parameters, 3e-3)
-    losses = []
-    for _ in range(10):
-        related = PairedFeatures(data.text, model.encode_video(data.video), data.text_index, data.video_index)
-        loss = sum(model.losses(related).values())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert all(p.grad is not None for p in parameters)
-    assert losses[-1] < 0.8 * losses[0]
-
-
-def test_the_temporal_encoder_is_what_the_option_says():
-    _, video = features(dimension=64)
-    assert method(temporal_encoder=MeanP()).encode_video(video) is video
-    for kind in (SeqLSTM(), SeqTransf()):
-        assert not torch.allclose(method(temporal_encoder=kind).encode_video(video).frames, video.frames)
-    assert len(method().temporal.resblocks) == 4
-    assert len(method(temporal_encoder=SeqTransf(1)).temporal.resblocks) == 1
-    assert method(temporal_encoder=SeqLSTM(2)).temporal.lstm_visual.num_layers == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"interaction": "xti"}, "must be a DRLInteraction"),
-        ({"interaction": TokenWise("inf")}, "mask_fill is inf; it must be one of zero, exclude"),
-        ({"temporal_encoder": "none"}, "must be a TemporalHeader"),
-        ({"interaction": WeightedTokenWise(4)}, "weight_layers is 4; it must be at least 1 and at most 3"),
-        ({"temporal_encoder": SeqTransf(0)}, "at least 1"),
-        ({"interaction": TokenWise()}, "needs WTI's weights, but TokenWise has none"),
-        ({"interaction": DotProduct(), "decorrelation": ChannelDecorrelation()}, "needs WTI's weights"),
-        ({"decorrelation": ChannelDecorrelation("all")}, "tokens is all; it must be one of random, matched, weighted"),
-        ({"decorrelation": ChannelDecorrelation(weight=-1.0)}, "weight is -1.0; it must be at least 0"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        method(**options)
-
-
-@pytest.mark.slow
-def test_the_recipe_learns_the_fixture(tmp_path):
-    synthesize("msrvtt", tmp_path / "fixture", 500, 0, workers=2, progress=False)
-    recipes = [f"--config={RECIPES / name}.yaml" for name in ("drl", "fixture")]
-    options = [f"--data.init_args.root={tmp_path / 'fixture'}", f"--results.directory={tmp_path / 'runs'}"]
-    assert main(["fit", *recipes, *options, "--trainer.accelerator=cpu"]) == 0
-    results = json.loads((tmp_path / "runs" / "drl-msrvtt" / "version_0" / "results.json").read_text())
-    print(results["text_to_video"])
-    assert results["text_to_video"]["R@1"] >= 15 * 100 / results["videos"]

@@ -1,35 +1,27 @@
 """GAID against the authors' code under both protocols, and every switch against a plain restatement, pair by pair."""
 
 import itertools
-import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from methods.parts import FORMS, RECIPES, build, encoder, moved, paired
 
-from tvr_lightning.audit.experiments import audit_scores
-from tvr_lightning.cli import main
-from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.data.batch import Media, VideoBatch
-from tvr_lightning.encoders import TinyClipEncoder, TinyWhisperEncoder
-from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
+from tvr_lightning.encoders import TinyWhisperEncoder
+from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.stochastic import Normal, Uniform, trial_draws
-from tvr_lightning.methods.gaid.method import GAID
+from tvr_lightning.methods import GAID
 from tvr_lightning.methods.gaid.model import GAIDHead, branch_losses, pair_weights
 from tvr_lightning.methods.gaid.options import DASP, STP, GAIDOptions, GatedFusion, NoFusion, NoPerturbation
 from tvr_lightning.methods.tmass import score_as_released
 from tvr_lightning.methods.xpool import XPoolOptions
-from tvr_lightning.pairwise import DensePairVectors, PairVectors
-from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.losses import info_nce
 
-RECIPES = Path(__file__).parents[2] / "recipes"
-N, M, F, D = 4, 4, 5, 32
+N, M, F, D = 4, 4, 4, 32
 FUSIONS = ["none", "sample", "frame", "token"]
 PERTURBATIONS = {"none": NoPerturbation(), "stp": STP(), "dasp": DASP()}
-FORMS = {"factorised": PairVectors, "dense": DensePairVectors}
 
 
 def features(texts=N, videos=M, seed=0, width=D):
@@ -44,19 +36,13 @@ def features(texts=N, videos=M, seed=0, width=D):
     return text, VideoFeatures(normal(videos, F, width), mask, audio=normal(videos, F, width), audio_mask=mask)
 
 
-def fusion_of(level, text="query"):
-    return NoFusion() if level == "none" else GatedFusion(level, text)
-
-
 def head(fusion="frame", perturbation="dasp", form=None, heads=1, dropout=0.0, text="query", **options):
     torch.manual_seed(0)
     kind = PERTURBATIONS[perturbation] if isinstance(perturbation, str) else perturbation
-    fusion = fusion_of(fusion, text)
+    fusion = NoFusion() if fusion == "none" else GatedFusion(fusion, text)
     made = GAIDHead(D, F, GAIDOptions(fusion, kind, attention=XPoolOptions(heads, dropout), **options))
     made.required_form = FORMS.get(form)
-    for parameter in made.parameters():
-        parameter.data += 0.2 * torch.randn_like(parameter)
-    return made.eval()
+    return moved(made).eval()
 
 
 def draws_of(made, seed=0):
@@ -72,10 +58,8 @@ def leaking(made, text, video, own_text):
     return score_as_released(made, text, video, own_text, draws_of(made))
 
 
-def model(audio_encoder=None, **options):
-    torch.manual_seed(0)
-    encoder = TinyClipEncoder(width=64, image_size=16, text_layers=1, vision_layers=1)
-    return GAID(encoder, frames=F, gaid=GAIDOptions(**options), audio_encoder=audio_encoder)
+def model(**options):
+    return build(GAID, options, torch.float32)
 
 
 def fused_frames(made, sentence, frames, audio, mask):
@@ -161,50 +145,6 @@ def test_both_forms_and_both_protocols_are_the_paper_pair_by_pair(options):
         torch.testing.assert_close(released, restated(made, text, video, text), rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize("fusion", FUSIONS)
-@pytest.mark.parametrize("perturbation", PERTURBATIONS)
-def test_a_score_depends_on_its_pair_alone(fusion, perturbation):
-    text, video = features()
-    made = head(fusion, perturbation)
-    whole = similarity(made, text, video)
-    texts, videos = [3, 1], [2, 0, 3]
-    part = similarity(made, text[texts], video[videos])
-    torch.testing.assert_close(part, whole[texts][:, videos], rtol=1e-4, atol=1e-6)
-    made.memory_gib = 1e-5
-    torch.testing.assert_close(similarity(made, text, video), whole, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("perturbation", PERTURBATIONS)
-def test_the_released_protocol_leaks_but_on_the_diagonal(perturbation):
-    text, video = features()
-    made = head(perturbation=perturbation)
-    clean, released = similarity(made, text, video), leaking(made, text, video, text).similarity
-    own = torch.eye(N, dtype=torch.bool)
-    torch.testing.assert_close(released[own], clean[own], rtol=1e-4, atol=1e-6)
-    assert ((released - clean).abs()[~own] > 1e-4).all()
-
-
-@pytest.mark.parametrize("perturbation", PERTURBATIONS)
-def test_the_audit_passes_the_query_protocol_and_catches_the_released_one(perturbation):
-    (text, video), made = features(8, 8), head(perturbation=perturbation)
-    assert not audit_scores(text, video, torch.arange(8), score=lambda t, v: made(t, v, draws_of(made))).leaks
-
-    def as_released(texts, videos, own_texts):
-        return leaking(made, texts, videos, own_texts)
-
-    assert audit_scores(text, video, torch.arange(8), score_as_released=as_released).leaks
-
-
-def test_a_closed_gate_is_deaf_and_an_open_one_blind():
-    text, video = features()
-    made, deaf = head(), head("none")
-    deaf.load_state_dict({name: tensor for name, tensor in made.state_dict().items() if "gate" not in name})
-    for bias, frames in ((-40.0, video.frames), (40.0, video.audio)):
-        made.gate.linear.bias.data.fill_(bias)
-        expected = deaf(text, VideoFeatures(frames, video.frame_mask)).similarity
-        torch.testing.assert_close(made(text, video).similarity, expected, rtol=1e-4, atol=1e-6)
-
-
 def test_perturbation_follows_equations_3_to_5():
     made, text, radius, draw = head(), torch.randn(3, D), torch.rand(3, D), torch.randn(3, D)
     made.alpha.data.fill_(0.3)
@@ -219,15 +159,6 @@ def test_perturbation_follows_equations_3_to_5():
     torch.testing.assert_close(made(text, video).similarity, still(text, video).similarity, rtol=1e-4, atol=1e-6)
 
 
-def test_trials_follow_the_seed():
-    text, video = features()
-    made = head(perturbation="stp")
-    assert torch.equal(similarity(made, text, video, 1), similarity(made, text, video, 1))
-    assert not torch.allclose(similarity(made, text, video, 1), similarity(made, text, video, 2), atol=1e-5)
-    mean = head(perturbation=STP(trials="mean"))
-    assert torch.equal(similarity(mean, text, video, 1), similarity(mean, text, video, 2))
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("fusion", FUSIONS[1:])
 def test_the_gates_text_matters_off_the_diagonal_of_training(fusion):
@@ -238,26 +169,12 @@ def test_the_gates_text_matters_off_the_diagonal_of_training(fusion):
     assert ((query - paired).abs()[~own] > 1e-5).any()
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("gate_text", ["query", "paired", "none"])
-@pytest.mark.parametrize("fusion", FUSIONS)
-def test_training_agrees_between_the_forms(fusion, gate_text):
-    (text, video), draw = features(), torch.rand(N, D)
-    first, second = (head(fusion, form=form, text=gate_text).train_cosines(text, video, draw) for form in FORMS)
-    torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-6)
-
-
-def pairs_of(text, video):
-    index = torch.arange(len(text))
-    return PairedFeatures(text, video, index, index)
-
-
 def terms_of(**options):
     """The loss of a model and the cosines of the same draws."""
     made = model(**options).eval()
     text, video = features(width=64)
     torch.manual_seed(3)
-    terms = made.losses(pairs_of(text, video))
+    terms = made.losses(paired(text, video))
     torch.manual_seed(3)
     moved = not isinstance(made.options.perturbation, NoPerturbation)
     sigma = made.options.perturbation.prior.draw((N, 64)) if moved else None
@@ -286,29 +203,9 @@ def test_a_negative_similarity_never_rewards_a_bad_match():
     assert pair_weights(mixed, "uniform") is None
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"fusion": GatedFusion("word")}, "GatedFusion.level is word"),
-        ({"perturbation": DASP(support_weight=-0.1)}, "DASP.support_weight is -0.1"),
-        ({"perturbation": STP(trials=0)}, "STP.trials is 0"),
-        ({"perturbation": STP(Normal(0.0))}, "Normal.std is 0.0"),
-        ({"loss_weighting": "none"}, "loss_weighting is none"),
-    ],
-)
-def test_options_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        GAIDOptions(**options)
-
-
-def test_sound_that_nothing_would_hear_is_refused():
-    with pytest.raises(ValueError, match=r"audio_encoder conflicts with gaid\.fusion: NoFusion"):
-        model(fusion=NoFusion(), audio_encoder=TinyWhisperEncoder())
-
-
-def media(**sound):
-    pixels = torch.zeros(2, F, 3, 16, 16, dtype=torch.uint8)
-    video = Media(pixels, torch.ones(2, F, dtype=torch.bool), **sound)
+def media():
+    pixels = torch.zeros(2, F, 3, 32, 32, dtype=torch.uint8)
+    video = Media(pixels, torch.ones(2, F, dtype=torch.bool))
     return VideoBatch(video, torch.arange(2), ["video0", "video1"])
 
 
@@ -326,19 +223,18 @@ def test_missing_sound_names_the_option_that_brings_it():
 
 
 def test_audio_is_brought_to_the_frames_width_and_silence_stays_zero():
-    made = model(audio_encoder=TinyWhisperEncoder(width=32))
+    narrow, wide = (
+        GAID(encoder(), frames=F, gaid=GAIDOptions(), audio_encoder=TinyWhisperEncoder(width=width))
+        for width in (32, 64)
+    )
     frames, audio, mask = torch.randn(2, F, 64), torch.randn(2, F, 32), torch.ones(2, F, dtype=torch.bool)
     mask[1, 2:] = False
-    video = made.encode_video(VideoFeatures(frames, mask | True, audio=audio, audio_mask=mask))
+    video = narrow.encode_video(VideoFeatures(frames, mask | True, audio=audio, audio_mask=mask))
     assert video.audio.shape == (2, F, 64)
-    torch.testing.assert_close(video.audio[mask], made.audio_projection(audio)[mask])
+    torch.testing.assert_close(video.audio[mask], narrow.audio_projection(audio)[mask])
     assert not video.audio[~mask].any()
-    assert model(audio_encoder=TinyWhisperEncoder(width=64)).audio_projection is None
-
-
-def test_the_temperature_stays():
-    made = model(fusion=NoFusion())
-    assert not made.temperature.logit_scale.requires_grad
+    assert wide.audio_projection is None
+    assert not wide.temperature.logit_scale.requires_grad
 
 
 def loss_of(made, text, video):
@@ -347,58 +243,21 @@ def loss_of(made, text, video):
     return perturbation + 0.8 * support
 
 
-@pytest.mark.parametrize("gate_text", ["query", "paired", "none"])
-@pytest.mark.parametrize("fusion", FUSIONS)
-def test_ten_steps_lower_the_loss_and_reach_every_parameter(fusion, gate_text):
-    made = head(fusion, dropout=0.1, text=gate_text).train()
-    text, video = features(8, 8)
-    video.frames, video.audio = video.frames + text.sentence[:, None], video.audio + text.sentence[:, None]
-    optimizer = torch.optim.AdamW(made.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(10):
-        loss = loss_of(made, text, video)
-        optimizer.zero_grad()
-        loss.backward()
-        assert all(parameter.grad is not None for parameter in made.parameters())
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.8 * losses[0]
-
-
-@pytest.fixture(scope="module")
-def tiny_root(tmp_path_factory):
-    root = tmp_path_factory.mktemp("fixture")
-    for dataset in ("msrvtt", "vatex"):
-        synthesize(dataset, root, 8, 0, workers=1, progress=False)
-    return root
-
-
-def recipe(root, *names):
-    paths = [RECIPES / f"{name}.yaml" for name in ("gaid", *names, "fixture")]
-    return from_recipe(paths, [f"--data.init_args.root={root}", "--data.init_args.num_workers=0"])
-
-
-def test_the_recipe_is_the_released_method_with_a_clean_protocol(tiny_root):
-    method, data = recipe(tiny_root)
+def test_the_recipe_is_the_released_method_with_a_clean_protocol_and_overlays_change_it(recipe):
+    method, data = recipe("gaid")
     assert method.options == GAIDOptions()
     assert method.protocol == "query"
     assert data.sampling == "container-segments"
     written = yaml.safe_load((RECIPES / "gaid.yaml").read_text(encoding="utf-8"))
     assert written["data"]["init_args"]["augmentation"] == "crop-flip"
     assert (data.audio.kind, data.audio.align, data.audio.seconds) == ("whisper", "duration", 30)
-
-
-def test_overlays_change_what_their_headers_say(tiny_root):
-    method, data = recipe(tiny_root, "variants/gaid-as-released")
-    assert (method.protocol, method.options.fusion, method.gather) == (
-        "as-released",
-        GatedFusion(text="paired"),
-        "none",
-    )
+    method, data = recipe("gaid", "variants/gaid-as-released")
+    found = method.protocol, method.options.fusion, method.gather
+    assert found == ("as-released", GatedFusion(text="paired"), "none")
     assert data.audio.align == "clip30"
-    options = recipe(tiny_root, "variants/gaid-paper")[0].options
+    options = recipe("gaid", "variants/gaid-paper")[0].options
     assert options == GAIDOptions(perturbation=DASP(Normal()), normalize_text=True, loss_weighting="uniform")
-    method, data = recipe(tiny_root, "data/vatex", "gaid-vatex")
+    method, data = recipe("gaid", "data/vatex", "gaid-vatex")
     assert (method.options.perturbation, method.options.attention.dropout) == (DASP(support_weight=0.4), 0.4)
     assert type(data).__name__ == "VATEX"
     for name, weight, split in (("didemo", 0.1, "tmass"), ("lsmdc", 0.3, "gaid")):
@@ -443,23 +302,7 @@ def told_apart(fusion):
     return float((scores.diagonal() > twin + 1e-5).float().mean())
 
 
-@pytest.mark.parametrize("fusion", FUSIONS[1:])
+@pytest.mark.parametrize("fusion", ["none", "frame"])
 def test_sound_tells_apart_what_looks_the_same(fusion):
-    assert told_apart(fusion) > 0.7
-
-
-def test_without_sound_twins_are_alike():
-    assert told_apart("none") == 0
-
-
-@pytest.mark.slow
-def test_the_recipe_learns_the_fixture(tmp_path):
-    synthesize("msrvtt", tmp_path / "fixture", 500, 0, workers=2, progress=False)
-    configs = [f"--config={RECIPES / name}" for name in ("gaid.yaml", "fixture.yaml")]
-    options = [f"--data.init_args.root={tmp_path / 'fixture'}", f"--results.directory={tmp_path / 'runs'}"]
-    # Mirrored clips contradict the fixture's captions, which tell left from right.
-    options += ["--data.init_args.augmentation=none", "--trainer.accelerator=cpu"]
-    assert main(["fit", *configs, *options]) == 0
-    (path,) = (tmp_path / "runs").glob("*/*/results.json")
-    results = json.loads(path.read_text())
-    assert results["text_to_video"]["R@1"] >= 15 * 100 / results["videos"]
+    share = told_apart(fusion)
+    assert share == 0 if fusion == "none" else share > 0.7

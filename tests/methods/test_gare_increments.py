@@ -34,17 +34,6 @@ def test_measures_and_gradients_are_those_of_plain_operators(over, used):
     torch.testing.assert_close(*gradients)
 
 
-def test_equal_increments_have_finite_gradients():
-    vectors = torch.ones(3, 4, 6).requires_grad_()
-    found = Increments(vectors, over=0)
-    (found.deviation.sum() + found.cosines.sum() + found.lengths.sum()).backward()
-    assert vectors.grad.isfinite().all()
-    nothing = torch.zeros(3, 4, 6).requires_grad_()
-    found = Increments(nothing)
-    (found.cosines.sum() + found.lengths.sum()).backward()
-    assert nothing.grad.isfinite().all()
-
-
 @pytest.mark.parametrize("slots", [1, 2])
 def test_cosines_of_corrected_texts_with_mixed_frames_have_the_gradients_of_plain_operators(slots):
     generator = torch.Generator().manual_seed(1)

@@ -1,66 +1,35 @@
 """NCL: its equations, any base method under it, queues that fill, save and resume, and real runs."""
 
-import json
-import math
-from functools import partial
-from pathlib import Path
-
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from methods.parts import FRAMES, OPTIONS, SMALL, WIDTH, WORDS, encoder, features, paired, run
 from metric_rows import normalization_error
 from parity.case import load_case
 from parity.check import check_case
 
-from tvr_lightning.cli import main
-from tvr_lightning.config.recipe import from_recipe
-from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import DualSoftmax, QueryBankNorm, SinkhornBias
-from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
-from tvr_lightning.layers.temporal import SeqTransf
-from tvr_lightning.methods import DRL, GAID, GARE, NCL, TCMGC, TMASS, XCLIP, CLIP4Clip, XPool
+from tvr_lightning.features import PairedFeatures
+from tvr_lightning.methods import DRL, GARE, NCL, TCMGC, XCLIP, CLIP4Clip
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.clip4clip import CLIP4ClipOptions, TightTransf
 from tvr_lightning.methods.contrast import EmptyQueueError
-from tvr_lightning.methods.drl import DRLOptions
-from tvr_lightning.methods.gaid.options import GAIDOptions, NoFusion
 from tvr_lightning.methods.ncl.model import normalized_logits
-from tvr_lightning.methods.tcmgc.options import TCMGCOptions
-from tvr_lightning.methods.xclip import XCLIPOptions
-from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.checkpoints import CheckpointError
 from tvr_lightning.training.losses import info_nce
-
-RECIPES = Path(__file__).parents[2] / "recipes"
-W, F, D = 8, 4, 64
-BASES = {
-    "CLIP4Clip meanP": CLIP4Clip,
-    "CLIP4Clip tightTransf": partial(CLIP4Clip, clip4clip=CLIP4ClipOptions(TightTransf(1))),
-    "DRL": partial(DRL, drl=DRLOptions(temporal_encoder=SeqTransf(1))),
-    "GAID": partial(GAID, gaid=GAIDOptions(fusion=NoFusion())),
-    "GARE": GARE,
-    "TCMGC": partial(TCMGC, tcmgc=TCMGCOptions(temporal_layers=1, keep_rate=0.5)),
-    "TMASS": TMASS,
-    "XCLIP": partial(XCLIP, xclip=XCLIPOptions(SeqTransf(1))),
-    "XPool": XPool,
-}
 
 
 def method(base=CLIP4Clip, evaluation=None, **options) -> RetrievalModule:
     torch.manual_seed(0)
-    encoder = TinyClipEncoder(width=D, image_size=16, patch_size=8, text_layers=4, vision_layers=1)
-    return base(encoder, evaluation=evaluation, words=W, frames=F, contrast=NCL(**options))
+    section = {base.__name__.lower(): OPTIONS[base]()} if base in OPTIONS else {}
+    return base(encoder(), evaluation=evaluation, words=WORDS, frames=FRAMES, contrast=NCL(**options), **section)
 
 
-def pairs(count=6, seed=0, dtype=torch.float32) -> PairedFeatures:
-    generator = torch.Generator().manual_seed(seed)
-    words = torch.randn(count, W, D, generator=generator, dtype=dtype)
-    frames = torch.randn(count, F, D, generator=generator, dtype=dtype) + words[:, :1]
-    text = TextFeatures(words[:, 0], words, torch.ones(count, W, dtype=torch.bool))
-    mask = torch.arange(F) < torch.arange(count)[:, None] % F + 1
-    return PairedFeatures(text, VideoFeatures(frames, mask), torch.arange(count), torch.arange(count))
+def pairs(count=6, seed=0) -> PairedFeatures:
+    text, video = features(count, count, seed=seed)
+    video.frames = video.frames + text.sentence[:, None]
+    return paired(text, video)
 
 
 def encoded(model: RetrievalModule, data: PairedFeatures) -> PairedFeatures:
@@ -125,76 +94,47 @@ def test_constants_of_the_cosine_scale_reach_the_temperatures_gradient():
         torch.testing.assert_close(gradient, torch.autograd.grad(expected, again)[0])
 
 
-@pytest.mark.parametrize("name", list(BASES))
-def test_any_methods_loss_sees_biases_and_its_scores_do_not(name):
-    model = method(BASES[name], queue_size=8).eval()
-    plain = method(BASES[name], normalize_loss=False, queue_size=8).eval()
-    for made in (model, plain):
-        if name == "CLIP4Clip tightTransf":  # an untrained cross encoder scores all pairs alike
-            made.cross.similarity_dense.weight.data *= 100
-    data = encoded(model, pairs())
-    with torch.random.fork_rng():
+@pytest.mark.parametrize("base", [DRL, GARE, TCMGC])
+def test_regularization_does_not_see_the_biases(base):
+    losses = []
+    for normalize_loss in (True, False):
+        model = method(base, normalize_loss=normalize_loss).eval()
         torch.manual_seed(1)
-        losses = model.losses(data)
-        torch.manual_seed(1)
-        unbiased = plain.losses(data)
-    assert set(losses) == set(unbiased)
-    changed = {term for term in losses if not torch.allclose(losses[term], unbiased[term], rtol=1e-4)}
-    assert changed <= {"info_nce", "perturbation", "support", "stochastic"}
-    assert changed
-    sum(losses.values()).backward()
-    torch.testing.assert_close(
-        model.score(data.text, data.video).similarity, plain.score(data.text, data.video).similarity
-    )
-    model.update_state(data.detach())
-    bank = model.bank()
-    torch.testing.assert_close(
-        model.score(bank.texts, bank.videos).similarity, model.score(data.text, data.video).similarity
-    )
-
-
-def test_the_loss_is_that_of_adjusted_scores():
-    model = method(iterations=7)
-    data = encoded(model, pairs())
-    gamma = model.score_temperature()
-    similarity = model.score(data.text, data.video).similarity
-    expected = info_nce(normalized_logits(similarity / gamma, 7))
-    torch.testing.assert_close(model.losses(data)["info_nce"], expected)
-    assert not torch.allclose(method(iterations=1).losses(data)["info_nce"], expected)
+        losses.append(model.losses(encoded(model, pairs())))
+    assert len(losses[0]) > 1
+    changed = {term for term in losses[0] if not torch.allclose(losses[0][term], losses[1][term], rtol=1e-4)}
+    assert changed == {"info_nce"}
 
 
 @pytest.mark.parametrize("detach", [True, False])
-def test_biases_are_constants_unless_wanted_otherwise(detach):
-    model = method(detach_biases=detach)
+def test_the_loss_is_that_of_adjusted_scores_whose_biases_may_be_constants(detach):
+    model = method(iterations=7, detach_biases=detach)
     data = encoded(model, pairs())
     data.text.sentence.requires_grad_()
-    (gradient,) = torch.autograd.grad(model.losses(data)["info_nce"], data.text.sentence)
-    logits = model.temperature() * model.score(data.text, data.video).similarity
-    expected = torch.autograd.grad(info_nce(normalized_logits(logits, detach=detach)), data.text.sentence)[0]
-    other = torch.autograd.grad(
-        info_nce(
-            normalized_logits(model.temperature() * model.score(data.text, data.video).similarity, detach=not detach)
-        ),
-        data.text.sentence,
-    )[0]
-    torch.testing.assert_close(gradient, expected)
-    assert not torch.allclose(gradient, other, rtol=1e-4)
+
+    def with_gradient(loss):
+        return loss, torch.autograd.grad(loss, data.text.sentence)[0]
+
+    def expected(iterations=7, detach=detach):
+        logits = model.score(data.text, data.video).similarity / model.score_temperature()
+        return with_gradient(info_nce(normalized_logits(logits, iterations, detach=detach)))
+
+    loss, gradient = with_gradient(model.losses(data)["info_nce"])
+    torch.testing.assert_close((loss, gradient), expected())
+    assert not torch.allclose(loss, expected(iterations=1)[0])
+    assert not torch.allclose(gradient, expected(detach=not detach)[1], rtol=1e-4)
 
 
 def test_any_method_is_given_it_and_says_so():
-    model = method(BASES["XCLIP"])
+    model = method(XCLIP)
     assert model.title == "NCL on XCLIP"
     assert "contrast" not in model.hparams
     queues = ("text_queue.position", "text_queue.filled", "video_queue.position", "video_queue.filled")
     assert {n for n in model.state_dict() if n.startswith("contrast.")} == {f"contrast.{name}" for name in queues}
-
-
-def test_checkpoints_name_the_normalisation_in_plain_words(tmp_path):
-    model = method(evaluation=EvaluationConfig(normalization=SinkhornBias()))
-    torch.save(dict(model.hparams), tmp_path / "hparams.pt")
-    loaded = torch.load(tmp_path / "hparams.pt", weights_only=True)
-    assert loaded["evaluation"]["normalization"]["class_path"] == "tvr_lightning.evaluation.normalization.SinkhornBias"
-    assert SinkhornBias(**loaded["evaluation"]["normalization"]["init_args"]).name.startswith("Sinkhorn (train queries")
+    assert model.reads_pairs
+    assert not method(queue_size=0).reads_pairs
+    with pytest.raises(EmptyQueueError, match="Train first"):
+        model.bank()
 
 
 def test_queues_hold_the_last_pairs_of_all_steps():
@@ -205,8 +145,8 @@ def test_queues_hold_the_last_pairs_of_all_steps():
     bank = model.bank()
     sentences = torch.cat([step.text.sentence for step in seen])[-10:]
     torch.testing.assert_close(bank.texts.sentence, sentences)
-    assert bank.texts.words.shape == (10, 0, D)
-    assert bank.videos.frames.shape == (10, 1, D)
+    assert bank.texts.words.shape == (10, 0, WIDTH)
+    assert bank.videos.frames.shape == (10, 1, WIDTH)
     fresh = method(queue_size=10)
     fresh.on_load_checkpoint({"state_dict": model.state_dict()})
     fresh.load_state_dict(model.state_dict())
@@ -215,29 +155,6 @@ def test_queues_hold_the_last_pairs_of_all_steps():
         CheckpointError, match=r"contrast.text_queue.stored_sentence has shape \(10, 64\), expected \(3, 64\)"
     ):
         method(queue_size=3).on_load_checkpoint({"state_dict": model.state_dict()})
-
-
-def test_an_untrained_queue_says_so():
-    with pytest.raises(EmptyQueueError, match="Train first"):
-        method().bank()
-
-
-def test_ten_steps_reduce_the_loss():
-    model = method(BASES["XCLIP"], queue_size=16)
-    parameters = [p for n, p in model.named_parameters() if not n.startswith("encoder.")]
-    optimizer = torch.optim.Adam(parameters, 3e-3)
-    losses = []
-    for _ in range(10):
-        data = encoded(model, pairs())
-        loss = sum(model.losses(data).values())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        model.update_state(data.detach())
-        losses.append(loss.item())
-    assert math.isfinite(losses[-1])
-    assert losses[-1] < 0.8 * losses[0]
-    assert len(model.contrast.text_queue) == 16
 
 
 class WithoutContrast(CLIP4Clip):
@@ -274,50 +191,26 @@ def test_a_loss_without_logits_is_refused():
 # Real runs
 
 
-@pytest.fixture(scope="module")
-def fixture_root(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("fixture")
-    synthesize("msrvtt", root, 20, 0, workers=1, progress=False)
-    return root
-
-
-def overlay(root: Path, *more: str) -> list[str]:
-    return [
-        f"--data.init_args.root={root}", "--data.init_args.batch_size=8", "--data.init_args.num_workers=0",
-        "--model.init_args.encoder.init_args.width=64", "--data.init_args.frames=4", *more,
-    ]  # fmt: skip
-
-
-def test_a_recipe_trains_saves_its_queues_and_says_how_it_normalised(fixture_root, tmp_path):
-    options = [
-        *overlay(fixture_root), f"--results.directory={tmp_path}", "--trainer.max_epochs=2",
-        "--trainer.check_val_every_n_epoch=1", "--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1",
-    ]  # fmt: skip
-    recipes = [f"--config={RECIPES / name}.yaml" for name in ("ncl", "fixture")]
-    assert main(["fit", *recipes, *options]) == 0
-    (path,) = tmp_path.glob("ncl-on-clip4clip-msrvtt/version_0/results.json")
-    results = json.loads(path.read_text())
+def test_a_recipe_trains_saves_its_queues_and_says_how_it_normalized(tiny_root, tmp_path):
+    options = (*SMALL, "--trainer.max_epochs=2")
+    folder, results = run("fit", ["ncl", "fixture"], tiny_root, tmp_path, *options)
+    assert folder == tmp_path / "ncl-on-clip4clip-msrvtt" / "version_0"
     assert results["post_processing"].startswith("Sinkhorn (train queries")
     assert results["transductive"] is False
     assert results["balance"]["text-to-video"]["normalization_error"] > 0
-    checkpoint = torch.load(path.parent / "checkpoints" / "last.ckpt", weights_only=True)
-    assert checkpoint["state_dict"]["contrast.text_queue.stored_sentence"].shape == (16384, 64)
-    assert int(checkpoint["state_dict"]["contrast.text_queue.filled"]) == 2 * 16
-    oracle = f"--config={RECIPES / 'variants/ncl-oracle.yaml'}"
-    ckpt = f"--ckpt_path={path.parent / 'checkpoints' / 'last.ckpt'}"
-    assert main(["test", recipes[0], oracle, recipes[1], *options, ckpt]) == 0
-    (again,) = (json.loads(p.read_text()) for p in tmp_path.glob("ncl-on-clip4clip-msrvtt/version_1/results.json"))
+    path = folder / "checkpoints" / "last.ckpt"
+    state = torch.load(path, weights_only=True)["state_dict"]
+    assert state["contrast.text_queue.stored_sentence"].shape == (16384, 64)
+    assert int(state["contrast.text_queue.filled"]) == 2 * 16
+    oracle = ["ncl", "variants/ncl-oracle", "fixture"]
+    _, again = run("test", oracle, tiny_root, tmp_path, *options, f"--ckpt_path={path}")
     assert again["transductive"] is True
     assert again["post_processing"].startswith("Sinkhorn (oracle queries")
-    assert (
-        again["balance"]["text-to-video"]["normalization_error"]
-        < results["balance"]["text-to-video"]["normalization_error"]
-    )
+    ours, theirs = (found["balance"]["text-to-video"]["normalization_error"] for found in (again, results))
+    assert ours < theirs
 
 
-def build(root: Path, recipe: str, *more: str):
-    names = [RECIPES / f"{recipe}.yaml", RECIPES / "fixture.yaml"]
-    return from_recipe(names, overlay(root, "--trainer.logger=false", *more))
+QUIET = (*SMALL[3:], "--trainer.logger=false")
 
 
 def trainer(**options) -> Trainer:
@@ -328,12 +221,12 @@ def trainer(**options) -> Trainer:
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
-def test_resuming_is_exact_queues_included(fixture_root, tmp_path):
-    queue = "--model.init_args.contrast.init_args.queue_size=20"
-    whole, data = build(fixture_root, "ncl", queue)
+def test_resuming_is_exact_queues_included(recipe, tmp_path):
+    options = (*QUIET, "--model.init_args.contrast.init_args.queue_size=20")
+    whole, data = recipe("ncl", options=options)
     keep = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
     trainer(max_epochs=2, limit_val_batches=0, callbacks=[keep]).fit(whole, datamodule=data)
-    resumed, data = build(fixture_root, "ncl", queue)
+    resumed, data = recipe("ncl", options=options)
     trainer(max_epochs=2, limit_val_batches=0, enable_checkpointing=False).fit(
         resumed, datamodule=data, ckpt_path=str(tmp_path / "epoch=0.ckpt"), weights_only=True
     )
@@ -356,35 +249,30 @@ class Waiting(Callback):
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
-@pytest.mark.parametrize(("recipe", "waiting"), [("ncl", [4, 8, 0, 0]), ("clip4clip", [0] * 4)])
-def test_queues_get_the_pairs_of_all_accumulated_batches_and_nobody_else_keeps_them(fixture_root, recipe, waiting):
-    model, data = build(fixture_root, recipe, "--data.init_args.batch_size=4")
+@pytest.mark.parametrize(("name", "waiting"), [("ncl", [4, 8, 0, 0]), ("clip4clip", [0] * 4)])
+def test_queues_get_the_pairs_of_all_accumulated_batches_and_no_other_method_keeps_them(recipe, name, waiting):
+    model, data = recipe(name, options=(*QUIET, "--data.init_args.batch_size=4"))
     seen = Waiting()
-    run = trainer(
+    fitter = trainer(
         max_epochs=1, limit_val_batches=0, enable_checkpointing=False, accumulate_grad_batches=3, callbacks=[seen]
     )
-    run.fit(model, datamodule=data)
-    assert run.global_step == 2  # three batches, and the last one alone
+    fitter.fit(model, datamodule=data)
+    assert fitter.global_step == 2  # three batches, and the last one alone
     assert seen.counts == waiting
-    if recipe == "ncl":
+    if name == "ncl":
         assert len(model.contrast.text_queue) == len(model.contrast.video_queue) == 16
-
-
-def test_without_queues_no_pairs_are_kept():
-    assert method().reads_pairs
-    assert not method(queue_size=0).reads_pairs
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
 @pytest.mark.filterwarnings("ignore:.*some scores are below zero")
-def test_any_method_is_normalised_with_the_training_split(fixture_root):
-    model, data = build(fixture_root, "clip4clip", "--model.init_args.clip4clip.similarity_header=MeanP")
-    run = trainer()
+def test_any_method_is_normalized_with_the_training_split(recipe):
+    model, data = recipe("clip4clip", options=(*QUIET, "--model.init_args.clip4clip.similarity_header=MeanP"))
+    tester = trainer()
     found = {}
     for normalizer in (None, QueryBankNorm(5.0), SinkhornBias(), DualSoftmax()):
         model.evaluation_config = EvaluationConfig(normalization=normalizer, bank_size=10, top_k=2)
-        run.test(model, datamodule=data, verbose=False)
+        tester.test(model, datamodule=data, verbose=False)
         found[normalizer.name if normalizer else None] = model.evaluation
     assert [(e.post_processing, e.transductive) for e in found.values()] == [
         (None, False),
@@ -400,7 +288,7 @@ def test_any_method_is_normalised_with_the_training_split(fixture_root):
     every = model.encoder.encode_text([text.text for text in split.texts], model.words).sentence
     distances = (bank.texts.sentence[:, None] - every).norm(dim=-1).amin(1)
     assert bool((distances < 1e-4).all())
-    run.predict(model, datamodule=data)
+    tester.predict(model, datamodule=data)
     texts, scores, videos = model.predictions
     assert scores.shape == videos.shape == (len(texts), 2)
     assert bool((scores[:, 0] >= scores[:, 1]).all())
@@ -408,24 +296,14 @@ def test_any_method_is_normalised_with_the_training_split(fixture_root):
 
 
 @pytest.mark.slow
-def test_the_recipe_learns_the_fixture_and_lowers_the_normalisation_error(tmp_path):
-    synthesize("msrvtt", tmp_path / "fixture", 500, 0, workers=2, progress=False)
-    options = [f"--data.init_args.root={tmp_path / 'fixture'}", f"--results.directory={tmp_path / 'runs'}"]
-    options.append("--trainer.accelerator=cpu")
-    recipes = [f"--config={RECIPES / name}.yaml" for name in ("ncl", "fixture")]
-    assert main(["fit", *recipes, *options]) == 0
-    folder = tmp_path / "runs" / "ncl-on-clip4clip-msrvtt" / "version_0"
+def test_the_recipe_learns_the_fixture_and_lowers_the_normalization_error(fixture_root, tmp_path):
+    folder, results = run("fit", ["ncl", "fixture"], fixture_root, tmp_path)
     checkpoint = f"--ckpt_path={folder / 'checkpoints' / 'last.ckpt'}"
-    plain = tmp_path / "plain.yaml"
-    plain.write_text("model: {init_args: {evaluation: {normalization: null}}}")
-    assert main(["test", *recipes, f"--config={plain}", *options, checkpoint]) == 0
-    results, unnormalized = (
-        json.loads((folder.with_name(name) / "results.json").read_text()) for name in ("version_0", "version_1")
-    )
-    errors = [
+    plain = "--model.init_args.evaluation.normalization=null"
+    _, unnormalized = run("test", ["ncl", "fixture"], fixture_root, tmp_path, plain, checkpoint)
+    ours, theirs = (
         sum(balance["normalization_error"] for balance in found["balance"].values())
         for found in (results, unnormalized)
-    ]
-    print(results["text_to_video"], unnormalized["text_to_video"], errors)
+    )
     assert results["text_to_video"]["R@1"] >= 15 * 100 / results["videos"]
-    assert errors[0] < errors[1]
+    assert ours < theirs

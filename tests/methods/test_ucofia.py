@@ -1,63 +1,40 @@
 """UCoFiA against the authors' code, its switches, and its selection of patches."""
 
-import functools
-import json
-import re
-from pathlib import Path
+import dataclasses
 
 import pytest
 import torch
+from methods.parts import FRAMES, WIDTH, WORDS, build, paired
+from methods.parts import features as all_features
 from parity.case import load_case
 
-from tvr_lightning.audit.experiments import audit_scores
 from tvr_lightning.authors.importer import import_checkpoint
-from tvr_lightning.cli import main
 from tvr_lightning.data.ground_truth import GroundTruth
-from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.evaluator import Evaluator
 from tvr_lightning.evaluation.normalization import Bank
-from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.aggregation import ISA, MeanAggregation, SoftmaxAggregation
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.patch_selector import PatchSelection
 from tvr_lightning.layers.sinkhorn import sinkhorn_biases
-from tvr_lightning.methods.ucofia import UCoFiA, UCoFiAHead, UCoFiAOptions
-from tvr_lightning.synthetic import synthesize
+from tvr_lightning.methods import UCoFiA
+from tvr_lightning.methods.ucofia import UCoFiAHead, UCoFiAOptions
 
-RECIPES = Path(__file__).parents[2] / "recipes"
-B, F, P, W, D = 5, 4, 9, 6, 64
-
-
-@functools.cache
-def encoder():
-    return TinyClipEncoder(width=64, image_size=32, patch_size=8, text_layers=1, vision_layers=1, context_length=20)
+B, P = 5, 9
 
 
 def module(**options):
-    shared = encoder()
-    torch.manual_seed(0)
-    made = UCoFiA(shared, words=W, frames=F, ucofia=UCoFiAOptions(**{"temporal_layers": 1, **options}))
-    generator = torch.Generator().manual_seed(1)
-    for parameter in made.head.parameters():
-        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
-    return made
+    return build(UCoFiA, {"temporal_layers": 1, **options}, torch.float32)
 
 
 def features(items=B, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    sentence, words = torch.randn(items, D, generator=generator), torch.randn(items, W, D, generator=generator)
-    frames = torch.randn(items, F, D, generator=generator)
-    patches = torch.randn(items, F, P, D, generator=generator)
-    mask = torch.arange(F) < torch.randint(1, F + 1, (items, 1), generator=generator)
-    text = TextFeatures(sentence, words, torch.ones(items, W, dtype=torch.bool))
-    return text, VideoFeatures(frames, mask, patches)
+    text, video = all_features(items, items, patches=P, seed=seed)
+    return text, dataclasses.replace(video, clip_frames=None)
 
 
 def pairs(made):
     text, video = features()
-    index = torch.arange(len(text))
-    return PairedFeatures(text, made.encode_video(video), index, index)
+    return paired(text, made.encode_video(video))
 
 
 def test_a_checkpoint_of_the_training_code_is_imported_whole(parity_cases):
@@ -80,7 +57,7 @@ def test_a_checkpoint_of_the_training_code_is_imported_whole(parity_cases):
 
 def test_fresh_matrices_score_by_plain_softmaxes_of_cosines():
     text, video = features()
-    head = UCoFiAHead(D, W, F, UCoFiAOptions(patch_selection=PatchSelection(kept=P - 1)))
+    head = UCoFiAHead(WIDTH, WORDS, FRAMES, UCoFiAOptions(patch_selection=PatchSelection(kept=P - 1)))
     video.patches = unit(video.patches)
     parts = head(text, video, torch.tensor(20.0)).parts
     cosine = torch.einsum("nd,mfd->nmf", unit(text.sentence), unit(video.frames))
@@ -165,66 +142,3 @@ def test_evaluating_as_released_adds_a_bias_of_each_alignment():
         better = (expected > expected.diagonal()[:, None]).sum(1)
         assert direction.better.tolist() == better.tolist()
     assert not torch.equal(scores.argsort(1), forward.argsort(1))
-
-
-def test_blocks_give_what_one_piece_gives_and_the_audit_finds_no_leak():
-    made = module().eval()
-    text, video = features(items=40)
-    video = made.encode_video(video)
-    with torch.no_grad():
-        whole = made.score(text, video).similarity
-        torch.testing.assert_close(made.score(text[7:9], video[3:5]).similarity, whole[7:9, 3:5])
-    audit = audit_scores(text[:8], video[:8], torch.arange(8), score=made.score)
-    assert not [finding for finding in audit.findings if finding.leaks]
-
-
-def test_ten_steps_reduce_the_loss():
-    made = module(patch_selection=PatchSelection(samples=10)).train()
-    trained = [p for name, p in made.named_parameters() if not name.startswith("encoder.")]
-    optimizer = torch.optim.Adam(trained, lr=1e-2)
-    history = []
-    for _ in range(10):
-        torch.manual_seed(0)
-        loss = made.losses(pairs(made))["info_nce"]
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        history.append(float(loss.detach()))
-    assert history[-1] < 0.8 * history[0], history
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"scores": ()}, "it must contain some of"),
-        ({"scores": ("sentence_frame",)}, "Only video_sentence uses the temporal encoder"),
-        ({"scores": ("video_sentence",), "patch_matrix": False}, "need word_patch in scores"),
-        ({"scores": ("video_sentence", "words")}, "it must be one of video_sentence"),
-        ({"similarity_aggregation": ISA(0.0)}, "softmax_lambda is 0.0"),
-        ({"temporal_layers": -1}, "temporal_layers is -1"),
-    ],
-)
-def test_conflicting_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        module(**options)
-
-
-def test_sizes_are_fixed_by_the_matrices():
-    text, video = features()
-    made = module()
-    with pytest.raises(ValueError, match="built for 6 words and 4 frames"):
-        made.score(text, VideoFeatures(video.frames[:, :3], video.frame_mask[:, :3], video.patches[:, :3]))
-    with pytest.raises(ValueError, match="needs patches"):
-        made.encode_video(VideoFeatures(video.frames, video.frame_mask))
-
-
-@pytest.mark.slow
-def test_the_recipe_learns_the_fixture(tmp_path):
-    synthesize("msrvtt", tmp_path / "fixture", 500, 0, workers=2, progress=False)
-    configs = [f"--config={RECIPES / name}" for name in ("ucofia.yaml", "fixture.yaml")]
-    options = [f"--data.init_args.root={tmp_path / 'fixture'}", f"--results.directory={tmp_path / 'runs'}"]
-    assert main(["fit", *configs, *options, "--trainer.accelerator=cpu"]) == 0
-    (path,) = (tmp_path / "runs").glob("*/*/results.json")
-    results = json.loads(path.read_text())
-    print(f"text-to-video R@1 {results['text_to_video']['R@1']:.1f} % of {results['videos']} videos")
-    assert results["text_to_video"]["R@1"] >= 15 * 100 / results["videos"]

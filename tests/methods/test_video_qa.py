@@ -2,17 +2,14 @@
 
 import json
 from functools import partial
-from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
-from lightning.pytorch import Trainer
+from methods.parts import RECIPES, SMALL, descend, encoder, run
 
 from tvr_lightning.cli import main
-from tvr_lightning.data.msrvtt_qa import MSRVTTQA
 from tvr_lightning.data.records import SYNTHETIC
-from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.clip4clip import CLIP4Clip
@@ -24,17 +21,16 @@ from tvr_lightning.store import FeatureStore
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.optim import OptimizerConfig
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 B, W, F, P, D = 6, 5, 4, 3, 64
 
 
-def features(seed=0, frames=F):
+def features(seed=0):
     generator = torch.Generator().manual_seed(seed)
     words = torch.arange(W) < torch.tensor([5, 3, 4, 5, 2, 3])[:, None]
-    mask = torch.arange(frames) < torch.tensor([4, 3, 1, 2, 4, 4])[:, None]
+    mask = torch.arange(F) < torch.tensor([4, 3, 1, 2, 4, 4])[:, None]
     text = TextFeatures(torch.randn(B, D, generator=generator), torch.randn(B, W, D, generator=generator), words)
-    shown = torch.randn(B, frames, D, generator=generator)
-    return text, VideoFeatures(shown, mask, torch.randn(B, frames, P, D, generator=generator))
+    shown = torch.randn(B, F, D, generator=generator)
+    return text, VideoFeatures(shown, mask, torch.randn(B, F, P, D, generator=generator))
 
 
 def head(**options):
@@ -42,15 +38,9 @@ def head(**options):
     return AnswerHead(D, 7, hidden=16, **options).eval()
 
 
-def tiny():
-    torch.manual_seed(0)
-    return TinyClipEncoder(width=64, image_size=32, text_layers=1, vision_layers=1, context_length=16)
-
-
 def module(method=CLIP4Clip, **options):
-    return VideoQuestionAnswering(
-        tiny(), partial(method, words=W, frames=F), answers=7, **({"hidden": 16, "dropout": 0.0} | options)
-    )
+    options = {"answers": 7, "hidden": 16, "dropout": 0.0} | options
+    return VideoQuestionAnswering(encoder(), partial(method, words=W, frames=F), **options)
 
 
 # The head
@@ -106,29 +96,12 @@ def test_every_option_of_the_head_changes_the_answer():
     assert not torch.equal(noisy(text, video), noisy(text, video))
 
 
-@pytest.mark.parametrize(("inputs", "ignored"), [("question", "video"), ("video", "question")])
-def test_what_an_answer_may_not_depend_on_it_does_not(inputs, ignored):
-    text, video = features()
-    other_text, other_video = features(seed=1)
+@pytest.mark.parametrize("inputs", ["question", "video"])
+def test_what_an_answer_may_not_depend_on_it_does_not(inputs):
+    (text, video), (other_text, other_video) = features(), features(seed=1)
     made = head(inputs=inputs, pooling="mean")
-    changed = made(text, other_video) if ignored == "video" else made(other_text, video)
+    changed = made(text, other_video) if inputs == "question" else made(other_text, video)
     torch.testing.assert_close(changed, made(text, video))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"spot_ratio": 1.0}, "spot_ratio is 1.0"),
-        ({"spot_ratio": 0.25, "pooling": "mean"}, "is an option of pooling: spot"),
-        ({"dropout": 1.0}, "dropout is 1.0"),
-        ({"micro": True, "inputs": "question"}, "inputs must be both"),
-    ],
-)
-def test_options_that_conflict_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        head(**options)
-    with pytest.raises(ValueError, match="hidden is 0"):
-        AnswerHead(D, 7, hidden=0)
 
 
 # The module
@@ -137,42 +110,42 @@ def test_options_that_conflict_are_refused(options, message):
 def test_any_method_can_give_the_features_and_micro_needs_patches():
     assert isinstance(module(DPDV, micro=True).method, DPDV)
     assert module(DPDV, micro=True).needs_patches
-    with pytest.raises(ValueError, match="CLIP4Clip has no patches"):
-        module(micro=True)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("build", "options", "message"),
     [
-        ({"optimizer": OptimizerConfig(gradient_cache=4)}, "optimizer.gradient_cache is for losses over a whole"),
-        ({"method": partial(CLIP4Clip, optimizer=OptimizerConfig(lr=1.0))}, "has optimizer, which question answering"),
-        ({"method": partial(CLIP4Clip, evaluation=EvaluationConfig(top_k=3))}, "has evaluation, which"),
-        ({"method": partial(CLIP4Clip, gather="none")}, "has gather, which"),
+        (head, {"spot_ratio": 1.0}, "spot_ratio is 1.0"),
+        (head, {"spot_ratio": 0.25, "pooling": "mean"}, "is an option of pooling: spot"),
+        (head, {"dropout": 1.0}, "dropout is 1.0"),
+        (head, {"micro": True, "inputs": "question"}, "inputs must be both"),
+        (module, {"hidden": 0}, "hidden is 0"),
+        (module, {"micro": True}, "CLIP4Clip has no patches"),
+        (module, {"optimizer": OptimizerConfig(gradient_cache=4)}, "gradient_cache is for losses over a whole"),
+        (
+            module,
+            {"method": partial(CLIP4Clip, optimizer=OptimizerConfig(lr=1.0))},
+            "has optimizer, which question answering",
+        ),
+        (module, {"method": partial(CLIP4Clip, evaluation=EvaluationConfig(top_k=3))}, "has evaluation, which"),
+        (module, {"method": partial(CLIP4Clip, gather="none")}, "has gather, which"),
     ],
 )
-def test_options_that_answering_would_ignore_are_refused(options, message):
+def test_options_that_conflict_are_refused(build, options, message):
     with pytest.raises(ValueError, match=message):
-        module(**options)
+        build(**options)
 
 
-def test_ten_steps_lower_the_loss():
+def test_ten_steps_lower_the_loss_of_learnt_answers():
     made = module()
     made.vocabulary = list("abcdefg")
     text, video = features()
-    right = torch.arange(B)
-    optimizer = torch.optim.Adam(made.head.parameters(), lr=1e-2)
-    history = []
-    for _ in range(10):
-        loss = torch.nn.functional.cross_entropy(made.logits(text, video), right)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        history.append(float(loss.detach()))
-    assert history[-1] < 0.5 * history[0]
-
-
-def test_only_learnt_answers_can_be_given():
-    made = module()
+    losses = descend(
+        lambda: torch.nn.functional.cross_entropy(made.logits(text, video), torch.arange(B)),
+        made.head.named_parameters(),
+        lr=1e-2,
+    )
+    assert losses[-1] < 0.5 * losses[0]
     made.vocabulary = ["a", "b"]
     assert made.logits(*features()).shape == (B, 2)
 
@@ -180,37 +153,32 @@ def test_only_learnt_answers_can_be_given():
 # Runs
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("vqa")
-    synthesize("msrvtt", root, 20, 0, workers=1, progress=False)
-    return root
+VQA = ["dpdv-vqa", "fixture", "fixture-vqa"]
+SHORT = (*SMALL, "--data.init_args.frames=2", "--data.init_args.captions_per_epoch=one")
+FIVE = "--model.init_args.answers=5"
 
 
-def overlay(root, runs, *more):
-    return [
-        *[f"--config={RECIPES / name}" for name in ("dpdv-vqa.yaml", "fixture.yaml", "fixture-vqa.yaml")],
-        f"--data.init_args.root={root}", "--data.init_args.batch_size=8", "--data.init_args.num_workers=0",
-        "--data.init_args.frames=2", "--data.init_args.captions_per_epoch=one",
-        "--model.init_args.encoder.init_args.width=64", "--trainer.max_epochs=1", "--trainer.accelerator=cpu",
-        "--trainer.check_val_every_n_epoch=1", "--trainer.log_every_n_steps=1", f"--results.directory={runs}", *more,
-    ]  # fmt: skip
+def arguments(root, runs, *more):
+    places = (f"--data.init_args.root={root}", f"--results.directory={runs}", "--trainer.accelerator=cpu")
+    return [*(f"--config={RECIPES / name}.yaml" for name in VQA), *places, *SHORT, *more]
 
 
 @pytest.fixture(scope="module")
-def run(root, tmp_path_factory) -> Path:
-    runs = tmp_path_factory.mktemp("runs")
-    assert main(["fit", *overlay(root, runs, "--model.init_args.answers=5")]) == 0
-    (folder,) = runs.glob("videoquestionanswering-msrvttqa/version_0")
-    return folder
+def trained(tiny_root, tmp_path_factory):
+    """The folder and the results of a run, and the option that names its checkpoint."""
+    folder, results = run("fit", VQA, tiny_root, tmp_path_factory.mktemp("runs"), *SHORT, FIVE)
+    return folder, results, f"--ckpt_path={folder / 'checkpoints' / 'last.ckpt'}"
 
 
-def test_a_run_leaves_a_table_with_everything_counted(run, root):
-    results = json.loads((run / "results.json").read_text())
+@pytest.fixture(scope="module")
+def asked(tiny_root):
+    return json.loads((tiny_root / "msrvtt" / "test_qa.json").read_text())
+
+
+def test_a_run_leaves_a_table_with_everything_counted(trained, asked):
+    folder, results, _ = trained
     evaluation = results["evaluation"]
-    asked = json.loads((root / "msrvtt" / "test_qa.json").read_text())
-    checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
-    answers = checkpoint["answers"]
+    answers = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["answers"]
     assert results["learnt_answers"] == len(answers) == 5
     assert evaluation["questions"] == evaluation["asked"] == len(asked)
     assert evaluation["unknown_answers"] == sum(entry["answer"] not in answers for entry in asked)
@@ -218,30 +186,27 @@ def test_a_run_leaves_a_table_with_everything_counted(run, root):
     assert results["trained_on"] == results["dataset"] == "synthetic MSRVTT-QA"
     assert results["warnings"] == [SYNTHETIC]
     assert "DPDV" in results["method"]
-    assert (run / "checkpoints" / "best.ckpt").is_file()
+    assert folder.parent.name == "videoquestionanswering-msrvttqa"
+    assert (folder / "checkpoints" / "best.ckpt").is_file()
 
 
-def test_test_and_predict_repeat_what_the_run_found(run, root, tmp_path):
-    ckpt = f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}"
-    options = overlay(root, tmp_path, ckpt, "--model.init_args.answers=5")
-    assert main(["test", *options]) == 0
-    (again,) = tmp_path.glob("*/*/results.json")
-    first, second = (json.loads(path.read_text())["evaluation"] for path in (run / "results.json", again))
-    assert second == first
-    assert main(["predict", *options]) == 0
+def test_test_and_predict_repeat_what_the_run_found(trained, tiny_root, tmp_path):
+    _, results, ckpt = trained
+    _, again = run("test", VQA, tiny_root, tmp_path, *SHORT, FIVE, ckpt)
+    assert again["evaluation"] == results["evaluation"]
+    assert main(["predict", *arguments(tiny_root, tmp_path, ckpt, FIVE)]) == 0
     (path,) = tmp_path.glob("**/predictions.parquet")
     table = pd.read_parquet(path)
-    assert len(table) == first["asked"]
-    assert 100 * (table["answer"] == table["right"]).mean() == pytest.approx(first["accuracy"])
+    assert len(table) == again["evaluation"]["asked"]
+    assert 100 * (table["answer"] == table["right"]).mean() == pytest.approx(again["evaluation"]["accuracy"])
     assert table["probability"].between(0, 1).all()
 
 
-def test_the_report_shows_questions_with_the_given_and_the_correct_answer(run, root, tmp_path):
-    (reported,) = read_runs(run)
+def test_the_report_shows_questions_with_the_given_and_the_correct_answer(trained, asked, tmp_path):
+    (reported,) = read_runs(trained[0])
     arrays = figures_of(reported, tmp_path)
-    entries = json.loads((root / "msrvtt" / "test_qa.json").read_text())
     shown = zip(arrays["answers.question"].tolist(), arrays["answers.right"].tolist(), strict=True)
-    assert set(shown) <= {(entry["question"], entry["answer"]) for entry in entries}
+    assert set(shown) <= {(entry["question"], entry["answer"]) for entry in asked}
     charts = draw(arrays)
     assert len(charts) == 4
     for chart, answer, right in zip(charts, arrays["answers.answer"], arrays["answers.right"], strict=True):
@@ -251,76 +216,64 @@ def test_the_report_shows_questions_with_the_given_and_the_correct_answer(run, r
         assert image.own == (answer == right)
 
 
-def test_videos_that_cannot_be_read_leave_their_questions_out_and_counted(run, root, tmp_path):
-    asked = json.loads((root / "msrvtt" / "test_qa.json").read_text())
-    gone = f"video{asked[0]['video_id']}"
-    place = tmp_path / "data" / "msrvtt"
+def test_videos_that_cannot_be_read_leave_their_questions_out_and_counted(trained, asked, tiny_root, tmp_path):
+    gone, place = f"video{asked[0]['video_id']}", tmp_path / "data" / "msrvtt"
     (place / "videos").mkdir(parents=True)
-    for path in (root / "msrvtt" / "videos").iterdir():
+    for path in (tiny_root / "msrvtt" / "videos").iterdir():
         if path.stem != gone:
             (place / "videos" / path.name).symlink_to(path)
     for name in ("train", "val", "test"):
-        (place / f"{name}_qa.json").symlink_to(root / "msrvtt" / f"{name}_qa.json")
-    ckpt = f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}"
-    more = (ckpt, "--model.init_args.answers=5", "--data.init_args.on_corrupt=skip")
-    assert main(["test", *overlay(tmp_path / "data", tmp_path / "runs", *more)]) == 0
-    (path,) = (tmp_path / "runs").glob("*/*/results.json")
-    results = json.loads(path.read_text())
+        (place / f"{name}_qa.json").symlink_to(tiny_root / "msrvtt" / f"{name}_qa.json")
+    options = (*SHORT, trained[2], FIVE, "--data.init_args.on_corrupt=skip")
+    _, results = run("test", VQA, tmp_path / "data", tmp_path / "runs", *options)
     left_out = sum(entry["video_id"] == asked[0]["video_id"] for entry in asked)
     assert results["evaluation"]["without_video"] == left_out > 0
     assert results["evaluation"]["questions"] == len(asked) - left_out
     assert any(gone in line for line in results["skipped"])
 
 
-def test_testing_without_a_checkpoint_says_what_is_missing(root, tmp_path, capsys):
-    assert main(["test", *overlay(root, tmp_path)]) == 1
-    assert "--ckpt_path" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("command", "options", "code", "message"),
+    [
+        ("test", (), 1, "--ckpt_path"),
+        ("fit", ("--data.class_path=MSRVTT", "--data.init_args.split=9k"), 1, "MSRVTT has captions but no questions"),
+        (
+            "fit",
+            ("--model.init_args.encoder.init_args.encoder_precision=float16", "--trainer.precision=bf16-mixed"),
+            2,
+            "encoder_precision float16 trains CLIP's own float16 weights",
+        ),
+    ],
+)
+def test_runs_that_cannot_work_are_refused(tiny_root, tmp_path, capsys, command, options, code, message):
+    assert main([command, *arguments(tiny_root, tmp_path, *options)]) == code
+    assert message in capsys.readouterr().err
 
 
-def test_datasets_without_questions_are_refused(root, tmp_path, capsys):
-    more = ("--data.class_path=MSRVTT", "--data.init_args.split=9k")
-    assert main(["fit", *overlay(root, tmp_path, *more)]) == 1
-    assert "MSRVTT has captions but no questions" in capsys.readouterr().err
-
-
-def test_a_precision_that_the_encoder_cannot_run_under_is_refused(root, tmp_path, capsys):
-    more = ("--model.init_args.encoder.init_args.encoder_precision=float16", "--trainer.precision=bf16-mixed")
-    assert main(["fit", *overlay(root, tmp_path, *more)]) == 2
-    assert "encoder_precision float16 trains CLIP's own float16 weights" in capsys.readouterr().err
-    made = module()
-    made.method.encoder.encoder_precision = "float16"
-    trainer = Trainer(
-        accelerator="cpu", precision="bf16-mixed", max_epochs=1, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False,
-    )  # fmt: skip
-    with pytest.raises(ValueError, match=r"float16.*not with trainer\.precision bf16-mixed"):
-        trainer.fit(made, datamodule=MSRVTTQA(root=str(root), num_workers=0))
-
-
-def test_a_retrieval_checkpoint_starts_a_run_and_does_not_pass_for_one(root, tmp_path, capsys):
-    shared = overlay(root, tmp_path)[3:]
-    retrieval = [f"--config={RECIPES / 'clip4clip.yaml'}", f"--config={RECIPES / 'fixture.yaml'}", *shared]
-    assert main(["fit", *retrieval]) == 0
-    (checkpoint,) = tmp_path.glob("clip4clip-msrvtt/version_0/checkpoints/last.ckpt")
+def test_a_retrieval_checkpoint_starts_a_run_and_does_not_pass_for_one(tiny_root, tmp_path, capsys):
+    folder, _ = run("fit", ["clip4clip", "fixture"], tiny_root, tmp_path, *SHORT)
+    checkpoint = folder / "checkpoints" / "last.ckpt"
     answering = (
         "--model.init_args.method={class_path: CLIP4Clip, "
         "init_args: {clip4clip: {similarity_header: {class_path: SeqTransf}}}}",
         "--model.init_args.micro=false",
     )
-    from_it = (*answering, f"--model.init_args.pretrained={checkpoint}", "--model.init_args.optimizer.encoder_lr=0")
-    assert main(["fit", *overlay(root, tmp_path, *from_it)]) == 0
-    (made,) = tmp_path.glob("videoquestionanswering-msrvttqa/version_0/checkpoints/last.ckpt")
-    before, after = (torch.load(path, weights_only=True)["state_dict"] for path in (checkpoint, made))
+    pretrained = "--model.init_args.pretrained"
+    options = (*SHORT, *answering, f"{pretrained}={checkpoint}", "--model.init_args.optimizer.encoder_lr=0")
+    made, _ = run("fit", VQA, tiny_root, tmp_path, *options)
+    before, after = (
+        torch.load(path, weights_only=True)["state_dict"] for path in (checkpoint, made / "checkpoints" / "last.ckpt")
+    )
     name = next(key for key in before if key.startswith("encoder.") and before[key].ndim == 2)
     torch.testing.assert_close(after[f"method.{name}"], before[name])
-    capsys.readouterr()
-    assert main(["test", *overlay(root, tmp_path, *answering, f"--ckpt_path={checkpoint}")]) == 1
-    assert "pretrained" in capsys.readouterr().err
-    assert main(["fit", *overlay(root, tmp_path, f"--model.init_args.pretrained={checkpoint}")]) == 1
-    assert "contains CLIP4Clip, but the recipe builds DPDV" in capsys.readouterr().err
-    missing = (*answering, "--model.init_args.pretrained=nowhere.ckpt")
-    assert main(["fit", *overlay(root, tmp_path, *missing)]) == 1
-    assert "nowhere.ckpt" in capsys.readouterr().err
+    for command, more, message in (
+        ("test", (*answering, f"--ckpt_path={checkpoint}"), "pretrained"),
+        ("fit", (f"{pretrained}={checkpoint}",), "contains CLIP4Clip, but the recipe builds DPDV"),
+        ("fit", (*answering, f"{pretrained}=nowhere.ckpt"), "nowhere.ckpt"),
+    ):
+        capsys.readouterr()
+        assert main([command, *arguments(tiny_root, tmp_path, *more)]) == 1
+        assert message in capsys.readouterr().err
 
 
 HEARING = """
@@ -331,28 +284,21 @@ trainer: {max_epochs: 1, limit_train_batches: 1, limit_val_batches: 0, accelerat
 """
 
 
-def test_a_method_that_hears_within_another_is_extracted_and_checked_with_its_sound(root, tmp_path, capsys):
+def test_a_method_with_audio_within_another_is_extracted_and_checked_with_its_audio(tiny_root, tmp_path, capsys):
     store = tmp_path / "store"
     for seed in (0, 1):
-        text = HEARING.replace("SEED", str(seed)).replace("ROOT", str(root))
-        (tmp_path / f"{seed}.yaml").write_text(text)
+        (tmp_path / f"{seed}.yaml").write_text(HEARING.replace("SEED", str(seed)).replace("ROOT", str(tiny_root)))
+    (tmp_path / "plain.yaml").write_text("model: {init_args: {micro: false}}")  # `tvr extract` takes recipes alone
     recipes = [RECIPES / "dpdv-vqa.yaml", RECIPES / "fixture.yaml"]
 
-    def options(seed: int) -> list[str]:
-        return [f"--config={path}" for path in (*recipes, tmp_path / f"{seed}.yaml")]
+    def options(seed, *more):
+        return [*(f"--config={path}" for path in (*recipes, tmp_path / f"{seed}.yaml", tmp_path / "plain.yaml")), *more]
 
-    stored = [
-        "--model.init_args.micro=false",
-        "--model.init_args.hidden=16",
-        f"--results.directory={tmp_path / 'runs'}",
-        f"--data.init_args.features={store}",
-    ]
-    extracting = tmp_path / "plain.yaml"  # `tvr extract` takes recipes alone
-    extracting.write_text("model: {init_args: {micro: false}}")
-    assert main(["extract", *options(0), f"--config={extracting}", f"--out={store}"]) == 0
+    stored = (f"--results.directory={tmp_path / 'runs'}", f"--data.init_args.features={store}")
+    assert main(["extract", *options(0, f"--out={store}", "--num_workers=1")]) == 0
     assert "audio" in FeatureStore(store).parts
-    assert main(["fit", *options(0), *stored]) == 0
-    assert main(["fit", *options(1), *stored]) == 2
+    assert main(["fit", *options(0, "--model.init_args.hidden=16", *stored)]) == 0
+    assert main(["fit", *options(1, "--model.init_args.hidden=16", *stored)]) == 2
     assert "part 'audio' has other settings" in capsys.readouterr().err
 
 
@@ -361,17 +307,13 @@ def test_the_recipe_beats_the_majority_answer_and_questions_alone_by_twenty_poin
     synthesize("msrvtt", tmp_path, 250, 0, progress=False)
 
     def evaluation(name, *more):
-        configs = [f"--config={RECIPES / file}" for file in ("dpdv-vqa.yaml", "fixture.yaml", "fixture-vqa.yaml")]
-        options = [f"--data.init_args.root={tmp_path}", "--trainer.accelerator=cpu", "--data.init_args.num_workers=0"]
-        assert main(["fit", *configs, *options, f"--results.directory={tmp_path / name}", *more]) == 0
-        (path,) = (tmp_path / name).glob("*/*/results.json")
-        return json.loads(path.read_text())["evaluation"]
+        _, results = run("fit", VQA, tmp_path, tmp_path / name, "--data.init_args.num_workers=0", *more)
+        return results["evaluation"]
 
     both = evaluation("both")
     alone = evaluation(
         "alone", "--model.init_args.inputs=question", "--model.init_args.micro=false", "--data.init_args.frames=1",
-        "--trainer.max_epochs=6",
-        "--model.init_args.method={class_path: CLIP4Clip}",
+        "--trainer.max_epochs=6", "--model.init_args.method={class_path: CLIP4Clip}",
     )  # fmt: skip
     assert both["accuracy"] >= both["majority"] + 20
     assert both["accuracy"] >= alone["accuracy"] + 20

@@ -4,13 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tvr_lightning.pairwise import (
-    DensePairVectors,
-    PairGate,
-    PairVectors,
-    PlainFrames,
-    TextConditionedAttention,
-)
+from tvr_lightning.pairwise import DensePairVectors, PairGate, PairVectors, PlainFrames, TextConditionedAttention
 
 N, M, F, D = 4, 3, 5, 12
 FORMS = (DensePairVectors, PairVectors)
@@ -30,33 +24,19 @@ def parts():
     return block, normal(N, 1, D), normal(M, F, D), normal(M, F, D), PairGate(normal(M, F, N).sigmoid()), mask
 
 
-def of_text(frames, difference, gate, i):
-    """The fused frames (M, F, D) of text i."""
-    return frames + gate.values[:, :, i : i + 1] * difference
-
-
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("form", FORMS)
-def test_blended_frames_are_attended_to_as_if_they_were_built(parts, form, masked, dense):
+def test_blended_frames_are_those_of_one_text_at_a_time(parts, form, masked, dense):
     block, text, frames, difference, gate, mask = parts
     mask = mask if masked else None
     queries = block.queries(text)
     fused = frames + (gate.dense() if dense else gate) * difference
-    made = block(form.from_texts(queries, videos=M), fused, mask).materialize()
+    made, cosines = block(form.from_texts(queries, videos=M), fused, mask).materialize(), fused.cosine(text[:, 0])
     for i in range(N):
-        asked = DensePairVectors.from_texts(queries[i : i + 1], videos=M)
-        alone = block(asked, of_text(frames, difference, gate, i), mask).materialize()
+        own = frames + gate.values[:, :, i : i + 1] * difference
+        alone = block(DensePairVectors.from_texts(queries[i : i + 1], videos=M), own, mask).materialize()
         torch.testing.assert_close(made[i : i + 1], alone)
-
-
-@pytest.mark.parametrize("dense", [False, True])
-def test_cosines_are_those_of_the_built_frames(parts, dense):
-    _, text, frames, difference, gate, _ = parts
-    fused = frames + (gate.dense() if dense else gate) * difference
-    cosines = fused.cosine(text[:, 0])
-    for i in range(N):
-        own = of_text(frames, difference, gate, i)
         torch.testing.assert_close(cosines[:, i], torch.cosine_similarity(own, text[i], dim=-1))
         torch.testing.assert_close(PlainFrames(own).cosine(text[i])[:, 0], cosines[:, i])
 

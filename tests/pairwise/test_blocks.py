@@ -42,6 +42,18 @@ def test_blocks_give_what_one_piece_gives(items, pairs, few):
         torch.testing.assert_close(a, b)
 
 
+def sizes_of_blocks(text, video, budget, few):
+    seen = []
+
+    def watched(text, video):
+        seen.append((len(text), len(video)))
+        return product(text, video)
+
+    with torch.no_grad():
+        score_in_blocks(watched, text, video, pair_bytes=10, budget=budget, few=few)
+    return seen
+
+
 @pytest.mark.parametrize(
     ("budget", "few", "largest"),
     [
@@ -60,30 +72,21 @@ def test_blocks_give_what_one_piece_gives(items, pairs, few):
     ],
 )
 def test_blocks_stay_within_the_budget_item_by_item(items, budget, few, largest):
-    seen = []
-
-    def watched(text, video):
-        seen.append((len(text), len(video)))
-        return product(text, video)
-
-    with torch.no_grad():
-        score_in_blocks(watched, *items, pair_bytes=10, budget=budget, few=few)
+    seen = sizes_of_blocks(*items, budget, few)
     assert max(seen) == largest
     assert sum(n * m for n, m in seen) == 7 * 9
 
 
-def test_a_few_of_both_make_up_for_a_side_that_is_short(items):
-    seen = []
-
-    def watched(text, video):
-        seen.append((len(text), len(video)))
-        return product(text, video)
-
-    text, video = items
-    with torch.no_grad():
-        score_in_blocks(watched, text[:1], video, pair_bytes=10, budget=90, few="both")
-        score_in_blocks(watched, text, video[:2], pair_bytes=10, budget=120, few="both")
-    assert seen == [(1, 9), (6, 2), (1, 2)]
+def test_a_few_of_both_make_up_for_a_side_that_is_short():
+    for texts, videos, budget, expected in (
+        (1, 9, 90, [(1, 9)]),
+        (7, 2, 120, [(6, 2), (1, 2)]),
+        (1000, 20, 13000, [(160, 8)]),  # one video at a time would read all texts again for a product of few rows
+    ):
+        few = "video" if texts == 1000 else "both"
+        seen = sizes_of_blocks(Vectors(torch.zeros(texts, 1)), Vectors(torch.zeros(videos, 1)), budget, few)
+        assert seen[: len(expected)] == expected
+        assert max(n * m for n, m in seen) <= budget / 10
 
 
 def test_dropout_draws_the_same_numbers_when_a_block_is_computed_anew(items):
@@ -114,22 +117,3 @@ def test_only_one_block_is_kept_for_the_backward_pass(items):
         squared(*items)
     assert (7, 9) in saved
     assert not [shape for shape in in_blocks if shape[0] == 7 and shape[1] in (1, 2)]
-
-
-def test_bad_sizes_are_refused(items):
-    with pytest.raises(ValueError, match="0 texts and 9 videos"):
-        score_in_blocks(product, items[0][:0], items[1], pair_bytes=10)
-
-
-def test_a_block_of_many_texts_has_several_videos():
-    """One video at a time would read all texts anew for a product of few rows."""
-    seen = []
-
-    def score(text, video):
-        seen.append((len(text), len(video)))
-        return Scores(torch.zeros(len(text), len(video)))
-
-    text, video = Vectors(torch.zeros(1000, 1)), Vectors(torch.zeros(20, 1))
-    assert score_in_blocks(score, text, video, pair_bytes=1, budget=1300).similarity.shape == (1000, 20)
-    assert seen[0] == (160, 8)
-    assert max(texts * videos for texts, videos in seen) <= 1300

@@ -38,21 +38,15 @@ def test_elements_vanish_independently_of_one_another_and_of_earlier_draws():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("count", [1, 5, 8])
-def test_any_number_of_elements_of_any_precision_with_their_gradient(dtype, count):
-    torch.manual_seed(3)
+@pytest.mark.parametrize("count", [1, 5, 8, 1000])
+def test_the_mask_depends_on_the_seed_for_any_number_of_elements_of_any_precision(count, dtype):
     values = torch.randn(count, 1, dtype=dtype, requires_grad=True)
-    result = dropped(values, 0.5)
-    result.sum().backward()
-    assert result.dtype == dtype
-    assert torch.equal(values.grad != 0, result != 0)
-
-
-def test_the_draws_are_the_seed_s():
-    values = torch.randn(1000)
     draws = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        draws.append(dropped(values, 0.3))
+        draws.append(dropped(values, 0.5))
+    (gradient,) = torch.autograd.grad(draws[0].sum(), values)
+    assert draws[0].dtype == dtype
+    assert torch.equal(gradient != 0, draws[0] != 0)
     assert torch.equal(draws[0], draws[1])
-    assert not torch.equal(draws[0], draws[2])
+    assert count < 1000 or not torch.equal(draws[0], draws[2])

@@ -54,16 +54,16 @@ def test_products_and_gradients_are_those_of_all_vectors_in_memory(slots, per, w
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("projection", ["none", "weight", "weight and bias"])
+@pytest.mark.parametrize("bias", [None, True, False])
 @pytest.mark.parametrize("slots", [1, 12])
-def test_vectors_in_memory_have_the_gradients_of_the_dense_form(slots, projection):
+def test_vectors_in_memory_have_the_gradients_of_the_dense_form(slots, bias):
     found = []
-    layer = nn.Linear(D, D, bias=projection != "weight").double()
+    layer = nn.Linear(D, D, bias=bool(bias)).double()
     for form in FORMS.values():
         torch.manual_seed(0)
         weights, frames = normal(M, K, N, slots).softmax(1).requires_grad_(), normal(M, K, D, seed=2).requires_grad_()
         vectors, parameters = behind_dropout(form, slots, weights=weights, frames=frames)
-        if projection != "none":
+        if bias is not None:
             vectors, parameters = vectors.linear(layer), [*parameters, *layer.parameters()]
         made = vectors.materialize()
         found.append([made, *torch.autograd.grad(made.sin().sum(), parameters)])
@@ -108,9 +108,6 @@ def test_draws_per_video_keep_the_factorised_form_and_its_basis():
     vectors, _ = behind_dropout(PairVectors, 3, "video")
     assert isinstance(vectors, PairVectors)
     assert vectors.terms.video.basis.shape == (M, K + 1, D)
-
-
-def test_draws_per_video_are_refused_for_vectors_of_texts():
     words = PairVectors.mix(torch.rand(2, 4, 3, 1), torch.randn(3, 4, D), side="text")
     with pytest.raises(ValueError, match="does not apply to vectors with a text term"):
         words.dropout(0.3, "video")

@@ -21,6 +21,7 @@ def parts(request):
     return {
         "linear": linear.double(),
         "bare": nn.Linear(D, D, bias=False).double(),
+        "other": nn.Linear(D, D).double(),
         "norm": norm.double(),
         "sentence": torch.randn(N, 1, D, dtype=torch.double),
         "words": torch.randn(N, W, D, dtype=torch.double),
@@ -31,11 +32,6 @@ def parts(request):
         "word_weights": torch.randn(M, W, N, 1, dtype=torch.double),
         "factor": torch.rand(M, N, W, dtype=torch.double) + 0.5,
     }
-
-
-def bare_with_bias(p):
-    torch.manual_seed(1)
-    return nn.Linear(*p["bare"].weight.shape).double()
 
 
 def attended(form, p):
@@ -85,36 +81,37 @@ EXPRESSIONS = {
 @pytest.mark.parametrize("gradients", [True, False])
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_every_verb_agrees_between_the_forms(parts, name, gradients):
+    words, frames, bare = parts["words"], parts["frames"], parts["bare"]
+    common, own = frames[0], frames.mean(1)
     with torch.set_grad_enabled(gradients):  # without gradients, buffers are used again
-        assert_agreement(parts, name)
+        fast, dense = (EXPRESSIONS[name](form, parts) for form in FORMS)
+        more = [[kind(form, parts) for form in FORMS] for kind in (gap, tail, EXPRESSIONS["videos"])]
 
+        def agree(verb, expected=None):
+            torch.testing.assert_close(verb(fast), (expected or verb)(dense), rtol=1e-10, atol=1e-10)
 
-def assert_agreement(parts, name):
-    fast, dense = (EXPRESSIONS[name](form, parts) for form in FORMS)
-    assert (fast.videos, fast.texts, fast.slots) == (dense.videos, dense.texts, dense.slots)
-    words, frames = parts["words"], parts["frames"]
-    close = {"rtol": 1e-10, "atol": 1e-10}
-    torch.testing.assert_close(fast.materialize(), dense.materialize(), **close)
-    torch.testing.assert_close(fast.dot(words), dense.dot(words), **close)
-    torch.testing.assert_close(fast.dot_frames(frames), dense.dot_frames(frames), **close)
-    torch.testing.assert_close(fast.norm(), dense.norm(), **close)
-    torch.testing.assert_close(fast.dot(words[:, :1]), dense.dot(words[:, :1]), **close)
-    common, bare, own = frames[0], parts["bare"], frames.mean(1)
-    torch.testing.assert_close(fast.dot_shared(common), dense.dot_shared(common), **close)
-    torch.testing.assert_close(fast.dot_frames(frames, bare.weight), dense.dot_frames(bare(frames)), **close)
-    for side, vectors in (("video", frames), ("text", words)):
-        logits = [x.logits(vectors, parts["linear"], bare_with_bias(parts), side) for x in (fast, dense)]
-        torch.testing.assert_close(*logits, **close)
-    cosines = [x.cosine_each(lambda j, texts: own[j] + words[texts].sum(1)) for x in (fast, dense)]
-    torch.testing.assert_close(*cosines, **close)
-    each = (own[:, None] + words.sum(1)).unsqueeze(2)
-    whole = dense.materialize().transpose(0, 1)
-    torch.testing.assert_close(cosines[0], torch.nn.functional.cosine_similarity(whole, each, dim=-1), **close)
-    for other in ("gap", "tail of attention", "videos"):
-        pair = [EXPRESSIONS[other](form, parts) for form in FORMS]
-        if {fast.slots, pair[0].slots} <= {1, max(fast.slots, pair[0].slots)}:
-            torch.testing.assert_close(fast.inner(pair[0]), dense.inner(pair[1]), **close)
-            torch.testing.assert_close(pair[0].inner(fast), pair[1].inner(dense), **close)
+        assert (fast.videos, fast.texts, fast.slots) == (dense.videos, dense.texts, dense.slots)
+        for verb in (
+            lambda x: x.materialize(),
+            lambda x: x.dot(words),
+            lambda x: x.dot(words[:, :1]),
+            lambda x: x.dot_frames(frames),
+            lambda x: x.norm(),
+            lambda x: x.dot_shared(common),
+            lambda x: x.logits(frames, parts["linear"], parts["other"], "video"),
+            lambda x: x.logits(words, parts["linear"], parts["other"], "text"),
+        ):
+            agree(verb)
+        agree(lambda x: x.dot_frames(frames, bare.weight), lambda x: x.dot_frames(bare(frames)))
+        each, whole = (own[:, None] + words.sum(1)).unsqueeze(2), dense.materialize().transpose(0, 1)
+        for vectors in (fast, dense):
+            cosine = vectors.cosine_each(lambda j, texts: own[j] + words[texts].sum(1))
+            expected = torch.nn.functional.cosine_similarity(whole, each, dim=-1)
+            torch.testing.assert_close(cosine, expected, rtol=1e-10, atol=1e-10)
+        for pair in more:
+            if {fast.slots, pair[0].slots} <= {1, max(fast.slots, pair[0].slots)}:
+                torch.testing.assert_close(fast.inner(pair[0]), dense.inner(pair[1]), rtol=1e-10, atol=1e-10)
+                torch.testing.assert_close(pair[0].inner(fast), pair[1].inner(dense), rtol=1e-10, atol=1e-10)
 
 
 def test_shapes_and_meaning_of_products(parts):
@@ -158,13 +155,8 @@ def test_addition_of_shared_coefficients_does_not_widen_the_basis(parts):
     assert total.terms.video.basis.shape == parts["frames"].shape
     assert total.terms.shared is None
     assert total.layer_norm(parts["norm"]).terms.shared.basis.shape == (1, parts["frames"].shape[-1])
-
-
-def test_no_tensor_of_a_pair_has_the_dimension(parts):
-    wide = {"norm": nn.LayerNorm(512), "linear": nn.Linear(512, 512), "frames": torch.randn(M, F, 512)}
-    p = parts | wide | {"weights": parts["weights"].float()}
-    vectors = tail(PairVectors, p).unit()
-    assert max(side.coefficients.numel() for side in (vectors.terms.video, vectors.terms.shared)) <= M * N * W * F
+    unit = tail(PairVectors, parts).unit()
+    assert max(side.coefficients.numel() for side in (unit.terms.video, unit.terms.shared)) <= M * N * W * F
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -11,7 +11,7 @@ import torch
 from tvr_lightning.cli import main
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods.clip4clip import CLIP4Clip
-from tvr_lightning.synthetic import synthesize
+from tvr_lightning.testing.small import synthetic_data
 from tvr_lightning.training.loss_check import LossCheck
 
 TESTS = Path(__file__).parent.parent
@@ -36,19 +36,12 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    synthesize("msrvtt", folder, 16, 0, workers=1, progress=False)
-    return folder
-
-
-def fit(root: Path, runs: Path, *more: str) -> list[str]:
+def fit(runs: Path, *more: str) -> list[str]:
     """Six steps of two pairs, each with a checkpoint."""
     return [
         "fit", f"--config={RECIPES / 'clip4clip.yaml'}", f"--config={RECIPES / 'fixture.yaml'}",
-        f"--data.init_args.root={root}", "--data.init_args.batch_size=2", "--data.init_args.frames=2",
-        "--data.init_args.num_workers=0", f"--results.directory={runs}",
+        f"--data.init_args.root={synthetic_data().name}", "--data.init_args.batch_size=2", "--data.init_args.frames=2",
+        "--data.init_args.num_workers=0", "--data.init_args.max_train_videos=12", f"--results.directory={runs}",
         "--model.init_args.encoder={class_path: TinyClipEncoder, init_args: "
         "{width: 64, text_layers: 4, vision_layers: 1}}",
         "--trainer.max_epochs=1", "--trainer.limit_val_batches=0", "--trainer.accelerator=cpu",
@@ -80,43 +73,36 @@ def broken(monkeypatch) -> list[int]:
     return remembered
 
 
-@pytest.mark.parametrize("more", [(), ("--model.init_args.optimizer.gradient_cache=1",)], ids=["whole", "cached"])
-def test_a_step_whose_loss_is_broken_leaves_no_trace(root, tmp_path, broken, capsys, more):
-    assert main(fit(root, tmp_path / "runs", *more)) == 1
-    assert (
-        f"step {BROKEN}: the loss is not finite: info_nce = nan; the batch's videos are video"
-        in capsys.readouterr().err
-    )
-    assert saved(tmp_path / "runs")["global_step"] == BROKEN
+@pytest.mark.parametrize(
+    ("more", "step"),
+    [
+        ((), BROKEN),
+        (("--model.init_args.optimizer.gradient_cache=1",), BROKEN),
+        (("--trainer.accumulate_grad_batches=2",), 1),  # the broken batch is the second of the second step
+    ],
+)
+def test_a_step_whose_loss_is_broken_leaves_no_trace(tmp_path, broken, capsys, more, step):
+    assert main(fit(tmp_path / "runs", *more)) == 1
+    message = f"step {step}: the loss is not finite: info_nce = nan; the batch's videos are video"
+    assert message in capsys.readouterr().err
+    assert saved(tmp_path / "runs")["global_step"] == step
     assert finite(saved(tmp_path / "runs"))
-    assert broken == [0, 1, 2], "pairs are remembered before the step counts"
+    assert broken == list(range(step)), "pairs are remembered before the step counts"
 
 
-def test_an_accumulated_step_answers_for_all_of_its_batches(root, tmp_path, broken, capsys):
-    """The fourth of two times two: its step is the second, and what lies on the disk is the first."""
-    assert main(fit(root, tmp_path / "runs", "--trainer.accumulate_grad_batches=2")) == 1
-    assert "step 1: the loss is not finite: info_nce = nan" in capsys.readouterr().err
-    assert saved(tmp_path / "runs")["global_step"] == 1
-    assert finite(saved(tmp_path / "runs"))
-    assert broken == [0]
-
-
-def test_a_kill_between_a_broken_loss_and_its_discovery_leaves_the_step_before(root, tmp_path):
+def test_a_kill_between_a_broken_loss_and_its_discovery_leaves_the_step_before(tmp_path):
     (tmp_path / "killed.py").write_text(KILLED)
-    done = forked.tvr(fit(root, tmp_path / "runs"), tmp_path, program=tmp_path / "killed.py")
+    done = forked.tvr(fit(tmp_path / "runs"), tmp_path, program=tmp_path / "killed.py")
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert saved(tmp_path / "runs")["global_step"] == BROKEN
     assert finite(saved(tmp_path / "runs"))
 
 
-def test_a_loss_is_checked_by_the_next_one_at_the_latest():
+def test_a_loss_is_checked_by_the_next_one_at_the_latest_and_so_is_the_sum_of_its_terms():
     losses = LossCheck()
     losses.start({"a": torch.tensor(1.0), "b": torch.tensor(math.inf)}, 7, ["v1", "v2"])
     with pytest.raises(UserError, match=r"step 7: .* b = inf; the batch's videos are v1, v2\."):
         losses.start({"a": torch.tensor(1.0)}, 8, ["v3"])
-
-
-def test_terms_whose_sum_overflows_are_not_finite():
     losses = LossCheck()
     losses.start({"a": torch.tensor(3e38), "b": torch.tensor(3e38)}, 0, ["v"])
     with pytest.raises(UserError, match="the sum of a, b"):

@@ -10,8 +10,7 @@ from tvr_lightning.cli import main
 from tvr_lightning.data import MSRVTT
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.methods import CLIP4Clip
-from tvr_lightning.synthetic import synthesize
-from tvr_lightning.testing import method_recipes
+from tvr_lightning.testing.small import method_recipes, synthetic_data
 
 RECIPES = method_recipes(Path(__file__).parents[2] / "recipes")
 SENTENCE = "trainer.precision {} stores all weights in 16 bits, but methods score in float32. Use bf16-mixed or 32-true"
@@ -37,9 +36,8 @@ def test_so_does_every_other_precision_with_such_weights(tmp_path, capsys, preci
     assert refused(capsys, ["profile", "--config=clip4clip", f"--out={tmp_path}"], precision)
 
 
-def test_python_is_refused_the_same(tmp_path):
-    synthesize("msrvtt", tmp_path, 8, 0, workers=1, progress=False)
-    data = MSRVTT(root=str(tmp_path), frames=2, batch_size=2, num_workers=0)
+def test_python_is_refused_the_same():
+    data = MSRVTT(root=synthetic_data().name, frames=2, batch_size=2, num_workers=0)
     trainer = pl.Trainer(
         accelerator="cpu", precision="bf16-true", max_epochs=1, logger=False, enable_checkpointing=False
     )
@@ -47,13 +45,15 @@ def test_python_is_refused_the_same(tmp_path):
         trainer.fit(CLIP4Clip(TinyClipEncoder(width=64)), datamodule=data)
 
 
-@pytest.mark.parametrize("recipe", ["clip4clip", "drl", "gare", "ncl", "tcmgc", "ucofia", "xclip"])
+MIXED = ("hardware/gpu1-bf16", "trainer.precision bf16-mixed")
+
+
 @pytest.mark.parametrize(
-    ("overlay", "found"),
+    ("recipe", "overlay", "found"),
     [
-        ("hardware/gpu1-bf16", "trainer.precision bf16-mixed"),
-        ("hardware/fsdp8-bf16", "strategy lightning.pytorch.strategies.ModelParallelStrategy"),
-        ("backbone/siglip2-b-16", "ViT-B-16-SigLIP2"),
+        *((recipe, *MIXED) for recipe in ("clip4clip", "drl", "gare", "ncl", "tcmgc", "ucofia", "xclip")),
+        ("clip4clip", "hardware/fsdp8-bf16", "strategy lightning.pytorch.strategies.ModelParallelStrategy"),
+        ("clip4clip", "backbone/siglip2-b-16", "ViT-B-16-SigLIP2"),
     ],
 )
 def test_float16_recipes_refuse_what_they_cannot_run_under(recipe, overlay, found, tmp_path, capsys):
@@ -69,11 +69,11 @@ def test_float16_recipes_refuse_what_they_cannot_run_under(recipe, overlay, foun
 
 def test_float16_trains_on_a_cpu_and_says_that_it_is_slow(tmp_path, caplog):
     caplog.set_level(logging.INFO)
-    synthesize("msrvtt", tmp_path, 8, 0, workers=1, progress=False)
     words = [
-        "fit", "--config=clip4clip", "--config=fixture", f"--data.init_args.root={tmp_path}",
+        "fit", "--config=clip4clip", "--config=fixture", f"--data.init_args.root={synthetic_data().name}",
         "--model.init_args.encoder.init_args.encoder_precision=float16", "--data.init_args.batch_size=2",
         "--data.init_args.num_workers=0", "--trainer.max_epochs=1", "--trainer.limit_train_batches=1",
+        "--data.init_args.max_train_videos=4", "--trainer.limit_val_batches=1", "--trainer.limit_test_batches=1",
         f"--results.directory={tmp_path / 'runs'}", "--model.init_args.optimizer={name: bert-adam, encoder_lr: 1e-7}",
     ]  # fmt: skip
     assert main(words) == 0

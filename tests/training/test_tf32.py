@@ -27,8 +27,7 @@ class BrokenError(RuntimeError):
 @pytest.mark.parametrize("breaks", [False, True])
 def test_products_are_rounded_in_training_steps_and_nowhere_else(monkeypatch, breaks):
     method, data = small(RECIPES / "clip4clip.yaml")
-    seen = []
-    steps, validation = method.training_step, method.validation_step
+    seen, steps, validation = [], method.training_step, method.validation_step
 
     def training_step(batch, batch_idx):
         seen.append(("train", torch.get_float32_matmul_precision()))

@@ -1,0 +1,247 @@
+"""Variants of all methods: independence of pairs, both forms, blocks, training, checkpoints and learning."""
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from methods.parts import FORMS, WORDS, build, close, descend, encoder, features, paired, run
+
+from tvr_lightning.audit.experiments import audit_scores
+from tvr_lightning.layers.aggregation import ISA, MeanAggregation, SoftmaxAggregation
+from tvr_lightning.layers.patch_selector import PatchSelection
+from tvr_lightning.layers.stochastic import Normal
+from tvr_lightning.layers.temporal import MeanP, SeqLSTM, SeqTransf
+from tvr_lightning.methods import DRL, GAID, GARE, TCMGC, TMASS, XCLIP, CLIP4Clip, UCoFiA, XPool
+from tvr_lightning.methods.clip4clip import TightTransf
+from tvr_lightning.methods.dpdv.method import DPDV
+from tvr_lightning.methods.dpdv.model import Captions
+from tvr_lightning.methods.dpdv.options import AveragePatches, Divergence, EveryPatch, PatchMerging
+from tvr_lightning.methods.dpdv.options import SelectedPatches as Selected
+from tvr_lightning.methods.drl import ChannelDecorrelation, DotProduct, NoDecorrelation, TokenWise, WeightedTokenWise
+from tvr_lightning.methods.gaid.options import DASP, STP, GatedFusion, NoFusion, NoPerturbation
+from tvr_lightning.methods.gare.options import GapIncrement, MeanPooling, NoIncrement, TextIncrement
+from tvr_lightning.methods.pair_head import PairHead
+from tvr_lightning.methods.tcmgc.options import Decorrelation, LanguageVideoAttention
+from tvr_lightning.methods.xclip import AOSM
+from tvr_lightning.methods.xpool import XPoolOptions
+
+SINGLE, WITHOUT_MEANS = ("sentence_frame", "frame_word"), {"attention": None, "temporal_layers": 0}
+VARIANTS = {
+    CLIP4Clip: [{"similarity_header": kind} for kind in (MeanP(), SeqLSTM(2), SeqTransf(1), TightTransf(1))],
+    XCLIP: [
+        {"similarity_header": SeqTransf(2)},
+        {"similarity_header": MeanP(), "similarity_aggregation": MeanAggregation()},
+        {
+            "similarity_header": SeqLSTM(2), "contrasts": ("frame_word", "video_word"),
+            "similarity_aggregation": AOSM(50.0), "mask_words": True,
+        },
+    ],
+    DRL: [
+        {"temporal_encoder": SeqTransf(2)},
+        {
+            "interaction": WeightedTokenWise(3, "exclude"), "temporal_encoder": SeqTransf(1),
+            "decorrelation": ChannelDecorrelation("random", 0.5),
+        },
+        {
+            "interaction": TokenWise("exclude"), "temporal_encoder": SeqLSTM(),
+            "decorrelation": ChannelDecorrelation("matched"),
+        },
+        {"interaction": DotProduct(), "temporal_encoder": SeqTransf(1), "decorrelation": NoDecorrelation()},
+    ],
+    XPool: [{}, {"heads": 4, "dropout": 0.0}, {"dropout_per": "video"}],
+    TMASS: [{}, {"radius": "scalar"}, {"prior": Normal(), "trials": "mean"}],
+    TCMGC: [
+        {"temporal_layers": 1},
+        {"attention": LanguageVideoAttention(heads=2, dropout=0.3, projections=True, dropout_per="video")},
+        {"attention": LanguageVideoAttention(dropout=0.3, residual=False), "temporal_layers": 0},
+        {"contrasts": ("video_sentence", "frame_word"), "aggregation": "mean"},
+        {"attention": None, "similarity_aggregation": SoftmaxAggregation(), "mask_frames": True},
+        {**WITHOUT_MEANS, "contrasts": SINGLE, "decorrelation": Decorrelation(weight=0.2)},
+    ],
+    UCoFiA: [
+        {"temporal_layers": 1},
+        {"temporal_layers": 0, "scores": ("video_sentence", "word_patch"), "patch_matrix": False},
+        {"similarity_aggregation": SoftmaxAggregation(), "patch_selection": PatchSelection(predictor="eval-t2v")},
+        {"similarity_aggregation": ISA(10.0), "patch_selection": PatchSelection(samples=10)},
+    ],
+    GARE: [
+        {"temporal_layers": 1},
+        {"increment": GapIncrement(context="words", corrected="video"), "temporal_layers": 1},
+        {"increment": GapIncrement(dropout=0.3, dropout_per="video"), "temporal_layers": 1},
+        {"increment": TextIncrement(dropout=0.3, dropout_per="video")},
+        {"temporal_layers": 0, "increment": TextIncrement(), "pooling": MeanPooling(), "fixed_temperature": 0.01},
+        {"increment": NoIncrement()},
+    ],
+    GAID: [
+        *({"fusion": GatedFusion(level)} for level in ("sample", "frame", "token")),
+        {"fusion": GatedFusion("token", "none"), "perturbation": STP(Normal(0.5), trials=3), "normalize_text": True},
+        {"fusion": GatedFusion(text="paired"), "attention": XPoolOptions(4, 0.1)},
+        {"fusion": NoFusion(), "perturbation": DASP(support_weight=0.0), "loss_weighting": "uniform"},
+        {"perturbation": NoPerturbation()},
+    ],
+    DPDV: [
+        {},
+        {"macro_interaction": "weighted-max", "temporal_layers": 1},
+        {"macro_interaction": "mean", "micro_interaction": "mean", "patch_reduction": EveryPatch()},
+        {
+            "spot_partition": "pairwise", "macro_interaction": "ucofia", "micro_interaction": "ucofia",
+            "patch_reduction": AveragePatches(),
+        },
+        {"patch_reduction": Selected(PatchSelection(kept=2, samples=10)), "recover_captions": 2},
+        {"patch_reduction": PatchMerging(stages=1), "divergence": Divergence(scores="cosines")},
+    ],
+}  # fmt: skip
+CASES = [pytest.param(k, o, id=f"{k.__name__} {o}"[:80]) for k, variants in VARIANTS.items() for o in variants]
+every_variant = pytest.mark.parametrize(("kind", "options"), CASES)
+
+
+def batch(method, items=6, dtype=torch.double):
+    """Features of matching pairs, which look and sound like their texts."""
+    text, video = features(items, items, patches=9, dtype=dtype)
+    video.frames, video.audio = video.frames + text.sentence[:, None], video.audio + text.sentence[:, None]
+    extras = {}
+    if isinstance(method, DPDV):
+        said, _ = features(3 * items, 1, seed=2, dtype=dtype)
+        extras["captions"] = Captions(
+            *(part.unflatten(0, (items, 3)) for part in (said.sentence, said.words, said.word_mask)),
+            torch.ones(items, 3, dtype=torch.bool),
+        )
+    return paired(text, video, **extras)
+
+
+def loss_of(method, pairs):
+    """The loss of pairs before the method's own layers, with the same draws each time."""
+    torch.manual_seed(0)
+    own = paired(method.encode_text(pairs.text), method.encode_video(pairs.video), **pairs.extras)
+    return torch.stack(list(method.losses(own).values())).sum()
+
+
+def gradients(method, loss):
+    own = [p for name, p in method.named_parameters() if p.requires_grad and not name.startswith("encoder.")]
+    return [g for g in torch.autograd.grad(loss, own, allow_unused=True) if g is not None]
+
+
+def heads(method):
+    return [part for part in method.modules() if isinstance(part, PairHead)]
+
+
+@every_variant
+@torch.no_grad()
+def test_a_score_depends_on_its_own_text_and_video_only(kind, options):
+    method = build(kind, options).eval()
+    pairs = batch(method, 8)
+    text, video = method.encode_text(pairs.text), method.encode_video(pairs.video)
+    scores = method.score(text, video).similarity
+    assert scores.std() > 1e-4
+    texts, videos = [3, 1], [2, 0, 3]
+    torch.testing.assert_close(method.score(text[texts], video[videos]).similarity, scores[texts][:, videos])
+    assert not audit_scores(text, video, torch.arange(8), score=method.score).leaks
+    compact = method.compact_text(text), method.compact_video(video)
+    torch.testing.assert_close(method.score(*compact).similarity, scores)
+
+
+@every_variant
+@pytest.mark.parametrize(
+    "change", [{"required_form": FORMS["dense"]}, {"memory_gib": 2.0**-30}], ids=["dense", "blocks"]
+)
+def test_neither_the_form_nor_the_size_of_blocks_changes_the_training(kind, options, change):
+    found = []
+    for changed in ({}, change):
+        # Dropout is the same in both forms, but not in blocks.
+        method = build(kind, options).train("required_form" in change)
+        if not heads(method):
+            pytest.skip("the method has no head that scores in blocks")
+        for head in heads(method):
+            vars(head).update(changed)
+        loss = loss_of(method, batch(method, 4))
+        found.append([loss, *gradients(method, loss)])
+    close(*found, rtol=1e-6, atol=1e-9)
+
+
+@every_variant
+def test_ten_steps_lower_the_loss_and_reach_every_parameter(kind, options):
+    method = build(kind, options, torch.float32).train()
+    pairs = batch(method, dtype=torch.float32)
+    own = {
+        name: parameter
+        for name, parameter in method.named_parameters()
+        if parameter.requires_grad and not name.startswith(("encoder.", "audio_"))
+    }
+    losses = descend(lambda: loss_of(method, pairs), own)
+    hardly_learns = options.get("macro_interaction") in ("mean", "ucofia")  # the temperature, or sums near the start
+    assert losses[-1] < (1.0 if hardly_learns else 0.8) * losses[0], losses
+
+
+@every_variant
+@torch.no_grad()
+def test_half_precision_is_scored_in_float32_under_autocast(kind, options):
+    method = build(kind, options, torch.float32).eval()
+    if not heads(method):
+        pytest.skip("the method has no head that scores in blocks")
+    pairs = batch(method, dtype=torch.float32)
+    text = method.encode_text(pairs.text).to(torch.bfloat16)
+    video = method.encode_video(pairs.video).to(torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = method.score(text, video).similarity
+    assert scores.dtype == torch.float32
+    torch.testing.assert_close(scores, method.score(text.float(), video.float()).similarity)
+
+
+@every_variant
+def test_a_method_built_in_python_is_loaded_from_its_checkpoint(tmp_path, kind, options):
+    method = build(kind, options, torch.float32)
+    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
+    trainer.strategy.connect(method)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    loaded = kind.load_from_checkpoint(tmp_path / "last.ckpt", encoder=encoder(), weights_only=True)
+    assert loaded.options == method.options
+    assert loaded.state_dict().keys() == method.state_dict().keys()
+    close(loaded.state_dict().values(), method.state_dict().values(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", [GARE, TCMGC, UCoFiA, DPDV])
+def test_temporal_layers_start_from_the_text_transformer_and_can_be_left_out(kind):
+    method, without = (build(kind, {"temporal_layers": layers}, torch.float32).eval() for layers in (2, 0))
+    start = encoder().temporal_initialization(2)
+    for block, source in zip(method.temporal.resblocks, start.blocks, strict=True):
+        assert all(torch.equal(value, source[name]) for name, value in block.state_dict().items())
+    _, video = features(patches=9)
+    assert without.temporal is None
+    assert torch.equal(without.encode_video(video).frames, video.frames)
+    assert not torch.allclose(method.encode_video(video).frames, video.frames)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        *((kind, {}, 0) for kind in (CLIP4Clip, GAID, GARE, TMASS, XPool)),
+        (GARE, {"increment": GapIncrement(context="words")}, WORDS),
+        (XCLIP, {}, WORDS),
+    ],
+)
+def test_banks_keep_the_words_only_for_methods_that_use_them(kind, options, words):
+    assert build(kind, options, torch.float32).compact_text(features()[0]).words.shape[1] == words
+
+
+AS_SHOWN = "--data.init_args.augmentation=none"  # the captions tell left from right and name colors
+LONGER = ("--trainer.max_epochs=60", "--model.init_args.optimizer.lr=1e-4")
+CANDIDATES = "--model.init_args.evaluation.normalization.init_args.candidates=20"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipes", "options"),
+    [
+        *((name, ()) for name in ("dpdv", "drl", "ucofia", "xclip")),
+        ("gaid", (AS_SHOWN,)),
+        ("tmass", (AS_SHOWN, *LONGER)),
+        ("xpool", (AS_SHOWN, *LONGER)),
+        ("gare variants/two-stage", (AS_SHOWN, CANDIDATES)),
+    ],
+)
+def test_a_recipe_learns_the_synthetic_dataset(fixture_root, tmp_path, recipes, options):
+    first, *overlays = recipes.split()
+    _, results = run("fit", [first, "fixture", *overlays], fixture_root, tmp_path, *options)
+    assert results["text_to_video"]["R@1"] >= 15 * 100 / results["videos"]
+    if overlays:
+        recall = results["measured"]["recall of the 20 candidates, text-to-video"]
+        assert recall >= results["text_to_video"]["R@10"]
