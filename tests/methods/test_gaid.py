@@ -8,6 +8,7 @@ import torch
 import yaml
 from methods.parts import FORMS, RECIPES, build, encoder, moved, paired
 
+from tvr_lightning.audit.experiments import audit_scores
 from tvr_lightning.data.batch import Media, VideoBatch
 from tvr_lightning.encoders import TinyWhisperEncoder
 from tvr_lightning.features import TextFeatures, VideoFeatures
@@ -143,6 +144,20 @@ def test_both_forms_and_both_protocols_are_the_paper_pair_by_pair(options):
         torch.testing.assert_close(similarity(made, text, video), restated(made, text, video), rtol=1e-4, atol=2e-6)
         released = leaking(made, text, video, text).similarity
         torch.testing.assert_close(released, restated(made, text, video, text), rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("perturbation", PERTURBATIONS)
+def test_the_audit_passes_the_query_protocol_and_catches_the_released_one(perturbation):
+    (text, video), made = features(8, 8), head(perturbation=perturbation)
+    own = torch.eye(8, dtype=torch.bool)
+    clean, released = similarity(made, text, video), leaking(made, text, video, text).similarity
+    torch.testing.assert_close(released[own], clean[own], rtol=1e-4, atol=1e-6)
+    assert not audit_scores(text, video, torch.arange(8), score=lambda t, v: made(t, v, draws_of(made))).leaks
+
+    def as_released(texts, videos, own_texts):
+        return leaking(made, texts, videos, own_texts)
+
+    assert audit_scores(text, video, torch.arange(8), score_as_released=as_released).leaks
 
 
 def test_perturbation_follows_equations_3_to_5():

@@ -255,6 +255,27 @@ def test_the_keyboard_alone_suffices(browser, address):
     assert browser.switch_to.active_element.get_attribute("id") == "query"
 
 
+@pytest.mark.slow
+def test_the_page_fits_a_phone_in_the_dark(browser, address):
+    metrics = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+    dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
+    try:
+        items = ask(browser, address)
+        browser.execute_script("state.example = {id: 'a', name: 'a very long name'.repeat(9)}; drawChip()")
+        width = "return document.documentElement.scrollWidth"
+        assert browser.execute_script(width) <= 360
+        play(browser, items[0])
+        assert browser.execute_script(width) <= 360
+        assert browser.execute_script("return document.getElementById('player').scrollWidth") <= 360
+        ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+        assert max(int(part) for part in ground[4:-1].split(",")) < 64
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
 @pytest.mark.skipif(not AXE.is_file(), reason="unpack `npm pack axe-core` and set TVR_AXE to its axe.min.js")
 def test_axe_finds_nothing_serious(browser, address):
     items = ask(browser, address)
