@@ -23,13 +23,13 @@ def test_every_method_of_the_package_is_found_by_a_recipe():
 
 
 def test_the_suite_builds_the_encoder_and_the_tuning_of_the_recipe(tmp_path):
-    content = yaml.safe_load((Path(__file__).parent / "examples" / "colour_grid_encoder.yaml").read_text())
+    content = yaml.safe_load((Path(__file__).parent / "examples" / "color_grid_encoder.yaml").read_text())
     content["model"]["init_args"]["tuning"] = {"class_path": "FineTuning", "init_args": {"train": ["*bias"]}}
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(content))
     suite = type("Suite", (MethodTestSuite,), {"recipe": recipe})()
     method = small(recipe)[0]
-    assert type(method.encoder).__name__ == "ColourGridEncoder"
+    assert type(method.encoder).__name__ == "ColorGridEncoder"
     assert method.tuning.train == ("*bias",)
     suite.test_no_part_of_its_recipe_is_left_out(method)
     for option in ("tuning=null", "encoder.init_args.cell=4"):

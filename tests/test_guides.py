@@ -19,7 +19,7 @@ SHOWN = {
         "test_query_scoring.py", "centering.py", "scaled_outputs.py", "scaled_outputs.yaml",
     },
     "adding-a-dataset.md": {"csv_dataset.py", "csv_dataset.yaml", "test_csv_dataset.py", "folder.yaml"},
-    "adding-an-encoder.md": {"colour_grid_encoder.py", "colour_grid_encoder.yaml", "test_colour_grid_encoder.py"},
+    "adding-an-encoder.md": {"color_grid_encoder.py", "color_grid_encoder.yaml", "test_color_grid_encoder.py"},
 }  # fmt: skip
 RUN_OPTIONS = {
     "--config", "--ckpt_path", "--estimate", "--override", "--help", "--help_all", "--eval_memory", "--seed_everything",

@@ -31,7 +31,7 @@ class Drawing(Options):
     count: Count = 1
     dropout: Dropout = 0.0
     weight: NotNegative | None = None
-    colour: Literal["red", "green"] = "red"
+    color: Literal["red", "green"] = "red"
     trials: Count | Literal["mean"] = "mean"
     sides: tuple[Literal["left", "right"], ...] = ("left",)
 
@@ -56,7 +56,7 @@ def test_a_kind_that_is_not_given_is_the_default_one_anew():
         ({"dropout": 1.0}, r"Drawing\.dropout is 1\.0; it must be at least 0 and below 1"),
         ({"dropout": float("nan")}, r"Drawing\.dropout is nan; it must be"),
         ({"weight": -0.5}, r"Drawing\.weight is -0\.5; it must be at least 0 or null"),
-        ({"colour": "blue"}, r"Drawing\.colour is blue; it must be one of red, green"),
+        ({"color": "blue"}, r"Drawing\.color is blue; it must be one of red, green"),
         ({"trials": 0}, r"Drawing\.trials is 0; it must be at least 1 or one of mean"),
         ({"trials": "most"}, r"Drawing\.trials is most; it must be a number or one of mean"),
         ({"sides": ("left", "top")}, r"it must be one of left, right"),

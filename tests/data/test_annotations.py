@@ -271,11 +271,11 @@ def test_the_synthetic_questions_are_answered_by_the_scenes(msrvtt):
         for question in split.texts:
             scene = scenes[split.videos[question.video].video_id]["scene"]
             first, last = scene["events"][0], scene["events"][-1]
-            facts = {scene["backdrop"]["colour"], scene["backdrop"]["pattern"], first["motion"], last["motion"]}
-            facts |= {event["figure"][key] for event in (first, last) for key in ("shape", "colour")}
+            facts = {scene["backdrop"]["color"], scene["backdrop"]["pattern"], first["motion"], last["motion"]}
+            facts |= {event["figure"][key] for event in (first, last) for key in ("shape", "color")}
             assert question.answer in facts
             if "background" in question.text and "color" in question.text:
-                assert question.answer == scene["backdrop"]["colour"]
+                assert question.answer == scene["backdrop"]["color"]
             if "first" in question.text and "shape" in question.text:
                 assert question.answer == first["figure"]["shape"]
     known = {video.video_id: video.path for video in MSRVTT(root=str(msrvtt)).read_split("test").videos}

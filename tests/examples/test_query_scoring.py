@@ -53,9 +53,9 @@ def test_the_cheaper_form_is_taken_and_counts_less_memory(features):
     made = head()
     prepared = made.prepare(*features)
     assert made.form is PairVectors
-    factorised = made.pair_numbers(*prepared)
+    factorized = made.pair_numbers(*prepared)
     made.required_form = DensePairVectors
-    assert factorised == 8 * (F + 4) < made.pair_numbers(*prepared) == 8 * D
+    assert factorized == 8 * (F + 4) < made.pair_numbers(*prepared) == 8 * D
 
 
 def test_the_temperature_trains_at_the_method_s_rate_without_decay_or_not_at_all():

@@ -14,7 +14,7 @@ from tvr_lightning.media.preparation import Preparation
 
 
 def picture(width: int = 96, height: int = 64, seed: int = 0) -> Image.Image:
-    """Blocks of random colour, so that geometry and colour both show."""
+    """Blocks of random color, so that geometry and color both show."""
     blocks = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     return Image.fromarray(blocks).resize((width, height), Image.Resampling.NEAREST)
 
@@ -114,7 +114,7 @@ def change(step: Step) -> float:
 
 @pytest.mark.parametrize(
     "operation",
-    ["rotate", "posterize", "solarize", "solarize-add", "colour", "contrast", "brightness", "sharpness",
+    ["rotate", "posterize", "solarize", "solarize-add", "color", "contrast", "brightness", "sharpness",
      "shear-x", "shear-y", "translate-x", "translate-y"],
 )  # fmt: skip
 @pytest.mark.parametrize("sign", [1, -1])

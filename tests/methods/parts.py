@@ -25,7 +25,7 @@ from tvr_lightning.methods.xpool import XPoolOptions
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-FORMS = {"factorised": PairVectors, "dense": DensePairVectors}
+FORMS = {"factorized": PairVectors, "dense": DensePairVectors}
 WORDS, FRAMES, WIDTH = 6, 4, 64
 DOUBLE = {"dtype": torch.double}
 

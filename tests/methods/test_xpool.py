@@ -23,5 +23,5 @@ def test_dropout_acts_in_training_alone_and_heads_change_the_scores():
 
 @pytest.mark.parametrize("options", [{}, {"heads": 4}, {"dropout_per": "video"}])
 def test_both_forms_draw_the_same_dropout(options):
-    dense, factorised = (score(form, train=True, dropout=0.5, **options) for form in ("dense", "factorised"))
-    torch.testing.assert_close(factorised, dense, rtol=1e-5, atol=1e-6)
+    dense, factorized = (score(form, train=True, dropout=0.5, **options) for form in ("dense", "factorized"))
+    torch.testing.assert_close(factorized, dense, rtol=1e-5, atol=1e-6)

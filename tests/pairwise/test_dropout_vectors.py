@@ -7,7 +7,7 @@ from torch import nn
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
 
 M, K, N, D, T = 20, 5, 45, 64, 7
-FORMS = {"dense": DensePairVectors, "factorised": PairVectors}
+FORMS = {"dense": DensePairVectors, "factorized": PairVectors}
 
 
 def normal(*shape, seed=0):
@@ -104,7 +104,7 @@ def test_draws_per_video_leave_each_pair_s_vector_its_distribution():
     assert torch.corrcoef(torch.stack([zero["pair"][:, 0, 0].flatten(), zero["pair"][:, 2, 0].flatten()]))[0, 1] < 0.05
 
 
-def test_draws_per_video_keep_the_factorised_form_and_its_basis():
+def test_draws_per_video_keep_the_factorized_form_and_its_basis():
     vectors, _ = behind_dropout(PairVectors, 3, "video")
     assert isinstance(vectors, PairVectors)
     assert vectors.terms.video.basis.shape == (M, K + 1, D)

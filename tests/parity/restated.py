@@ -86,8 +86,8 @@ def random_checkpoint(sizes, header):
 
 
 def norm(x, state, name, eps):
-    centred = x - x.mean(-1, keepdim=True)
-    scaled = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt()
+    centered = x - x.mean(-1, keepdim=True)
+    scaled = centered / (centered.square().mean(-1, keepdim=True) + eps).sqrt()
     return scaled * state[f"{name}.weight"] + state[f"{name}.bias"]
 
 

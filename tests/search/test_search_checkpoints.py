@@ -147,7 +147,7 @@ def named(path):
         (lambda saved: saved["hyper_parameters"].update(words="many"), "words"),
         (lambda saved: saved["hyper_parameters"].update(encoder=3), "encoder"),
         (lambda saved: saved["hyper_parameters"]["encoder"]["init_args"].update(width=63), "width is 63"),
-        (lambda saved: saved["hyper_parameters"]["encoder"]["init_args"].update(colour="red"), "colour"),
+        (lambda saved: saved["hyper_parameters"]["encoder"]["init_args"].update(color="red"), "color"),
         (lambda saved: saved["hyper_parameters"].update(_instantiator="os.system"), "os.system"),
         (named("tvr_lightning.encoders.ClipEncoder"), "a retrieval method"),
         (named("tvr_lightning.methods.Nothing"), "cannot be found"),

@@ -18,7 +18,7 @@ from tvr_lightning.search.indexing import index, read_ahead
 from tvr_lightning.search.scorer import Scorer
 from tvr_lightning.search.segments import RATE, Frame, Segments, cut, hue_saturation_brightness, read_segments
 
-COLOURS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200, 200), (200, 30, 200)]
+COLORS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200, 200), (200, 30, 200)]
 SECONDS = 6.0
 
 
@@ -26,7 +26,7 @@ SECONDS = 6.0
 def scenes(tmp_path_factory) -> Path:
     """A video of six shots of six seconds each, with a different number moving through each."""
     pictures = (
-        np.repeat(np.array(COLOURS, np.uint8), int(4 * SECONDS), axis=0)[:, None, None].repeat(64, 1).repeat(96, 2)
+        np.repeat(np.array(COLORS, np.uint8), int(4 * SECONDS), axis=0)[:, None, None].repeat(64, 1).repeat(96, 2)
     )
     for frame, picture in enumerate(pictures):
         place = 2 * (frame % int(4 * SECONDS))
@@ -34,10 +34,10 @@ def scenes(tmp_path_factory) -> Path:
     return write_frames(tmp_path_factory.mktemp("scenes") / "scenes.mp4", pictures)
 
 
-def seen(*colours):
+def seen(*colors):
     """Frames at a constant rate, one color each."""
-    for number, colour in enumerate(colours):
-        compared = hue_saturation_brightness(Image.new("RGB", (64, 64), COLOURS[colour]))
+    for number, color in enumerate(colors):
+        compared = hue_saturation_brightness(Image.new("RGB", (64, 64), COLORS[color]))
         yield number / RATE, Frame(compared, {}, b"", (64, 64))
 
 
@@ -70,8 +70,8 @@ def test_frames_at_a_rate_show_what_is_on_screen(scenes, tmp_path):
     frames = frames_at_rate(scenes, 2.0, lambda picture: picture.getpixel((2, 60)))
     found = list(frames)
     assert [time for time, _ in found] == [number / 2 for number in range(72)]
-    for time, colour in found:
-        assert np.abs(np.array(colour) - COLOURS[int(time // SECONDS)]).max() < 12
+    for time, color in found:
+        assert np.abs(np.array(color) - COLORS[int(time // SECONDS)]).max() < 12
     (tmp_path / "a.mp4").write_text("none")
     with pytest.raises(VideoError):
         list(frames_at_rate(tmp_path / "a.mp4", 2.0, lambda picture: None))
@@ -115,9 +115,9 @@ def test_a_long_video_is_found_by_its_moments(scenes, gallery, sources, tmp_path
         assert len(spans) == expected
         assert spans[0].start == 0
         assert spans[-1].end == pytest.approx(36.0)
-        for number, colour in enumerate(COLOURS if kind == "shots" else ()):
+        for number, color in enumerate(COLORS if kind == "shots" else ()):
             picture = tmp_path / "query.png"
-            Image.new("RGB", (96, 64), colour).save(picture)
+            Image.new("RGB", (96, 64), color).save(picture)
             example = searcher.add_example(picture, "image")
             found = next(r for r in find(searcher, like=example).results if r.id == rows["scenes.mp4"].id)
             assert number * SECONDS <= found.start < (number + 1) * SECONDS
@@ -129,8 +129,8 @@ def test_a_long_video_is_found_by_its_moments(scenes, gallery, sources, tmp_path
         found = next(result for result in answer.results if result.id == rows["scenes.mp4"].id)
         for moment in found.moments:
             with Image.open(io.BytesIO(searcher.catalog.thumbnail(found.id, moment.time))) as shown:
-                colour = np.array(COLOURS[int(moment.time // SECONDS)])
-                assert np.abs(np.array(shown.getpixel((2, 60))) - colour).max() < 20, "the moment itself is shown"
+                color = np.array(COLORS[int(moment.time // SECONDS)])
+                assert np.abs(np.array(shown.getpixel((2, 60))) - color).max() < 20, "the moment itself is shown"
         assert len(find(searcher, like=found.id).results) == 1
         itself = find_file(searcher, scenes).results[0]
         assert itself.id == found.id

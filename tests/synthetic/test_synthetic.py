@@ -23,7 +23,7 @@ from tvr_lightning.synthetic.chinese import chinese_caption
 from tvr_lightning.synthetic.grammar import Caption, captions, describe_scene, paragraph, query
 from tvr_lightning.synthetic.render import render
 from tvr_lightning.synthetic.scene import (
-    BACKDROP_COLOURS,
+    BACKDROP_COLORS,
     MOTIONS,
     PATTERNS,
     SHAPES,
@@ -90,7 +90,7 @@ def fits(caption: Caption, scene: Scene, other: Scene) -> bool:
 
 def alike(a: Event, b: Event, mentioned: set[str]) -> bool:
     same_size = "size" not in mentioned or a.figure.size == b.figure.size
-    return same_size and (a.figure.shape, a.figure.colour, a.motion) == (b.figure.shape, b.figure.colour, b.motion)
+    return same_size and (a.figure.shape, a.figure.color, a.motion) == (b.figure.shape, b.figure.color, b.motion)
 
 
 class TestScenes:
@@ -101,12 +101,12 @@ class TestScenes:
             assert {event.figure.shape for event in events} == set(SHAPES)
             assert {event.motion for event in events} == set(MOTIONS)
             assert {scene.sound for scene in scenes} == set(SOUNDS)
-            backdrops = {(scene.backdrop.colour, scene.backdrop.pattern) for scene in scenes}
-            assert backdrops == {(colour, pattern) for colour in BACKDROP_COLOURS for pattern in PATTERNS}
+            backdrops = {(scene.backdrop.color, scene.backdrop.pattern) for scene in scenes}
+            assert backdrops == {(color, pattern) for color in BACKDROP_COLORS for pattern in PATTERNS}
 
     def test_held_out_videos_are_new_combinations(self):
         def pair(scene: Scene) -> tuple[tuple[str, str], ...]:
-            return tuple((event.figure.shape, event.figure.colour) for event in scene.events)
+            return tuple((event.figure.shape, event.figure.color) for event in scene.events)
 
         train = {pair(scene) for scene in draw(500)}
         assert not train & {pair(scene) for scene in draw(200, held_out=True)}
@@ -209,7 +209,7 @@ class TestCaptions:
             said = captions(scene, 20, rng)
             assert all(fits(caption, scene, scene) for caption in [*said, query(scene, rng)])
             for caption in said:
-                assert ("backdrop" in caption.mentions) == (scene.backdrop.colour in caption.text)
+                assert ("backdrop" in caption.mentions) == (scene.backdrop.color in caption.text)
                 sized = any(word in caption.text.split() for word in ("large", "big", "small", "little"))
                 assert ("size" in caption.mentions) == sized
             assert not any(character.isascii() for character in chinese_caption(scene, rng).text)
@@ -259,7 +259,7 @@ class TestFiles:
         frames, samples = decode(tmp_path / f"clip{suffix}")
         drawn = render(scene, 10)
         assert frames.shape == drawn.shape
-        assert np.abs(frames.astype(int) - drawn).mean() < 8  # of 255; the codecs lose some colour at edges
+        assert np.abs(frames.astype(int) - drawn).mean() < 8  # of 255; the codecs lose some color at edges
         assert samples is not None
         assert len(samples) / RATE == pytest.approx(scene.duration, abs=0.3)
         assert TestSounds().peak(samples) == pytest.approx(1760, abs=5)

@@ -86,7 +86,7 @@ def test_every_video_decodes_and_has_its_ground_truth(dataset, name):
         video, scene = videos[row["video_id"]], videos[row["video_id"]]["scene"]
         shares = [min(event["end"], row["end"]) - max(event["start"], row["start"]) for event in scene["events"]]
         assert row["caption"].startswith(video["events"][shares.index(max(shares))])
-        assert scene["backdrop"]["colour"] in row["caption"]
+        assert scene["backdrop"]["color"] in row["caption"]
         assert 0 <= row["start"] < row["end"] <= video["duration"]
 
 

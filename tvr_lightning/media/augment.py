@@ -82,7 +82,7 @@ OPERATIONS: dict[str, Callable[[Image.Image, float, float], Image.Image]] = {
     "posterize": lambda frame, strength, signed: _posterize(frame, strength),
     "solarize": lambda frame, strength, signed: ImageOps.solarize(frame, 256 - int(256 * strength)),
     "solarize-add": lambda frame, strength, signed: _solarize_add(frame, strength),
-    "colour": lambda frame, strength, signed: ImageEnhance.Color(frame).enhance(1 + 0.9 * signed),
+    "color": lambda frame, strength, signed: ImageEnhance.Color(frame).enhance(1 + 0.9 * signed),
     "contrast": lambda frame, strength, signed: ImageEnhance.Contrast(frame).enhance(1 + 0.9 * signed),
     "brightness": lambda frame, strength, signed: ImageEnhance.Brightness(frame).enhance(1 + 0.9 * signed),
     "sharpness": lambda frame, strength, signed: ImageEnhance.Sharpness(frame).enhance(1 + 0.9 * signed),

@@ -101,11 +101,11 @@ class BlendedFrames(PairFrames):
 
     @override
     def layer_norm(self, layer: nn.LayerNorm) -> BlendedFrames:
-        centred = [(c, basis - basis.mean(-1, keepdim=True)) for c, basis in self.parts]
-        variance = _square(centred) / centred[0][1].shape[-1]
+        centered = [(c, basis - basis.mean(-1, keepdim=True)) for c, basis in self.parts]
+        variance = _square(centered) / centered[0][1].shape[-1]
         scale = (variance + layer.eps).rsqrt()
         weight, bias = parameters_like(layer, scale)
-        return BlendedFrames([(scale if c is None else scale * c, basis * weight) for c, basis in centred], bias[None])
+        return BlendedFrames([(scale if c is None else scale * c, basis * weight) for c, basis in centered], bias[None])
 
     @override
     def linear(self, *layers: nn.Linear) -> BlendedFrames:

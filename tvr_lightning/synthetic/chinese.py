@@ -7,7 +7,7 @@ from tvr_lightning.synthetic.scene import Event, Scene
 
 _COMMA = "\N{FULLWIDTH COMMA}"
 _SHAPES = {"circle": "圆形", "square": "方块", "triangle": "三角形", "star": "星形", "cross": "十字", "ring": "圆环"}
-_COLOURS = {
+_COLORS = {
     "red": "红色", "green": "绿色", "blue": "蓝色", "yellow": "黄色", "purple": "紫色", "orange": "橙色",
     "white": "白色", "black": "黑色", "grey": "灰色", "brown": "棕色", "pink": "粉色", "teal": "青色",
 }  # fmt: skip
@@ -33,16 +33,14 @@ def chinese_caption(scene: Scene, rng: random.Random) -> Caption:
     joint = rng.choice(("然后", "接着", "随后"))
     text = f"{_COMMA}{joint}".join(clauses)
     if where:
-        backdrop = _PATTERNS[scene.backdrop.pattern].format(_COLOURS[scene.backdrop.colour])
+        backdrop = _PATTERNS[scene.backdrop.pattern].format(_COLORS[scene.backdrop.color])
         text = f"在{backdrop}背景上{_COMMA}{text}" if rng.random() < 0.5 else f"{text}{_COMMA}背景是{backdrop}"
     if heard:
         text += f"{_COMMA}没有声音" if scene.sound == "silence" else f"{_COMMA}伴有{_SOUNDS[scene.sound]}"
     optional = (("size", sizes), ("backdrop", where), ("sound", heard))
-    return Caption(text, "full", ("shape", "colour", "motion", *(name for name, sentences in optional if sentences)))
+    return Caption(text, "full", ("shape", "color", "motion", *(name for name, sentences in optional if sentences)))
 
 
 def _clause(event: Event, rng: random.Random, sizes: bool) -> str:
     size = _SIZES[event.figure.size] if sizes else ""
-    return (
-        f"一个{_COLOURS[event.figure.colour]}的{size}{_SHAPES[event.figure.shape]}{rng.choice(_MOTIONS[event.motion])}"
-    )
+    return f"一个{_COLORS[event.figure.color]}的{size}{_SHAPES[event.figure.shape]}{rng.choice(_MOTIONS[event.motion])}"

@@ -25,7 +25,7 @@ from tvr_lightning.synthetic.grammar import (
     paragraph,
     query,
 )
-from tvr_lightning.synthetic.scene import BACKDROP_COLOURS, MOTIONS, Scene, Timing
+from tvr_lightning.synthetic.scene import BACKDROP_COLORS, MOTIONS, Scene, Timing
 
 Part = Literal["train", "val", "test"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -122,7 +122,7 @@ def _write_msrvtt(items: list[Item], folder: Path) -> None:
             "info": {"description": "Synthetic videos in the format of MSR-VTT.", "version": "1.0", "year": "2016"},
             "videos": [
                 {
-                    "category": BACKDROP_COLOURS.index(item.scene.backdrop.colour),
+                    "category": BACKDROP_COLORS.index(item.scene.backdrop.color),
                     "url": "",
                     "video_id": item.video_id,
                     "start time": 0.0,
@@ -185,7 +185,7 @@ def write_questions(items: list[Item], seed: int, folder: Path) -> None:
                         "id": number,
                         "question": question,
                         "answer": answer,
-                        "category_id": BACKDROP_COLOURS.index(item.scene.backdrop.colour),
+                        "category_id": BACKDROP_COLORS.index(item.scene.backdrop.color),
                         "video_id": int(item.video_id.removeprefix("video")),
                     }
                 )
@@ -196,14 +196,14 @@ def write_questions(items: list[Item], seed: int, folder: Path) -> None:
 def _questions(scene: Scene, rng: random.Random) -> list[tuple[str, str]]:
     first, last = scene.events[0], scene.events[-1]
     sure = [
-        (("what color is the background", "what is the color behind the figures"), scene.backdrop.colour),
+        (("what color is the background", "what is the color behind the figures"), scene.backdrop.color),
         (("what pattern does the background have", "how does the background look"), scene.backdrop.pattern),
     ]
     other = [
         (("what is the shape of the first figure", "what shape appears first"), first.figure.shape),
-        (("what is the color of the first figure", "what color does the first figure have"), first.figure.colour),
+        (("what is the color of the first figure", "what color does the first figure have"), first.figure.color),
         (("what is the shape of the last figure", "what shape appears last"), last.figure.shape),
-        (("what is the color of the last figure", "what color does the last figure have"), last.figure.colour),
+        (("what is the color of the last figure", "what color does the last figure have"), last.figure.color),
         (("what does the first figure do", "how does the first figure move"), first.motion),
         (("what does the last figure do", "how does the last figure move"), last.motion),
     ]

@@ -12,7 +12,7 @@ _SHAPES = {
     "circle": ("circle", "disc"), "square": ("square", "box"), "triangle": ("triangle", "wedge"),
     "star": ("star",), "cross": ("cross", "plus sign"), "ring": ("ring", "hoop"),
 }  # fmt: skip
-_COLOURS = {
+_COLORS = {
     "red": ("red", "crimson"), "green": ("green",), "blue": ("blue",), "yellow": ("yellow", "golden"),
     "purple": ("purple", "violet"), "orange": ("orange",),
 }  # fmt: skip
@@ -59,7 +59,7 @@ class Caption:
         text: Text in lower case, without a period.
         kind: Kind of caption: "full" (all events in order), "event1", "event2", ... (only that event) or "sound"
             (nothing visible).
-        mentions: Facts in the sentence: "shape", "colour", "motion" (of its events), "size", "backdrop", "sound". The
+        mentions: Facts in the sentence: "shape", "color", "motion" (of its events), "size", "backdrop", "sound". The
             sentence does not exclude facts that it omits.
     """
 
@@ -155,7 +155,7 @@ def _pick(options: tuple[str, ...], rng: random.Random) -> str:
 
 def _figure(figure: Figure, rng: random.Random, sizes: bool) -> str:
     words = [_pick(_SIZES[figure.size], rng)] if sizes else []
-    words += [_pick(_COLOURS[figure.colour], rng), _pick(_SHAPES[figure.shape], rng)]
+    words += [_pick(_COLORS[figure.color], rng), _pick(_SHAPES[figure.shape], rng)]
     return f"{'an' if words[0][0] in 'aeiou' else 'a'} {' '.join(words)}"
 
 
@@ -181,7 +181,7 @@ def _sequence(events: tuple[Event, ...], rng: random.Random, sizes: bool) -> str
 
 
 def _backdrop(backdrop: Backdrop, rng: random.Random) -> str:
-    return _pick(_PATTERNS[backdrop.pattern], rng).format(backdrop.colour)
+    return _pick(_PATTERNS[backdrop.pattern], rng).format(backdrop.color)
 
 
 def _sound(scene: Scene, rng: random.Random) -> str:
@@ -197,4 +197,4 @@ def _finish(
         joint = "with" if scene.sound == "silence" else _pick(("with", "to the sound of"), rng)
         text += f" {joint} {_sound(scene, rng)}"
     optional = {"size": sizes, "backdrop": bool(place), "sound": heard}
-    return Caption(text, kind, ("shape", "colour", "motion", *(name for name, told in optional.items() if told)))
+    return Caption(text, kind, ("shape", "color", "motion", *(name for name, told in optional.items() if told)))

@@ -43,7 +43,7 @@ def _backdrop(backdrop: Backdrop) -> Plane:
         marked = (x % 16 - 8) ** 2 + (y % 16 - 8) ** 2 < 20
     else:
         marked = np.zeros((HEIGHT, WIDTH), dtype=bool)
-    base = np.array(_RGB[backdrop.colour], dtype=np.float32)
+    base = np.array(_RGB[backdrop.color], dtype=np.float32)
     other = base * 0.55 if base.mean() > 100 else base * 0.5 + 90  # darker marks on light, lighter marks on dark
     return np.where(marked[..., None], other, base).astype(np.float32)
 
@@ -63,7 +63,7 @@ def _draw(event: Event, seconds: Plane, frames: Pixels, behind: Plane, shade: fl
     distance = _distance(event.figure.shape, u, v) * radius  # pixels outside the figure's edge, negative inside
     fill = np.clip(0.5 - distance - _OUTLINE, 0, 1)[..., None] * visible[:, None, None, None]
     line = np.clip(0.5 - distance, 0, 1)[..., None] * visible[:, None, None, None]
-    ink = np.array(_RGB[event.figure.colour], dtype=np.float32) * np.float32(shade)
+    ink = np.array(_RGB[event.figure.color], dtype=np.float32) * np.float32(shade)
     outlined = behind * (1 - line) + np.float32(10 if behind.mean() > 90 else 245 * shade) * line
     frames[:, top:bottom, left:right] = np.round(outlined * (1 - fill) + ink * fill)
 

@@ -4,10 +4,10 @@ import random
 from dataclasses import dataclass, replace
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "ring")
-COLOURS = ("red", "green", "blue", "yellow", "purple", "orange")
+COLORS = ("red", "green", "blue", "yellow", "purple", "orange")
 SIZES = ("large", "small")
 MOTIONS = ("right", "left", "up", "down", "grow", "shrink", "spin", "blink", "bounce", "shake")
-BACKDROP_COLOURS = ("white", "black", "grey", "brown", "pink", "teal")
+BACKDROP_COLORS = ("white", "black", "grey", "brown", "pink", "teal")
 PATTERNS = ("plain", "striped", "checkered", "dotted")
 SOUNDS = (
     "low hum", "high hum", "slow low beeps", "slow high beeps", "fast low beeps", "fast high beeps",
@@ -26,7 +26,7 @@ class Figure:
     """One moving object."""
 
     shape: str
-    colour: str
+    color: str
     size: str
 
 
@@ -45,7 +45,7 @@ class Event:
 class Backdrop:
     """Background of the whole video."""
 
-    colour: str
+    color: str
     pattern: str
 
 
@@ -93,7 +93,7 @@ class Timing:
 
 def reserved(first: Figure, second: Figure) -> bool:
     """Return whether an ordered pair of figures is reserved for held-out videos; each figure occurs in both kinds."""
-    code = (SHAPES.index(f.shape) + 2 * COLOURS.index(f.colour) for f in (first, second))
+    code = (SHAPES.index(f.shape) + 2 * COLORS.index(f.color) for f in (first, second))
     return sum(weight * value for weight, value in zip((1, 3), code, strict=True)) % RESERVED_SHARE == 0
 
 
@@ -151,7 +151,7 @@ def _draw(rng: random.Random, timing: Timing, held_out: bool) -> Scene:
         start = end
     scene = Scene(
         events=tuple(events),
-        backdrop=Backdrop(rng.choice(BACKDROP_COLOURS), rng.choice(PATTERNS)),
+        backdrop=Backdrop(rng.choice(BACKDROP_COLORS), rng.choice(PATTERNS)),
         sound="silence",
         audio_track=True,
         shade=round(rng.uniform(0.85, 1.0), 3),
@@ -161,7 +161,7 @@ def _draw(rng: random.Random, timing: Timing, held_out: bool) -> Scene:
 
 
 def _figure(rng: random.Random) -> Figure:
-    return Figure(rng.choice(SHAPES), rng.choice(COLOURS), rng.choice(SIZES))
+    return Figure(rng.choice(SHAPES), rng.choice(COLORS), rng.choice(SIZES))
 
 
 def _with_sound(scene: Scene, sound: str, rng: random.Random) -> Scene:

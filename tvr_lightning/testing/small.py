@@ -20,7 +20,7 @@ from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.checkpoints import find_class
 
 WORDS, FRAMES, BATCH = 12, 4, 8
-COLOURS, SHAPES = ("red", "green", "blue", "white"), ("ball", "box")
+COLORS, SHAPES = ("red", "green", "blue", "white"), ("ball", "box")
 DATA = {"frames": FRAMES, "words": WORDS, "batch_size": BATCH, "eval_batch_size": 5, "num_workers": 0}
 
 
@@ -73,7 +73,7 @@ def random_pairs(method: RetrievalModule, items: int, seed: int = 0) -> PairBatc
     """
     batch = random_batch(method, items, seed, samples=14400, steps=15 * method.frames)
     batch.video.video.frame_mask[::3, -1] = False
-    texts = [f"a {COLOURS[i % 4]} {SHAPES[i // 4 % 2]}{' moves' * (method.words * (i % 3) // 2)}" for i in range(items)]
+    texts = [f"a {COLORS[i % 4]} {SHAPES[i // 4 % 2]}{' moves' * (method.words * (i % 3) // 2)}" for i in range(items)]
     described = [[f"{text} {verb}" for verb in ("moves", "rests", "turns", "comes", "goes", "stays")] for text in texts]
     return PairBatch(TextBatch(texts, batch.text.index), batch.video, {"recover_captions": described})
 

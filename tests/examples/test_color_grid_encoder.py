@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from examples.colour_grid_encoder import ColourGridEncoder, HashTokenizer
+from examples.color_grid_encoder import ColorGridEncoder, HashTokenizer
 
 from tvr_lightning.cli import main
 from tvr_lightning.data.batch import Media
@@ -14,13 +14,13 @@ from tvr_lightning.encoders.pretrained import weights_follow
 from tvr_lightning.synthetic import synthesize
 
 HERE = Path(__file__).parent
-RECIPE, FEATURES = HERE / "colour_grid_encoder.yaml", HERE.parent.parent / "recipes" / "features.yaml"
+RECIPE, FEATURES = HERE / "color_grid_encoder.yaml", HERE.parent.parent / "recipes" / "features.yaml"
 
 
 @pytest.fixture
-def encoder() -> ColourGridEncoder:
+def encoder() -> ColorGridEncoder:
     torch.manual_seed(0)
-    return ColourGridEncoder(dimension=16, image_size=16).eval()
+    return ColorGridEncoder(dimension=16, image_size=16).eval()
 
 
 def media(videos: int, frames: int = 3, side: int = 16) -> Media:
@@ -77,13 +77,13 @@ def test_words_and_frames_that_do_not_fit_are_cut_or_refused(encoder):
 def test_weights_come_from_their_file_or_from_a_checkpoint(encoder, tmp_path):
     path = tmp_path / "weights.pt"
     torch.save(encoder.state_dict(), path)
-    again = ColourGridEncoder(dimension=16, image_size=16, weights=str(path))
+    again = ColorGridEncoder(dimension=16, image_size=16, weights=str(path))
     assert again.fingerprint() == encoder.fingerprint()
     path.unlink()
     with pytest.raises(MissingWeightsError, match="looked for"):
-        ColourGridEncoder.required_files(weights=str(path))
+        ColorGridEncoder.required_files(weights=str(path))
     with weights_follow():
-        assert ColourGridEncoder.required_files(weights=str(path)) == []
+        assert ColorGridEncoder.required_files(weights=str(path)) == []
 
 
 def test_it_trains_is_extracted_and_searches(tmp_path, capsys, caplog):
@@ -111,9 +111,9 @@ def test_it_trains_is_extracted_and_searches(tmp_path, capsys, caplog):
 
     videos, out = sorted(map(str, (tmp_path / "msrvtt" / "videos").iterdir()))[:3], str(tmp_path / "index")
     index = ["index", *videos, "--out", out, "--ckpt_path", str(run / "checkpoints" / "last.ckpt")]
-    trust = ["--trust", "examples.colour_grid_encoder"]
+    trust = ["--trust", "examples.color_grid_encoder"]
     assert main(index) == 1
-    assert "--trust examples.colour_grid_encoder" in capsys.readouterr().err
+    assert "--trust examples.color_grid_encoder" in capsys.readouterr().err
     assert main([*index, *trust]) == 0
     capsys.readouterr()
     assert main(["search", "a red ball", "--index", out, "--top", "1", *trust]) == 0

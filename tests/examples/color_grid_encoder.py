@@ -1,4 +1,4 @@
-"""ColourGridEncoder: a convolution over frames and hashed words, as an example of an encoder."""
+"""ColorGridEncoder: a convolution over frames and hashed words, as an example of an encoder."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class HashTokenizer:
         return END + 1 + zlib.crc32(word.encode()) % self.buckets
 
 
-class ColourGridEncoder(Encoder):
+class ColorGridEncoder(Encoder):
     """Encoder of frames as grids of cells and of captions as bags of words; small enough to train on one CPU core.
 
     Args:
@@ -83,7 +83,7 @@ class ColourGridEncoder(Encoder):
     ) -> None:
         super().__init__()
         if image_size % cell:
-            raise ValueError(f"ColourGridEncoder.image_size {image_size} must be a multiple of cell {cell}")
+            raise ValueError(f"ColorGridEncoder.image_size {image_size} must be a multiple of cell {cell}")
         self.dimension, self.image_size, self.context_length = dimension, image_size, context_length
         self.tokenizer = HashTokenizer(buckets)
         self.embedding = nn.Embedding(self.tokenizer.vocabulary_size, dimension, padding_idx=PAD)
@@ -106,7 +106,7 @@ class ColourGridEncoder(Encoder):
             return []
         path = Path(weights)
         if not path.is_file():
-            raise MissingWeightsError(f"ColourGridEncoder.weights: looked for {path.absolute()}; name a file, or null")
+            raise MissingWeightsError(f"ColorGridEncoder.weights: looked for {path.absolute()}; name a file, or null")
         return [path]
 
     def encode_captions(self, captions: list[str], words: int) -> TextFeatures:
