@@ -390,9 +390,27 @@ class BanksTheTest(CLIP4Clip):
         return Bank(texts.features, videos.features)
 
 
+class NormalizesInPlace(CLIP4Clip):
+    """Divides the sentences that it was given by their lengths."""
+
+    def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
+        text.sentence.div_(text.sentence.norm(dim=-1, keepdim=True))
+        return super().score(text, video)
+
+
+class BanksTheTraining(BanksTheTest):
+    """Takes the bank of a normalization from the training split."""
+
+    def bank(self):
+        texts, videos = encode_split(self, self.trainer.datamodule.evaluation_dataloaders("train"))
+        return Bank(texts.features, videos.features)
+
+
 @pytest.mark.parametrize(
     ("kind", "parts"),
     [
+        (NormalizesInPlace, ["scoring changes TextFeatures in place"]),
+        (BanksTheTraining, ["overrides bank"]),
         (QueueWhileEncoding, [f"encoding changed queue.{name}" for name in ("filled", "position", "stored_sentence")]),
         (RemembersTheLastTexts, ["encoding changed last", "encoded again in smaller batches, VideoFeatures"]),
         (RemembersElsewhere, ["encoded again in smaller batches, VideoFeatures", "half of the videos encoded"]),
@@ -412,7 +430,7 @@ def test_methods_that_leak_are_caught(kind, parts, data, encoder):
         assert not len(method.queue), "the queue is left as it was found"
     if kind is RemembersElsewhere:
         assert "changed" not in found
-    if kind is HoldsTheData:
+    if kind in (HoldsTheData, NormalizesInPlace, BanksTheTraining):
         assert [found] == parts
 
 

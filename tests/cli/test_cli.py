@@ -50,10 +50,15 @@ def test_a_run_can_end_by_time(msrvtt, tmp_path):
     assert weights["step"] > 0
 
 
-def test_the_last_weights_are_those_of_an_epoch_that_was_not_validated(msrvtt, tmp_path):
-    assert main(["fit", *small_run(msrvtt, tmp_path, "--trainer.check_val_every_n_epoch=3")]) == 0
+def test_a_run_without_validation_has_its_last_weights_no_best_ones_and_curves(msrvtt, tmp_path):
+    more = ("--trainer.check_val_every_n_epoch=3", "--trainer.log_every_n_steps=50")
+    assert main(["fit", *small_run(msrvtt, tmp_path, *more)]) == 0
     saved = torch.load(results_in(tmp_path)["checkpoint"], map_location="cpu", weights_only=True)
     assert (saved["epoch"], saved["global_step"]) == (1, 6)
+    (page,) = tmp_path.glob("**/run.md")
+    assert "best.ckpt" not in page.read_text(encoding="utf-8")
+    (curves,) = tmp_path.glob("**/metrics.csv")
+    assert pd.read_csv(curves)["train/loss"].notna().any()
 
 
 def test_eval_memory_is_the_budget_of_scoring(msrvtt, tmp_path, capsys):
@@ -289,6 +294,8 @@ def test_help_lists_commands_and_choices_and_keeps_an_ellipsis(capsys):
     said = capsys.readouterr().out
     for command in COMMANDS:
         assert f"  {command.name} " in said
+    assert main(["convert", "--help"]) == 0
+    assert "gaid, gare, tcmgc, tmass, ucofia, xclip, or xpool)" in " ".join(capsys.readouterr().out.split())
     assert main(["verify-released", "--help"]) == 0
     assert "xpool.pth, gare.bin, ... options:" in " ".join(capsys.readouterr().out.split())
     assert main(["data", "download", "--help"]) == 0

@@ -20,6 +20,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 RECIPE = ["--config=tcmgc", "--config=fixture"]
 MODEL, ENCODER = "model.init_args", "model.init_args.encoder"
 WRONG = [
+    ("trainer.max_epoch", "3", "trainer.max_epoch: there is no such option. Available: max_epochs, "),
     ("model", "Gare", "model.class_path is Gare, which does not exist. Available: GARE, "),
     (ENCODER, "ClipEncodr", f"{ENCODER}.class_path is ClipEncodr, which does not exist. Available: ClipEncoder, "),
     (f"{MODEL}.contrast", "NLC", f"{MODEL}.contrast.class_path is NLC, which does not exist. Available: NCL"),

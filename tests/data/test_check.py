@@ -97,6 +97,7 @@ def test_every_illness_is_found_in_one_report(ill, tmp_path):
     text = rendered(print_report, report)
     assert "10 problems" in text
     assert "2 warnings: 2 silent" in text
+    assert text.count("no audio track") == 1, "one line for both"
     assert "split-overlap" in text
 
 

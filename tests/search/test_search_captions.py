@@ -58,7 +58,7 @@ def test_captions_are_remembered_and_shown(gallery, tmp_path, ckpt, capsys):
         ("said.CSV", '\ufeffvideo_id,segment,caption\r\nclip0,0,a dog\r\nclip0,1,"then, it ""barks"""\r\n'),
         (
             "said.jsonl",
-            '{"video_id": "clip0", "segment": 1, "caption": "then, it \\"barks\\""}\n\n'
+            '\ufeff{"video_id": "clip0", "segment": 1, "caption": "then, it \\"barks\\""}\n\n'
             '{"video_id": "clip0", "segment": 0, "caption": "a dog", "by": "me"}\n',
         ),
     ],

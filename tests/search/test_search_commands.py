@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -34,6 +35,8 @@ def test_results_are_printed_as_text_and_as_json(search, gallery, monkeypatch):
     assert (answer["query"], answer["rerank"], len(answer["results"])) == ("a red square", "clip4clip", 2)
     said = search("a red square", "--top", "2")
     assert "best at 0:0" in said
+    assert re.search(r"^  1\. -?\d\.\d{4}  \S+$", said, re.M), "one number"
+    assert not re.search("cosine|candidate|relevance", said)
     assert str(gallery) in said
     monkeypatch.chdir(gallery.parent)
     assert f"  {gallery.name}/" in search("a red square", "--top", "2"), "relative to the working folder"

@@ -36,8 +36,9 @@ QUERIES = "half of the queries"
 # Methods of a module that see more than the features of one batch; the audit cannot detect what they use.
 EVALUATION_PARTS = (
     "validation_step", "test_step", "predict_step", "_evaluate", "restricted", "bank", "setup", "on_test_start",
-    "on_test_epoch_start", "on_test_epoch_end", "on_test_batch_start", "on_test_batch_end", "on_before_batch_transfer",
-    "transfer_batch_to_device", "on_after_batch_transfer",
+    "on_test_epoch_start", "on_test_epoch_end", "on_test_batch_start", "on_test_batch_end", "on_validation_start",
+    "on_validation_epoch_start", "on_validation_epoch_end", "on_validation_batch_start", "on_validation_batch_end",
+    "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer",
 )  # fmt: skip
 
 

@@ -144,7 +144,8 @@ class Subject:
     def score(self, features: Features, own: Tensor) -> Tensor:
         """Return the scores (n, m); `own` (m,) are the rows of the released protocols' captions of the videos."""
         captions = (features[0][own],) if self.released else ()
-        return self.scores(*features, *captions).similarity
+        # Copies, since a method that changes them in place would seem to encode them differently afterwards.
+        return self.scores(*(each.apply(Tensor.clone) for each in (*features, *captions))).similarity
 
 
 def _only(collected: IndexedFeatures[F], given: Tensor) -> F:
