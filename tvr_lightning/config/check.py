@@ -149,8 +149,8 @@ class SchemaWalk:
             self.section(where, classes, {"class_path": value} if isinstance(value, str) else value)
         elif isinstance(value, dict):
             each = next((v["additionalProperties"] for v in variants if v.get("additionalProperties")), None)
-            named = next((v["properties"] for v in variants if "properties" in v), {})
-            self.options(where, dict.fromkeys(value, each) if each else named, value)
+            known = dict.fromkeys(value, each) if each else {}
+            self.options(where, next((v["properties"] for v in variants if "properties" in v), known), value)
         elif variants and not any(_fits(variant, value) for variant in variants):
             words = dict.fromkeys(word for variant in variants for word in _words(variant))
             expected = in_words(sorted(words, key=lambda word: word == "null"))
