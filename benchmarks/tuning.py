@@ -38,6 +38,8 @@ def built(title: str, tuning: str, architecture: str) -> RetrievalModule:
         options = {"architecture": architecture, "weights": None, "encoder_precision": "float32"}
         encoder = {"class_path": "ClipEncoder", "init_args": options}
         overrides.append(f"--model.init_args.encoder={json.dumps(encoder)}")
+        if title == "GAID":
+            overrides.append("--model.init_args.audio_encoder=TinyWhisperEncoder")
     return small(RECIPES[title], *overrides)[0].train()
 
 
