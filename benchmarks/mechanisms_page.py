@@ -126,7 +126,7 @@ def page(data: Data) -> str:
         f"""# Controlled experiments of the papers' mechanisms
 
 `{about["command"]}`, {about["date"]}, {about["machine"]}: {about["heads"]} heads, {about["minutes"]:.0f} minutes of
-CPU time. Worlds, heads, and claims are those of commit {" and ".join(about["commits"])}. All numbers are in
+CPU time. Settings, heads, and claims are those of commit {" and ".join(about["commits"])}. All numbers are in
 `mechanisms.json`, by seed; `--page` writes this page from it.
 
 {TEXT["history"]}
@@ -134,7 +134,7 @@ CPU time. Worlds, heads, and claims are those of commit {" and ".join(about["com
 
 Each paper names a factor and claims that its method handles it. Here, small heads are trained on synthetic features
 that contain this factor at several strengths; strength 0 is the control. There are {TRAIN} training pairs (1,024 in the
-worlds of false negatives), {VALIDATION} validation pairs, and {TEST} test pairs, with {FRAMES} frames and {WORDS} words
+settings of false negatives), {VALIDATION} validation pairs, and {TEST} test pairs, with {FRAMES} frames and {WORDS} words
 each, in batches of {BATCH}. A linear map per modality, which starts as the identity, replaces the encoder and is
 trained with the head.
 
@@ -159,7 +159,7 @@ The experiments show what a mechanism can do, not how much it does on real video
         *map(_section, data["claims"]),
     ]
     if effects:
-        listed = table(("method", "deviation", "variant", "world", "difference"), effects)
+        listed = table(("method", "deviation", "variant", "setting", "difference"), effects)
         says = "Text-to-video R@1 of the variant minus that of this package, each with its best setting."
         parts.append(f"## Effects of deviations\n\n{says}\n\n{listed}\n")
     return "\n".join(parts)
@@ -197,7 +197,7 @@ def _section(claim: Data) -> str:
 
 Claim: {claim["says"]}
 
-World "{claim["world"]}": {world}{ratio}
+Setting "{claim["world"]}": {world}{ratio}
 
 ![Text-to-video R@1 of each arm by strength](mechanisms/{_name(claim)}-recall.svg)
 ![Difference to the baseline by strength](mechanisms/{_name(claim)}-difference.svg)

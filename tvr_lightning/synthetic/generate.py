@@ -20,7 +20,7 @@ from tvr_lightning.synthetic.grammar import describe_event, describe_scene, desc
 from tvr_lightning.synthetic.scene import Scene, draw_scenes
 from tvr_lightning.synthetic.write import write_video
 
-FORMAT_VERSION = 2  # version of scenes.json and of the generator; increases when equal arguments yield another dataset
+FORMAT_VERSION = 3  # version of scenes.json and of the generator; increases when equal arguments yield another dataset
 LEAST_VIDEOS = 8
 CAPTIONS_FILE = "captions.parquet"
 SEGMENTS = 6  # number of descriptions per video, as in DPDV
