@@ -134,9 +134,9 @@ CPU time. Settings, heads, and claims are those of commit {" and ".join(about["c
 
 Each paper names a factor and claims that its method handles it. Here, small heads are trained on synthetic features
 that contain this factor at several strengths; strength 0 is the control. There are {TRAIN} training pairs (1,024 in the
-settings of false negatives), {VALIDATION} validation pairs, and {TEST} test pairs, with {FRAMES} frames and {WORDS} words
-each, in batches of {BATCH}. A linear map per modality, which starts as the identity, replaces the encoder and is
-trained with the head.
+settings of false negatives), {VALIDATION} validation pairs, and {TEST} test pairs, with {FRAMES} frames and
+{WORDS} words each, in batches of {BATCH}. A linear map per modality, which starts as the identity, replaces the encoder
+and is trained with the head.
 
 Every arm is trained with seed 0 at each of these settings: {settings}. At the control and at the strongest factor, it
 uses the one with the best text-to-video R@1 on the validation pairs, with {about["seeds"]} seeds. Method and baseline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -178,7 +179,8 @@ class Evaluator:
         warnings = [LEAKS] if self.leaks else []
         if not len(placed_texts):
             warnings.append("nothing was ranked: no text was read together with its video")
-        fitted = normalizer if len(placed_texts) else None
+        # A copy, since the method's own normalizer must not keep anything about the split.
+        fitted = copy.deepcopy(normalizer) if len(placed_texts) else None
         starts = range(0, len(placed_texts), len(placed_videos)) if self.leaks else ()
         own = [start + torch.argsort(video_of_text[start : start + len(placed_videos)]) for start in starts]
         pairs = self.pair_scores(
@@ -215,7 +217,7 @@ class Evaluator:
             metrics,
             (text_ranks, video_ranks),
             truth,
-            normalizer,
+            fitted or normalizer,
             warnings,
             texts=len(placed_texts),
             videos=len(placed_videos),

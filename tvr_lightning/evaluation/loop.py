@@ -5,6 +5,7 @@ seeded random orders, so that a score can depend only on its text and its video.
 gather them in every encoding step, so all devices must encode equally often.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -203,7 +204,7 @@ def predict(method: Method, split: SplitFeatures, truth: GroundTruth) -> tuple[T
     generator = torch.Generator().manual_seed(config.seed)
     order = torch.randperm(len(texts), generator=generator)
     texts, videos = texts[order], videos[torch.randperm(len(videos), generator=generator)]
-    normalizer, evaluator = config.normalization, _evaluator(method, score=method.score)
+    normalizer, evaluator = copy.deepcopy(config.normalization), _evaluator(method, score=method.score)
     source = evaluator.pair_scores(texts.features, videos.features)
     captions = torch.bincount(truth.video_of_text[texts.index.cpu()], minlength=truth.videos)[videos.index.cpu()]
     bank = method.bank() if normalizer is not None and normalizer.needs_bank else None
