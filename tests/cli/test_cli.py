@@ -162,7 +162,7 @@ def test_the_table_notes_how_many_texts_were_truncated(msrvtt, tmp_path):
     _, data = from_recipe([], options)
     cut = sum(tokenizer.needed(text.text) > 8 for text in data.read_split("test").texts)
     assert cut > 0
-    note = f"{cut} of {results['texts']} texts have more than 8 tokens and were truncated"
+    note = f"texts with more than 8 tokens were truncated ({cut} of {results['texts']})"
     assert note in results["warnings"]
     (page,) = tmp_path.glob("**/run.md")
     assert note in page.read_text(encoding="utf-8")

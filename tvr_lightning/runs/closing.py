@@ -178,7 +178,7 @@ def close(run: Run, checkpoint: str | None, saved: dict[str, Any] | None) -> Non
         tokenizer = getattr(model.encoder, "tokenizer", None)
         cut = 0 if tokenizer is None else sum(tokenizer.needed(text.text) > words for text in split.texts)
         if cut:
-            counted = f"{cut} of {len(split.texts)} texts have more than {words} tokens and were truncated"
+            counted = f"texts with more than {words} tokens were truncated ({cut} of {len(split.texts)})"
             evaluation.warnings.append(counted)
         results = results_of(evaluation, method=model.title, **details)
     print_results(results)
