@@ -23,7 +23,7 @@ from tvr_lightning.audit.experiments import (
     recall_at_1,
 )
 from tvr_lightning.audit.state import State
-from tvr_lightning.audit.subject import Subject
+from tvr_lightning.audit.target import Subject
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import SplitName
 from tvr_lightning.layers.cosine import unit
