@@ -23,7 +23,7 @@ from tvr_lightning.audit.experiments import (
     recall_at_1,
 )
 from tvr_lightning.audit.state import State
-from tvr_lightning.audit.target import Subject
+from tvr_lightning.audit.target import AuditTarget
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import SplitName
 from tvr_lightning.layers.cosine import unit
@@ -72,8 +72,8 @@ def audit_method(
     if method._trainer is None:
         attach(method, data)
     noise = encoding_noise(method)
-    subject = Subject(method, data, split, videos, torch.Generator().manual_seed(seed), seconds)
-    n, m, own = len(subject.texts), len(subject.videos), subject.own_text
+    target = AuditTarget(method, data, split, videos, torch.Generator().manual_seed(seed), seconds)
+    n, m, own = len(target.texts), len(target.videos), target.own_text
     findings = [
         Finding(f"overrides {part}", None, True)
         for part in EVALUATION_PARTS
@@ -83,43 +83,43 @@ def audit_method(
         findings += _changed(before, "the evaluation")
     state = State(method)
     findings += [Finding(f"contains the split's data: {name}", None, True) for name in state.data]
-    with subject.with_data(subject.decoy()):
+    with target.with_data(target.decoy()):
         # This comes first, when the method cannot remember anything about the other items.
-        few = subject.drawn(m, m // 2).sort().values
-        some = torch.isin(subject.video_of_text, few).nonzero().flatten()
-        half = subject.encode(some[subject.drawn(len(some))], few[subject.drawn(len(few))])
+        few = target.drawn(m, m // 2).sort().values
+        some = torch.isin(target.video_of_text, few).nonzero().flatten()
+        half = target.encode(some[target.drawn(len(some))], few[target.drawn(len(few))])
         findings += _changed(state, "encoding")
-        alone = subject.score(half, torch.searchsorted(some, own[few]))
+        alone = target.score(half, torch.searchsorted(some, own[few]))
         findings += _changed(state, "scoring")
-        features = subject.encode(subject.drawn(n), subject.drawn(m))
+        features = target.encode(target.drawn(n), target.drawn(m))
         state.restore()
-        scoring: Any = {"score_as_released" if subject.released else "score": subject.scores}
-        audit = audit_scores(*features, subject.video_of_text, seed=seed, **scoring)
-        similarity = subject.score(features, own)
+        scoring: Any = {"score_as_released" if target.released else "score": target.scores}
+        audit = audit_scores(*features, target.video_of_text, seed=seed, **scoring)
+        similarity = target.score(features, own)
         findings.append(compare_scores("half of the videos encoded", similarity[some][:, few], alone, noise))
         state.restore()
-        again = subject.encode(subject.drawn(n), subject.drawn(m))
+        again = target.encode(target.drawn(n), target.drawn(m))
         findings += compare_features("encoded in another order", features, again, noise)
-        again = subject.encode(subject.drawn(n), subject.drawn(m), max(1, m // 3))
+        again = target.encode(target.drawn(n), target.drawn(m), max(1, m // 3))
         findings += compare_features("encoded again in smaller batches", features, again, noise)
         state.restore()
-        of_normalizer, transductive = _of_normalizer(subject, features)
+        of_normalizer, transductive = _of_normalizer(target, features)
     state.restore()
-    of_bank = _of_bank(subject, features)
+    of_bank = _of_bank(target, features)
     state.restore()
-    with subject.with_data(data):
+    with target.with_data(data):
         # This comes last, so that the method cannot use anything that it remembers from here.
-        told = subject.encode_told()
-        helped = subject.score(told, own)
+        told = target.encode_told()
+        helped = target.score(told, own)
     state.restore()
     findings += compare_features("positions in the split given", features, told, noise)
     findings.append(compare_scores("all help: positions, ground truth, earlier state", similarity, helped, noise))
-    findings += [Finding(f"accesses {name}", None, True) for name in dict.fromkeys(subject.asked)]
+    findings += [Finding(f"accesses {name}", None, True) for name in dict.fromkeys(target.asked)]
     return dataclasses.replace(
         audit,
         findings=findings + audit.findings + of_normalizer + of_bank,
         transductive=transductive,
-        recall_with_help=max(recall_at_1(helped, subject.video_of_text), audit.recall_with_help),
+        recall_with_help=max(recall_at_1(helped, target.video_of_text), audit.recall_with_help),
     )
 
 
@@ -147,17 +147,17 @@ def encoding_noise(method: RetrievalModule) -> float:
     return 1e-3 if method.device.type == "cpu" else 1e-2  # accelerators may round convolutions to TF32
 
 
-def _of_normalizer(subject: Subject, features: Features) -> tuple[list[Finding], dict[str, bool]]:
+def _of_normalizer(target: AuditTarget, features: Features) -> tuple[list[Finding], dict[str, bool]]:
     """Return the findings for the score normalization, and for each direction if removed queries changed scores."""
-    method = subject.method
+    method = target.method
     normalizer = method.evaluation_config.normalization
     if normalizer is None:
         return [], {}
-    own = subject.own_text if subject.released else None
-    gamma, generator = method.score_temperature(), subject.generator
+    own = target.own_text if target.released else None
+    gamma, generator = method.score_temperature(), target.generator
     with gathered(method, method.encoder):
         movement = normalizer_movement(
-            normalizer, subject.function, features, subject.video_of_text, own, gamma, generator
+            normalizer, target.function, features, target.video_of_text, own, gamma, generator
         )
     moved = {str(direction): not change <= MOVED for direction, change in movement.items()}
     findings = [
@@ -167,12 +167,12 @@ def _of_normalizer(subject: Subject, features: Features) -> tuple[list[Finding],
     return findings, moved
 
 
-def _of_bank(subject: Subject, features: Features) -> list[Finding]:
+def _of_bank(target: AuditTarget, features: Features) -> list[Finding]:
     """Return findings for a method's own bank, such as queues: texts and videos of the split must not be in it.
 
     Texts that are also captions of the training split do not count.
     """
-    method, (text, video) = subject.method, features
+    method, (text, video) = target.method, features
     try:
         own = type(method).bank is not RetrievalModule.bank
         bank = method.bank() if own else method.contrast.bank()
@@ -180,8 +180,8 @@ def _of_bank(subject: Subject, features: Features) -> list[Finding]:
         return []
     if bank is None:
         return []
-    trained = {each.text for each in subject.data.load_split("train").texts}
-    new = torch.tensor([each not in trained for each in subject.texts.text])  # type: ignore[union-attr]
+    trained = {each.text for each in target.data.load_split("train").texts}
+    new = torch.tensor([each not in trained for each in target.texts.text])  # type: ignore[union-attr]
     frames = masked_mean(video.frames, video.frame_mask), masked_mean(bank.videos.frames, bank.videos.frame_mask)
     found = {"texts": _shared(text.sentence[new], bank.texts.sentence), "videos": _shared(*frames)}
     return [Finding(f"{count} audited {name} in the bank", None, count > 0) for name, count in found.items()]

@@ -1,4 +1,4 @@
-"""Subject of an audit: a method with some texts and videos of an evaluation split."""
+"""Target of an audit: a method with some texts and videos of an evaluation split."""
 
 import copy
 import dataclasses
@@ -27,7 +27,7 @@ CAPTIONS = 3  # captions per video; more would take time and show nothing new
 F = TypeVar("F", TextFeatures, VideoFeatures)
 
 
-class Subject:
+class AuditTarget:
     """A method with N texts and M videos of a split, which it encodes and scores as in an evaluation.
 
     Texts and videos are in the order of the split, and their batches contain their positions in it. Accesses of the
