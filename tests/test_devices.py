@@ -128,7 +128,7 @@ def test_a_checkpoint_without_frozen_weights_resumes_under_another_strategy(root
 def trained_on_two_devices(rank: int, world: int) -> dict[str, Any]:
     """Queues of NCL, without an exchange of buffers, and losses of CLIP4Clip in bf16 under both strategies."""
     join_processes(rank, world)
-    root = f"--data.init_args.root={synthetic_data().name}"
+    root = f"--data.init_args.root={synthetic_data()}"
     method = comparable(small(RECIPES / "ncl.yaml", root)[0])
     strategy = DDPStrategy(broadcast_buffers=False)
     _, state = trained(method, Batches(method, 8), rank=rank, world=world, strategy=strategy)

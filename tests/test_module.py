@@ -99,7 +99,7 @@ def test_evaluation_options_out_of_range_are_refused(option, values):
 
 def test_a_recipe_adds_metrics_to_the_table():
     metrics = '[{"class_path": "RecallAtK", "init_args": {"k": 3}}, {"class_path": "NDCG"}, {"class_path": "MRR"}]'
-    options = [f"--model.init_args.evaluation.metrics={metrics}", f"--data.init_args.root={synthetic_data().name}"]
+    options = [f"--model.init_args.evaluation.metrics={metrics}", f"--data.init_args.root={synthetic_data()}"]
     method, _ = from_recipe(["clip4clip", "fixture"], options)
     named = method.metrics["test"].named()
     assert list(named)[6:10] == ["t2v_R@3", "t2v_nDCG@10", "t2v_MRR", "v2t_R@1"]

@@ -45,7 +45,7 @@ def test_answering_refuses_ddp_that_expects_a_gradient_for_every_parameter():
 
 @pytest.mark.filterwarnings("ignore")  # what torch's own compiler deprecates
 def test_encoders_are_compiled_on_top_of_any_machine_and_method():
-    root = f"--data.init_args.root={synthetic_data().name}"
+    root = f"--data.init_args.root={synthetic_data()}"
     for recipe in ("clip4clip", "gaid"):
         options = [root, "--data.init_args.audio=none"] if recipe == "clip4clip" else [root]
         method, _ = from_recipe([recipe, "hardware/cpu", "fixture", COMPILED], options)

@@ -335,7 +335,7 @@ def train_two_steps(rank: int, world: int, data: str) -> dict[str, list]:
 
 @pytest.mark.slow
 def test_two_processes_train_lora_and_adapters_as_one():
-    data = synthetic_data().name
+    data = synthetic_data()
     alone = train_two_steps(0, 1, data)
     for found in run_processes(train_two_steps, 2, 2, data):
         for overlay in DISTRIBUTED:

@@ -30,7 +30,7 @@ def fit(recipe: Path | str, folder: Path, weights: Path | None, *options: str) -
     encoder = {"class_path": "TinyClipEncoder", "init_args": SIZES | {"trained_in": weights and str(weights)}}
     words = [
         "fit", f"--config={recipe}", "--config=fixture", "--config=tuning/lora",
-        f"--model.init_args.encoder={json.dumps(encoder)}", f"--data.init_args.root={synthetic_data().name}",
+        f"--model.init_args.encoder={json.dumps(encoder)}", f"--data.init_args.root={synthetic_data()}",
         "--data.init_args.frames=2", "--data.init_args.batch_size=8", "--data.init_args.num_workers=0",
         "--data.init_args.max_train_videos=16", "--trainer.accelerator=cpu", "--trainer.max_epochs=1",
         "--trainer.check_val_every_n_epoch=1", f"--results.directory={folder}", *options,

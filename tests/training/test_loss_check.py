@@ -40,7 +40,7 @@ def fit(runs: Path, *more: str) -> list[str]:
     """Six steps of two pairs, each with a checkpoint."""
     return [
         "fit", f"--config={RECIPES / 'clip4clip.yaml'}", f"--config={RECIPES / 'fixture.yaml'}",
-        f"--data.init_args.root={synthetic_data().name}", "--data.init_args.batch_size=2", "--data.init_args.frames=2",
+        f"--data.init_args.root={synthetic_data()}", "--data.init_args.batch_size=2", "--data.init_args.frames=2",
         "--data.init_args.num_workers=0", "--data.init_args.max_train_videos=12", f"--results.directory={runs}",
         "--model.init_args.encoder={class_path: TinyClipEncoder, init_args: "
         "{width: 64, text_layers: 4, vision_layers: 1}}",

@@ -37,7 +37,7 @@ def test_so_does_every_other_precision_with_such_weights(tmp_path, capsys, preci
 
 
 def test_python_is_refused_the_same():
-    data = MSRVTT(root=synthetic_data().name, frames=2, batch_size=2, num_workers=0)
+    data = MSRVTT(root=synthetic_data(), frames=2, batch_size=2, num_workers=0)
     trainer = pl.Trainer(
         accelerator="cpu", precision="bf16-true", max_epochs=1, logger=False, enable_checkpointing=False
     )
@@ -70,7 +70,7 @@ def test_float16_recipes_refuse_what_they_cannot_run_under(recipe, overlay, foun
 def test_float16_trains_on_a_cpu_and_says_that_it_is_slow(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     words = [
-        "fit", "--config=clip4clip", "--config=fixture", f"--data.init_args.root={synthetic_data().name}",
+        "fit", "--config=clip4clip", "--config=fixture", f"--data.init_args.root={synthetic_data()}",
         "--model.init_args.encoder.init_args.encoder_precision=float16", "--data.init_args.batch_size=2",
         "--data.init_args.num_workers=0", "--trainer.max_epochs=1", "--trainer.limit_train_batches=1",
         "--data.init_args.max_train_videos=4", "--trainer.limit_val_batches=1", "--trainer.limit_test_batches=1",

@@ -53,7 +53,7 @@ def test_products_are_rounded_in_training_steps_and_nowhere_else(monkeypatch, br
 
 
 def test_a_device_without_tf32_is_refused_in_a_sentence(tmp_path, capsys):
-    words = ["fit", "--config", "clip4clip", "--config", "fixture", f"--data.init_args.root={synthetic_data().name}"]
+    words = ["fit", "--config", "clip4clip", "--config", "fixture", f"--data.init_args.root={synthetic_data()}"]
     words += ["--trainer.callbacks+=TF32", f"--results.directory={tmp_path}", "--trainer.accelerator=cpu"]
     assert main(words) == 1
     said = capsys.readouterr().err

@@ -223,7 +223,7 @@ class MethodTestSuite:
         method, path = checkpoint
         trust = [type(part).__module__.partition(".")[0] for part in (method, method.encoder, method.tuning)]
         scorer = Scorer(ScorerSource(str(path)), trust=trust)
-        video = next(Path(synthetic_data().name).rglob("*.mp4"))
+        video = next(Path(synthetic_data()).rglob("*.mp4"))
         videos, texts = scorer.encode_videos(scorer.read(video).media), scorer.encode_texts(["a red ball", "a dog"])
         scores = scorer.score(texts, videos)
         assert scores.shape == (2, 1)

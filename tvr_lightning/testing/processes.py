@@ -113,7 +113,7 @@ def join_processes(rank: int, world: int) -> None:
 @functools.cache
 def of_two_processes(recipes: tuple[Path, ...]) -> list[dict[str, Any]]:
     """Train the methods of recipes in two processes, once; return their losses and weights by `<strategy> <recipe>`."""
-    return run_processes(_train_all, 2, 2, recipes, synthetic_data().name)
+    return run_processes(_train_all, 2, 2, recipes, synthetic_data())
 
 
 def _train_all(rank: int, world: int, recipes: Sequence[Path], data: str) -> dict[str, Any]:

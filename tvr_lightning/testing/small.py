@@ -1,8 +1,10 @@
 """Small methods for tests, built from their recipes, with random pairs and synthetic data."""
 
+import atexit
 import dataclasses
 import functools
 import json
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -38,10 +40,11 @@ def method_recipes(folder: Path) -> dict[str, Path]:
 
 
 @functools.cache
-def synthetic_data() -> tempfile.TemporaryDirectory[str]:
+def synthetic_data() -> str:
     """Write a synthetic MSR-VTT of a few videos, once per process; it is removed when the process ends."""
-    folder = tempfile.TemporaryDirectory(prefix="tvr-methods-")
-    synthesize("msrvtt", Path(folder.name), 60, 0, workers=1, progress=False)
+    folder = tempfile.mkdtemp(prefix="tvr-methods-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    synthesize("msrvtt", Path(folder), 60, 0, workers=1, progress=False)
     return folder
 
 
@@ -60,7 +63,7 @@ def small(recipe: Path, *overrides: str) -> tuple[RetrievalModule, TextVideoData
     """
     overlay = {
         "model": {"init_args": {"encoder": small_encoder(recipe)}},
-        "data": {"class_path": "MSRVTT", "init_args": {"root": synthetic_data().name, **DATA, "augmentation": "none"}},
+        "data": {"class_path": "MSRVTT", "init_args": {"root": synthetic_data(), **DATA, "augmentation": "none"}},
     }
     torch.manual_seed(0)
     return from_recipe([recipe, json.dumps(overlay)], overrides)
