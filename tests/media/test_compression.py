@@ -67,8 +67,8 @@ def test_moments_are_those_of_the_frames_on_screen():
 @pytest.mark.parametrize("span", [None, (2.0, 5.5)])
 def test_a_copy_shows_what_the_original_shows(original, copied, sampling, span):
     path, made = copied
-    found = read_clip(path, frames=6, image_size=112, sampling=sampling, span=span)
-    expected = read_clip(original, frames=6, image_size=112, sampling=sampling, span=span)
+    found = read_clip(path, frames=6, prepare=Preparation(112), sampling=sampling, span=span)
+    expected = read_clip(original, frames=6, prepare=Preparation(112), sampling=sampling, span=span)
     assert (made.frames, made.notes) == (22, [])
     assert found.duration == pytest.approx(expected.duration, abs=1e-3)
     assert torch.equal(found.frame_mask, expected.frame_mask)
@@ -95,7 +95,7 @@ def test_crops_of_augmentation_reach_every_edge_of_the_original(original, copied
         crop = CropFlip(112, tuple(map(tuple, generator.random((10, 4)))), bool(generator.random() < 0.5))
         boxes = [np.array(crop.box(*size)) / [*size, *size] for size in ((168, 112), (374, 250))]
         assert np.abs(boxes[0] - boxes[1]).max() < 0.01
-        found, expected = (read_clip(file, frames=6, image_size=112, augment=crop) for file in (path, original))
+        found, expected = (read_clip(file, frames=6, prepare=crop) for file in (path, original))
         assert decibels(found.pixels, expected.pixels) > 20
 
 

@@ -7,6 +7,7 @@ import torch
 
 from tvr_lightning.data.audio_alignment import SHORTEST_WAVEFORM, frame_cells, log_mel
 from tvr_lightning.media.audio import SAMPLE_RATE, STEPS_PER_SECOND, read_audio
+from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import read_clip
 from tvr_lightning.option_types import FrameSampling
 
@@ -23,7 +24,7 @@ def preview(video: Path, out: Path, *, frames: int, sampling: FrameSampling = "o
     # Figure without pyplot: no global state, no display, thread-safe.
     from matplotlib.figure import Figure
 
-    clip = read_clip(video, frames=frames, image_size=224, sampling=sampling)
+    clip = read_clip(video, frames, Preparation(224), sampling)
     track = read_audio(video, duration=clip.duration, span=(0.0, clip.duration))
     times, cells = clip.timestamps, frame_cells(clip.timestamps, clip.frame_mask, clip.duration)
 
