@@ -1,12 +1,14 @@
 """Frames of clips: the right ones, upright and in order, or an error that names the file."""
 
 import pickle
+from functools import partial
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
 import torch
+from av.video.reformatter import VideoReformatter
 from broken_videos import (
     cut_off,
     lie_about_length,
@@ -20,7 +22,7 @@ from broken_videos import (
 )
 
 from tvr_lightning.media.container import VideoError
-from tvr_lightning.media.decoder import FrameConverter
+from tvr_lightning.media.decoder import upright_image
 from tvr_lightning.media.preparation import Preparation, ResizeMode
 from tvr_lightning.media.reader import open_reader
 from tvr_lightning.media.video import DecodedClip, probe, read_clip, read_parts
@@ -289,7 +291,7 @@ def poison_memory(size):
 @pytest.mark.parametrize("pixel_format", ["yuv420p", "yuvj420p", "yuv422p"])
 def test_images_equal_to_image_at_every_width(pixel_format, tmp_path):
     random = np.random.default_rng(0)
-    wrong, to_image = [], FrameConverter(tmp_path)
+    wrong, to_image = [], partial(upright_image, tmp_path, VideoReformatter())
     for width in range(16, 1301):
         frame = av.VideoFrame(width, HEIGHT, pixel_format)
         for plane in frame.planes:
