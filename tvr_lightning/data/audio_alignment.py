@@ -129,19 +129,22 @@ def clip_media(
     if options is None:
         return media
     start, end = span or (0.0, clip.duration)
-    duration = min(end, clip.duration) - start
-    track = read_audio(path, duration=duration, span=(start, start + duration), on_corrupt=on_corrupt)
-    media.audio = audio_input(track, options, clip.timestamps - start, clip.frame_mask, duration)
+    end = min(end, clip.duration)
+    track = read_audio(path, span=(start, end), on_corrupt=on_corrupt)
+    media.audio = audio_input(track, options, clip.timestamps - start, clip.frame_mask, end - start)
     if track.problem:
         media.problems = [f"{path}: audio track: {track.problem}"]
     return media
 
 
 def log_mel(waveform: Tensor) -> Tensor:
-    """Return the log-mel spectrogram (80, T // 160) of a waveform (T,) at 16 kHz, a column per 10 ms."""
+    """Return the log-mel spectrogram (80, T // 160) of a waveform (T,) at 16 kHz, a column per 10 ms.
+
+    One FFT frame needs 201 samples before its reflection; shorter waveforms are padded with silence.
+    """
     from whisper.audio import log_mel_spectrogram  # imports numba, which takes a second that is saved without audio
 
-    return log_mel_spectrogram(waveform, n_mels=MEL_BANDS)
+    return log_mel_spectrogram(_padded(waveform, max(len(waveform), SHORTEST_WAVEFORM)), n_mels=MEL_BANDS)
 
 
 def wav2vec2_steps(samples: int) -> int:
@@ -158,10 +161,8 @@ def _log_mel(waveform: Tensor, options: AudioOptions) -> Tensor:
     if options.align == "duration":
         padded = _padded(waveform, options.windows * WINDOW_SECONDS * SAMPLE_RATE)
         return log_mel(padded).reshape(MEL_BANDS, options.windows, MEL_COLUMNS).transpose(0, 1).contiguous()
-    # The released code pads the spectrogram, not the audio; its maximum is over the whole track. One FFT frame needs
-    # 201 samples before its reflection; shorter tracks are padded with silence.
-    columns = log_mel(_padded(waveform, max(len(waveform), SHORTEST_WAVEFORM)))[:, :MEL_COLUMNS]
-    return _padded(columns, MEL_COLUMNS)[None]
+    # The released code pads the spectrogram, not the audio; its maximum is over the whole track.
+    return _padded(log_mel(waveform)[:, :MEL_COLUMNS], MEL_COLUMNS)[None]
 
 
 def _padded(values: Tensor, size: int) -> Tensor:
