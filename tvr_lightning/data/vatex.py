@@ -54,12 +54,8 @@ $TVR_DATA/vatex/
         self.annotations = annotations
         self.language = language
         self.protocol = protocol
+        self.one_caption_evaluation = protocol == "first-caption"
         self._captions: dict[Path, list[tuple[str, list[str]]]] = {}
-
-    @property
-    @override
-    def one_caption_evaluation(self) -> bool:
-        return self.protocol == "first-caption"
 
     @override
     def required_files(self, name: SplitName) -> list[Path]:
