@@ -25,7 +25,7 @@ MEL_BANDS = 80
 MEL_COLUMNS = 2 * WINDOW_STEPS
 SHORTEST_WAVEFORM = 400
 
-_log = logging.getLogger(__name__)
+_warn_once = functools.cache(logging.getLogger(__name__).warning)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,10 @@ def audio_input(
         windows = torch.stack([first, last], dim=1) // len(timestamps)
     else:
         if samples < len(waveform):
-            _warn_cut(options.seconds)
+            message = (
+                "Some clips are longer than %g s. Their later frames have no audio. Raise audio_seconds to include it."
+            )
+            _warn_once(message, options.seconds)
         wav2vec2 = options.kind == "wav2vec2"
         steps = wav2vec2_steps(max(samples, SHORTEST_WAVEFORM)) if wav2vec2 else math.ceil(samples / STEP_SAMPLES)
         windows = _decoded_windows(frame_cells(timestamps, frame_mask, duration), track.heard, steps)
@@ -180,10 +183,3 @@ def _decoded_windows(cells: Tensor, heard: np.ndarray, steps: int) -> Tensor:
         if len(inside):
             windows[frame] = torch.tensor([first + int(inside[0]), first + int(inside[-1]) + 1])
     return windows
-
-
-@functools.cache
-def _warn_cut(seconds: float) -> None:
-    _log.warning(
-        "Some clips are longer than %g s. Their later frames have no audio. Raise audio_seconds to include it.", seconds
-    )

@@ -402,8 +402,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
                 expected["audio"] = {"preprocessing": self.audio.describe()}
             store = FeatureStore(self.stored_in, parts)
             for part in parts:
-                if part in expected:
-                    store.require(part, expected[part])
+                store.require(part, expected.get(part, {}))
             store.verify()
             self._stores[parts] = store
         return self._stores[parts]
