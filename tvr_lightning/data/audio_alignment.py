@@ -55,11 +55,6 @@ class AudioOptions:
         """Number of 30 s log-mel windows per clip."""
         return 1 if self.align == "clip30" else math.ceil(self.seconds / WINDOW_SECONDS)
 
-    @property
-    def samples(self) -> int:
-        """Maximum number of audio samples per clip."""
-        return round(self.seconds * SAMPLE_RATE)
-
     def describe(self) -> str:
         """Return a one-line description of the encoder input, which is part of a feature store's fingerprint."""
         return f"{self.kind} {self.align} {self.seconds:g}s"
@@ -89,7 +84,8 @@ def audio_input(
     audio, everything is zero and all windows are empty.
     """
     waveform = torch.from_numpy(track.waveform)
-    samples = min(len(waveform), options.samples)
+    most = round(options.seconds * SAMPLE_RATE)
+    samples = min(len(waveform), most)
     if not track.present:
         samples, steps, windows = 0, 0, torch.zeros(len(timestamps), 2, dtype=torch.int64)
     elif options.align == "clip30":
@@ -107,7 +103,7 @@ def audio_input(
         steps = wav2vec2_steps(max(samples, SHORTEST_WAVEFORM)) if wav2vec2 else math.ceil(samples / STEP_SAMPLES)
         windows = _decoded_windows(frame_cells(timestamps, frame_mask, duration), track.heard, steps)
     waveform = waveform[:samples]
-    values = _log_mel(waveform, options) if options.kind == "whisper" else _padded(waveform, options.samples)
+    values = _log_mel(waveform, options) if options.kind == "whisper" else _padded(waveform, most)
     return AudioInput(values[None], torch.tensor([samples]), torch.tensor([steps]), windows[None])
 
 

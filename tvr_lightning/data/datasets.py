@@ -120,7 +120,7 @@ class PairDataset(SplitDataset[PairBatch]):
             item.skipped = skipped + item.skipped
             extras = {}
             if self.captions is not None:
-                described = self.captions.of(item.video_id[0])
+                described = self.captions.descriptions.get(item.video_id[0], [])
                 extras["recover_captions"] = [described if self.tokenise is None else self.tokenise(described)]
             return PairBatch(self._texts[text], item, extras)
         raise VideoError(self.split.videos[first].path, f"no video of the split can be read; first: {skipped[0]}")
