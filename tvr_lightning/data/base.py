@@ -509,7 +509,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
             assert isinstance(loader.sampler, EvaluationSampler)
             read = batches if isinstance(batches, int) else int(batches * len(loader))
             first = read * self.eval_batch_size * loader.sampler.num_replicas
-            loader.sampler.shuffle_items([self.seed, stream], first)
+            loader.sampler.shuffled = [self.seed, stream], first
         return loaders
 
     def video_reader(self, training: bool) -> VideoReader:
