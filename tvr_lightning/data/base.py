@@ -402,7 +402,8 @@ class TextVideoDataModule(LightningDataModule, ABC):
                 expected["audio"] = {"preprocessing": self.audio.describe()}
             store = FeatureStore(self.stored_in, parts)
             for part in parts:
-                store.require(part, expected.get(part, {}))
+                if part in expected:
+                    store.require(part, expected[part])
             store.verify()
             self._stores[parts] = store
         return self._stores[parts]
