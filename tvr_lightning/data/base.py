@@ -386,8 +386,9 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     @property
     def store(self) -> FeatureStore:
-        """Feature store `stored_in`, after checking that the parts that the method reads fit the options."""
+        """Feature store `stored_in`, after checking that its parts that the run reads fit the options."""
         assert self.stored_in is not None
+        # Without a method, the options name the parts.
         module = self.trainer.lightning_module if self.trainer else None
         uses_audio = self.audio is not None if module is None else getattr(module, "audio_encoder", None) is not None
         optional: dict[Part, bool] = {"patches": getattr(module, "needs_patches", False), "audio": uses_audio}
