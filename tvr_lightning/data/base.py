@@ -103,7 +103,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
     directory: ClassVar[str]
     layout: ClassVar[str]
     suffix: ClassVar[str] = ""
-    has_official_validation: bool
+    has_official_validation: bool = False
     """Whether the chosen split has an official validation split that differs from the test split."""
     one_caption_evaluation: bool = True
     """Whether the dataset's protocol evaluates one text per video."""

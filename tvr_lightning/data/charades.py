@@ -37,7 +37,6 @@ $TVR_DATA/charades/
   charades_sta_train.txt, charades_sta_test.txt  for split sta: <id> <start> <end>##<sentence>
   videos/<id>.mp4 ..."""
     suffix = ".mp4"
-    has_official_validation = False
 
     def __init__(self, *, split: Literal["scripts", "sta"] = "scripts", **options: Any) -> None:
         super().__init__(split=split, **options)
