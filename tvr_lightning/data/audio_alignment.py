@@ -137,12 +137,10 @@ def clip_media(
 
 
 def log_mel(waveform: Tensor) -> Tensor:
-    """Return the log-mel spectrogram (80, T // 160) of a waveform (T,) at 16 kHz, a column per 10 ms.
-
-    One FFT frame needs 201 samples before its reflection; shorter waveforms are padded with silence.
-    """
+    """Return the log-mel spectrogram (80, T // 160) of a waveform (T,) at 16 kHz, a column per 10 ms."""
     from whisper.audio import log_mel_spectrogram  # imports numba, which takes a second that is saved without audio
 
+    # One FFT frame needs 201 samples before its reflection; shorter waveforms are padded with silence.
     return log_mel_spectrogram(_padded(waveform, max(len(waveform), SHORTEST_WAVEFORM)), n_mels=MEL_BANDS)
 
 

@@ -51,12 +51,7 @@ def read_clip(
     span: Span | None = None,
     generator: np.random.Generator | None = None,
 ) -> DecodedClip:
-    """Decode F frames of a clip: only the segments that lead to a selected frame, converting only selected frames.
-
-    The rotation stored in the file is applied; pixels are treated as square, as in OpenCV, which the published results
-    use. `prepare` makes each frame square; `span` is in seconds from the first frame. A file that is not a video or
-    ends before a selected frame raises VideoError: frames are never replaced.
-    """
+    """Decode F frames of a file, or of a span of it in seconds from the first frame."""
     return read_parts(path, lambda duration: [span], frames, prepare, sampling, generator)[0]
 
 
@@ -68,7 +63,13 @@ def read_parts(
     sampling: FrameSampling = "segment-centres",
     generator: np.random.Generator | None = None,
 ) -> list[DecodedClip]:
-    """Decode F frames of each span (None: the whole file) that `divide` returns for the duration of a file."""
+    """Decode F frames of each span (None: the whole file) that `divide` returns for the duration of a file.
+
+    Only the segments that lead to a selected frame are decoded, and only selected frames are converted: `prepare` makes
+    each square. The rotation stored in the file is applied; pixels are treated as square, as in OpenCV, which the
+    published results use. A file that is not a video or ends before a selected frame raises VideoError: frames are
+    never replaced.
+    """
     # A single draw, so that choosing again selects the same random frames.
     seed = None if generator is None else int(generator.integers(2**63))
     chosen: list[Positions] = []
