@@ -26,6 +26,7 @@ import tvr_lightning  # noqa: F401  first, see tvr_lightning._torchvision
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.compression import Compression, compress, verify_copy
 from tvr_lightning.media.container import VIDEO_SUFFIXES
+from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import DecodedClip, read_clip
 
 
@@ -33,7 +34,7 @@ def read(path: Path, size: int) -> tuple[DecodedClip, float]:
     """Return a clip of 12 frames and the CPU time of its second reading."""
     for _ in range(2):
         start = time.process_time()
-        clip = read_clip(path, frames=12, image_size=size)
+        clip = read_clip(path, frames=12, prepare=Preparation(size))
         seconds = time.process_time() - start
     return clip, seconds
 

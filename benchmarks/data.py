@@ -93,7 +93,7 @@ def division(videos: list[Path], captions: list[str]) -> list[tuple[str, float]]
             for _ in container.demux(container.streams.video[0]):
                 pass
         demuxed = time.process_time()
-        clip = read_clip(path, frames=FRAMES, image_size=SIZE)
+        clip = read_clip(path, frames=FRAMES, prepare=Preparation(SIZE))
         read = time.process_time()
         with av.open(str(path)) as container:
             image = next(container.decode(container.streams.video[0])).to_image()

@@ -79,7 +79,7 @@ def seek_each(path: Path, positions: list[int], times: list[float]) -> Images:
 
 def ours(path: Path, positions: list[int], times: list[float]) -> Images:
     """Read the wanted frames with `read_clip`."""
-    clip = read_clip(path, frames=FRAMES, image_size=SIZE)
+    clip = read_clip(path, frames=FRAMES, prepare=Preparation(SIZE))
     return [pixels.permute(1, 2, 0).numpy() for pixels, real in zip(clip.pixels, clip.frame_mask, strict=True) if real]
 
 
@@ -95,7 +95,7 @@ WAYS: dict[str, Callable[[Path, list[int], list[float]], Images]] = {
 
 def wanted(path: Path) -> tuple[list[int], list[float]]:
     """Return the positions in presentation order, and the timestamps, of the frames that `read_clip` takes."""
-    clip = read_clip(path, frames=FRAMES, image_size=SIZE)
+    clip = read_clip(path, frames=FRAMES, prepare=Preparation(SIZE))
     container, stream = opened(path)
     with container:
         times = np.sort([frame.time for frame in container.decode(stream)])

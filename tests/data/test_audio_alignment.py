@@ -94,7 +94,7 @@ def test_each_moment_belongs_to_the_nearest_frame_and_padding_to_none(moments, d
 
 def test_frames_outside_the_sound_are_masked_and_partly_heard_ones_average_what_is_heard(tmp_path):
     path = write_clip(tmp_path / "late.mkv", tone(2.0), seconds=6.0, sound_start=2.5)
-    given = given_to(read_audio(path, duration=6.0), AudioOptions("whisper"), 6.0, frames=6)
+    given = given_to(read_audio(path, span=(0.0, 6.0)), AudioOptions("whisper"), 6.0, frames=6)
     assert given.mask.tolist() == [[False, False, True, True, True, False]]
     starts, stops = given.windows[0, 2:5].T
     assert starts.tolist() == pytest.approx([125, 150, 200], abs=1)

@@ -148,7 +148,7 @@ def test_stats_count_captions_tokens_durations_and_sound(healthy):
         {"video_id": "video3", "caption": "word " * 40},
     ]
     source.write_text(json.dumps(content))
-    found = stats(MSRVTT(root=str(healthy)), ClipTokenizer(77).needed, **QUIET)
+    found = stats(MSRVTT(root=str(healthy)), ClipTokenizer(77).needed)
     train = found["train"]
     assert (train["videos"], train["captions"], found["test"]["videos"]) == ("2", "3", "4")
     assert train["captions per video"] == "1 to 2, mean 1.5"

@@ -22,15 +22,13 @@ def test_descriptions_come_back_in_the_order_of_time(tmp_path):
     path = tmp_path / "captions.parquet"
     write_captions(path, rows(("b", 1, "two"), ("a", 0, " one "), ("b", 0, "first"), ("b", 2, "")))
     captions = read_captions(path)
-    assert captions.of("a") == ["one"]
-    assert captions.of("b") == ["first", "two"]
-    assert captions.of("c") == []
+    assert captions.descriptions == {"a": ["one"], "b": ["first", "two"]}
     assert captions.empty == 1
     again = tmp_path / "again.parquet"
     write_captions(again, rows(("b", 1, "two"), ("a", 0, " one "), ("b", 0, "first"), ("b", 2, "")))
     assert again.read_bytes() == path.read_bytes()
     pd.DataFrame({"caption": ["a dog"], "video_id": ["v"], "segment": [0], "mood": [1.5]}).to_parquet(path)
-    assert read_captions(path).of("v") == ["a dog"]
+    assert read_captions(path).descriptions["v"] == ["a dog"]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +73,9 @@ def test_training_pairs_bring_the_descriptions_of_their_video(msrvtt):
     data.setup("fit")
     captions = read_captions(msrvtt / "msrvtt" / "captions.parquet")
     for batch in data.train_dataloader():
-        assert batch.extras["recover_captions"] == [captions.of(video_id) for video_id in batch.video.video_id]
+        assert batch.extras["recover_captions"] == [
+            captions.descriptions[video_id] for video_id in batch.video.video_id
+        ]
     plain = MSRVTT(root=str(msrvtt), **SMALL)
     assert next(iter(plain.train_dataloader())).extras == {}
     data = MSRVTT(root=str(msrvtt), extra_captions="nowhere.parquet", **SMALL)

@@ -48,7 +48,7 @@ SURROUND = np.concatenate([tone(2.0, 96_000), np.zeros((5, 192_000), np.float32)
 )
 def test_sound_of_any_format_is_in_its_place_and_as_long_as_the_picture(tmp_path, name, sound, options, heard, level):
     seconds, (start, stop) = options.get("seconds", 2.0), heard
-    track = read_audio(write_clip(tmp_path / name, sound, **options), duration=seconds)
+    track = read_audio(write_clip(tmp_path / name, sound, **options), span=(0.0, seconds))
     assert (len(track.waveform), track.problem) == (round(seconds * SAMPLE_RATE), None)
     assert loudness(track.waveform, start + 0.1, stop - 0.1) == pytest.approx(level * 0.5 / np.sqrt(2), rel=0.1)
     assert abs(float(track.waveform.mean())) < 0.01, "the offset of unsigned samples is taken off"
@@ -99,14 +99,14 @@ def test_a_span_is_the_whole_track_cut(tmp_path):
 
 def test_a_codec_error_in_the_middle_costs_its_own_samples(tmp_path):
     path = write_clip(tmp_path / "damaged.mkv", tone(4.0), seconds=4.0, codec="aac", spoil=lambda n: 30 <= n < 40)
-    track = read_audio(path, duration=4.0)
+    track = read_audio(path, span=(0.0, 4.0))
     gap = np.flatnonzero(~track.heard) / 50
     assert 1.8 < gap.min() < gap.max() < 2.6
     for start, stop in ((0.1, 1.7), (2.7, 3.9)):
         assert loudness(track.waveform, start, stop) == pytest.approx(0.5 / np.sqrt(2), rel=0.05)
     assert not track.waveform[round(2.0 * SAMPLE_RATE) : round(2.3 * SAMPLE_RATE)].any()
     with pytest.raises(MediaError, match=r"damaged\.mkv: audio track: 10 failures, first: packet at 1\.\d\d s"):
-        read_audio(path, duration=4.0, on_corrupt="error")
+        read_audio(path, span=(0.0, 4.0), on_corrupt="error")
 
 
 def test_samples_that_are_no_numbers_become_zeros_and_are_counted(tmp_path):

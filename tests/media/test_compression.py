@@ -67,8 +67,8 @@ def test_moments_are_those_of_the_frames_on_screen():
 @pytest.mark.parametrize("span", [None, (2.0, 5.5)])
 def test_a_copy_shows_what_the_original_shows(original, copied, sampling, span):
     path, made = copied
-    found = read_clip(path, frames=6, image_size=112, sampling=sampling, span=span)
-    expected = read_clip(original, frames=6, image_size=112, sampling=sampling, span=span)
+    found = read_clip(path, frames=6, prepare=Preparation(112), sampling=sampling, span=span)
+    expected = read_clip(original, frames=6, prepare=Preparation(112), sampling=sampling, span=span)
     assert (made.frames, made.notes) == (22, [])
     assert found.duration == pytest.approx(expected.duration, abs=1e-3)
     assert torch.equal(found.frame_mask, expected.frame_mask)
@@ -80,7 +80,7 @@ def test_a_copy_shows_what_the_original_shows(original, copied, sampling, span):
 
 def test_a_copy_sounds_as_the_original_at_the_same_moments(original, copied):
     path, made = copied
-    found, expected = (read_audio(file, duration=7.2) for file in (path, original))
+    found, expected = (read_audio(file, span=(0.0, 7.2)) for file in (path, original))
     assert made.sound > 300
     assert np.corrcoef(found.waveform, expected.waveform)[0, 1] > 0.999
     assert np.array_equal(found.heard, expected.heard)
@@ -95,7 +95,7 @@ def test_crops_of_augmentation_reach_every_edge_of_the_original(original, copied
         crop = CropFlip(112, tuple(map(tuple, generator.random((10, 4)))), bool(generator.random() < 0.5))
         boxes = [np.array(crop.box(*size)) / [*size, *size] for size in ((168, 112), (374, 250))]
         assert np.abs(boxes[0] - boxes[1]).max() < 0.01
-        found, expected = (read_clip(file, frames=6, image_size=112, augment=crop) for file in (path, original))
+        found, expected = (read_clip(file, frames=6, prepare=crop) for file in (path, original))
         assert decibels(found.pixels, expected.pixels) > 20
 
 
@@ -114,7 +114,7 @@ def test_sound_that_mp4_cannot_hold_is_converted_and_small_frames_keep_their_siz
     assert made.notes == ["its audio is converted to 16 kHz mono"]
     (tmp_path / "copy.mp4").write_bytes(made.content)
     verify_copy(tmp_path / "copy.mp4", made)
-    found, expected = (read_audio(file, duration=1.9) for file in (tmp_path / "copy.mp4", path))
+    found, expected = (read_audio(file, span=(0.0, 1.9)) for file in (tmp_path / "copy.mp4", path))
     assert np.corrcoef(found.waveform, expected.waveform)[0, 1] > 0.98
     assert (probe(tmp_path / "copy.mp4").width, probe(tmp_path / "copy.mp4").height) == (64, 64)
 

@@ -41,7 +41,7 @@ def look(path: Path) -> None:
 
 
 READERS = {
-    "clip": lambda path: read_clip(path, frames=2, image_size=32),
+    "clip": lambda path: read_clip(path, frames=2, prepare=Preparation(32)),
     "probe": probe,
     "sound": read_audio,
     "show": lambda path: preview(path, path.with_suffix(".png"), frames=2),
@@ -65,7 +65,7 @@ def test_what_people_call_a_video_is_read_whatever_its_name(tmp_path, written):
             container.mux(stream.encode(picture))
         container.mux(stream.encode())
     assert (probe(path).width, probe(path).height) == (176, 144)
-    assert read_clip(path, frames=1, image_size=32).pixels.float().mean() > 150
+    assert read_clip(path, frames=1, prepare=Preparation(32)).pixels.float().mean() > 150
     assert not read_audio(path).present
 
 

@@ -50,7 +50,7 @@ def write_packets(path: Path, data: bytes, count: int, size: tuple[int, int]) ->
 
 
 def read(path: Path) -> None:
-    read_clip(path, frames=3, image_size=32)
+    read_clip(path, frames=3, prepare=Preparation(32))
 
 
 @pytest.mark.parametrize("name", ["a.mov", "a.nut", "a.avi"])
@@ -69,7 +69,7 @@ def test_the_largest_pictures_in_use_are_read_but_no_lines_of_pixels(tmp_path):
         tmp_path / "large.mov", 2, size=(8192, 4352), codec="mjpeg", pixel_format="yuvj420p", rate=1,
         picture=lambda number, width, height: np.full((height, width, 3), 100 * number, dtype=np.uint8),
     )  # fmt: skip
-    black, grey = read_clip(path, frames=2, image_size=64).pixels.float()
+    black, grey = read_clip(path, frames=2, prepare=Preparation(64)).pixels.float()
     assert black.max() < 5
     assert 95 < grey.mean() < 105
     path = write_video(tmp_path / "line.mkv", 3, size=(8192, 16), codec="ffv1", pixel_format="gray")
@@ -86,9 +86,11 @@ def test_packets_beyond_the_bound_are_refused(tmp_path, name, monkeypatch):
             function(path)
     assert probe(write_packets(tmp_path / name, png(16, 16), 300, (16, 16))).frames == 300
     path = write_video(tmp_path / "clip.mp4", 60, options={"g": "10"})
-    kept = read_clip(path, frames=6, image_size=64).pixels
+    kept = read_clip(path, frames=6, prepare=Preparation(64)).pixels
     monkeypatch.setattr(reader, "KEPT_BYTES", 50_000)
-    assert (read_clip(path, frames=6, image_size=64).pixels == kept).all(), "packets that are not kept are read again"
+    assert (read_clip(path, frames=6, prepare=Preparation(64)).pixels == kept).all(), (
+        "packets that are not kept are read again"
+    )
     sound = write_clip(tmp_path / "sound.mkv", tone(20.0), seconds=20.0, codec="aac")
     with pytest.raises(MediaError, match=r"sound\.mkv: contains a stream of at least 301 packets"):
         read_audio(sound)
@@ -121,7 +123,7 @@ def test_time_spent_on_decoded_frames_does_not_count(tmp_path, frames_of, monkey
         return np.asarray(image)
 
     if frames_of == "read_clip":
-        read_clip(path, frames=10, image_size=64, sampling="segment-centres", augment=transform)
+        read_clip(path, frames=10, sampling="segment-centres", prepare=transform)
     else:
         assert len(list(frames_at_rate(path, 5, transform))) == 15
 

@@ -11,6 +11,7 @@ from broken_videos import cut_off, numbers_of, write_sound, write_video
 from tvr_lightning.media import reader
 from tvr_lightning.media.audio import read_audio
 from tvr_lightning.media.container import MediaError, VideoError
+from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import DecodedClip, probe, read_clip, read_parts
 
 SECONDS = 10  # of processor time for all readers of one file, which take a few hundredths
@@ -94,8 +95,8 @@ def _look(path: Path) -> list[BaseException]:
             lambda: probe(path),
             lambda: read_audio(path),
             lambda: read_audio(path, span=(0.5, 1.5)),
-            lambda: read_clip(path, frames=2, image_size=32),
-            lambda: read_parts(path, halves, frames=2, image_size=32),
+            lambda: read_clip(path, frames=2, prepare=Preparation(32)),
+            lambda: read_parts(path, halves, frames=2, prepare=Preparation(32)),
         )
         for error in _attempt(read, path.name)
     ]
@@ -121,7 +122,7 @@ def test_frames_are_true_or_refused(sources: list[Path], tmp_path: Path, harm: s
     path = tmp_path / source.name
     path.write_bytes(HARMS[harm](source.read_bytes()))
     clips: list[DecodedClip] = []
-    _attempt(lambda: clips.append(read_clip(path, frames=3, image_size=64)), path.name)
+    _attempt(lambda: clips.append(read_clip(path, frames=3, prepare=Preparation(64))), path.name)
     for clip in clips:
         shown = [round(10 * float(second)) for second in clip.timestamps[clip.frame_mask]]
         assert numbers_of(clip.pixels[clip.frame_mask]) == shown
@@ -138,4 +139,4 @@ def test_a_file_that_shrinks_while_it_is_read_ends_in_a_sentence(
         return [(0.0, duration)]
 
     with pytest.raises(VideoError, match=r"clip\.ts"):
-        read_parts(path, divide, frames=6, image_size=64)
+        read_parts(path, divide, frames=6, prepare=Preparation(64))

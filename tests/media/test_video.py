@@ -1,12 +1,14 @@
 """Frames of clips: the right ones, upright and in order, or an error that names the file."""
 
 import pickle
+from functools import partial
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
 import torch
+from av.video.reformatter import VideoReformatter
 from broken_videos import (
     cut_off,
     lie_about_length,
@@ -20,7 +22,7 @@ from broken_videos import (
 )
 
 from tvr_lightning.media.container import VideoError
-from tvr_lightning.media.decoder import FrameConverter
+from tvr_lightning.media.decoder import upright_image
 from tvr_lightning.media.preparation import Preparation, ResizeMode
 from tvr_lightning.media.reader import open_reader
 from tvr_lightning.media.video import DecodedClip, probe, read_clip, read_parts
@@ -31,7 +33,7 @@ OPEN_GROUPS = {"g": "20", "bf": "3", "x264-params": "open-gop=1:b-pyramid=normal
 
 
 def read(path: Path, frames: int = 6, **options: object) -> DecodedClip:
-    return read_clip(path, frames=frames, image_size=64, **options)  # type: ignore[arg-type]
+    return read_clip(path, frames, **{"prepare": Preparation(64), **options})  # type: ignore[arg-type]
 
 
 def every_frame(path: Path) -> list[np.ndarray]:
@@ -119,14 +121,17 @@ def test_span_is_taken_from_the_clip(tmp_path: Path):
 def test_parts_of_a_file_are_the_clips_of_their_spans(tmp_path: Path, name: str):
     path = write_video(tmp_path / name, 100, options=SHORT_GROUPS)
     clips = read_parts(
-        path, lambda duration: [(0.0, duration / 2), (2.0, 3.0), (duration / 2, duration)], frames=4, image_size=64
+        path,
+        lambda duration: [(0.0, duration / 2), (2.0, 3.0), (duration / 2, duration)],
+        frames=4,
+        prepare=Preparation(64),
     )
     for span, clip in zip([(0.0, 5.0), (2.0, 3.0), (5.0, 10.0)], clips, strict=True):
         alone = read(path, 4, sampling="segment-centres", span=span)
         assert torch.equal(clip.pixels, alone.pixels)
         assert torch.equal(clip.timestamps, alone.timestamps)
     with pytest.raises(VideoError, match="begins after its last frame"):
-        read_parts(path, lambda duration: [(0.0, 1.0), (duration + 1, duration + 2)], frames=4, image_size=64)
+        read_parts(path, lambda duration: [(0.0, 1.0), (duration + 1, duration + 2)], frames=4, prepare=Preparation(64))
 
 
 def test_variable_frame_rate_goes_by_time(tmp_path: Path):
@@ -179,7 +184,7 @@ def test_frames_of_odd_size_are_prepared_as_the_encoder_asks(tmp_path: Path, mod
     preparation = Preparation(64, "bilinear", mode)
     with av.open(str(path)) as container:
         expected = [np.asarray(preparation(frame.to_image())) for frame in container.decode(video=0)]
-    clip = read(path, 6, augment=lambda frame: preparation(frame)[::-1], sampling="segment-centres")
+    clip = read(path, 6, prepare=lambda frame: preparation(frame)[::-1], sampling="segment-centres")
     for pixels, time in zip(clip.pixels, clip.timestamps, strict=True):
         np.testing.assert_array_equal(pixels.permute(1, 2, 0).numpy()[::-1], expected[round(float(time) * 10)])
 
@@ -286,7 +291,7 @@ def poison_memory(size):
 @pytest.mark.parametrize("pixel_format", ["yuv420p", "yuvj420p", "yuv422p"])
 def test_images_equal_to_image_at_every_width(pixel_format, tmp_path):
     random = np.random.default_rng(0)
-    wrong, to_image = [], FrameConverter(tmp_path)
+    wrong, to_image = [], partial(upright_image, tmp_path, VideoReformatter())
     for width in range(16, 1301):
         frame = av.VideoFrame(width, HEIGHT, pixel_format)
         for plane in frame.planes:
@@ -303,7 +308,7 @@ def test_two_reads_of_a_file_are_equal(tmp_path, width):
     reads = []
     for _ in range(2):
         poison_memory(4 * width * 2 * width)
-        reads.append(read_clip(path, frames=4, image_size=64).pixels.numpy())
+        reads.append(read_clip(path, frames=4, prepare=Preparation(64)).pixels.numpy())
     np.testing.assert_array_equal(*reads)
     crop = Preparation(64)
     with av.open(str(path)) as container:

@@ -64,7 +64,7 @@ def test_frames(frames_case, test_data):
                 notes.append(f"{path.name}, {rule}: compared with the frames that the loader asks for")
                 times = times_at(path, asked)
             sampling, span = RULES[rule]
-            found = read_clip(path, frames=12, image_size=16, sampling=sampling, span=span)
+            found = read_clip(path, frames=12, prepare=Preparation(16), sampling=sampling, span=span)
             ours = found.timestamps[found.frame_mask].tolist()
             compared += 1
             # The segment rules repeat the last frame of a clip that has too few.
@@ -83,9 +83,7 @@ def test_pixels(pixels_case, test_data, prepared):
     for path, clip in clips_of(pixels_case, test_data).items():
         for picture in clip["pictures"]:
             span = (picture["time"], picture["time"] + 0.001)
-            found = read_clip(
-                path, frames=1, image_size=224, sampling="segment-centres", span=span, augment=PREPARATIONS[prepared]
-            )
+            found = read_clip(path, frames=1, sampling="segment-centres", span=span, prepare=PREPARATIONS[prepared])
             pixels = found.pixels[0].double()
             blocks = pixels.reshape(3, 4, 56, 4, 56).mean((2, 4)).permute(1, 2, 0)
             expected = picture[prepared]

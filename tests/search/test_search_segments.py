@@ -86,11 +86,10 @@ def test_a_window_is_read_as_the_method_reads_such_a_clip(scenes, sources):
     for each in segments:
         expected = read_clip(
             scenes,
-            frames=model.module.frames,
-            image_size=model.module.encoder.preparation.image_size,
+            model.module.frames,
+            model.module.encoder.preparation,
             sampling=model.sampling,
             span=(each.start, each.end),
-            augment=model.module.encoder.preparation,
         )
         clip = each.clips["gare"]
         assert torch.equal(clip.media.pixels[0], expected.pixels)

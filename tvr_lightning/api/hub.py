@@ -209,7 +209,7 @@ def model_card(name: str, results: dict[str, Any], recipe: dict[str, Any], licen
 
     dataset = recipe["data"]["class_path"].rpartition(".")[2]
     trained_on = results.get("trained_on") or dataset
-    repository = REPOSITORIES.get(dataset.lower()) if not trained_on.startswith("synthetic") else None
+    repository, _ = REPOSITORIES.get(dataset.lower(), (None, []))
     audit = results.get("audit")
     remarks = [
         *results["warnings"],
@@ -236,7 +236,7 @@ def model_card(name: str, results: dict[str, Any], recipe: dict[str, Any], licen
     base = get_pretrained_cfg(encoder.get("architecture") or "", encoder.get("weights") or "") or {}
     data = ModelCardData(
         base_model=str(base.get("hf_hub") or "").strip("/") or None,
-        datasets=None if repository is None else [repository],
+        datasets=None if repository is None or trained_on.startswith("synthetic") else [repository],
         eval_results=evaluated,
         library_name="tvr-lightning",
         license=license,

@@ -127,13 +127,10 @@ def _normalizer(options: Sequence[str]) -> Normalizer | None:
 def _truth_of_dataset(config: list[str], overrides: Sequence[str]) -> tuple[GroundTruth, list[str]]:
     """Return the ground truth of a dataset's test split and the IDs of its videos, whose files may be missing."""
     from tvr_lightning.config.recipe import data_from_recipe
-    from tvr_lightning.data.ground_truth import GroundTruth
 
     dataset = data_from_recipe(config, overrides)
     dataset.check_present("test", annotations_only=True)
-    split = dataset.read_split("test")
-    truth = GroundTruth.of(dataset.full_title, split, dataset.warnings)
-    return truth, [video.video_id for video in split.videos]
+    return dataset.ground_truth("test"), [video.video_id for video in dataset.read_split("test").videos]
 
 
 def _truth_of_ids(file: Path) -> tuple[GroundTruth, list[str]]:

@@ -25,7 +25,7 @@ MEL_BANDS = 80
 MEL_COLUMNS = 2 * WINDOW_STEPS
 SHORTEST_WAVEFORM = 400
 
-_log = logging.getLogger(__name__)
+_warn_once = functools.cache(logging.getLogger(__name__).warning)
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,6 @@ class AudioOptions:
     def windows(self) -> int:
         """Number of 30 s log-mel windows per clip."""
         return 1 if self.align == "clip30" else math.ceil(self.seconds / WINDOW_SECONDS)
-
-    @property
-    def samples(self) -> int:
-        """Maximum number of audio samples per clip."""
-        return round(self.seconds * SAMPLE_RATE)
 
     def describe(self) -> str:
         """Return a one-line description of the encoder input, which is part of a feature store's fingerprint."""
@@ -89,7 +84,8 @@ def audio_input(
     audio, everything is zero and all windows are empty.
     """
     waveform = torch.from_numpy(track.waveform)
-    samples = min(len(waveform), options.samples)
+    most = round(options.seconds * SAMPLE_RATE)
+    samples = min(len(waveform), most)
     if not track.present:
         samples, steps, windows = 0, 0, torch.zeros(len(timestamps), 2, dtype=torch.int64)
     elif options.align == "clip30":
@@ -99,12 +95,15 @@ def audio_input(
         windows = torch.stack([first, last], dim=1) // len(timestamps)
     else:
         if samples < len(waveform):
-            _warn_cut(options.seconds)
+            message = (
+                "Some clips are longer than %g s. Their later frames have no audio. Raise audio_seconds to include it."
+            )
+            _warn_once(message, options.seconds)
         wav2vec2 = options.kind == "wav2vec2"
         steps = wav2vec2_steps(max(samples, SHORTEST_WAVEFORM)) if wav2vec2 else math.ceil(samples / STEP_SAMPLES)
         windows = _decoded_windows(frame_cells(timestamps, frame_mask, duration), track.heard, steps)
     waveform = waveform[:samples]
-    values = _log_mel(waveform, options) if options.kind == "whisper" else _padded(waveform, options.samples)
+    values = _log_mel(waveform, options) if options.kind == "whisper" else _padded(waveform, most)
     return AudioInput(values[None], torch.tensor([samples]), torch.tensor([steps]), windows[None])
 
 
@@ -129,9 +128,9 @@ def clip_media(
     if options is None:
         return media
     start, end = span or (0.0, clip.duration)
-    duration = min(end, clip.duration) - start
-    track = read_audio(path, duration=duration, span=(start, start + duration), on_corrupt=on_corrupt)
-    media.audio = audio_input(track, options, clip.timestamps - start, clip.frame_mask, duration)
+    end = min(end, clip.duration)
+    track = read_audio(path, span=(start, end), on_corrupt=on_corrupt)
+    media.audio = audio_input(track, options, clip.timestamps - start, clip.frame_mask, end - start)
     if track.problem:
         media.problems = [f"{path}: audio track: {track.problem}"]
     return media
@@ -141,7 +140,8 @@ def log_mel(waveform: Tensor) -> Tensor:
     """Return the log-mel spectrogram (80, T // 160) of a waveform (T,) at 16 kHz, a column per 10 ms."""
     from whisper.audio import log_mel_spectrogram  # imports numba, which takes a second that is saved without audio
 
-    return log_mel_spectrogram(waveform, n_mels=MEL_BANDS)
+    # One FFT frame needs 201 samples before its reflection; shorter waveforms are padded with silence.
+    return log_mel_spectrogram(_padded(waveform, max(len(waveform), SHORTEST_WAVEFORM)), n_mels=MEL_BANDS)
 
 
 def wav2vec2_steps(samples: int) -> int:
@@ -158,10 +158,8 @@ def _log_mel(waveform: Tensor, options: AudioOptions) -> Tensor:
     if options.align == "duration":
         padded = _padded(waveform, options.windows * WINDOW_SECONDS * SAMPLE_RATE)
         return log_mel(padded).reshape(MEL_BANDS, options.windows, MEL_COLUMNS).transpose(0, 1).contiguous()
-    # The released code pads the spectrogram, not the audio; its maximum is over the whole track. One FFT frame needs
-    # 201 samples before its reflection; shorter tracks are padded with silence.
-    columns = log_mel(_padded(waveform, max(len(waveform), SHORTEST_WAVEFORM)))[:, :MEL_COLUMNS]
-    return _padded(columns, MEL_COLUMNS)[None]
+    # The released code pads the spectrogram, not the audio; its maximum is over the whole track.
+    return _padded(log_mel(waveform)[:, :MEL_COLUMNS], MEL_COLUMNS)[None]
 
 
 def _padded(values: Tensor, size: int) -> Tensor:
@@ -179,10 +177,3 @@ def _decoded_windows(cells: Tensor, heard: np.ndarray, steps: int) -> Tensor:
         if len(inside):
             windows[frame] = torch.tensor([first + int(inside[0]), first + int(inside[-1]) + 1])
     return windows
-
-
-@functools.cache
-def _warn_cut(seconds: float) -> None:
-    _log.warning(
-        "Some clips are longer than %g s. Their later frames have no audio. Raise audio_seconds to include it.", seconds
-    )

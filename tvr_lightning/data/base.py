@@ -103,6 +103,10 @@ class TextVideoDataModule(LightningDataModule, ABC):
     directory: ClassVar[str]
     layout: ClassVar[str]
     suffix: ClassVar[str] = ""
+    has_official_validation: bool = False
+    """Whether the chosen split has an official validation split that differs from the test split."""
+    one_caption_evaluation: bool = True
+    """Whether the dataset's protocol evaluates one text per video."""
 
     def __init__(
         self,
@@ -189,16 +193,6 @@ class TextVideoDataModule(LightningDataModule, ABC):
             )
 
     # Properties of the dataset
-
-    @property
-    @abstractmethod
-    def has_official_validation(self) -> bool:
-        """Whether the chosen split has an official validation split that differs from the test split."""
-
-    @property
-    def one_caption_evaluation(self) -> bool:
-        """Whether the dataset's protocol evaluates one text per video."""
-        return True
 
     @property
     def official_splits(self) -> tuple[SplitName, ...]:
@@ -328,9 +322,8 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     def _source(self, name: SplitName) -> SplitName:
         """Return the split of the annotation files from which `name` is built."""
-        if name != "val" or self.has_official_validation:
-            return name
-        return "train" if self.holdout else "test"
+        sources: dict[str, SplitName] = {"official": "val", "holdout": "train", "test": "test"}
+        return sources[self.validation] if name == "val" else name
 
     def examine_split(self, name: SplitName) -> tuple[Split | None, Findings]:
         """Read a split from the annotation files, and return it (None if it cannot be read) with all findings."""
@@ -392,12 +385,10 @@ class TextVideoDataModule(LightningDataModule, ABC):
         return read_copies(self.folder)
 
     @property
-    def store(self) -> FeatureStore | None:
-        """Feature store that `features` names, checked against the options; None without stored features."""
-        return None if self.features is None else self._open_store(self.features)
-
-    def _open_store(self, path: str) -> FeatureStore:
-        """Return a store after checking that the parts that the method reads (or the options name) fit the options."""
+    def store(self) -> FeatureStore:
+        """Feature store `stored_in`, after checking that its parts that the run reads fit the options."""
+        assert self.stored_in is not None
+        # Without a method, the options name the parts.
         module = self.trainer.lightning_module if self.trainer else None
         uses_audio = self.audio is not None if module is None else getattr(module, "audio_encoder", None) is not None
         optional: dict[Part, bool] = {"patches": getattr(module, "needs_patches", False), "audio": uses_audio}
@@ -410,7 +401,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
             expected = {"text": text_fingerprint(self.words), "frames": frames, "pixels": frames}
             if self.audio is not None:
                 expected["audio"] = {"preprocessing": self.audio.describe()}
-            store = FeatureStore(path, parts)
+            store = FeatureStore(self.stored_in, parts)
             for part in parts:
                 if part in expected:
                     store.require(part, expected[part])
@@ -419,8 +410,10 @@ class TextVideoDataModule(LightningDataModule, ABC):
         return self._stores[parts]
 
     def ground_truth(self, name: SplitName) -> GroundTruth:
-        """Return the index of the matching video of every text of a split, with the names used in results."""
-        return GroundTruth.of(self.full_title, self.load_split(name), self.warnings)
+        """Return the matching video of every text of an evaluation split, with the names used in results."""
+        split = self.read_split(name)
+        pairs = torch.tensor([text.video for text in split.texts], dtype=torch.int64)
+        return GroundTruth(pairs, len(split.videos), self.full_title, split.name, split.protocol, self.warnings)
 
     # Loaders
 
@@ -518,7 +511,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
             assert isinstance(loader.sampler, EvaluationSampler)
             read = batches if isinstance(batches, int) else int(batches * len(loader))
             first = read * self.eval_batch_size * loader.sampler.num_replicas
-            loader.sampler.shuffle_items([self.seed, stream], first)
+            loader.sampler.shuffled = [self.seed, stream], first
         return loaders
 
     def video_reader(self, training: bool) -> VideoReader:
@@ -530,7 +523,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         )
         if self.stored_in is None:
             return media
-        return StoreReader(self._open_store(self.stored_in), self.directory, media if self.pixels else None)
+        return StoreReader(self.store, self.directory, media if self.pixels else None)
 
     @override
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:

@@ -37,15 +37,10 @@ $TVR_DATA/charades/
   charades_sta_train.txt, charades_sta_test.txt  for split sta: <id> <start> <end>##<sentence>
   videos/<id>.mp4 ..."""
     suffix = ".mp4"
-    has_official_validation = False
 
     def __init__(self, *, split: Literal["scripts", "sta"] = "scripts", **options: Any) -> None:
         super().__init__(split=split, **options)
-
-    @property
-    @override
-    def one_caption_evaluation(self) -> bool:
-        return self.split == "scripts"  # a span of Charades-STA can have several sentences
+        self.one_caption_evaluation = split == "scripts"  # a span of Charades-STA can have several sentences
 
     @override
     def required_files(self, name: SplitName) -> list[Path]:

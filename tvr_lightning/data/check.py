@@ -15,6 +15,7 @@ from rich.table import Column, Table
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import Problem, Split, VideoRecord, shared_videos
 from tvr_lightning.media.container import MediaError
+from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.read_many import read_all
 from tvr_lightning.media.video import probe, read_clip
 from tvr_lightning.option_types import FrameSampling
@@ -89,7 +90,7 @@ def check_video(video: VideoRecord, frames: int = 0, sampling: FrameSampling = "
     if info.broken:
         return [_problem(video, "undecodable", f"it ends early: {info.broken}", "download it again")]
     if frames:
-        read_clip(path, frames=frames, image_size=DECODED_SIZE, sampling=sampling, span=video.span)
+        read_clip(path, frames, Preparation(DECODED_SIZE), sampling, video.span)
     problems = []
     if not info.has_audio:
         fix = "download it again, or ignore this if it is a silent video (methods with audio get silence)"

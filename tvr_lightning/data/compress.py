@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 MANIFEST = "compressed.jsonl"
 SCHEMA = 2
-KEPT = "kept"
 
 
 @dataclass(frozen=True)
@@ -160,7 +159,7 @@ def compress_dataset(
                 if file != copies.files.get(name):
                     journal.append(asdict(file))
                     copies.files[name] = file
-                if reason == KEPT:
+                if reason is None:
                     report.kept += 1
                 else:
                     report.new += 1
@@ -188,10 +187,10 @@ def _files(data: TextVideoDataModule) -> dict[str, Path]:
     return names
 
 
-def copy_file(folder: Path, copies: Copies, names: Mapping[str, Path], name: str) -> tuple[CopiedFile, str]:
+def copy_file(folder: Path, copies: Copies, names: Mapping[str, Path], name: str) -> tuple[CopiedFile, str | None]:
     """Copy the file `names[name]` of `folder` to `name` unless its copy is up to date.
 
-    Return its entry in the manifest and the reason for copying it again: empty for a new copy, `KEPT` if the existing
+    Return its entry in the manifest and the reason for copying it again: empty for a new copy, None if the existing
     copy was kept. Raise VideoError if a video cannot be read.
     """
     source, target, known = names[name], copies.folder / name, copies.files.get(name)
@@ -207,7 +206,7 @@ def copy_file(folder: Path, copies: Copies, names: Mapping[str, Path], name: str
         elif not same and digest(source) != known.sha256:
             reason = f"its source {source} has changed"
         else:  # the original may have been touched or moved
-            return replace(known, source=relative, size=size, modified=modified), KEPT
+            return replace(known, source=relative, size=size, modified=modified), None
     made = compress(source, copies.how) if name.endswith(".mp4") else None
     with explain_write_errors(target, "Earlier copies are kept."):
         target.parent.mkdir(parents=True, exist_ok=True)

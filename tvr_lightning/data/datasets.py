@@ -61,17 +61,17 @@ class VideoDataset(SplitDataset[VideoBatch]):
         return len(self.split.videos)
 
     def __getitem__(self, index: int) -> VideoBatch:
+        return self.item(index)
+
+    def item(self, index: int, generator: np.random.Generator | None = None) -> VideoBatch:
+        """Return one video, or zero videos if it cannot be read; `generator` is for training."""
+        record = self.split.videos[index]
         try:
-            return self.item(index)
+            video = self.read(record, generator)
         except MediaError as error:
             if not self.skip:
                 raise
             return VideoBatch(self.read.empty(), torch.zeros(0, dtype=torch.int64), [], skipped=[str(error)])
-
-    def item(self, index: int, generator: np.random.Generator | None = None) -> VideoBatch:
-        """Return one video, or raise an error if it cannot be read; `generator` is for training."""
-        record = self.split.videos[index]
-        video = self.read(record, generator)
         problems = video.problems if isinstance(video, Media) else []
         return VideoBatch(video, torch.tensor([index]), [record.video_id], list(problems))
 
@@ -95,7 +95,7 @@ class PairDataset(SplitDataset[PairBatch]):
     tokenise: Callable[[list[str]], Tokens] | None = None
 
     def __post_init__(self) -> None:
-        self._texts, self._videos = TextDataset(self.split, self.read), VideoDataset(self.split, self.read)
+        self._texts, self._videos = TextDataset(self.split, self.read), VideoDataset(self.split, self.read, self.skip)
         self._captions = self.split.texts_of_videos()
 
     def __len__(self) -> int:
@@ -110,17 +110,13 @@ class PairDataset(SplitDataset[PairBatch]):
         for video in chain(range(first, len(self._videos)), range(first)):
             drawn = self.one_caption or video != first
             text = int(generator.choice(self._captions[video])) if drawn else sample
-            try:
-                item = self._videos.item(video, generator)
-            except MediaError as error:
-                if not self.skip:
-                    raise
-                skipped.append(str(error))
+            item = self._videos.item(video, generator)
+            skipped += item.skipped
+            if not len(item):
                 continue
-            item.skipped = skipped + item.skipped
-            extras = {}
+            item.skipped, extras = skipped, {}
             if self.captions is not None:
-                described = self.captions.of(item.video_id[0])
+                described = self.captions.descriptions.get(item.video_id[0], [])
                 extras["recover_captions"] = [described if self.tokenise is None else self.tokenise(described)]
             return PairBatch(self._texts[text], item, extras)
         raise VideoError(self.split.videos[first].path, f"no video of the split can be read; first: {skipped[0]}")

@@ -48,12 +48,8 @@ $TVR_DATA/didemo/
         if seconds is not None and seconds <= 0:
             raise UserError(f"seconds is {seconds}; give the length of a segment, or null for the whole file")
         self.span = None if seconds is None else (0.0, seconds)
+        self.has_official_validation = split != "hub"
         super().__init__(split=split, frames=frames, words=words, **options)
-
-    @property
-    @override
-    def has_official_validation(self) -> bool:
-        return self.split != "hub"
 
     @override
     def required_files(self, name: SplitName) -> list[Path]:

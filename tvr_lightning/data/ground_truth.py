@@ -1,14 +1,10 @@
 """Ground truth of an evaluation split: the matching video of each text."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from tvr_lightning.data.records import Split
 from tvr_lightning.errors import UserError
 
 
@@ -40,12 +36,6 @@ class GroundTruth:
             text = int(outside[0])
             video = int(self.video_of_text[text])
             raise UserError(f"{self.where}: text {text} describes video {video}, but there are {self.videos} videos")
-
-    @classmethod
-    def of(cls, dataset: str, split: Split, warnings: Sequence[str] = ()) -> GroundTruth:
-        """Return the pairs of a split, with the title and warnings of the dataset."""
-        pairs = torch.tensor([text.video for text in split.texts], dtype=torch.int64)
-        return cls(pairs, len(split.videos), dataset, split.name, split.protocol, list(warnings))
 
     @property
     def texts(self) -> int:

@@ -86,23 +86,20 @@ class EvaluationSampler(DistributedSampler[int]):
     """Sampler that distributes items 0 .. n-1 over the processes and repeats the first ones for equal shares.
 
     A process that runs out of batches early would leave the others waiting in collective operations. Repeated items
-    are recognized by their index and dropped. Items are in the order of the split, unless `shuffle_items` was called.
+    are recognized by their index and dropped. Items are in the order of the split. With `shuffled`, a seed and a number
+    of items, every epoch has a new order, in which this number of items of the split comes first.
     """
 
     def __init__(self, items: int, *, replicas: int = 1, rank: int = 0) -> None:
         super().__init__(range(items), replicas, rank, shuffle=False)  # type: ignore[arg-type]  # only its length counts
         self.items = items
-        self._order: tuple[list[int], int] | None = None
-
-    def shuffle_items(self, seed: list[int], first: int) -> None:
-        """Use a new order in every epoch, from a seed, in which the first items of the split come first."""
-        self._order = seed, first
+        self.shuffled: tuple[list[int], int] | None = None
 
     @override
     def __iter__(self) -> Iterator[int]:
         order = np.arange(self.items)
-        if self._order is not None:
-            seed, first = self._order
+        if self.shuffled is not None:
+            seed, first = self.shuffled
             random = np.random.default_rng([*seed, self.epoch])
             order = np.concatenate([random.permutation(order[:first]), random.permutation(order[first:])])
         return iter(np.resize(order, self.total_size)[self.rank :: self.num_replicas].tolist())

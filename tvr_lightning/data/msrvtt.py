@@ -37,17 +37,9 @@ $TVR_DATA/msrvtt/
     suffix = ".mp4"
 
     def __init__(self, *, split: Literal["9k", "7k", "full"] = "9k", **options: Any) -> None:
+        self.has_official_validation = split == "full"
+        self.one_caption_evaluation = split != "full"
         super().__init__(split=split, **options)
-
-    @property
-    @override
-    def has_official_validation(self) -> bool:
-        return self.split == "full"
-
-    @property
-    @override
-    def one_caption_evaluation(self) -> bool:
-        return self.split != "full"
 
     @override
     def required_files(self, name: SplitName) -> list[Path]:

@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tvr_lightning.data.audio_alignment import SHORTEST_WAVEFORM, frame_cells, log_mel
+from tvr_lightning.data.audio_alignment import frame_cells, log_mel
 from tvr_lightning.media.audio import SAMPLE_RATE, STEPS_PER_SECOND, read_audio
+from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import read_clip
 from tvr_lightning.option_types import FrameSampling
 
@@ -23,8 +24,8 @@ def preview(video: Path, out: Path, *, frames: int, sampling: FrameSampling = "o
     # Figure without pyplot: no global state, no display, thread-safe.
     from matplotlib.figure import Figure
 
-    clip = read_clip(video, frames=frames, image_size=224, sampling=sampling)
-    track = read_audio(video, duration=clip.duration, span=(0.0, clip.duration))
+    clip = read_clip(video, frames, Preparation(224), sampling)
+    track = read_audio(video, span=(0.0, clip.duration))
     times, cells = clip.timestamps, frame_cells(clip.timestamps, clip.frame_mask, clip.duration)
 
     rows = -(-len(clip.pixels) // PER_ROW)
@@ -57,8 +58,7 @@ def preview(video: Path, out: Path, *, frames: int, sampling: FrameSampling = "o
         waveform.text(0.5, 0.5, problem, ha="center", va="center", transform=waveform.transAxes, parse_math=False)
     elif track.problem:
         waveform.set_title(f"damaged: {track.problem}", fontsize=9, color="firebrick", parse_math=False)
-    samples = torch.from_numpy(track.waveform)
-    mel = log_mel(torch.nn.functional.pad(samples, (0, max(0, SHORTEST_WAVEFORM - len(samples)))))
+    mel = log_mel(torch.from_numpy(track.waveform))
     spectrogram.imshow(mel.numpy(), origin="lower", aspect="auto", extent=(0, max(length, 0.01), 0, len(mel)))
     spectrogram.set(xlabel="seconds", ylabel="log-mel band", xlim=(0, max(length, 0.01)))
 

@@ -39,17 +39,10 @@ class MediaReader:
 
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media:
         """Return Media with pixels (1, F, 3, S, S), frame_mask (1, F)."""
-        plain: FrameTransform = self.preparation
-        augment = plain if generator is None else draw_augmentation(self.augmentation, self.preparation, generator)
-        clip = read_clip(
-            video.path,
-            frames=self.frames,
-            image_size=self.preparation.image_size,
-            sampling=self.sampling,
-            span=video.span,
-            generator=generator,
-            augment=augment,
-        )
+        prepare: FrameTransform = self.preparation
+        if generator is not None:
+            prepare = draw_augmentation(self.augmentation, self.preparation, generator)
+        clip = read_clip(video.path, self.frames, prepare, self.sampling, video.span, generator)
         return clip_media(clip, video.path, video.span, self.audio, self.on_corrupt)
 
     def empty(self) -> Media:

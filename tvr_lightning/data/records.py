@@ -196,8 +196,7 @@ def read_table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 def read_records(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the records of a CSV, JSON Lines or Parquet file, each with its position for messages."""
     if file.suffix.lower() == ".csv":
-        rows: list[Any] = list(read_table(file, ()))
-        return [(f"row {number}", row) for number, row in enumerate(rows, start=2)]
+        return [(f"row {number}", row) for number, row in enumerate(read_table(file, ()), start=2)]
     if file.suffix.lower() == ".parquet":
         import pyarrow.parquet
 

@@ -48,10 +48,6 @@ class RecoverCaptions:
     descriptions: dict[str, list[str]]
     empty: int = 0
 
-    def of(self, video_id: str) -> list[str]:
-        """Return the descriptions of a video in temporal order; an empty list for a video that is not in the file."""
-        return list(self.descriptions.get(video_id, []))
-
     def require(self, video_ids: Sequence[str]) -> None:
         """Check that each of these videos has a description."""
         absent = [video_id for video_id in video_ids if not self.descriptions.get(video_id)]

@@ -13,9 +13,7 @@ from tvr_lightning.media.read_many import read_all
 from tvr_lightning.media.video import probe
 
 
-def stats(
-    data: TextVideoDataModule, tokens: Callable[[str], int], *, workers: int = 1, progress: bool = True
-) -> dict[str, dict[str, str]]:
+def stats(data: TextVideoDataModule, tokens: Callable[[str], int], workers: int = 1) -> dict[str, dict[str, str]]:
     """Return the statistics of the splits of a dataset as text: train, val (unless it is the test split), test.
 
     `tokens` returns the number of tokens of a caption, including start and end. The duration of a video with a span is
@@ -25,7 +23,7 @@ def stats(
     names: list[SplitName] = ["train", "test"] if data.validation == "test" else ["train", "val", "test"]
     splits = [data.read_split(name) for name in names]
     files = list(dict.fromkeys(video.path for split in splits for video in split.videos))
-    probed = read_all(files, probe, workers=workers, title=f"reading {data.title}", progress=progress)
+    probed = read_all(files, probe, workers=workers, title=f"reading {data.title}")
     infos = {path: info for path, info in zip(files, probed, strict=True) if not isinstance(info, MediaError)}
     found: dict[str, dict[str, str]] = {}
     for split in splits:

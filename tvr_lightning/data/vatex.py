@@ -53,13 +53,8 @@ $TVR_DATA/vatex/
         super().__init__(split=split, **options)
         self.annotations = annotations
         self.language = language
-        self.protocol = protocol
+        self.one_caption_evaluation = protocol == "first-caption"
         self._captions: dict[Path, list[tuple[str, list[str]]]] = {}
-
-    @property
-    @override
-    def one_caption_evaluation(self) -> bool:
-        return self.protocol == "first-caption"
 
     @override
     def required_files(self, name: SplitName) -> list[Path]:
@@ -81,7 +76,7 @@ $TVR_DATA/vatex/
             records = found.items() if hgr else ((record["videoID"], record) for record in found)
             self._captions[file] = [(clip, record[key]) for clip, record in records]
         findings.problems += duplicates(file, (clip for clip, _ in self._captions[file]))
-        first = self.protocol == "first-caption"
+        first = self.one_caption_evaluation
         kept = 1 if first and name != "train" else None
         captions = {clip: texts[:kept] for clip, texts in self._captions[file]}
         count = "first caption of a clip" if first else "ten captions per clip"

@@ -117,7 +117,7 @@ or metadata.csv, metadata.jsonl or metadata.parquet next to the videos, columns 
 
     @property
     @override
-    def has_official_validation(self) -> bool:
+    def has_official_validation(self) -> bool:  # type: ignore[override]  # computed, since it needs the table
         try:
             return any(row.split == "val" for row in self._rows)
         except (UserError, OSError):  # reported when a split is read

@@ -25,6 +25,7 @@ from tvr_lightning.encoders.hub import WEIGHTS, how_to_download, is_repository, 
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import Journal, explain_write_errors, write_whole
 from tvr_lightning.media.container import MediaError
+from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.read_many import read_many
 from tvr_lightning.media.video import read_parts
 from tvr_lightning.option_types import CAPTION_MODEL, CAPTION_PROMPT, Count, Options, Range, Workers
@@ -134,7 +135,7 @@ def _read_segments(video: VideoRecord, options: CaptionOptions) -> tuple[list[De
         length = min(end, duration) - start
         return list(itertools.pairwise(start + length * i / options.segments for i in range(options.segments + 1)))
 
-    clips = read_parts(video.path, divide, frames=options.frames, image_size=options.image_size)
+    clips = read_parts(video.path, divide, options.frames, Preparation(options.image_size))
     spans = divide(clips[0].duration)
     segments = [Description(video.video_id, number, *span, "") for number, span in enumerate(spans)]
     return segments, torch.stack([clip.pixels for clip in clips])

@@ -41,7 +41,6 @@ class AudioTrack:
 def read_audio(
     path: str | Path,
     *,
-    duration: float | None = None,
     span: tuple[float, float] | None = None,
     on_corrupt: Literal["skip", "error"] = "skip",
 ) -> AudioTrack:
@@ -49,8 +48,8 @@ def read_audio(
 
     PyAV decodes the best audio stream, its channels are averaged (as in the released GAID code), and librosa resamples
     with soxr. Audio outside the clip is dropped, and missing audio is filled with zeros; `present` is False if there is
-    none. The duration is by default that of the span, the video, the container, or the audio, in this order. In a
-    damaged track, `skip` keeps the decoded samples and describes the damage in `problem`.
+    none. The duration is that of the span, the video, the container, or the audio, in this order. In a damaged track,
+    `skip` keeps the decoded samples and describes the damage in `problem`.
 
     Raises:
         MediaError: The file cannot be opened, takes too long, or is too large; or a track is damaged (`error`).
@@ -61,7 +60,7 @@ def read_audio(
     rate = SAMPLE_RATE
     try:
         with open_media(path) as container:
-            origin, length = _bounds(container, duration, span)
+            origin, length = _bounds(container, span)
             stream = container.streams.best("audio")
             if isinstance(stream, av.AudioStream):
                 rate = stream.rate or rate
@@ -107,9 +106,7 @@ def read_audio(
     return AudioTrack(waveform, heard, "; ".join(problems) or None)
 
 
-def _bounds(
-    container: av.container.InputContainer, duration: float | None, span: tuple[float, float] | None
-) -> tuple[float, float | None]:
+def _bounds(container: av.container.InputContainer, span: tuple[float, float] | None) -> tuple[float, float | None]:
     """Return the start of a clip in the time of its file, and its duration if it is known without decoding."""
     origin, length = 0.0, None
     if container.streams.video:
@@ -121,8 +118,6 @@ def _bounds(
             length = float(video.duration * video.time_base) if video.duration else length
     if span:
         origin, length = origin + span[0], span[1] - span[0]
-    if duration is not None:
-        length = duration
     return origin, None if length is None else max(length, 0.0)  # the header of a damaged file can be negative
 
 

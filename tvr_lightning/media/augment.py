@@ -66,10 +66,6 @@ def _affine(frame: Image.Image, *matrix: float) -> Image.Image:
     return frame.transform(frame.size, Image.Transform.AFFINE, matrix, resample=resample, fillcolor=_FILL)
 
 
-def _posterize(frame: Image.Image, strength: float) -> Image.Image:
-    return frame.point(lambda value: value & (0xFF << (4 + int(4 * strength))))
-
-
 def _solarize_add(frame: Image.Image, strength: float) -> Image.Image:
     return frame.point(lambda value: min(255, value + int(110 * strength)) if value < 128 else value)
 
@@ -79,7 +75,7 @@ OPERATIONS: dict[str, Callable[[Image.Image, float, float], Image.Image]] = {
     "equalize": lambda frame, strength, signed: ImageOps.equalize(frame),
     "invert": lambda frame, strength, signed: ImageOps.invert(frame),
     "rotate": lambda frame, strength, signed: frame.rotate(30 * signed, Image.Resampling.BICUBIC, fillcolor=_FILL),
-    "posterize": lambda frame, strength, signed: _posterize(frame, strength),
+    "posterize": lambda frame, strength, signed: frame.point(lambda value: value & (0xFF << (4 + int(4 * strength)))),
     "solarize": lambda frame, strength, signed: ImageOps.solarize(frame, 256 - int(256 * strength)),
     "solarize-add": lambda frame, strength, signed: _solarize_add(frame, strength),
     "color": lambda frame, strength, signed: ImageEnhance.Color(frame).enhance(1 + 0.9 * signed),

@@ -18,7 +18,7 @@ from av.video.frame import PictureType, VideoFrame
 from av.video.reformatter import VideoReformatter
 
 from tvr_lightning.media.container import MAX_SECONDS, TimeBudget, VideoError, open_video, packets_of
-from tvr_lightning.media.decoder import FrameConverter, check_shape, frames_in_order, orientation_of
+from tvr_lightning.media.decoder import check_shape, frames_in_order, orientation_of, upright_image
 
 FPS, SIZE = 3, 224
 _STEPS = 2**16  # subdivisions of an output frame's duration to which FFmpeg rounds timestamps
@@ -32,7 +32,7 @@ def write_clip4clip_frames(path: Path, out: OutputContainer) -> int:
     with closing(constant_rate_frames(path, FPS)) as frames:
         for frame in frames:
             if orientation_of(frame) is not None:
-                frame = VideoFrame.from_image(FrameConverter(path)(frame))
+                frame = VideoFrame.from_image(upright_image(path, reformatter, frame))
             if not count:
                 stream.width, stream.height = clip4clip_size(frame.width, frame.height)
             size = (stream.width, stream.height)

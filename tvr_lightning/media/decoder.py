@@ -41,26 +41,19 @@ def orientation_of(frame: VideoFrame) -> Image.Transpose | None:
     return _TURNED[round(np.degrees(np.arctan2(b, a)) / 90) % 4] if determinant else None
 
 
-class FrameConverter:
-    """Converter of the decoded frames of a file to upright images, which reuses its expensive conversion tables."""
+def upright_image(path: Path, reformatter: VideoReformatter, frame: VideoFrame) -> Image.Image:
+    """Return a frame of a file as an upright image in mode RGB, equal to PyAV's `to_image`, but several times faster.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._reformatter = VideoReformatter()
-
-    def __call__(self, frame: VideoFrame) -> Image.Image:
-        """Return a frame as an upright image in mode RGB, equal to PyAV's `to_image`, but several times faster.
-
-        One thread, since pools of many workers slow each other down; three bytes per pixel, since FFmpeg's conversion
-        to four does not write the last columns for some widths.
-        """
-        check_shape(self._path, frame)
-        converted = self._reformatter.reformat(frame, format="rgb24", threads=1)
-        plane = converted.planes[0]
-        size = (converted.width, converted.height)
-        image = Image.frombytes("RGB", size, plane, "raw", "RGB", plane.line_size, 1)  # type: ignore[arg-type]
-        orientation = orientation_of(frame)
-        return image if orientation is None else image.transpose(orientation)
+    A reformatter reuses its expensive conversion tables. One thread, since pools of many workers slow each other down;
+    three bytes per pixel, since FFmpeg's conversion to four does not write the last columns for some widths.
+    """
+    check_shape(path, frame)
+    converted = reformatter.reformat(frame, format="rgb24", threads=1)
+    plane = converted.planes[0]
+    size = (converted.width, converted.height)
+    image = Image.frombytes("RGB", size, plane, "raw", "RGB", plane.line_size, 1)  # type: ignore[arg-type]
+    orientation = orientation_of(frame)
+    return image if orientation is None else image.transpose(orientation)
 
 
 def check_shape(path: Path, frame: VideoFrame) -> None:

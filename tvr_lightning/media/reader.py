@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -21,12 +21,13 @@ import av
 import numpy as np
 from av.container import InputContainer
 from av.video.frame import VideoFrame
+from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 from PIL import Image
 
 from tvr_lightning.media.container import MAX_SECONDS, TimeBudget, VideoError, open_media, open_video, packets_of
-from tvr_lightning.media.decoder import FrameConverter, decoded_frames, frames_in_order
+from tvr_lightning.media.decoder import decoded_frames, frames_in_order, upright_image
 from tvr_lightning.media.sampling import Declared
 
 T = TypeVar("T")
@@ -71,7 +72,7 @@ class OpenedVideo:
 
     def __init__(self, container: InputContainer, stream: VideoStream, budget: TimeBudget) -> None:
         self.container, self.stream, self.budget = container, stream, budget
-        self._to_image = FrameConverter(budget.path)
+        self._to_image = partial(upright_image, budget.path, VideoReformatter())
         table = self._list_packets()
         pts, dts, keyframe, shown, lengths = table.T
         self.keyframe, self.shown = keyframe.astype(bool), shown.astype(bool)

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from tvr_lightning.media.container import VideoError
-from tvr_lightning.media.preparation import FrameTransform, Pixels, Preparation
+from tvr_lightning.media.preparation import FrameTransform, Pixels
 from tvr_lightning.media.reader import Timeline, open_reader
 from tvr_lightning.media.sampling import Positions, Span, Times, positions_at_rate, sample_frames
 from tvr_lightning.option_types import FrameSampling
@@ -45,43 +45,31 @@ class VideoInfo:
 
 def read_clip(
     path: str | Path,
-    *,
     frames: int,
-    image_size: int,
+    prepare: FrameTransform,
     sampling: FrameSampling = "one-fps-uniform",
     span: Span | None = None,
     generator: np.random.Generator | None = None,
-    augment: FrameTransform | None = None,
 ) -> DecodedClip:
-    """Decode F frames of a clip: only the segments that lead to a selected frame, converting only selected frames.
-
-    The rotation stored in the file is applied; pixels are treated as square, as in OpenCV, which the published results
-    use. `span` is in seconds from the first frame; `augment` replaces CLIP's preparation of each frame. A file that is
-    not a video or ends before a selected frame raises VideoError: frames are never replaced.
-    """
-    (clip,) = read_parts(
-        path,
-        lambda duration: [span],
-        frames=frames,
-        image_size=image_size,
-        sampling=sampling,
-        generator=generator,
-        augment=augment,
-    )
-    return clip
+    """Decode F frames of a file, or of a span of it in seconds from the first frame."""
+    return read_parts(path, lambda duration: [span], frames, prepare, sampling, generator)[0]
 
 
 def read_parts(
     path: str | Path,
     divide: Callable[[float], Sequence[Span | None]],
-    *,
     frames: int,
-    image_size: int,
+    prepare: FrameTransform,
     sampling: FrameSampling = "segment-centres",
     generator: np.random.Generator | None = None,
-    augment: FrameTransform | None = None,
 ) -> list[DecodedClip]:
-    """Decode F frames of each span (None: the whole file) that `divide` returns for the duration of a file."""
+    """Decode F frames of each span (None: the whole file) that `divide` returns for the duration of a file.
+
+    Only the segments that lead to a selected frame are decoded, and only selected frames are converted: `prepare` makes
+    each square. The rotation stored in the file is applied; pixels are treated as square, as in OpenCV, which the
+    published results use. A file that is not a video or ends before a selected frame raises VideoError: frames are
+    never replaced.
+    """
     # A single draw, so that choosing again selects the same random frames.
     seed = None if generator is None else int(generator.integers(2**63))
     chosen: list[Positions] = []
@@ -100,7 +88,7 @@ def read_parts(
                 chosen.append(sample_frames(*clip, draw, video.declared))
             return np.concatenate(chosen).tolist()
 
-        images = dict(video.frames(choose, augment or Preparation(image_size)))
+        images = dict(video.frames(choose, prepare))
     clips = []
     for positions in chosen:
         selected = [images[position] for position in positions.tolist()]

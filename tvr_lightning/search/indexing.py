@@ -179,7 +179,7 @@ def _join_captions(catalog: Catalog, given: RecoverCaptions | None, named: Named
     def texts(video: VideoRow) -> list[str]:
         paths = [*(video.path.relative_to(root) for root in roots if root in video.path.parents), Path(video.path.name)]
         names = [name for path in paths for name in (path.as_posix(), path.with_suffix("").as_posix())]
-        return next((found for name in names if (found := described.of(name))), [])
+        return next((found for name in names if (found := described.descriptions.get(name))), [])
 
     found = {video.id: lines for video in catalog.videos() if (lines := texts(video))}
     if not found and given is not None and catalog.count():

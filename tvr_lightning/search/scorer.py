@@ -99,13 +99,7 @@ class Scorer:
 
     def read(self, path: Path, prepare: FrameTransform | None = None) -> Clip:
         """Decode a video as in training; `prepare` replaces the encoder's own preparation of a frame."""
-        clip = read_clip(
-            path,
-            frames=self.module.frames,
-            image_size=self.preparation.image_size,
-            sampling=self.sampling,
-            augment=prepare or self.preparation,
-        )
+        clip = read_clip(path, self.module.frames, prepare or self.preparation, self.sampling)
         return Clip(clip_media(clip, path, None, self.audio), clip.timestamps, clip.duration)
 
     def still(self, image: Image.Image) -> Clip:

@@ -16,7 +16,7 @@ from tvr_lightning.cli import main
 from tvr_lightning.data import LSMDC, MSRVTT, MSVD, VATEX, ActivityNet, DiDeMo
 from tvr_lightning.data.importing import ImportFailed, run
 from tvr_lightning.data.importing.hub import fetch
-from tvr_lightning.data.importing.layouts import DATASETS
+from tvr_lightning.data.importing.layouts import DATASETS, LAYOUTS, PUBLISHED
 from tvr_lightning.data.importing.run import ImportReport, import_dataset
 from tvr_lightning.data.records import SYNTHETIC, Split
 from tvr_lightning.data.video_files import stem
@@ -423,10 +423,10 @@ def test_a_folder_of_no_layout_or_of_several_is_refused_and_a_synthetic_one_stay
     assert bring("msrvtt", held, out, layout="hub").splits["9k", "train"] == (2, 4)
     assert "SYNTHETIC.txt" in bring("msrvtt", msrvtt / "msrvtt", tmp_path / "other").written
     assert MSRVTT(root=str(tmp_path / "other")).warnings == [SYNTHETIC]
-    assert {dataset.kind.directory for dataset in DATASETS.values()} == set(DATASETS)
-    for dataset in DATASETS.values():
-        for options, _ in dataset.configurations:
-            dataset.kind(root="anywhere", **options)
+    assert LAYOUTS.keys() == PUBLISHED.keys() == DATASETS.keys()
+    for dataset, kind in DATASETS.items():
+        for options, _ in PUBLISHED[dataset]:
+            kind(root="anywhere", **options)
 
 
 @pytest.mark.parametrize(

@@ -13,19 +13,13 @@ from tvr_lightning.data.importing import ImportFailed
 NO_ANSWER: type[Exception] = HfHubHTTPError.__bases__[0]
 GUIDE = "For the source and terms of each dataset, see docs/datasets.md."
 REPOSITORIES = {
-    "msrvtt": "friedrichor/MSR-VTT",
-    "msvd": "friedrichor/MSVD",
-    "didemo": "friedrichor/DiDeMo",
-    "activitynet": "friedrichor/ActivityNet_Captions",
+    "msrvtt": ("friedrichor/MSR-VTT", ["msrvtt_*.json", "MSRVTT_Videos.zip"]),
+    "msvd": ("friedrichor/MSVD", ["msvd_*.json", "MSVD_Videos.zip"]),
+    "didemo": ("friedrichor/DiDeMo", ["didemo_*.json", "DiDeMo_Videos_mp4_*.tar*"]),
+    "activitynet": ("friedrichor/ActivityNet_Captions", ["activitynet_captions_*.json", "ActivityNet_Videos.tar*"]),
 }
-"""Third-party copies of the datasets without a license; the terms of the original datasets apply."""
-FILES = {
-    "msrvtt": ["msrvtt_*.json", "MSRVTT_Videos.zip"],
-    "msvd": ["msvd_*.json", "MSVD_Videos.zip"],
-    "didemo": ["didemo_*.json", "DiDeMo_Videos_mp4_*.tar*"],
-    "activitynet": ["activitynet_captions_*.json", "ActivityNet_Videos.tar*"],
-}
-"""Patterns of the files that `tvr data import` reads."""
+"""Third-party copies of the datasets without a license, for which the terms of the original datasets apply, and the
+patterns of the files that `tvr data import` reads."""
 
 
 def fetch(dataset: str, folder: Path, annotations_only: bool = False, endpoint: str | None = None) -> list[Path]:
@@ -36,8 +30,8 @@ def fetch(dataset: str, folder: Path, annotations_only: bool = False, endpoint: 
     """
     if dataset not in REPOSITORIES:
         raise ImportFailed(f"{dataset} cannot be downloaded from the Hub, only {', '.join(REPOSITORIES)}. {GUIDE}")
-    repository = REPOSITORIES[dataset]
-    patterns = [pattern for pattern in FILES[dataset] if pattern.endswith(".json") or not annotations_only]
+    repository, patterns = REPOSITORIES[dataset]
+    patterns = [pattern for pattern in patterns if pattern.endswith(".json") or not annotations_only]
     try:
         info = huggingface_hub.HfApi(endpoint).dataset_info(repository, files_metadata=True)
         sizes = {

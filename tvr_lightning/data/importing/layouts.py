@@ -25,6 +25,7 @@ from tvr_lightning.data.video_files import stem
 
 Files = dict[str, Path]
 Converted = dict[str, bytes]
+Counts = dict[SplitName, int]
 SPLITS = ("train", "val", "test")
 
 
@@ -54,15 +55,6 @@ class AnnotationLayout:
         }
         missing = [pattern for ours, pattern in self.needed.items() if ours not in found]
         return found, [re.sub(r"\(\w+[^()]*\)\?|\\|\?", "", pattern) for pattern in missing]
-
-
-@dataclass(frozen=True)
-class ImportableDataset:
-    """Dataset class with its layouts, and options of the class, each with the published number of videos by split."""
-
-    kind: type[TextVideoDataModule]
-    layouts: tuple[AnnotationLayout, ...]
-    configurations: tuple[tuple[Mapping[str, Any], Mapping[SplitName, int]], ...]
 
 
 def _same(*names: str) -> dict[str, str]:
@@ -149,7 +141,7 @@ def _msvd_from_official(files: Files) -> Converted:
         video, _, text = line.partition(" ")
         if not line.startswith("#"):
             captions.setdefault(video, []).append(text)
-    return _msvd({name: read_lines(files[name]) for name in SPLITS}, captions)
+    return _msvd({name: read_lines(files[f"{name}_list.txt"]) for name in SPLITS}, captions)
 
 
 def _didemo_from_hub(files: Files) -> Converted:
@@ -202,115 +194,101 @@ MSRVTT_FULL = _same(*(f"MSRVTT_{name}.full.csv" for name in SPLITS))
 LISTS = _same(*(f"{name}_list.txt" for name in SPLITS))
 DESCRIPTIONS = _same(*(f"{name}_data.json" for name in SPLITS))
 
-DATASETS = {
-    "msrvtt": ImportableDataset(
-        MSRVTT,
-        (
-            # With the list of 9,000 or of 7,010 training videos, or with both
-            AnnotationLayout("hub", {**MSRVTT_TEST, **MSRVTT_9K}, _msrvtt_from_hub, MSRVTT_7K),
-            AnnotationLayout("hub", {**MSRVTT_TEST, **MSRVTT_7K}, _msrvtt_from_hub),
-            AnnotationLayout(
-                "clip4clip",
-                MSRVTT_FILES | _same("MSRVTT_train.9k.csv"),
-                None,
-                MSRVTT_FULL | _same("MSRVTT_train.7k.csv"),
-            ),
-            AnnotationLayout("clip4clip", MSRVTT_FILES | _same("MSRVTT_train.7k.csv"), further=MSRVTT_FULL),
-            AnnotationLayout(
-                "official",
-                {"train_val": r"train_val_videodatainfo\.json", "test": r"test_videodatainfo\.json"},
-                _msrvtt_from_official,
-                note="it has only the official split (data.init_args.split=full), not the 1k-A pairs of the papers, "
-                "which are in the layouts of the Hub and of CLIP4Clip",
-            ),
-        ),
-        (
-            ({"split": "9k"}, {"train": 9000, "test": 1000}),
-            ({"split": "7k"}, {"train": 7010, "test": 1000}),
-            ({"split": "full"}, {"train": 6513, "val": 497, "test": 2990}),
-        ),
-    ),
-    "msvd": ImportableDataset(
-        MSVD,
-        (
-            AnnotationLayout("hub", _hub("msvd", *SPLITS), _msvd_from_hub),
-            AnnotationLayout("clip4clip", {**LISTS, **_same("raw-captions.pkl")}),
-            AnnotationLayout(
-                "official",
-                {"captions": r"AllVideoDescriptions\.txt", **{name: rf"{name}_list\.txt" for name in SPLITS}},
-                _msvd_from_official,
-                note="its captions keep punctuation that raw-captions.pkl of CLIP4Clip replaces with spaces, such as "
-                "it's for it s",
-            ),
-        ),
-        (({}, {"train": 1200, "val": 100, "test": 670}),),
-    ),
-    "didemo": ImportableDataset(
-        DiDeMo,
-        (
-            AnnotationLayout("hub", _hub("didemo", "train", "test"), _didemo_from_hub, _hub("didemo", "val")),
-            AnnotationLayout("clip4clip", {**LISTS, **DESCRIPTIONS}),
-            AnnotationLayout(
-                "tmass", {f"tmass/didemo_{name}_label.csv": rf"didemo_{name}_label\.csv" for name in SPLITS}
-            ),
-            AnnotationLayout(
-                "official",
-                DESCRIPTIONS,
-                _didemo_from_official,
-                note="without CLIP4Clip's lists, all its videos are used",
-            ),
-        ),
-        (
-            ({"split": "lists"}, {"train": 8392, "val": 1065, "test": 1004}),
-            ({"split": "hub"}, {"train": 8392, "test": 1004}),
-            ({"split": "tmass"}, {"train": 8362, "val": 1062, "test": 1004}),
-        ),
-    ),
-    "activitynet": ImportableDataset(
-        ActivityNet,
-        (
-            AnnotationLayout(
-                "hub",
-                {**_hub("activitynet_captions", "train"), "test": r"activitynet_captions(_ret)?_val1\.json"},
-                _activitynet_from_hub,
-            ),
-            AnnotationLayout("official", _same("train.json", "val_1.json", "train_ids.json", "val_ids.json")),
-        ),
-        (({}, {"train": 10009, "test": 4917}),),
-    ),
-    "vatex": ImportableDataset(
-        VATEX,
-        (
-            AnnotationLayout("hub", _hub("vatex", *SPLITS), _vatex_from_hub),
-            AnnotationLayout("hgr", {**LISTS, **_same("vatex_data.json")}),
-            AnnotationLayout(
-                "official",
-                {**LISTS, **_same("vatex_training_v1.0.json", "vatex_validation_v1.0.json")},
-                note="read them with data.init_args.annotations=official",
-            ),
-        ),
-        tuple((options, {"train": 25991, "val": 1500, "test": 1500}) for options in ({}, {"annotations": "official"})),
-    ),
-    "lsmdc": ImportableDataset(
-        LSMDC,
-        (
-            AnnotationLayout(
-                "hub", {**_hub("lsmdc", "train", "val"), "test": r"lsmdc(_ret)?_test(_1000)?\.json"}, _lsmdc_from_hub
-            ),
-            AnnotationLayout("official", _same(*LSMDC_FILES.values())),
-        ),
-        (({}, {"test": 1000}),),
-    ),
-    "charades": ImportableDataset(
-        Charades,
-        (
-            AnnotationLayout(
-                "official",
-                _same("Charades_v1_train.csv", "Charades_v1_test.csv"),
-                further=_same("charades_sta_train.txt", "charades_sta_test.txt"),
-            ),
-        ),
-        (({"split": "scripts"}, {"train": 7985, "test": 1863}), ({"split": "sta"}, {})),
-    ),
+DATASETS: dict[str, type[TextVideoDataModule]] = {
+    dataset.directory: dataset for dataset in (MSRVTT, MSVD, DiDeMo, ActivityNet, VATEX, LSMDC, Charades)
 }
 """Supported datasets for import, by folder name."""
+
+LAYOUTS = {
+    "msrvtt": [
+        # With the list of 9,000 or of 7,010 training videos, or with both
+        AnnotationLayout("hub", MSRVTT_TEST | MSRVTT_9K, _msrvtt_from_hub, MSRVTT_7K),
+        AnnotationLayout("hub", MSRVTT_TEST | MSRVTT_7K, _msrvtt_from_hub),
+        AnnotationLayout(
+            "clip4clip",
+            MSRVTT_FILES | _same("MSRVTT_train.9k.csv"),
+            further=MSRVTT_FULL | _same("MSRVTT_train.7k.csv"),
+        ),
+        AnnotationLayout("clip4clip", MSRVTT_FILES | _same("MSRVTT_train.7k.csv"), further=MSRVTT_FULL),
+        AnnotationLayout(
+            "official",
+            {"train_val": r"train_val_videodatainfo\.json", "test": r"test_videodatainfo\.json"},
+            _msrvtt_from_official,
+            note="it has only the official split (data.init_args.split=full), not the 1k-A pairs of the papers, "
+            "which are in the layouts of the Hub and of CLIP4Clip",
+        ),
+    ],
+    "msvd": [
+        AnnotationLayout("hub", _hub("msvd", *SPLITS), _msvd_from_hub),
+        AnnotationLayout("clip4clip", LISTS | _same("raw-captions.pkl")),
+        AnnotationLayout(
+            "official",
+            {"captions": r"AllVideoDescriptions\.txt"} | LISTS,
+            _msvd_from_official,
+            note="its captions keep punctuation that raw-captions.pkl of CLIP4Clip replaces with spaces, such as it's "
+            "for it s",
+        ),
+    ],
+    "didemo": [
+        AnnotationLayout("hub", _hub("didemo", "train", "test"), _didemo_from_hub, _hub("didemo", "val")),
+        AnnotationLayout("clip4clip", LISTS | DESCRIPTIONS),
+        AnnotationLayout("tmass", {f"tmass/didemo_{name}_label.csv": rf"didemo_{name}_label\.csv" for name in SPLITS}),
+        AnnotationLayout(
+            "official",
+            DESCRIPTIONS,
+            _didemo_from_official,
+            note="without CLIP4Clip's lists, all its videos are used",
+        ),
+    ],
+    "activitynet": [
+        AnnotationLayout(
+            "hub",
+            _hub("activitynet_captions", "train") | {"test": r"activitynet_captions(_ret)?_val1\.json"},
+            _activitynet_from_hub,
+        ),
+        AnnotationLayout("official", _same("train.json", "val_1.json", "train_ids.json", "val_ids.json")),
+    ],
+    "vatex": [
+        AnnotationLayout("hub", _hub("vatex", *SPLITS), _vatex_from_hub),
+        AnnotationLayout("hgr", LISTS | _same("vatex_data.json")),
+        AnnotationLayout(
+            "official",
+            LISTS | _same("vatex_training_v1.0.json", "vatex_validation_v1.0.json"),
+            note="read them with data.init_args.annotations=official",
+        ),
+    ],
+    "lsmdc": [
+        AnnotationLayout(
+            "hub", _hub("lsmdc", "train", "val") | {"test": r"lsmdc(_ret)?_test(_1000)?\.json"}, _lsmdc_from_hub
+        ),
+        AnnotationLayout("official", _same(*LSMDC_FILES.values())),
+    ],
+    "charades": [
+        AnnotationLayout(
+            "official",
+            _same("Charades_v1_train.csv", "Charades_v1_test.csv"),
+            further=_same("charades_sta_train.txt", "charades_sta_test.txt"),
+        ),
+    ],
+}
+"""Layouts of each dataset."""
+
+VATEX_VIDEOS: Counts = {"train": 25991, "val": 1500, "test": 1500}
+PUBLISHED: dict[str, list[tuple[dict[str, Any], Counts]]] = {
+    "msrvtt": [
+        ({"split": "9k"}, {"train": 9000, "test": 1000}),
+        ({"split": "7k"}, {"train": 7010, "test": 1000}),
+        ({"split": "full"}, {"train": 6513, "val": 497, "test": 2990}),
+    ],
+    "msvd": [({}, {"train": 1200, "val": 100, "test": 670})],
+    "didemo": [
+        ({"split": "lists"}, {"train": 8392, "val": 1065, "test": 1004}),
+        ({"split": "hub"}, {"train": 8392, "test": 1004}),
+        ({"split": "tmass"}, {"train": 8362, "val": 1062, "test": 1004}),
+    ],
+    "activitynet": [({}, {"train": 10009, "test": 4917})],
+    "vatex": [({}, VATEX_VIDEOS), ({"annotations": "official"}, VATEX_VIDEOS)],
+    "lsmdc": [({}, {"test": 1000})],
+    "charades": [({"split": "scripts"}, {"train": 7985, "test": 1863}), ({"split": "sta"}, {})],
+}
+"""Options of each dataset, each with the published number of videos by split."""

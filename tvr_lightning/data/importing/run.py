@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, Literal, cast
 
 from tvr_lightning.data.importing import ImportFailed
-from tvr_lightning.data.importing.layouts import DATASETS, AnnotationLayout, Files, ImportableDataset
+from tvr_lightning.data.importing.layouts import DATASETS, LAYOUTS, PUBLISHED, AnnotationLayout, Files
 from tvr_lightning.data.records import SYNTHETIC_FILE, AnnotationError, SplitName, abbreviated
 from tvr_lightning.data.video_files import is_video, stem
 from tvr_lightning.files import explain_write_errors, write_whole
@@ -68,16 +68,15 @@ def import_dataset(
 
     Nothing is deleted or overwritten. `layout` names the annotation layout, if several are possible.
     """
-    importable = DATASETS[dataset]
-    target = root.expanduser() / importable.kind.directory
-    chosen, files, folder = _find_layout(importable, source, layout, target)
+    target = root.expanduser() / dataset
+    chosen, files, folder = _find_layout(dataset, source, layout, target)
     contents = chosen.convert(files) if chosen.convert else {name: path.read_bytes() for name, path in files.items()}
     if (folder / SYNTHETIC_FILE).is_file():
         contents[SYNTHETIC_FILE] = (folder / SYNTHETIC_FILE).read_bytes()
-    report = ImportReport(importable.kind.title, target, chosen, folder)
+    report = ImportReport(DATASETS[dataset].title, target, chosen, folder)
     if chosen.note:
         report.differences.append(chosen.note)
-    folders = _video_folders(importable, contents, report)
+    folders = _video_folders(dataset, contents, report)
     loose, archives = _find_videos(source)
     for name, content in contents.items():
         file = target / name
@@ -97,19 +96,17 @@ def import_dataset(
     return report
 
 
-def _find_layout(
-    dataset: ImportableDataset, source: Path, name: str | None, skip: Path
-) -> tuple[AnnotationLayout, Files, Path]:
+def _find_layout(dataset: str, source: Path, name: str | None, skip: Path) -> tuple[AnnotationLayout, Files, Path]:
     """Return the layout (only `name`, if given) of the annotations in a folder, their files, and their folder.
 
     Subfolders are searched too, except `skip`, which earlier imports wrote. Raise ImportFailed unless there is one.
     """
-    title = dataset.kind.title
-    layouts = [layout for layout in dataset.layouts if name in (None, layout.name)]
+    title = DATASETS[dataset].title
+    layouts = [layout for layout in LAYOUTS[dataset] if name in (None, layout.name)]
     if not source.is_dir():
         raise ImportFailed(f"{source} is not a folder. Name the folder with the annotations and the videos of {title}.")
     if not layouts:
-        available = ", ".join(dict.fromkeys(layout.name for layout in dataset.layouts))
+        available = ", ".join(dict.fromkeys(layout.name for layout in LAYOUTS[dataset]))
         raise ImportFailed(f"{title} has no layout {name!r}. Available: {available}.")
     nearest: dict[str, list[str]] = {}
     level = [source]
@@ -137,17 +134,17 @@ def _find_layout(
     )
 
 
-def _video_folders(dataset: ImportableDataset, contents: dict[str, bytes], report: ImportReport) -> dict[str, Path]:
+def _video_folders(dataset: str, contents: dict[str, bytes], report: ImportReport) -> dict[str, Path]:
     """Read the converted files, record their splits in the report, and return the target folder of every video."""
     folders: dict[str, Path] = {}
     with TemporaryDirectory() as root:
-        folder = Path(root) / dataset.kind.directory
+        folder = Path(root) / dataset
         for name, content in contents.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
         read: set[Path] = set()
-        for options, counts in dataset.configurations:
-            data = dataset.kind(root=root, **options)
+        for options, counts in PUBLISHED[dataset]:
+            data = DATASETS[dataset](root=root, **options)
             files = {file for name in data.official_splits for file in data.required_files(name)}
             if files <= read or not all(file.is_file() for file in files):
                 continue

@@ -21,6 +21,7 @@ from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.evaluation.sources import AdjustedSource, ScoreSource, TransposedSource
 from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import DecodedClip, read_clip
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
@@ -39,7 +40,7 @@ class LoadedRun:
 
     def clip(self, video: VideoRecord, frames: int, size: int = STRIP_SIZE) -> DecodedClip:
         """Return frames of a video, sampled as the method does; padded ones are black."""
-        return read_clip(video.path, frames=frames, image_size=size, sampling=self.data.sampling, span=video.span)
+        return read_clip(video.path, frames, Preparation(size), self.data.sampling, video.span)
 
 
 @dataclass
