@@ -260,6 +260,14 @@ def test_a_store_of_another_encoder_or_sampling_is_refused_with_both(dataset, ex
             data_of(dataset, features=str(extracted[0]), **change).setup()
 
 
+def test_a_part_that_was_extracted_from_other_frames_is_refused(dataset, tmp_path):
+    for parts, sampling in ((["text", "frames"], "one-fps-uniform"), (["audio"], "head")):
+        source = source_of_data(data_of(dataset, sampling=sampling))
+        extract(source, *encoders(), options(tmp_path, what=parts))
+    with pytest.raises(StoreError, match=r"part 'audio' .*store has 'head, 3 frames', this run 'one-fps-uniform"):
+        data_of(dataset, features=str(tmp_path)).setup()
+
+
 def trained(data, encoder):
     """Losses of a short training of the heads."""
     losses = []

@@ -398,13 +398,13 @@ class TextVideoDataModule(LightningDataModule, ABC):
         if parts not in self._stores:
             copies = "" if self.copies is None else self.copies.how.describe()
             frames = frame_fingerprint(self.frames, self.preparation, self.sampling, copies)
-            expected = {"text": text_fingerprint(self.words), "frames": frames, "pixels": frames}
+            expected = dict.fromkeys(parts, frames) | {"text": text_fingerprint(self.words)}
+            expected["audio"] = {"sampling": frames["sampling"]}
             if self.audio is not None:
-                expected["audio"] = {"preprocessing": self.audio.describe()}
+                expected["audio"]["preprocessing"] = self.audio.describe()
             store = FeatureStore(self.stored_in, parts)
             for part in parts:
-                if part in expected:
-                    store.require(part, expected[part])
+                store.require(part, expected[part])
             store.verify()
             self._stores[parts] = store
         return self._stores[parts]
