@@ -21,7 +21,7 @@ from tvr_lightning.extract.plan import ExtractOptions, ExtractSource, parts_of
 from tvr_lightning.features import TextFeatures
 from tvr_lightning.progress import progress_bar
 from tvr_lightning.store import Part, StoreItem, StoreWriter
-from tvr_lightning.store.shard import file_mark, is_same_file
+from tvr_lightning.store.feature_store import file_mark, is_same_file
 
 
 @dataclass
