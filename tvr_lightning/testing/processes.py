@@ -45,8 +45,7 @@ def comparable(method: RetrievalModule) -> RetrievalModule:
     hide a wrong scale. Each pair is encoded with its own random numbers, and each loss is computed with the same ones.
     """
     method.double()
-    audio_encoder = getattr(method, "audio_encoder", None)
-    if audio_encoder is not None:  # Whisper's own layers compute in float32
+    if (audio_encoder := getattr(method, "audio_encoder", None)) is not None:  # Whisper's own layers compute in float32
         encode_input: Callable[[AudioInput], Tensor] = audio_encoder.float().encode_input
         audio_encoder.encode_input = lambda audio: encode_input(audio).double()
     encode = method.pair_features
@@ -122,8 +121,8 @@ def _train_all(rank: int, world: int, recipes: Sequence[Path], data: str) -> dic
     for recipe in recipes:
         for name, strategy in strategies(world).items():
             method = comparable(small(recipe, f"--data.init_args.root={data}")[0])
-            losses_and_weights = trained(method, Batches(method, STEPS), rank=rank, world=world, strategy=strategy)
-            results[f"{name} {recipe}"] = list(losses_and_weights)
+            batches = Batches(method, STEPS)
+            results[f"{name} {recipe}"] = trained(method, batches, rank=rank, world=world, strategy=strategy)
     return results
 
 
