@@ -11,7 +11,7 @@ from mechanisms_worlds import AUDIO, DIMENSION, FRAMES, WORDS, Split, World
 from torch import Tensor, nn
 
 from tvr_lightning.data.ground_truth import GroundTruth
-from tvr_lightning.encoders.tiny import TinyClipEncoder
+from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.encoders.whisper import TinyWhisperEncoder
 from tvr_lightning.evaluation.evaluator import Evaluation, Evaluator
 from tvr_lightning.evaluation.normalization import Normalizer, SinkhornBias

@@ -7,7 +7,7 @@ import torch
 from examples.centering import Centering
 from examples.dual_softmax_loss import DualSoftmaxLoss, revised
 
-from tvr_lightning.encoders.tiny import TinyClipEncoder
+from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.testing import MethodTestSuite, random_pairs, small
 
 HERE = Path(__file__).parent

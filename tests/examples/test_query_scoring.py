@@ -6,7 +6,7 @@ import pytest
 import torch
 from examples.query_scoring import QueryScoring, QueryScoringHead, QueryScoringOptions
 
-from tvr_lightning.encoders.tiny import TinyClipEncoder
+from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
 from tvr_lightning.testing import MethodTestSuite

@@ -24,7 +24,7 @@ from sound_files import tone, write_clip
 from tvr_lightning.cli import main
 from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.msrvtt import MSRVTT
-from tvr_lightning.encoders.tiny import TinyClipEncoder
+from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.extract.fingerprint import check_store
 from tvr_lightning.extract.plan import ExtractOptions, source_of_data, source_of_files

@@ -7,7 +7,7 @@ import pytest
 from parity.training import NAMES, family, recipe_of, tuning_of
 
 from tvr_lightning.authors.names import openai_name, replace_prefix
-from tvr_lightning.encoders.tiny import TinyClipEncoder
+from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.layers.temporal import MeanP, SeqLSTM, SeqTransf
 from tvr_lightning.methods import DRL, GAID, GARE, TCMGC, TMASS, XCLIP, CLIP4Clip, UCoFiA, XPool
 from tvr_lightning.methods.clip4clip import CLIP4ClipOptions, TightTransf

@@ -1,4 +1,4 @@
-"""CLIP encoder of the papers: any open_clip architecture, with weights from a file, a tag, or none."""
+"""CLIP encoders: the papers', of any open_clip architecture and weights, and others of any size."""
 
 import logging
 import math
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tvr_lightning.encoders.base import EncoderPrecision
-from tvr_lightning.encoders.hub import how_to_download, repository_folder
+from tvr_lightning.encoders.hub import MissingWeightsError, how_to_download, repository_folder
 from tvr_lightning.encoders.open_clip_encoder import NO_FLOAT16, OpenClipEncoder
 from tvr_lightning.encoders.pretrained import do_weights_follow, find_weights, local_folder, model_configuration
 from tvr_lightning.encoders.text_towers import lengthen
@@ -165,6 +165,70 @@ class SizedClipEncoder(OpenClipEncoder):
     @override
     def temporal_initialization(self, layers: int) -> None:
         return None  # the checkpoint also provides the weights of the temporal transformer
+
+
+class TinyClipEncoder(OpenClipEncoder):
+    """Small, randomly initialized CLIP with CLIP's own tokenizer, for the synthetic dataset and tests.
+
+    Text width, vision width and D all equal `width`, so that temporal transformers can be initialized from the text
+    transformer as with ViT-B/32.
+
+    Args:
+        width: width of both transformers and of the features, a multiple of 64 (heads are width // 64 as in CLIP).
+        image_size: side of the frames in pixels, a multiple of `patch_size`.
+        text_layers: number of blocks of the text transformer.
+        vision_layers: number of blocks of the vision transformer.
+        patch_size: side of a patch in pixels.
+        context_length: maximum number of token positions.
+        trained_in: checkpoint of a run of any method whose encoder of this size provides the initial weights; None for
+            random weights.
+        encoder_precision: same as in `ClipEncoder`.
+        switches: other arguments of `OpenClipEncoder`.
+    """
+
+    def __init__(
+        self,
+        width: int = 128,
+        image_size: int = 64,
+        text_layers: int = 4,
+        vision_layers: int = 4,
+        patch_size: int = 16,
+        context_length: int = 77,
+        trained_in: str | None = None,
+        encoder_precision: EncoderPrecision = "float32",
+        **switches: Any,
+    ):
+        if width <= 0 or width % 64:
+            raise UserError(f"TinyClipEncoder.width is {width}; expected a multiple of 64")
+        if image_size % patch_size:
+            raise UserError(f"TinyClipEncoder.image_size {image_size} must be a multiple of patch_size {patch_size}")
+        configuration = {
+            "embed_dim": width,
+            "vision_cfg": {"width": width, "layers": vision_layers, "patch_size": patch_size, "image_size": image_size},
+            "text_cfg": {"width": width, "layers": text_layers, "heads": width // 64, "context_length": context_length},
+        }
+        model = build_model(configuration, encoder_precision)
+        super().__init__(model, "tiny", encoder_precision=encoder_precision, patch_shift=False, **switches)
+        prefix = "encoder."  # of the encoder in a run's checkpoint
+        for path in self.required_files(trained_in=trained_in):
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
+            own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+            try:
+                self.load_state_dict(own)
+            except RuntimeError as error:
+                raise UserError(f"TinyClipEncoder.trained_in: the encoder in {path} does not fit: {error}") from error
+
+    @classmethod
+    @override
+    def required_files(cls, *, trained_in: str | None = None, **options: Any) -> list[Path]:
+        if trained_in is None or do_weights_follow():
+            return []
+        path = Path(trained_in)
+        if not path.is_file():
+            raise MissingWeightsError(
+                f"TinyClipEncoder.trained_in: there is no checkpoint {path.absolute()}. Use that of a run, or null."
+            )
+        return [path]
 
 
 def build_model(configuration: dict[str, Any], encoder_precision: EncoderPrecision) -> nn.Module:

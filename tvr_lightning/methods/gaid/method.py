@@ -46,7 +46,7 @@ from typing_extensions import override
 from tvr_lightning.data.batch import VideoBatch
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.encoders.tiny import TinyClipEncoder
+from tvr_lightning.encoders.clip import TinyClipEncoder
 from tvr_lightning.encoders.whisper import TinyWhisperEncoder, WhisperEncoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
