@@ -23,7 +23,7 @@ from tvr_lightning.data.recover_captions import SCHEMA, Description
 from tvr_lightning.encoders.base import fingerprint
 from tvr_lightning.encoders.hub import WEIGHTS, how_to_download, is_repository, optional, repository_folder
 from tvr_lightning.errors import UserError
-from tvr_lightning.files import Journal, explain_write_errors, write_whole
+from tvr_lightning.files import Journal, explain_write_errors, replace_whole
 from tvr_lightning.media.container import MediaError
 from tvr_lightning.media.read_many import read_many
 from tvr_lightning.media.video import read_parts
@@ -184,10 +184,9 @@ class CaptionJournal:
         settings = self.journal.header
         made = {name: settings[name] for name in ("model", "prompt", "weights_hash")}
         table = pa.Table.from_pylist([row | made for row in rows], schema=SCHEMA)
-        sink = pa.BufferOutputStream()
-        pq.write_table(table.replace_schema_metadata({SETTINGS: json.dumps(settings).encode()}), sink)
-        with explain_write_errors(self.out, "Earlier descriptions are kept."):
-            write_whole(self.out, bytes(sink.getvalue()))
+        table = table.replace_schema_metadata({SETTINGS: json.dumps(settings).encode()})
+        with explain_write_errors(self.out, "Earlier descriptions are kept."), replace_whole(self.out) as file:
+            pq.write_table(table, file)
         self.journal.file.unlink(missing_ok=True)
 
 

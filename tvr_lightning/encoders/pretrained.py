@@ -70,8 +70,7 @@ def model_configuration(architecture: str) -> dict[str, Any]:
             f"architecture {architecture} would be downloaded whenever the encoder is built. Download it once and name "
             "its folder: local-dir:/path/to/folder"
         )
-    folder = local_folder(architecture)
-    if folder is not None:
+    if (folder := local_folder(architecture)) is not None:
         return dict(_saved_configuration(folder)["model_cfg"])
     configuration = open_clip.get_model_config(architecture)
     if configuration is None:
