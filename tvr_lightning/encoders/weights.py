@@ -54,8 +54,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             content = content[wrapper]
     if not isinstance(content, Mapping) or not content:
         raise UserError(f"{path} contains a {type(content).__name__}, not a state dict of named tensors")
-    others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
-    if others:
+    if others := [str(name) for name, value in content.items() if not isinstance(value, Tensor)]:
         raise UserError(f"{path}: these entries are not tensors: {listed(others)}; expected a state dict")
     prefix = "module." if all(name.startswith("module.") for name in content) else ""
     return {name.removeprefix(prefix): tensor for name, tensor in content.items()}
@@ -98,8 +97,7 @@ def fitted(
             if n in tensors and tensors[n].shape != t.shape and not (tensors[n].numel() == t.numel() == 1)
         ],
     }
-    found = [f"{len(names)} {kind}: {listed(names)}" for kind, names in problems.items() if names]
-    if found:
+    if found := [f"{len(names)} {kind}: {listed(names)}" for kind, names in problems.items() if names]:
         raise UserError(f"{source} does not fit the architecture. Tensors {'; '.join(found)}")
     return {name: tensors[name].reshape(wanted.shape).to(wanted.dtype) for name, wanted in expected.items()}
 
