@@ -136,7 +136,7 @@ class _Extraction:
                 self.report.retried += bool(lacking)
                 self.report.still_skipped += not lacking
             if lacking:  # marked before reading, so that a file that changes during the run is read again later
-                videos[i] = (record, dataclasses.replace(item, file=file_mark(item.path)))
+                videos[i] = (record, dataclasses.replace(item, file=file_mark(Path(item.path))))
                 missing[i] = lacking
         shards = [
             (lacking, list(_chunks(shard, self.options.batch_size)))

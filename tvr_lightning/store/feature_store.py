@@ -51,12 +51,11 @@ class StoreError(UserError):
     exit_status = 2
 
 
-def file_mark(path: str | Path) -> FileMark | None:
+def file_mark(path: Path) -> FileMark | None:
     """Return the mark that identifies a file, or None if the file does not exist.
 
     The digest covers the size and up to 64 KiB each at the beginning, in the middle, and at the end.
     """
-    path = Path(path)
     if not path.is_file():
         return None
     status = path.stat()
