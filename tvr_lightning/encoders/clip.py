@@ -1,4 +1,4 @@
-"""CLIP encoders: the papers', of any open_clip architecture and weights, and others of any size."""
+"""CLIP encoders: open_clip architectures with weights from a file, a tag, or none, and models of other sizes."""
 
 import logging
 import math
