@@ -15,7 +15,7 @@ from small_run import small_run
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.testing import run_processes, small
-from tvr_lightning.testing.processes import Batches, comparable, descending, join_processes, strategies, trained
+from tvr_lightning.testing.processes import Batches, comparable, descending, strategies, trained
 from tvr_lightning.testing.small import synthetic_data
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -125,20 +125,19 @@ def test_a_checkpoint_without_frozen_weights_resumes_under_another_strategy(root
     assert not saved["state_dict"].keys() & start.keys()
 
 
-def trained_on_two_devices(rank: int, world: int) -> dict[str, Any]:
+def trained_on_two_devices(rank: int) -> dict[str, Any]:
     """Queues of NCL, without an exchange of buffers, and losses of CLIP4Clip in bf16 under both strategies."""
-    join_processes(rank, world)
     root = f"--data.init_args.root={synthetic_data()}"
     method = comparable(small(RECIPES / "ncl.yaml", root)[0])
     strategy = DDPStrategy(broadcast_buffers=False)
-    _, state = trained(method, Batches(method, 8), rank=rank, world=world, strategy=strategy)
+    _, state = trained(method, Batches(method, 8), strategy=strategy)
     found: dict[str, Any] = {"queues": {name: tensor for name, tensor in state.items() if "queue" in name}}
-    for name, strategy in strategies(world).items():
+    for name, strategy in strategies().items():
         method = descending(small(RECIPES / "clip4clip.yaml", root)[0])
         layer = method.encoder.clip.transformer.resblocks[0].mlp.c_fc
         layer.register_forward_pre_hook(lambda layer, _, name=name: found.update({name: layer.weight.dtype}))
         data = Batches(method, 4)
-        losses, weights = trained(method, data, rank=rank, world=world, strategy=strategy, precision="bf16-mixed")
+        losses, weights = trained(method, data, strategy=strategy, precision="bf16-mixed")
         found[f"{name} losses"] = losses
         found[f"{name} stored in"] = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
     return found
@@ -146,7 +145,7 @@ def trained_on_two_devices(rank: int, world: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def two_devices() -> list[dict[str, Any]]:
-    return run_processes(trained_on_two_devices, 2, 2)
+    return run_processes(trained_on_two_devices, 2)
 
 
 def test_queues_are_equal_on_two_devices_that_do_not_exchange_them(two_devices):

@@ -8,7 +8,7 @@ from torch import Tensor
 import tvr_lightning.methods
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.testing import run_processes
-from tvr_lightning.testing.processes import Batches, join_processes, strategies, trained
+from tvr_lightning.testing.processes import Batches, strategies, trained
 
 pytestmark = [pytest.mark.slow]
 STEPS = 3
@@ -28,26 +28,24 @@ def made(name: str, gather: str = "global") -> tuple:
     return method, Batches(method, 1 if gather == "own-slice" else STEPS)
 
 
-def train_all(rank: int, world: int) -> dict[str, list]:
+def train_all(rank: int) -> dict[str, list]:
     """Losses and weights by what is trained, and how."""
-    join_processes(rank, world)
     results = {}
     for name in WHOLE:
-        for strategy, chosen in strategies(world).items():
+        for strategy, chosen in strategies().items():
             if (name, strategy) == (ANSWERING, "ddp"):  # answering leaves what only scores pairs without a gradient
                 chosen = "ddp_find_unused_parameters_true"
-            results[f"{strategy} {name}"] = list(trained(*made(name), rank=rank, world=world, strategy=chosen))
+            results[f"{strategy} {name}"] = list(trained(*made(name), strategy=chosen))
     for gather, names in (("own-slice", RECIPES), ("local", LOCAL)):
         for name in names:
             clip = None if gather == "own-slice" else 1.0
-            found = trained(*made(name, gather), rank=rank, world=world, strategy="ddp", gradient_clip_val=clip)
-            results[f"{gather} {name}"] = list(found)
+            results[f"{gather} {name}"] = list(trained(*made(name, gather), strategy="ddp", gradient_clip_val=clip))
     return results
 
 
 @pytest.fixture(scope="module", params=[2, 4])
 def results(request) -> list[dict]:
-    return run_processes(train_all, request.param, request.param)
+    return run_processes(train_all, request.param)
 
 
 def assert_equal_weights(found: dict[str, Tensor], expected: dict[str, Tensor], what: str) -> None:

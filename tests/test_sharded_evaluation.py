@@ -1,6 +1,5 @@
 """One, two and three processes give the same table and log the same metrics, even if they cannot share items evenly."""
 
-import os
 import warnings
 
 import pytest
@@ -28,10 +27,6 @@ class WorstRank(RankMetric):
 
 def evaluate(rank: int, root: str, world: int) -> dict[str, list]:
     """Ranks of both directions, the table and the logged metrics, as this process has them."""
-    if world > 1:
-        # Lightning joins the process group that exists and starts no processes of its own.
-        os.environ.update(LOCAL_RANK=str(rank), NODE_RANK="0", WORLD_SIZE=str(world), MASTER_ADDR="localhost")
-        os.environ["MASTER_PORT"] = "0"
     warnings.filterwarnings("ignore", message="The '.*_dataloader' does not have many workers")
     warnings.filterwarnings("ignore", message=".*some scores are below zero")
     torch.manual_seed(0)

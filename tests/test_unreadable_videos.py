@@ -10,7 +10,6 @@ import torch
 
 import tvr_lightning  # noqa: F401  before lightning, which imports torchvision
 from tvr_lightning.testing import run_processes
-from tvr_lightning.testing.processes import join_processes
 
 # isort: split
 import lightning.pytorch as pl
@@ -34,9 +33,8 @@ VIDEOS = 7  # of the test split; process r of two reads r, r + 2, ...
 SIZES = {"frames": 2, "words": 12, "image_size": 32, "batch_size": 6, "eval_batch_size": 2, "num_workers": 0}
 
 
-def trainer(rank: int, world: int, **options: object) -> pl.Trainer:
+def trainer(world: int, **options: object) -> pl.Trainer:
     if world > 1:
-        join_processes(rank, world)
         options |= {"devices": world, "strategy": "ddp_find_unused_parameters_true"}
     warnings.filterwarnings("ignore", message="The '.*_dataloader' does not have many workers")
     return quick_trainer(num_sanity_val_steps=0, **options)
@@ -51,7 +49,7 @@ def retrieve(rank: int, root: str, world: int) -> dict[str, list]:
     """What testing and predicting find, normalised with a bank of training texts and videos."""
     evaluation = EvaluationConfig(normalization=QueryBankNorm(), top_k=3, bank_size=BANK)
     method = CLIP4Clip(tiny(), evaluation=evaluation, words=12, frames=2)
-    data, run = MSRVTT(root=root, on_corrupt="skip", **SIZES), trainer(rank, world)
+    data, run = MSRVTT(root=root, on_corrupt="skip", **SIZES), trainer(world)
     run.test(method, datamodule=data, verbose=False)
     tested = method.evaluation
     found = {"test": [tested.text_to_video, tested.video_to_text, tested.texts, tested.videos, tested.partial]}
@@ -72,7 +70,7 @@ def answer(rank: int, root: str, world: int) -> dict[str, list]:
     method = VideoQuestionAnswering(tiny(), partial(CLIP4Clip, words=12, frames=2), answers=7, hidden=16)
     data = MSRVTTQA(root=root, on_corrupt="skip", **SIZES)
     method.vocabulary = frequent_answers([question.answer for question in data.questions("train")], 7)
-    run = trainer(rank, world)
+    run = trainer(world)
     run.test(method, datamodule=data, verbose=False)
     found = method.evaluation
     result = [run.callback_metrics["test/accuracy"].item(), found.accuracy, found.questions, found.without_video]
@@ -87,7 +85,7 @@ def fit(rank: int, root: str, world: int) -> dict[str, list]:
     sizes: list[int] = []
     method.on_train_batch_start = lambda batch, batch_idx: sizes.append(len(batch))
     data = MSRVTT(root=root, on_corrupt="skip", captions_per_epoch="one", **SIZES)
-    trainer(rank, world, max_epochs=1, log_every_n_steps=1).fit(method, datamodule=data)
+    trainer(world, max_epochs=1, log_every_n_steps=1).fit(method, datamodule=data)
     weights = torch.cat([parameter.detach().flatten() for parameter in method.parameters()])
     found = method.evaluation
     return {
@@ -101,7 +99,7 @@ def fit(rank: int, root: str, world: int) -> dict[str, list]:
 def nothing_left(rank: int, root: str, world: int) -> str:
     method = CLIP4Clip(tiny(), words=12, frames=2)
     with pytest.raises(UserError) as raised:
-        trainer(rank, world).test(method, datamodule=MSRVTT(root=root, on_corrupt="skip", **SIZES), verbose=False)
+        trainer(world).test(method, datamodule=MSRVTT(root=root, on_corrupt="skip", **SIZES), verbose=False)
     return str(raised.value)
 
 

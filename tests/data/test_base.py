@@ -11,7 +11,6 @@ from quick_trainer import quick_trainer
 
 import tvr_lightning  # noqa: F401  before lightning, which imports torchvision
 from tvr_lightning.testing import run_processes
-from tvr_lightning.testing.processes import join_processes
 
 # isort: split
 import lightning.pytorch as pl
@@ -279,7 +278,6 @@ class Recorder(pl.LightningModule):
 
 
 def fit(rank: int, root: str) -> dict[str, list]:
-    join_processes(rank, 2)
     model = Recorder()
     trainer = pl.Trainer(
         max_epochs=2, accelerator="cpu", devices=2, strategy="ddp", logger=False, enable_checkpointing=False,

@@ -30,7 +30,7 @@ from tvr_lightning.encoders.tuning import FROM_THE_BLOCKS_ON, LowRank, Target
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods import XPool
 from tvr_lightning.testing import run_processes
-from tvr_lightning.testing.processes import STEPS, Batches, comparable, join_processes, strategies
+from tvr_lightning.testing.processes import STEPS, Batches, comparable, strategies
 from tvr_lightning.testing.processes import trained as trained_on
 from tvr_lightning.testing.small import method_recipes, random_pairs, small, synthetic_data
 from tvr_lightning.training.optim import OptimizerConfig, parameter_groups
@@ -321,15 +321,12 @@ DISTRIBUTED = ("lora", "adapter")
 
 def train_two_steps(rank: int, world: int, data: str) -> dict[str, list]:
     """Losses and weights of training with each overlay in one process, or with each strategy in several."""
-    if world > 1:
-        join_processes(rank, world)
     found = {}
     for overlay in DISTRIBUTED:
-        for name, strategy in (strategies(world) if world > 1 else {"alone": "auto"}).items():
+        for name, strategy in (strategies() if world > 1 else {"alone": "auto"}).items():
             module = comparable(small(RECIPES / "xpool.yaml", OVERLAYS[overlay], f"--data.init_args.root={data}")[0])
             changes(module.encoder)
-            batches = Batches(module, STEPS)
-            found[f"{overlay} {name}"] = list(trained_on(module, batches, rank=rank, world=world, strategy=strategy))
+            found[f"{overlay} {name}"] = list(trained_on(module, Batches(module, STEPS), strategy=strategy))
     return found
 
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from tvr_lightning.encoders.weights import archive_root, load_weights, read_state_dict, read_torchscript
+from tvr_lightning.encoders.weights import load_weights, read_state_dict, read_torchscript
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +60,14 @@ class Parts(nn.Module):
 def test_tensors_of_an_archive_equal_the_state_dict_of_its_module(tmp_path):
     expected, path = Parts(), tmp_path / "parts.pt"
     torch.jit.save(torch.jit.trace(expected, torch.ones(1, 3)), path)
-    tensors = read_torchscript(path, archive_root(path))
+    tensors = read_torchscript(path)
     assert tensors.keys() == expected.state_dict().keys()
     for name, tensor in expected.state_dict().items():
         assert tensors[name].dtype == tensor.dtype
         assert torch.equal(tensors[name], tensor), name
     torch.save({"a": torch.ones(2)}, tmp_path / "plain.pt")
     (tmp_path / "text.pt").write_text("no weights")
-    assert archive_root(tmp_path / "plain.pt") is archive_root(tmp_path / "text.pt") is None
+    assert read_torchscript(tmp_path / "plain.pt") is read_torchscript(tmp_path / "text.pt") is None
 
 
 class Trap:
@@ -86,7 +86,7 @@ def test_code_in_a_checkpoint_or_an_archive_does_not_run(tmp_path):
         archive.writestr("evil/data.pkl", pickle.dumps(Trap(tmp_path / "ran"), protocol=2))
         archive.writestr("evil/constants.pkl", b"")
     with pytest.raises(pickle.UnpicklingError, match="which weights do not need"):
-        read_torchscript(tmp_path / "archive.pt", "evil")
+        read_torchscript(tmp_path / "archive.pt")
     assert not (tmp_path / "ran").exists()
 
 

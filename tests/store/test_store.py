@@ -186,7 +186,7 @@ def test_a_store_made_otherwise_or_of_two_stores_is_refused_with_both_values(sto
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(StoreError, match=r"is not a feature store.*Create one with: tvr extract"):
             FeatureStore(folder)
-    monkeypatch.setattr("tvr_lightning.store.shard.FORMAT", 4)
+    monkeypatch.setattr("tvr_lightning.store.feature_store.FORMAT", 4)
     with pytest.raises(StoreError, match=r"the format is not 4, .*Extract again"):
         FeatureStore(tmp_path / "other").require("frames", {})
 

@@ -398,10 +398,11 @@ class TextVideoDataModule(LightningDataModule, ABC):
         if parts not in self._stores:
             copies = "" if self.copies is None else self.copies.how.describe()
             frames = frame_fingerprint(self.frames, self.preparation, self.sampling, copies)
-            expected = dict.fromkeys(parts, frames) | {"text": text_fingerprint(self.words)}
-            expected["audio"] = {"sampling": frames["sampling"]}
-            if self.audio is not None:
-                expected["audio"]["preprocessing"] = self.audio.describe()
+            audio = {} if self.audio is None else {"preprocessing": self.audio.describe()}
+            expected = dict.fromkeys(parts, frames) | {
+                "text": text_fingerprint(self.words),
+                "audio": {"sampling": frames["sampling"], **audio},
+            }
             store = FeatureStore(self.stored_in, parts)
             for part in parts:
                 store.require(part, expected[part])

@@ -89,7 +89,8 @@ class StoreReader:
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media | VideoFeatures:
         """Return Media with pixels (1, F, 3, S, S) or features with frames (1, F, D)."""
         if self.media is not None:
-            return Media(*self.store.read("pixels", [self.key(video)]))
+            pixels, mask = self.store.read("pixels", [self.key(video)])
+            return Media(pixels, mask)
         return self.store.video([self.key(video)], "patches" in self.store.parts)
 
     def empty(self) -> Media | VideoFeatures:

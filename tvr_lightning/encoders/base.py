@@ -67,6 +67,7 @@ class Encoder(FeatureEncoder):
         interpolation: Interpolation for resizing; CLIP's by default.
         encoder_precision: Data type of the matrices.
         gives_patches: Whether there are vectors of patches in addition to those of frames.
+        text_preparation: Short description of the tokenization, which is part of the fingerprint of stored features.
     """
 
     dimension: int
@@ -76,17 +77,13 @@ class Encoder(FeatureEncoder):
     interpolation: Interpolation = "bicubic"
     encoder_precision: EncoderPrecision = "float32"
     gives_patches: bool = True
+    text_preparation: str = "the encoder's own tokens"
     _said_fewer = False
 
     @property
     def preparation(self) -> Preparation:
         """Preprocessing that turns frames of any size into inputs of the encoder."""
         return Preparation(self.image_size, self.interpolation, self.resize_mode)
-
-    @property
-    def text_preparation(self) -> str:
-        """Short description of the tokenization, which is part of the fingerprint of stored features."""
-        return "the encoder's own tokens"
 
     def encode_text(self, text: list[str] | Tokens | TextFeatures, words: int) -> TextFeatures:
         """Encode N captions, their tokens, or stored features to sentence (N, D), words (N, W, D), word_mask (N, W).

@@ -6,7 +6,7 @@ transformers. Any image-text-to-text model on the Hugging Face Hub works if its 
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -23,7 +23,7 @@ from tvr_lightning.data.recover_captions import SCHEMA, Description
 from tvr_lightning.encoders.base import fingerprint
 from tvr_lightning.encoders.hub import WEIGHTS, how_to_download, is_repository, optional, repository_folder
 from tvr_lightning.errors import UserError
-from tvr_lightning.files import Journal, explain_write_errors, write_whole
+from tvr_lightning.files import Journal, explain_write_errors, replace_whole
 from tvr_lightning.media.container import MediaError
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.read_many import read_many
@@ -148,12 +148,12 @@ class CaptionJournal:
     Attributes:
         out: Parquet file; its existing descriptions are kept.
         journal: Journal of an unfinished run. Its header is the model, prompt, weights_hash, segments, and reading.
-        descriptions: Rows of the file by video ID.
+        rows: Descriptions of both, one row per segment.
     """
 
     out: Path
     journal: Journal
-    descriptions: dict[str, list[dict[str, Any]]]
+    rows: list[dict[str, Any]]
 
     @classmethod
     @contextmanager
@@ -167,34 +167,28 @@ class CaptionJournal:
         _read_captions(out, settings)  # refuses another file before it creates a journal
         with Journal.open(out.with_name(out.name + ".unfinished"), settings, f"the captions {out}") as journal:
             _check_settings(journal.file, journal.header, settings)
-            captions = cls(out, journal, {})
-            captions._take(_read_captions(out, settings))
-            there = set(captions.descriptions)  # all of them if the process was killed before it removed the journal
-            captions._take(row for group in journal.entries for row in group if row["video_id"] not in there)
-            yield captions
+            rows = _read_captions(out, settings)
+            there = {row["video_id"] for row in rows}  # all if the process was killed before it removed the journal
+            rows += [row for group in journal.entries for row in group if row["video_id"] not in there]
+            yield cls(out, journal, rows)
 
     def add(self, descriptions: Sequence[Description]) -> None:
         """Append the descriptions of a group of videos to the journal and flush them to disk."""
         rows = [asdict(description) for description in descriptions]
         self.journal.append(rows)
-        self._take(rows)
+        self.rows += rows
 
     def finish(self, order: Sequence[str]) -> None:
         """Write the file with the videos in this order, after others that it contains, and remove the journal."""
-        ids = [name for name in self.descriptions if name not in set(order)]
-        ids += [name for name in order if name in self.descriptions]
+        positions = {name: position for position, name in enumerate(order)}
+        rows = sorted(self.rows, key=lambda row: positions.get(row["video_id"], -1))
         settings = self.journal.header
         made = {name: settings[name] for name in ("model", "prompt", "weights_hash")}
-        table = pa.Table.from_pylist([row | made for name in ids for row in self.descriptions[name]], schema=SCHEMA)
-        sink = pa.BufferOutputStream()
-        pq.write_table(table.replace_schema_metadata({SETTINGS: json.dumps(settings).encode()}), sink)
-        with explain_write_errors(self.out, "Earlier descriptions are kept."):
-            write_whole(self.out, bytes(sink.getvalue()))
+        table = pa.Table.from_pylist([row | made for row in rows], schema=SCHEMA)
+        table = table.replace_schema_metadata({SETTINGS: json.dumps(settings).encode()})
+        with explain_write_errors(self.out, "Earlier descriptions are kept."), replace_whole(self.out) as file:
+            pq.write_table(table, file)
         self.journal.file.unlink(missing_ok=True)
-
-    def _take(self, rows: Iterable[dict[str, Any]]) -> None:
-        for row in rows:
-            self.descriptions.setdefault(row["video_id"], []).append(row)
 
 
 def _read_captions(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
@@ -239,7 +233,7 @@ def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: Captio
         distinct.setdefault(video.video_id, video)
     described, empty, skipped = 0, 0, []
     with CaptionJournal.open(options.out, settings) as journal:
-        there = journal.descriptions.keys()
+        there = {row["video_id"] for row in journal.rows}
         kept = len(there & distinct.keys())
         # A group is described as a whole, except for videos that are already in the file.
         size = max(1, options.batch_size // options.segments)

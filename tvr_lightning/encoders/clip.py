@@ -115,17 +115,9 @@ class ClipEncoder(OpenClipEncoder):
 
     @classmethod
     @override
-    def check_trainer(
-        cls,
-        precision: str,
-        strategy: str,
-        *,
-        architecture: str = "ViT-B-32",
-        encoder_precision: EncoderPrecision = "float32",
-        **options: Any,
-    ) -> None:
-        super().check_trainer(precision, strategy, encoder_precision=encoder_precision)
-        if encoder_precision == "float16":
+    def check_trainer(cls, precision: str, strategy: str, *, architecture: str = "ViT-B-32", **options: Any) -> None:
+        super().check_trainer(precision, strategy, **options)
+        if options.get("encoder_precision") == "float16":
             configuration = model_configuration(architecture)
             vision, text = configuration["vision_cfg"], configuration["text_cfg"]
             if "timm_model_name" in vision or "hf_model_name" in text or isinstance(vision.get("layers"), list | tuple):

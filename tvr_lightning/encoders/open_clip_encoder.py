@@ -79,7 +79,7 @@ class OpenClipEncoder(Encoder):
                 delattr(model, part)
         self.clip = model
         self.tokenizer = tokenizer or ClipTokenizer(int(model.context_length))
-        self.context_length = self.tokenizer.context_length
+        self.context_length, self.text_preparation = self.tokenizer.context_length, self.tokenizer.description
         sides = set(to_2tuple(model.visual.image_size))
         if len(sides) != 1:
             raise UserError(f"architecture {name} needs frames of {sides} pixels; only square frames are supported")
@@ -117,11 +117,6 @@ class OpenClipEncoder(Encoder):
     @property
     def _text(self) -> Any:
         return self.clip if isinstance(self.clip, open_clip.CLIP) else self.clip.text
-
-    @property
-    @override
-    def text_preparation(self) -> str:
-        return self.tokenizer.describe()
 
     @override
     def encode_captions(self, captions: list[str], words: int) -> TextFeatures:
@@ -223,7 +218,7 @@ class OpenClipEncoder(Encoder):
         if self.patch_shift is not None:
             found["patch_shift"] = True
         if not isinstance(self.tokenizer, ClipTokenizer):
-            found["tokenizer"] = self.tokenizer.describe()
+            found["tokenizer"] = self.tokenizer.description
         if isinstance(self._text, HFTextEncoder):
             names, tower = ("num_heads", "num_attention_heads"), self._text
             heads = sorted({int(getattr(m, name)) for m in tower.modules() for name in names if hasattr(m, name)})

@@ -70,8 +70,7 @@ def model_configuration(architecture: str) -> dict[str, Any]:
             f"architecture {architecture} would be downloaded whenever the encoder is built. Download it once and name "
             "its folder: local-dir:/path/to/folder"
         )
-    folder = local_folder(architecture)
-    if folder is not None:
+    if (folder := local_folder(architecture)) is not None:
         return dict(_saved_configuration(folder)["model_cfg"])
     configuration = open_clip.get_model_config(architecture)
     if configuration is None:
@@ -182,9 +181,7 @@ def find_weights(architecture: str, weights: str | None, preprocessing: str | No
 
 def _obtain(architecture: str, weights: str, tag: dict[str, Any]) -> Path:
     """Return the file of a tag from a cache or a download, which is tried only if the server responds."""
-    looked: list[str] = []
-    failure = ""
-    sources = []
+    looked, failure, addresses = [], "", []
     repository, filename = os.path.split(tag.get("hf_hub", ""))
     if repository:
         safe = Path(filename).with_suffix(".safetensors").name if filename else HF_SAFE_WEIGHTS_NAME
@@ -194,17 +191,17 @@ def _obtain(architecture: str, weights: str, tag: dict[str, Any]) -> Path:
                 return Path(cached)
         looked.append(huggingface_hub.constants.HF_HUB_CACHE)
         if not huggingface_hub.constants.HF_HUB_OFFLINE:
-            sources.append((True, f"{huggingface_hub.constants.ENDPOINT}/{repository}"))
-    if tag.get("url"):
-        cached_file = Path("~/.cache/clip").expanduser() / Path(urlsplit(tag["url"]).path).name
+            addresses.append(f"{huggingface_hub.constants.ENDPOINT}/{repository}")
+    if url := tag.get("url"):
+        cached_file = Path("~/.cache/clip").expanduser() / Path(urlsplit(url).path).name
         if cached_file.is_file():
             return Path(download_pretrained(tag, prefer_hf_hub=False))  # verifies the checksum in the URL
         looked.append(str(cached_file))
-        sources.append((False, tag["url"]))
-    for prefer_hub, address in sources:
+        addresses.append(url)
+    for address in addresses:
         try:
             probe(address)
-            return Path(download_pretrained(tag, prefer_hf_hub=prefer_hub))
+            return Path(download_pretrained(tag, prefer_hf_hub=address != url))
         except (OSError, RuntimeError) as error:
             reason = getattr(error, "reason", error)  # of a URLError
             looked.append(urlsplit(address).netloc)

@@ -54,8 +54,8 @@ class SentenceTransformersEncoder(Encoder):
         )  # fmt: skip
         prompts, default = self.model.prompts, self.model.prompts.get(str(self.model.default_prompt_name))
         self.query_prompt = prompts.get("query", default)
-        documents = [prompts[name] for name in ("document", "passage", "corpus") if name in prompts]
-        self.document_prompt = documents[0] if documents else default
+        documents = (prompts[name] for name in ("document", "passage", "corpus") if name in prompts)
+        self.document_prompt = next(documents, default)
         with torch.no_grad():
             found = self._encode(["a"], self.query_prompt, "query")
         self.model.train()  # as other encoders start; the library loads models in eval mode

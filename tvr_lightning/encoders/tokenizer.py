@@ -29,26 +29,23 @@ OPENAI_SPECIAL = ("<|startoftext|>", "<|endoftext|>")
 
 
 class Tokenizer(ABC):
-    """Base class of tokenizers that map captions to token ids (N, W), with padding at the end."""
+    """Base class of tokenizers that map captions to token ids (N, W), with padding at the end.
 
+    `inner` is a tokenizer of open_clip or transformers.
+    """
+
+    description: str  # of vocabulary and cleaning, for fingerprints of stored features
     pad_id: int = 0  # fills the positions after a caption
     blank_end: int = 0  # 1 if one position after the caption must contain padding (CLIPA)
 
-    def __init__(self, context_length: int) -> None:
+    def __init__(self, inner: Any, context_length: int) -> None:
+        self._inner = inner
         self.context_length = context_length
         self._reported = False
 
     @abstractmethod
     def tokens(self, caption: str, words: int | None = None) -> list[int]:
         """Return the ids of a caption with start and end, of which at most `words`; the end is never dropped."""
-
-    @abstractmethod
-    def piece(self, token: int) -> str:
-        """Return the text of a token."""
-
-    @abstractmethod
-    def describe(self) -> str:
-        """Return a short description of vocabulary and cleaning, for fingerprints of stored features."""
 
     def encode(self, captions: list[str], words: int) -> Tokens:
         """Tokenize N captions to `words` positions W, dropping the last tokens before the end of longer captions."""
@@ -86,7 +83,7 @@ class Tokenizer(ABC):
 
     def pieces(self, caption: str, words: int) -> list[str]:
         """Return the text of each token of a caption in up to `words` positions."""
-        return [self.piece(token) for token in self.tokens(caption, words)]
+        return [str(self._inner.decode([token])).strip() for token in self.tokens(caption, words)]
 
 
 @lru_cache
@@ -112,22 +109,14 @@ class ClipTokenizer(Tokenizer):
     """
 
     def __init__(self, context_length: int, clean: str = "lower"):
-        super().__init__(context_length)
+        super().__init__(_byte_pairs(clean), context_length)
         self.clean = clean
-        self._bpe = _byte_pairs(clean)
+        self.description = "CLIP byte pairs" if clean == "lower" else f"CLIP byte pairs, {clean}"
 
     @override
     def tokens(self, caption: str, words: int | None = None) -> list[int]:
-        inner = self._bpe.encode(caption)
-        return [self._bpe.sot_token_id, *(inner if words is None else inner[: words - 2]), self._bpe.eot_token_id]
-
-    @override
-    def piece(self, token: int) -> str:
-        return str(self._bpe.decode([token]).strip())
-
-    @override
-    def describe(self) -> str:
-        return "CLIP byte pairs" if self.clean == "lower" else f"CLIP byte pairs, {self.clean}"
+        found = self._inner.encode(caption)
+        return [self._inner.sot_token_id, *(found if words is None else found[: words - 2]), self._inner.eot_token_id]
 
 
 class TransformersTokenizer(Tokenizer):
@@ -145,7 +134,6 @@ class TransformersTokenizer(Tokenizer):
         strip_sep_token: bool = False,
         language: str | None = None,
     ) -> None:
-        super().__init__(context_length)
         optional("transformers", "encoders", f"the tokenizer in {folder}")
         try:
             made = HFTokenizer(
@@ -154,16 +142,17 @@ class TransformersTokenizer(Tokenizer):
         except (OSError, ValueError, ImportError, KeyError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"{folder} cannot be read as a tokenizer of transformers: {reason}") from error
-        self._inner: Any = made.tokenizer
+        super().__init__(made.tokenizer, context_length)
         self._clean = made.clean_fn
-        self._described = f"{clean}{', no separator' * strip_sep_token}{f', {language}' if language else ''}"
         self._dropped = self._inner.sep_token_id if strip_sep_token else None
         self.blank_end = int(strip_sep_token)
         self.pad_id = 0 if strip_sep_token else int(self._inner.pad_token_id or 0)
         backend = getattr(self._inner, "backend_tokenizer", None)
         # Read before any caption, because the rules of a fast tokenizer include how the last one was truncated.
         rules = json.dumps(sorted(self._inner.get_vocab().items())) if backend is None else backend.to_str()
-        self._digest = hashlib.sha256(rules.encode()).hexdigest()[:12]
+        digest = hashlib.sha256(rules.encode()).hexdigest()[:12]
+        switches = f"{clean}{', no separator' * strip_sep_token}{f', {language}' if language else ''}"
+        self.description = f"{type(self._inner).__name__} {digest}, {switches}"
 
     @override
     def tokens(self, caption: str, words: int | None = None) -> list[int]:
@@ -174,14 +163,6 @@ class TransformersTokenizer(Tokenizer):
         # Padding replaces the separator, as in open_clip; at the end it does not count as a token of the caption.
         kept = [self.pad_id if token == self._dropped else token for token in found]
         return kept[:-1] if found[-1] == self._dropped else kept
-
-    @override
-    def piece(self, token: int) -> str:
-        return str(self._inner.decode([token])).strip()
-
-    @override
-    def describe(self) -> str:
-        return f"{type(self._inner).__name__} {self._digest}, {self._described}"
 
 
 def build_tokenizer(text: dict[str, Any]) -> Tokenizer:

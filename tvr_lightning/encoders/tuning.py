@@ -2,7 +2,7 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
@@ -98,8 +98,8 @@ class LastBlocks(Tuning):
 
     @override
     def apply(self, encoder: Encoder) -> None:
-        for tower in get_args(Tower):
-            for block in _blocks(encoder, tower)[: -self.blocks]:
+        for _, blocks in _towers(encoder, get_args(Tower)):
+            for block in blocks[: -self.blocks]:
                 block.requires_grad_(False)
         FineTuning(FROM_THE_BLOCKS_ON).apply(encoder)
 
@@ -135,12 +135,12 @@ class LoRA(Tuning):
     def apply(self, encoder: Encoder) -> None:
         encoder.requires_grad_(False)
         with torch.random.fork_rng(devices=[]):  # so that other layers start as without LoRA
-            for tower in self.towers:
-                found = {target for block in _blocks(encoder, tower) for target in self._change(block)}
+            for name, blocks in _towers(encoder, self.towers):
+                found = {target for block in blocks for target in self._change(block)}
                 if missing := [target for target in self.targets if target not in found]:
                     raise UserError(
-                        f"LoRA.targets: {_name(encoder, tower)} has no linear layer for {', '.join(missing)}. Choose "
-                        "other targets or towers."
+                        f"LoRA.targets: {name} has no linear layer for {', '.join(missing)}. Choose other targets or "
+                        "towers."
                     )
 
     def _change(self, block: nn.Module) -> set[Target]:
@@ -210,12 +210,12 @@ class Adapter(Tuning):
     def apply(self, encoder: Encoder) -> None:
         encoder.requires_grad_(False)
         with torch.random.fork_rng(devices=[]):  # so that other layers start as without adapters
-            for tower in self.towers:
-                for block in _blocks(encoder, tower):
+            for name, blocks in _towers(encoder, self.towers):
+                for block in blocks:
                     mlp = getattr(block, "mlp", nn.Identity())
                     layers = [part for part in mlp.modules() if isinstance(part, nn.Linear)]
                     if not layers:
-                        raise UserError(f"Adapter: the blocks of {_name(encoder, tower)} have no MLP. Use LoRA.")
+                        raise UserError(f"Adapter: the blocks of {name} have no MLP. Use LoRA.")
                     block.adapter = AdapterLayers(layers[-1].out_features, self.bottleneck)
                     mlp.register_forward_hook(block.adapter.after)
 
@@ -246,13 +246,10 @@ def untuned_state(block: nn.Module) -> dict[str, Tensor]:
     return {name.replace("parametrizations.", ""): value for name, value in state.items() if not added.search(name)}
 
 
-def _blocks(encoder: Encoder, tower: Tower) -> list[nn.Module]:
-    """Return the blocks of a tower that is a transformer."""
-    blocks = encoder.blocks(tower)
-    if not blocks:
-        raise UserError(f"tuning: {_name(encoder, tower)} has no transformer blocks. Use FineTuning or Frozen.")
-    return blocks
-
-
-def _name(encoder: Encoder, tower: Tower) -> str:
-    return f"the {tower} tower of {getattr(encoder, 'name', type(encoder).__name__)}"
+def _towers(encoder: Encoder, towers: Sequence[Tower]) -> Iterator[tuple[str, list[nn.Module]]]:
+    """Yield the name of each tower, for errors, and its transformer blocks."""
+    for tower in towers:
+        name, blocks = f"the {tower} tower of {getattr(encoder, 'name', type(encoder).__name__)}", encoder.blocks(tower)
+        if not blocks:
+            raise UserError(f"tuning: {name} has no transformer blocks. Use FineTuning or Frozen.")
+        yield name, blocks

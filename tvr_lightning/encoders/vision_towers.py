@@ -66,13 +66,11 @@ class PatchShift:
 
 def _vision_transformer(visual: Any, pixels: Tensor, patches: bool) -> Features:
     """Return CLIP's `ln_post(tokens) @ proj`; the frame is at CLS, averaged (CLIPA), or pooled by attention (CoCa)."""
-    x = visual.transformer(visual._embeds(pixels.flatten(0, 1).to(visual.conv1.weight.dtype)))
-    # Projected separately and last, so that the features are not views.
-    pooled = None if visual.attn_pool is None else visual._pool(x)[0].unflatten(0, pixels.shape[:2])
-    x = x.unflatten(0, pixels.shape[:2])
+    tokens = visual.transformer(visual._embeds(pixels.flatten(0, 1).to(visual.conv1.weight.dtype)))
+    x = tokens.unflatten(0, pixels.shape[:2])
     spatial = x[:, :, 1:]
-    if pooled is not None:
-        frames = pooled
+    if visual.attn_pool is not None:
+        frames = visual._pool(tokens)[0].unflatten(0, pixels.shape[:2])
         spatial = _attention_values(visual.attn_pool, spatial) if patches else spatial
     elif visual.pool_type == "tok":
         frames = visual.ln_post(x[:, :, 0])
@@ -80,6 +78,7 @@ def _vision_transformer(visual: Any, pixels: Tensor, patches: bool) -> Features:
         frames = visual.ln_post(spatial.mean(dim=2))
     else:
         frames = visual.ln_post(spatial).mean(dim=2)
+    # Projected separately and last, so that the features are not views.
     parts = [frames, visual.ln_post(spatial)] if patches else [frames]
     parts = [part if visual.proj is None else part @ visual.proj for part in parts]
     return parts[0], parts[1] if patches else None

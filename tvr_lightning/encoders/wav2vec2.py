@@ -39,8 +39,7 @@ class _Wav2Vec2Encoder(AudioEncoder):
 
     def __init__(self, model: Any, normalize: bool) -> None:
         super().__init__()
-        self.model = model
-        self.normalize = normalize
+        self.model, self.normalize = model, normalize
         self.dimension = int(model.config.hidden_size)
         self.requires_grad_(False)
         self.model.freeze_feature_encoder()  # otherwise it requires gradients of the waveform in train mode
@@ -100,8 +99,8 @@ class Wav2Vec2Encoder(_Wav2Vec2Encoder):
         model, report = library.Wav2Vec2Model.from_pretrained(
             folder, local_files_only=True, weights_only=True, output_loading_info=True, **SILENT
         )
-        absent = sorted(set(report["missing_keys"]) - {"masked_spec_embed"})  # only pre-training uses it, for masking
-        if absent:
+        # Only pre-training uses masked_spec_embed.
+        if absent := sorted(set(report["missing_keys"]) - {"masked_spec_embed"}):
             raise UserError(
                 f"{len(absent)} tensors of wav2vec2 {size} are missing in {folder}: {', '.join(absent[:8])}"
             )

@@ -36,8 +36,8 @@ def read_plain(path: Path) -> Any:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        root = archive_root(path)
-        return read_torchscript(path, root) if root else torch.load(path, map_location="cpu", weights_only=True)
+        tensors = read_torchscript(path)
+        return torch.load(path, map_location="cpu", weights_only=True) if tensors is None else tensors
     except UNREADABLE as error:
         reason = (str(error) or "empty").splitlines()[0]
         raise UserError(
@@ -54,8 +54,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             content = content[wrapper]
     if not isinstance(content, Mapping) or not content:
         raise UserError(f"{path} contains a {type(content).__name__}, not a state dict of named tensors")
-    others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
-    if others:
+    if others := [str(name) for name, value in content.items() if not isinstance(value, Tensor)]:
         raise UserError(f"{path}: these entries are not tensors: {listed(others)}; expected a state dict")
     prefix = "module." if all(name.startswith("module.") for name in content) else ""
     return {name.removeprefix(prefix): tensor for name, tensor in content.items()}
@@ -89,21 +88,16 @@ def fitted(
 
     Other names and shapes are refused with a list of them, under the `original` names in the file (`source`).
     """
-
-    def fits(tensor: Tensor, wanted: Tensor) -> bool:
-        return tensor.shape == wanted.shape or tensor.numel() == wanted.numel() == 1
-
     problems = {
         "missing": [f"{original(n)} {tuple(t.shape)}" for n, t in expected.items() if n not in tensors],
         "unexpected": [f"{original(n)} {tuple(t.shape)}" for n, t in tensors.items() if n not in expected],
         "of another shape": [
             f"{original(n)}: expected {tuple(t.shape)}, found {tuple(tensors[n].shape)}"
             for n, t in expected.items()
-            if n in tensors and not fits(tensors[n], t)
+            if n in tensors and tensors[n].shape != t.shape and not (tensors[n].numel() == t.numel() == 1)
         ],
     }
-    found = [f"{len(names)} {kind}: {listed(names)}" for kind, names in problems.items() if names]
-    if found:
+    if found := [f"{len(names)} {kind}: {listed(names)}" for kind, names in problems.items() if names]:
         raise UserError(f"{source} does not fit the architecture. Tensors {'; '.join(found)}")
     return {name: tensors[name].reshape(wanted.shape).to(wanted.dtype) for name, wanted in expected.items()}
 
@@ -164,23 +158,16 @@ class _TensorUnpickler(pickle.Unpickler):
         return self._storages[key]
 
 
-def archive_root(path: Path) -> str | None:
-    """Return the top folder of a TorchScript archive, or None for other files."""
-    if not zipfile.is_zipfile(path):
-        return None
-    with zipfile.ZipFile(path) as archive:
-        names = archive.namelist()
-    roots = [name.split("/")[0] for name in names if name.endswith("/constants.pkl") and name.count("/") == 1]
-    return roots[0] if roots and f"{roots[0]}/data.pkl" in names else None
-
-
-def read_torchscript(path: Path, root: str) -> dict[str, Tensor]:
-    """Return the tensors of a TorchScript archive with the top folder `root`, without running the program inside it.
+def read_torchscript(path: Path) -> dict[str, Tensor] | None:
+    """Return the tensors of a TorchScript archive without running the program inside it, or None for other files.
 
     OpenAI published CLIP in this format. `torch.load(weights_only=True)` refuses it, and `torch.jit.load` would execute
-    the archived code and is deprecated. The zip file contains `data.pkl` (the module tree), `data/<key>` (raw
-    little-endian storages) and `code/` (the program, whose classes list their parameters and buffers).
+    the archived code and is deprecated. The zip file contains one folder with `constants.pkl`, `data.pkl` (the module
+    tree), `data/<key>` (raw little-endian storages) and `code/` (the program, whose classes list their parameters and
+    buffers).
     """
+    if not zipfile.is_zipfile(path):
+        return None
     tensors: dict[str, Tensor] = {}
 
     def collect(module: _Module, prefix: str) -> None:
@@ -191,5 +178,9 @@ def read_torchscript(path: Path, root: str) -> dict[str, Tensor]:
                 collect(value, f"{prefix}{name}.")
 
     with zipfile.ZipFile(path) as archive:
-        collect(_TensorUnpickler(archive, root).load(), "")
+        names = archive.namelist()
+        roots = [name.split("/")[0] for name in names if name.endswith("/constants.pkl") and name.count("/") == 1]
+        if not roots or f"{roots[0]}/data.pkl" not in names:
+            return None
+        collect(_TensorUnpickler(archive, roots[0]).load(), "")
     return tensors

@@ -21,7 +21,7 @@ from tvr_lightning.extract.plan import ExtractOptions, ExtractSource, parts_of
 from tvr_lightning.features import TextFeatures
 from tvr_lightning.progress import progress_bar
 from tvr_lightning.store import Part, StoreItem, StoreWriter
-from tvr_lightning.store.shard import file_mark, is_same_file
+from tvr_lightning.store.feature_store import file_mark, is_same_file
 
 
 @dataclass
@@ -136,7 +136,7 @@ class _Extraction:
                 self.report.retried += bool(lacking)
                 self.report.still_skipped += not lacking
             if lacking:  # marked before reading, so that a file that changes during the run is read again later
-                videos[i] = (record, dataclasses.replace(item, file=file_mark(item.path)))
+                videos[i] = (record, dataclasses.replace(item, file=file_mark(Path(item.path))))
                 missing[i] = lacking
         shards = [
             (lacking, list(_chunks(shard, self.options.batch_size)))

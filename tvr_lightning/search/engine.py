@@ -33,7 +33,7 @@ from tvr_lightning.search.results import Answer, Moment, Result, printable
 from tvr_lightning.search.scorer import Scorer, ScorerSource
 from tvr_lightning.search.segments import Segments, read_segments
 from tvr_lightning.search.vectors import Hits, open_vectors
-from tvr_lightning.store.shard import differences
+from tvr_lightning.store.feature_store import differences
 
 ExampleKind = Literal["clip", "image"]
 NONE = "none"

@@ -1,44 +1,206 @@
 """Feature stores of `tvr extract`: reading with memory maps and checks, and writing by one process at a time.
 
-A store stays valid if its writer is killed or the disk is full. Readers need no lock.
+A store is a folder of shards, safetensors files named `<part>-<number>-<digest>.safetensors`. The tensors of a shard
+contain its n items in order: "sentence" (n, D) and "words" (n, W, D), or a tensor named after the part: (n, F, D), for
+patches (n, F, P, D), for pixels (n, F, 3, S, S) as they were decoded; and "mask" (n, W) or (n, F). The header contains,
+as JSON under the key "tvr", the items, the skipped items, and the fingerprint of the features. The digest covers the
+whole file, so that any changed byte is detected. Shards are written atomically: a store stays valid if its writer is
+killed or the disk is full, and readers need no lock.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.files import TEMPORARY, explain_write_errors, file_lock, write_whole
 from tvr_lightning.option_types import StoreDtype
-from tvr_lightning.store.shard import (
-    FORMAT,
-    PARTS,
-    Fingerprint,
-    Part,
-    PartIndex,
-    Shard,
-    ShardHeader,
-    StoreError,
-    StoreItem,
-    VideoKey,
-    differences,
-    find_shards,
-    is_same_file,
-)
 
 if TYPE_CHECKING:
     import pandas as pd
+
+Part = Literal["text", "frames", "patches", "audio", "pixels"]
+Span = tuple[float, float] | None
+VideoKey = tuple[str, str, Span]
+Fingerprint = Mapping[str, str]
+FileMark = tuple[int, int, str]  # size of a file in bytes, modification time in ns, and a digest of its content
+
+PARTS: tuple[Part, ...] = get_args(Part)
+FORMAT = 3
+NAME = re.compile(rf"({'|'.join(PARTS)})-(\d{{5,}})-([0-9a-f]{{32}})\.safetensors")
+SAMPLED_BYTES = 2**16
+
+
+class StoreError(UserError):
+    """A feature store that is missing, damaged, incomplete, or made with other settings. The message names the fix."""
+
+    exit_status = 2
+
+
+def file_mark(path: Path) -> FileMark | None:
+    """Return the mark that identifies a file, or None if the file does not exist.
+
+    The digest covers the size and up to 64 KiB each at the beginning, in the middle, and at the end.
+    """
+    if not path.is_file():
+        return None
+    status = path.stat()
+    digest = hashlib.sha256(str(status.st_size).encode())
+    with path.open("rb") as file:
+        for start in (0, status.st_size // 2, status.st_size - SAMPLED_BYTES):
+            file.seek(max(start, 0))
+            digest.update(file.read(SAMPLED_BYTES))
+    return status.st_size, status.st_mtime_ns, digest.hexdigest()[:32]
+
+
+def is_same_file(path: Path, mark: FileMark | None) -> bool:
+    """Return whether an existing file has this mark: its size and modification time, or the digest, as copies have."""
+    if mark is None:
+        return False
+    status = path.stat()
+    found = file_mark(path) if (status.st_size, status.st_mtime_ns) != mark[:2] else mark
+    return found is not None and found[2] == mark[2]
+
+
+@dataclass(frozen=True)
+class StoreItem:
+    """One video or text in a shard."""
+
+    dataset: str
+    split: str
+    id: str  # of the video; for a text, a digest of its characters
+    path: str = ""  # of the video; empty for a text
+    span: Span = None  # start and end of the clip in the file, in seconds
+    text: str | None = None  # None for a video
+    file: FileMark | None = None  # mark of the video's file when it was read; None for a text or a missing file
+
+    @staticmethod
+    def of_text(text: str, dataset: str, split: str) -> StoreItem:
+        """Return the item of a text."""
+        return StoreItem(dataset, split, hashlib.sha256(text.encode()).hexdigest()[:32], text=text)
+
+    @property
+    def key(self) -> Any:
+        """Key under which a reader finds the item: its text, or dataset, ID, and span of a video."""
+        return (self.dataset, self.id, self.span) if self.text is None else self.text
+
+
+@dataclass
+class ShardHeader:
+    """Description of a shard's content."""
+
+    part: Part
+    fingerprint: Fingerprint  # encoder, weights, sampling, and preprocessing of the features
+    command: str  # command line that created the shard and can create it again
+    dtype: StoreDtype
+    items: list[StoreItem]  # n items, in the order of the first dimension of the tensors
+    skipped: list[tuple[StoreItem, str]]  # items that could not be read, with the reason for each
+
+
+@dataclass(frozen=True)
+class Shard:
+    """File of a shard, and what its name contains: part, number, and digest of the content."""
+
+    path: Path
+    part: Part
+    number: int
+    digest: str
+
+    @cached_property
+    def header(self) -> ShardHeader:
+        """Description of the content, read without the tensors. StoreError if that is impossible."""
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                header = json.loads(file.metadata()["tvr"])
+            if header.pop("format") != FORMAT:
+                raise StoreError(f"{self.path}: the format is not {FORMAT}, which this version reads. Extract again.")
+            items = [_item(item) for item in header.pop("items")]
+            skipped = [(_item(item), reason) for item, reason in header.pop("skipped")]
+            return ShardHeader(**header, items=items, skipped=skipped)
+        except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise StoreError(f"{self.path}: the shard's header cannot be read ({reason})") from error
+
+    @cached_property
+    def problem(self) -> str | None:
+        """Description of the problem with the file, or None if its content has the digest in its name."""
+        try:
+            with self.path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()[:32]
+        except FileNotFoundError:
+            return f"{self.path}: the shard is missing"
+        if digest == self.digest:
+            return None
+        return f"{self.path}: the shard has changed since it was written; its content has the digest {digest}"
+
+
+def _item(header: dict[str, Any]) -> StoreItem:
+    span, file = header.pop("span"), header.pop("file")
+    return StoreItem(**header, span=span and tuple(span), file=file and tuple(file))
+
+
+def find_shards(folder: Path) -> list[Shard]:
+    """Return the shards of a store, ordered by part and number; refuse links that lead out of its folder."""
+    shards = []
+    for path in folder.glob("*.safetensors"):
+        if named := NAME.fullmatch(path.name):
+            if not path.resolve().is_relative_to(folder.resolve()):
+                raise StoreError(
+                    f"{path} is a link to {path.resolve()}, outside the feature store {folder}. Replace the link with "
+                    "the file, or extract again with another --out."
+                )
+            shards.append(Shard(path, cast(Part, named[1]), int(named[2]), named[3]))
+    return sorted(shards, key=lambda shard: (PARTS.index(shard.part), shard.number))
+
+
+def differences(found: Fingerprint, expected: Fingerprint, holder: str = "the store") -> str:
+    """Describe the fields of `expected` that differ in a store, with both values. Empty if there are none."""
+    return "; ".join(
+        f"{name}: {holder} has {found.get(name)!r}, this run {value!r}"
+        for name, value in expected.items()
+        if found.get(name) != value
+    )
+
+
+@dataclass
+class PartIndex:
+    """Items of one part of a store, by key. If several shards contain an item, the last one counts."""
+
+    fingerprint: Fingerprint
+    command: str  # command that creates and repairs the part
+    places: dict[Any, tuple[Shard, int]] = field(default_factory=dict)  # shard and row of each item
+    skipped: dict[Any, str] = field(default_factory=dict)  # reason for each skipped item
+    marks: dict[Any, FileMark | None] = field(default_factory=dict)  # also of skipped items
+    numbers: set[int] = field(default_factory=set)  # of the shards
+
+    def add(self, shard: Shard) -> None:
+        """Add the items of a shard; raise StoreError if it was created with other settings."""
+        if differing := differences(shard.header.fingerprint, self.fingerprint):
+            raise StoreError(
+                f"{shard.path} has other settings, part {shard.part!r}: {differing}. Use another --out, or the options "
+                "of the store."
+            )
+        self.numbers.add(shard.number)
+        for row, item in enumerate(shard.header.items):
+            self.places[item.key], self.marks[item.key] = (shard, row), item.file
+            self.skipped.pop(item.key, None)
+        for item, reason in shard.header.skipped:
+            self.skipped[item.key], self.marks[item.key] = reason, item.file
+            self.places.pop(item.key, None)
 
 
 class FeatureStore:
@@ -61,7 +223,6 @@ class FeatureStore:
         self._parts: dict[Part, PartIndex] = {}
         self._damaged: dict[Shard, str] = {}
         self._opened: dict[Shard, Any] = {}
-        self._verified: set[Shard] = set()
         shards = find_shards(self.path)
         if not shards:
             raise StoreError(
@@ -113,8 +274,7 @@ class FeatureStore:
 
     def require(self, part: Part, expected: Fingerprint) -> None:
         """Raise StoreError unless a part has this fingerprint; `expected` may omit fields."""
-        differing = differences(self._part(part).fingerprint, expected)
-        if differing:
+        if differing := differences(self._part(part).fingerprint, expected):
             raise StoreError(
                 f"The feature store {self.path} does not fit this run, since its part {part!r} has other settings: "
                 f"{differing}. Set the run's options to the store's, or write another store with tvr extract --out"
@@ -126,16 +286,14 @@ class FeatureStore:
         A file that is None or does not exist on this machine is not compared with the one that was read.
         """
         index = self._part(part)
-        absent = [key for key in files if key not in index.marks]
-        if absent:
+        if absent := [key for key in files if key not in index.marks]:
             raise StoreError(
                 f"{len(absent)} of {len(files)} items of part {part!r} are missing in the feature store {self.path}, "
                 f"first {_name(absent[0])}{self._hint}. Complete it with: {index.command}"
             )
         marked = [key for key in files if index.marks[key] is not None or key in index.skipped]
         present = [(key, file) for key in marked if (file := files[key]) is not None and file.is_file()]
-        changed = [file for key, file in present if not is_same_file(file, index.marks[key])]
-        if changed:
+        if changed := [file for key, file in present if not is_same_file(file, index.marks[key])]:
             raise StoreError(
                 f"{len(changed)} of {len(files)} videos are not the files whose {part} the feature store {self.path} "
                 f"contains, first {changed[0]}. Extract them again with: {index.command}"
@@ -148,7 +306,7 @@ class FeatureStore:
 
     def text(self, texts: Sequence[str]) -> TextFeatures:
         """Return the features of N texts: sentence (N, D), words (N, W, D), word_mask (N, W), float32."""
-        sentence, words, mask = self._read("text", texts, "sentence", "words", "mask")
+        sentence, words, mask = self.read("text", texts)
         return TextFeatures(sentence.float(), words.float(), mask)
 
     def video(self, keys: Sequence[VideoKey], patches: bool = False) -> VideoFeatures:
@@ -165,10 +323,20 @@ class FeatureStore:
             features.audio = audio.float()
         return features
 
-    def read(self, part: Part, keys: Sequence[VideoKey]) -> tuple[Tensor, Tensor]:
-        """Return the values (M, F, ...) of M videos in a part as they are stored, and their mask (M, F)."""
-        values, mask = self._read(part, keys, part, "mask")
-        return values, mask
+    def read(self, part: Part, keys: Sequence[Any]) -> list[Tensor]:
+        """Return the tensors of items as they are stored: for M videos, values (M, F, ...) and their mask (M, F)."""
+        index = self._part(part)
+        for key in keys:
+            if key not in index.places:
+                reason = f"it was skipped: {index.skipped[key]}" if key in index.skipped else "it is missing"
+                raise StoreError(f"the feature store {self.path} has no features of {_name(key)}: {reason}{self._hint}")
+        places = [index.places[key] for key in keys]
+        for shard, _ in places:
+            if shard not in self._opened:
+                self._check(shard)
+                self._opened[shard] = safe_open(shard.path, framework="pt")
+        tensors = ("sentence", "words", "mask") if part == "text" else (part, "mask")
+        return [torch.stack([self._opened[shard].get_slice(name)[row] for shard, row in places]) for name in tensors]
 
     def first_video(self, patches: bool = False) -> VideoFeatures:
         """Return the features of the first video, which show the shapes of others."""
@@ -185,29 +353,11 @@ class FeatureStore:
             )
         return self._parts[part]
 
-    def _read(self, part: Part, keys: Sequence[Any], *tensors: str) -> list[Tensor]:
-        """Return tensors (n, ...) of the items with these keys."""
-        index = self._part(part)
-        for key in keys:
-            if key not in index.places:
-                reason = f"it was skipped: {index.skipped[key]}" if key in index.skipped else "it is missing"
-                raise StoreError(f"the feature store {self.path} has no features of {_name(key)}: {reason}{self._hint}")
-        places = [index.places[key] for key in keys]
-        for shard, _ in places:
-            if shard not in self._opened:
-                self._check(shard)
-                self._opened[shard] = safe_open(shard.path, framework="pt")
-        return [torch.stack([self._opened[shard].get_slice(name)[row] for shard, row in places]) for name in tensors]
-
     def _check(self, shard: Shard) -> None:
-        if shard in self._verified:  # also if another process has verified it before it passed the store on
-            return
-        problem = self._damaged.get(shard) or shard.problem()
-        if problem:
+        if problem := self._damaged.get(shard) or shard.problem:
             index = self._parts.get(shard.part)
             command = index.command if index else f"tvr extract --config ... --out {self.path}"
             raise StoreError(f"{problem}. Rewrite it, and keep the rest, with: {command}")
-        self._verified.add(shard)
 
 
 def _name(key: Any) -> str:
@@ -249,7 +399,7 @@ class StoreWriter:
             for file in path.glob(f"*{TEMPORARY}"):
                 file.unlink()
             for shard in find_shards(path):
-                if problem := shard.problem():
+                if problem := shard.problem:
                     damaged = shard.path.rename(f"{shard.path}.damaged")
                     writer.rewritten.append(f"{problem}; kept as {damaged.name}")
                     continue

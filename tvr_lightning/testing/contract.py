@@ -44,9 +44,8 @@ class MethodTestSuite:
         """Return the recipe's method, small, in evaluation mode and without gradients."""
         return small(cls.recipe)[0].eval().requires_grad_(False)
 
-    @pytest.fixture(scope="class")
-    @classmethod
-    def heads(cls, method: RetrievalModule) -> list[PairHead]:
+    @pytest.fixture
+    def heads(self, method: RetrievalModule) -> list[PairHead]:
         """Return the parts of the method that score in blocks."""
         return [part for part in method.modules() if isinstance(part, PairHead)]
 

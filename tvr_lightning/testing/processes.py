@@ -21,6 +21,7 @@ from tvr_lightning.features import PairedFeatures
 from tvr_lightning.media.workers import start_method
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.testing.small import BATCH, random_pairs, small, synthetic_data
+from tvr_lightning.training import distributed
 
 STEPS = 2
 M = TypeVar("M", bound=pl.LightningModule)
@@ -45,8 +46,7 @@ def comparable(method: RetrievalModule) -> RetrievalModule:
     hide a wrong scale. Each pair is encoded with its own random numbers, and each loss is computed with the same ones.
     """
     method.double()
-    audio_encoder = getattr(method, "audio_encoder", None)
-    if audio_encoder is not None:  # Whisper's own layers compute in float32
+    if (audio_encoder := getattr(method, "audio_encoder", None)) is not None:  # Whisper's own layers compute in float32
         encode_input: Callable[[AudioInput], Tensor] = audio_encoder.float().encode_input
         audio_encoder.encode_input = lambda audio: encode_input(audio).double()
     encode = method.pair_features
@@ -80,16 +80,15 @@ def quiet_trainer(**options: Any) -> pl.Trainer:
     return pl.Trainer(accelerator="cpu", use_distributed_sampler=False, num_sanity_val_steps=0, **quiet, **options)
 
 
-def trained(
-    module: pl.LightningModule, data: Batches, *, rank: int = 0, world: int = 1, **options: Any
-) -> tuple[list[float], dict[str, Tensor]]:
+def trained(module: pl.LightningModule, data: Batches, **options: Any) -> tuple[list[float], dict[str, Tensor]]:
     """Train on this process's contiguous share of every batch; return losses and all weights unsharded."""
-    shares = [len(batch) // world for batch in data.batches]
-    data.batches = [batch[rank * n : (rank + 1) * n] for batch, n in zip(data.batches, shares, strict=True)]
+    share = BATCH // distributed.world_size()
+    start = share * distributed.rank()
+    data.batches = [batch[start : start + share] for batch in data.batches]
     losses: list[float] = []
     record = LambdaCallback(on_train_batch_end=lambda trainer, module, out, *_: losses.append(float(out["loss"])))
     options = {"gradient_clip_val": 1.0} | options
-    trainer = quiet_trainer(devices=world, max_epochs=1, callbacks=[record], **options)
+    trainer = quiet_trainer(devices=distributed.world_size(), max_epochs=1, callbacks=[record], **options)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="You defined a .validation_step")
         trainer.fit(module, datamodule=data)
@@ -98,32 +97,25 @@ def trained(
     return losses, {name: tensor.detach().clone() for name, tensor in whole.items()}
 
 
-def strategies(world: int) -> dict[str, Any]:
-    """Return the Lightning strategies for training in `world` processes."""
+def strategies() -> dict[str, Any]:
+    """Return the Lightning strategies for training in the processes that work together."""
+    world = distributed.world_size()
     sharded = ModelParallelStrategy(data_parallel_size=world, tensor_parallel_size=1, save_distributed_checkpoint=False)
     return {"ddp": "ddp", "fsdp2": sharded}
-
-
-def join_processes(rank: int, world: int) -> None:
-    """Make Lightning use the existing process group instead of starting processes."""
-    os.environ.update(LOCAL_RANK=str(rank), NODE_RANK="0", WORLD_SIZE=str(world), MASTER_ADDR="localhost")
-    os.environ["MASTER_PORT"] = "0"
 
 
 @functools.cache
 def of_two_processes(recipes: tuple[Path, ...]) -> list[dict[str, Any]]:
     """Train the methods of recipes in two processes, once; return their losses and weights by `<strategy> <recipe>`."""
-    return run_processes(_train_all, 2, 2, recipes, synthetic_data())
+    return run_processes(_train_all, 2, recipes, synthetic_data())
 
 
-def _train_all(rank: int, world: int, recipes: Sequence[Path], data: str) -> dict[str, Any]:
-    join_processes(rank, world)
+def _train_all(rank: int, recipes: Sequence[Path], data: str) -> dict[str, Any]:
     results = {}
     for recipe in recipes:
-        for name, strategy in strategies(world).items():
+        for name, strategy in strategies().items():
             method = comparable(small(recipe, f"--data.init_args.root={data}")[0])
-            losses_and_weights = trained(method, Batches(method, STEPS), rank=rank, world=world, strategy=strategy)
-            results[f"{name} {recipe}"] = list(losses_and_weights)
+            results[f"{name} {recipe}"] = trained(method, Batches(method, STEPS), strategy=strategy)
     return results
 
 
@@ -141,6 +133,7 @@ def run_processes(function: Callable[..., Any], world_size: int, *arguments: Any
 
 
 def _work(rank: int, function: Callable[..., Any], world_size: int, folder: str, arguments: tuple[Any, ...]) -> None:
+    os.environ["LOCAL_RANK"] = str(rank)  # Lightning then uses the process group instead of starting processes
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
     torch.save(function(rank, *arguments), Path(folder) / f"{rank}.pt")

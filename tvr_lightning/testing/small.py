@@ -1,7 +1,6 @@
 """Small methods for tests, built from their recipes, with random pairs and synthetic data."""
 
 import atexit
-import dataclasses
 import functools
 import json
 import shutil
@@ -85,8 +84,6 @@ def unconditioned(method: RetrievalModule, batch: PairBatch) -> tuple[TextFeatur
     """Return the features of B pairs as in a feature store: from the encoders, before the method's own layers."""
     text = method.encoder.encode_text(batch.text.text, method.words)
     video = method.encoder.encode_video(batch.video.video, patches=method.needs_patches)
-    audio_encoder = getattr(method, "audio_encoder", None)
-    if audio_encoder is not None:
-        audio, audio_mask = audio_encoder.encode_audio(batch.video.video)
-        video = dataclasses.replace(video, audio=audio, audio_mask=audio_mask)
+    if (audio_encoder := getattr(method, "audio_encoder", None)) is not None:
+        video.audio, video.audio_mask = audio_encoder.encode_audio(batch.video.video)
     return text, video

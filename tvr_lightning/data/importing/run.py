@@ -19,7 +19,7 @@ from tvr_lightning.data.records import SYNTHETIC_FILE, AnnotationError, SplitNam
 from tvr_lightning.data.video_files import is_video, stem
 from tvr_lightning.files import explain_write_errors, write_whole
 from tvr_lightning.progress import progress_bar
-from tvr_lightning.store.shard import file_mark, is_same_file
+from tvr_lightning.store.feature_store import file_mark, is_same_file
 
 DEPTH = 2  # levels of subfolders that are searched for annotations
 ENCRYPTED = 0x1  # flag of a member of a zip archive
