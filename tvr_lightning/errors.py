@@ -1,6 +1,6 @@
-"""Base class of errors that a user can fix: the command line prints their message instead of a traceback."""
+"""Errors that a user can fix: the command line prints their message instead of a traceback."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 
 class UserError(ValueError):
@@ -24,3 +24,9 @@ def check_present(checks: Iterable[Callable[[], object]]) -> None:
             missing.append(str(error))
     if missing:
         raise MissingAssetError("\n\n".join(missing))
+
+
+def abbreviated(items: Sequence[object], most: int = 5, separator: str = ", ") -> str:
+    """Return the first items of a sequence for a message, such as `v1, v2, v3, v4, v5 and 9 more`."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return f"{separator.join(map(str, items[:most]))}{more}"

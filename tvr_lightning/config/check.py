@@ -20,6 +20,7 @@ from tvr_lightning.config.recipe_files import (
     split_options,
 )
 from tvr_lightning.config.schema import BOUNDS, cached_schema, class_name, types_of
+from tvr_lightning.errors import abbreviated
 from tvr_lightning.option_types import Range, in_words
 
 LISTED = 12
@@ -107,8 +108,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """Return names in words, those that resemble `name` most first."""
     shown = {*names} - {"$schema", "print_shtab"}
     ordered = sorted(shown, key=lambda x: (-difflib.SequenceMatcher(None, name.lower(), x.lower()).ratio(), x))
-    more = f" and {len(ordered) - LISTED} more" if len(ordered) > LISTED else ""
-    return f"{', '.join(ordered[:LISTED])}{more}" if ordered else "none"
+    return abbreviated(ordered, LISTED) or "none"
 
 
 class SchemaWalk:

@@ -33,7 +33,6 @@ from tvr_lightning.data.records import (
     SplitName,
     TextRecord,
     VideoRecord,
-    abbreviated,
     duplicates,
     hold_out,
     shared_videos,
@@ -41,7 +40,7 @@ from tvr_lightning.data.records import (
 )
 from tvr_lightning.data.recover_captions import find_captions, read_captions
 from tvr_lightning.data.video_files import VideoFiles
-from tvr_lightning.errors import MissingAssetError, UserError
+from tvr_lightning.errors import MissingAssetError, UserError, abbreviated
 from tvr_lightning.features import FeatureBatch
 from tvr_lightning.media.augment import Augmentation
 from tvr_lightning.media.preparation import Interpolation, Preparation, ResizeMode

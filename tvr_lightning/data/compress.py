@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tvr_lightning.data.records import SYNTHETIC_FILE, abbreviated
+from tvr_lightning.data.records import SYNTHETIC_FILE
 from tvr_lightning.data.recover_captions import find_captions
-from tvr_lightning.errors import UserError
+from tvr_lightning.errors import UserError, abbreviated
 from tvr_lightning.files import Journal, explain_write_errors, read_journal, write_whole
 from tvr_lightning.media.compression import Compression, compress, verify_copy
 from tvr_lightning.media.container import MediaError, VideoError

@@ -67,12 +67,6 @@ class Split:
         return Split(self.name, self.protocol, [self.videos[old] for old in chosen], texts)
 
 
-def abbreviated(items: Sequence[object]) -> str:
-    """Return the first items of a sequence for a message, such as `v1, v2, v3, v4, v5 and 9 more`."""
-    more = f" and {len(items) - 5} more" if len(items) > 5 else ""
-    return f"{', '.join(map(str, items[:5]))}{more}"
-
-
 def shared_videos(one: Split, other: Split) -> list[VideoRecord]:
     """Return the videos of `one` whose files are also in `other`, one per file."""
     files = {video.path for video in other.videos}

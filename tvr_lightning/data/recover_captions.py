@@ -9,8 +9,8 @@ from typing import get_type_hints
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tvr_lightning.data.records import abbreviated, expect, malformed, read_records
-from tvr_lightning.errors import MissingAssetError, UserError
+from tvr_lightning.data.records import expect, malformed, read_records
+from tvr_lightning.errors import MissingAssetError, UserError, abbreviated
 
 REQUIRED = ("video_id", "segment", "caption")
 WITHOUT_MODEL = (

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-SHOWN = 5  # maximum number of findings shown below a table
+from tvr_lightning.errors import abbreviated
 
 
 @dataclass
@@ -37,9 +37,9 @@ class AuditResult:
             return f"Leakage: not audited, since the audit failed: {self.problem}"
         if self.passed:
             return f"Leakage: none found by the audit on {self.videos} videos ({self.experiments} experiments)"
-        more = f" and {len(self.leaks) - SHOWN} more" if len(self.leaks) > SHOWN else ""
+        leaks = abbreviated(self.leaks, separator="; ")
         return (
-            f"LEAKAGE found by the audit on {self.videos} videos: {'; '.join(self.leaks[:SHOWN])}{more}; their R@1 is "
+            f"LEAKAGE found by the audit on {self.videos} videos: {leaks}; their R@1 is "
             f"{self.recall_with_help:.1f} with help, {self.recall_without_help:.1f} without"
         )
 

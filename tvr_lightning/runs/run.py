@@ -20,7 +20,7 @@ from rich import get_console
 from tvr_lightning.audit.callback import LeakageAudit
 from tvr_lightning.config.recipe import Recipe, ResultsConfig, explained, recipe_parser
 from tvr_lightning.config.recipe_files import FOUND_BY_LIGHTNING, OptionError, RecipeError
-from tvr_lightning.errors import UserError
+from tvr_lightning.errors import UserError, abbreviated
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.files import write_whole
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
@@ -242,8 +242,7 @@ class Run:
             if not name.startswith(ANYWHERE)
         ]
         if changed:
-            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-            rank_zero_info(f"Not resuming {run}, which has other settings: {'; '.join(changed[:3])}{more}")
+            rank_zero_info(f"Not resuming {run}, which has other settings: {abbreviated(changed, 3, '; ')}")
         elif self.trainer.is_global_zero:
             claim.enter_context(locked_run(run))
         return not changed

@@ -4,7 +4,6 @@ A checkpoint names the classes of its method and encoder, and building them impo
 classes are trusted by default; the user must name others explicitly.
 """
 
-import contextlib
 import dataclasses
 import importlib
 import inspect
@@ -12,11 +11,12 @@ import pickle
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import torch
 
 from tvr_lightning.errors import UserError
+from tvr_lightning.option_types import hints_of
 
 PACKAGE = __name__.partition(".")[0]
 # Entries of a checkpoint.
@@ -109,10 +109,7 @@ def check_arguments(path: Path, kind: type, arguments: dict[str, Any]) -> None:
 
     `tvr fit` writes objects as class_path and init_args, which `check_classes` has checked.
     """
-    hints: dict[str, Any] = {}
-    for each in reversed(inspect.getmro(kind)):  # a class passes **kwargs to its base classes
-        with contextlib.suppress(NameError):  # names imported only for type checkers
-            hints |= get_type_hints(each.__init__)  # type: ignore[misc]
+    hints = hints_of(kind)
     for name, value in arguments.items():
         if name in hints:
             _check_argument(path, f"{kind.__name__}.{name}", list(_kinds(hints[name])), value)
@@ -147,7 +144,9 @@ def _takes_text(kind: Any, text: str) -> bool:
 def _kinds(hint: Any) -> Iterator[Any]:
     """Yield the single types in an annotation; functions and literals stay as they are."""
     inner = get_args(hint)
-    if not inner or get_origin(hint) in (Literal, Callable):
+    if get_origin(hint) is Annotated:
+        yield from _kinds(inner[0])
+    elif not inner or get_origin(hint) in (Literal, Callable):
         yield hint
     else:
         for each in inner:

@@ -21,15 +21,13 @@ from typing_extensions import override
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import PairBatch
 from tvr_lightning.encoders.base import Encoder, FeatureEncoder, fingerprint
-from tvr_lightning.errors import UserError
+from tvr_lightning.errors import UserError, abbreviated
 from tvr_lightning.extract.fingerprint import check_store
 from tvr_lightning.training.checkpoints import FROZEN, CheckpointError, read_checkpoint
 from tvr_lightning.training.loss_check import LossCheck
 from tvr_lightning.training.optim import OptimizerConfig, build_optimizer
 from tvr_lightning.training.options import other_options, plain_options
 from tvr_lightning.training.sharding import is_sharded, shard
-
-NAMED = 5  # maximum number of tensors that an error message lists by name
 
 
 def check_precision(precision: str) -> None:
@@ -148,11 +146,10 @@ class RecipeModule(LightningModule):
             if found.get(name) != expected.get(name)
         ]
         if wrong:
-            more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
             options = other_options(saved, dict(self.hparams))
             made = f"It was trained with {', '.join(options)}. " if options else ""
             raise CheckpointError(
-                f"the checkpoint does not fit this {own}: {'; '.join(wrong[:NAMED])}{more}. {made}"
+                f"the checkpoint does not fit this {own}: {abbreviated(wrong, separator='; ')}. {made}"
                 "Use the recipe and options that it was trained with."
             )
 

@@ -15,8 +15,9 @@ from typing import IO, Literal, cast
 
 from tvr_lightning.data.importing import ImportFailed
 from tvr_lightning.data.importing.layouts import DATASETS, LAYOUTS, PUBLISHED, AnnotationLayout, Files
-from tvr_lightning.data.records import SYNTHETIC_FILE, AnnotationError, SplitName, abbreviated
+from tvr_lightning.data.records import SYNTHETIC_FILE, AnnotationError, SplitName
 from tvr_lightning.data.video_files import is_video, stem
+from tvr_lightning.errors import abbreviated
 from tvr_lightning.files import explain_write_errors, write_whole
 from tvr_lightning.progress import progress_bar
 from tvr_lightning.store.feature_store import file_mark, is_same_file
