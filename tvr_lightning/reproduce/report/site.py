@@ -166,8 +166,9 @@ def write_report(directory: Path, recipes: Path, tables_only: bool) -> list[Path
     runs = read_runs(directory)
     arrays: dict[str, Arrays] = {}
     missing: dict[str, str] = {}
-    with shown(lambda: f"report: {len(arrays) + len(missing)} of {len(runs)} runs done", console):
+    with shown("report: comparing the results", console):
         views = views_of(runs, recipes)
+    with shown(lambda: f"report: {len(arrays) + len(missing)} of {len(runs)} runs done", console):
         for place, run in enumerate(runs, start=1):
             try:
                 if not run.finished or run.card.features is not None:
