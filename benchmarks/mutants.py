@@ -180,6 +180,8 @@ def main() -> None:
         if not copied.exists():
             subprocess.run(["git", "-C", str(ROOT), "worktree", "add", "--detach", str(copied), "HEAD"], check=True)
     if not database.exists():
+        # A forked child that is killed while it writes to its parent's database would damage it.
+        (copies[0] / ".coveragerc").write_text("[run]\npatch = fork\n", encoding="utf-8")
         covered = ["--cov=tvr_lightning", "--cov-context=test", "--cov-report="]
         run_tests(copies[0], ["-n", str(WORKERS), "--dist", "loadfile", *covered])
         (copies[0] / ".coverage").rename(database)
