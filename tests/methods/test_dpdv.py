@@ -260,6 +260,12 @@ def test_videos_may_have_fewer_captions_than_others():
     assert torch.equal(ours["recover"], theirs["recover"])
 
 
+def test_several_recovered_captions_have_learned_weights_and_a_single_one_has_none():
+    for count in (1, 2, 3):
+        names = [name for name, _ in module(recover_captions=count).named_parameters()]
+        assert any("macro.text_weights" in name for name in names) is (count > 1)
+
+
 def test_padding_plays_no_part_in_any_loss():
     made = module()
     text, video, _ = features()

@@ -3,6 +3,7 @@
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from lightning.pytorch import Callback, Trainer
@@ -44,6 +45,17 @@ def test_the_time_left_is_that_of_the_whole_run_and_ends_at_nothing(tmp_path):
     assert seen.seconds[-1] == 0
     assert seen.metrics[-1]["run left"] == "0:00:00"
     assert "v_num" not in seen.metrics[-1]
+
+
+def test_the_bar_reads_losses_at_most_twice_a_second(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(progress_report, "time", SimpleNamespace(monotonic=lambda: now))
+    bar = RunProgressBar()
+    shown = []
+    for loss, now in ((1.0, 100.0), (2.0, 100.3), (3.0, 100.6)):  # the clock reads `now`
+        trainer = SimpleNamespace(training=True, global_step=0, loggers=[], progress_bar_metrics={"loss": loss})
+        shown.append(bar.get_metrics(trainer, None)["loss"])
+    assert shown == [1.0, 1.0, 3.0]
 
 
 def test_without_a_terminal_lines_report_progress_at_intervals(capsys):
