@@ -52,7 +52,7 @@ def test_the_bar_reads_losses_at_most_twice_a_second(monkeypatch):
     monkeypatch.setattr(progress_report, "time", SimpleNamespace(monotonic=lambda: now))
     bar = RunProgressBar()
     shown = []
-    for loss, now in ((1.0, 100.0), (2.0, 100.3), (3.0, 100.6)):  # the clock reads `now`
+    for loss, now in ((1.0, 100.0), (2.0, 100.3), (3.0, 100.6)):  # noqa: B007  the clock reads it
         trainer = SimpleNamespace(training=True, global_step=0, loggers=[], progress_bar_metrics={"loss": loss})
         shown.append(bar.get_metrics(trainer, None)["loss"])
     assert shown == [1.0, 1.0, 3.0]
