@@ -1,8 +1,10 @@
 """Frames of clips: the right ones, upright and in order, or an error that names the file."""
 
+import itertools
 import pickle
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import av
 import numpy as np
@@ -20,9 +22,10 @@ from broken_videos import (
     write_sound,
     write_video,
 )
+from PIL import Image
 
 from tvr_lightning.media.container import VideoError
-from tvr_lightning.media.decoder import upright_image
+from tvr_lightning.media.decoder import orientation_of, upright_image
 from tvr_lightning.media.preparation import Preparation, ResizeMode
 from tvr_lightning.media.reader import open_reader
 from tvr_lightning.media.video import DecodedClip, probe, read_clip, read_parts
@@ -165,6 +168,24 @@ def test_time_counts_from_the_first_frame_to_the_last(tmp_path: Path, name: str,
     assert clip.duration == pytest.approx(3.0, abs=0.11)
     assert probe(path).broken is None
     assert probe(path).has_audio == ("sound" in options)
+
+
+def test_a_display_matrix_moves_every_pixel_as_it_is_defined():
+    """A stored pixel (x, y) is displayed at (a x + c y, b x + d y); a singular matrix changes nothing."""
+    stored = Image.fromarray(np.arange(6, dtype=np.uint8).reshape(2, 3))
+    places = np.array([(x, y) for y in range(2) for x in range(3)])
+    units = [(1, 0), (0, 1), (-1, 0), (0, -1)]
+    for (a, b), (c, d) in itertools.product(units, units):
+        matrix = np.array([a, b, 0, c, d, 0, 0, 0, 1], dtype=np.int32).tobytes()
+        turn = orientation_of(SimpleNamespace(side_data={"DISPLAYMATRIX": matrix}))  # type: ignore[arg-type]
+        if a * d == b * c:
+            assert turn is None
+            continue
+        x, y = (places @ np.array([(a, b), (c, d)])).T
+        expected = np.empty((np.ptp(y) + 1, np.ptp(x) + 1), dtype=np.uint8)
+        expected[y - y.min(), x - x.min()] = np.arange(6)
+        displayed = stored if turn is None else stored.transpose(turn)
+        np.testing.assert_array_equal(np.asarray(displayed), expected)
 
 
 @pytest.mark.parametrize(("rotation", "clockwise"), [(90, 270), (180, 180), (-90, 90)])
