@@ -133,11 +133,11 @@ def lie_about_length(path: Path, factor: int) -> Path:
     return path
 
 
-def stop_clock(path: Path) -> Path:
-    """Give all frames of an mp4 the same time stamp (`stts`, times to samples: entries of count and length)."""
+def stop_clock(path: Path, only_first: bool = False) -> Path:
+    """Give all frames of an mp4, or those of its first length, one timestamp (`stts`: entries of count and length)."""
     data = bytearray(path.read_bytes())
     entries = data.find(b"stts") + 8
-    for entry in range(int.from_bytes(data[entries : entries + 4], "big")):
+    for entry in range(1 if only_first else int.from_bytes(data[entries : entries + 4], "big")):
         data[entries + 8 * entry + 8 : entries + 8 * entry + 12] = bytes(4)
     path.write_bytes(data)
     return path

@@ -222,6 +222,14 @@ def test_frames_without_a_clock_are_read_in_order_at_the_declared_rate(tmp_path:
     assert (info.timed, info.frames, info.fps, info.duration) == (False, 60, 10.0, clip.duration)
 
 
+def test_frames_that_share_a_timestamp_are_selected_by_the_times_of_the_decoded_frames(tmp_path: Path):
+    stamps = [100 * n for n in range(10)] + [1000 + 50 * n for n in range(20)]
+    path = stop_clock(write_video(tmp_path / "clip.mp4", 30, stamps=stamps, options={"bf": "0"}), only_first=True)
+    clip = read(path, 4, sampling="segment-centres")
+    assert numbers_of(clip.pixels) == [12, 17, 23, 28]
+    torch.testing.assert_close(clip.timestamps, (torch.tensor([12, 17, 23, 28]) - 10) / 20)
+
+
 @pytest.mark.parametrize(
     ("name", "codec", "start", "container_options"),
     [("a.mp4", "libx264", 0, FASTSTART), ("b.mp4", "libx264", 0, {"movflags": "frag_keyframe+empty_moov"}),
