@@ -217,7 +217,7 @@ def test_what_says_it_is_not_transductive_answers_each_query_alone(normalizer):
     [
         (lambda: DualSoftmax(0.0), "positive temperature"),
         (lambda: QueryBankNorm(k=0), "k >= 1"),
-        (lambda: SinkhornBias(temperature=-1.0), "temperature > 0"),
+        (lambda: SinkhornBias(temperature=0.0), "temperature > 0"),
         (lambda: SinkhornBias(iterations=0), "iterations >= 1"),
         (lambda: NormalizerChain([]), "at least one"),
         (lambda: NormalizerChain([DualSoftmax(), QueryBankNorm()]), "must come first"),
