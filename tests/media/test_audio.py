@@ -28,6 +28,7 @@ def test_a_track_at_16_khz_comes_back_sample_by_sample(tmp_path):
     assert track.problem is None
 
 
+STEREO = tone(2.0, 48_000, channels=2)
 SURROUND = np.concatenate([tone(2.0, 96_000), np.zeros((5, 192_000), np.float32)])
 
 
@@ -40,6 +41,7 @@ SURROUND = np.concatenate([tone(2.0, 96_000), np.zeros((5, 192_000), np.float32)
         ("o.mkv", burst(3.0, 1.0, 2.0, 48_000), {"rate": 48_000, "seconds": 3.0, "codec": "libopus"}, (1, 2), 1),
         ("eight-bits.avi", tone(2.0, 8000), {"rate": 8000, "codec": "pcm_u8"}, (0, 2), 1),
         ("surround.mkv", SURROUND, {"rate": 96_000, "layout": "5.1"}, (0, 2), 1 / 6),  # the mean of its channels
+        ("stereo.mp4", STEREO, {"rate": 48_000, "layout": "stereo", "codec": "aac"}, (0, 2), 1),
         ("late.mkv", tone(1.0), {"seconds": 3.0, "sound_start": 1.5}, (1.5, 2.5), 1),
         ("short.mkv", tone(1.0), {"seconds": 3.0}, (0, 1), 1),
         ("long.mp4", tone(5.0), {"codec": "aac"}, (0, 2), 1),  # is cut with the picture
@@ -51,6 +53,8 @@ def test_sound_of_any_format_is_in_its_place_and_as_long_as_the_picture(tmp_path
     track = read_audio(write_clip(tmp_path / name, sound, **options), span=(0.0, seconds))
     assert (len(track.waveform), track.problem) == (round(seconds * SAMPLE_RATE), None)
     assert loudness(track.waveform, start + 0.1, stop - 0.1) == pytest.approx(level * 0.5 / np.sqrt(2), rel=0.1)
+    spectrum = np.abs(np.fft.rfft(track.waveform, 10 * SAMPLE_RATE))  # a bin per 0.1 Hz
+    assert np.argmax(spectrum) / 10 == pytest.approx(440, abs=1)
     assert abs(float(track.waveform.mean())) < 0.01, "the offset of unsigned samples is taken off"
     for quiet in ((0.0, start - 0.1), (stop + 0.1, seconds)):
         assert quiet[0] >= quiet[1] or loudness(track.waveform, *quiet) < 0.02

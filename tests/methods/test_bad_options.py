@@ -9,6 +9,7 @@ from methods.parts import FRAMES, WIDTH, WORDS, build, encoder, features
 from tvr_lightning.encoders import TinyWhisperEncoder
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.layers.aggregation import ISA, MeanAggregation
+from tvr_lightning.layers.patch_selector import PatchSelection
 from tvr_lightning.layers.stochastic import Normal
 from tvr_lightning.layers.temporal import SeqLSTM, SeqTransf
 from tvr_lightning.methods import DRL, GAID, GARE, TCMGC, TMASS, XCLIP, CLIP4Clip, UCoFiA, XPool
@@ -81,6 +82,7 @@ CASES = {
     UCoFiA: [
         ({"scores": ("sentence_frame",)}, "Only video_sentence uses the temporal encoder"),
         ({"scores": ("video_sentence",), "patch_matrix": False}, "need word_patch in scores"),
+        ({"scores": ("video_sentence",), "patch_selection": PatchSelection(kept=5)}, "need word_patch in scores"),
         ({"scores": ("video_sentence", "words")}, "it must be one of video_sentence"),
         ({"temporal_layers": -1}, "temporal_layers is -1"),
     ],

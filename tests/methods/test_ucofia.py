@@ -71,6 +71,7 @@ def test_fresh_matrices_score_by_plain_softmaxes_of_cosines():
     [
         {"temporal_layers": 0},
         {"scores": ("video_sentence", "word_patch")},
+        {"scores": ("video_sentence",)},
         {"similarity_aggregation": SoftmaxAggregation()},
         {"similarity_aggregation": MeanAggregation()},
         {"similarity_aggregation": ISA(10.0)},
