@@ -50,6 +50,13 @@ def test_a_run_can_end_by_time(msrvtt, tmp_path):
     assert weights["step"] > 0
 
 
+def test_a_run_without_checkpoints_reports_its_last_weights(msrvtt, tmp_path):
+    assert main(["fit", *small_run(msrvtt, tmp_path, "--trainer.enable_checkpointing=false")]) == 0
+    (file,) = tmp_path.rglob("results.json")
+    weights = json.loads(file.read_text())["weights"]
+    assert (weights["kind"], weights["epoch"], weights["step"]) == ("last", 2, 6)
+
+
 def test_a_run_without_validation_has_its_last_weights_no_best_ones_and_curves(msrvtt, tmp_path):
     more = ("--trainer.check_val_every_n_epoch=3", "--trainer.log_every_n_steps=50")
     assert main(["fit", *small_run(msrvtt, tmp_path, *more)]) == 0
