@@ -52,8 +52,7 @@ def test_a_run_can_end_by_time(msrvtt, tmp_path):
 
 def test_a_run_without_checkpoints_reports_its_last_weights(msrvtt, tmp_path):
     assert main(["fit", *small_run(msrvtt, tmp_path, "--trainer.enable_checkpointing=false")]) == 0
-    (file,) = tmp_path.rglob("results.json")
-    weights = json.loads(file.read_text())["weights"]
+    weights = results_in(tmp_path)["weights"]
     assert (weights["kind"], weights["epoch"], weights["step"]) == ("last", 2, 6)
 
 
