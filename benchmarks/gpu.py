@@ -34,9 +34,15 @@ import tvr_lightning  # noqa: F401  first, see tvr_lightning._torchvision
 from tvr_lightning.config.recipe import Recipe
 from tvr_lightning.config.recipe_files import RECIPES
 from tvr_lightning.data.batch import PairBatch
-from tvr_lightning.encoders.pretrained import weights_follow
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.reproduce.profile.costs import batch_loss, count_flops, median_seconds, random_batch, repeated
+from tvr_lightning.reproduce.profile.costs import (
+    batch_loss,
+    build_untrained,
+    count_flops,
+    median_seconds,
+    random_batch,
+    repeated,
+)
 from tvr_lightning.reproduce.report.table_view import markdown_table
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.testing import method_recipes, small
@@ -60,12 +66,7 @@ def built(recipe: Path, args: argparse.Namespace, *overrides: str) -> RetrievalM
     """Build a recipe's method with random weights, at full size or at the size of the tests."""
     if args.small:
         return small(recipe, *overrides)[0]
-    parsed = Recipe.parse([recipe], ["--data.init_args.root=.", *overrides])
-    for option in list(parsed.config.model.keys()):
-        if option.split(".")[-1] == "weights":
-            parsed.config.model[option] = None
-    with weights_follow():
-        model: RetrievalModule = parsed.build().model
+    model: RetrievalModule = build_untrained(Recipe.parse([recipe], ["--data.init_args.root=.", *overrides])).model
     return model.to(args.device)
 
 
@@ -287,10 +288,10 @@ def main() -> int:
         page.append("**Run on a CPU with small sizes. This page shows what is measured, not the speed of a GPU.**")
     parts: dict[str, Callable[[], str]] = {
         f"Optimizer steps, {args.batch} pairs": lambda: markdown_table(training(args)),
-        "Strategies": lambda: strategies(args),
         **{title: functools.partial(output, command) for title, command in other_benchmarks(args).items()},
         "Kernel launches of an optimizer step": lambda: optimizers(args),
         "TF32 in the products of the heads": lambda: tf32(args),
+        "Strategies": lambda: strategies(args),
     }
     failed = False
     for title, part in parts.items():
@@ -300,11 +301,10 @@ def main() -> int:
             failed, found = True, f"failed: {error}"
         page.append(f"## {title}\n\n{found}")
         print(f"{title}: {found.splitlines()[-1]}", flush=True)
-    text = "\n\n".join(page) + "\n"
+        if args.out is not None:  # after each part, so that a killed run leaves those that are done
+            args.out.write_text("\n\n".join(page) + "\n")
     if args.out is None:
-        print(text)
-    else:
-        args.out.write_text(text)
+        print("\n\n".join(page))
     return int(failed)
 
 

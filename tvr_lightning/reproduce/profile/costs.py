@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 import torch
+from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -225,15 +226,20 @@ def _flops(run: Callable[[], object]) -> int:
     return int(counter.get_total_flops())
 
 
-def profile(recipe: Recipe, batch_size: int, queries: int, repeats: int, device: str | None) -> ProfileCard:
-    """Measure a recipe's method with random weights on random inputs of its sizes, and print the costs."""
-    recipe.check_trainer()
+def build_untrained(recipe: Recipe) -> Namespace:
+    """Build a recipe whose encoders have random weights."""
     model = recipe.config.model
     for option in list(model.keys()):
         if re.fullmatch(r"init_args\.(\w+\.init_args\.)*weights", option):  # of the encoders, not in a method's options
             model[option] = None
     with weights_follow():  # for encoders that a recipe leaves to its method
-        built = recipe.build()
+        return recipe.build()
+
+
+def profile(recipe: Recipe, batch_size: int, queries: int, repeats: int, device: str | None) -> ProfileCard:
+    """Measure a recipe's method with random weights on random inputs of its sizes, and print the costs."""
+    recipe.check_trainer()
+    built = build_untrained(recipe)
     module = built.model
     if not isinstance(module, RetrievalModule):
         raise RecipeError(f"tvr profile measures retrieval methods, not {type(module).__name__}")
