@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import gc
 import platform
 import subprocess
 import sys
@@ -97,34 +98,47 @@ def training(args: argparse.Namespace) -> pd.DataFrame:
     variants = {"recipe": [], "bf16": [] if args.small else [f"--config={RECIPES / 'variants' / 'float32.yaml'}"]}
     for title, recipe in method_recipes(RECIPES).items():
         for precision, overrides in variants.items():
-            half = functools.partial(torch.autocast, args.device, torch.bfloat16, enabled=precision == "bf16")
-            method = built(recipe, args, *overrides)
-            batch = random_batch(method, args.batch)
-            optimizer, _ = build_optimizer(method, method.optimizer_config, total_steps=100, epochs=1)
-
-            def step(given: PairBatch, method: Any = method, optimizer: Any = optimizer, half: Any = half) -> None:
-                optimizer.zero_grad()
-                batch_loss(method, given, half).backward()
-                optimizer.step()
-
+            try:
+                found = training_costs(built(recipe, args, *overrides), precision == "bf16", args)
+            except torch.OutOfMemoryError:
+                found = {"steps/s from pixels": "out of memory"}
+            rows.append({"method": title, "precision": precision, **found})
+            print(f"{title}, {precision}: {found['steps/s from pixels']} steps/s", flush=True)
+            gc.collect()
             if args.device == "cuda":
-                torch.cuda.reset_peak_memory_stats()
-            pixels = seconds(lambda step=step, batch=batch: step(batch), args)
-            memory = f"{torch.cuda.max_memory_allocated() / 2**30:.2f}" if args.device == "cuda" else "-"
-            waits = waits_of(lambda step=step, batch=batch: step(batch), args.device)
-            features = encoded(method, batch)
-            flops = count_flops(method, repeated(batch, COUNTED))
-            arithmetic = 3 * (flops["encode_video"] + flops["encode_text"]) * args.batch / COUNTED
-            released = any(p.dtype == torch.float16 for p in method.parameters())
-            dtype = torch.bfloat16 if precision == "bf16" else torch.float16 if released else torch.float32
-            rows.append({
-                "method": title, "precision": precision, "steps/s from pixels": f"{1 / pixels:.2f}",
-                "from features": f"{1 / seconds(lambda step=step, given=features: step(given), args):.2f}",
-                "GiB": memory, "MFU %": f"{100 * arithmetic / pixels / ceiling(args.device, dtype):.0f}",
-                "waits per step": waits, "bf16 score error": f"{score_error(method, batch, half):.3f}",
-            })  # fmt: skip
-            print(f"{title}, {precision}: {rows[-1]['steps/s from pixels']} steps/s", flush=True)
-    return pd.DataFrame(rows)
+                torch.cuda.empty_cache()
+    return pd.DataFrame(rows).fillna("-")
+
+
+def training_costs(method: RetrievalModule, bf16: bool, args: argparse.Namespace) -> dict[str, str]:
+    """Return the costs of a method's optimizer step, with encoders in bf16 or in the precision of the recipe."""
+    half = functools.partial(torch.autocast, args.device, torch.bfloat16, enabled=bf16)
+    batch = random_batch(method, args.batch)
+    optimizer, _ = build_optimizer(method, method.optimizer_config, total_steps=100, epochs=1)
+
+    def step(given: PairBatch) -> None:
+        optimizer.zero_grad()
+        batch_loss(method, given, half).backward()
+        optimizer.step()
+
+    if args.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    pixels = seconds(lambda: step(batch), args)
+    memory = f"{torch.cuda.max_memory_allocated() / 2**30:.2f}" if args.device == "cuda" else "-"
+    waits = waits_of(lambda: step(batch), args.device)
+    features = encoded(method, batch)
+    flops = count_flops(method, repeated(batch, COUNTED))
+    arithmetic = 3 * (flops["encode_video"] + flops["encode_text"]) * args.batch / COUNTED
+    released = any(p.dtype == torch.float16 for p in method.parameters())
+    dtype = torch.bfloat16 if bf16 else torch.float16 if released else torch.float32
+    return {
+        "steps/s from pixels": f"{1 / pixels:.2f}",
+        "from features": f"{1 / seconds(lambda: step(features), args):.2f}",
+        "GiB": memory,
+        "MFU %": f"{100 * arithmetic / pixels / ceiling(args.device, dtype):.0f}",
+        "waits per step": waits,
+        "bf16 score error": f"{score_error(method, batch, half):.3f}",
+    }
 
 
 def waits_of(step: Callable[[], object], device: str) -> str:
