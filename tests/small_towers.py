@@ -92,7 +92,7 @@ KINDS: dict[str, tuple[dict, dict, str | None, dict, dict]] = {
     "xlm-roberta": (
         NATIVE, {**HUB, "hf_model_name": "xlm-roberta", "hf_pooler_type": "mean_pooler"}, "xlm-roberta", {}, {},
     ),
-    "mt5": (NATIVE, {**HUB, "hf_model_name": "mt5", "hf_pooler_type": "mean_pooler"}, "sentencepiece", {}, {}),
+    "mt5": (NATIVE, {**HUB, "hf_model_name": "mt5", "hf_pooler_type": "mean_pooler"}, "mt5", {}, {}),
     "nllb": (
         _timm("tvr_siglip", "map", "none"),
         {**HUB, "hf_model_name": "m2m_100", "hf_proj_type": "linear", "hf_pooler_type": "cls_pooler"}, "xlm-roberta",
@@ -133,7 +133,7 @@ def save_tokenizer(kind: str, folder: Path) -> int:
     from transformers import BertTokenizerFast, PreTrainedTokenizerFast
 
     lines = [*CAPTIONS, *(caption.lower() for caption in CAPTIONS)] * 4
-    if kind == "sentencepiece":
+    if kind in ("sentencepiece", "mt5"):
         import sentencepiece
         from transformers import AutoTokenizer
 
@@ -142,7 +142,8 @@ def save_tokenizer(kind: str, folder: Path) -> int:
             input=str(folder / "lines.txt"), model_prefix=str(folder / "spiece"), vocab_size=50, pad_id=0, eos_id=1,
             unk_id=2, bos_id=-1, minloglevel=2,
         )  # fmt: skip
-        settings = {"tokenizer_class": "T5Tokenizer", "extra_ids": 0, "eos_token": "</s>", "pad_token": "</s>"}
+        pad = "<pad>" if kind == "mt5" else "</s>"  # SigLIP's tokenizers pad with the end of the text
+        settings = {"tokenizer_class": "T5Tokenizer", "extra_ids": 0, "eos_token": "</s>", "pad_token": pad}
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
         return len(AutoTokenizer.from_pretrained(folder))
     elif kind == "bert":

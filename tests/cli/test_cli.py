@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 
 import forked
 import pandas as pd
@@ -100,7 +101,7 @@ def test_fit_leaves_a_table_ranks_checkpoints_and_logs(finished_run):
     assert results["texts"] == results["videos"] == 4
     assert (results["select_on"], results["partial"]) == ("last", False)
     assert results["config"]["model"]["class_path"].endswith("CLIP4Clip")
-    assert results["environment"]["packages"]["torch"] == torch.__version__
+    assert results["environment"]["packages"]["torch"] == version("torch")
     assert results["warnings"] == [SYNTHETIC]
     assert {path.name for path in (finished_run / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
     checkpoint = torch.load(finished_run / "checkpoints" / "last.ckpt", weights_only=True)

@@ -72,7 +72,7 @@ def media(side: int) -> Media:
 @pytest.mark.parametrize("kind", SIZES)
 @torch.no_grad()
 def test_features_are_the_librarys_own(models, kind):
-    encoder, theirs = build(models, kind).eval(), sentence_transformers.SentenceTransformer(models[kind])
+    encoder, theirs = build(models, kind).eval(), sentence_transformers.SentenceTransformer(models[kind], device="cpu")
     text = encoder.encode_text(CAPTIONS, 12)
     torch.testing.assert_close(text.sentence, theirs.encode_query(CAPTIONS, convert_to_tensor=True).cpu())
     frames = media(SIZES[kind])
@@ -90,7 +90,7 @@ def test_features_are_the_librarys_own(models, kind):
 @torch.no_grad()
 def test_words_are_the_last_token_vectors_or_the_sentence(models):
     encoder = build(models, "vlm").eval()
-    theirs = sentence_transformers.SentenceTransformer(models["vlm"])
+    theirs = sentence_transformers.SentenceTransformer(models["vlm"], device="cpu")
     text = encoder.encode_text(CAPTIONS, 14)
     tokens = theirs.encode_query(CAPTIONS, output_value="token_embeddings")
     assert text.words.shape == (2, 14, 32)

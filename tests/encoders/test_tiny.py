@@ -2,17 +2,20 @@
 
 import shutil
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.torch_version import TorchVersion
 
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.encoders.compiled import compile_blocks
 from tvr_lightning.errors import UserError
 from tvr_lightning.testing import run_processes
+from tvr_lightning.training.sharding import shard as shard_method
 
 
 def media(size: int = 32) -> Media:
@@ -117,6 +120,12 @@ def shard(rank):
     sum(tensor.square().mean() for tensor in sharded).backward()
     complete = all(parameter.grad is not None for parameter in encoder.parameters())
     return [equal, complete, encoder.fingerprint() == fingerprint]
+
+
+def test_fsdp2_on_gpus_needs_a_torch_whose_fsdp2_works_there(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.1+cu130"))
+    with pytest.raises(UserError, match=r"torch 2\.13 or later"):
+        shard_method(TinyClipEncoder(), SimpleNamespace(device_type="cuda"))
 
 
 def test_a_sharded_encoder_gives_the_same_features_and_fingerprint():

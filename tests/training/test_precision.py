@@ -72,6 +72,7 @@ def test_float16_trains_on_a_cpu_and_says_that_it_is_slow(tmp_path, caplog):
     words = [
         "fit", "--config=clip4clip", "--config=fixture", f"--data.init_args.root={synthetic_data()}",
         "--model.init_args.encoder.init_args.encoder_precision=float16", "--data.init_args.batch_size=2",
+        "--trainer.accelerator=cpu",
         "--data.init_args.num_workers=0", "--trainer.max_epochs=1", "--trainer.limit_train_batches=1",
         "--data.init_args.max_train_videos=4", "--trainer.limit_val_batches=1", "--trainer.limit_test_batches=1",
         f"--results.directory={tmp_path / 'runs'}", "--model.init_args.optimizer={name: bert-adam, encoder_lr: 1e-7}",

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.errors import UserError
 
 
 def shard(module: nn.Module, mesh: DeviceMesh, matrices_in: torch.dtype = torch.float32) -> None:
@@ -22,7 +23,15 @@ def shard(module: nn.Module, mesh: DeviceMesh, matrices_in: torch.dtype = torch.
     while it computes. Parameters must be used only in the forward or public methods of the children. The matrices of
     the encoder's blocks are gathered and used in `matrices_in`, as under autocast, but stored and reduced in float32. A
     second call changes nothing, because Lightning configures a model for every stage.
+
+    Raises:
+        UserError: the devices are GPUs, and torch is older than 2.13, whose FSDP2 fails in calls without arguments
+            there (pytorch/pytorch#183943).
     """
+    if mesh.device_type != "cpu" and torch.__version__ < "2.13":  # compared by number
+        raise UserError(
+            f"FSDP2 on GPUs needs torch 2.13 or later, not {torch.__version__}. Update torch, or use DDPStrategy"
+        )
     # Methods return views but do not modify them in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     for unit in _units(module):
