@@ -390,8 +390,8 @@ TWICE = [{"videoID": VATEX_CLIP, "enCap": ["x"]}] * 2
         (Charades, {}, "Charades_v1_test.csv", CHARADES.replace("script", "text"), "malformed",
          "column 'script' is missing"),
         (Charades, {"split": "sta"}, "charades_sta_test.txt", "46GP8 0.0 1.0##\n", "empty-caption", "caption 0"),
-        (Charades, {"split": "sta"}, "charades_sta_test.txt", MOMENTS + "46GP8 0.0##x\n", "malformed",
-         "line 6: cannot be read"),
+        (Charades, {"split": "sta"}, "charades_sta_test.txt", MOMENTS + "\n46GP8 0.0##x\n", "malformed",
+         "line 7: cannot be read"),
         (Charades, {"split": "sta"}, "charades_sta_test.txt", MOMENTS + "XXXXX 0.0 1.0##x\n", "caption-without-video",
          "line 6: sentence for XXXXX"),
         (Charades, {"split": "sta"}, "Charades_v1_test.csv", CHARADES.replace("24.83", "long"), "malformed",
@@ -457,7 +457,7 @@ def test_contradictions_are_errors_that_name_file_entry_and_fix(
         ('video_id,sentence\nv0,a cat\nv1,"a dog\nv2,"a bird"\nv3,x\n', "line 3: not CSV"),  # until the next quote
         ('video_id,sentence\nv0,x\nv1,y\nv2,a "bird"\nv3,"a fish\n', "line 5: not CSV"),  # within a field, it is text
         ("video_id,sentence,sentence\nv0,a,b\n", "sentence: the column occurs 2 times"),
-        ("video_id,sentence\nv0,a,b\n", "row 2: 3 fields, but the header has 2"),
+        ("video_id,sentence\n\nv0,a,b\n", "row 3: 3 fields, but the header has 2"),
     ],
 )
 def test_a_quoted_field_may_contain_anything_but_must_end(tmp_path, text, message):

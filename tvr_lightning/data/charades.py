@@ -7,7 +7,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import Findings, Split, SplitName, malformed, read_lines, read_table
+from tvr_lightning.data.records import Findings, Split, SplitName, malformed, read_table, read_text
 
 MOMENT = re.compile(r"(?P<video>\S+) (?P<start>\d+(?:\.\d+)?) (?P<end>\d+(?:\.\d+)?)\s*##(?P<text>.*)")
 
@@ -69,8 +69,10 @@ $TVR_DATA/charades/
                 raise malformed(table, row["id"], message, "write seconds") from error
         sentences: dict[str, list[str]] = {}
         spans: dict[str, tuple[float, float]] = {}
-        for number, line in enumerate(read_lines(source), start=1):
-            entry, moment = f"line {number}", MOMENT.fullmatch(line)
+        for number, line in enumerate(read_text(source).split("\n"), start=1):
+            if not line.strip():
+                continue
+            entry, moment = f"line {number}", MOMENT.fullmatch(line.strip())
             if moment is None:
                 fix = "write <id> <start> <end>##<sentence>"
                 findings.add(source, entry, "malformed", f"cannot be read: {line[:60]!r}", fix)

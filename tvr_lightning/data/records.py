@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -162,35 +162,40 @@ def read_json(file: Path, shape: Any) -> Any:
 
 def read_table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     """Return the rows of a strictly valid CSV file with a header, which contains `columns`, as dicts by column."""
-    rows, start = [], 1
+    return [row for _, row in _numbered_rows(file, columns)]
+
+
+def _numbered_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the rows of a CSV file after its header that are not blank, with their numbers in the file."""
     # newline="": a quoted field may contain line endings as part of the text, and only the csv reader detects them
     reader = csv.reader(io.StringIO(read_text(file), newline=""), strict=True)
+    rows, start = [], 1
     try:
-        for row in reader:
+        for number, row in enumerate(reader, start=1):
             if any(cell.strip() for cell in row):
-                rows.append(row)
+                rows.append((number, row))
             start = reader.line_num + 1
     except csv.Error as error:
         fix = "close every quote, and write a quote inside a quoted field twice"
         raise malformed(file, f"line {start}", f"not CSV: {error}", fix) from error
-    header = [name.strip() for name in rows[0]] if rows else []
+    header = [name.strip() for name in rows[0][1]] if rows else []
     if repeated := duplicates(file, header, "column"):
         raise AnnotationError(repeated)
     for name in columns:
         if name not in header:
             fix = f"the first line must name the columns {', '.join(columns)}"
             raise malformed(file, "header", f"column {name!r} is missing, found {header}", fix)
-    for number, row in enumerate(rows[1:], start=2):
+    for number, row in rows[1:]:
         if len(row) != len(header):
             message = f"{len(row)} fields, but the header has {len(header)}"
             raise malformed(file, f"row {number}", message, "quote fields that contain commas")
-    return [dict(zip(header, row, strict=True)) for row in rows[1:]]
+        yield number, dict(zip(header, row, strict=True))
 
 
 def read_records(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the records of a CSV, JSON Lines or Parquet file, each with its position for messages."""
     if file.suffix.lower() == ".csv":
-        return [(f"row {number}", row) for number, row in enumerate(read_table(file, ()), start=2)]
+        return [(f"row {number}", row) for number, row in _numbered_rows(file, ())]
     if file.suffix.lower() == ".parquet":
         import pyarrow.parquet
 
