@@ -530,3 +530,15 @@ def test_the_command_asks_the_hub_of_the_environment_and_names_the_next_step(kep
         monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
         assert main(["data", "download", "msvd", "--out=got"]) == 0
     assert "4 files (0.00 GB) are in got. Next: tvr data import msvd --from got" in capsys.readouterr().out
+
+
+def test_two_videos_of_one_name_must_be_equal(tmp_path):
+    held = hub(tmp_path / "hub", CLIPS)
+    for folder in ("first", "second"):
+        for video in CLIPS:
+            write(held / folder / f"{video}.mp4", video)
+    write(held / "second" / "video1.mp4", "videoX")  # of the same size
+    with pytest.raises(ImportFailed, match=r"first/video1\.mp4 and .*second/video1\.mp4 have the same name but differ"):
+        bring("msrvtt", held, tmp_path / "data")
+    write(held / "second" / "video1.mp4", "video1")
+    assert bring("msrvtt", held, tmp_path / "data").new == 4

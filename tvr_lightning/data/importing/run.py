@@ -1,5 +1,6 @@
 """Import of a dataset: recognize its layout, convert it, compare it with the protocol, and write the result."""
 
+import filecmp
 import itertools
 import re
 import tarfile
@@ -181,7 +182,7 @@ def _find_videos(folder: Path) -> tuple[dict[str, Path], list[list[Path]]]:
             archives.append([path])
         elif is_video(path.name):
             other = loose.setdefault(stem(path.name), path)
-            if other != path and other.stat().st_size != path.stat().st_size:
+            if other != path and not filecmp.cmp(other, path, shallow=False):
                 raise ImportFailed(f"{other} and {path} have the same name but differ. Move one of them.")
     for whole, numbered in parts.items():
         order = sorted(numbered)
