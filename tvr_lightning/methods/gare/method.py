@@ -59,7 +59,9 @@ class GARE(RetrievalModule):
     def __init__(self, encoder: Encoder, *, gare: GAREOptions | None = None, **shared: Any) -> None:
         super().__init__(encoder, **shared)
         self.options = options = gare or GAREOptions()
-        self.reads_padding = () if options.mask_frames else ("frames",)
+        words, masked = options.increment.words, options.increment.mask_context
+        unmasked = {"words": words and not masked, "frames": not options.mask_frames or not (words or masked)}
+        self.reads_padding = tuple(part for part, read in unmasked.items() if read)
         if options.fixed_temperature is not None:
             self.temperature.logit_scale.data.fill_(-math.log(options.fixed_temperature))
             self.temperature.requires_grad_(False)

@@ -108,7 +108,7 @@ class GAREHead(PairHead):
             return direction.unit().scale(F.linear(cosines, weight, bias).exp())
         gap = means - texts if options.sign == 1 else texts - means
         if options.words:
-            return self.psi(gap, text.words, None if options.mask_context is False else text.word_mask, "text")
+            return self.psi(gap, text.words, text.word_mask if options.mask_context else None, "text")
         return self.psi(gap, video.frames, frame_mask)
 
     def geometry(self, text: TextFeatures, video: VideoFeatures) -> dict[str, Tensor]:

@@ -41,6 +41,7 @@ class Increment(ConfigVariant):
     corrected: Side = "text"
     dropout: float = 0.0
     dropout_per: DropoutPer = "pair"
+    mask_context: bool = True
 
     @property
     def words(self) -> bool:
@@ -85,7 +86,7 @@ class GapIncrement(Increment):
         self.context = context
         self.sign = sign
         self.dropout = dropout
-        self.mask_context = mask_context
+        self.mask_context = context == "words" if mask_context is None else mask_context
         self.dropout_per = dropout_per
 
 
