@@ -1,5 +1,7 @@
 """Variants of all methods: independence of pairs, both forms, blocks, training, checkpoints and learning."""
 
+import dataclasses
+
 import pytest
 import torch
 from lightning.pytorch import Trainer
@@ -22,16 +24,20 @@ from tvr_lightning.methods.pair_head import PairHead
 from tvr_lightning.methods.tcmgc.options import Decorrelation, LanguageVideoAttention
 from tvr_lightning.methods.xclip import AOSM
 from tvr_lightning.methods.xpool import XPoolOptions
+from tvr_lightning.testing.contract import filled
 
 SINGLE, WITHOUT_MEANS = ("sentence_frame", "frame_word"), {"attention": None, "temporal_layers": 0}
 VARIANTS = {
     CLIP4Clip: [{"similarity_header": kind} for kind in (MeanP(), SeqLSTM(2), SeqTransf(1), TightTransf(1))],
     XCLIP: [
         {"similarity_header": SeqTransf(2)},
-        {"similarity_header": MeanP(), "similarity_aggregation": MeanAggregation()},
+        {
+            "similarity_header": MeanP(), "similarity_aggregation": MeanAggregation(),
+            "mask_words": True, "mask_frames": True,
+        },
         {
             "similarity_header": SeqLSTM(2), "contrasts": ("frame_word", "video_word"),
-            "similarity_aggregation": AOSM(50.0), "mask_words": True,
+            "similarity_aggregation": AOSM(50.0), "mask_words": True, "mask_frames": True,
         },
     ],
     DRL: [
@@ -52,7 +58,7 @@ VARIANTS = {
         {"temporal_layers": 1},
         {"attention": LanguageVideoAttention(heads=2, dropout=0.3, projections=True, dropout_per="video")},
         {"attention": LanguageVideoAttention(dropout=0.3, residual=False), "temporal_layers": 0},
-        {"contrasts": ("video_sentence", "frame_word"), "aggregation": "mean"},
+        {"contrasts": ("video_sentence", "frame_word"), "aggregation": "mean", "mask_words": True, "mask_frames": True},
         {"attention": None, "similarity_aggregation": SoftmaxAggregation(), "mask_frames": True},
         {**WITHOUT_MEANS, "contrasts": SINGLE, "decorrelation": Decorrelation(weight=0.2)},
     ],
@@ -66,7 +72,7 @@ VARIANTS = {
         {"temporal_layers": 1},
         {"increment": GapIncrement(context="words", corrected="video"), "temporal_layers": 1},
         {"increment": GapIncrement(dropout=0.3, dropout_per="video"), "temporal_layers": 1},
-        {"increment": TextIncrement(dropout=0.3, dropout_per="video")},
+        {"increment": TextIncrement(dropout=0.3, dropout_per="video", mask_context=True), "mask_frames": True},
         {"temporal_layers": 0, "increment": TextIncrement(), "pooling": MeanPooling(), "fixed_temperature": 0.01},
         {"increment": NoIncrement()},
     ],
@@ -118,13 +124,24 @@ def heads(method):
     return [part for part in method.modules() if isinstance(part, PairHead)]
 
 
+def with_noise_as_padding(pairs):
+    """Features whose padded words, and those whose padded frames have other values, by the name of what is changed."""
+    text, video = pairs.text, pairs.video
+    noisy = dataclasses.replace(text, words=filled(text.words, text.word_mask))
+    return {"words": (noisy, video), "frames": (text, video.apply(lambda tensor: filled(tensor, video.frame_mask)))}
+
+
 @every_variant
 @torch.no_grad()
-def test_a_score_depends_on_its_own_text_and_video_only(kind, options):
+def test_a_score_depends_only_on_its_own_text_and_video(kind, options):
     method = build(kind, options).eval()
     pairs = batch(method, 8)
     text, video = method.encode_text(pairs.text), method.encode_video(pairs.video)
     scores = method.score(text, video).similarity
+    for part, (texts, videos) in with_noise_as_padding(pairs).items():
+        if part not in method.reads_padding:
+            found = method.score(method.encode_text(texts), method.encode_video(videos)).similarity
+            torch.testing.assert_close(found, scores)
     assert scores.std() > 1e-4
     texts, videos = [3, 1], [2, 0, 3]
     torch.testing.assert_close(method.score(text[texts], video[videos]).similarity, scores[texts][:, videos])
