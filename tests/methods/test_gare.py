@@ -5,8 +5,7 @@ import math
 
 import pytest
 import torch
-import yaml
-from methods.parts import DOUBLE, FORMS, RECIPES, SMALL, WIDTH, encoder, features, moved, paired, run
+from methods.parts import DOUBLE, FORMS, SMALL, WIDTH, encoder, features, moved, paired, run
 from parity.case import load_case
 from torch.distributions import Independent, Normal, kl_divergence
 from torch.nn import functional as F
@@ -35,7 +34,6 @@ from tvr_lightning.methods.gare.options import (
     TextPooling,
     Variance,
 )
-from tvr_lightning.pairwise import PairVectors
 from tvr_lightning.training.losses import info_nce
 
 N, M, W, FRAMES, D = 5, 4, 6, 3, 16
@@ -57,28 +55,28 @@ def random_head(form=None, **options):
 
 
 MASKED = TextIncrement(dropout=0.0, mask_context=True)
-SWITCHES = {
-    "defaults": {},
-    "words": {"increment": gap(context="words")},
-    "minus": {"increment": gap(sign=-1)},
-    "minus, words": {"increment": gap(sign=-1, context="words")},
-    "corrected videos": {"increment": gap(corrected="video")},
-    "corrected videos, words": {"increment": gap(corrected="video", context="words")},
-    "corrected videos, words, minus": {"increment": gap(corrected="video", context="words", sign=-1)},
-    "corrected mean": {"increment": gap(corrected="video"), "pooling": MeanPooling()},
-    "no gap": {"increment": TextIncrement(dropout=0.0)},
-    "no gap, mean": {"increment": MASKED, "pooling": MeanPooling()},
-    "no gap, masked": {"increment": MASKED, "mask_frames": True},
-    "mean": {"pooling": MeanPooling()},
-    "temperature": {"pooling": TextPooling(temperature=0.5)},
-    "masked frames": {"mask_frames": True},
-    "masked frames, words": {"mask_frames": True, "increment": gap(context="words")},
-    "masked frames and context": {"mask_frames": True, "increment": gap(mask_context=True)},
-    "masked context": {"increment": gap(mask_context=True)},
-    "unmasked words": {"increment": gap(context="words", mask_context=False)},
-    "no increment": {"increment": NoIncrement()},
-    "no increment, mean": {"increment": NoIncrement(), "pooling": MeanPooling(), "mask_frames": True},
-}
+SWITCHES = [
+    {},
+    {"increment": gap(context="words")},
+    {"increment": gap(sign=-1)},
+    {"increment": gap(sign=-1, context="words")},
+    {"increment": gap(corrected="video")},
+    {"increment": gap(corrected="video", context="words")},
+    {"increment": gap(corrected="video", context="words", sign=-1)},
+    {"increment": gap(corrected="video"), "pooling": MeanPooling()},
+    {"increment": TextIncrement(dropout=0.0)},
+    {"increment": MASKED, "pooling": MeanPooling()},
+    {"increment": MASKED, "mask_frames": True},
+    {"pooling": MeanPooling()},
+    {"pooling": TextPooling(temperature=0.5)},
+    {"mask_frames": True},
+    {"mask_frames": True, "increment": gap(context="words")},
+    {"mask_frames": True, "increment": gap(mask_context=True)},
+    {"increment": gap(mask_context=True)},
+    {"increment": gap(context="words", mask_context=False)},
+    {"increment": NoIncrement()},
+    {"increment": NoIncrement(), "pooling": MeanPooling(), "mask_frames": True},
+]
 
 
 def psi(network, query, context):
@@ -118,12 +116,12 @@ def of_one_pair(head, sentence, words, word_mask, frames, frame_mask):
     return F.cosine_similarity(sentence, pooled, dim=0), increment
 
 
-@pytest.mark.parametrize("name", SWITCHES)
-def test_every_switch_is_the_paper_pair_by_pair_in_both_forms(name):
+@pytest.mark.parametrize("options", SWITCHES)
+def test_every_option_matches_the_paper_pair_by_pair_in_both_forms(options):
     text, video = inputs()
     gradients = []
     for form, kind in FORMS.items():
-        head = random_head(form, **SWITCHES[name])
+        head = random_head(form, **options)
         assert head.form is kind
         scores = head(text, video, head.psi is not None)
         for i in range(N):
@@ -141,20 +139,14 @@ def test_every_switch_is_the_paper_pair_by_pair_in_both_forms(name):
         gradients.append(torch.autograd.grad(loss, parameters) if parameters else ())
     for fast, dense in zip(*gradients, strict=True):
         torch.testing.assert_close(fast, dense, rtol=1e-7, atol=1e-9)
-    if name != "defaults":
+    if options:
         assert not torch.allclose(scores.similarity, random_head()(text, video).similarity, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", SWITCHES)
-def test_a_video_without_frames_scores_and_trains(name):
-    text, video = inputs()
     video.frame_mask[0] = False
-    head = random_head(**SWITCHES[name])
     similarity = head(text, video).similarity
-    assert similarity.isfinite().all()
-    if list(head.parameters()):
-        similarity.sum().backward()
-        assert all(p.grad.isfinite().all() for p in head.parameters() if p.grad is not None)
+    assert similarity.isfinite().all(), "a video without frames has a score"
+    if parameters:
+        gradients = torch.autograd.grad(similarity.sum(), parameters, materialize_grads=True)
+        assert all(gradient.isfinite().all() for gradient in gradients)
 
 
 def test_the_importer_takes_checkpoints_without_temporal_transformer(parity_cases):
@@ -174,16 +166,6 @@ def test_psi_has_as_many_parameters_as_the_paper_says():
     head = GAREHead(512, 32, 12, GAREOptions())
     assert sum(p.numel() for p in head.parameters()) == 1_579_008  # 1.58 M, appendix I
     assert not list(GAREHead(512, 32, 12, GAREOptions(increment=NoIncrement())).parameters())
-
-
-@pytest.mark.parametrize("kind", [GapIncrement, TextIncrement])
-def test_dropout_acts_only_in_training(kind):
-    text, video = inputs()
-    head = random_head(increment=kind(dropout=0.3)).train()
-    assert head.form is PairVectors
-    assert not torch.allclose(head(text, video).similarity, head(text, video).similarity)
-    without = random_head(increment=kind(dropout=0.0))
-    torch.testing.assert_close(head.eval()(text, video).similarity, without(text, video).similarity)
 
 
 def test_the_geometry_is_that_of_the_increments():
@@ -306,40 +288,15 @@ def test_equal_increments_have_finite_gradients(increment):
     assert increment.grad.isfinite().all()
 
 
-# The trust region
-
-
-def anchor_loss(increments, sentence, videos, tau=0.1):
-    """L_0 of Eq. 4: the loss of text 0 as a function of its increments (M, D)."""
-    return -(F.cosine_similarity(sentence + increments, videos, dim=-1) / tau).log_softmax(0)[0]
-
-
-def test_gradient_of_an_increment_is_eq_8():
-    tau, increments = 0.1, random_increments()[0].requires_grad_()
-    sentence, videos = random_increments()[1, 0], random_increments()[2]
-    (gradient,) = torch.autograd.grad(anchor_loss(increments, sentence, videos), increments)
-    corrected = (sentence + increments).detach()
-    cosine = F.cosine_similarity(corrected, videos, dim=-1)
-    weight = (cosine / tau).softmax(0) - torch.eye(M, dtype=torch.double)[0]
-    length, squared = corrected.norm(dim=-1, keepdim=True), corrected.square().sum(-1, keepdim=True)
-    basis = videos / (length * videos.norm(dim=-1, keepdim=True)) - cosine[:, None] * corrected / squared
-    torch.testing.assert_close(gradient, weight[:, None] / tau * basis)
-
-
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_trust_region_step_is_the_longest_descent_within_the_radius(share):
-    radius = 2.5
-    increments = (share * radius * F.normalize(random_increments()[0], dim=-1)).requires_grad_()
-    sentence, videos = random_increments()[1, 0], random_increments()[2]
-    (gradient,) = torch.autograd.grad(anchor_loss(increments, sentence, videos), increments)
-    increments = increments.detach()
+def test_the_trust_region_step_is_the_longest_descent_within_the_radius(share):
+    radius, gradient = 2.5, random_increments()[1]
+    increments = share * radius * F.normalize(random_increments()[0], dim=-1)
     alpha = trust_region_step(increments, gradient, radius)
     direction = F.normalize(gradient, dim=-1)
     moved = increments - alpha[:, None] * direction
     # Eq. 39 at equality, and any longer step leaves the region.
-    along = (increments * direction).sum(-1)
-    squared = alpha**2 - 2 * alpha * along + increments.square().sum(-1)
-    torch.testing.assert_close(squared, torch.full_like(alpha, radius**2))
+    torch.testing.assert_close(moved.norm(dim=-1), torch.full_like(alpha, radius))
     further = increments - 1.01 * (alpha[:, None] + 1e-3) * direction
     assert (further.norm(dim=-1) > radius).all()
     if share < 1:
@@ -398,23 +355,16 @@ def test_a_single_pair_trains_infonce_alone_and_says_so():
 # Recipes
 
 
-def test_the_recipe_is_the_released_method_and_overlays_change_it(recipe):
+def test_the_recipe_is_the_released_method_and_an_overlay_that_of_the_paper(recipe):
     method, _ = recipe("gare")
-    assert method.options == GAREOptions() == recipe("gare", "gare-didemo")[0].options
+    assert method.options == GAREOptions()
     assert len(method.temporal.resblocks) == 4
     assert method.encoder.text_mask
-    written = yaml.safe_load((RECIPES / "gare.yaml").read_text(encoding="utf-8"))
-    assert written["data"]["init_args"]["augmentation"] == "rand-augment"
-    method, _ = recipe("gare", "gare-activitynet")
-    assert method.options.increment == GapIncrement(corrected="video", context="words", dropout=0.3)
-    assert method.optimizer_config.schedule_epochs == 5
-    assert recipe("gare", "gare-msvd")[0].temporal is None
     method, data = recipe("gare", "variants/gare-paper")
     assert method.options.pooling == MeanPooling()
     assert method.options.bottleneck == Bottleneck(weight=0.07, reduction="mean")
     assert float(method.temperature()) == pytest.approx(100)
     assert data.augmentation == "none"
-    assert recipe("gare", "variants/two-stage")[0].evaluation_config.normalization.candidates == 256
 
 
 def test_a_run_with_two_stages_reports_the_recall_of_its_candidates(tiny_root, tmp_path, capsys):
