@@ -21,18 +21,6 @@ def media(seed=0):
     return torch.randn(M, F, D, generator=generator), torch.randn(M, F, P, D, generator=generator)
 
 
-def test_evaluation_takes_cls_and_the_best_patches_in_their_order():
-    made, (frames, patches) = selector().eval(), media()
-    selected = made(frames, patches)
-    assert selected.shape == (M, F, 4, D)
-    assert torch.equal(selected[:, :, 0], frames)
-    scores = made.scores(frames, patches)
-    for video in range(M):
-        for frame in range(F):
-            best = sorted(scores[video, frame].topk(3).indices.tolist())
-            torch.testing.assert_close(selected[video, frame, 1:], patches[video, frame, best])
-
-
 @pytest.mark.parametrize(
     ("options", "training", "drawn"), [({}, True, True), ({}, False, False), ({"noise_eval": True}, False, True)]
 )

@@ -8,7 +8,6 @@ from methods.parts import WIDTH, captioned, encoder, features, moved, paired
 
 from tvr_lightning.data.batch import Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.errors import UserError
-from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods.dpdv.method import DPDV, nonempty
 from tvr_lightning.methods.dpdv.model import caption_order, recover_frames, spot_frames, view_divergence
 from tvr_lightning.methods.dpdv.options import (
@@ -91,18 +90,6 @@ def test_equal_frames_are_split_by_time_and_a_single_frame_is_in_both_paths():
     spot = spot_frames(torch.zeros(3, 4), mask, 0.5)
     assert spot.tolist() == [[True, True, False, False], [True, False, False, False], [False] * 4]
     assert recover_frames(spot, mask).tolist() == [[False, False, True, True], [True, False, False, False], [False] * 4]
-
-
-def test_captions_are_ranked_by_the_mean_of_the_recovered_frames():
-    _, video, captions = inputs()
-    captions.mask[:, 1] = False
-    recover = torch.zeros(B, F, dtype=torch.bool)
-    recover[:, 1:3] = True
-    cosine, order = caption_order(captions.sentence, captions.mask, video.frames, recover)
-    expected = (unit(captions.sentence) * unit(video.frames[:, 1:3].mean(1)).unsqueeze(1)).sum(-1)
-    torch.testing.assert_close(cosine, expected)
-    assert (order[:, -1] == 1).all(), "missing captions come last"
-    assert (order[:, 0] == expected.masked_fill(~captions.mask, -2).argmax(1)).all()
 
 
 def test_a_pairwise_partition_agrees_with_the_paired_one_on_matching_pairs():
@@ -199,16 +186,6 @@ def test_padding_does_not_affect_any_loss():
     )
     padded = dataclasses.replace(text, words=text.words.masked_fill(~text.word_mask.unsqueeze(-1), 3.0))
     torch.testing.assert_close(made.losses(pairs(made, text=padded, video=noisy)), made.losses(pairs(made)))
-
-
-@torch.no_grad()
-def test_mean_pooling_averages_all_words_and_all_patches_of_real_frames():
-    made = module(views=("micro",), micro_interaction="mean", patch_reduction=AveragePatches()).eval()
-    text, video, _ = inputs()
-    words = [words[mask].mean(0) for words, mask in zip(text.words, text.word_mask, strict=True)]
-    patches = [patches[mask].mean((0, 1)) for patches, mask in zip(video.patches, video.frame_mask, strict=True)]
-    expected = unit(torch.stack(words)) @ unit(torch.stack(patches)).T
-    torch.testing.assert_close(made.score(text, made.encode_video(video)).similarity, expected)
 
 
 def test_identical_frames_and_patches_have_finite_losses():

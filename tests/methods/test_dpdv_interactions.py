@@ -90,20 +90,6 @@ def test_aggregation_with_identities_and_one_word_is_a_double_softmax():
     torch.testing.assert_close(score(module, sentence, ones[0], tokens, ones[1]), expected)
 
 
-def test_the_interaction_of_a_single_sentence_is_a_weighted_sum():
-    torch.manual_seed(0)
-    sentence, tokens = torch.randn(N, 1, D), torch.randn(M, T, D)
-    one, mask = torch.ones(N, 1, dtype=torch.bool), torch.arange(T) < torch.tensor([7, 3, 5, 1])[:, None]
-    eq6, eq5 = WeightedMax(D, text_weights=False, simplified=True), WeightedMax(D, text_weights=False)
-    eq5.load_state_dict(eq6.state_dict())
-    weights = eq6.prepared("video", tokens, mask).weights
-    cosine = torch.einsum("nd,mtd->nmt", unit(sentence[:, 0]), unit(tokens))
-    simplified = (cosine * weights).sum(-1)
-    torch.testing.assert_close(score(eq6, sentence, one, tokens, mask), simplified)
-    best = cosine.masked_fill(~mask, -2).amax(-1)
-    torch.testing.assert_close(score(eq5, sentence, one, tokens, mask), (simplified + best) / 2)
-
-
 @pytest.mark.parametrize("name", MADE)
 def test_items_without_tokens_score_zero_with_finite_gradients(name):
     module = interaction(name)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tvr_lightning.methods.dpdv.options import PatchMerging
-from tvr_lightning.methods.dpdv.patch_merging import PatchFeatureMerging, dpc_knn, merge_tokens
+from tvr_lightning.methods.dpdv.patch_merging import PatchFeatureMerging
 
 
 def merging(**options):
@@ -27,16 +27,6 @@ def test_the_numbers_of_patches_are_those_of_the_paper(ratio, patches, counts):
     assert PatchMerging(ratio=ratio).schedule(patches) == counts
     merged = merging(ratio=ratio)(torch.randn(2, 2, patches, 16))
     assert merged.shape == (2, 2, counts[-1], 16)
-
-
-def test_a_stage_adds_attention_over_the_merged_tokens_to_the_means_of_clusters():
-    stage = merging(stages=1, heads=1).stages[0]
-    tokens = torch.randn(1, 9, 16)
-    merged = merge_tokens(tokens, dpc_knn(tokens, 5, 3).assignment, 5)
-    attention = stage.attention
-    key, value = attention.kv(attention.norm(tokens)).split(16, dim=-1)
-    weights = (attention.q(attention.norm(merged)) @ key.transpose(1, 2) / 4).softmax(-1)  # Eq. 8, sqrt(16)
-    torch.testing.assert_close(stage(tokens, 5), merged + attention.proj(weights @ value))
 
 
 CHANGES = {"neighbours": [1], "density": ["neighbours", "hbi"], "weights": ["scored"], "heads": [4], "keys": ["merged"]}

@@ -7,18 +7,14 @@ from parity.case import load_case
 
 from tvr_lightning.authors.importer import import_checkpoint
 from tvr_lightning.errors import UserError
-from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.temporal import MeanP, SeqTransf
 from tvr_lightning.methods import DRL
 from tvr_lightning.methods.drl import (
     ChannelDecorrelation,
-    DotProduct,
     DRLHead,
     NoDecorrelation,
     TokenWise,
     WeightedTokenWise,
-    channel_correlation,
-    decorrelation_sums,
 )
 
 
@@ -76,25 +72,6 @@ def test_scores_match_the_definition_pair_by_pair(interaction, mask_fill):
             of_words = words.weights[i][words.mask[i]] @ cosines.amax(1)[words.mask[i]]
             of_frames = frames.weights[j][frames.mask[j]] @ cosines.amax(0)[frames.mask[j]]
             assert similarity[i, j].item() == pytest.approx((of_words + of_frames).item() / 2, abs=1e-6)
-
-
-def test_dot_product_uses_the_last_word_and_the_pooled_frames():
-    text, video = features()
-    similarity = head(DotProduct())(text, video).similarity
-    last = torch.stack([words[mask][-1] for words, mask in zip(text.words, text.word_mask, strict=True)])
-    pooled = [unit(frames[mask]).mean(0) for frames, mask in zip(video.frames, video.frame_mask, strict=True)]
-    torch.testing.assert_close(similarity, unit(last) @ unit(torch.stack(pooled)).T)
-
-
-def test_the_correlation_of_equal_tokens_is_that_of_their_channels():
-    tokens = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)).double()
-    correlation = channel_correlation(tokens, tokens)
-    torch.testing.assert_close(correlation, torch.corrcoef(tokens.T) * 49 / 50)
-    on_diagonal, off_diagonal = decorrelation_sums(correlation)
-    assert on_diagonal.item() == pytest.approx(3 / 50**2)
-    assert off_diagonal.item() == pytest.approx((correlation - correlation.diag().diag()).square().sum().item())
-    weights = torch.full((50,), 1 / 50, dtype=torch.float64)
-    torch.testing.assert_close(channel_correlation(tokens, tokens, weights), correlation)
 
 
 @pytest.mark.parametrize("tokens", ["random", "matched", "weighted"])

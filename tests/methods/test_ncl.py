@@ -4,7 +4,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from methods.parts import FRAMES, OPTIONS, SMALL, WIDTH, WORDS, encoder, features, paired, run
-from metric_rows import normalization_error
 from parity.case import load_case
 from parity.check import check_case
 from quick_trainer import quick_trainer
@@ -44,17 +43,6 @@ def test_four_iterations_match_the_equations(parity_cases, name):
     comparisons = check_case(case)
     assert len(comparisons) > 20
     assert comparisons[0].relative < 1e-9, comparisons[0]
-
-
-def test_convergence_balances_the_retrieval_and_four_iterations_improve_it():
-    generator = torch.Generator().manual_seed(0)
-    cosine = torch.rand(40, 40, generator=generator, dtype=torch.float64) * 0.6
-    gamma = 0.07
-    exact, four = (normalized_logits(cosine / gamma, iterations) * gamma for iterations in (2000, 4))
-    for balanced in (exact, exact.T):
-        assert normalization_error(balanced, gamma) < 1e-5
-    before = normalization_error(cosine, gamma)
-    assert 1e-5 < normalization_error(four, gamma) < before / 5
 
 
 def test_gradients_are_finite_at_the_temperature_of_clip():

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from methods.parts import FRAMES, WIDTH, WORDS, build
+from methods.parts import build
 from methods.parts import features as all_features
 from parity.case import load_case
 
@@ -13,11 +13,9 @@ from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.evaluator import Evaluator
 from tvr_lightning.evaluation.normalization import Bank
-from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.patch_selector import PatchSelection
 from tvr_lightning.layers.sinkhorn import sinkhorn_biases
 from tvr_lightning.methods import UCoFiA
-from tvr_lightning.methods.ucofia import UCoFiAHead, UCoFiAOptions
 
 B, P = 5, 9
 
@@ -47,17 +45,6 @@ def test_a_checkpoint_of_the_training_code_can_be_imported(parity_cases):
         import_checkpoint(checkpoint, "file")
     with pytest.raises(UserError, match="1 missing: word_mat_weight"):
         import_checkpoint({n: t for n, t in checkpoint.items() if n != "word_mat_weight"}, "file", 6, 4)
-
-
-def test_initial_matrices_score_by_softmaxes_of_cosines():
-    text, video = features()
-    head = UCoFiAHead(WIDTH, WORDS, FRAMES, UCoFiAOptions(patch_selection=PatchSelection(kept=P - 1)))
-    video.patches = unit(video.patches)
-    parts = head(text, video, torch.tensor(20.0)).parts
-    cosine = torch.einsum("nd,mfd->nmf", unit(text.sentence), unit(video.frames))
-    expected = ((100 * (100 * cosine).softmax(-1)).softmax(-1) * cosine).sum(-1)
-    torch.testing.assert_close(parts["sentence_frame"], expected)
-    assert bool((parts["word_patch"].abs() <= 1).all())
 
 
 def test_noise_is_drawn_only_in_training():

@@ -9,7 +9,6 @@ from tvr_lightning.authors.importer import import_checkpoint
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.layers.aggregation import MeanAggregation, SoftmaxAggregation
-from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.temporal import MeanP, SeqLSTM, SeqTransf
 from tvr_lightning.methods import XCLIP
 from tvr_lightning.methods.xclip import AOSM, XCLIPHead, XCLIPOptions
@@ -30,34 +29,6 @@ def test_a_checkpoint_for_other_words_and_frames_is_rejected_with_its_sizes(pari
     del checkpoint["global_mat_weight"]
     with pytest.raises(UserError, match="file is a checkpoint of CLIP4Clip, not of X-CLIP"):
         import_checkpoint(checkpoint, "file", words=12, frames=6, method="xclip")
-
-
-def aggregated(values, module):
-    """Eqs. 9 and 10 for the similarities of one pair."""
-    return values @ ((values / 0.01).softmax(0) @ module.weight)
-
-
-def test_scores_match_the_definition_pair_by_pair():
-    text, video = features(width=D, **DOUBLE)
-    made = head()
-    scores = made(text, video)
-    for i in range(len(text)):
-        sentence, words = unit(text.sentence[i]), unit(text.words[i])
-        for j in range(len(video)):
-            pooled = unit(unit(video.frames[j])[video.frame_mask[j]].mean(0))
-            frames = unit(video.clip_frames[j])
-            matrix, fine = words @ made.local_matrix @ frames.T, made.frame_word
-            of_frames = torch.stack([aggregated(column, fine.words) for column in matrix.T])
-            of_words = torch.stack([aggregated(row, fine.frames) for row in matrix])
-            both = aggregated(of_frames, fine.frames_after_words) + aggregated(of_words, fine.words_after_frames)
-            expected = {
-                "video_sentence": sentence @ made.global_matrix @ pooled,
-                "video_word": aggregated(words @ pooled, made.video_word),
-                "sentence_frame": aggregated(frames @ sentence, made.sentence_frame),
-                "frame_word": both / 2,
-            }
-            torch.testing.assert_close({name: part[i, j] for name, part in scores.parts.items()}, expected)
-            torch.testing.assert_close(scores.similarity[i, j], sum(expected.values()) / 4)
 
 
 @pytest.mark.parametrize("contrasts", [CONTRASTS, *[(name,) for name in CONTRASTS], ("frame_word", "video_word")])
