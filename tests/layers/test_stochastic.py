@@ -1,4 +1,4 @@
-"""Radius, draws and support vector: what T-MASS says of a text's region."""
+"""The radius of T-MASS and its random draws."""
 
 import pytest
 import torch
