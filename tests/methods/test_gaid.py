@@ -124,7 +124,7 @@ def test_perturbations_match_equations_3_to_5():
 
 @torch.no_grad()
 @pytest.mark.parametrize("fusion", FUSIONS[1:])
-def test_the_gates_text_matters_off_the_diagonal_of_training(fusion):
+def test_the_text_of_the_gate_changes_only_pairs_that_do_not_match(fusion):
     (text, video), draw = features(N, N, width=D), torch.rand(N, D)
     query, paired = (head(fusion, text=g).train_cosines(text, video, draw)[0] for g in ("query", "paired"))
     own = torch.eye(N, dtype=torch.bool)

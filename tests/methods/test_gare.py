@@ -339,6 +339,7 @@ def test_the_recipe_is_the_released_method_and_an_overlay_that_of_the_paper(reci
     assert data.augmentation == "none"
 
 
+@pytest.mark.slow
 def test_a_run_with_two_stages_reports_the_recall_of_its_candidates(tiny_root, tmp_path, capsys):
     candidates = "--model.init_args.evaluation.normalization.init_args.candidates=2"
     options = (*SMALL, "--trainer.limit_train_batches=1", candidates)
