@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from methods.parts import moved
 
 from tvr_lightning.layers.patch_selector import PatchScores, PatchSelection, PatchSelector, indicators, perturbed_top_k
 
@@ -10,27 +11,12 @@ M, F, P, D = 2, 3, 9, 16
 
 def selector(**options):
     torch.manual_seed(0)
-    made = PatchSelector(D, PatchSelection(**options))
-    for parameter in made.parameters():
-        parameter.data += 0.3 * torch.randn_like(parameter)
-    return made
+    return moved(PatchSelector(D, PatchSelection(**options)), 0.3)
 
 
 def media(seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(M, F, D, generator=generator), torch.randn(M, F, P, D, generator=generator)
-
-
-def test_evaluation_takes_cls_and_the_best_patches_in_their_order():
-    made, (frames, patches) = selector().eval(), media()
-    selected = made(frames, patches)
-    assert selected.shape == (M, F, 4, D)
-    assert torch.equal(selected[:, :, 0], frames)
-    scores = made.scores(frames, patches)
-    for video in range(M):
-        for frame in range(F):
-            best = sorted(scores[video, frame].topk(3).indices.tolist())
-            torch.testing.assert_close(selected[video, frame, 1:], patches[video, frame, best])
 
 
 @pytest.mark.parametrize(
@@ -53,7 +39,7 @@ def test_averaged_choices_add_up_and_become_hard_without_noise():
     assert torch.equal(perturbed_top_k(scores, noise, 3, 1e-9), indicators(scores, 3))
 
 
-def test_the_gradient_is_the_diagonal_of_the_expectations_jacobian():
+def test_the_gradient_is_the_diagonal_of_the_jacobian():
     scores, noise = torch.randn(1, 5, dtype=torch.float64, requires_grad=True), torch.randn(1, 40000, 5).double()
     weight = torch.randn(1, 1, 5, dtype=torch.float64)
     soft = perturbed_top_k(scores, noise, 1, 0.7)
@@ -68,7 +54,7 @@ def test_the_gradient_is_the_diagonal_of_the_expectations_jacobian():
         assert abs(float(gradient[0, place] - expected)) < 0.05 * max(float(weight.abs().max()), 1)
 
 
-def test_the_predictor_of_the_evaluation_code_sees_the_whole_video():
+def test_the_predictor_of_the_evaluation_code_uses_the_whole_video():
     frames, patches = media()
     torch.manual_seed(0)
     train, evaluation = PatchScores(D), PatchScores(D, "eval-t2v")
@@ -78,7 +64,7 @@ def test_the_predictor_of_the_evaluation_code_sees_the_whole_video():
     assert not torch.allclose(evaluation(frames, patches)[:, 1:], evaluation(other, patches)[:, 1:], rtol=0, atol=1e-9)
 
 
-def test_impossible_options_are_refused():
+def test_bad_options_are_rejected():
     with pytest.raises(ValueError, match=r"PatchSelection\.kept is 0"):
         PatchSelection(kept=0)
     with pytest.raises(ValueError, match="must be even"):

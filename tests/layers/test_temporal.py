@@ -1,12 +1,11 @@
 import pytest
 import torch
 
-from tvr_lightning.encoders.base import TemporalInitialization
-from tvr_lightning.layers.temporal import TemporalLSTM, TemporalTransformer, initialize
+from tvr_lightning.layers.temporal import TemporalLSTM, TemporalTransformer
 
 
 @pytest.mark.parametrize("encoder", [TemporalTransformer(32, layers=2, heads=4, frames=8), TemporalLSTM(32, layers=2)])
-def test_padding_does_not_change_real_frames_and_a_video_without_frames_stays_finite(encoder):
+def test_padding_does_not_change_real_frames_and_videos_without_frames_are_finite(encoder):
     torch.manual_seed(0)
     frames, mask = torch.randn(4, 6, 32), torch.arange(6) < torch.tensor([[6], [3], [1], [0]])
     output = encoder(frames, mask)
@@ -19,7 +18,7 @@ def test_padding_does_not_change_real_frames_and_a_video_without_frames_stays_fi
     assert all(p.grad.isfinite().all() for p in encoder.parameters())
 
 
-def test_lstm_leaves_padded_frames_alone_and_refuses_gaps():
+def test_the_lstm_keeps_padded_frames_and_rejects_gaps():
     encoder = TemporalLSTM(16)
     frames = torch.randn(1, 4, 16)
     output = encoder(frames, torch.tensor([[1, 1, 0, 0]]))
@@ -39,13 +38,3 @@ def test_positions_matter_and_are_limited():
     torch.testing.assert_close(encoder(frames.flip(1), mask).flip(1), encoder(frames, mask))
     with pytest.raises(ValueError, match="5 frames, but position embeddings for 4"):
         encoder(torch.randn(1, 5, 32), torch.ones(1, 5))
-
-
-def test_initialization_from_a_text_transformer():
-    text, encoder = TemporalTransformer(64, layers=2, frames=10), TemporalTransformer(64, layers=2, frames=12)
-    before, positions = encoder.frame_position_embeddings.weight[10:].clone(), text.frame_position_embeddings.weight
-    start = TemporalInitialization([block.state_dict() for block in text.resblocks], positions.detach(), heads=1)
-    initialize(encoder.frame_position_embeddings, encoder.resblocks, start)
-    assert torch.equal(encoder.frame_position_embeddings.weight, torch.cat([positions, before]))
-    for mine, source in zip(encoder.resblocks.parameters(), text.resblocks.parameters(), strict=True):
-        assert torch.equal(mine, source)

@@ -13,6 +13,7 @@ from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.methods import DRL, GAID, GARE, TCMGC, TMASS, XCLIP, CLIP4Clip, UCoFiA, XPool
 from tvr_lightning.methods.clip4clip import CLIP4ClipOptions
 from tvr_lightning.methods.dpdv.method import DPDV
+from tvr_lightning.methods.dpdv.model import Captions
 from tvr_lightning.methods.dpdv.options import DPDVOptions
 from tvr_lightning.methods.drl import DRLOptions
 from tvr_lightning.methods.gaid.options import GAIDOptions
@@ -71,13 +72,20 @@ def features(texts=5, videos=4, *, words=WORDS, frames=FRAMES, width=WIDTH, patc
     return text, VideoFeatures(shown, frame_mask, shown_patches, clip_frames=before, audio=heard, audio_mask=frame_mask)
 
 
+def captioned(videos, captions, *, words=WORDS, seed=2, dtype=torch.float32):
+    """Random captions of videos, of different lengths."""
+    text, _ = features(videos * captions, 1, words=words, seed=seed, dtype=dtype)
+    parts = (part.unflatten(0, (videos, captions)) for part in (text.sentence, text.words, text.word_mask))
+    return Captions(*parts, torch.ones(videos, captions, dtype=torch.bool))
+
+
 def paired(text, video, **extras):
     index = torch.arange(len(text))
     return PairedFeatures(text, video, index, index, extras)
 
 
 def moved(module, by=0.2, seed=1):
-    """Move the parameters of a module away from their start, at which many of them have no effect."""
+    """Move the parameters of a module away from their initial values, at which many of them have no effect."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.parameters():
         parameter.data += by * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
@@ -92,7 +100,6 @@ def close(found, expected, **tolerance):
 
 def descend(loss, parameters, steps=10, lr=3e-3):
     """Take steps of Adam; return the losses. Every parameter must get a finite gradient."""
-    parameters = dict(parameters)
     optimizer = torch.optim.Adam(parameters.values(), lr)
     losses = []
     for _ in range(steps):

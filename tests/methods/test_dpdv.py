@@ -1,19 +1,15 @@
-"""DPDV against the paper's equations, its switches, its captions, and what reaches the score at test."""
+"""DPDV: its two paths, its losses, its captions, and what reaches the score in testing."""
 
 import dataclasses
 
 import pytest
 import torch
-from methods.parts import encoder, moved, paired
-from parity.case import load_case
-from parity.check import check_case
+from methods.parts import WIDTH, captioned, encoder, features, moved, paired
 
 from tvr_lightning.data.batch import Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.errors import UserError
-from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods.dpdv.method import DPDV, nonempty
-from tvr_lightning.methods.dpdv.model import Captions, caption_order, recover_frames, spot_frames, view_divergence
+from tvr_lightning.methods.dpdv.model import caption_order, recover_frames, spot_frames, view_divergence
 from tvr_lightning.methods.dpdv.options import (
     AveragePatches,
     Divergence,
@@ -24,33 +20,24 @@ from tvr_lightning.methods.dpdv.options import (
 )
 from tvr_lightning.training.losses import info_nce
 
-B, F, P, W, S, D = 5, 6, 9, 7, 4, 64
+B, F, P, W, S = 5, 6, 9, 7, 4
 NO_DIVERGENCE = {"divergence": Divergence(weight=0.0)}
 MEANS = {"macro_interaction": "mean", "micro_interaction": "mean"}
-TABLES = {
-    "3 R1": {"paths": (), **NO_DIVERGENCE, **MEANS},
-    "3 R2": {"paths": ("spot",), **MEANS},
-    "3 R3": {"paths": ("recover",), **MEANS},
-    "3 R4": MEANS,
-    "4 R2": {"views": ("macro",)},
-    "4 R3": {"views": ("micro",)},
-    "4 R4": {},
-    "5 macro mean": {"views": ("macro",), "macro_interaction": "mean"},
-    "5 macro UCoFiA": {"views": ("macro",), "macro_interaction": "ucofia"},
-    "5 micro mean": {"views": ("micro",), "micro_interaction": "mean", "patch_reduction": EveryPatch()},
-    "5 micro UCoFiA": {"views": ("micro",), "micro_interaction": "ucofia", "patch_reduction": SelectedPatches()},
-    "6 R1": {"original_loss": False, **NO_DIVERGENCE},
-    "6 R2": NO_DIVERGENCE,
-    "6 R3": {"original_loss": False},
-    "S6 4-8": {"spot_ratio": 1 / 3},
-    "S6 8-4": {"spot_ratio": 2 / 3},
-    "S8 2": {"recover_captions": 2},
-    "S8 3": {"recover_captions": 3},
-    "S10 CLIP4Clip": {"patch_reduction": AveragePatches()},
-    "S10 UCoFiA": {"patch_reduction": SelectedPatches()},
-    "S10 .75": {"patch_reduction": PatchMerging(ratio=0.75)},
-    "S10 .25": {"patch_reduction": PatchMerging(ratio=0.0625)},
-}
+UCOFIA = {"micro_interaction": "ucofia", "patch_reduction": SelectedPatches()}
+ABLATIONS = [  # Tables 3 to 6 and S6 to S10
+    {"paths": (), **NO_DIVERGENCE, **MEANS},
+    {"paths": ("spot",), **MEANS},
+    {"paths": ("recover",)},
+    {"views": ("macro",)},
+    {"views": ("micro",)},
+    {"views": ("macro",), "macro_interaction": "ucofia"},
+    {"views": ("micro",), **UCOFIA},
+    {"original_loss": False, **NO_DIVERGENCE},
+    {"original_loss": False, "spot_ratio": 2 / 3},
+    {"recover_captions": 3},
+    {"patch_reduction": AveragePatches()},
+    {"patch_reduction": PatchMerging(ratio=0.0625)},
+]
 
 
 def module(**options):
@@ -60,24 +47,14 @@ def module(**options):
     return made
 
 
-def features(patches=P, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape):
-        return torch.randn(*shape, generator=generator)
-
-    def lengths(*shape, most):
-        return torch.arange(most) < torch.randint(2, most + 1, (*shape, 1), generator=generator)
-
-    text = TextFeatures(draw(B, D), draw(B, W, D), lengths(B, most=W))
-    video = VideoFeatures(draw(B, F, D), lengths(B, most=F), draw(B, F, patches, D))
-    there = torch.ones(B, S, dtype=torch.bool)
-    return text, video, Captions(draw(B, S, D), draw(B, S, W, D), lengths(B, S, most=W), there)
+def inputs(patches=P, seed=0):
+    text, video = features(B, B, words=W, frames=F, patches=patches, seed=seed)
+    return text, video, captioned(B, S, words=W, seed=seed + 100)
 
 
 def pairs(made, patches=P, text=None, video=None, **captions):
     """Pairs whose text, video and fields of captions may be given."""
-    own_text, own_video, own_captions = features(patches)
+    own_text, own_video, own_captions = inputs(patches)
     encoded = made.encode_video(video or own_video)
     return paired(text or own_text, encoded, captions=dataclasses.replace(own_captions, **captions))
 
@@ -86,26 +63,19 @@ def matching(made, some):
     return made.head.matching(some.text, some.video, some.extras["captions"])
 
 
-def test_the_equations_hold(parity_cases):
-    comparisons = check_case(load_case(parity_cases / "dpdv.safetensors"))
-    assert len(comparisons) == 89
-    assert comparisons[0].relative < 1e-9, comparisons[0]
-
-
 # Partition
 
 
-def test_the_spot_path_has_the_most_similar_half_of_the_frames_that_are_there():
-    generator = torch.Generator().manual_seed(0)
-    for length in range(2, 13):
-        mask = torch.arange(12) < length
-        similarity = torch.randn(12, generator=generator)
-        spot = spot_frames(similarity, mask, 0.5)
-        assert int(spot.sum()) == min((length + 1) // 2, length - 1)
-        assert not (spot & ~mask).any()
-        rest = recover_frames(spot, mask)
-        assert torch.equal(rest, mask & ~spot)
-        assert similarity[spot].min() > similarity[rest].max()
+@pytest.mark.parametrize("length", range(2, 13))
+def test_the_spot_path_has_the_most_similar_half_of_the_frames(length):
+    generator = torch.Generator().manual_seed(length)
+    mask, similarity = torch.arange(12) < length, torch.randn(12, generator=generator)
+    spot = spot_frames(similarity, mask, 0.5)
+    assert int(spot.sum()) == min((length + 1) // 2, length - 1)
+    assert not (spot & ~mask).any()
+    rest = recover_frames(spot, mask)
+    assert torch.equal(rest, mask & ~spot)
+    assert similarity[spot].min() > similarity[rest].max()
 
 
 @pytest.mark.parametrize(
@@ -115,30 +85,17 @@ def test_both_paths_have_frames_at_every_ratio(ratio, kept):
     assert int(spot_frames(torch.rand(12), torch.ones(12, dtype=torch.bool), ratio).sum()) == kept
 
 
-def test_equal_frames_go_by_time_and_a_single_frame_is_in_both_paths():
+def test_equal_frames_are_split_by_time_and_a_single_frame_is_in_both_paths():
     mask = torch.tensor([[True] * 4, [True, False, False, False], [False] * 4])
     spot = spot_frames(torch.zeros(3, 4), mask, 0.5)
     assert spot.tolist() == [[True, True, False, False], [True, False, False, False], [False] * 4]
     assert recover_frames(spot, mask).tolist() == [[False, False, True, True], [True, False, False, False], [False] * 4]
 
 
-def test_captions_are_ranked_by_the_mean_of_the_recovered_frames_and_absent_ones_come_last():
-    _, video, captions = features()
-    mask = captions.mask.clone()
-    mask[:, 1] = False
-    recover = torch.zeros(B, F, dtype=torch.bool)
-    recover[:, 1:3] = True
-    cosine, order = caption_order(captions.sentence, mask, video.frames, recover)
-    expected = (unit(captions.sentence) * unit(video.frames[:, 1:3].mean(1)).unsqueeze(1)).sum(-1)
-    torch.testing.assert_close(cosine, expected)
-    assert (order[:, -1] == 1).all()
-    assert (order[:, 0] == expected.masked_fill(~mask, -2).argmax(1)).all()
-
-
 def test_a_pairwise_partition_agrees_with_the_paired_one_on_matching_pairs():
-    paired_one, pairwise = module(), module(spot_partition="pairwise")
-    some = pairs(paired_one)
-    ours, theirs = matching(paired_one, some), matching(pairwise, some)
+    one, pairwise = module(), module(spot_partition="pairwise")
+    some = pairs(one)
+    ours, theirs = matching(one, some), matching(pairwise, some)
     for name in ours:
         torch.testing.assert_close(ours[name].diagonal(), theirs[name].diagonal())
     for view in ("macro", "micro"):
@@ -149,7 +106,7 @@ def test_a_pairwise_partition_agrees_with_the_paired_one_on_matching_pairs():
 # Losses
 
 
-def test_losses_are_eq_12():
+def test_losses_match_equation_12():
     made = module()
     some = pairs(made)
     terms, parts, scale = made.losses(some), matching(made, some), made.temperature()
@@ -163,14 +120,14 @@ def test_losses_are_eq_12():
     torch.testing.assert_close(terms, expected | {"divergence": 0.1 * divergence})
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_every_ablation_trains_and_scores_within_reach_of_a_cosine(name):
-    made = module(**TABLES[name]).train()
+@pytest.mark.parametrize("options", ABLATIONS)
+def test_every_ablation_trains_and_scores_by_the_mean_of_its_views(options):
+    made = module(**options).train()
     some = pairs(made, patches=16)
     torch.stack(list(made.losses(some).values())).sum().backward()
-    # DDP waits for every parameter: none may be left without a gradient.
     unused = [n for n, p in made.named_parameters() if p.grad is None and not n.startswith("encoder.")]
-    assert not unused
+    assert not unused, "DDP waits for every parameter"
+    assert any("macro.text_weights" in n for n, _ in made.named_parameters()) is (made.options.recover_captions > 1)
     scores = made.eval().score(some.text, some.video)
     assert set(scores.parts) == set(made.options.views)
     assert bool((scores.similarity.abs() <= 1 + 1e-5).all())
@@ -184,10 +141,12 @@ PATHS = {"spot", "recover", "divergence"}
     ("options", "changed"),
     [
         ({"path_weight": 0.2}, {"spot", "recover"}),
-        ({"divergence": Divergence(weight=0.3)}, {"divergence"}),
-        ({"divergence": Divergence(scores="cosines")}, {"divergence"}),
-        ({"divergence": Divergence(reduction="mean")}, {"divergence"}),
-        ({"divergence": Divergence(direction="path-to-original")}, {"divergence"}),
+        *(
+            ({"divergence": Divergence(**{name: value})}, {"divergence"})
+            for name, value in {
+                "weight": 0.3, "scores": "cosines", "reduction": "mean", "direction": "path-to-original",
+            }.items()
+        ),
         ({"spot_ratio": 0.3}, PATHS),
         ({"spot_partition": "pairwise"}, PATHS),
         ({"macro_interaction": "weighted-max"}, {"macro"} | PATHS),
@@ -195,80 +154,31 @@ PATHS = {"spot", "recover", "divergence"}
         ({"micro_interaction": "mean"}, {"micro"} | PATHS),
         ({"patch_reduction": EveryPatch()}, {"micro"} | PATHS),
     ],
-)
-def test_a_switch_changes_the_terms_that_it_should(options, changed):
+)  # fmt: skip
+def test_an_option_changes_only_its_own_terms(options, changed):
     plain, other = module(), module(**options)
     shared = {name: tensor for name, tensor in plain.state_dict().items() if name in other.state_dict()}
     other.load_state_dict(shared, strict=False)
     ours, theirs = plain.losses(pairs(plain)), other.losses(pairs(other))
-    found = {name for name in ours if not torch.allclose(ours[name], theirs[name], rtol=1e-5)}
-    assert found == changed
+    assert {name for name in ours if not torch.allclose(ours[name], theirs[name], rtol=1e-5)} == changed
 
 
-def test_divergence_vanishes_where_a_path_agrees_and_teaches_one_side_in_the_reverse():
+def test_divergence_is_zero_for_equal_scores_and_reversed_trains_only_the_original():
     original, path = (torch.randn(4, 4, requires_grad=True) for _ in range(2))
-    scale = torch.tensor(20.0)
+    scale = torch.tensor(2.0)
     for value in view_divergence(original, original.clone(), scale, Divergence()):
         torch.testing.assert_close(value, torch.tensor(0.0))
-    torch.stack(view_divergence(original, path, scale, Divergence())).sum().backward()
-    assert path.grad is not None
-    assert original.grad is not None
-    original.grad = path.grad = None
-    reverse = Divergence(direction="path-to-original")
-    torch.stack(view_divergence(original, path, scale, reverse)).sum().backward()
-    assert path.grad is None
-    assert bool((original.grad != 0).all())
+    for direction, trained in (("original-to-path", True), ("path-to-original", False)):
+        original.grad = path.grad = None
+        terms = view_divergence(original, path, scale, Divergence(direction=direction))
+        torch.stack(terms).sum().backward()
+        assert bool((original.grad != 0).all())
+        assert (path.grad is not None) is trained
 
 
-# What reaches the score
-
-
-def test_nothing_of_the_captions_reaches_the_score():
-    made = module().eval()
-    some = pairs(made)
-    before = made.score(some.text, some.video).similarity
-    other = dataclasses.replace(some, extras={"captions": features(seed=9)[2]})
-    assert made.losses(other)["recover"] != made.losses(some)["recover"]
-    assert torch.equal(made.score(other.text, other.video).similarity, before)
-    batch = PairBatch(TextBatch(["a red circle"], torch.tensor([0])), videos(1), {"recover_captions": [["a"] * 2]})
-    captioned = made.pair_features(batch)
-    batch.extras = {"recover_captions": [["something else entirely"] * 3]}
-    assert torch.equal(made.pair_features(batch).video.patches, captioned.video.patches)
-    assert torch.equal(made.pair_features(batch).text.words, captioned.text.words)
-
-
-def test_captions_that_are_not_chosen_play_no_part():
+def test_padding_does_not_affect_any_loss():
     made = module()
-    some = pairs(made)
-    captions = some.extras["captions"]
-    _, recover = made.head.partition(some.text, some.video)
-    _, order = caption_order(captions.sentence, captions.mask, some.video.frames, recover)
-    words = captions.words.clone()
-    for place, played in ((1, False), (0, True)):
-        words[torch.arange(B), order[:, place]] = 5.0
-        changed = made.losses(pairs(made, words=words))["recover"]
-        assert torch.equal(made.losses(some)["recover"], changed) is not played
-
-
-def test_videos_may_have_fewer_captions_than_others():
-    made = module(recover_captions=2)
-    captions = features()[2]
-    mask = captions.mask.clone()
-    mask[0, 2:] = False
-    noise = captions.words.masked_fill(~mask[:, :, None, None], 8.0)
-    ours, theirs = (made.losses(pairs(made, mask=mask, words=words)) for words in (captions.words, noise))
-    assert torch.equal(ours["recover"], theirs["recover"])
-
-
-def test_several_recovered_captions_have_learned_weights_and_a_single_one_has_none():
-    for count in (1, 2, 3):
-        names = [name for name, _ in module(recover_captions=count).named_parameters()]
-        assert any("macro.text_weights" in name for name in names) is (count > 1)
-
-
-def test_padding_plays_no_part_in_any_loss():
-    made = module()
-    text, video, _ = features()
+    text, video, _ = inputs()
     noisy = dataclasses.replace(
         video,
         frames=video.frames.masked_fill(~video.frame_mask.unsqueeze(-1), 7.0),
@@ -278,19 +188,10 @@ def test_padding_plays_no_part_in_any_loss():
     torch.testing.assert_close(made.losses(pairs(made, text=padded, video=noisy)), made.losses(pairs(made)))
 
 
-@torch.no_grad()
-def test_mean_pooling_is_the_mean_over_frames_and_patches_that_are_there():
-    made = module(views=("micro",), micro_interaction="mean", patch_reduction=AveragePatches()).eval()
-    text, video, _ = features()
-    words = (text.words * text.word_mask.unsqueeze(-1)).sum(1) / text.word_mask.sum(1, keepdim=True)
-    mask = video.frame_mask[:, :, None, None]
-    patches = (video.patches * mask).sum((1, 2)) / (mask.sum((1, 2)) * P)
-    expected = unit(words) @ unit(patches).T
-    torch.testing.assert_close(made.score(text, made.encode_video(video)).similarity, expected)
-
-
-def test_identical_frames_and_patches_have_a_defined_score():
-    flat = dataclasses.replace(features()[1], frames=torch.ones(B, F, D), patches=torch.ones(B, F, P, D))
+def test_identical_frames_and_patches_have_finite_losses():
+    flat = dataclasses.replace(
+        inputs()[1], frames=torch.ones(B, F, WIDTH), clip_frames=None, patches=torch.ones(B, F, P, WIDTH)
+    )
     made = module()
     assert all(bool(term.isfinite()) for term in made.losses(pairs(made, video=flat)).values())
 
@@ -303,7 +204,40 @@ def videos(count):
     return VideoBatch(media, torch.arange(count), [f"video{i}" for i in range(count)])
 
 
-def test_captions_are_encoded_as_the_texts_are():
+def test_captions_never_reach_the_score():
+    made = module().eval()
+    batch = PairBatch(TextBatch(["a red circle"], torch.tensor([0])), videos(1))
+    found = []
+    for captions in ([["a"] * 2], [["something else entirely"] * 3]):
+        batch.extras = {"recover_captions": captions}
+        encoded = made.pair_features(batch)
+        found.append((encoded.video.patches, encoded.text.words, made.score(encoded.text, encoded.video).similarity))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_only_chosen_captions_affect_the_loss():
+    made = module()
+    some = pairs(made)
+    captions = some.extras["captions"]
+    _, recover = made.head.partition(some.text, some.video)
+    _, order = caption_order(captions.sentence, captions.mask, some.video.frames, recover)
+    words = captions.words.clone()
+    for place, chosen in ((1, False), (0, True)):
+        words[torch.arange(B), order[:, place]] = 5.0
+        changed = made.losses(pairs(made, words=words))["recover"]
+        assert torch.equal(made.losses(some)["recover"], changed) is not chosen
+
+
+def test_missing_captions_do_not_affect_the_loss():
+    made = module(recover_captions=2)
+    captions = inputs()[2]
+    captions.mask[0, 2:] = False
+    noise = captions.words.masked_fill(~captions.mask[:, :, None, None], 8.0)
+    losses = [made.losses(pairs(made, mask=captions.mask, words=words)) for words in (captions.words, noise)]
+    assert torch.equal(losses[0]["recover"], losses[1]["recover"])
+
+
+def test_captions_are_encoded_like_texts():
     made = module().eval()
     said = [["a red circle", "  ", "a blue box"], ["a star moves up"]]
     batch = PairBatch(TextBatch(["x", "y"], torch.arange(2)), videos(2), {"recover_captions": said})
@@ -319,7 +253,7 @@ def test_captions_are_encoded_as_the_texts_are():
     assert not without.needs_patches
 
 
-def test_missing_captions_are_named():
+def test_missing_captions_are_reported():
     batch = PairBatch(TextBatch(["x"], torch.arange(1)), videos(1))
     with pytest.raises(UserError, match=r"data\.init_args\.extra_captions"):
         module().encode_extras(batch)
@@ -333,11 +267,6 @@ def test_missing_captions_are_named():
         made.losses(dataclasses.replace(pairs(made), extras={}))
 
 
-def test_the_recipe_is_the_paper_and_overlays_change_it(recipe):
-    def options(*overlays):
-        return recipe("dpdv", *overlays)[0].options
-
-    assert options() == DPDVOptions()
-    assert options("variants/dpdv-paper").patch_reduction == PatchMerging(heads=1)
-    assert options("variants/dpdv-spot").paths == ("spot",)
-    assert options("variants/dpdv-captions-3").recover_captions == 3
+def test_the_recipe_has_the_default_options_and_an_overlay_those_of_the_paper(recipe):
+    assert recipe("dpdv")[0].options == DPDVOptions()
+    assert recipe("dpdv", "variants/dpdv-paper")[0].options == DPDVOptions(patch_reduction=PatchMerging(heads=1))

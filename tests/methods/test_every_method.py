@@ -1,9 +1,11 @@
 """Variants of all methods: independence of pairs, both forms, blocks, training, checkpoints and learning."""
 
+import dataclasses
+
 import pytest
 import torch
 from lightning.pytorch import Trainer
-from methods.parts import FORMS, WORDS, build, close, descend, encoder, features, paired, run
+from methods.parts import FORMS, WORDS, build, captioned, close, descend, encoder, features, paired, run
 
 from tvr_lightning.audit.experiments import audit_scores
 from tvr_lightning.layers.aggregation import ISA, MeanAggregation, SoftmaxAggregation
@@ -13,7 +15,6 @@ from tvr_lightning.layers.temporal import MeanP, SeqLSTM, SeqTransf
 from tvr_lightning.methods import DRL, GAID, GARE, TCMGC, TMASS, XCLIP, CLIP4Clip, UCoFiA, XPool
 from tvr_lightning.methods.clip4clip import TightTransf
 from tvr_lightning.methods.dpdv.method import DPDV
-from tvr_lightning.methods.dpdv.model import Captions
 from tvr_lightning.methods.dpdv.options import AveragePatches, Divergence, EveryPatch, PatchMerging
 from tvr_lightning.methods.dpdv.options import SelectedPatches as Selected
 from tvr_lightning.methods.drl import ChannelDecorrelation, DotProduct, NoDecorrelation, TokenWise, WeightedTokenWise
@@ -23,16 +24,20 @@ from tvr_lightning.methods.pair_head import PairHead
 from tvr_lightning.methods.tcmgc.options import Decorrelation, LanguageVideoAttention
 from tvr_lightning.methods.xclip import AOSM
 from tvr_lightning.methods.xpool import XPoolOptions
+from tvr_lightning.testing.contract import filled
 
 SINGLE, WITHOUT_MEANS = ("sentence_frame", "frame_word"), {"attention": None, "temporal_layers": 0}
 VARIANTS = {
     CLIP4Clip: [{"similarity_header": kind} for kind in (MeanP(), SeqLSTM(2), SeqTransf(1), TightTransf(1))],
     XCLIP: [
         {"similarity_header": SeqTransf(2)},
-        {"similarity_header": MeanP(), "similarity_aggregation": MeanAggregation()},
+        {
+            "similarity_header": MeanP(), "similarity_aggregation": MeanAggregation(),
+            "mask_words": True, "mask_frames": True,
+        },
         {
             "similarity_header": SeqLSTM(2), "contrasts": ("frame_word", "video_word"),
-            "similarity_aggregation": AOSM(50.0), "mask_words": True,
+            "similarity_aggregation": AOSM(50.0), "mask_words": True, "mask_frames": True,
         },
     ],
     DRL: [
@@ -53,7 +58,7 @@ VARIANTS = {
         {"temporal_layers": 1},
         {"attention": LanguageVideoAttention(heads=2, dropout=0.3, projections=True, dropout_per="video")},
         {"attention": LanguageVideoAttention(dropout=0.3, residual=False), "temporal_layers": 0},
-        {"contrasts": ("video_sentence", "frame_word"), "aggregation": "mean"},
+        {"contrasts": ("video_sentence", "frame_word"), "aggregation": "mean", "mask_words": True, "mask_frames": True},
         {"attention": None, "similarity_aggregation": SoftmaxAggregation(), "mask_frames": True},
         {**WITHOUT_MEANS, "contrasts": SINGLE, "decorrelation": Decorrelation(weight=0.2)},
     ],
@@ -67,9 +72,11 @@ VARIANTS = {
         {"temporal_layers": 1},
         {"increment": GapIncrement(context="words", corrected="video"), "temporal_layers": 1},
         {"increment": GapIncrement(dropout=0.3, dropout_per="video"), "temporal_layers": 1},
-        {"increment": TextIncrement(dropout=0.3, dropout_per="video")},
+        {"increment": TextIncrement(dropout=0.3, dropout_per="video", mask_context=True), "mask_frames": True},
         {"temporal_layers": 0, "increment": TextIncrement(), "pooling": MeanPooling(), "fixed_temperature": 0.01},
         {"increment": NoIncrement()},
+        {"mask_frames": True, "temporal_layers": 0},
+        {"mask_frames": True, "increment": GapIncrement(context="words", mask_context=False), "temporal_layers": 0},
     ],
     GAID: [
         *({"fusion": GatedFusion(level)} for level in ("sample", "frame", "token")),
@@ -95,16 +102,10 @@ every_variant = pytest.mark.parametrize(("kind", "options"), CASES)
 
 
 def batch(method, items=6, dtype=torch.double):
-    """Features of matching pairs, which look and sound like their texts."""
+    """Features of matching pairs: frames and audio resemble their texts."""
     text, video = features(items, items, patches=9, dtype=dtype)
     video.frames, video.audio = video.frames + text.sentence[:, None], video.audio + text.sentence[:, None]
-    extras = {}
-    if isinstance(method, DPDV):
-        said, _ = features(3 * items, 1, seed=2, dtype=dtype)
-        extras["captions"] = Captions(
-            *(part.unflatten(0, (items, 3)) for part in (said.sentence, said.words, said.word_mask)),
-            torch.ones(items, 3, dtype=torch.bool),
-        )
+    extras = {"captions": captioned(items, 3, dtype=dtype)} if isinstance(method, DPDV) else {}
     return paired(text, video, **extras)
 
 
@@ -115,26 +116,38 @@ def loss_of(method, pairs):
     return torch.stack(list(method.losses(own).values())).sum()
 
 
-def gradients(method, loss):
-    own = [p for name, p in method.named_parameters() if p.requires_grad and not name.startswith("encoder.")]
-    return [g for g in torch.autograd.grad(loss, own, allow_unused=True) if g is not None]
+def trained(method):
+    """The parameters of a method's own layers."""
+    own = method.named_parameters()
+    return {name: p for name, p in own if p.requires_grad and not name.startswith(("encoder.", "audio_"))}
 
 
 def heads(method):
     return [part for part in method.modules() if isinstance(part, PairHead)]
 
 
+def with_noise_as_padding(pairs):
+    """Features whose padded words, and those whose padded frames have other values, by the name of what is changed."""
+    text, video = pairs.text, pairs.video
+    noisy = dataclasses.replace(text, words=filled(text.words, text.word_mask))
+    return {"words": (noisy, video), "frames": (text, video.apply(lambda tensor: filled(tensor, video.frame_mask)))}
+
+
 @every_variant
 @torch.no_grad()
-def test_a_score_depends_on_its_own_text_and_video_only(kind, options):
+def test_a_score_depends_only_on_its_own_text_and_video(kind, options):
     method = build(kind, options).eval()
-    pairs = batch(method, 8)
+    pairs = batch(method, 5)
     text, video = method.encode_text(pairs.text), method.encode_video(pairs.video)
     scores = method.score(text, video).similarity
+    for part, (texts, videos) in with_noise_as_padding(pairs).items():
+        if part not in method.reads_padding:
+            found = method.score(method.encode_text(texts), method.encode_video(videos)).similarity
+            torch.testing.assert_close(found, scores)
     assert scores.std() > 1e-4
     texts, videos = [3, 1], [2, 0, 3]
     torch.testing.assert_close(method.score(text[texts], video[videos]).similarity, scores[texts][:, videos])
-    assert not audit_scores(text, video, torch.arange(8), score=method.score).leaks
+    assert not audit_scores(text, video, torch.arange(5), score=method.score).leaks
     compact = method.compact_text(text), method.compact_video(video)
     torch.testing.assert_close(method.score(*compact).similarity, scores)
 
@@ -143,7 +156,7 @@ def test_a_score_depends_on_its_own_text_and_video_only(kind, options):
 @pytest.mark.parametrize(
     "change", [{"required_form": FORMS["dense"]}, {"memory_gib": 2.0**-30}], ids=["dense", "blocks"]
 )
-def test_neither_the_form_nor_the_size_of_blocks_changes_the_training(kind, options, change):
+def test_training_does_not_depend_on_the_form_or_the_size_of_blocks(kind, options, change):
     found = []
     for changed in ({}, change):
         # Dropout is the same in both forms, but not in blocks.
@@ -152,28 +165,23 @@ def test_neither_the_form_nor_the_size_of_blocks_changes_the_training(kind, opti
             pytest.skip("the method has no head that scores in blocks")
         for head in heads(method):
             vars(head).update(changed)
-        loss = loss_of(method, batch(method, 4))
-        found.append([loss, *gradients(method, loss)])
+        loss = loss_of(method, batch(method, 3))
+        found.append([loss, *torch.autograd.grad(loss, [*trained(method).values()], materialize_grads=True)])
     close(*found, rtol=1e-6, atol=1e-9)
 
 
 @every_variant
-def test_ten_steps_lower_the_loss_and_reach_every_parameter(kind, options):
+def test_ten_steps_lower_the_loss_and_train_every_parameter(kind, options):
     method = build(kind, options, torch.float32).train()
     pairs = batch(method, dtype=torch.float32)
-    own = {
-        name: parameter
-        for name, parameter in method.named_parameters()
-        if parameter.requires_grad and not name.startswith(("encoder.", "audio_"))
-    }
-    losses = descend(lambda: loss_of(method, pairs), own)
+    losses = descend(lambda: loss_of(method, pairs), trained(method))
     hardly_learns = options.get("macro_interaction") in ("mean", "ucofia")  # the temperature, or sums near the start
     assert losses[-1] < (1.0 if hardly_learns else 0.8) * losses[0], losses
 
 
 @every_variant
 @torch.no_grad()
-def test_half_precision_is_scored_in_float32_under_autocast(kind, options):
+def test_half_precision_features_are_scored_in_float32_under_autocast(kind, options):
     method = build(kind, options, torch.float32).eval()
     if not heads(method):
         pytest.skip("the method has no head that scores in blocks")
@@ -187,7 +195,7 @@ def test_half_precision_is_scored_in_float32_under_autocast(kind, options):
 
 
 @every_variant
-def test_a_method_built_in_python_is_loaded_from_its_checkpoint(tmp_path, kind, options):
+def test_a_method_built_in_python_can_be_loaded_from_its_checkpoint(tmp_path, kind, options):
     method = build(kind, options, torch.float32)
     trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
     trainer.strategy.connect(method)
@@ -196,6 +204,67 @@ def test_a_method_built_in_python_is_loaded_from_its_checkpoint(tmp_path, kind, 
     assert loaded.options == method.options
     assert loaded.state_dict().keys() == method.state_dict().keys()
     close(loaded.state_dict().values(), method.state_dict().values(), rtol=0, atol=0)
+
+
+XPOOL_OPTIONS = [{"prior": Normal()}, {"prior": Normal(0.1)}, {"trials": 3}, {"trials": "mean"}, {"radius": "scalar"}]
+CHANGES = {
+    CLIP4Clip: [{"similarity_header": header} for header in (SeqLSTM(2), SeqTransf(1), TightTransf(1))],
+    XPool: [{"heads": 4}],
+    TMASS: [*XPOOL_OPTIONS, {"attention": XPoolOptions(heads=4)}],
+    UCoFiA: [
+        {"temporal_layers": 0},
+        {"scores": ("video_sentence", "word_patch")},
+        {"scores": ("video_sentence",)},
+        *({"similarity_aggregation": kind} for kind in (SoftmaxAggregation(), MeanAggregation(), ISA(10.0))),
+        {"patch_matrix": False},
+        {"patch_selection": PatchSelection(predictor="eval-t2v")},
+    ],
+}
+
+
+@pytest.mark.parametrize(("kind", "options"), [(kind, options) for kind in CHANGES for options in CHANGES[kind]])
+def test_every_option_changes_the_scores_and_leaves_no_parameter_untrained(kind, options):
+    usual, other = (build(kind, given, torch.float32).eval() for given in ({}, options))
+    sizes = {name: tensor.shape for name, tensor in other.state_dict().items()}
+    shared = {name: tensor for name, tensor in usual.state_dict().items() if tensor.shape == sizes.get(name)}
+    other.load_state_dict(shared, strict=False)
+    pairs = batch(other, dtype=torch.float32)
+    scores = [made.score(pairs.text, made.encode_video(pairs.video)).similarity for made in (usual, other)]
+    assert not torch.allclose(*scores, atol=1e-5)
+    loss_of(other.train(), pairs).backward()
+    assert not [name for name, parameter in trained(other).items() if parameter.grad is None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (CLIP4Clip, lambda rate: {"similarity_header": TightTransf(1)}),  # of a fixed rate
+        (XPool, lambda rate: {"dropout": rate}),
+        (TCMGC, lambda rate: {"attention": LanguageVideoAttention(dropout=rate)}),
+        (GARE, lambda rate: {"increment": GapIncrement(dropout=rate)}),
+        (GARE, lambda rate: {"increment": TextIncrement(dropout=rate)}),
+    ],
+)
+@torch.no_grad()
+def test_dropout_is_used_only_in_training(kind, options):
+    method, without = (build(kind, options(rate), torch.float32).eval() for rate in (0.5, 0.0))
+    expected = without.score(*features()).similarity
+    torch.testing.assert_close(method.score(*features()).similarity, expected)
+    assert not torch.allclose(method.train().score(*features()).similarity, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(TMASS, {}), *((GAID, {"perturbation": kind}) for kind in (NoPerturbation(), STP(), DASP()))],
+)
+def test_the_audit_detects_the_leak_of_the_released_protocol(kind, options):
+    method, (text, video) = build(kind, options, torch.float32).eval(), features(5, 5)
+    video.frame_mask[3::4] = True  # a single frame needs no pooling
+    clean, leaking = method.score(text, video).similarity, method.score_as_released(text, video, text).similarity
+    own = torch.eye(5, dtype=torch.bool)
+    torch.testing.assert_close(leaking[own], clean[own], rtol=1e-4, atol=1e-6)
+    assert ((leaking - clean).abs()[~own] > 1e-5).all()
+    assert audit_scores(text, video, torch.arange(5), score_as_released=method.score_as_released).leaks
 
 
 @pytest.mark.parametrize("kind", [GARE, TCMGC, UCoFiA, DPDV])

@@ -1,7 +1,8 @@
-"""Measured increments: what plain operators give, with their gradients."""
+"""Measures of increments and cosines of corrected texts, against plain operators."""
 
 import pytest
 import torch
+from methods.parts import close
 
 from tvr_lightning.methods.gare.increments import Increments
 from tvr_lightning.pairwise import DensePairVectors, PairVectors, tiles
@@ -12,21 +13,20 @@ def increments(texts=5, videos=4, size=6):
     return torch.randn(videos, texts, size, generator=generator, dtype=torch.double).transpose(0, 1).requires_grad_()
 
 
-@pytest.fixture(params=[tiles.TILE, 50], ids=["at once", "in tiles"], autouse=True)
+@pytest.fixture(params=[tiles.TILE, 50], ids=["one tile", "several tiles"], autouse=True)
 def tile(request, monkeypatch):
     monkeypatch.setattr(tiles, "TILE", request.param)
 
 
 @pytest.mark.parametrize("over", [0, 1])
 @pytest.mark.parametrize("used", [slice(4), slice(2), slice(2, 4)], ids=["all", "products", "moments"])
-def test_measures_and_gradients_are_those_of_plain_operators(over, used):
+def test_measures_and_gradients_match_plain_operators(over, used):
     vectors = increments()
     measured = Increments(vectors, over)
     unit = vectors / vectors.norm(dim=-1, keepdim=True)
     found = [measured.lengths, measured.cosines, measured.mean, measured.deviation]
     expected = [vectors.norm(dim=-1), unit @ unit.transpose(1, 2), vectors.mean(over), vectors.std(over)]
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other)
+    close(found, expected)
     gradients = [
         torch.autograd.grad(sum((each.sin() * place).sum() for place, each in enumerate(some[used], 1)), vectors)[0]
         for some in (found, expected)
@@ -35,7 +35,7 @@ def test_measures_and_gradients_are_those_of_plain_operators(over, used):
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_cosines_of_corrected_texts_with_mixed_frames_have_the_gradients_of_plain_operators(slots):
+def test_cosines_of_corrected_texts_have_the_gradients_of_plain_operators(slots):
     generator = torch.Generator().manual_seed(1)
 
     def drawn(*shape):
@@ -51,11 +51,10 @@ def test_cosines_of_corrected_texts_with_mixed_frames_have_the_gradients_of_plai
             cosine = corrected.cosine(form.mix(weights, frames))
             ask = [vectors, weights, frames, texts]
             found.append((cosine, *torch.autograd.grad(cosine.sin().sum(), ask, materialize_grads=True)))
-        for one, other in zip(*found, strict=True):
-            torch.testing.assert_close(one, other)
+        close(*found)
 
 
-def test_corrected_texts_are_the_same_sums_for_every_verb():
+def test_corrected_texts_are_sums_in_every_operation():
     vectors, texts, others = torch.randn(3, 5, 2, 6), torch.randn(5, 1, 6), torch.randn(5, 4, 6)
     corrected = PairVectors.from_texts(texts, videos=3) + DensePairVectors(vectors)
     sums = DensePairVectors(vectors + texts)

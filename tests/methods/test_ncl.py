@@ -1,44 +1,42 @@
-"""NCL: its equations, any base method under it, queues that fill, save and resume, and real runs."""
+"""NCL: its equations, its queues, NCL on any method, and real runs."""
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LambdaCallback
 from methods.parts import FRAMES, OPTIONS, SMALL, WIDTH, WORDS, encoder, features, paired, run
-from metric_rows import normalization_error
 from parity.case import load_case
 from parity.check import check_case
+from quick_trainer import quick_trainer
 
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import DualSoftmax, QueryBankNorm, SinkhornBias
-from tvr_lightning.features import PairedFeatures
+from tvr_lightning.features import VideoFeatures
 from tvr_lightning.methods import DRL, GARE, NCL, TCMGC, XCLIP, CLIP4Clip
-from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.contrast import EmptyQueueError
 from tvr_lightning.methods.ncl.model import normalized_logits
+from tvr_lightning.methods.ncl.queue import FeatureQueue
 from tvr_lightning.training.checkpoints import CheckpointError
 from tvr_lightning.training.losses import info_nce
 
 
-def method(base=CLIP4Clip, evaluation=None, **options) -> RetrievalModule:
+def method(base=CLIP4Clip, evaluation=None, **options):
     torch.manual_seed(0)
     section = {base.__name__.lower(): OPTIONS[base]()} if base in OPTIONS else {}
     return base(encoder(), evaluation=evaluation, words=WORDS, frames=FRAMES, contrast=NCL(**options), **section)
 
 
-def pairs(count=6, seed=0) -> PairedFeatures:
+def pairs(count=6, seed=0):
     text, video = features(count, count, seed=seed)
     video.frames = video.frames + text.sentence[:, None]
     return paired(text, video)
 
 
-def encoded(model: RetrievalModule, data: PairedFeatures) -> PairedFeatures:
-    text, video = model.encode_text(data.text), model.encode_video(data.video)
-    return PairedFeatures(text, video, data.text_index, data.video_index)
+def encoded(model, data):
+    return paired(model.encode_text(data.text), model.encode_video(data.video))
 
 
 @pytest.mark.parametrize("name", ["ncl", "ncl_gamma_0.01", "ncl_multi_caption"])
-def test_four_iterations_are_the_equations_written_out(parity_cases, name):
+def test_four_iterations_match_the_equations(parity_cases, name):
     case = load_case(parity_cases / f"{name}.safetensors")
     case.config["converged_iterations"] = 1
     case.expected = {n: t for n, t in case.expected.items() if ".converged." not in n and not n.startswith("converged")}
@@ -47,31 +45,7 @@ def test_four_iterations_are_the_equations_written_out(parity_cases, name):
     assert comparisons[0].relative < 1e-9, comparisons[0]
 
 
-@pytest.mark.parametrize("gamma", [1.0, 0.07])
-def test_the_gradient_of_a_video_bias_is_equation_28_over_gamma(gamma):
-    count = 7
-    cosine = torch.rand(count, count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    bias = (0.1 * torch.randn(count, dtype=torch.float64)).requires_grad_()
-    adjusted = cosine + bias
-    info_nce(adjusted / gamma).backward()
-    mass = (adjusted.detach() / gamma).softmax(1).sum(0)
-    printed = -(1 - mass) / (2 * count)
-    torch.testing.assert_close(bias.grad, printed / gamma)
-    assert torch.allclose(bias.grad, printed) is (gamma == 1.0)
-
-
-def test_balanced_logits_are_retrieved_evenly_and_four_iterations_leave_a_residual():
-    generator = torch.Generator().manual_seed(0)
-    cosine = torch.rand(40, 40, generator=generator, dtype=torch.float64) * 0.6
-    gamma = 0.07
-    exact, four = (normalized_logits(cosine / gamma, iterations) * gamma for iterations in (2000, 4))
-    for balanced in (exact, exact.T):
-        assert normalization_error(balanced, gamma) < 1e-5
-    before = normalization_error(cosine, gamma)
-    assert 1e-5 < normalization_error(four, gamma) < before / 5
-
-
-def test_nothing_overflows_at_clips_temperature():
+def test_gradients_are_finite_at_the_temperature_of_clip():
     cosine = torch.full((16, 16), 0.99) - 0.01 * torch.rand(16, 16)
     logits = (cosine / 0.01).requires_grad_()
     for detach in (True, False):
@@ -81,21 +55,8 @@ def test_nothing_overflows_at_clips_temperature():
         assert bool(gradient.isfinite().all())
 
 
-def test_constants_of_the_cosine_scale_reach_the_temperatures_gradient():
-    cosine = torch.rand(5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    for scaled in (True, False):
-        scale = torch.tensor(20.0, dtype=torch.float64, requires_grad=True)
-        logits = scale * cosine
-        normalized = normalized_logits(logits, scale=scale if scaled else 1.0)
-        (gradient,) = torch.autograd.grad(info_nce(normalized), scale)
-        biases = (normalized - logits).detach() / 20.0
-        again = torch.tensor(20.0, dtype=torch.float64, requires_grad=True)
-        expected = info_nce(again * (cosine + biases) if scaled else again * cosine + 20.0 * biases)
-        torch.testing.assert_close(gradient, torch.autograd.grad(expected, again)[0])
-
-
 @pytest.mark.parametrize("base", [DRL, GARE, TCMGC])
-def test_regularization_does_not_see_the_biases(base):
+def test_biases_change_only_the_contrastive_loss(base):
     losses = []
     for normalize_loss in (True, False):
         model = method(base, normalize_loss=normalize_loss).eval()
@@ -107,7 +68,7 @@ def test_regularization_does_not_see_the_biases(base):
 
 
 @pytest.mark.parametrize("detach", [True, False])
-def test_the_loss_is_that_of_adjusted_scores_whose_biases_may_be_constants(detach):
+def test_the_loss_uses_adjusted_scores_and_may_detach_their_biases(detach):
     model = method(iterations=7, detach_biases=detach)
     data = encoded(model, pairs())
     data.text.sentence.requires_grad_()
@@ -125,7 +86,7 @@ def test_the_loss_is_that_of_adjusted_scores_whose_biases_may_be_constants(detac
     assert not torch.allclose(gradient, expected(detach=not detach)[1], rtol=1e-4)
 
 
-def test_any_method_is_given_it_and_says_so():
+def test_any_method_can_have_the_contrast():
     model = method(XCLIP)
     assert model.title == "NCL on XCLIP"
     assert "contrast" not in model.hparams
@@ -137,7 +98,7 @@ def test_any_method_is_given_it_and_says_so():
         model.bank()
 
 
-def test_queues_hold_the_last_pairs_of_all_steps():
+def test_queues_contain_the_last_pairs_of_all_steps():
     model = method(queue_size=10)
     seen = [encoded(model, pairs(4, seed)).detach() for seed in range(4)]
     for step in seen:
@@ -157,6 +118,55 @@ def test_queues_hold_the_last_pairs_of_all_steps():
         method(queue_size=3).on_load_checkpoint({"state_dict": model.state_dict()})
 
 
+def videos(*numbers):
+    frames = torch.tensor(numbers, dtype=torch.float32)[:, None, None].expand(-1, 2, 3).clone()
+    return VideoFeatures(frames, torch.ones(len(numbers), 2, dtype=torch.bool))
+
+
+def numbers(queue):
+    return queue.records(VideoFeatures).frames[:, 0, 0].int().tolist()
+
+
+def test_a_queue_drops_its_oldest_items_first():
+    queue, seen = FeatureQueue(5), []
+    assert len(queue) == 0
+    for step in range(7):
+        queue.push(videos(2 * step, 2 * step + 1))
+        seen += [2 * step, 2 * step + 1]
+        assert numbers(queue) == seen[-5:]
+    pushed = videos(*range(8))
+    pushed.frames.requires_grad_()
+    queue.push(pushed)
+    assert numbers(queue) == [3, 4, 5, 6, 7]
+    records = queue.records(VideoFeatures)
+    assert not records.frames.requires_grad
+    assert records.frame_mask.dtype == torch.bool
+    assert records.audio is None
+
+
+def test_a_loaded_queue_continues_like_the_saved_one():
+    queue, fresh = FeatureQueue(4), FeatureQueue(4)
+    queue.push(videos(1, 2, 3, 4, 5, 6))
+    fresh.load_state_dict(queue.state_dict())
+    queue.push(videos(7))
+    fresh.push(videos(7))
+    assert numbers(fresh) == numbers(queue) == [4, 5, 6, 7]
+    assert list(fresh.state_dict()) == list(queue.state_dict())
+    queue.load_state_dict(FeatureQueue(4).state_dict())
+    assert len(queue) == 0
+    queue.push(videos(2))
+    assert numbers(queue) == [2]
+
+
+def test_features_and_states_of_other_sizes_are_rejected():
+    queue = FeatureQueue(4)
+    queue.push(videos(1))
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        queue.push(VideoFeatures(torch.zeros(1, 2, 4), torch.ones(1, 2, dtype=torch.bool)))
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        FeatureQueue(5).load_state_dict(queue.state_dict())
+
+
 class WithoutContrast(CLIP4Clip):
     """A method whose loss is not contrastive."""
 
@@ -170,17 +180,15 @@ class WithoutContrast(CLIP4Clip):
         ({"iterations": 0}, "at least 1"),
         ({"normalize_loss": False, "iterations": 4}, "Remove iterations and detach_biases"),
         ({"normalize_loss": False, "detach_biases": False}, "Remove iterations and detach_biases"),
-        ({"queue_size": -1}, "at least 0"),
-        ({"bank": "memory"}, "one of queue, training-split"),
         ({"queue_size": 0, "evaluation": EvaluationConfig(normalization=SinkhornBias())}, "Set queue_size above 0"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options, message):
+def test_bad_options_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         method(**options)
 
 
-def test_a_loss_without_logits_is_refused():
+def test_a_loss_without_logits_is_rejected():
     model = method(WithoutContrast)
     with pytest.raises(ValueError, match=r"WithoutContrast\.losses passes no logits through contrastive_logits"):
         model.contrast.terms(model.losses, encoded(model, pairs()))
@@ -191,9 +199,8 @@ def test_a_loss_without_logits_is_refused():
 # Real runs
 
 
-def test_a_recipe_trains_saves_its_queues_and_says_how_it_normalized(tiny_root, tmp_path):
-    options = (*SMALL, "--trainer.max_epochs=2")
-    folder, results = run("fit", ["ncl", "fixture"], tiny_root, tmp_path, *options)
+def test_a_run_saves_its_queues_and_reports_its_normalization(tiny_root, tmp_path):
+    folder, results = run("fit", ["ncl", "fixture"], tiny_root, tmp_path, *SMALL)
     assert folder == tmp_path / "ncl-on-clip4clip-msrvtt" / "version_0"
     assert results["post_processing"].startswith("Sinkhorn (train queries")
     assert results["transductive"] is False
@@ -201,9 +208,9 @@ def test_a_recipe_trains_saves_its_queues_and_says_how_it_normalized(tiny_root, 
     path = folder / "checkpoints" / "last.ckpt"
     state = torch.load(path, weights_only=True)["state_dict"]
     assert state["contrast.text_queue.stored_sentence"].shape == (16384, 64)
-    assert int(state["contrast.text_queue.filled"]) == 2 * 16
+    assert int(state["contrast.text_queue.filled"]) == 16
     oracle = ["ncl", "variants/ncl-oracle", "fixture"]
-    _, again = run("test", oracle, tiny_root, tmp_path, *options, f"--ckpt_path={path}")
+    _, again = run("test", oracle, tiny_root, tmp_path, *SMALL, f"--ckpt_path={path}")
     assert again["transductive"] is True
     assert again["post_processing"].startswith("Sinkhorn (oracle queries")
     ours, theirs = (found["balance"]["text-to-video"]["normalization_error"] for found in (again, results))
@@ -213,22 +220,15 @@ def test_a_recipe_trains_saves_its_queues_and_says_how_it_normalized(tiny_root, 
 QUIET = (*SMALL[3:], "--trainer.logger=false")
 
 
-def trainer(**options) -> Trainer:
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
-    return Trainer(accelerator="cpu", num_sanity_val_steps=0, use_distributed_sampler=False, **quiet, **options)
-
-
-@pytest.mark.filterwarnings("ignore:.*does not have many workers")
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
-@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
-def test_resuming_is_exact_queues_included(recipe, tmp_path):
+def test_resuming_is_exact_and_includes_the_queues(recipe, tmp_path):
     options = (*QUIET, "--model.init_args.contrast.init_args.queue_size=20")
     whole, data = recipe("ncl", options=options)
-    keep = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
-    trainer(max_epochs=2, limit_val_batches=0, callbacks=[keep]).fit(whole, datamodule=data)
+    save = LambdaCallback(on_train_epoch_end=lambda trainer, _: trainer.save_checkpoint(tmp_path / f"{next(epochs)}"))
+    epochs = iter(range(2))
+    quick_trainer(max_epochs=2, limit_val_batches=0, callbacks=[save]).fit(whole, datamodule=data)
     resumed, data = recipe("ncl", options=options)
-    trainer(max_epochs=2, limit_val_batches=0, enable_checkpointing=False).fit(
-        resumed, datamodule=data, ckpt_path=str(tmp_path / "epoch=0.ckpt"), weights_only=True
+    quick_trainer(max_epochs=2, limit_val_batches=0).fit(
+        resumed, datamodule=data, ckpt_path=str(tmp_path / "0"), weights_only=True
     )
     first, second = whole.state_dict(), resumed.state_dict()
     assert list(first) == list(second)
@@ -237,38 +237,23 @@ def test_resuming_is_exact_queues_included(recipe, tmp_path):
         assert torch.equal(tensor, second[name]), name
 
 
-class Waiting(Callback):
-    """Counts the pairs that wait for `update_state` after every batch."""
-
-    def __init__(self) -> None:
-        self.counts = []
-
-    def on_train_batch_end(self, trainer, pl_module, *arguments) -> None:
-        self.counts.append(sum(len(pairs.text) for pairs in pl_module._pairs))
-
-
-@pytest.mark.filterwarnings("ignore:.*does not have many workers")
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
 @pytest.mark.parametrize(("name", "waiting"), [("ncl", [4, 8, 0, 0]), ("clip4clip", [0] * 4)])
-def test_queues_get_the_pairs_of_all_accumulated_batches_and_no_other_method_keeps_them(recipe, name, waiting):
+def test_only_queues_keep_the_pairs_of_accumulated_batches(recipe, name, waiting):
     model, data = recipe(name, options=(*QUIET, "--data.init_args.batch_size=4"))
-    seen = Waiting()
-    fitter = trainer(
-        max_epochs=1, limit_val_batches=0, enable_checkpointing=False, accumulate_grad_batches=3, callbacks=[seen]
-    )
-    fitter.fit(model, datamodule=data)
-    assert fitter.global_step == 2  # three batches, and the last one alone
-    assert seen.counts == waiting
+    counts = []
+    model.on_train_batch_end = lambda *batch: counts.append(sum(len(pairs.text) for pairs in model._pairs))
+    trainer = quick_trainer(max_epochs=1, limit_val_batches=0, accumulate_grad_batches=3)
+    trainer.fit(model, datamodule=data)
+    assert trainer.global_step == 2  # three batches, and the last one alone
+    assert counts == waiting
     if name == "ncl":
         assert len(model.contrast.text_queue) == len(model.contrast.video_queue) == 16
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers")
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
 @pytest.mark.filterwarnings("ignore:.*some scores are below zero")
-def test_any_method_is_normalized_with_the_training_split(recipe):
+def test_any_method_can_be_normalized_with_the_training_split(recipe):
     model, data = recipe("clip4clip", options=(*QUIET, "--model.init_args.clip4clip.similarity_header=MeanP"))
-    tester = trainer()
+    tester = quick_trainer()
     found = {}
     for normalizer in (None, QueryBankNorm(5.0), SinkhornBias(), DualSoftmax()):
         model.evaluation_config = EvaluationConfig(normalization=normalizer, bank_size=10, top_k=2)
@@ -296,7 +281,7 @@ def test_any_method_is_normalized_with_the_training_split(recipe):
 
 
 @pytest.mark.slow
-def test_the_recipe_learns_the_fixture_and_lowers_the_normalization_error(fixture_root, tmp_path):
+def test_the_recipe_learns_the_synthetic_dataset_and_lowers_the_normalization_error(fixture_root, tmp_path):
     folder, results = run("fit", ["ncl", "fixture"], fixture_root, tmp_path)
     checkpoint = f"--ckpt_path={folder / 'checkpoints' / 'last.ckpt'}"
     plain = "--model.init_args.evaluation.normalization=null"

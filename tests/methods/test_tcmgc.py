@@ -1,4 +1,4 @@
-"""TC-MGC: both forms against each other over every switch, its parameters, losses and aggregation."""
+"""TC-MGC: its options in both forms of pair vectors, its losses, and the reorganization and aggregation of slots."""
 
 import dataclasses
 import itertools
@@ -7,10 +7,18 @@ import pytest
 import torch
 from methods.parts import DOUBLE, FORMS, build, close, features, moved, paired
 
-from tvr_lightning.layers.aggregation import ISA, MeanAggregation, SoftmaxAggregation
+from tvr_lightning.layers.aggregation import (
+    ISA,
+    BidirectionalAggregation,
+    MeanAggregation,
+    SoftmaxAggregation,
+    weighted_sum,
+)
 from tvr_lightning.methods import TCMGC
-from tvr_lightning.methods.tcmgc.model import TCMGCHead
+from tvr_lightning.methods.tcmgc.model import LinearSoftmaxAggregation, TCMGCHead
 from tvr_lightning.methods.tcmgc.options import Decorrelation, LanguageVideoAttention, SlotReorganization, TCMGCOptions
+from tvr_lightning.methods.tcmgc.reorganization import kept_slots, parted, reorganize
+from tvr_lightning.methods.xclip import AOSM
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
 from tvr_lightning.training.losses import info_nce
 
@@ -34,43 +42,37 @@ SCALE = torch.tensor(20.0, dtype=torch.double)
 SUBSETS = [subset for size in (1, 2, 3) for subset in itertools.combinations(CONTRASTS, size)]
 NO_DECORRELATION = Decorrelation(weight=0.0)
 UNCONDITIONED = {"attention": None}
-SWITCHES = {
-    "defaults": {},
-    "two heads": {"attention": LanguageVideoAttention(heads=2, dropout=0.0)},
-    "four heads": {"attention": LanguageVideoAttention(heads=4, dropout=0.0)},
-    "projections": {"attention": LanguageVideoAttention(dropout=0.0, projections=True)},
-    "two heads with projections": {"attention": LanguageVideoAttention(heads=2, dropout=0.0, projections=True)},
-    "no residual": {"attention": LanguageVideoAttention(dropout=0.0, residual=False)},
-    "masked frames": {"mask_frames": True},
-    "masked words": {"mask_words": True},
-    "both masked": {"mask_frames": True, "mask_words": True, "similarity_aggregation": MeanAggregation()},
-    "softmax slots": {"similarity_aggregation": SoftmaxAggregation()},
-    "mean slots": {"similarity_aggregation": MeanAggregation()},
-    "lambda": {"similarity_aggregation": ISA(1.0)},
-    "softmax contrasts": {"aggregation": "softmax"},
-    "mean contrasts": {"aggregation": "mean"},
-    "softmax of cosines": {"aggregation": "softmax", "aggregation_on": "cosines"},
-    "lsa of cosines": {"aggregation_on": "cosines"},
-    "no interaction matrices": {"interaction_matrices": False},
-    "keep rate": {"keep_rate": 0.7},
-    "all off": {"reorganization": SlotReorganization("off", "off", "off", "off")},
-    "words only": {"reorganization": SlotReorganization(frames="off")},
-    "frames only": {"reorganization": SlotReorganization(words="off", frames="fusion")},
-    "all fused": {"reorganization": SlotReorganization("fusion", "fusion", "fusion", "fusion")},
-    "all removed": {"reorganization": SlotReorganization("removal", "removal", "removal", "removal")},
-    "unconditioned": UNCONDITIONED,
-    "unconditioned softmax": {**UNCONDITIONED, "similarity_aggregation": SoftmaxAggregation()},
-    "unconditioned masked": {**UNCONDITIONED, "mask_frames": True, "mask_words": True},
-    **{f"only {', '.join(s)}": {"contrasts": s, "decorrelation": NO_DECORRELATION} for s in SUBSETS},
-}
+MASKED = {"mask_frames": True, "mask_words": True}
+ATTENTIONS = [{"heads": 4}, {"projections": True}, {"heads": 2, "projections": True}, {"residual": False}]
+SWITCHES = [
+    {},
+    *({"attention": LanguageVideoAttention(dropout=0.0, **options)} for options in ATTENTIONS),
+    {"mask_frames": True},
+    {"mask_words": True},
+    {**MASKED, "similarity_aggregation": MeanAggregation()},
+    *({"similarity_aggregation": kind} for kind in (SoftmaxAggregation(), MeanAggregation(), ISA(1.0))),
+    {"aggregation": "softmax"},
+    {"aggregation": "mean"},
+    {"aggregation": "softmax", "aggregation_on": "cosines"},
+    {"aggregation_on": "cosines"},
+    {"interaction_matrices": False},
+    {"keep_rate": 0.7},
+    *({"reorganization": SlotReorganization(mode, mode, mode, mode)} for mode in ("off", "fusion", "removal")),
+    {"reorganization": SlotReorganization(frames="off")},
+    {"reorganization": SlotReorganization(words="off", frames="fusion")},
+    UNCONDITIONED,
+    {**UNCONDITIONED, "similarity_aggregation": SoftmaxAggregation()},
+    {**UNCONDITIONED, **MASKED},
+    *({"contrasts": subset, "decorrelation": NO_DECORRELATION} for subset in SUBSETS),
+]
 
 
-@pytest.mark.parametrize("name", SWITCHES)
-def test_every_switch_is_equal_in_both_forms_and_changes_something(name):
+@pytest.mark.parametrize("options", SWITCHES)
+def test_every_option_changes_the_scores_equally_in_both_forms(options):
     text, video = inputs()
     results, grads = [], []
     for form, kind in FORMS.items():
-        head = random_head(form, **SWITCHES[name])
+        head = random_head(form, **options)
         assert head.form is kind
         scores, square = head(text, video, SCALE), head(text[:M], video, SCALE)
         loss = info_nce(SCALE * square.similarity, reduction=head.options.loss_reduction)
@@ -81,12 +83,12 @@ def test_every_switch_is_equal_in_both_forms_and_changes_something(name):
     close(*results, rtol=1e-9, atol=1e-9)
     close(*grads, rtol=1e-7, atol=1e-9)
     assert all(gradient.isfinite().all() for gradient in grads[0])
-    if name != "defaults":
+    if options:
         usual = random_head()(text, video, SCALE).similarity
         assert not torch.allclose(scores.similarity, usual, atol=1e-6)
 
 
-def test_order_of_words_does_not_matter_but_order_of_frames_is_for_the_temporal_encoder():
+def test_the_head_does_not_depend_on_the_order_of_words_and_frames():
     text, video = inputs()
     head = random_head()
     expected = head(text, video, SCALE).similarity
@@ -94,23 +96,6 @@ def test_order_of_words_does_not_matter_but_order_of_frames_is_for_the_temporal_
     torch.testing.assert_close(head(shuffled, video, SCALE).similarity, expected)
     video = dataclasses.replace(video, frames=video.frames.flip(1))
     torch.testing.assert_close(head(text, video, SCALE).similarity, expected)
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("switches", [{}, {**UNCONDITIONED, "mask_frames": True}, {"mask_frames": True}])
-def test_masked_padding_has_no_effect(form, switches):
-    text, video = inputs()
-    head = random_head(form, mask_words=True, **switches)
-    scores = head(text, video, SCALE).similarity
-    noise = torch.where(text.word_mask.unsqueeze(-1), text.words, torch.randn_like(text.words))
-    other = dataclasses.replace(text, words=noise)
-    torch.testing.assert_close(head(other, video, SCALE).similarity, scores)
-    if switches:
-        mask = video.frame_mask.unsqueeze(-1)
-        other = dataclasses.replace(video, frames=video.frames * mask, clip_frames=video.clip_frames * mask + ~mask)
-        torch.testing.assert_close(head(text, other, SCALE).similarity, scores)
-    grads = torch.autograd.grad(scores.sum(), list(head.parameters()))
-    assert all(grad.isfinite().all() for grad in grads)
 
 
 @pytest.mark.parametrize("switches", [{"mask_frames": True}, {}, UNCONDITIONED])
@@ -124,26 +109,19 @@ def test_a_video_without_frames_scores_and_trains(switches):
     assert all(p.grad.isfinite().all() for p in head.parameters())
 
 
-def test_dropout_acts_only_in_training_and_the_cheaper_form_is_chosen():
-    text, video = inputs()
-    head = random_head(attention=LanguageVideoAttention(dropout=0.3)).train()
-    assert head.form is PairVectors
-    assert not torch.allclose(head(text, video, SCALE).similarity, head(text, video, SCALE).similarity)
-    close([head.eval()(text, video, SCALE).similarity], [random_head()(text, video, SCALE).similarity])
+def test_the_cheaper_form_is_chosen():
+    assert random_head(attention=LanguageVideoAttention(dropout=0.3)).train().form is PairVectors
     for heads, form in ((8, DensePairVectors), (4, PairVectors)):  # a basis as wide as the vectors, or half as wide
         assert random_head(attention=LanguageVideoAttention(heads=heads, dropout=0.0)).form is form
 
 
-def test_contrasts_that_are_not_made_leave_no_parameters():
+def test_unused_contrasts_have_no_parameters():
     head = random_head(contrasts=("sentence_frame",), decorrelation=NO_DECORRELATION, aggregation="mean")
     names = {name.split(".")[0] for name, _ in head.named_parameters()}
     assert names == {"attention", "sentence_frame_aggregation"}
 
 
-# The module
-
-
-def test_losses_are_infonce_of_the_logits_and_weighted_decorrelation():
+def test_the_loss_is_infonce_and_weighted_decorrelation():
     attention = LanguageVideoAttention(dropout=0.0)
     method = build(TCMGC, {"attention": attention})
     text, video = features(5, 5, **DOUBLE)
@@ -158,7 +136,7 @@ def test_losses_are_infonce_of_the_logits_and_weighted_decorrelation():
     assert set(build(TCMGC, {"decorrelation": Decorrelation(weight=0.0)}).losses(batch)) == {"info_nce"}
 
 
-def test_frames_before_the_temporal_encoder_are_kept_where_they_are_contrasted():
+def test_frames_before_the_temporal_encoder_are_kept_only_for_contrasts_that_use_them():
     _, video = features()
     video.clip_frames = None
     assert build(TCMGC, {}, torch.float32).encode_video(video).clip_frames is None
@@ -173,7 +151,7 @@ def test_decorrelation_lowers_the_variance_it_penalizes():
     for weight in (0.0, 0.5):
         head = random_head(decorrelation=Decorrelation(weight=weight))
         optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
-        for _ in range(30):
+        for _ in range(15):
             scores = head(text, video, SCALE)
             loss = info_nce(SCALE * scores.similarity) + weight * head.decorrelation(scores, SCALE)
             optimizer.zero_grad()
@@ -181,3 +159,92 @@ def test_decorrelation_lowers_the_variance_it_penalizes():
             optimizer.step()
         variances[weight] = float(head.decorrelation(head(text, video, SCALE), SCALE).detach())
     assert variances[0.5] < 0.5 * variances[0.0]
+
+
+# Slots
+
+
+def test_bidirectional_softmax_is_softmax_twice():
+    torch.manual_seed(0)
+    matrix = torch.rand(4, 3, 5)
+    softmax = SoftmaxAggregation(7.0).module(4)
+    module = BidirectionalAggregation(SoftmaxAggregation(7.0), 4, 3)
+    expected = (softmax(softmax(matrix)) + softmax(softmax(matrix.transpose(0, 1)))) / 2
+    torch.testing.assert_close(module(matrix), expected)
+    assert not list(module.parameters())
+
+
+def test_initial_matrices_are_identities():
+    module = BidirectionalAggregation(ISA(), frames=4, words=3)
+    assert [tuple(p.shape) for p in module.parameters()] == [(3, 3), (4, 4), (4, 4), (3, 3)]
+    assert all(torch.equal(p, torch.eye(len(p))) for p in module.parameters())
+    scores = torch.randn(4, 5, 6)
+    torch.testing.assert_close(LinearSoftmaxAggregation(4)(scores), scores.softmax(0))
+
+
+@pytest.mark.parametrize(("dim", "kept"), [(0, 1), (1, 3), (2, 8), (3, 12)])
+def test_the_largest_slots_are_kept(dim, kept):
+    torch.manual_seed(0)
+    slots = torch.randint(0, 9, (13, 12, 14, 15)).float().movedim(dim, 0)  # many ties
+    expected = slots.sort(0, descending=True).values
+    with torch.no_grad():
+        top, rest = parted(slots, kept, rest=True)
+        assert torch.equal(parted(slots, kept, rest=False)[0], top)
+    assert torch.equal(top, expected[:kept])
+    assert torch.equal(rest.sort(0, descending=True).values, expected[kept:])
+    assert torch.equal(parted(slots.clone().requires_grad_(), kept, rest=False)[0], top)
+
+
+@pytest.mark.parametrize("absent", [0, 2, 5])
+@pytest.mark.parametrize("kind", [ISA(7.0), SoftmaxAggregation(7.0), MeanAggregation(), AOSM(7.0)])
+def test_similarities_may_be_scaled_by_the_temperature_already(kind, absent):
+    torch.manual_seed(0)
+    module, similarities = kind.module(5), torch.randn(5, 4)
+    similarities[5 - absent :, 0] = -torch.inf
+    scaled = module.temperature * similarities
+    torch.testing.assert_close(module(scaled, scaled=True), module(similarities))
+    assert bool(torch.isfinite(module(scaled, scaled=True)).all()) == (absent < 5)
+
+
+def test_only_kept_slots_have_a_gradient():
+    slots = torch.tensor([0.3, 0.9, 0.1, 0.5], requires_grad=True)
+    reorganize(slots, 2, "removal").sum().backward()
+    assert slots.grad.tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("mode", ["off", "removal", "fusion"])
+@pytest.mark.parametrize(
+    "module", [ISA(10.0).module(0), SoftmaxAggregation(10.0).module(4), MeanAggregation().module(4)]
+)
+def test_missing_slots_do_not_change_the_score(module, mode):
+    torch.manual_seed(0)
+    present = torch.rand(6, 5)
+    slots = torch.cat([present, torch.full((3, 5), -torch.inf)]).requires_grad_()
+    few, many = reorganize(present, 2, mode), reorganize(slots, 2, mode)
+    if module.weight is not None:
+        matrix = torch.randn(9, 9)
+        module.weight = torch.nn.Parameter(matrix[: len(few), : len(few)])
+        expected = module(few)
+        module.weight = torch.nn.Parameter(matrix[: len(many), : len(many)])
+    else:
+        expected = module(few)
+    score = module(many)
+    torch.testing.assert_close(score, expected)
+    score.sum().backward()
+    assert slots.grad.isfinite().all()
+    assert not slots.grad[6:].any()
+
+
+def test_the_score_of_no_slots_is_minus_infinity():
+    slots = torch.full((4, 2), -torch.inf)
+    slots[0, 0] = 0.5
+    for kind in (ISA(100.0), SoftmaxAggregation(100.0), MeanAggregation()):
+        assert kind.module(4)(slots).tolist() == [0.5, -torch.inf]
+    assert weighted_sum(slots, slots).tolist() == [0.5, -torch.inf]
+    assert reorganize(slots, 1, "fusion")[:, 0].tolist() == [0.5, -torch.inf]
+
+
+@pytest.mark.parametrize(("rate", "kept"), [(0.1, 3), (0.2, 6), (0.3, 9), (0.5, 16), (0.9, 28), (1.0, 32)])
+def test_the_number_of_kept_slots_is_that_of_the_paper(rate, kept):
+    assert kept_slots(32, rate, "removal", "words") == kept
+    assert kept_slots(32, 0.0, "off", "words") == 32

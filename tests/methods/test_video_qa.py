@@ -1,36 +1,31 @@
-"""Question answering on a retrieval method's features: the head's parts, what is refused, runs on real videos."""
+"""Question answering on the features of a retrieval method: the head, bad options, and runs."""
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import pandas as pd
 import pytest
 import torch
-from methods.parts import RECIPES, SMALL, descend, encoder, run
+from methods.parts import RECIPES, SMALL, descend, encoder, features, run
 
 from tvr_lightning.cli import main
 from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.evaluation.config import EvaluationConfig
-from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.clip4clip import CLIP4Clip
 from tvr_lightning.methods.dpdv.method import DPDV
 from tvr_lightning.methods.video_qa import AnswerHead, VideoQuestionAnswering, words_patches
 from tvr_lightning.reproduce.report.figures.figure_types import draw, figures_of
 from tvr_lightning.reproduce.report.sources import read_runs
 from tvr_lightning.store import FeatureStore
-from tvr_lightning.synthetic import synthesize
+from tvr_lightning.testing.contract import filled
 from tvr_lightning.training.optim import OptimizerConfig
 
 B, W, F, P, D = 6, 5, 4, 3, 64
 
 
-def features(seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    words = torch.arange(W) < torch.tensor([5, 3, 4, 5, 2, 3])[:, None]
-    mask = torch.arange(F) < torch.tensor([4, 3, 1, 2, 4, 4])[:, None]
-    text = TextFeatures(torch.randn(B, D, generator=generator), torch.randn(B, W, D, generator=generator), words)
-    shown = torch.randn(B, F, D, generator=generator)
-    return text, VideoFeatures(shown, mask, torch.randn(B, F, P, D, generator=generator))
+def inputs(seed=0):
+    return features(B, B, words=W, frames=F, patches=P, seed=seed)
 
 
 def head(**options):
@@ -43,51 +38,39 @@ def module(method=CLIP4Clip, **options):
     return VideoQuestionAnswering(encoder(), partial(method, words=W, frames=F), **options)
 
 
-# The head
-
-
-def test_the_question_spots_half_of_the_frames_that_are_there():
-    text, video = features()
+def test_the_question_selects_the_most_similar_half_of_the_frames():
+    text, video = inputs()
     chosen = head().spotted(text.sentence, video)
-    assert not (chosen & ~video.frame_mask).any()
-    assert chosen.sum(1).tolist() == [2, 2, 1, 1, 2, 2]
     cosine = torch.cosine_similarity(video.frames, text.sentence[:, None], dim=-1)
-    for i in range(B):
-        left = video.frame_mask[i] & ~chosen[i]
-        if left.any():
-            assert cosine[i][chosen[i]].min() >= cosine[i][left].max()
+    cosine = cosine.masked_fill(~video.frame_mask, -2)
+    for row, mask in enumerate(video.frame_mask):
+        best = cosine[row].topk((int(mask.sum()) + 1) // 2).indices
+        assert chosen[row].nonzero().flatten().tolist() == sorted(best.tolist())
 
 
-def test_words_take_their_most_similar_patch_in_loops():
-    text, video = features()
-    chosen = video.frame_mask
-    found = words_patches(text, video.patches, chosen)
-    for i in range(B):
-        flat = [video.patches[i, f, p] for f in range(F) if chosen[i, f] for p in range(P)]
-        taken = []
-        for word in text.words[i][text.word_mask[i]]:
-            taken.append(max(flat, key=lambda patch, word=word: torch.cosine_similarity(patch, word, dim=0).item()))
-        torch.testing.assert_close(found[i], torch.stack(taken).mean(0))
+def test_each_word_selects_its_most_similar_patch():
+    text, video = inputs()
+    found = words_patches(text, video.patches, video.frame_mask)
+    for row in range(B):
+        patches, words = video.patches[row][video.frame_mask[row]].flatten(0, 1), text.words[row][text.word_mask[row]]
+        cosine = torch.cosine_similarity(words[:, None], patches, dim=-1)
+        torch.testing.assert_close(found[row], patches[cosine.argmax(1)].mean(0))
 
 
 @pytest.mark.parametrize("options", [{}, {"pooling": "mean"}, {"micro": True}])
-def test_answers_do_not_depend_on_padding_nor_on_other_rows(options):
-    text, video = features()
+def test_answers_do_not_depend_on_padding_or_on_other_rows(options):
+    text, video = inputs()
     made = head(**options)
     logits = made(text, video)
-    padded = VideoFeatures(
-        torch.where(video.frame_mask[..., None], video.frames, 9.0),
-        video.frame_mask,
-        torch.where(video.frame_mask[..., None, None], video.patches, 9.0),
-    )
-    words = torch.where(text.word_mask[..., None], text.words, -9.0)
-    torch.testing.assert_close(made(TextFeatures(text.sentence, words, text.word_mask), padded), logits)
+    noisy = replace(text, words=filled(text.words, text.word_mask))
+    padded = video.apply(lambda tensor: filled(tensor, video.frame_mask))
+    torch.testing.assert_close(made(noisy, padded), logits)
     rows = [4, 1]
     torch.testing.assert_close(made(text[rows], video[rows]), logits[rows])
 
 
 def test_every_option_of_the_head_changes_the_answer():
-    text, video = features()
+    text, video = inputs()
     usual = head()(text, video)
     for options in ({"pooling": "mean"}, {"spot_ratio": 0.75}, {"inputs": "question"}, {"inputs": "video"}):
         assert not torch.allclose(head(**options)(text, video), usual)
@@ -96,19 +79,15 @@ def test_every_option_of_the_head_changes_the_answer():
     assert not torch.equal(noisy(text, video), noisy(text, video))
 
 
-@pytest.mark.parametrize("inputs", ["question", "video"])
-def test_what_an_answer_may_not_depend_on_it_does_not(inputs):
-    (text, video), (other_text, other_video) = features(), features(seed=1)
-    made = head(inputs=inputs, pooling="mean")
-    changed = made(text, other_video) if inputs == "question" else made(other_text, video)
+@pytest.mark.parametrize("used", ["question", "video"])
+def test_answers_depend_only_on_the_chosen_input(used):
+    (text, video), (other_text, other_video) = inputs(), inputs(seed=1)
+    made = head(inputs=used, pooling="mean")
+    changed = made(text, other_video) if used == "question" else made(other_text, video)
     torch.testing.assert_close(changed, made(text, video))
 
 
-# The module
-
-
-def test_any_method_can_give_the_features_and_micro_needs_patches():
-    assert isinstance(module(DPDV, micro=True).method, DPDV)
+def test_the_micro_view_needs_patches():
     assert module(DPDV, micro=True).needs_patches
 
 
@@ -117,40 +96,32 @@ def test_any_method_can_give_the_features_and_micro_needs_patches():
     [
         (head, {"spot_ratio": 1.0}, "spot_ratio is 1.0"),
         (head, {"spot_ratio": 0.25, "pooling": "mean"}, "is an option of pooling: spot"),
-        (head, {"dropout": 1.0}, "dropout is 1.0"),
         (head, {"micro": True, "inputs": "question"}, "inputs must be both"),
         (module, {"hidden": 0}, "hidden is 0"),
         (module, {"micro": True}, "CLIP4Clip has no patches"),
         (module, {"optimizer": OptimizerConfig(gradient_cache=4)}, "gradient_cache is for losses over a whole"),
-        (
-            module,
-            {"method": partial(CLIP4Clip, optimizer=OptimizerConfig(lr=1.0))},
-            "has optimizer, which question answering",
+        *(
+            (module, {"method": partial(CLIP4Clip, **{name: value})}, f"has {name}, which question answering")
+            for name, value in {
+                "optimizer": OptimizerConfig(lr=1.0), "evaluation": EvaluationConfig(top_k=3), "gather": "none",
+            }.items()
         ),
-        (module, {"method": partial(CLIP4Clip, evaluation=EvaluationConfig(top_k=3))}, "has evaluation, which"),
-        (module, {"method": partial(CLIP4Clip, gather="none")}, "has gather, which"),
     ],
-)
-def test_options_that_conflict_are_refused(build, options, message):
+)  # fmt: skip
+def test_conflicting_options_are_rejected(build, options, message):
     with pytest.raises(ValueError, match=message):
         build(**options)
 
 
-def test_ten_steps_lower_the_loss_of_learnt_answers():
+def test_ten_steps_lower_the_loss():
     made = module()
     made.vocabulary = list("abcdefg")
-    text, video = features()
-    losses = descend(
-        lambda: torch.nn.functional.cross_entropy(made.logits(text, video), torch.arange(B)),
-        made.head.named_parameters(),
-        lr=1e-2,
-    )
+    text, video = inputs()
+    loss = partial(torch.nn.functional.cross_entropy, target=torch.arange(B))
+    losses = descend(lambda: loss(made.logits(text, video)), dict(made.head.named_parameters()), lr=1e-2)
     assert losses[-1] < 0.5 * losses[0]
     made.vocabulary = ["a", "b"]
-    assert made.logits(*features()).shape == (B, 2)
-
-
-# Runs
+    assert made.logits(*inputs()).shape == (B, 2)
 
 
 VQA = ["dpdv-vqa", "fixture", "fixture-vqa"]
@@ -175,7 +146,7 @@ def asked(tiny_root):
     return json.loads((tiny_root / "msrvtt" / "test_qa.json").read_text())
 
 
-def test_a_run_leaves_a_table_with_everything_counted(trained, asked):
+def test_a_run_reports_its_questions_and_answers(trained, asked):
     folder, results, _ = trained
     evaluation = results["evaluation"]
     answers = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["answers"]
@@ -190,11 +161,13 @@ def test_a_run_leaves_a_table_with_everything_counted(trained, asked):
     assert (folder / "checkpoints" / "best.ckpt").is_file()
 
 
-def test_test_and_predict_repeat_what_the_run_found(trained, tiny_root, tmp_path):
+def test_test_and_predict_repeat_the_results_of_the_run(trained, tiny_root, tmp_path):
     _, results, ckpt = trained
-    _, again = run("test", VQA, tiny_root, tmp_path, *SHORT, FIVE, ckpt)
+    for command in ("test", "predict"):
+        assert main([command, *arguments(tiny_root, tmp_path, ckpt, FIVE)]) == 0
+    (path,) = tmp_path.glob("**/results.json")
+    again = json.loads(path.read_text())
     assert again["evaluation"] == results["evaluation"]
-    assert main(["predict", *arguments(tiny_root, tmp_path, ckpt, FIVE)]) == 0
     (path,) = tmp_path.glob("**/predictions.parquet")
     table = pd.read_parquet(path)
     assert len(table) == again["evaluation"]["asked"]
@@ -216,7 +189,7 @@ def test_the_report_shows_questions_with_the_given_and_the_correct_answer(traine
         assert image.own == (answer == right)
 
 
-def test_videos_that_cannot_be_read_leave_their_questions_out_and_counted(trained, asked, tiny_root, tmp_path):
+def test_questions_about_unreadable_videos_are_left_out_and_counted(trained, asked, tiny_root, tmp_path):
     gone, place = f"video{asked[0]['video_id']}", tmp_path / "data" / "msrvtt"
     (place / "videos").mkdir(parents=True)
     for path in (tiny_root / "msrvtt" / "videos").iterdir():
@@ -245,22 +218,20 @@ def test_videos_that_cannot_be_read_leave_their_questions_out_and_counted(traine
         ),
     ],
 )
-def test_runs_that_cannot_work_are_refused(tiny_root, tmp_path, capsys, command, options, code, message):
+def test_bad_commands_are_rejected(tiny_root, tmp_path, capsys, command, options, code, message):
     assert main([command, *arguments(tiny_root, tmp_path, *options)]) == code
     assert message in capsys.readouterr().err
 
 
-def test_a_retrieval_checkpoint_starts_a_run_and_does_not_pass_for_one(tiny_root, tmp_path, capsys):
-    folder, _ = run("fit", ["clip4clip", "fixture"], tiny_root, tmp_path, *SHORT)
-    checkpoint = folder / "checkpoints" / "last.ckpt"
+def test_training_can_start_from_a_retrieval_checkpoint(finished_run, tiny_root, tmp_path, capsys):
+    checkpoint, pretrained = finished_run / "checkpoints" / "last.ckpt", "--model.init_args.pretrained"
     answering = (
         "--model.init_args.method={class_path: CLIP4Clip, "
         "init_args: {clip4clip: {similarity_header: {class_path: SeqTransf}}}}",
-        "--model.init_args.micro=false",
-    )
-    pretrained = "--model.init_args.pretrained"
+        "--model.init_args.micro=false", "--model.init_args.encoder.init_args.vision_layers=1",
+    )  # fmt: skip
     options = (*SHORT, *answering, f"{pretrained}={checkpoint}", "--model.init_args.optimizer.encoder_lr=0")
-    made, _ = run("fit", VQA, tiny_root, tmp_path, *options)
+    made, _ = run("fit", VQA, tiny_root, tmp_path, *options, "--trainer.limit_train_batches=1")
     before, after = (
         torch.load(path, weights_only=True)["state_dict"] for path in (checkpoint, made / "checkpoints" / "last.ckpt")
     )
@@ -276,18 +247,18 @@ def test_a_retrieval_checkpoint_starts_a_run_and_does_not_pass_for_one(tiny_root
         assert message in capsys.readouterr().err
 
 
-HEARING = """
+WITH_AUDIO = """
 model: {init_args: {method: {class_path: GAID, init_args: {audio_encoder: {class_path: TinyWhisperEncoder,
   init_args: {width: 16, layers: 1, seed: SEED}}}}, tuning: Frozen, encoder: {init_args: {width: 64}}}}
-data: {init_args: {root: ROOT, frames: 2, batch_size: 8, num_workers: 0, audio: whisper, audio_seconds: 30}}
+data: {init_args: {root: ROOT, frames: 2, batch_size: 2, num_workers: 0, audio: whisper, audio_seconds: 30}}
 trainer: {max_epochs: 1, limit_train_batches: 1, limit_val_batches: 0, accelerator: cpu, log_every_n_steps: 1}
 """
 
 
-def test_a_method_with_audio_within_another_is_extracted_and_checked_with_its_audio(tiny_root, tmp_path, capsys):
-    store = tmp_path / "store"
+def test_stored_audio_is_used_and_checked_for_a_method_that_needs_it(synthetic, tmp_path, capsys):
+    root, store = synthetic("msrvtt", 8), tmp_path / "store"
     for seed in (0, 1):
-        (tmp_path / f"{seed}.yaml").write_text(HEARING.replace("SEED", str(seed)).replace("ROOT", str(tiny_root)))
+        (tmp_path / f"{seed}.yaml").write_text(WITH_AUDIO.replace("SEED", str(seed)).replace("ROOT", str(root)))
     (tmp_path / "plain.yaml").write_text("model: {init_args: {micro: false}}")  # `tvr extract` takes recipes alone
     recipes = [RECIPES / "dpdv-vqa.yaml", RECIPES / "fixture.yaml"]
 
@@ -295,7 +266,7 @@ def test_a_method_with_audio_within_another_is_extracted_and_checked_with_its_au
         return [*(f"--config={path}" for path in (*recipes, tmp_path / f"{seed}.yaml", tmp_path / "plain.yaml")), *more]
 
     stored = (f"--results.directory={tmp_path / 'runs'}", f"--data.init_args.features={store}")
-    assert main(["extract", *options(0, f"--out={store}", "--num_workers=1")]) == 0
+    assert main(["extract", *options(0, f"--out={store}", "--num_workers=0")]) == 0
     assert "audio" in FeatureStore(store).parts
     assert main(["fit", *options(0, "--model.init_args.hidden=16", *stored)]) == 0
     assert main(["fit", *options(1, "--model.init_args.hidden=16", *stored)]) == 2
@@ -303,11 +274,9 @@ def test_a_method_with_audio_within_another_is_extracted_and_checked_with_its_au
 
 
 @pytest.mark.slow
-def test_the_recipe_beats_the_majority_answer_and_questions_alone_by_twenty_points(tmp_path):
-    synthesize("msrvtt", tmp_path, 250, 0, progress=False)
-
+def test_the_recipe_beats_the_majority_answer_and_questions_alone_by_twenty_points(synthetic, tmp_path):
     def evaluation(name, *more):
-        _, results = run("fit", VQA, tmp_path, tmp_path / name, "--data.init_args.num_workers=0", *more)
+        _, results = run("fit", VQA, synthetic("msrvtt", 250), tmp_path / name, "--data.init_args.num_workers=0", *more)
         return results["evaluation"]
 
     both = evaluation("both")

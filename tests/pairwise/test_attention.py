@@ -1,5 +1,6 @@
 import pytest
 import torch
+from methods.parts import moved
 from torch import nn
 
 from tvr_lightning.pairwise import DensePairVectors, PairVectors, TextConditionedAttention
@@ -10,11 +11,7 @@ FORMS = (PairVectors, DensePairVectors)
 
 def attention(**options):
     torch.manual_seed(0)
-    block = TextConditionedAttention(D, **options).double()
-    with torch.no_grad():
-        for parameter in block.parameters():
-            parameter += 0.2 * torch.randn_like(parameter)
-    return block.eval()
+    return moved(TextConditionedAttention(D, **options).double()).eval()
 
 
 def conditioned(block, form, text, frames, mask=None):
@@ -29,7 +26,7 @@ def features():
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("heads", [1, 2, 4])
-def test_heads_are_those_of_multi_head_attention(features, form, heads):
+def test_attention_matches_multi_head_attention_of_torch(features, form, heads):
     text, frames = features
     block = attention(heads=heads, projections=True)
     torch_block = nn.MultiheadAttention(D, heads, batch_first=True).double()
@@ -49,7 +46,7 @@ def test_heads_are_those_of_multi_head_attention(features, form, heads):
             torch.testing.assert_close(made[i, j], expected)
 
 
-def test_options_agree_between_the_forms_and_change_the_result(features):
+def test_every_option_changes_the_result_equally_in_both_forms(features):
     text, frames = features
     mask = torch.tensor([[True] * 5, [True] * 2 + [False] * 3, [False] * 5])
     plain = conditioned(attention(), PairVectors, text, frames)
@@ -63,7 +60,7 @@ def test_options_agree_between_the_forms_and_change_the_result(features):
     assert masked.isfinite().all()
 
 
-def test_both_initializations():
+def test_projections_start_as_identities_or_normal():
     identity = TextConditionedAttention(D)
     layers = (identity.linear_proj, *identity.cross_attn.values())
     assert len(layers) == 5
@@ -75,7 +72,7 @@ def test_both_initializations():
     assert 0.019 < float(normal.linear_proj.weight.detach().std()) < 0.021
 
 
-def test_dropout_only_in_training_and_the_same_in_both_forms(features):
+def test_dropout_is_used_only_in_training_and_is_the_same_in_both_forms(features):
     text, frames = features
     block = attention(dropout=0.5)
     evaluated = [conditioned(block, form, text, frames) for form in FORMS]

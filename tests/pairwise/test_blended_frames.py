@@ -1,7 +1,8 @@
-"""Blends of frames that the pair decides: every verb against the frames of one pair at a time."""
+"""Frames blended for each pair, compared with the frames of one text at a time."""
 
 import pytest
 import torch
+from methods.parts import close, moved
 from torch import nn
 
 from tvr_lightning.pairwise import DensePairVectors, PairGate, PairVectors, PlainFrames, TextConditionedAttention
@@ -13,9 +14,7 @@ FORMS = (DensePairVectors, PairVectors)
 @pytest.fixture
 def parts():
     torch.manual_seed(0)
-    block = TextConditionedAttention(D, heads=2).double().eval()
-    for parameter in block.parameters():
-        parameter.data += 0.3 * torch.randn_like(parameter)
+    block = moved(TextConditionedAttention(D, heads=2).double().eval(), 0.3)
 
     def normal(*shape):
         return torch.randn(*shape, dtype=torch.double)
@@ -27,7 +26,7 @@ def parts():
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("form", FORMS)
-def test_blended_frames_are_those_of_one_text_at_a_time(parts, form, masked, dense):
+def test_blended_frames_match_those_of_one_text_at_a_time(parts, form, masked, dense):
     block, text, frames, difference, gate, mask = parts
     mask = mask if masked else None
     queries = block.queries(text)
@@ -41,18 +40,15 @@ def test_blended_frames_are_those_of_one_text_at_a_time(parts, form, masked, den
         torch.testing.assert_close(PlainFrames(own).cosine(text[i])[:, 0], cosines[:, i])
 
 
-def test_every_verb_is_that_of_the_built_frames(parts):
+def test_every_operation_gives_the_same_result_for_dense_frames(parts):
     _, text, frames, difference, gate, _ = parts
-    norm, layer = nn.LayerNorm(D).double(), nn.Linear(D, D).double()
-    for parameter in norm.parameters():
-        parameter.data += 0.3 * torch.randn_like(parameter)
+    norm, layer = moved(nn.LayerNorm(D).double(), 0.3), nn.Linear(D, D).double()
     queries, weights = PairVectors.from_texts(text, videos=M), torch.randn(M, 2 * F, N, 1, dtype=torch.double)
     found = []
     for one in (gate, gate.dense()):
         fused = (frames + one * difference).layer_norm(norm).linear(layer).per_head(2)
         found.append((fused.dot(queries), fused.mix(weights, PairVectors).materialize()))
-    for blended, built in zip(*found, strict=True):
-        torch.testing.assert_close(blended, built)
+    close(*found)
 
 
 def test_gradients_agree_between_the_forms(parts):
@@ -63,5 +59,4 @@ def test_gradients_agree_between_the_forms(parts):
         queries = form.from_texts(block.queries(leaves[0]), videos=M)
         z = block(queries, leaves[1] + PairGate(leaves[3]) * leaves[2], mask).unit()
         found.append(torch.autograd.grad(z.dot(leaves[0]).tanh().sum(), [*leaves, *block.parameters()]))
-    for fast, dense in zip(*found, strict=True):
-        torch.testing.assert_close(fast, dense, rtol=1e-8, atol=1e-10)
+    close(*found, rtol=1e-8, atol=1e-10)

@@ -26,20 +26,16 @@ def product(text, video):
 
 
 @pytest.mark.parametrize("few", ["video", "text", "both"])
-@pytest.mark.parametrize("pairs", [1, 3, 7, 20, 62, 63, 1000])
-def test_blocks_give_what_one_piece_gives(items, pairs, few):
+@pytest.mark.parametrize("pairs", [1, 7, 20, 62, 1000])
+def test_scores_and_gradients_do_not_depend_on_the_blocks(items, pairs, few):
     text, video = items
     whole = product(text, video)
     made = score_in_blocks(product, text, video, pair_bytes=10, budget=10 * pairs, few=few)
     torch.testing.assert_close(made.similarity, whole.similarity)
     torch.testing.assert_close(made.parts["product"], whole.parts["product"])
     inputs = [text.vectors, video.vectors]
-    for a, b in zip(
-        torch.autograd.grad(made.similarity.sin().sum(), inputs),
-        torch.autograd.grad(whole.similarity.sin().sum(), inputs),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b)
+    found, expected = (torch.autograd.grad(scores.similarity.sin().sum(), inputs) for scores in (made, whole))
+    torch.testing.assert_close(found, expected)
 
 
 def sizes_of_blocks(text, video, budget, few):
@@ -62,34 +58,34 @@ def sizes_of_blocks(text, video, budget, few):
         (35, "video", (3, 1)),
         (5, "video", (1, 1)),
         (10_000, "video", (7, 9)),
-        (90, "text", (1, 9)),
         (180, "text", (2, 9)),
         (35, "text", (1, 3)),
         (95, "both", (3, 3)),
         (125, "both", (3, 4)),
         (620, "both", (7, 8)),
-        (5, "both", (1, 1)),
     ],
 )
-def test_blocks_stay_within_the_budget_item_by_item(items, budget, few, largest):
+def test_blocks_are_as_large_as_the_budget_allows(items, budget, few, largest):
     seen = sizes_of_blocks(*items, budget, few)
     assert max(seen) == largest
     assert sum(n * m for n, m in seen) == 7 * 9
 
 
-def test_a_few_of_both_make_up_for_a_side_that_is_short():
-    for texts, videos, budget, expected in (
-        (1, 9, 90, [(1, 9)]),
-        (7, 2, 120, [(6, 2), (1, 2)]),
-        (1000, 20, 13000, [(160, 8)]),  # one video at a time would read all texts again for a product of few rows
-    ):
-        few = "video" if texts == 1000 else "both"
-        seen = sizes_of_blocks(Vectors(torch.zeros(texts, 1)), Vectors(torch.zeros(videos, 1)), budget, few)
-        assert seen[: len(expected)] == expected
-        assert max(n * m for n, m in seen) <= budget / 10
+@pytest.mark.parametrize(
+    ("texts", "videos", "budget", "few", "expected"),
+    [
+        (1, 9, 90, "both", [(1, 9)]),
+        (7, 2, 120, "both", [(6, 2), (1, 2)]),
+        (1000, 20, 13000, "video", [(160, 8)]),  # one video at a time would read all texts again for few rows
+    ],
+)
+def test_blocks_have_more_items_of_a_side_if_the_other_has_few(texts, videos, budget, few, expected):
+    seen = sizes_of_blocks(Vectors(torch.zeros(texts, 1)), Vectors(torch.zeros(videos, 1)), budget, few)
+    assert seen[: len(expected)] == expected
+    assert max(n * m for n, m in seen) <= budget / 10
 
 
-def test_dropout_draws_the_same_numbers_when_a_block_is_computed_anew(items):
+def test_dropout_is_the_same_when_a_block_is_recomputed(items):
     text, video = items
 
     def noisy(text, video):

@@ -1,13 +1,13 @@
-"""Vectors behind dropout: pieces change nothing, and draws per video leave each pair's vector its distribution."""
+"""Vectors after dropout: both forms agree, and draws per video have the distribution of draws per pair."""
 
 import pytest
 import torch
+from methods.parts import FORMS, close
 from torch import nn
 
-from tvr_lightning.pairwise import DensePairVectors, PairVectors
+from tvr_lightning.pairwise import PairVectors
 
 M, K, N, D, T = 20, 5, 45, 64, 7
-FORMS = {"dense": DensePairVectors, "factorized": PairVectors}
 
 
 def normal(*shape, seed=0):
@@ -23,7 +23,7 @@ def layers(seed=1):
     return [layer.double() for layer in made]
 
 
-def behind_dropout(form, slots, per="pair", whole=True, weights=None, frames=None):
+def after_dropout(form, slots, per="pair", whole=True, weights=None, frames=None):
     """X-Pool's feed-forward over mixed frames, and all that a gradient may reach."""
     first, branch, last = layers()
     weights = normal(M, K, N, slots).softmax(1) if weights is None else weights
@@ -38,55 +38,52 @@ def behind_dropout(form, slots, per="pair", whole=True, weights=None, frames=Non
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("per", ["pair", "video"])
 @pytest.mark.parametrize("slots", [1, 12])  # more elements than a piece has
-def test_products_and_gradients_are_those_of_all_vectors_in_memory(slots, per, whole, to_unit):
+def test_products_and_gradients_are_the_same_in_both_forms(slots, per, whole, to_unit):
     found = []
     for form in FORMS.values():
         torch.manual_seed(0)
         texts = normal(N, T, D, seed=3).requires_grad_()
         weights, frames = normal(M, K, N, slots).softmax(1).requires_grad_(), normal(M, K, D, seed=2).requires_grad_()
-        vectors, parameters = behind_dropout(form, slots, per, whole, weights, frames)
+        vectors, parameters = after_dropout(form, slots, per, whole, weights, frames)
         vectors = vectors.unit() if to_unit else vectors
         first, others = vectors.divided(slots // 2) if slots > 1 else (vectors, vectors)
         products = [*first.dots(texts[:, :2], texts[:, 2:]), others.dot(texts)]
         loss = torch.stack([(each.sin() * place).sum() for place, each in enumerate(products, 1)]).sum()
         found.append([*products, *torch.autograd.grad(loss, [texts, *parameters])])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)
+    close(*found)
 
 
 @pytest.mark.parametrize("bias", [None, True, False])
 @pytest.mark.parametrize("slots", [1, 12])
-def test_vectors_in_memory_have_the_gradients_of_the_dense_form(slots, bias):
+def test_materialized_vectors_have_the_same_gradients_in_both_forms(slots, bias):
     found = []
     layer = nn.Linear(D, D, bias=bool(bias)).double()
     for form in FORMS.values():
         torch.manual_seed(0)
         weights, frames = normal(M, K, N, slots).softmax(1).requires_grad_(), normal(M, K, D, seed=2).requires_grad_()
-        vectors, parameters = behind_dropout(form, slots, weights=weights, frames=frames)
+        vectors, parameters = after_dropout(form, slots, weights=weights, frames=frames)
         if bias is not None:
             vectors, parameters = vectors.linear(layer), [*parameters, *layer.parameters()]
         made = vectors.materialize()
         found.append([made, *torch.autograd.grad(made.sin().sum(), parameters)])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)
+    close(*found)
 
 
-def test_what_dropout_leaves_is_kept_in_a_byte_per_element():
+def test_dropout_keeps_one_byte_per_element_for_the_backward_pass():
     weights, frames = torch.rand(8, K, 64, 9).requires_grad_(), torch.randn(8, K, 512).requires_grad_()
     hidden = PairVectors.mix(weights, frames).layer_norm(nn.LayerNorm(512))
     vectors = (hidden + hidden.linear(nn.Linear(512, 512)).dropout(0.3)).layer_norm(nn.LayerNorm(512)).unit()
     texts, kept = torch.randn(64, 3, 512), {}
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.setdefault(x.data_ptr(), x), lambda x: x):
         vectors.dot(texts).sum().backward()
-    assert (
-        sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) < 1.5 * 8 * 64 * 9 * 512
-    )  # vectors of float32 take 4
+    size = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    assert size < 1.5 * 8 * 64 * 9 * 512, "vectors of float32 take 4 bytes per element"
 
 
-def test_draws_per_video_leave_each_pair_s_vector_its_distribution():
+def test_draws_per_video_have_the_distribution_of_draws_per_pair():
     """Means, variances and covariances of a pair's elements over many draws; only pairs of a video hang together."""
     torch.manual_seed(0)
-    draws, found = 4000, {}
+    draws, found = 2000, {}
     hidden = PairVectors.mix(torch.rand(2, K, 3, 1).softmax(1), torch.randn(2, K, 16) + 1)
     for per in ("pair", "video"):
         found[per] = torch.stack([hidden.dropout(0.3, per).materialize() for _ in range(draws)]).flatten(3)
@@ -105,7 +102,7 @@ def test_draws_per_video_leave_each_pair_s_vector_its_distribution():
 
 
 def test_draws_per_video_keep_the_factorized_form_and_its_basis():
-    vectors, _ = behind_dropout(PairVectors, 3, "video")
+    vectors, _ = after_dropout(PairVectors, 3, "video")
     assert isinstance(vectors, PairVectors)
     assert vectors.terms.video.basis.shape == (M, K + 1, D)
     words = PairVectors.mix(torch.rand(2, 4, 3, 1), torch.randn(3, 4, D), side="text")

@@ -1,7 +1,8 @@
-"""Both forms of pair vectors carry out the verbs alike."""
+"""Both forms of pair vectors give the same results for every operation."""
 
 import pytest
 import torch
+from methods.parts import close
 from torch import nn
 
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
@@ -80,7 +81,7 @@ EXPRESSIONS = {
 
 @pytest.mark.parametrize("gradients", [True, False])
 @pytest.mark.parametrize("name", EXPRESSIONS)
-def test_every_verb_agrees_between_the_forms(parts, name, gradients):
+def test_every_operation_gives_the_same_result_in_both_forms(parts, name, gradients):
     words, frames, bare = parts["words"], parts["frames"], parts["bare"]
     common, own = frames[0], frames.mean(1)
     with torch.set_grad_enabled(gradients):  # without gradients, buffers are used again
@@ -114,7 +115,11 @@ def test_every_verb_agrees_between_the_forms(parts, name, gradients):
                 torch.testing.assert_close(pair[0].inner(fast), pair[1].inner(dense), rtol=1e-10, atol=1e-10)
 
 
-def test_shapes_and_meaning_of_products(parts):
+def test_layers_and_products_match_those_of_torch(parts):
+    mixed = torch.einsum("mknq,mkd->nmqd", parts["weights"], parts["frames"])
+    for form in FORMS:
+        made = attended(form, parts).linear(parts["linear"]).layer_norm(parts["norm"]).materialize()
+        torch.testing.assert_close(made, parts["norm"](parts["linear"](mixed)))
     vectors = tail(PairVectors, parts)
     whole = vectors.materialize()
     assert whole.shape == (N, M, W, parts["frames"].shape[-1])
@@ -128,14 +133,6 @@ def test_shapes_and_meaning_of_products(parts):
     torch.testing.assert_close(vectors.unit().norm(), torch.ones(M, N, W, dtype=torch.double))
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_mix_layer_norm_and_linear_are_those_of_torch(parts, form):
-    expected = torch.einsum("mknq,mkd->nmqd", parts["weights"], parts["frames"])
-    expected = parts["norm"](parts["linear"](expected))
-    made = attended(form, parts).linear(parts["linear"]).layer_norm(parts["norm"]).materialize()
-    torch.testing.assert_close(made, expected)
-
-
 def test_gradients_agree_between_the_forms(parts):
     grads = []
     for form in FORMS:
@@ -145,11 +142,10 @@ def test_gradients_agree_between_the_forms(parts):
         loss = vectors.dot(p["words"]).tanh().sum() + vectors.dot_frames(p["frames"]).tanh().sum()
         inputs = [p[k] for k in ("sentence", "words", "video", "frames", "weights")]
         grads.append(torch.autograd.grad(loss, [*inputs, *p["linear"].parameters(), *p["norm"].parameters()]))
-    for fast, dense in zip(*grads, strict=True):
-        torch.testing.assert_close(fast, dense, rtol=1e-9, atol=1e-9)
+    close(*grads, rtol=1e-9, atol=1e-9)
 
 
-def test_addition_of_shared_coefficients_does_not_widen_the_basis(parts):
+def test_adding_vectors_of_the_same_basis_does_not_widen_it(parts):
     hidden = attended(PairVectors, parts).layer_norm(parts["norm"])
     total = hidden + hidden.linear(parts["linear"])
     assert total.terms.video.basis.shape == parts["frames"].shape
@@ -168,7 +164,7 @@ def test_half_precision_is_computed_in_float32_and_float64_stays(parts, form):
         assert form.from_videos(parts["frames"].to(dtype), texts=N).materialize().dtype == expected
 
 
-def test_dropout_and_what_comes_behind_it_are_the_same_in_both_forms(parts):
+def test_dropout_and_later_operations_are_the_same_in_both_forms(parts):
     found = []
     for form in FORMS:
         torch.manual_seed(0)
@@ -186,8 +182,7 @@ def test_dropout_and_what_comes_behind_it_are_the_same_in_both_forms(parts):
         torch.testing.assert_close(results[0][kept], whole[kept] / 0.7, rtol=2e-4, atol=0)
         assert 0.6 < kept.double().mean() < 0.8
         assert torch.equal(x.dropout(0.0).materialize(), whole)
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)
+    close(*found)
 
 
 def test_zero_vectors_have_a_gradient(parts):
@@ -199,7 +194,7 @@ def test_zero_vectors_have_a_gradient(parts):
     assert frames.grad.isfinite().all()
 
 
-def test_bad_shapes_are_refused(parts):
+def test_bad_shapes_are_rejected(parts):
     with pytest.raises(ValueError, match="cannot be combined"):
         attended(PairVectors, parts) + attended(PairVectors, parts).select(0, 2)
     with pytest.raises(ValueError, match="cannot be combined"):

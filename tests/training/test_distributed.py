@@ -1,11 +1,10 @@
-"""Gathering over two devices: what comes back, and which gradient."""
+"""Gathering over two devices: the results and their gradients."""
 
 import math
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures
@@ -15,12 +14,12 @@ from tvr_lightning.training.loss_check import LossCheck
 from tvr_lightning.training.losses import info_nce
 
 
-def batch(seed: int = 0) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
+def batch():
+    generator = torch.Generator().manual_seed(0)
     return torch.randn(8, 5, generator=generator), torch.randn(8, 5, generator=generator)
 
 
-def encoder_gradient(rank: int, mode: str) -> Tensor:
+def encoder_gradient(rank, mode):
     """Gradient of a shared weight after averaging over processes, as DDP does."""
     text, video = batch()
     world = dist.get_world_size() if dist.is_initialized() else 1
@@ -35,8 +34,8 @@ def encoder_gradient(rank: int, mode: str) -> Tensor:
     return gradient
 
 
-def two_devices(rank: int) -> dict:
-    """All that the tests look at, because processes are slow to start."""
+def two_devices(rank):
+    """The results of all tests, because processes are slow to start."""
     words = torch.full((2, 3, 4), float(rank))
     record = gather_record(TextFeatures(words[:, 0], words, torch.full((2, 3), bool(rank))))
     result = {mode: encoder_gradient(rank, mode) for mode in ("global", "own-slice", "none")}
@@ -51,11 +50,11 @@ def two_devices(rank: int) -> dict:
 
 
 @pytest.fixture(scope="module")
-def results() -> list[dict]:
+def results():
     return run_processes(two_devices, 2)
 
 
-def test_gradients_depend_on_what_is_gathered(results):
+def test_gradients_follow_the_mode_of_gathering(results):
     whole = encoder_gradient(0, "global")
     text, video = batch()
     weight = torch.eye(5).requires_grad_()
@@ -74,12 +73,12 @@ def test_records_are_gathered_in_rank_order_and_equal_on_all_devices(results):
         assert result["objects"] == ["rank 0", "rank 1"]
 
 
-def test_one_device_gathers_nothing():
+def test_a_single_device_gathers_nothing():
     tensor = torch.ones(2, 3)
     assert all(gather_tensor(tensor, mode) is tensor for mode in ("global", "own-slice", "none"))
     assert gather_objects(1) == [1]
 
 
-def test_every_device_learns_of_the_broken_loss_of_one(results):
+def test_a_broken_loss_is_reported_on_every_device(results):
     assert "not finite: on another device" in results[0]["broken"]
     assert "a = nan; the batch's videos are video1" in results[1]["broken"]

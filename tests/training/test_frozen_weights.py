@@ -1,4 +1,4 @@
-"""Checkpoints that hold what is trained: their size, what they load, and what they refuse."""
+"""Checkpoints that contain only the trained weights: their content, loading and errors."""
 
 import json
 from pathlib import Path
@@ -6,43 +6,43 @@ from pathlib import Path
 import pytest
 import torch
 from search_parts import write_clip
+from small_run import small_run
 
 import tvr_lightning
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import Frozen, LoRA, TinyClipEncoder
 from tvr_lightning.methods import CLIP4Clip
-from tvr_lightning.testing.small import method_recipes, random_pairs, synthetic_data
+from tvr_lightning.testing.small import method_recipes, random_pairs
 from tvr_lightning.training.checkpoints import FROZEN, CheckpointError
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SIZES = {"width": 64, "image_size": 32, "text_layers": 4, "vision_layers": 2}
 
 
-def pretrained(path: Path, seed: int = 1) -> Path:
+def pretrained(path, seed=1):
     torch.manual_seed(seed)
     weights = TinyClipEncoder(**SIZES).state_dict()
     torch.save({"state_dict": {f"encoder.{name}": tensor for name, tensor in weights.items()}}, path)
     return path
 
 
-def fit(recipe: Path | str, folder: Path, weights: Path | None, *options: str) -> Path:
+@pytest.fixture(scope="session")
+def fit(msrvtt):
     """Train one epoch with LoRA, and return the folder of the run."""
-    encoder = {"class_path": "TinyClipEncoder", "init_args": SIZES | {"trained_in": weights and str(weights)}}
-    words = [
-        "fit", f"--config={recipe}", "--config=fixture", "--config=tuning/lora",
-        f"--model.init_args.encoder={json.dumps(encoder)}", f"--data.init_args.root={synthetic_data()}",
-        "--data.init_args.frames=2", "--data.init_args.batch_size=8", "--data.init_args.num_workers=0",
-        "--data.init_args.max_train_videos=16", "--trainer.accelerator=cpu", "--trainer.max_epochs=1",
-        "--trainer.check_val_every_n_epoch=1", f"--results.directory={folder}", *options,
-    ]  # fmt: skip
-    assert main(words) == 0
-    (run,) = folder.glob("*/version_0")
-    return run
+
+    def fit(recipe, folder, weights, *options):
+        encoder = {"class_path": "TinyClipEncoder", "init_args": SIZES | {"trained_in": weights and str(weights)}}
+        own = ("--config=tuning/lora", f"--model.init_args.encoder={json.dumps(encoder)}", "--trainer.max_epochs=1")
+        assert main(["fit", *small_run(msrvtt, folder, *own, *options, recipe=str(recipe))]) == 0
+        (run,) = folder.glob("*/version_0")
+        return run
+
+    return fit
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("title", method_recipes(RECIPES))
-def test_every_method_with_lora_is_tested_from_its_small_checkpoint(title, tmp_path):
+def test_every_method_with_lora_can_be_tested_from_its_small_checkpoint(fit, title, tmp_path):
     start = pretrained(tmp_path / "start.ckpt")
     queue = ["--model.init_args.contrast.init_args.queue_size=64"] if title.startswith("NCL") else []
     run = fit(method_recipes(RECIPES)[title], tmp_path / "runs", start, *queue)
@@ -57,18 +57,19 @@ def test_every_method_with_lora_is_tested_from_its_small_checkpoint(title, tmp_p
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
+def run(fit, tmp_path_factory):
     folder = tmp_path_factory.mktemp("lora")
     return fit("xpool", folder / "runs", pretrained(folder / "start.ckpt"))
 
 
-def test_a_checkpoint_has_what_is_trained_and_all_buffers(run, tmp_path):
+def test_a_checkpoint_contains_only_trained_weights_and_all_buffers(fit, run, tmp_path):
     saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     model = tvr_lightning.load(run / "checkpoints" / "last.ckpt").module
     missing = model.state_dict().keys() - saved["state_dict"].keys()
     assert missing == {n for n, _ in model.encoder.named_parameters("encoder") if not n.endswith((".down", ".up"))}
-    whole = fit("xpool", tmp_path / "whole", run.parents[2] / "start.ckpt", "--checkpoints.whole=true")
-    random = fit("xpool", tmp_path / "random", None)  # weights that no file contains are saved as well
+    start = run.parents[2] / "start.ckpt"
+    whole = fit("xpool", tmp_path / "whole", start, "--checkpoints.whole=true")
+    random = fit("xpool", tmp_path / "random", None, "--trainer.limit_train_batches=1")  # saved, since in no other file
     for folder in (whole, random):
         everything = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
         assert FROZEN not in everything
@@ -78,7 +79,7 @@ def test_a_checkpoint_has_what_is_trained_and_all_buffers(run, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
-def test_a_small_checkpoint_is_indexed_and_resumed(run, tmp_path):
+def test_a_small_checkpoint_can_be_indexed_and_resumed(fit, run, tmp_path):
     checkpoint = run / "checkpoints" / "last.ckpt"
     write_clip(tmp_path / "videos" / "a.mp4", 1)
     index = ["index", str(tmp_path / "videos"), "--out", str(tmp_path / "index"), "--num_workers=1"]
@@ -90,7 +91,7 @@ def test_a_small_checkpoint_is_indexed_and_resumed(run, tmp_path):
     assert resumed[FROZEN] == torch.load(checkpoint, weights_only=True)[FROZEN]
 
 
-def test_other_frozen_weights_are_refused_in_one_sentence(run, tmp_path, capsys):
+def test_other_frozen_weights_are_rejected(run, tmp_path, capsys):
     other = pretrained(tmp_path / "other.ckpt", seed=2)
     checkpoint = run / "checkpoints" / "last.ckpt"
     words = ["test", f"--ckpt_path={checkpoint}", f"--model.init_args.encoder.init_args.trained_in={other}"]
@@ -106,7 +107,7 @@ def test_other_frozen_weights_are_refused_in_one_sentence(run, tmp_path, capsys)
 @pytest.mark.parametrize("tuning", [Frozen(), LoRA(towers=["text"])], ids=repr)
 def test_a_frozen_tower_keeps_nothing_for_the_backward_pass(tuning):
     method = CLIP4Clip(TinyClipEncoder(**SIZES), frames=4, words=12, tuning=tuning).train()
-    kept: list[torch.Tensor] = []
+    kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
         method.video_features(random_pairs(method, 2).video)
         assert not kept

@@ -1,48 +1,37 @@
-"""InfoNCE against its equation written out, its weights, and its shapes."""
+"""InfoNCE against its equation, with weights and in parts."""
 
 import math
 
 import pytest
 import torch
 
-from tvr_lightning.training.losses import info_nce, local_info_nce, positive_weights, row_cross_entropy
+from tvr_lightning.training.losses import info_nce, local_info_nce, positive_weights
 
 
-def logits(size: int = 5, seed: int = 0, scale: float = 4.0) -> torch.Tensor:
-    return scale * torch.randn(size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def logits(size=5, seed=0):
+    return 4 * torch.randn(size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def rows_written_out(matrix: list[list[float]], weight: list[float]) -> float:
-    return -sum(
-        w * math.log(math.exp(row[i]) / sum(map(math.exp, row)))
-        for i, (row, w) in enumerate(zip(matrix, weight, strict=True))
-    )
+def rows_written_out(matrix, weight=(0.2,) * 5):
+    rows = enumerate(zip(matrix.tolist(), weight, strict=True))
+    return -sum(w * math.log(math.exp(row[i]) / sum(map(math.exp, row))) for i, (row, w) in rows)
 
 
-EVEN = [0.2] * 5
-
-
-def test_info_nce_equals_its_equation():
+def test_info_nce_matches_its_equation():
     matrix, other = logits(), logits(seed=2)
-    rows, columns = rows_written_out(matrix.tolist(), EVEN), rows_written_out(matrix.T.tolist(), EVEN)
+    rows, columns = rows_written_out(matrix), rows_written_out(matrix.T)
     assert info_nce(matrix).item() == pytest.approx((rows + columns) / 2)
     assert info_nce(matrix, reduction="sum").item() == pytest.approx(rows + columns)
     # The directions may have different logits.
-    columns = rows_written_out(other.T.tolist(), EVEN)
+    columns = rows_written_out(other.T)
     assert info_nce(matrix, other).item() == pytest.approx((rows + columns) / 2)
 
 
-def test_weights_multiply_each_pairs_terms():
+def test_weights_multiply_the_terms_of_each_pair():
     matrix, weight = logits(), [0.1, 0.4, 0.2, 0.0, 0.3]
-    expected = rows_written_out(matrix.tolist(), weight) + rows_written_out(matrix.T.tolist(), weight)
+    expected = rows_written_out(matrix, weight) + rows_written_out(matrix.T, weight)
     assert info_nce(matrix, weight=torch.tensor(weight).double()).item() == pytest.approx(expected / 2)
     assert not positive_weights(matrix.requires_grad_()).requires_grad
-
-
-def test_a_device_can_hold_some_rows_of_a_gathered_batch():
-    matrix = logits(6)
-    parts = [row_cross_entropy(matrix[i : i + 2], first=i) for i in (0, 2, 4)]
-    assert torch.stack(parts).mean().item() == pytest.approx(row_cross_entropy(matrix).item())
 
 
 def test_large_logits_do_not_overflow():
@@ -53,7 +42,7 @@ def test_large_logits_do_not_overflow():
         info_nce(torch.zeros(3, 4))
 
 
-def test_local_shares_average_to_the_whole_loss_and_its_gradient():
+def test_the_losses_of_devices_average_to_the_whole_loss_and_its_gradient():
     whole = logits(6).requires_grad_()
     parts = logits(6).requires_grad_()
     shares = [local_info_nce(parts[i : i + 2], parts[:, i : i + 2], i) for i in (0, 2, 4)]

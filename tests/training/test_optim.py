@@ -1,4 +1,4 @@
-"""BertAdam against plain loops, AdamW's implementations, the schedules' values, parameter groups, exact resuming."""
+"""BertAdam against loops, AdamW, schedules, parameter groups, and exact resuming."""
 
 import pytest
 import torch
@@ -34,18 +34,15 @@ def names_of(method: Method, group: dict) -> set[str]:
     return {name for name, parameter in method.named_parameters() if id(parameter) in members}
 
 
-SHAPES = [(), (1,), (5,), (3, 4), (2, 3, 4), (40, 30)]
-
-
 def tensors(count=1):
     """`count` times tensors of all shapes."""
     generator = torch.Generator().manual_seed(4)
-    shapes = SHAPES * count
+    shapes = [(), (1,), (5,), (3, 4), (2, 3, 4), (40, 30)] * count
     return [nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64)) for shape in shapes]
 
 
-def give_gradients(parameters, step):
-    """Give parameters the gradients of a step: some far above 1, and some missing."""
+def set_gradients(parameters, step):
+    """Set the gradients of a step: some are far above 1, and some are missing."""
     generator = torch.Generator().manual_seed(step)
     for place, parameter in enumerate(parameters):
         gradient = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
@@ -63,27 +60,25 @@ def update_one_by_one(parameter, state, lr, decay, clip, betas=(0.9, 0.98), eps=
     parameter.data -= lr * (mean / (square.sqrt() + eps) + decay * parameter.data)
 
 
-@pytest.mark.parametrize("clip", [1.0, 0.3, None])
-@pytest.mark.parametrize("decay", [0.0, 0.2])
+@pytest.mark.parametrize(("decay", "clip"), [(0.0, 1.0), (0.2, 0.3), (0.2, None)])
 @pytest.mark.parametrize("together", [1, 30, 2**25])
-def test_bert_adam_updates_many_tensors_as_one_by_one(together, decay, clip, monkeypatch):
+def test_bert_adam_updates_many_tensors_like_one_by_one(together, decay, clip, monkeypatch):
     monkeypatch.setattr(released_optimizers, "TOGETHER", together)
     found, expected, state = tensors(), tensors(), {}
     optimizer = BertAdam(found, weight_decay=decay, per_tensor_clip=clip)
     for step in range(20):
         optimizer.param_groups[0]["lr"] = rate = 0.01 * (step % 4)
-        give_gradients(found, step)
-        give_gradients(expected, step)
+        set_gradients(found, step)
+        set_gradients(expected, step)
         optimizer.step()
         for one, other in zip(found, expected, strict=True):
             if other.grad is not None:
                 assert torch.equal(one.grad, other.grad)
                 update_one_by_one(other, state, rate, decay, clip)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_a_step_calls_as_many_operators_for_many_tensors_as_for_few():
+def test_a_step_calls_the_same_number_of_operators_for_any_number_of_tensors():
     class Count(TorchDispatchMode):
         calls = 0
 
@@ -94,7 +89,7 @@ def test_a_step_calls_as_many_operators_for_many_tensors_as_for_few():
     def calls(count):
         parameters = tensors(count)
         optimizer = BertAdam(parameters)
-        give_gradients(parameters, 1)
+        set_gradients(parameters, 1)
         optimizer.step()
         with Count() as counted:
             optimizer.step()
@@ -103,7 +98,7 @@ def test_a_step_calls_as_many_operators_for_many_tensors_as_for_few():
     assert calls(60) == calls(1) < 25
 
 
-def test_float16_has_float16_moments_and_moves_farther_where_squares_underflow():
+def test_float16_parameters_have_float16_moments_and_move_farther():
     torch.manual_seed(0)
     weights, gradients = 0.02 * torch.randn(20_000), 1e-4 * torch.randn(200, 20_000)
     moved = {}
@@ -121,7 +116,7 @@ def test_float16_has_float16_moments_and_moves_farther_where_squares_underflow()
     assert moved[torch.float16] > 10 * moved[torch.float32]
 
 
-def test_groups_hold_each_trainable_parameter_once_with_its_rate_and_decay():
+def test_groups_contain_each_trainable_parameter_with_its_rate_and_decay():
     method = Method()
     groups = {group["name"]: group for group in parameter_groups(method, OptimizerConfig())}
     assert {name: names_of(method, group) for name, group in groups.items()} == {
@@ -144,17 +139,12 @@ def test_rates_of_patterns_override_those_of_the_parts():
         parameter_groups(method, OptimizerConfig(rates={"encoder.2.*": 0.1, "head.*": 1.0}))
 
 
-SPARED = {
-    "encoder.0.bias", "encoder.1.weight", "encoder.1.bias", "temperature.logit_scale",
-    "head.0.bias", "head.1.weight", "head.1.bias",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("decay", "spared"), [("all", set()), ("no-bias-no-norm", SPARED)])
-def test_other_rules_of_decay(decay, spared):
+def test_decay_may_exclude_biases_and_norms_or_nothing():
+    assert all(group["weight_decay"] for group in parameter_groups(Method(), OptimizerConfig(decay="all")))
     method = Method()
-    groups = parameter_groups(method, OptimizerConfig(decay=decay))
-    assert {name for group in groups if not group["weight_decay"] for name in names_of(method, group)} == spared
+    groups = parameter_groups(method, OptimizerConfig(decay="no-bias-no-norm"))
+    decayed = {name for group in groups if group["weight_decay"] for name in names_of(method, group)}
+    assert decayed == {"encoder.0.weight", "head.0.weight", "temporal_encoder.weight"}
 
 
 @pytest.mark.parametrize(
@@ -167,7 +157,7 @@ def test_other_rules_of_decay(decay, spared):
         ("constant", [0.0, 0.5, 0.99, 1.0, 1.0, 1.0, 1.0]),
     ],
 )
-def test_schedules(schedule, values):
+def test_schedules_have_these_factors(schedule, values):
     config = OptimizerConfig(schedule=schedule)
     steps = [0, 50, 99, 100, 550, 1000, 1500]
     assert [schedule_factor(config, step, 1000) for step in steps] == pytest.approx(values, abs=1e-6)
@@ -216,7 +206,7 @@ def test_resuming_from_saved_state_gives_the_same_weights(config, tmp_path):
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_adamw_is_torchs_with_these_groups(fused):
+def test_adamw_is_that_of_torch_with_the_same_groups(fused):
     config = OptimizerConfig(name="adamw", per_tensor_clip=None, eps=1e-7)
     optimizer, _ = build_optimizer(Method(), config, 10, fused=fused)
     assert type(optimizer) is torch.optim.AdamW
@@ -226,7 +216,7 @@ def test_adamw_is_torchs_with_these_groups(fused):
     assert [group["initial_lr"] for group in optimizer.param_groups] == [1e-4, 1e-4, 1e-7, 1e-7]
 
 
-def test_lightning_clips_the_gradients_of_the_adamw_that_mixed_precision_gets():
+def test_lightning_can_clip_the_gradients_of_adamw_in_mixed_precision():
     method = Method()
     optimizer, _ = build_optimizer(method, OptimizerConfig(name="adamw", per_tensor_clip=None), 10, fused=False)
     trained = [parameter for parameter in method.parameters() if parameter.requires_grad]
@@ -240,29 +230,21 @@ def test_lightning_clips_the_gradients_of_the_adamw_that_mixed_precision_gets():
     ("options", "message"),
     [
         ({"lr": -1.0}, "OptimizerConfig.lr"),
-        ({"encoder_lr": -1.0}, "OptimizerConfig.encoder_lr"),
-        ({"weight_decay": -0.1}, "OptimizerConfig.weight_decay"),
         ({"betas": (0.9, 1.0)}, "OptimizerConfig.betas"),
-        ({"eps": 0.0}, "OptimizerConfig.eps"),
         ({"warmup": 1.0}, "OptimizerConfig.warmup"),
         ({"per_tensor_clip": 0.0}, "OptimizerConfig.per_tensor_clip"),
         ({"name": "adamw"}, "per_tensor_clip: null"),
-        ({"schedule_epochs": 0.0}, "OptimizerConfig.schedule_epochs"),
-        ({"gradient_cache": 0}, "OptimizerConfig.gradient_cache"),
     ],
 )
-def test_options_out_of_range_or_in_conflict_are_refused(options, message):
+def test_bad_options_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         OptimizerConfig(**options)
 
 
-def test_runs_without_a_schedule_or_a_parameter_are_refused():
-    cases = [
-        ({"config": OptimizerConfig(schedule_epochs=5), "total_steps": 100}, r"trainer\.max_epochs"),
-        ({"config": OptimizerConfig(), "total_steps": 0}, "at least one optimizer step"),
-    ]
-    for options, message in cases:
-        with pytest.raises(ValueError, match=message):
-            build_optimizer(Method(), **options)
+def test_an_optimizer_needs_a_schedule_and_parameters():
+    with pytest.raises(ValueError, match=r"trainer\.max_epochs"):
+        build_optimizer(Method(), OptimizerConfig(schedule_epochs=5), total_steps=100)
+    with pytest.raises(ValueError, match="at least one optimizer step"):
+        build_optimizer(Method(), OptimizerConfig(), total_steps=0)
     with pytest.raises(ValueError, match="Method has no trainable parameter"):
         parameter_groups(Method().requires_grad_(False), OptimizerConfig())

@@ -1,62 +1,52 @@
-"""Trainer precisions that would train a method's layers in 16 bits are refused before data or weights are read."""
+"""Precisions that would train a method's layers in 16 bits are rejected before data or weights are read."""
 
 import logging
 from pathlib import Path
 
-import lightning.pytorch as pl
 import pytest
+from quick_trainer import quick_trainer
+from small_run import small_run
 
 from tvr_lightning.cli import main
-from tvr_lightning.data import MSRVTT
-from tvr_lightning.encoders import TinyClipEncoder
-from tvr_lightning.methods import CLIP4Clip
-from tvr_lightning.testing.small import method_recipes, synthetic_data
+from tvr_lightning.testing.small import small
 
-RECIPES = method_recipes(Path(__file__).parents[2] / "recipes")
-SENTENCE = "trainer.precision {} stores all weights in 16 bits, but methods score in float32. Use bf16-mixed or 32-true"
+RECIPES = Path(__file__).parents[2] / "recipes"
+MESSAGE = "trainer.precision {} stores all weights in 16 bits, but methods score in float32. Use bf16-mixed or 32-true"
 
 
-def refused(capsys, words: list[str], precision: str) -> bool:
-    status = main([*words, f"--trainer.precision={precision}"])
-    return (status, capsys.readouterr().err) == (2, f"tvr: {SENTENCE.format(precision)}\n")
+@pytest.mark.parametrize(
+    ("command", "recipe", "precision"),
+    [
+        (["fit"], "dpdv-vqa", "bf16-true"),
+        (["fit"], "gare", "16-true"),
+        (["fit", "--estimate"], "clip4clip", "transformer-engine"),
+        (["test"], "clip4clip", "transformer-engine-float16"),
+        (["profile"], "clip4clip", "bf16-true"),
+    ],
+)
+def test_weights_of_16_bits_are_rejected(command, recipe, precision, tmp_path, capsys):
+    # The folder contains no data and no weights, so that reading any of them would be the error.
+    folder = f"--out={tmp_path}" if command == ["profile"] else f"--data.init_args.root={tmp_path}"
+    assert main([*command, f"--config={recipe}", folder, f"--trainer.precision={precision}"]) == 2
+    assert capsys.readouterr().err == f"tvr: {MESSAGE.format(precision)}\n"
 
 
-@pytest.mark.parametrize("recipe", [*RECIPES.values(), "dpdv-vqa"])
-def test_every_method_refuses_half_precision_weights(recipe, tmp_path, capsys):
-    # The folder contains no data and no weights, so anything that was read first would be the error.
-    assert refused(capsys, ["fit", f"--config={recipe}", f"--data.init_args.root={tmp_path}"], "bf16-true")
-
-
-@pytest.mark.parametrize("precision", ["16-true", "transformer-engine", "transformer-engine-float16"])
-def test_so_does_every_other_precision_with_such_weights(tmp_path, capsys, precision):
-    words = ["--config=clip4clip", f"--data.init_args.root={tmp_path}"]
-    assert refused(capsys, ["fit", *words], precision)
-    assert refused(capsys, ["fit", "--estimate", *words], precision)
-    assert refused(capsys, ["test", *words], precision)
-    assert refused(capsys, ["profile", "--config=clip4clip", f"--out={tmp_path}"], precision)
-
-
-def test_python_is_refused_the_same():
-    data = MSRVTT(root=synthetic_data(), frames=2, batch_size=2, num_workers=0)
-    trainer = pl.Trainer(
-        accelerator="cpu", precision="bf16-true", max_epochs=1, logger=False, enable_checkpointing=False
-    )
+def test_weights_of_16_bits_are_rejected_in_python():
+    method, data = small(RECIPES / "clip4clip.yaml")
     with pytest.raises(ValueError, match=r"trainer\.precision bf16-true.*Use bf16-mixed"):
-        trainer.fit(CLIP4Clip(TinyClipEncoder(width=64)), datamodule=data)
-
-
-MIXED = ("hardware/gpu1-bf16", "trainer.precision bf16-mixed")
+        quick_trainer(precision="bf16-true", max_epochs=1).fit(method, datamodule=data)
 
 
 @pytest.mark.parametrize(
     ("recipe", "overlay", "found"),
     [
-        *((recipe, *MIXED) for recipe in ("clip4clip", "drl", "gare", "ncl", "tcmgc", "ucofia", "xclip")),
+        ("clip4clip", "hardware/gpu1-bf16", "trainer.precision bf16-mixed"),
+        ("ncl", "hardware/gpu1-bf16", "trainer.precision bf16-mixed"),
         ("clip4clip", "hardware/fsdp8-bf16", "strategy lightning.pytorch.strategies.ModelParallelStrategy"),
         ("clip4clip", "backbone/siglip2-b-16", "ViT-B-16-SigLIP2"),
     ],
 )
-def test_float16_recipes_refuse_what_they_cannot_run_under(recipe, overlay, found, tmp_path, capsys):
+def test_float16_recipes_reject_other_precisions_and_a_variant_accepts_them(recipe, overlay, found, tmp_path, capsys):
     words = ["fit", f"--config={recipe}", f"--config={overlay}", f"--data.init_args.root={tmp_path}"]
     assert main(words) == 2
     said = capsys.readouterr().err
@@ -64,18 +54,14 @@ def test_float16_recipes_refuse_what_they_cannot_run_under(recipe, overlay, foun
     assert "recipes/variants/float32.yaml" in said
     assert len(said.splitlines()) == 1
     main([*words, "--config=variants/float32"])
-    assert "MSRVTT_data.json" in capsys.readouterr().err, "with the variant, data are the next thing that is missing"
+    assert "MSRVTT_data.json" in capsys.readouterr().err, "only the data are missing"
 
 
-def test_float16_trains_on_a_cpu_and_says_that_it_is_slow(tmp_path, caplog):
+def test_float16_trains_on_a_cpu_with_a_warning(msrvtt, tmp_path, caplog):
     caplog.set_level(logging.INFO)
-    words = [
-        "fit", "--config=clip4clip", "--config=fixture", f"--data.init_args.root={synthetic_data()}",
-        "--model.init_args.encoder.init_args.encoder_precision=float16", "--data.init_args.batch_size=2",
-        "--trainer.accelerator=cpu",
-        "--data.init_args.num_workers=0", "--trainer.max_epochs=1", "--trainer.limit_train_batches=1",
-        "--data.init_args.max_train_videos=4", "--trainer.limit_val_batches=1", "--trainer.limit_test_batches=1",
-        f"--results.directory={tmp_path / 'runs'}", "--model.init_args.optimizer={name: bert-adam, encoder_lr: 1e-7}",
-    ]  # fmt: skip
-    assert main(words) == 0
+    options = (
+        "--model.init_args.encoder.init_args.encoder_precision=float16", "--trainer.limit_train_batches=1",
+        "--trainer.max_epochs=1", "--model.init_args.optimizer={name: bert-adam, encoder_lr: 1e-7}",
+    )  # fmt: skip
+    assert main(["fit", *small_run(msrvtt, tmp_path, *options)]) == 0
     assert caplog.text.count("encoder_precision float16 is slow on a CPU") == 1

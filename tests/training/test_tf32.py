@@ -1,20 +1,22 @@
-"""TF32 holds in training steps alone, and is refused where there is none."""
+"""TF32 is used only in training steps, and rejected on a device without it."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
 import torch
 from quick_trainer import quick_trainer
+from small_run import small_run
 
 from tvr_lightning.cli import main
-from tvr_lightning.testing.small import small, synthetic_data
+from tvr_lightning.testing.small import small
 from tvr_lightning.training.tf32 import TF32
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 class OnACard(TF32):
-    """As on a card that has TF32."""
+    """As on a card that supports TF32."""
 
     def setup(self, trainer, pl_module, stage):
         pass
@@ -25,37 +27,32 @@ class BrokenError(RuntimeError):
 
 
 @pytest.mark.parametrize("breaks", [False, True])
-def test_products_are_rounded_in_training_steps_and_nowhere_else(monkeypatch, breaks):
+def test_products_are_rounded_only_in_training_steps(monkeypatch, breaks):
     method, data = small(RECIPES / "clip4clip.yaml")
     seen, steps, validation = [], method.training_step, method.validation_step
 
     def training_step(batch, batch_idx):
         seen.append(("train", torch.get_float32_matmul_precision()))
-        if breaks and len(seen) > 4:
+        if breaks:
             raise BrokenError
         return steps(batch, batch_idx)
 
-    def validation_step(batch, batch_idx, dataloader_idx=0):
+    def validation_step(*batch):
         seen.append(("val", torch.get_float32_matmul_precision()))
-        return validation(batch, batch_idx, dataloader_idx)
+        return validation(*batch)
 
     monkeypatch.setattr(method, "training_step", training_step)
     monkeypatch.setattr(method, "validation_step", validation_step)
-    trainer = quick_trainer(max_epochs=2, limit_train_batches=2, num_sanity_val_steps=1, callbacks=[OnACard()])
-    try:
+    options = {"limit_train_batches": 2, "num_sanity_val_steps": int(breaks), "callbacks": [OnACard()]}
+    trainer = quick_trainer(max_epochs=1, **options)
+    with pytest.raises(BrokenError) if breaks else contextlib.nullcontext():
         trainer.fit(method, datamodule=data)
-    except BrokenError:
-        assert breaks
-    assert ("train", "high") in seen
-    assert ("val", "highest") in seen
-    assert not {("train", "highest"), ("val", "high")} & set(seen)
+    assert set(seen) == {("train", "high"), ("val", "highest")}
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-def test_a_device_without_tf32_is_refused_in_a_sentence(tmp_path, capsys):
-    words = ["fit", "--config", "clip4clip", "--config", "fixture", f"--data.init_args.root={synthetic_data()}"]
-    words += ["--trainer.callbacks+=TF32", f"--results.directory={tmp_path}", "--trainer.accelerator=cpu"]
-    assert main(words) == 1
+def test_a_device_without_tf32_is_rejected(msrvtt, tmp_path, capsys):
+    assert main(["fit", *small_run(msrvtt, tmp_path, "--trainer.callbacks+=TF32")]) == 1
     said = capsys.readouterr().err
     assert "trainer.callbacks has TF32, which the device cpu does not support. Remove it" in said
     assert "Traceback" not in said

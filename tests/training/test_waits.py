@@ -1,4 +1,4 @@
-"""A training step asks a device for numbers as seldom as can be: every question makes a GPU run dry."""
+"""A training step rarely synchronizes with the device: a GPU waits at each synchronization."""
 
 import collections
 import traceback
@@ -6,28 +6,32 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
 from quick_trainer import quick_trainer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tvr_lightning.testing.small import method_recipes, small
 
-RECIPES = Path(__file__).parents[2] / "recipes"
-ASKING = {
+SYNCHRONIZING = {
     "_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2", "unique_dim",
     "unique_consecutive",
 }  # fmt: skip
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
-METHODS = method_recipes(RECIPES)
+METHODS = method_recipes(Path(__file__).parents[2] / "recipes")
 KNOWN = {
-    "DPDV": (6, "interactions.py"),  # lengths, once for each view of each path, to leave out what is not there
-    "DRL": (2, "drl.py"),  # which tokens are real, of either side
-    "GAID": (1, "whisper.py"),  # windows without sound are not encoded
+    "DPDV": (6, "interactions.py"),  # lengths, once for each view of each path, to leave out missing tokens
+    "DRL": (2, "drl.py"),  # real tokens of each side
+    "GAID": (1, "whisper.py"),  # windows without audio are not encoded
 }
-"""Questions of a step, and the file that asks them."""
+"""Number of synchronizations of a step, and the file that causes them."""
+OPTIONS = {
+    "TCMGC": ("attention.dropout_per=video", "mask_words=true", "decorrelation.pairs=negatives"),
+    "GARE": ("bottleneck.normalize=true",),
+    "XPool": ("dropout_per=video",),
+}
+CASES = [(title, None) for title in METHODS] + [(title, option) for title in OPTIONS for option in OPTIONS[title]]
 
 
-class Questions(TorchDispatchMode):
+class Synchronizations(TorchDispatchMode):
     """Counts operators whose result the host must wait for, by the file of the package that calls them."""
 
     def __init__(self):
@@ -36,59 +40,32 @@ class Questions(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, arguments=(), named=None):
         name = function.overloadpacket.__name__
-        asks = name in ASKING
+        waits = name in SYNCHRONIZING
         if name in INDEXING:
-            asks = any(place is not None and place.dtype in (torch.bool, torch.uint8) for place in arguments[1])
+            waits = any(place is not None and place.dtype in (torch.bool, torch.uint8) for place in arguments[1])
         if name == "repeat_interleave":
-            asks = len(arguments) == 1 and "output_size" not in (named or {})
-        if asks:
+            waits = len(arguments) == 1 and "output_size" not in (named or {})
+        if waits:
             files = [frame.filename for frame in traceback.extract_stack() if "tvr_lightning" in frame.filename]
             self.found[Path(files[-1]).name if files else name] += 1
         return function(*arguments, **(named or {}))
 
 
-class DuringSteps(Callback):
-    """Counts questions from the start of a batch to its end, the optimiser's step included."""
-
-    def on_train_batch_start(self, *arguments):
-        self.questions = Questions()
-        self.questions.__enter__()
-
-    def on_train_batch_end(self, *arguments):
-        self.questions.__exit__(None, None, None)
-
-
-OPTIONS = {
-    "TCMGC": ("attention.dropout_per=video", "mask_words=true", "decorrelation.pairs=negatives"),
-    "GARE": ("bottleneck.normalize=true",),
-    "XPool": ("dropout_per=video",),
-}
-
-
-def asked(title, *overrides):
-    """What two steps ask, by file."""
-    method, data = small(METHODS[title], *overrides)
-    watch = DuringSteps()
-    quick_trainer(max_steps=2, limit_val_batches=0, callbacks=[watch]).fit(method, datamodule=data)
-    return watch.questions.found
-
-
-@pytest.mark.parametrize("title", METHODS)
-def test_a_step_asks_the_device_only_what_is_known(title):
-    found = asked(title)
+@pytest.mark.parametrize(("title", "option"), CASES)
+def test_a_training_step_synchronizes_only_where_it_must(title, option):
+    method, data = small(METHODS[title], *([f"--model.init_args.{title.lower()}.{option}"] if option else []))
+    watch = Synchronizations()
+    method.on_train_batch_start = lambda *batch: watch.__enter__() and None
+    method.on_train_batch_end = lambda *batch: watch.__exit__(None, None, None)
+    quick_trainer(max_steps=1, limit_val_batches=0).fit(method, datamodule=data)
     most, file = KNOWN.get(title, (0, ""))
-    assert set(found) <= {file}
-    assert found[file] <= most
+    assert set(watch.found) <= {file}
+    assert watch.found[file] <= most
 
 
-@pytest.mark.parametrize(("title", "option"), [(title, option) for title in OPTIONS for option in OPTIONS[title]])
-def test_options_ask_nothing_more(title, option):
-    assert not asked(title, f"--model.init_args.{title.lower()}.{option}")
-
-
-def test_questions_are_heard():
+def test_synchronizations_are_counted():
     numbers = torch.arange(4.0)
-    with Questions() as heard:
+    with Synchronizations() as watch:
         numbers[numbers > 1].sum().item()
         torch.repeat_interleave(torch.tensor([1, 2]))
-    assert heard.found.total() == 3
+    assert watch.found.total() == 3
