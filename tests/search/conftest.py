@@ -1,5 +1,6 @@
 """Videos, checkpoints and an index small enough for every test."""
 
+import multiprocessing
 import socket
 from importlib.util import find_spec
 
@@ -9,6 +10,7 @@ from browser import open_browser
 from search_parts import save_checkpoint, write_clip
 
 from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.media.workers import start_method
 from tvr_lightning.methods import GARE, CLIP4Clip
 from tvr_lightning.methods.gare.options import GAREOptions
 from tvr_lightning.search.engine import Searcher
@@ -105,3 +107,15 @@ def no_network(monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: refuse(None, host))
     return asked
+
+
+@pytest.fixture
+def interpreter(ended):
+    """Run Python code in a process of the server that has imported the package, since LanceDB must not be forked."""
+
+    def start(code):
+        process = multiprocessing.get_context(start_method()).Process(target=exec, args=(code, {}))
+        process.start()
+        return ended(process)
+
+    return start

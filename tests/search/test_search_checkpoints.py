@@ -23,6 +23,7 @@ from tvr_lightning.training.checkpoints import CheckpointError
 
 TINY = {"width": 64, "image_size": 32, "text_layers": 1, "vision_layers": 1}
 ARGUMENTS = {"words": 12, "frames": 4}
+REMOVED = object()
 CHAIN = {"class_path": "NormalizerChain", "init_args": {"normalizers": ["strangers.Normalizer"]}}
 
 
@@ -138,6 +139,7 @@ def test_an_architecture_from_the_network_is_refused(checkpoints, tmp_path, no_n
 @pytest.mark.parametrize(
     ("place", "values", "message"),
     [
+        ("", {"state_dict": REMOVED}, "no 'state_dict'"),
         ("", {"state_dict": {}}, "does not fit this CLIP4Clip"),
         ("", {"state_dict": [1]}, "more than named tensors"),
         ("", {"state_dict": {"encoder": 1}}, "more than named tensors"),
@@ -159,7 +161,7 @@ def test_a_malformed_checkpoint_is_refused_in_one_line_and_leaves_no_index(
     for name in place.split():
         part = part[name]
     part.update(values)
-    torch.save(saved, tmp_path / "bad.ckpt")
+    torch.save({name: value for name, value in saved.items() if value is not REMOVED}, tmp_path / "bad.ckpt")
     out = tmp_path / "index"
     assert main(["index", str(gallery), "--out", str(out), "--ckpt_path", str(tmp_path / "bad.ckpt")]) == 1
     (line,) = capsys.readouterr().err.strip().splitlines()
