@@ -4,10 +4,7 @@ import base64
 import hashlib
 import json
 import threading
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any
 
 import huggingface_hub
 import pytest
@@ -15,28 +12,23 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from search_parts import write_clip
+from small_run import small_run
 
 import tvr_lightning
 from tvr_lightning.api.hub import model_card, without_paths
 from tvr_lightning.cli import main
 from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.errors import UserError
-from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.checkpoints import FROZEN, CheckpointError
 from tvr_lightning.training.module import remove_frozen_weights
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub(BaseHTTPRequestHandler):
     """The requests of `create_repo`, `create_commit`, `delete_repo` and `hf_hub_download`, as the hub answers them."""
 
-    repositories: dict[str, dict[str, bytes]]
-    full: bool
-    private: set[str]
-
-    def answer(self, status: int, content: Any = None, headers: dict[str, str] | None = None) -> None:
+    def answer(self, status, content=None, headers=None):
         body = content if isinstance(content, bytes) else json.dumps(content or {}).encode()
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
@@ -45,7 +37,7 @@ class Hub(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def body(self) -> bytes:
+    def body(self):
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def do_GET(self):
@@ -119,28 +111,20 @@ def hub(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("fixture")
-    synthesize("msrvtt", root, 16, 0, workers=1, progress=False)
-    encoder = "{class_path: TinyClipEncoder, init_args: {width: 64, text_layers: 1, vision_layers: 1}}"
-    options = {
-        "data.init_args.root": root, "data.init_args.batch_size": 4, "data.init_args.num_workers": 0,
-        "data.init_args.frames": 2, "trainer.max_epochs": 1, "trainer.accelerator": "cpu",
-        "trainer.enable_progress_bar": "false", "trainer.check_val_every_n_epoch": 1,
-        "model.init_args.encoder": encoder, "results.directory": root / "runs",
-    }  # fmt: skip
-    recipes = [f"--config={RECIPES / name}.yaml" for name in ("xpool", "fixture")]
-    assert main(["fit", *recipes, *(f"--{name}={value}" for name, value in options.items())]) == 0
-    return root / "runs" / "xpool-msrvtt" / "version_0"
+def run(msrvtt, tmp_path_factory):
+    """A finished run of X-Pool."""
+    runs = tmp_path_factory.mktemp("runs")
+    assert main(["fit", *small_run(msrvtt, runs, "--trainer.max_epochs=1", recipe="xpool")]) == 0
+    return runs / "xpool-msrvtt" / "version_0"
 
 
 @pytest.fixture
-def checkpoint(run) -> Path:
+def checkpoint(run):
     return run / "checkpoints" / "last.ckpt"
 
 
-def test_a_pushed_method_scores_as_its_checkpoint_does_even_without_a_network(
-    hub, run, checkpoint, tmp_path, monkeypatch
+def test_a_pushed_method_gives_the_scores_of_its_checkpoint_even_offline(
+    hub, run, msrvtt, checkpoint, tmp_path, monkeypatch
 ):
     address = tvr_lightning.push_to_hub(checkpoint, "user/xpool-tiny")
     assert address.endswith("/user/xpool-tiny")
@@ -156,14 +140,14 @@ def test_a_pushed_method_scores_as_its_checkpoint_does_even_without_a_network(
     assert load_file(tmp_path / "weights").keys() == saved.keys()
     assert yaml.safe_load(files["recipe.yaml"])["model"]["class_path"].endswith("XPool")
     for name in ("README.md", "config.json", "recipe.yaml", "results.json"):
+        assert str(msrvtt) not in files[name].decode(), name
         assert str(run.parents[2]) not in files[name].decode(), name
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     again = tvr_lightning.load("hf:user/xpool-tiny")
     assert torch.equal(again.score(texts, clip), own.score(texts, clip)), "downloaded files are kept"
 
 
-def test_frozen_weights_of_a_file_are_pushed_too(hub, run, checkpoint, tmp_path):
-    """A checkpoint without frozen weights is published with them if no other machine can find them."""
+def test_frozen_weights_that_only_this_machine_has_are_pushed(hub, run, checkpoint, tmp_path):
     saved = torch.load(checkpoint, weights_only=True)
     saved["hyper_parameters"]["tuning"] = {"class_path": "tvr_lightning.encoders.Frozen", "init_args": {}}
     start = tmp_path / "start.ckpt"
@@ -181,7 +165,7 @@ def test_frozen_weights_of_a_file_are_pushed_too(hub, run, checkpoint, tmp_path)
     assert torch.equal(back.score("a red star", clip), own.score("a red star", clip))
 
 
-def test_the_card_states_what_the_run_measured(hub, run, checkpoint):
+def test_the_model_card_contains_the_results_of_the_run(hub, run, checkpoint):
     tvr_lightning.push_to_hub(checkpoint, "user/card", private=True)
     card = hub.repositories["user/card"]["README.md"].decode()
     assert hub.private == {"user/card"}
@@ -214,7 +198,7 @@ def test_the_card_states_what_the_run_measured(hub, run, checkpoint):
     assert data.datasets == ["friedrichor/MSR-VTT"]
 
 
-def test_a_second_push_from_the_command_line_makes_a_new_revision(hub, checkpoint, capsys):
+def test_a_second_push_on_the_command_line_creates_a_revision(hub, checkpoint, capsys):
     assert main(["push", str(checkpoint), "user/again", "--private"]) == 0
     first = dict(hub.repositories["user/again"])
     assert capsys.readouterr().out.endswith("/user/again\n")
@@ -227,23 +211,25 @@ def test_a_second_push_from_the_command_line_makes_a_new_revision(hub, checkpoin
     assert hub.repositories["user/again"] == second, "a method that was there stays there"
 
 
-def test_paths_of_this_machine_are_only_names(tmp_path):
+def test_paths_of_this_machine_are_reduced_to_names(tmp_path):
     (tmp_path / "my table.csv").touch()
-    said = {"table": str(tmp_path / "my table.csv"), "weights": "~/ViT-B-32.pt", "name": "google/mt5-base",
-            "warnings": [f"scored with {tmp_path}/a.pt (the checkpoint: openai)"], "frames": 12}  # fmt: skip
-    assert without_paths(said) == {
-        "table": "my table.csv", "weights": "ViT-B-32.pt", "name": "google/mt5-base",
-        "warnings": ["scored with a.pt (the checkpoint: openai)"], "frames": 12,
-    }  # fmt: skip
+    given = {"table": str(tmp_path / "my table.csv"), "weights": "~/ViT-B-32.pt", "name": "google/mt5-base"}
+    given |= {"warnings": [f"scored with {tmp_path}/a.pt (the checkpoint: openai)"], "frames": 12}
+    changed = {
+        "table": "my table.csv",
+        "weights": "ViT-B-32.pt",
+        "warnings": ["scored with a.pt (the checkpoint: openai)"],
+    }
+    assert without_paths(given) == given | changed
 
 
-def refused(said: str, action: Callable[..., Any], *arguments: Any, error: type[Exception] = UserError) -> None:
-    with pytest.raises(error, match=said) as caught:
+def refused(message, action, *arguments, error=UserError):
+    with pytest.raises(error, match=message) as caught:
         action(*arguments)
     assert "\n" not in str(caught.value)
 
 
-def test_incomplete_runs_are_refused_in_one_sentence_and_leave_nothing(hub, run, checkpoint, tmp_path, monkeypatch):
+def test_incomplete_runs_are_refused_in_one_line_and_leave_nothing(hub, run, checkpoint, tmp_path, monkeypatch):
     push, lonely = tvr_lightning.push_to_hub, tmp_path / "checkpoints" / "last.ckpt"
     refused("user/taken already contains something else on", push, checkpoint, "user/taken")
     refused("is not a valid Hub name", push, checkpoint, "user/a/b")
@@ -253,32 +239,34 @@ def test_incomplete_runs_are_refused_in_one_sentence_and_leave_nothing(hub, run,
     refused(r"results\.json: No such file.*The model card needs results", push, lonely, "user/new")
     other = json.loads((run / "results.json").read_text())
     other["weights"]["step"] += 1
-    for content, said in (({}, "has no results of tvr fit"), (other, "contains results of other weights than")):
+    for content, message in (({}, "has no results of tvr fit"), (other, "contains results of other weights than")):
         (tmp_path / "results.json").write_text(json.dumps(content))
-        refused(said, push, lonely, "user/new")
+        refused(message, push, lonely, "user/new")
     saved = torch.load(checkpoint, weights_only=True)
     del saved["datamodule_hyper_parameters"]
     torch.save(saved, lonely)
     refused("contains no recipe", push, lonely, "user/new", error=CheckpointError)
     hub.full = True
     refused("storage limit reached", push, checkpoint, "user/new")
-    hub.full = False
-    monkeypatch.setenv("HF_TOKEN", "bad")
-    refused("the token was rejected", push, checkpoint, "user/new")
-    monkeypatch.delenv("HF_TOKEN")
-    refused("needs a token", push, checkpoint, "user/new")
-    monkeypatch.setenv("HF_TOKEN", "good")
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    refused("the Hub cannot be reached", push, checkpoint, "user/new")
+    for name, value, message in (
+        ("HF_TOKEN", "bad", "the token was rejected"),
+        ("HF_TOKEN", "", "needs a token"),
+        ("HF_ENDPOINT", "http://127.0.0.1:9", "the Hub cannot be reached"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            refused(message, push, checkpoint, "user/new")
     assert hub.repositories == {"user/taken": {"README.md": b"else"}}
 
 
-def test_repositories_without_a_method_are_refused_in_one_sentence(hub, monkeypatch):
+def test_repositories_without_a_method_are_refused_in_one_line(hub, monkeypatch):
     hub.repositories["user/other"] = {"config.json": b"[]", "model.safetensors": b"{}"}
-    for name, said in {
-        "user/none": "no such model", "user/taken": "no such", "user/other": "does not contain a method",
-        "a/b/c": "is not a valid Hub name",
-    }.items():  # fmt: skip
-        refused(said, tvr_lightning.load, f"hf:{name}")
+    for name, message in (
+        ("user/none", "no such model"),
+        ("user/taken", "no such"),
+        ("user/other", "does not contain a method"),
+        ("a/b/c", "is not a valid Hub name"),
+    ):
+        refused(message, tvr_lightning.load, f"hf:{name}")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     refused("cannot be reached", tvr_lightning.load, "hf:user/elsewhere")

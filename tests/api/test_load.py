@@ -1,7 +1,5 @@
 """Scores of a checkpoint in Python, and one-line errors."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from search_parts import save_checkpoint, write_clip
@@ -19,20 +17,15 @@ TEXTS = ["a red star moves left", "a small dog", "a person sings"]
 
 
 @pytest.fixture(scope="module", params=[GARE, XPool], ids=lambda kind: kind.__name__)
-def checkpoint(request, tmp_path_factory) -> Path:
+def checkpoint(request, tmp_path_factory):
     torch.manual_seed(3)
     module = request.param(TinyClipEncoder(**SMALL), frames=3, words=12)
     path = tmp_path_factory.mktemp("run") / "last.ckpt"
     return save_checkpoint(module, SMALL, {"frames": 3, "words": 12}, path)
 
 
-@pytest.fixture(scope="module")
-def clips(tmp_path_factory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("clips")
-    return [write_clip(folder / f"{number}.mp4", number) for number in range(2)]
-
-
-def test_videos_and_texts_are_scored_as_the_method_scores_them(checkpoint, clips):
+def test_videos_and_texts_get_the_scores_of_the_method(checkpoint, tmp_path):
+    clips = [write_clip(tmp_path / f"{number}.mp4", number) for number in range(2)]
     model = tvr_lightning.load(checkpoint)
     text, video = model.encode_text(TEXTS), model.encode_video(clips)
     assert text.sentence.shape == (3, 64)
@@ -57,7 +50,7 @@ def test_a_real_clip_is_read(checkpoint, test_data):
     assert torch.isfinite(tvr_lightning.load(str(checkpoint)).score(TEXTS, str(clip))).all()
 
 
-def test_what_cannot_be_loaded_or_read_is_named(checkpoint, tmp_path):
+def test_missing_and_damaged_files_are_named(checkpoint, tmp_path):
     with pytest.raises(CheckpointError, match=r"none\.ckpt: no such checkpoint"):
         tvr_lightning.load(tmp_path / "none.ckpt")
     (tmp_path / "text.ckpt").write_text("no checkpoint")

@@ -1,8 +1,5 @@
 """MTEB's runner gets the same scores of a tiny task as the method and the encoder."""
 
-from pathlib import Path
-from typing import Any
-
 import datasets
 import mteb
 import pytest
@@ -14,13 +11,12 @@ from mteb.models.models_protocols import EncoderProtocol, SearchProtocol
 from search_parts import save_checkpoint, write_clip
 
 import tvr_lightning
-from tvr_lightning.api.model import Model
 from tvr_lightning.api.mteb import EmbeddingModel, PairwiseModel
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods import XPool
 
-# Importing MTEB, whose dependencies warn of each other, is not this project's code.
+# Dependencies of MTEB warn about each other when it is imported.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 SMALL = {"width": 64, "text_layers": 1, "vision_layers": 1, "image_size": 32}
@@ -28,7 +24,7 @@ TEXTS = ["a red star moves left", "a small dog", "a person sings", "two cars in 
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Model:
+def model(tmp_path_factory):
     torch.manual_seed(5)
     module = XPool(TinyClipEncoder(**SMALL), frames=2, words=12)
     path = tmp_path_factory.mktemp("run") / "last.ckpt"
@@ -36,13 +32,18 @@ def model(tmp_path_factory) -> Model:
 
 
 @pytest.fixture(scope="module")
-def clips(tmp_path_factory) -> list[Path]:
+def clips(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clips")
     return [write_clip(folder / f"{number}.mp4", number) for number in range(4)]
 
 
-def task(category: str, clips: list[Path], as_bytes: bool = False, modalities: tuple = ("text", "video")):
-    """A task of four pairs in MTEB's layout; videos are paths, or bytes as in MTEB's datasets."""
+def as_bytes(clips):
+    """Videos as MTEB's datasets store them."""
+    return [{"path": clip.name, "bytes": clip.read_bytes()} for clip in clips]
+
+
+def task(category, videos, modalities=("text", "video")):
+    """A task of four pairs in MTEB's layout; videos are paths or bytes."""
 
     class Tiny(AbsTaskRetrieval):
         metadata = TaskMetadata(
@@ -54,29 +55,37 @@ def task(category: str, clips: list[Path], as_bytes: bool = False, modalities: t
         )  # fmt: skip
 
         def load_data(self, num_proc=None, **kwargs):
-            ids = [str(i) for i in range(len(TEXTS))]
-            stored = [{"path": clip.name, "bytes": clip.read_bytes()} if as_bytes else str(clip) for clip in clips]
-            videos = datasets.Dataset.from_dict({"id": ids, "video": stored})
-            videos = videos.cast_column("video", datasets.Video())
-            texts = datasets.Dataset.from_dict({"id": ids, "text": TEXTS})
-            queries, corpus = (texts, videos) if category.startswith("t") else (videos, texts)
-            pairs = {name: {name: 1} for name in ids}
-            split = RetrievalSplitData(corpus=corpus, queries=queries, relevant_docs=pairs, top_ranked=None)
-            self.dataset = {"default": {"test": split}}
-            self.data_loaded = True
+            self.dataset, self.data_loaded = {"default": {"test": retrieval_split(category, videos)}}, True
 
     return Tiny()
 
 
-def recall_at_1(scores: torch.Tensor) -> float:
+def table(**columns):
+    found = datasets.Dataset.from_dict(columns)
+    types = {name: datasets.Video() if "video" in name else kind for name, kind in found.features.items()}
+    return found.cast(datasets.Features(types))
+
+
+def retrieval_split(category, stored, answers=False):
+    """Queries and corpus of four pairs; with `answers`, a query is a text and a video and all texts are candidates."""
+    ids = [str(i) for i in range(len(TEXTS))]
+    videos, texts, ranked = table(id=ids, video=stored), table(id=ids, text=TEXTS), None
+    queries, corpus = (texts, videos) if category.startswith("t") else (videos, texts)
+    if answers:
+        queries, ranked = table(id=ids, text=TEXTS, video=stored), dict.fromkeys(ids, ids)
+    pairs = {name: {name: 1} for name in ids}
+    return RetrievalSplitData(corpus=corpus, queries=queries, relevant_docs=pairs, top_ranked=ranked)
+
+
+def recall_at_1(scores):
     return (scores.argmax(1) == torch.arange(len(scores))).float().mean().item()
 
 
 @pytest.mark.parametrize("category", ["t2v", "v2t"])
-def test_mteb_s_runner_ranks_as_the_method_scores(category, model, clips):
+def test_mteb_ranks_by_the_scores_of_the_method(category, model, clips):
     wrapped = PairwiseModel(model)
     assert isinstance(wrapped, SearchProtocol)
-    result = mteb.evaluate(wrapped, task(category, clips, as_bytes=True), cache=None, show_progress_bar=False)
+    result = mteb.evaluate(wrapped, task(category, as_bytes(clips)), cache=None, show_progress_bar=False)
     (found,) = result.task_results[0].scores["test"]
     scores = model.score(TEXTS, clips)
     own = scores if category == "t2v" else scores.T
@@ -85,11 +94,11 @@ def test_mteb_s_runner_ranks_as_the_method_scores(category, model, clips):
     assert found["ndcg_at_10"] == pytest.approx((1 / torch.log2(rank + 1.0)).mean().item(), abs=1e-4)
 
 
-def test_mteb_s_runner_ranks_an_encoder_by_cosine(model, clips):
+def test_mteb_ranks_the_embeddings_by_cosine(model, clips):
     wrapped = EmbeddingModel(model)
     assert isinstance(wrapped, EncoderProtocol)
     assert not isinstance(wrapped, SearchProtocol)
-    result = mteb.evaluate(wrapped, task("t2v", clips), cache=None, show_progress_bar=False)
+    result = mteb.evaluate(wrapped, task("t2v", list(map(str, clips))), cache=None, show_progress_bar=False)
     (found,) = result.task_results[0].scores["test"]
     scorer = model.scorer
     text, video = scorer.text_vectors(model.encode_text(TEXTS)), scorer.video_vectors(model.encode_video(clips))
@@ -97,8 +106,8 @@ def test_mteb_s_runner_ranks_an_encoder_by_cosine(model, clips):
     torch.testing.assert_close(wrapped.similarity_pairwise(text, video), wrapped.similarity(text, video).diagonal())
 
 
-def test_candidates_alone_are_ranked_and_other_modalities_refused(model, clips):
-    tiny = task("t2v", clips)
+def test_only_candidates_are_ranked_and_other_modalities_are_refused(model, clips):
+    tiny = task("t2v", list(map(str, clips)))
     tiny.load_data()
     split = tiny.dataset["default"]["test"]
     wrapped = PairwiseModel(model)
@@ -109,33 +118,18 @@ def test_candidates_alone_are_ranked_and_other_modalities_refused(model, clips):
     assert len(found["0"]) == 2
     assert "0" not in found["0"]
     assert found["1"] == {}
-    other = task("t2va", clips, modalities=("text", "video", "audio"))
+    other = task("t2va", [], modalities=("text", "video", "audio"))
     heard = split["corpus"].add_column("audio", ["a.wav"] * len(clips))
     wrapped.index(heard, task_metadata=tiny.metadata)
     with pytest.raises(UserError, match="Tiny has audio and video on one side"):
         wrapped.index(heard, task_metadata=other.metadata)
 
 
-def stand_in(task: Any, clips: list[Path]) -> Any:
-    """A task of MVEB with the columns of its dataset, but four videos of our own."""
-    stored = [{"path": clip.name, "bytes": clip.read_bytes()} for clip in clips]
-    ids = [str(i) for i in range(len(clips))]
-
-    def table(**columns: list) -> datasets.Dataset:
-        found = datasets.Dataset.from_dict({name: column for name, column in columns.items() if column})
-        return found.cast(
-            datasets.Features({n: datasets.Video() if "video" in n else k for n, k in found.features.items()})
-        )
-
-    kind = task.metadata.type
+def stand_in(task, clips):
+    """Replace the dataset of a task of MVEB by four videos of our own in its columns."""
+    stored, kind = as_bytes(clips), task.metadata.type
     if "Retrieval" in kind or kind == "VideoCentricQA":
-        videos, texts = table(id=ids, video=stored), table(id=ids, text=TEXTS)
-        queries, corpus = (texts, videos) if task.metadata.category == "t2v" else (videos, texts)
-        ranked = None
-        if kind == "VideoCentricQA":
-            queries, ranked = table(id=ids, text=TEXTS, video=stored), dict.fromkeys(ids, ids)
-        pairs = {name: {name: 1} for name in ids}
-        rows: Any = RetrievalSplitData(corpus=corpus, queries=queries, relevant_docs=pairs, top_ranked=ranked)
+        rows = retrieval_split(task.metadata.category[0], stored, answers=kind == "VideoCentricQA")
         task.dataset = {"default": dict.fromkeys(task.metadata.eval_splits, rows)}
     else:
         pair = kind == "VideoPairClassification"
@@ -152,7 +146,7 @@ def stand_in(task: Any, clips: list[Path]) -> Any:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")  # tasks with newer versions, and classes without predictions
 @pytest.mark.parametrize("number", range(19))
-def test_the_tasks_of_mveb_run_on_stand_ins(number, model, clips):
+def test_the_tasks_of_mveb_run_on_replaced_videos(number, model, clips):
     tasks = mteb.get_benchmark("MVEB(text, video, v1)").tasks
     assert len(tasks) == 19
     tiny = stand_in(tasks[number], clips)

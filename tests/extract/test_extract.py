@@ -7,14 +7,13 @@ import json
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
 from child_processes import fork
-from extract.small import DATA, encoders, options
+from extract.small import encoders, options
 from lightning.pytorch import seed_everything
 from quick_trainer import quick_trainer
 from safetensors.torch import load_file
@@ -47,12 +46,16 @@ def dataset(synthetic):
     return synthetic("msrvtt", 12)
 
 
-def data_of(root, **changes):
-    return MSRVTT(root=str(root), **{**DATA, "audio": "whisper", "audio_seconds": 30.0, **changes})
+def without_audio(root, **changes):
+    sizes = {"frames": 3, "words": 12, "image_size": 32, "batch_size": 4, "eval_batch_size": 3, "num_workers": 0}
+    return MSRVTT(root=str(root), **{**sizes, **changes})
+
+
+def with_audio(root, **changes):
+    return without_audio(root, **{"audio": "whisper", "audio_seconds": 30.0, **changes})
 
 
 def contents(folder):
-    """Bytes of the shards by name."""
     return {p.name: p.read_bytes() for p in sorted(Path(folder).glob("*.safetensors"))}
 
 
@@ -60,7 +63,7 @@ def contents(folder):
 def extracted(dataset, tmp_path_factory):
     """The store of everything in the synthetic dataset, and the report of its extraction."""
     out = tmp_path_factory.mktemp("store")
-    return out, extract(source_of_data(data_of(dataset)), *encoders(), options(out))
+    return out, extract(source_of_data(with_audio(dataset)), *encoders(), options(out))
 
 
 @torch.no_grad()
@@ -84,7 +87,7 @@ def assert_same_video(store, clip, whisper, decoded, read):
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
 
 
-def test_the_same_batches_come_from_the_store_as_from_the_videos(dataset, extracted):
+def test_batches_from_the_store_equal_those_encoded_from_the_videos(dataset, extracted):
     (clip, whisper), store, report = encoders(), FeatureStore(extracted[0]), extracted[1]
     assert store.parts == ["text", "frames", "patches", "audio"]
     assert len(store) == report.written["frames"] == report.written["audio"] == 12
@@ -92,7 +95,7 @@ def test_the_same_batches_come_from_the_store_as_from_the_videos(dataset, extrac
     assert sum(report.spent.values()) <= report.seconds
     assert f"bottleneck: {max(report.spent, key=report.spent.get)}" in "\n".join(report.lines())
     assert set(report.spent) == {"waiting", "encoding", "writing"}
-    raw, stored = data_of(dataset), data_of(dataset, features=str(extracted[0]))
+    raw, stored = with_audio(dataset), with_audio(dataset, features=str(extracted[0]))
     raw.setup()
     stored.setup()
     pairs = zip(raw.train_dataloader(), stored.train_dataloader(), strict=True)
@@ -106,13 +109,9 @@ def test_the_same_batches_come_from_the_store_as_from_the_videos(dataset, extrac
         assert_same_video(store, clip, whisper, decoded, read)
 
 
-def test_parts_are_added_later_with_workers_too_and_only_what_is_damaged_is_computed_again(
-    dataset, extracted, tmp_path
-):
-    source, file = source_of_data(data_of(dataset)), tmp_path / "progress.json"
-    out = tmp_path / "store"
-    bar = progress_file(file, tasks=1)
-    extract(source, *encoders(), options(out, what=["frames"], num_workers=1), bar)
+def test_parts_can_be_added_and_only_a_damaged_shard_is_computed_again(dataset, extracted, tmp_path):
+    source, file, out = source_of_data(with_audio(dataset)), tmp_path / "progress.json", tmp_path / "store"
+    extract(source, *encoders(), options(out, what=["frames"], num_workers=1), progress_file(file, tasks=1))
     assert json.loads(file.read_text()) == {"doing": "videos, 12 of 12", "left": 0.0}
     assert FeatureStore(out).parts == ["frames"]
     extract(source, *encoders(), options(out, what=["text", "audio"]))
@@ -133,7 +132,7 @@ def test_parts_are_added_later_with_workers_too_and_only_what_is_damaged_is_comp
 
 def killed_after(seconds, dataset, out, ended):
     """Extract in a process that is killed, and return whether it was killed before its end."""
-    run = functools.partial(extract, source_of_data(data_of(dataset)), *encoders(), options(out))
+    run = functools.partial(extract, source_of_data(with_audio(dataset)), *encoders(), options(out))
     process = ended(fork(run))
     process.join(seconds)
     if process.exitcode is None:
@@ -142,40 +141,39 @@ def killed_after(seconds, dataset, out, ended):
     return process.exitcode == -signal.SIGKILL
 
 
-def test_killed_at_random_moments_and_rerun_the_store_is_the_same(dataset, extracted, tmp_path, ended):
-    began = time.perf_counter()
-    extract(source_of_data(data_of(dataset)), *encoders(), options(tmp_path / "whole"))
-    whole = time.perf_counter() - began
-    kills = 0
+def test_an_extraction_killed_at_random_moments_resumes_to_the_same_store(dataset, extracted, tmp_path, ended):
+    whole, kills = extracted[1].seconds, 0
     for attempt in range(40):
-        kills += killed_after(whole * (0.15 + 0.07 * (attempt % 8)), dataset, tmp_path / "killed", ended)
-        if contents(tmp_path / "killed").keys() == contents(extracted[0]).keys():
+        kills += killed_after(whole * (0.15 + 0.07 * (attempt % 8)), dataset, tmp_path, ended)
+        if contents(tmp_path).keys() == contents(extracted[0]).keys():
             break
-    extract(source_of_data(data_of(dataset)), *encoders(), options(tmp_path / "killed"))
+    extract(source_of_data(with_audio(dataset)), *encoders(), options(tmp_path))
     assert kills > 0
-    assert contents(tmp_path / "killed") == contents(extracted[0]) == contents(tmp_path / "whole")
+    assert contents(tmp_path) == contents(extracted[0])
 
 
-def test_what_cannot_be_read_is_skipped_and_listed(dataset, tmp_path):
-    root = shutil.copytree(dataset, tmp_path / "data")
-    videos = sorted((root / "msrvtt" / "videos").iterdir())
-    videos[1].write_bytes(b"no video")
-    videos[5].unlink()
-    source = source_of_data(data_of(root))
-    report = extract(source, *encoders(), options(tmp_path / "store"))
-    assert len(report.skipped) == 2
-    assert {line.split(":")[0] for line in report.skipped} == {str(videos[1]), str(videos[5])}
-    store = FeatureStore(tmp_path / "store")
+def test_unreadable_videos_are_skipped_and_an_error_only_if_a_split_needs_them(dataset, tmp_path):
+    root, out = shutil.copytree(dataset, tmp_path / "data"), str(tmp_path / "store")
+    train, test = (without_audio(root).read_split(split).videos[0] for split in ("train", "test"))
+    train.path.unlink()
+    test.path.write_bytes(b"no video")
+    source, given = source_of_data(without_audio(root)), options(out, what=["text", "frames", "pixels"])
+    report = extract(source, encoders()[0], None, given)
+    assert sorted(line.split(":")[0] for line in report.skipped) == sorted([str(train.path), str(test.path)])
+    store, before = FeatureStore(out), contents(out)
     assert len(store) == 10
-    assert {key[1] for key in store.skipped("frames")} == {videos[1].stem, videos[5].stem}
-    before = contents(tmp_path / "store")
-    extract(source, *encoders(), options(tmp_path / "store"))
-    assert contents(tmp_path / "store") == before
-    with pytest.raises(StoreError, match=r"video files of the .* split are not in the feature store"):
-        data_of(root, features=str(tmp_path / "store")).setup("fit")
-    lenient = data_of(root, features=str(tmp_path / "store"), on_corrupt="skip")
-    lenient.setup()
-    assert {video.path for video in lenient.load_split("train").videos}.isdisjoint({videos[1], videos[5]})
+    assert {key[1] for key in store.skipped("frames")} == {train.path.stem, test.path.stem}
+    extract(source, encoders()[0], None, given)
+    assert contents(out) == before
+    for stored in ({"features": out}, {"pixels": out}):
+        with pytest.raises(StoreError, match=r"1 of the . video files of the train split are not in the feature store"):
+            without_audio(root, **stored).setup("fit")
+        lenient = without_audio(root, **stored, on_corrupt="skip")
+        lenient.setup()
+        assert train.path not in {video.path for video in lenient.load_split("train").videos}
+        assert sum(len(batch) for batch in lenient.test_dataloader()[1]) == 3
+    with pytest.raises(VideoError, match="skipped when features were extracted"):
+        lenient.video_reader(training=False)(test, None)
 
 
 class WithoutPatches(TinyClipEncoder):
@@ -201,47 +199,45 @@ def test_files_and_folders_need_no_annotations_and_parts_must_exist(tmp_path):
     source = source_of_files(*given, frames=3)
     extract(source, encoders()[0], None, options(tmp_path / "store"))
     assert FeatureStore(tmp_path / "store").parts == ["frames", "patches"]
-    with pytest.raises(ValueError, match="--parts text: there are no texts"):
-        extract(source, encoders()[0], None, options(tmp_path / "store", what=["text"]))
-    with pytest.raises(ValueError, match="--parts audio: there is no audio encoder"):
-        extract(source, encoders()[0], None, options(tmp_path / "store", what=["audio"]))
-    with pytest.raises(MissingAssetError, match="no such file or folder"):
-        source_of_files([tmp_path / "nowhere"], Preparation(32))
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(MissingAssetError, match="no videos in"):
-        source_of_files([tmp_path / "empty"], Preparation(32))
     encoder = encoders(kind=WithoutPatches)[0]
     report = extract(source, encoder, None, options(tmp_path / "other", what=["all"]))
     assert report.written.keys() == {"frames"}
-    with pytest.raises(ValueError, match="--parts patches: WithoutPatches provides none"):
-        extract(source, encoder, None, options(tmp_path / "other", what=["patches"]))
+    for clip, part, message in (
+        (encoders()[0], "text", "there are no texts"),
+        (encoders()[0], "audio", "there is no audio encoder"),
+        (encoder, "patches", "WithoutPatches provides none"),
+    ):
+        with pytest.raises(ValueError, match=f"--parts {part}: {message}"):
+            extract(source, clip, None, options(tmp_path / "store", what=[part]))
+    (tmp_path / "empty").mkdir()
+    for folder, message in (("nowhere", "no such file or folder"), ("empty", "no videos in")):
+        with pytest.raises(MissingAssetError, match=message):
+            source_of_files([tmp_path / folder], Preparation(32))
 
 
-def test_verify_recomputes_a_sample_and_finds_a_video_that_changed_since(dataset, extracted, tmp_path):
-    deviations = verify(source_of_data(data_of(dataset)), *encoders(), options(extracted[0]), sample=3)
+def test_verification_recomputes_a_sample_and_names_a_video_whose_content_changed(dataset, extracted, tmp_path):
+    deviations = verify(source_of_data(with_audio(dataset)), *encoders(), options(extracted[0]), sample=3)
     assert set(deviations) == {"sentence", "words", "frames", "patches", "audio"}
     assert max(deviations.values()) < 1e-4
     root = shutil.copytree(dataset, tmp_path / "data")
     videos = sorted((root / "msrvtt" / "videos").iterdir())
-    first = videos[0].read_bytes()
-    for one, other in itertools.pairwise(videos):
-        one.write_bytes(other.read_bytes())
-    videos[-1].write_bytes(first)
+    contents = [video.read_bytes() for video in videos]
+    for video, content in zip(videos, contents[1:] + contents[:1], strict=True):
+        video.write_bytes(content)
     with pytest.raises(StoreError, match=r"video\d+\.mp4: the stored frames deviate"):
-        verify(source_of_data(data_of(root)), *encoders(), options(extracted[0]))
+        verify(source_of_data(with_audio(root)), *encoders(), options(extracted[0]))
 
 
-def test_a_store_of_another_encoder_or_sampling_is_refused_with_both(dataset, extracted):
-    data = data_of(dataset)
-    with pytest.raises(StoreError, match=r"weights: the store has '\w+', this run '\w+'"):
-        extract(source_of_data(data), *encoders(seed=1), options(extracted[0]))
-    with pytest.raises(StoreError, match=r"weights: the store has '\w+', this run '\w+'"):
-        verify(source_of_data(data), *encoders(seed=1), options(extracted[0]))
-    store, (clip, whisper), (other, deaf) = FeatureStore(extracted[0]), encoders(), encoders(seed=1)
+def test_a_store_of_another_encoder_or_sampling_is_refused_with_both_values(dataset, extracted):
+    source, other_weights = source_of_data(with_audio(dataset)), r"weights: the store has '\w+', this run '\w+'"
+    for run in (extract, verify):
+        with pytest.raises(StoreError, match=other_weights):
+            run(source, *encoders(seed=1), options(extracted[0]))
+    store, (clip, whisper), (other_clip, other_whisper) = FeatureStore(extracted[0]), encoders(), encoders(seed=1)
     assert "text, frames, patches, audio" in check_store(store, clip, whisper)
     for given, message in (
-        ((other, whisper), r"part 'text' has other settings.*weights"),
-        ((clip, deaf), r"part 'audio' has other settings.*weights"),
+        ((other_clip, whisper), r"part 'text' has other settings.*weights"),
+        ((clip, other_whisper), r"part 'audio' has other settings.*weights"),
         ((encoders()[0].requires_grad_(True),), r"encoder are trained. Set .*tuning to Frozen"),
     ):
         with pytest.raises(StoreError, match=message):
@@ -257,15 +253,14 @@ def test_a_store_of_another_encoder_or_sampling_is_refused_with_both(dataset, ex
         ({"audio_alignment": "clip30"}, "store has 'whisper duration 30s', this run 'whisper clip30 30s'"),
     ):
         with pytest.raises(StoreError, match=message):
-            data_of(dataset, features=str(extracted[0]), **change).setup()
+            with_audio(dataset, features=str(extracted[0]), **change).setup()
 
 
-def test_a_part_that_was_extracted_from_other_frames_is_refused(dataset, tmp_path):
-    for parts, sampling in ((["text", "frames"], "one-fps-uniform"), (["audio"], "head")):
-        source = source_of_data(data_of(dataset, sampling=sampling))
-        extract(source, *encoders(), options(tmp_path, what=parts))
+def test_a_part_that_was_extracted_from_other_frames_is_refused(dataset, extracted, tmp_path):
+    store = shutil.copytree(extracted[0], tmp_path / "store", ignore=shutil.ignore_patterns("audio-*"))
+    extract(source_of_data(with_audio(dataset, sampling="head")), *encoders(), options(store, what=["audio"]))
     with pytest.raises(StoreError, match=r"part 'audio' .*store has 'head, 3 frames', this run 'one-fps-uniform"):
-        data_of(dataset, features=str(tmp_path)).setup()
+        with_audio(dataset, features=str(store)).setup()
 
 
 def trained(data, encoder):
@@ -282,20 +277,21 @@ def trained(data, encoder):
 
 
 def test_training_from_the_store_gives_the_losses_of_training_from_videos(dataset, extracted, tmp_path):
-    raw = trained(data_of(dataset, audio="none"), encoders()[0])
+    raw = trained(without_audio(dataset), encoders()[0])
     root = shutil.copytree(dataset, tmp_path / "data", ignore=shutil.ignore_patterns("videos"))
     with pytest.raises(MissingAssetError):
-        data_of(root).setup()
-    stored = trained(data_of(root, features=str(extracted[0])), encoders()[0])  # needs no videos
+        with_audio(root).setup()
+    from_store = functools.partial(with_audio, root, features=str(extracted[0]))
+    stored = trained(from_store(), encoders()[0])
     assert len(raw) == len(set(raw)) == 6
     assert stored == pytest.approx(raw, abs=1e-4)
     with pytest.raises(StoreError, match="encoder are trained"):
-        trained(data_of(root, features=str(extracted[0])), encoders()[0].requires_grad_(True))
+        trained(from_store(), encoders()[0].requires_grad_(True))
     with pytest.raises(ValueError, match="names a feature store"):
-        source_of_data(data_of(root, features=str(extracted[0])))
+        source_of_data(from_store())
     for change in ({"augmentation": "crop-flip"}, {"train_sampling": "segment-random"}):
         with pytest.raises(ValueError, match=r"features 'somewhere' fixes the frames.*recipes/features\.yaml"):
-            data_of(root, features="somewhere", **change)
+            with_audio(root, features="somewhere", **change)
     with pytest.raises(ValueError, match="shard_size is 0; it must be at least 1"):
         ExtractOptions("x", shard_size=0)
 
@@ -308,17 +304,17 @@ def test_the_weights_of_each_encoder_are_hashed_once_per_run(dataset, extracted,
     if run is check_store:
         run(FeatureStore(extracted[0]), clip, whisper)
     else:
-        run(source_of_data(data_of(dataset)), clip, whisper, options(extracted[0]))
+        run(source_of_data(with_audio(dataset)), clip, whisper, options(extracted[0]))
     assert [encoder.fingerprint.call_count for encoder in (clip, whisper)] == [1, 1]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
-@pytest.mark.filterwarnings("ignore")  # what Ray's own libraries deprecate
-def test_ray_gives_the_store_of_one_machine_and_resumes_an_interrupted_one(dataset, tmp_path):
+@pytest.mark.filterwarnings("ignore")  # Ray's own libraries use what is deprecated
+def test_ray_gives_the_store_of_one_machine_and_resumes(dataset, tmp_path):
     root = shutil.copytree(dataset, tmp_path / "data")
     next(root.rglob("*.mp4")).write_bytes(b"no video")
-    source = source_of_data(MSRVTT(root=str(root), **DATA))
+    source = source_of_data(without_audio(root))
     local = extract(source, encoders()[0], None, options(tmp_path / "local"))
     ray = extract(source, encoders()[0], None, options(tmp_path / "ray", engine="ray", actors=2))
     assert (ray.written, ray.skipped) == (local.written, local.skipped)
@@ -331,28 +327,25 @@ def test_ray_gives_the_store_of_one_machine_and_resumes_an_interrupted_one(datas
 @pytest.mark.skipif(HAS_RAY, reason="ray is installed")
 def test_without_ray_the_error_names_the_extra(dataset, tmp_path):
     with pytest.raises(UserError, match=r"pip install 'tvr-lightning\[ray\]'"):
-        extract(source_of_data(data_of(dataset)), *encoders(), options(tmp_path / "store", engine="ray"))
+        extract(source_of_data(with_audio(dataset)), *encoders(), options(tmp_path / "store", engine="ray"))
 
 
-RECIPES = Path(__file__).parent.parent.parent / "recipes"
-
-
-def stored(dataset: Path, out: Path, **changes) -> ExtractOptions:
+def pixels_of(dataset, out, **changes):
+    """Extract the pixels of the dataset, and return the options."""
     given = options(out, what=["pixels"])
-    extract(source_of_data(MSRVTT(root=str(dataset), **{**DATA, **changes})), encoders()[0], None, given)
+    extract(source_of_data(without_audio(dataset, **changes)), encoders()[0], None, given)
     return given
 
 
 @pytest.fixture(scope="module")
-def store(dataset, tmp_path_factory) -> ExtractOptions:
-    return stored(dataset, tmp_path_factory.mktemp("store"))
+def pixels(dataset, tmp_path_factory):
+    """Options of an extraction of pixels that are not antialiased."""
+    return pixels_of(dataset, tmp_path_factory.mktemp("pixels"), antialias=False)
 
 
-@pytest.mark.parametrize("antialias", [True, False])
-def test_batches_are_those_of_the_videos(dataset, tmp_path, antialias):
-    out = stored(dataset, tmp_path, antialias=antialias).out
-    decoded = MSRVTT(root=str(dataset), antialias=antialias, **DATA)
-    read = MSRVTT(root=str(dataset), antialias=antialias, pixels=out, **{**DATA, "num_workers": 1})
+def test_batches_from_stored_pixels_equal_those_of_the_videos(dataset, pixels):
+    decoded = without_audio(dataset, antialias=False)
+    read = without_audio(dataset, antialias=False, pixels=pixels.out, num_workers=1)
     for data in (decoded, read):
         data.setup("fit")
     for one, other in zip(decoded.train_dataloader(), read.train_dataloader(), strict=True):
@@ -363,18 +356,17 @@ def test_batches_are_those_of_the_videos(dataset, tmp_path, antialias):
         assert one.text.text == other.text.text
 
 
-def test_training_from_pixels_ends_in_the_same_weights(dataset, tmp_path):
+def test_training_from_pixels_ends_in_the_same_weights(msrvtt, finished_run, tmp_path):
     out = tmp_path / "store"
-    recipe = small_run(dataset, tmp_path)[:6]  # those options that a data set and its frames depend on
+    recipe = small_run(msrvtt, tmp_path)[:6]  # options of the dataset and its frames
     assert main(["extract", *recipe, "--parts=pixels", f"--out={out}", "--num_workers=0"]) == 0
-    assert FeatureStore(out).parts == ["pixels"]  # which other runs store only if it is named
+    assert FeatureStore(out).parts == ["pixels"]
     assert main(["extract", *recipe, "--verify", f"--out={out}"]) == 0
-    weights = []
-    for name, more in (("decoded", []), ("stored", [f"--data.init_args.pixels={out}"])):
-        assert main(["fit", *small_run(dataset, tmp_path / name, "--trainer.max_epochs=1", *more)]) == 0
-        (checkpoint,) = (tmp_path / name).glob("*/*/checkpoints/last.ckpt")
-        weights.append(torch.load(checkpoint, weights_only=True)["state_dict"])
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert main(["fit", *small_run(msrvtt, tmp_path / "runs", f"--data.init_args.pixels={out}")]) == 0
+    (run,) = (tmp_path / "runs").glob("*/*")
+    weights = [torch.load(each / "checkpoints" / "last.ckpt", weights_only=True) for each in (finished_run, run)]
+    decoded, stored = (each["state_dict"] for each in weights)
+    assert all(torch.equal(decoded[name], stored[name]) for name in decoded)
 
 
 @pytest.mark.parametrize(
@@ -387,33 +379,18 @@ def test_training_from_pixels_ends_in_the_same_weights(dataset, tmp_path):
         ({"frames": 4}, r"its part 'pixels' has other settings: sampling.*3 frames.*4 frames"),
     ],
 )
-def test_options_that_stored_frames_cannot_serve_are_refused(dataset, store, changes, message):
+def test_options_that_stored_pixels_cannot_serve_are_refused(dataset, pixels, changes, message):
     with pytest.raises(UserError, match=message):
-        MSRVTT(root=str(dataset), pixels=store.out, **{**DATA, **changes}).setup("fit")
+        without_audio(dataset, antialias=False, pixels=pixels.out, **changes).setup("fit")
 
 
-def test_a_skipped_video_is_an_error_or_left_out(dataset, tmp_path):
-    root = shutil.copytree(dataset, tmp_path / "data")
-    broken = MSRVTT(root=str(root), **DATA).read_split("test").videos[0]
-    broken.path.write_bytes(b"no video")
-    out = stored(root, tmp_path / "store").out
-    given = {**DATA, "root": str(root), "pixels": out}
-    with pytest.raises(StoreError, match="1 of the 4 video files of the test split are not in the feature store"):
-        MSRVTT(**given).setup("test")
-    skipping = MSRVTT(on_corrupt="skip", **given)
-    skipping.setup("test")
-    assert sum(len(batch) for batch in skipping.test_dataloader()[1]) == 3
-    with pytest.raises(VideoError, match="skipped when features were extracted"):
-        skipping.video_reader(training=False)(broken, None)
-
-
-def test_verification_finds_pixels_that_are_not_the_videos(dataset, store, tmp_path):
-    source = source_of_data(MSRVTT(root=str(dataset), **DATA))
-    assert verify(source, encoders()[0], None, store) == {"pixels": 0.0}
-    shards = FeatureStore(store.out)._shards
-    with StoreWriter.open(tmp_path, {"pixels": shards[0].header.fingerprint}, "tvr extract") as writer:
+def test_verification_finds_pixels_that_differ_from_the_videos(dataset, tmp_path):
+    given, source = pixels_of(dataset, tmp_path / "store"), source_of_data(without_audio(dataset))
+    assert verify(source, encoders()[0], None, given) == {"pixels": 0.0}
+    shards = FeatureStore(given.out)._shards
+    with StoreWriter.open(tmp_path / "other", {"pixels": shards[0].header.fingerprint}, "tvr extract") as writer:
         for shard in shards:
             tensors = load_file(shard.path)
             writer.append("pixels", shard.header.items, {"pixels": tensors["pixels"] ^ 1}, tensors["mask"])
     with pytest.raises(StoreError, match="the stored pixels deviate"):
-        verify(source, encoders()[0], None, options(tmp_path))
+        verify(source, encoders()[0], None, options(tmp_path / "other"))

@@ -22,7 +22,7 @@ NAMES = [f"clip{number}" for number in range(4)]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Two folders of a user with four videos of the same names, each of other frames."""
+    """Two folders of four videos with the same names but other frames."""
     roots = tmp_path_factory.mktemp("a"), tmp_path_factory.mktemp("b")
     rows = "".join(f"{name}.mp4,a caption of {name},{'test' if name == NAMES[0] else 'train'}\n" for name in NAMES)
     for number, (root, name) in enumerate(itertools.product(roots, NAMES)):
@@ -38,9 +38,9 @@ def data(root, **options):
 
 
 def extracted(root, out, **changes):
-    hears = changes.pop("audio", None)
-    source = source_of_data(data(root, **({} if hears is None else {"audio": "whisper"})), ["train", "test"])
-    return extract(source, encoders()[0], hears, options(out, **{"what": ["text", "frames"], **changes}))
+    audio_encoder = changes.pop("audio", None)
+    source = source_of_data(data(root, **({"audio": "whisper"} if audio_encoder else {})), ["train", "test"])
+    return extract(source, encoders()[0], audio_encoder, options(out, **{"what": ["text", "frames"], **changes}))
 
 
 def features(root, out):
@@ -50,7 +50,7 @@ def features(root, out):
     return module.video_reader(training=False)(video, None).frames
 
 
-def test_two_folders_with_the_same_names_do_not_answer_for_each_other(folders, tmp_path):
+def test_features_of_another_folder_with_the_same_file_names_are_refused(folders, tmp_path):
     first, second = folders
     extracted(first, tmp_path / "store")
     expected = features(first, tmp_path / "store")
@@ -80,7 +80,7 @@ def test_verify_finds_a_replaced_file_outside_its_sample(folders, tmp_path):
         verify(*given, sample=0)
 
 
-def test_a_copy_with_other_times_and_a_machine_without_the_videos_read_the_same_features(folders, tmp_path):
+def test_features_are_read_for_a_copy_and_without_the_videos(folders, tmp_path):
     extracted(folders[0], tmp_path / "store")
     expected = features(folders[0], tmp_path / "store")
     copy = shutil.copytree(folders[0], tmp_path / "copy")
@@ -93,8 +93,8 @@ def test_a_copy_with_other_times_and_a_machine_without_the_videos_read_the_same_
     assert torch.equal(features(copy, tmp_path / "store"), expected)
 
 
-def broken_where_no_digest_covers_it(path):
-    """Bytes of a clip that is whole, and of one with other bytes only between those that the digest covers."""
+def broken_outside_the_digest(path):
+    """Bytes of an intact clip and of one that differs only in bytes that the digest does not cover."""
     good = bytearray(path.read_bytes())
     padding = 300_000
     good[:0] = (padding // 2).to_bytes(4, "big") + b"free" + bytes(padding // 2 - 8)
@@ -104,7 +104,7 @@ def broken_where_no_digest_covers_it(path):
     return bytes(good), bytes(good.replace(b"moov", b"MOOV"))
 
 
-@pytest.mark.parametrize("versions", [lambda path: (path.read_bytes(), b"no video"), broken_where_no_digest_covers_it])
+@pytest.mark.parametrize("versions", [lambda path: (path.read_bytes(), b"no video"), broken_outside_the_digest])
 def test_a_skipped_video_is_tried_again_only_if_its_file_changed(folders, tmp_path, versions):
     root = shutil.copytree(folders[0], tmp_path / "data")
     path = root / "videos" / f"{NAMES[1]}.mp4"
@@ -120,7 +120,7 @@ def test_a_skipped_video_is_tried_again_only_if_its_file_changed(folders, tmp_pa
     assert FeatureStore(tmp_path / "store").skipped("frames") == {}
 
 
-def test_a_video_that_was_missing_and_is_there_now_is_not_left_out(folders, tmp_path):
+def test_a_video_that_is_no_longer_missing_must_be_extracted(folders, tmp_path):
     root = shutil.copytree(folders[0], tmp_path / "data")
     video, elsewhere = root / "videos" / f"{NAMES[0]}.mp4", tmp_path / "elsewhere.mp4"
     video.rename(elsewhere)
@@ -133,7 +133,7 @@ def test_a_video_that_was_missing_and_is_there_now_is_not_left_out(folders, tmp_
     assert features(root, tmp_path / "store").shape[:2] == (1, 2)
 
 
-def test_an_unfinished_audio_part_concerns_only_methods_that_read_it(folders, tmp_path):
+def test_an_unfinished_audio_part_affects_only_methods_that_use_audio(folders, tmp_path):
     root, whisper = folders[0], encoders()[1]
     extracted(root, tmp_path / "store", what=["text", "frames", "audio"], audio=whisper, shard_size=1, batch_size=1)
     shards = sorted((tmp_path / "store").glob("audio-*"))
@@ -146,8 +146,8 @@ def test_an_unfinished_audio_part_concerns_only_methods_that_read_it(folders, tm
         "audio-00001.*cannot be read",
         r"\d of \d items of part 'audio' are missing.*with: tvr extract again",
     ):
-        hearing = data(root, features=str(tmp_path / "store"), audio="whisper")
-        hearing.trainer = SimpleNamespace(lightning_module=SimpleNamespace(audio_encoder=whisper))
+        with_audio = data(root, features=str(tmp_path / "store"), audio="whisper")
+        with_audio.trainer = SimpleNamespace(lightning_module=SimpleNamespace(audio_encoder=whisper))
         with pytest.raises(StoreError, match=message):
-            hearing.setup("fit")
+            with_audio.setup("fit")
         shards[1].unlink(missing_ok=True)

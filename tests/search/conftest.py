@@ -1,8 +1,8 @@
 """Videos, checkpoints and an index small enough for every test."""
 
+import multiprocessing
 import socket
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from browser import open_browser
 from search_parts import save_checkpoint, write_clip
 
 from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.media.workers import start_method
 from tvr_lightning.methods import GARE, CLIP4Clip
 from tvr_lightning.methods.gare.options import GAREOptions
 from tvr_lightning.search.engine import Searcher
@@ -21,7 +22,7 @@ if not all(map(find_spec, ("lancedb", "qdrant_client", "fastapi", "uvicorn", "ht
 
 
 @pytest.fixture(scope="session")
-def gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def gallery(tmp_path_factory):
     """A folder of eight real videos of different colors, two of them in a subfolder."""
     folder = tmp_path_factory.mktemp("gallery")
     for number in range(8):
@@ -30,52 +31,51 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def checkpoints(tmp_path_factory):
     """Checkpoints of two tiny methods with random weights, as `tvr fit` writes them."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    made = {}
+    paths = {}
     for seed, kind in enumerate((GARE, CLIP4Clip)):
         torch.manual_seed(seed)
         encoder = {"width": 64, "image_size": 32, "text_layers": 1, "vision_layers": 1}
         options = {"gare": GAREOptions(temporal_layers=1)} if kind is GARE else {}
         module = kind(TinyClipEncoder(**encoder), words=12, frames=4, **options)
         arguments = {name: module.hparams[name] for name in ("words", "frames", *options)}
-        made[kind.__name__.lower()] = save_checkpoint(module, encoder, arguments, folder / f"{kind.__name__}.ckpt")
-    return made
+        paths[kind.__name__.lower()] = save_checkpoint(module, encoder, arguments, folder / f"{kind.__name__}.ckpt")
+    return paths
 
 
 @pytest.fixture(scope="session")
-def sources(checkpoints: dict[str, Path]) -> list[ScorerSource]:
+def sources(checkpoints):
     return [ScorerSource(str(path)) for path in checkpoints.values()]
 
 
 @pytest.fixture(scope="session")
-def ckpt(checkpoints: dict[str, Path]) -> list[str]:
+def ckpt(checkpoints):
     """The option that names the checkpoint of CLIP4Clip."""
     return ["--ckpt_path", str(checkpoints["clip4clip"])]
 
 
 @pytest.fixture(scope="session")
-def indexed(gallery: Path, sources: list[ScorerSource], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def indexed(gallery, sources, tmp_path_factory):
     """A read-only index of the gallery with both methods and a bank of queries."""
     out = tmp_path_factory.mktemp("indexed") / "index"
     bank = ["a red square", "something blue", "a cat", "two dogs run", "a man talks"]
-    report = index([gallery], out, sources, bank=bank, batch_size=3, progress=False)
-    assert report.added == 8
+    assert index([gallery], out, sources, bank=bank, batch_size=3, progress=False).added == 8
     return out
 
 
 @pytest.fixture(scope="session")
 def searcher(indexed):
-    with Searcher(indexed) as made:
-        yield made
+    with Searcher(indexed) as searcher:
+        yield searcher
 
 
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory):
     """One browser for all pages; tests open their own address in it."""
-    with open_browser(tmp_path_factory.mktemp("profile")) as made:
-        yield made
+    with open_browser(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
 
 
 @pytest.fixture
@@ -90,8 +90,8 @@ def browser(driver):
 def qdrant(monkeypatch, tmp_path):
     """The address of Qdrant's local mode, used instead of a server."""
     client = pytest.importorskip("qdrant_client")
-    opened = client.QdrantClient
-    monkeypatch.setattr(client, "QdrantClient", lambda **_: opened(path=str(tmp_path / "qdrant")))
+    local = client.QdrantClient
+    monkeypatch.setattr(client, "QdrantClient", lambda **_: local(path=str(tmp_path / "qdrant")))
     return "qdrant://localhost"
 
 
@@ -107,3 +107,15 @@ def no_network(monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: refuse(None, host))
     return asked
+
+
+@pytest.fixture
+def interpreter(ended):
+    """Run Python code in a process of the server that has imported the package, since LanceDB must not be forked."""
+
+    def start(code):
+        process = multiprocessing.get_context(start_method()).Process(target=exec, args=(code, {}))
+        process.start()
+        return ended(process)
+
+    return start

@@ -1,6 +1,7 @@
 """Checkpoints for `tvr index`: methods of other packages, untrusted class names, and no network."""
 
 import json
+import shutil
 import sys
 
 import open_clip
@@ -8,7 +9,7 @@ import pytest
 import torch
 from examples.dual_softmax_loss import DualSoftmaxLoss
 from open_clip import pretrained
-from search_parts import save_checkpoint
+from search_parts import find, save_checkpoint
 
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import ClipEncoder, TinyClipEncoder
@@ -22,11 +23,12 @@ from tvr_lightning.training.checkpoints import CheckpointError
 
 TINY = {"width": 64, "image_size": 32, "text_layers": 1, "vision_layers": 1}
 ARGUMENTS = {"words": 12, "frames": 4}
+REMOVED = object()
 CHAIN = {"class_path": "NormalizerChain", "init_args": {"normalizers": ["strangers.Normalizer"]}}
 
 
 def changed(source, path, **arguments):
-    """The checkpoint with other hyperparameters."""
+    """Write the checkpoint with other hyperparameters."""
     saved = torch.load(source, weights_only=True)
     saved["hyper_parameters"] |= arguments
     torch.save(saved, path)
@@ -41,9 +43,9 @@ def test_a_method_outside_the_package_is_used_if_the_user_trusts_it(gallery, tmp
     out = str(tmp_path / "index")
     command = ["index", str(gallery), "--out", out, "--ckpt_path", str(outside)]
     assert main(command) == 1
-    said = capsys.readouterr().err
-    assert "names examples.dual_softmax_loss.DualSoftmaxLoss" in said
-    assert "--trust examples.dual_softmax_loss" in said
+    error = capsys.readouterr().err
+    assert "names examples.dual_softmax_loss.DualSoftmaxLoss" in error
+    assert "--trust examples.dual_softmax_loss" in error
     trust = ["--trust", "somewhere.else", "--trust", path]
     assert main([*command, *trust]) == 0
     for more, status in (([], 1), (trust, 0)):
@@ -72,8 +74,8 @@ def test_a_method_outside_the_package_is_used_if_the_user_trusts_it(gallery, tmp
         {"evaluation": {"normalization": CHAIN}},
         {"optimizer": "strangers.Encoder"},
     ],
-)  # fmt: skip
-def test_nothing_that_a_checkpoint_names_is_imported_unasked(checkpoints, tmp_path, monkeypatch, arguments):
+)
+def test_classes_that_an_untrusted_checkpoint_names_are_not_imported(checkpoints, tmp_path, monkeypatch, arguments):
     (tmp_path / "strangers.py").write_text("raise RuntimeError('imported')")
     monkeypatch.syspath_prepend(tmp_path)
     path = changed(checkpoints["clip4clip"], tmp_path / "a.ckpt", **arguments)
@@ -94,7 +96,7 @@ def published(tmp_path, monkeypatch):
     return {"architecture": "ViT-test", "weights": "published"}
 
 
-def test_the_weights_of_a_checkpoint_are_its_own_and_nothing_is_downloaded(published, tmp_path, no_network, caplog):
+def test_weights_come_from_the_checkpoint_without_a_download(published, tmp_path, no_network, caplog):
     torch.manual_seed(0)
     with weights_follow():
         method = CLIP4Clip(ClipEncoder(**published), **ARGUMENTS)
@@ -111,16 +113,17 @@ def test_the_weights_of_a_checkpoint_are_its_own_and_nothing_is_downloaded(publi
     assert no_network, "a recipe may download them"
 
 
-def test_the_weights_of_an_index_have_absolute_paths(published, gallery, tmp_path, monkeypatch):
+def test_an_index_can_be_searched_from_any_working_folder(published, gallery, checkpoints, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
-    model = open_clip.create_model("ViT-test")
-    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    torch.save(open_clip.create_model("ViT-test").state_dict(), tmp_path / "weights.pt")
+    shutil.copy(checkpoints["gare"], tmp_path / "method.ckpt")
     monkeypatch.chdir(tmp_path)
-    source = ScorerSource(architecture="ViT-test", weights="weights.pt", frames=2)
-    index([gallery], "index", [source], progress=False)
+    weights = ScorerSource(architecture="ViT-test", weights="weights.pt", frames=2)
+    index([gallery / "clip1.mp4"], "index", [ScorerSource("method.ckpt"), weights], progress=False)
     monkeypatch.chdir(tmp_path / "elsewhere")
     with Searcher("../index") as searcher:
-        assert searcher.catalog.fact("scorers")[0]["source"]["weights"] == str(tmp_path / "weights.pt")
+        assert searcher.catalog.fact("scorers")[1]["source"]["weights"] == str(tmp_path / "weights.pt")
+        assert len(find(searcher, "a", rerank="clip4clip").results) == 1
 
 
 def test_an_architecture_from_the_network_is_refused(checkpoints, tmp_path, no_network):
@@ -133,37 +136,35 @@ def test_an_architecture_from_the_network_is_refused(checkpoints, tmp_path, no_n
     assert no_network == []
 
 
-def named(path):
-    return lambda saved: saved["hyper_parameters"].update(_class_path=path)
-
-
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("place", "values", "message"),
     [
-        (lambda saved: saved.pop("state_dict"), "no 'state_dict'"),
-        (lambda saved: saved.update(state_dict={}), "does not fit this CLIP4Clip"),
-        (lambda saved: saved.update(state_dict=[1]), "more than named tensors"),
-        (lambda saved: saved.update(state_dict={"encoder": 1}), "more than named tensors"),
-        (lambda saved: saved["hyper_parameters"].update(words="many"), "words"),
-        (lambda saved: saved["hyper_parameters"].update(encoder=3), "encoder"),
-        (lambda saved: saved["hyper_parameters"]["encoder"]["init_args"].update(width=63), "width is 63"),
-        (lambda saved: saved["hyper_parameters"]["encoder"]["init_args"].update(color="red"), "color"),
-        (lambda saved: saved["hyper_parameters"].update(_instantiator="os.system"), "os.system"),
-        (named("tvr_lightning.encoders.ClipEncoder"), "a retrieval method"),
-        (named("tvr_lightning.methods.Nothing"), "cannot be found"),
-        (lambda saved: saved.update(datamodule_hyper_parameters=[1]), "datamodule_hyper_parameters"),
-        (lambda saved: saved.update(datamodule_hyper_parameters={"sampling": "none"}), "sampling"),
+        ("", {"state_dict": REMOVED}, "no 'state_dict'"),
+        ("", {"state_dict": {}}, "does not fit this CLIP4Clip"),
+        ("", {"state_dict": [1]}, "more than named tensors"),
+        ("", {"state_dict": {"encoder": 1}}, "more than named tensors"),
+        ("", {"datamodule_hyper_parameters": [1]}, "datamodule_hyper_parameters"),
+        ("", {"datamodule_hyper_parameters": {"sampling": "none"}}, "sampling"),
+        ("hyper_parameters", {"words": "many"}, "words"),
+        ("hyper_parameters", {"encoder": 3}, "encoder"),
+        ("hyper_parameters", {"_instantiator": "os.system"}, "os.system"),
+        ("hyper_parameters", {"_class_path": "tvr_lightning.encoders.ClipEncoder"}, "a retrieval method"),
+        ("hyper_parameters", {"_class_path": "tvr_lightning.methods.Nothing"}, "cannot be found"),
+        ("hyper_parameters encoder init_args", {"width": 63}, "width is 63"),
+        ("hyper_parameters encoder init_args", {"color": "red"}, "color"),
     ],
 )
-def test_a_malformed_checkpoint_ends_in_a_sentence_and_leaves_nothing(
-    checkpoints, gallery, tmp_path, capsys, spoil, said
+def test_a_malformed_checkpoint_is_refused_in_one_line_and_leaves_no_index(
+    checkpoints, gallery, tmp_path, capsys, place, values, message
 ):
-    saved = torch.load(checkpoints["clip4clip"], weights_only=True)
-    spoil(saved)
-    torch.save(saved, tmp_path / "bad.ckpt")
+    saved = part = torch.load(checkpoints["clip4clip"], weights_only=True)
+    for name in place.split():
+        part = part[name]
+    part.update(values)
+    torch.save({name: value for name, value in saved.items() if value is not REMOVED}, tmp_path / "bad.ckpt")
     out = tmp_path / "index"
     assert main(["index", str(gallery), "--out", str(out), "--ckpt_path", str(tmp_path / "bad.ckpt")]) == 1
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith(f"tvr: {tmp_path / 'bad.ckpt'}")
-    assert said in line
+    assert message in line
     assert not out.exists()

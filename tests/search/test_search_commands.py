@@ -1,4 +1,4 @@
-"""`tvr index` and `tvr search` on the command line: what they print, strange file names, and refused options."""
+"""`tvr index` and `tvr search` on the command line: output, strange file names, and refused options."""
 
 import json
 import os
@@ -19,64 +19,55 @@ from tvr_lightning.search.segments import Segments
 NOT_UTF8, CONTROL = os.fsdecode(b"caf\xe9/caf\xe9.mp4"), "b\x1b[31m\x9b1m[red].mp4"
 
 
-@pytest.fixture
-def search(indexed, capsys):
-    """Search the index, and return what is printed."""
-
-    def run(*words):
+def test_results_are_printed_as_text_and_as_json(indexed, gallery, tmp_path, monkeypatch, capsys):
+    def search(*words):
         assert main(["search", *map(str, words), "--index", str(indexed), "--device", "cpu"]) == 0
         return capsys.readouterr().out
 
-    return run
-
-
-def test_results_are_printed_as_text_and_as_json(search, gallery, monkeypatch):
     answer = json.loads(search("a", "red", "square", "--top", "2", "--rerank", "clip4clip", "--json"))
     assert (answer["query"], answer["rerank"], len(answer["results"])) == ("a red square", "clip4clip", 2)
-    said = search("a red square", "--top", "2")
-    assert "best at 0:0" in said
-    assert re.search(r"^  1\. -?\d\.\d{4}  \S+$", said, re.M), "one number"
-    assert not re.search("cosine|candidate|relevance", said)
-    assert str(gallery) in said
+    printed = search("a red square", "--top", "2")
+    assert "best at 0:0" in printed
+    assert re.search(r"^  1\. -?\d\.\d{4}  \S+$", printed, re.M), "one number"
+    assert not re.search("cosine|candidate|relevance", printed)
+    assert str(gallery) in printed
     monkeypatch.chdir(gallery.parent)
     assert f"  {gallery.name}/" in search("a red square", "--top", "2"), "relative to the working folder"
-    assert "clip1.mp4" in search("--video", gallery / "clip1.mp4", "--top", "1")
-
-
-def test_an_example_is_given_alone_and_with_text(search, gallery, tmp_path):
-    picture = tmp_path / "red.png"
-    Image.new("RGB", (90, 60), "red").save(picture)
-    for option, path in (("--video", gallery / "clip1.mp4"), ("--image", picture)):
+    Image.new("RGB", (90, 60), "red").save(tmp_path / "red.png")
+    for option, path in (("--video", gallery / "clip1.mp4"), ("--image", tmp_path / "red.png")):
         assert json.loads(search(option, path, "--json"))["query"] == path.name
         assert json.loads(search("a red square", option, path, "--json"))["query"] == f"a red square, {path.name}"
+    assert [clock(seconds) for seconds in (0.04, 59.96, 3723.4)] == ["0:00.0", "1:00.0", "1:02:03.4"]
 
 
-ONE = "index {gallery} --out {out}"
+NEW = "index {gallery} --out {out}"
+OLD = "index --out {indexed}"
 CLIP = "search --video {gallery}/clip1.mp4 --index {indexed}"
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "said"),
+    ("words", "status", "message"),
     [
         (
-            ONE + " {ckpt} --frames 99 --architecture x",
+            NEW + " {ckpt} --frames 9 --architecture x",
             2,
             "--architecture, --frames cannot be combined with --ckpt_path",
         ),
-        (ONE + " {ckpt} --weights none", 2, "--weights cannot be combined with --ckpt_path"),
-        (ONE + " {ckpt} --segments none --segment_length 30", 2, "none does not cut videos"),
-        (ONE + " {ckpt} --store elastic", 1, "no vector store"),
-        (ONE + " --ckpt_path {nowhere}.ckpt", 2, "no such file"),
-        (ONE + " --weights nowhere.pt", 1, "--ckpt_path FILE"),
-        (ONE + " --weights openia", 1, "openia"),
-        (ONE + " --weights none --captions nowhere.csv", 2, "nowhere.csv"),
-        (ONE + " --weights none --architecture ViT-nothing", 1, "ViT-nothing"),
+        (NEW + " {ckpt} --weights none", 2, "--weights cannot be combined with --ckpt_path"),
+        (NEW + " {ckpt} --segments none --segment_length 30", 2, "none does not cut videos"),
+        (NEW + " {ckpt} --store elastic", 1, "no vector store"),
+        (NEW + " --ckpt_path {nowhere}.ckpt", 2, "no such file"),
+        (NEW + " --weights nowhere.pt", 1, "--ckpt_path FILE"),
+        (NEW + " --weights openia", 1, "openia"),
+        (NEW + " --weights none --captions nowhere.csv", 2, "nowhere.csv"),
+        (NEW + " --weights none --architecture ViT-nothing", 1, "ViT-nothing"),
+        (NEW, 1, "--ckpt_path FILE"),
         ("index {broken} --out {out} {ckpt}", 1, "no video could be read: {broken}/fake.mp4"),
         ("index {empty} --out {out} {ckpt}", 1, "no videos in"),
         ("index {nowhere} --out {out} {ckpt}", 2, "no such file or folder"),
         ("index --out {out} {ckpt}", 2, "No videos are given"),
-        ("index --out {indexed} --frames 4", 2, "--frames cannot be used, since {indexed} records the options"),
-        ("index --out {indexed} --sampling head", 2, "--sampling cannot be used, since {indexed} records the options"),
+        (OLD + " --frames 4", 2, "--frames cannot be used, since {indexed} records the options"),
+        (OLD + " --sampling head", 2, "--sampling cannot be used, since {indexed} records the options"),
         ("search --index {indexed}", 2, "No query is given"),
         ("search a --index {empty}", 1, "contains no index"),
         ("search a --index {indexed} --store qdrant://elsewhere", 1, "are stored in lancedb"),
@@ -89,8 +80,8 @@ CLIP = "search --video {gallery}/clip1.mp4 --index {indexed}"
         ("serve --index {indexed} --port -1", 2, "--port is -1; expected a whole number of at least 0"),
     ],
 )
-def test_unusable_commands_end_in_one_sentence_and_leave_nothing(
-    tmp_path, indexed, gallery, ckpt, user_state, monkeypatch, capsys, words, status, said
+def test_unusable_commands_end_in_one_line_and_leave_nothing(
+    tmp_path, indexed, gallery, ckpt, user_state, monkeypatch, capsys, words, status, message
 ):
     monkeypatch.chdir(tmp_path)
     names = {name: tmp_path / name for name in ("new", "old", "broken", "empty", "nowhere")}
@@ -103,7 +94,7 @@ def test_unusable_commands_end_in_one_sentence_and_leave_nothing(
         assert main(words.format_map(names | {"out": names[out]}).split()) == status
         printed = capsys.readouterr()
         (line,) = (each for each in printed.err.splitlines() if "weights are RANDOM" not in each)
-        assert said.format_map(names) in line
+        assert message.format_map(names) in line
         assert not any(other in line for other in ("recipes/", "tvr fit", "encoder.weights"))
         assert "tvr search" not in printed.out
     assert not names["new"].exists()
@@ -111,46 +102,25 @@ def test_unusable_commands_end_in_one_sentence_and_leave_nothing(
     assert list(user_state.rglob("*.json")) == remembered
 
 
-def test_weights_are_found_from_any_working_folder(gallery, checkpoints, tmp_path, monkeypatch, capsys):
-    (tmp_path / "elsewhere").mkdir()
-    shutil.copy(checkpoints["clip4clip"], tmp_path / "method.ckpt")
-    monkeypatch.chdir(tmp_path)
-    assert main(["index", str(gallery), "--out", "index", "--ckpt_path", "method.ckpt"]) == 0
-    assert "8 videos added" in capsys.readouterr().out
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert main(["search", "a", "--index", "../index", "--top", "1"]) == 0
-
-
-@pytest.fixture(scope="module")
-def strange(tmp_path_factory, sources, gallery):
-    """An index of a file in a folder that is not UTF-8, and of a long video with control characters."""
-    folder = tmp_path_factory.mktemp("strange")
-    (folder / "videos" / NOT_UTF8).parent.mkdir(parents=True)
-    shutil.copy(gallery / "clip1.mp4", folder / "videos" / NOT_UTF8)
-    write_clip(folder / "videos" / CONTROL, 2, frames=24)
-    rule = Segments("windows", 3.0)
-    report = index([folder / "videos"], folder / "index", sources[1:], progress=True, segments=rule)
-    assert report.total == 2
-    assert index([], folder / "index", progress=False).kept == 2
-    return folder / "index"
-
-
-def test_strange_names_are_found_and_printed_without_control_characters(strange, capsys):
-    with Searcher(strange) as searcher:
-        assert {Path(result.path).name for result in find(searcher, "a").results} == {Path(NOT_UTF8).name, CONTROL}
-    assert main(["search", "a", "--index", str(strange)]) == 0
-    shown = capsys.readouterr().out
-    assert "caf\\udce9/caf\\udce9.mp4" in shown
-    assert "b\\x1b[31m\\x9b1m[red].mp4" in shown
-    assert main(["search", "a", "--index", str(strange), "--json"]) == 0
+def test_strange_names_are_found_served_and_printed_without_control_characters(tmp_path, sources, gallery, capsys):
+    videos, out = tmp_path / "videos", tmp_path / "index"
+    (videos / NOT_UTF8).parent.mkdir(parents=True)
+    shutil.copy(gallery / "clip1.mp4", videos / NOT_UTF8)
+    write_clip(videos / CONTROL, 2, frames=24)
+    assert index([videos], out, sources[1:], progress=True, segments=Segments("windows", 3.0)).total == 2
+    assert index([], out, progress=False).kept == 2
+    capsys.readouterr()
+    assert main(["search", "a", "--index", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "caf\\udce9/caf\\udce9.mp4" in text
+    assert "b\\x1b[31m\\x9b1m[red].mp4" in text
+    assert main(["search", "a", "--index", str(out), "--json"]) == 0
     printed = capsys.readouterr().out
     assert {Path(result["path"]).name for result in json.loads(printed)["results"]} == {Path(NOT_UTF8).name, CONTROL}
-    assert not {"\x1b", "\x9b", "\udce9"} & {*shown, *printed}
+    assert not {"\x1b", "\x9b", "\udce9"} & {*text, *printed}
     assert printable("a\x1b[0m\r\nb\x7f\u3000é👩\u200d🚀") == "a\\x1b[0m\\r\\nb\\x7f\u3000é👩\u200d🚀"
-
-
-def test_strange_names_are_served(strange):
-    with Searcher(strange) as searcher:
+    with Searcher(out) as searcher:
+        assert {Path(result.path).name for result in find(searcher, "a").results} == {Path(NOT_UTF8).name, CONTROL}
         client = client_of(searcher)
         found = client.get("/api/search", params={"query": "a"}).json()["results"]
         assert {result["path"] for result in found} == {"caf\\udce9/caf\\udce9.mp4", printable(CONTROL)}
@@ -161,8 +131,3 @@ def test_strange_names_are_served(strange):
                 assert client.get(f"/api/videos/{result['id']}/{address}").status_code == 200
             similar = client.get("/api/search", params={"like": result["id"]}).json()
             assert similar["query"] == result["path"].rpartition("/")[2]
-
-
-@pytest.mark.parametrize(("seconds", "shown"), [(0.04, "0:00.0"), (59.96, "1:00.0"), (3723.4, "1:02:03.4")])
-def test_clock(seconds, shown):
-    assert clock(seconds) == shown

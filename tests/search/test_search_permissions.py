@@ -27,11 +27,17 @@ NOBODY = 65534
 HOLDER = """
 import sqlite3, sys
 connection = sqlite3.connect(sys.argv[1], isolation_level=None)
-connection.execute("PRAGMA locking_mode=EXCLUSIVE")
-connection.execute("BEGIN EXCLUSIVE")
-connection.execute("UPDATE facts SET value = value")
+connection.executescript("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE; UPDATE facts SET value = value")
 print("held", flush=True)
 sys.stdin.readline()
+"""
+KILLED = """
+import os, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.executescript("PRAGMA cache_size = 1; BEGIN IMMEDIATE")
+for number in range(2000):
+    connection.execute("INSERT INTO facts VALUES (?, '1')", (f"{number:0100}",))
+os._exit(9)
 """
 
 
@@ -60,36 +66,41 @@ def read_only(folder):
 
 
 @pytest.fixture
-def room(checkpoints):
-    """A folder with videos and a checkpoint that any user can read."""
+def folder():
+    """A temporary folder that any user can read."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        for number in range(3):
-            write_clip(folder / "videos" / f"{number}.mp4", number)
-        shutil.copy(checkpoints["clip4clip"], folder / "method.ckpt")
-        yield folder
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 @pytest.fixture
-def out(room):
+def gallery_index(folder, checkpoints):
+    """An index of two videos that any user can read."""
+    for number in range(2):
+        write_clip(folder / "videos" / f"{number}.mp4", number)
+    write_clip(folder / "videos" / "closed" / "b.mp4", 4)
+    source = ScorerSource(str(shutil.copy(checkpoints["clip4clip"], folder / "method.ckpt")))
+    index([folder / "videos"], folder / "index", [source], bank=["a cat"], progress=False)
+    return folder / "index"
+
+
+@pytest.fixture
+def out(folder):
     """An empty index."""
-    Catalog(room / "index", create=True).close()
-    return room / "index"
+    Catalog(folder / "index", create=True).close()
+    return folder / "index"
 
 
 def add(catalog, number):
     catalog.add_video(VideoFile(Path(f"/videos/{number}.mp4"), 1, 1), 1.0, (0, 0))
 
 
-def test_a_read_only_index_is_searched_and_served_and_not_written(room, capsys):
-    out, source = room / "index", ScorerSource(str(room / "method.ckpt"))
-    index([room / "videos"], out, [source], bank=["a cat"], progress=False)
-    with Searcher(out) as searcher:
+def test_a_read_only_index_is_searched_and_served_but_not_written(folder, gallery_index, capsys):
+    with Searcher(gallery_index) as searcher:
         expected = find(searcher, "a cat")
-    before = sorted(path.name for path in out.iterdir())
-    with read_only(out):
-        with Searcher(out) as searcher:
+    before = sorted(path.name for path in gallery_index.iterdir())
+    with read_only(gallery_index):
+        with Searcher(gallery_index) as searcher:
             assert find(searcher, "a cat") == expected
             client = client_of(searcher)
             found = client.get("/api/search", params={"query": "a cat"}).json()["results"]
@@ -98,29 +109,26 @@ def test_a_read_only_index_is_searched_and_served_and_not_written(room, capsys):
                 assert client.get(f"/api/videos/{found[0]['id']}/{address}").status_code == 200
             with pytest.raises(SearchError, match=r"cannot be read or written .*readonly database.*permissions"):
                 searcher.catalog.set_fact("other", 1)
-        assert sorted(path.name for path in out.iterdir()) == before
-        assert main(["index", str(room / "videos"), "--out", str(out)]) == 1
-        said = capsys.readouterr().err
-        assert "cannot be written" in said
-        assert "damaged" not in said
-    assert index([], out, progress=False).kept == 3
+        assert sorted(path.name for path in gallery_index.iterdir()) == before
+        assert main(["index", str(folder / "videos"), "--out", str(gallery_index)]) == 1
+        printed = capsys.readouterr().err
+        assert "cannot be written" in printed
+        assert "damaged" not in printed
 
 
-def test_a_folder_without_permission_is_named_and_loses_nothing(room):
-    closed, out = room / "videos" / "closed", room / "index"
-    write_clip(closed / "b.mp4", 4)
-    index([room / "videos"], out, [ScorerSource(str(room / "method.ckpt"))], progress=False)
-    for path in (out, *out.iterdir()):
+def test_an_unreadable_folder_is_named_and_its_videos_stay_in_the_index(folder, gallery_index):
+    closed = folder / "videos" / "closed"
+    for path in (gallery_index, *gallery_index.iterdir()):
         os.chown(path, NOBODY if os.geteuid() == 0 else -1, -1)
     closed.chmod(0)
     with unprivileged():
-        report = index([room / "videos"], out, progress=False)
+        report = index([folder / "videos"], gallery_index, progress=False)
     closed.chmod(0o700)
     assert any("closed: Permission denied" in problem for problem in report.problems)
-    assert (report.kept, report.removed, report.total) == (3, 0, 4)
+    assert (report.kept, report.removed, report.total) == (2, 0, 3)
 
 
-def test_a_reader_without_permission_sees_what_a_writer_adds(out):
+def test_a_reader_without_write_permission_sees_the_changes_of_a_writer(out):
     with closing(Catalog(out)) as writer:
         add(writer, 0)
     out.chmod(0o555)
@@ -132,40 +140,31 @@ def test_a_reader_without_permission_sees_what_a_writer_adds(out):
     with closing(Catalog(out, create=True)) as writer:
         add(writer, 1)
         with unprivileged():
-            assert reader.count() == 2, "while the writer has it open"
+            assert reader.count() == 2, "while the writer is open"
         add(writer, 2)
     with unprivileged():
-        assert reader.count() == 3, "after it is gone"
+        assert reader.count() == 3, "after it was closed"
         reader.close()
 
 
-def test_changes_of_a_killed_writer_are_undone_or_named(out):
-    killed = (
-        "import sys, os, sqlite3\n"
-        "connection = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
-        "connection.executescript('PRAGMA cache_size = 1; BEGIN IMMEDIATE')\n"
-        "for number in range(2000):\n"
-        "    connection.execute(\"INSERT INTO facts VALUES (?, '1')\", (f'{number:0100}',))\n"
-        "os._exit(9)\n"
-    )
-    subprocess.run([sys.executable, "-c", killed, str(out / "catalog.sqlite")], check=False)
+def test_changes_of_a_killed_writer_are_rolled_back_or_reported(out):
+    subprocess.run([sys.executable, "-c", KILLED, str(out / "catalog.sqlite")], check=False)
     assert (out / "catalog.sqlite-journal").stat().st_size
     with read_only(out), pytest.raises(SearchError, match="changes from an interrupted run but is read-only"):
         Catalog(out)
-    reader = Catalog(out)
-    assert reader.fact(f"{0:0100}") is None
-    assert reader.fact("version") == VERSION
-    reader.close()
+    with closing(Catalog(out)) as reader:
+        assert reader.fact(f"{0:0100}") is None
+        assert reader.fact("version") == VERSION
 
 
-def test_an_unreadable_file_is_not_called_damaged(out):
+def test_an_unreadable_index_is_not_reported_as_damaged(out):
     (out / "catalog.sqlite").chmod(0)
     error = r"cannot be read or written \(unable to open.*permissions"
     with unprivileged(), pytest.raises(SearchError, match=error):
         Catalog(out)
 
 
-def test_a_locked_index_is_waited_for_and_then_called_busy(out, monkeypatch, ended):
+def test_a_locked_index_is_waited_for_and_then_reported_as_busy(out, monkeypatch, ended):
     command = [sys.executable, "-c", HOLDER, str(out / "catalog.sqlite")]
     process = ended(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
     assert process.stdout.readline() == "held\n"

@@ -22,24 +22,29 @@ from tvr_lightning.search.indexing import index
 
 @contextmanager
 def asking(folder, *videos):
-    """A client of the served index, and the ids of its videos by file name."""
+    """A function that requests the file of a video by name from a server of the index."""
     with Searcher(folder) as searcher:
-        yield client_of(searcher, videos=videos), {row.path.name: row.id for row in searcher.catalog.videos()}
+        client, ids = client_of(searcher, videos=videos), {row.path.name: row.id for row in searcher.catalog.videos()}
+        yield lambda name: client.get(f"/api/videos/{ids[name]}/file")
 
 
 def status(folder, name, *videos):
-    with asking(folder, *videos) as (client, ids):
-        return client.get(f"/api/videos/{ids[name]}/file").status_code
+    with asking(folder, *videos) as ask:
+        return ask(name).status_code
 
 
-def own_copy(indexed, folder, identity=None, **facts):
-    """An index from an untrusted user, with facts and an identity of their choice."""
-    shutil.copytree(indexed, folder)
-    with closing(Catalog(folder)) as catalog:
-        for name, value in facts.items():
-            catalog.set_fact(name, value)
-        catalog.set_fact("identity", identity or secrets.token_hex(16))
-    return folder
+@pytest.fixture
+def foreign(indexed, tmp_path):
+    """Copy an index, as if from an untrusted user, with facts and an identity of their choice."""
+
+    def copy(folder=indexed, identity=None, **facts):
+        copied = shutil.copytree(folder, tmp_path / f"foreign-{secrets.token_hex(4)}")
+        with closing(Catalog(copied)) as catalog:
+            for name, value in {**facts, "identity": identity or secrets.token_hex(16)}.items():
+                catalog.set_fact(name, value)
+        return copied
+
+    return copy
 
 
 def point(folder, name, path):
@@ -49,62 +54,55 @@ def point(folder, name, path):
         catalog.execute("UPDATE videos SET path = ? WHERE CAST(path AS TEXT) LIKE ?", values)
 
 
-def test_a_strangers_index_hands_out_no_file_of_this_machine(indexed, gallery, tmp_path):
+def test_an_untrusted_index_serves_only_videos_in_folders_that_the_user_names(foreign, gallery, tmp_path):
     secret = tmp_path / "id_rsa"
     secret.write_text("SECRET KEY")
-    folder = own_copy(indexed, tmp_path / "index", roots=["/"])
+    folder = foreign(roots=["/"])
     point(folder, "clip0.mp4", secret)
-    with asking(folder) as (client, ids):
+    with asking(folder) as ask:
         for name in ("id_rsa", "clip1.mp4"):
-            answer = client.get(f"/api/videos/{ids[name]}/file")
-            assert answer.status_code == 400
-            assert f"{name} is not a video in a folder that may be served" in answer.json()["detail"]
-        assert client.get("/api/search", params={"query": "a"}).status_code == 200, "searching continues"
-    with asking(folder, tmp_path / "gone") as (client, ids):
-        answer = client.get(f"/api/videos/{ids['clip1.mp4']}/file")
-        assert answer.status_code == 400
-        assert str(tmp_path) not in answer.text
-    with asking(folder, gallery) as (client, ids):
-        assert client.get(f"/api/videos/{ids['clip1.mp4']}/file").content == (gallery / "clip1.mp4").read_bytes()
-        assert client.get(f"/api/videos/{ids['id_rsa']}/file").status_code == 400
-    with asking(folder, gallery, tmp_path) as (client, ids):
-        answer = client.get(f"/api/videos/{ids['id_rsa']}/file")
-        assert "is not a video" in answer.json()["detail"], "of named folders, videos alone"
-        assert "SECRET" not in answer.text
+            assert ask(name).status_code == 400
+            assert f"{name} is not a video in a folder that may be served" in ask(name).json()["detail"]
+    with asking(folder, tmp_path / "gone") as ask:
+        assert ask("clip1.mp4").status_code == 400
+        assert str(tmp_path) not in ask("clip1.mp4").text
+    with asking(folder, gallery) as ask:
+        assert ask("clip1.mp4").content == (gallery / "clip1.mp4").read_bytes()
+        assert ask("id_rsa").status_code == 400
+    with asking(folder, gallery, tmp_path) as ask:
+        assert "is not a video" in ask("id_rsa").json()["detail"], "only videos of the named folders"
+        assert "SECRET" not in ask("id_rsa").text
 
 
-def test_links_of_a_served_folder_that_lead_out_are_refused(indexed, tmp_path):
+def test_links_out_of_a_served_folder_are_refused(foreign, tmp_path):
     shown = tmp_path / "shown"
     outside = write_clip(tmp_path / "outside.mp4", 2)
     inside = write_clip(shown / "inside.mp4", 1)
     (shown / "out.mp4").symlink_to(outside)
     (shown / "linked").symlink_to(tmp_path)
     (shown / "again.mp4").symlink_to(inside)
-    folder = own_copy(indexed, tmp_path / "index", roots=["/"])
+    folder = foreign(roots=["/"])
     for number, path in enumerate((shown / "out.mp4", shown / "linked" / "outside.mp4", shown / "again.mp4")):
         point(folder, f"clip{number}.mp4", path)
-    with asking(folder, shown) as (client, ids):
-        statuses = {name: client.get(f"/api/videos/{ids[name]}/file").status_code for name in ids}
-    assert [statuses[name] for name in ("out.mp4", "outside.mp4", "again.mp4")] == [400, 400, 200]
+    with asking(folder, shown) as ask:
+        assert [ask(name).status_code for name in ("out.mp4", "outside.mp4", "again.mp4")] == [400, 400, 200]
 
 
-def test_ones_own_index_plays_without_a_question(gallery, tmp_path, sources, user_state):
-    out = tmp_path / "index"
-    index([gallery], out, sources[1:], progress=False)
-    moved = tmp_path / "moved"
-    out.rename(moved)
+def test_the_users_own_index_is_served_even_after_a_move(foreign, gallery, tmp_path, sources, user_state):
+    index([gallery], tmp_path / "index", sources[1:], progress=False)
+    moved = (tmp_path / "index").rename(tmp_path / "moved")
     assert status(moved, "clip1.mp4") == 200
     with closing(Catalog(moved)) as catalog:
         identity = catalog.fact("identity")
-    forged = own_copy(moved, tmp_path / "forged", identity, roots=["/"])
+    forged = foreign(moved, identity, roots=["/"])
     point(forged, "clip0.mp4", write_clip(tmp_path / "private.mp4", 3))
     assert status(forged, "private.mp4") == 400
-    assert status(forged, "clip1.mp4") == 200, "named by this user, once"
+    assert status(forged, "clip1.mp4") == 200, "the user has named this folder"
     (user_state / "evil.json").write_text('{"videos": ["/"]}')
-    assert status(own_copy(moved, tmp_path / "evil", "../../evil"), "clip1.mp4") == 400, "an identity is no path"
+    assert status(foreign(moved, "../../evil"), "clip1.mp4") == 400, "an identity is not a path"
 
 
-def test_without_a_state_directory_indexing_says_so_and_serving_asks(gallery, tmp_path, sources, monkeypatch):
+def test_without_a_state_directory_folders_must_be_named_again(gallery, tmp_path, sources, monkeypatch):
     (tmp_path / "state").write_text("no folder")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     report = index([gallery], tmp_path / "index", sources[1:], progress=False)
@@ -112,54 +110,48 @@ def test_without_a_state_directory_indexing_says_so_and_serving_asks(gallery, tm
     assert status(tmp_path / "index", "clip1.mp4", gallery) == 200
 
 
-def test_folders_that_an_index_names_are_not_walked_unless_the_user_names_them(indexed, gallery, tmp_path):
-    folder = own_copy(indexed, tmp_path / "index", roots=[str(gallery)])
+def test_folders_and_captions_that_only_the_index_names_are_not_read(foreign, gallery, tmp_path):
+    private = tmp_path / "private.parquet"
+    write_captions(private, [Description("clip0", 0, 0, 1, "a secret")])
+    folder = foreign(roots=[str(gallery)], captions=str(private))
     with pytest.raises(SearchError, match="which you have not named here") as refused:
         index([], folder, progress=False)
     (command,) = re.findall(r"tvr (index .*)$", str(refused.value))
     assert main(shlex.split(command)) == 0, "the advice works"
-    assert index([], folder, progress=False).kept == 8
-
-
-def test_a_captions_file_that_an_index_names_is_not_read(indexed, gallery, tmp_path):
-    private = tmp_path / "private.parquet"
-    write_captions(private, [Description("clip0", 0, 0, 1, "a secret")])
-    folder = own_copy(indexed, tmp_path / "index", captions=str(private))
-    report = index([gallery], folder, progress=False)
-    assert report.captioned == 0
+    report = index([], folder, progress=False)
+    assert (report.kept, report.captioned) == (8, 0)
     assert any("private.parquet: a captions file that you have not named" in line for line in report.problems)
     assert index([gallery], folder, progress=False, captions=private).captioned == 1
     assert index([], folder, progress=False).captioned == 1
 
 
-def test_a_store_that_the_user_gave_once_is_not_asked_for_again(gallery, tmp_path, sources, qdrant):
-    out, place = tmp_path / "index", qdrant
-    index([gallery], out, sources[1:], place, progress=False)
+def test_a_store_on_another_machine_is_named_once_by_the_user(foreign, gallery, tmp_path, sources, qdrant):
+    out = tmp_path / "index"
+    index([gallery], out, sources[1:], qdrant, progress=False)
     with Searcher(out) as searcher:
         assert len(find(searcher, "a").results) == 8
-    stranger = own_copy(out, tmp_path / "stranger")
+    stranger = foreign(out)
     with pytest.raises(SearchError, match="you did not create this index here"):
         Searcher(stranger)
-    with Searcher(stranger, store=place) as searcher:
+    with Searcher(stranger, store=qdrant) as searcher:
         assert len(find(searcher, "a").results) == 8
 
 
-@pytest.mark.parametrize("words", [["search", "a", "--index"], ["serve", "--index"], ["index", "--out"]])
-def test_queries_go_to_a_host_only_if_the_user_names_it(indexed, gallery, tmp_path, no_network, words, capsys):
-    address = "127.0.0.1:6333"
-    folder = own_copy(indexed, tmp_path / "index", store=f"qdrant://{address}")
-    more = [str(gallery)] if words[0] == "index" else []
-    assert main([*words, str(folder), *more]) == 1
-    said = capsys.readouterr().err
-    assert f"its vectors are stored at qdrant://{address}" in said
-    assert f"add --store qdrant://{address}" in said
+@pytest.mark.parametrize("words", ["search a --index", "serve --index", "index {gallery} --out"])
+def test_queries_are_sent_to_a_host_only_if_the_user_names_it(foreign, gallery, no_network, words, capsys):
+    address = "qdrant://127.0.0.1:6333"
+    command = [*words.format(gallery=gallery).split(), str(foreign(store=address))]
+    assert main(command) == 1
+    printed = capsys.readouterr().err
+    assert f"its vectors are stored at {address}" in printed
+    assert f"add --store {address}" in printed
     assert no_network == []
-    assert main([*words, str(folder), *more, "--store", f"qdrant://{address}"]) == 1
+    assert main([*command, "--store", address]) == 1
     assert no_network, "the user has named it"
 
 
-def test_the_served_folders_come_from_the_command_line(indexed, gallery, tmp_path, monkeypatch, capsys):
-    folder = own_copy(indexed, tmp_path / "index", roots=["/"])
+def test_the_served_folders_come_from_the_command_line(foreign, gallery, tmp_path, monkeypatch, capsys):
+    folder = foreign(roots=["/"])
     with closing(Catalog(folder)) as catalog:
         video = catalog.videos()[0]
     answers = []

@@ -35,60 +35,66 @@ def client(searcher):
     return client_of(searcher, max_upload=2**20)
 
 
-def results(response):
+def search(client, **parameters):
+    response = client.get("/api/search", params=parameters)
     assert response.status_code == 200, response.text
-    return response.json()["results"]
+    return response.json()
 
 
 def test_a_query_finds_videos_with_their_moments(client, searcher):
-    found = results(client.get("/api/search", params={"query": "a red square", "top": 3}))
-    expected = find(searcher, "a red square", top=3).results
-    assert [r["id"] for r in found] == [r.id for r in expected]
-    assert all(len(r["moments"]) == 3 or len(r["moments"]) == 4 for r in found)
+    found = search(client, query="a red square", top=3)["results"]
+    assert [r["id"] for r in found] == [r.id for r in find(searcher, "a red square", top=3).results]
+    assert {len(r["moments"]) for r in found} <= {3, 4}
     assert all(not r["path"].startswith("/") for r in found), "clients must not learn paths of this machine"
+    for parameters, note, count in (
+        ({"query": "red square " * 50}, "too long", 8),
+        ({"query": "a cat", "folder": "nowhere"}, "no videos in this folder", 0),
+    ):
+        answer = search(client, **parameters)
+        assert note in answer["notes"][0]
+        assert len(answer["results"]) == count
 
 
-def test_videos_come_in_ranges_of_bytes_and_with_thumbnails(client, searcher):
+def test_videos_are_served_in_byte_ranges_and_with_thumbnails(client, searcher):
     row = searcher.catalog.videos()[0]
     whole = client.get(f"/api/videos/{row.id}/file")
     assert whole.content == row.path.read_bytes()
     assert whole.headers["content-type"] == "video/mp4"
     part = client.get(f"/api/videos/{row.id}/file", headers={"Range": "bytes=10-19"})
     assert (part.status_code, part.content) == (206, whole.content[10:20])
-    beyond = client.get(f"/api/videos/{row.id}/file", headers={"Range": f"bytes={len(whole.content)}-"})
-    assert beyond.status_code == 416
-    picture = client.get(f"/api/videos/{row.id}/picture", params={"time": 1.0})
-    assert picture.content == searcher.catalog.thumbnail(row.id, 1.0)
-    assert picture.content[:3] == b"\xff\xd8\xff"
+    outside = client.get(f"/api/videos/{row.id}/file", headers={"Range": f"bytes={len(whole.content)}-"})
+    assert outside.status_code == 416
+    thumbnail = client.get(f"/api/videos/{row.id}/picture", params={"time": 1.0}).content
+    assert thumbnail == searcher.catalog.thumbnail(row.id, 1.0)
+    assert thumbnail[:3] == b"\xff\xd8\xff"
 
 
-def test_an_uploaded_clip_finds_itself(client, gallery):
-    clip = gallery / "clip3.mp4"
-    kept = client.post("/api/examples", content=clip.read_bytes(), params={"name": "mine.mp4"}).json()
-    assert kept["name"] == "mine.mp4"
-    found = results(client.get("/api/search", params={"like": kept["id"], "top": 2}))
-    assert found[0]["path"] == "clip3.mp4"
-    assert found[0]["score"] == pytest.approx(1.0, abs=1e-4)
-    others = results(client.get("/api/search", params={"like": found[0]["id"]}))
-    assert found[0]["id"] not in [r["id"] for r in others]
+def image(kind):
+    content = io.BytesIO()
+    Image.new("RGB", (80, 60), "red").save(content, kind)
+    return content.getvalue()
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
-def test_an_uploaded_image_finds_videos(client, kind):
-    kept = client.post("/api/examples?kind=image", content=picture(kind))
-    assert kept.status_code == 200
-    assert len(results(client.get("/api/search", params={"top": 3, "like": kept.json()["id"]}))) == 3
+def test_an_uploaded_clip_or_image_finds_videos(client, gallery):
+    clip = (gallery / "clip3.mp4").read_bytes()
+    example = client.post("/api/examples", content=clip, params={"name": "mine.mp4"}).json()
+    assert example["name"] == "mine.mp4"
+    best = search(client, like=example["id"], top=2)["results"][0]
+    assert best["path"] == "clip3.mp4"
+    assert best["score"] == pytest.approx(1.0, abs=1e-4)
+    assert best["id"] not in [r["id"] for r in search(client, like=best["id"])["results"]]
+    for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP"):
+        example = client.post("/api/examples?kind=image", content=image(kind)).json()
+        assert len(search(client, top=3, like=example["id"])["results"]) == 3
 
 
 @pytest.mark.parametrize(
-    ("address", "parameters", "status", "said"),
+    ("address", "parameters", "status", "message"),
     [
         ("search", {"query": "  "}, 422, "The query is empty"),
-        ("search", {}, 422, "empty"),
         ("search", {"like": "0123456789abcdef"}, 404, "no video"),
         ("search", {"like": "nonsense"}, 422, "like"),
         ("search", {"query": ["a", "b"]}, 400, "query is given more than once"),
-        ("search", {"like": ["0123456789abcdef"] * 2}, 400, "like is given more than once"),
         ("search", {"query": "a", "min_relevance": 2}, 422, "min_relevance"),
         ("search", {"query": "a", "top": 0}, 422, "top"),
         ("search", {"query": "a", "top": 10**9}, 422, "top"),
@@ -106,59 +112,35 @@ def test_an_uploaded_image_finds_videos(client, kind):
         ("videos/xyz/file", {}, 422, "video"),
     ],
 )
-def test_bad_requests_are_answered_with_the_reason(client, address, parameters, status, said):
+def test_bad_requests_are_refused_with_the_reason(client, address, parameters, status, message):
     response = client.get(f"/api/{address}", params=parameters)
     assert response.status_code == status
-    assert said in response.json()["detail"]
-
-
-@pytest.mark.parametrize(
-    ("parameters", "note", "count"),
-    [
-        ({"query": "red square " * 50}, "too long", 8),
-        ({"query": "a cat", "folder": "nowhere"}, "no videos in this folder", 0),
-    ],
-)
-def test_notes_explain_unexpected_results(client, parameters, note, count):
-    answer = client.get("/api/search", params=parameters).json()
-    assert note in answer["notes"][0]
-    assert len(answer["results"]) == count
+    assert message in response.json()["detail"]
 
 
 @pytest.mark.parametrize(
     "address",
     [
-        "/api/videos/../../../../etc/passwd/file",
-        "/api/videos/..%2f..%2f..%2fetc%2fpasswd/file",
-        "/api/videos/%2e%2e%2f%2e%2e%2fetc%2fpasswd/file",
-        "/api/videos/..%252f..%252fetc%252fpasswd/file",
-        "/api/videos/%2fetc%2fpasswd/file",
-        "/api/videos/....//....//etc/passwd/file",
-        "/../catalog.sqlite",
-        "/%2e%2e/catalog.sqlite",
-        "/page/../server.py",
+        *(f"/api/videos/{name}/file" for name in ("../../../../etc/passwd", "..%2f..%2f..%2fetc%2fpasswd")),
+        *(f"/api/videos/{name}/file" for name in ("%2e%2e%2f%2e%2e%2fetc%2fpasswd", "..%252f..%252fetc%252fpasswd")),
+        *(f"/api/videos/{name}/file" for name in ("%2fetc%2fpasswd", "....//....//etc/passwd")),
+        *("/../catalog.sqlite", "/%2e%2e/catalog.sqlite", "/page/../server.py"),
     ],
 )
-def test_no_path_leads_out(client, address):
+def test_addresses_cannot_leave_the_served_folders(client, address):
     response = client.get(address)
     assert 400 <= response.status_code < 500
     assert "root:" not in response.text
 
 
 def png(side):
-    """A small file whose header declares an image of any size."""
+    """A small file whose header declares a square image of any size."""
 
     def chunk(kind, content):
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
     head, rows = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0), zlib.compress(b"\0" * 1_000_000)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-
-
-def picture(kind):
-    content = io.BytesIO()
-    Image.new("RGB", (80, 60), "red").save(content, kind)
-    return content.getvalue()
 
 
 def clip_without_frames():
@@ -171,7 +153,7 @@ def clip_without_frames():
 
 
 @pytest.mark.parametrize(
-    ("kind", "body", "status", "said"),
+    ("kind", "body", "status", "message"),
     [
         ("clip", b"", 400, "empty"),
         ("clip", b"\0" * (2**20 + 1), 413, "larger"),
@@ -181,18 +163,18 @@ def clip_without_frames():
         ("image", b"<html>I am a picture</html>", 422, "the image is not in a supported image format"),
         ("image", png(50_000), 422, "the image cannot be read as an image (Image size"),
         ("image", png(9_000), 422, "the image has 9,000 x 9,000 pixels"),
-        ("image", picture("JPEG")[:300], 422, "the image cannot be read as an image"),
+        ("image", image("JPEG")[:300], 422, "the image cannot be read as an image"),
         ("sound", b"x", 422, "kind"),
     ],
 )
-def test_unusable_uploads_are_answered_with_the_reason(client, kind, body, status, said):
+def test_unusable_uploads_are_refused_with_the_reason(client, kind, body, status, message):
     response = client.post("/api/examples", params={"kind": kind}, content=body)
     assert response.status_code == status
-    assert said in response.json()["detail"]
+    assert message in response.json()["detail"]
     assert "/tmp" not in response.text
 
 
-def test_files_that_name_other_files_are_refused_by_their_format(gallery, client, tmp_path, sources):
+def test_files_that_refer_to_other_files_are_refused_by_their_format(gallery, client, tmp_path, sources):
     videos = tmp_path / "videos"
     write_clip(videos / "clip.mp4", 1)
     hls = f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:3,\n{(gallery / 'clip2.mp4').resolve()}\n#EXT-X-ENDLIST\n"
@@ -216,28 +198,23 @@ def test_files_that_name_other_files_are_refused_by_their_format(gallery, client
         assert "cannot be opened as video" in response.json()["detail"]
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"Sec-Fetch-Site": "cross-site"},
-        {"Sec-Fetch-Site": "same-site"},
-        {"Origin": "http://elsewhere.example"},
-        {"Origin": "null"},
-        {"Origin": "http://127.0.0.1:1"},
-        {"Origin": "nonsense"},
-    ],
-)
-def test_pages_of_other_origins_get_no_answer(client, headers, gallery):
-    content = (gallery / "clip3.mp4").read_bytes()
-    for method, path, body in (("GET", "/api/search?query=a", None), ("POST", "/api/examples", content)):
-        refused = client.request(method, path, content=body, headers=headers)
-        assert refused.status_code == 403
-        assert "other origins" in refused.json()["detail"]
-        for own in ({"Sec-Fetch-Site": "same-origin"}, {"Origin": LOCAL}):
-            assert client.request(method, path, content=body, headers=own).status_code == 200
+def test_pages_of_other_origins_are_refused(client):
+    foreign = [{"Sec-Fetch-Site": site} for site in ("cross-site", "same-site")]
+    foreign += [{"Origin": o} for o in ("http://elsewhere.example", "null", "http://127.0.0.1:1", "nonsense")]
+    own = [{"Sec-Fetch-Site": "same-origin"}, {"Origin": LOCAL}]
+    for method, path, body in (
+        ("GET", "/api/search?query=a", None),
+        ("POST", "/api/examples?kind=image", image("PNG")),
+    ):
+        for headers in foreign:
+            refused = client.request(method, path, content=body, headers=headers)
+            assert refused.status_code == 403
+            assert "other origins" in refused.json()["detail"]
+        for headers in own:
+            assert client.request(method, path, content=body, headers=headers).status_code == 200
 
 
-def test_only_this_machine_may_ask_without_a_token(searcher):
+def test_only_this_machine_can_connect_without_a_token(searcher):
     assert client_of(searcher).get("/api/index").status_code == 200
     assert client_of(searcher, base_url="http://attacker.example").get("/api/index").status_code == 400
     assert ServerOptions().required_token() is None
@@ -251,24 +228,21 @@ def test_the_token_opens_the_api_and_the_page(searcher):
     for address in ("/", "/app.js", "/api/index", "/openapi.json", "/?token=wrong", "/api/index?token=secret"):
         assert client.get(address).status_code == 401, address
     assert client.get("/health").status_code == 200
-    assert client.get("/api/index", headers={"Authorization": "Bearer secret"}).status_code == 200
-    assert client.get("/api/index", headers={"Authorization": "Bearer secret2"}).status_code == 401
+    for token, status in (("secret", 200), ("secret2", 401)):
+        assert client.get("/api/index", headers={"Authorization": f"Bearer {token}"}).status_code == status
     opened = client.get("/?token=secret")
     assert (opened.status_code, opened.headers["location"]) == (303, "/")
     cookie = opened.headers["set-cookie"].lower()
     assert "httponly" in cookie
     assert cookie.startswith("tvr_token_8000="), "servers on other ports have other cookies"
-    assert client.get("/api/index").status_code == 200, "images, whose requests have no such header, need the cookie"
+    assert client.get("/api/index").status_code == 200, "images are requested with the cookie only"
+    for token in ("a+b c", "50%25", "x&y=z", "é;ü"):
+        client = client_of(searcher, token)
+        assert client.get(f"/?token={quote(token)}").status_code == 303
+        assert client.get("/api/index").status_code == 200
 
 
-@pytest.mark.parametrize("token", ["a+b c", "50%25", "x&y=z", "é;ü"])
-def test_a_token_with_special_characters_opens_the_page(searcher, token):
-    client = client_of(searcher, token)
-    assert client.get(f"/?token={quote(token)}").status_code == 303
-    assert client.get("/api/index").status_code == 200
-
-
-def test_the_page_needs_nothing_from_elsewhere_and_cannot_be_embedded(client, searcher):
+def test_the_page_loads_nothing_from_other_hosts_and_cannot_be_embedded(client, searcher):
     page, script, style = (client.get(address) for address in ("/", "/app.js", "/app.css"))
     assert "<script src=" in page.text
     assert not any("://" in content.text for content in (page, script, style))
@@ -292,68 +266,67 @@ def test_a_server_on_ipv6_works_and_a_port_in_use_is_an_error(searcher, monkeypa
 
 @pytest.mark.parametrize(("error", "status"), [(BusyError, 503), (UnreadableError, 500)])
 def test_errors_of_the_index_reveal_no_path(indexed, searcher, error, status, monkeypatch, capsys):
-    def fails(*_):
+    def fail(*_):
         raise error(f"{indexed}/catalog.sqlite is in trouble")
 
-    monkeypatch.setattr(searcher.catalog, "listed", fails)
+    monkeypatch.setattr(searcher.catalog, "listed", fail)
     response = client_of(searcher).get("/api/videos")
     assert response.status_code == status
     assert str(indexed) not in response.text
     assert str(indexed) in capsys.readouterr().err
 
 
-def test_too_many_searches_get_429(searcher, monkeypatch):
+def test_too_many_searches_are_refused(searcher, monkeypatch):
     client = client_of(searcher, max_pending=1)
-    search, started, gate = searcher.search, threading.Event(), threading.Event()
+    original, started, gate = searcher.search, threading.Event(), threading.Event()
 
     def slow(query):
         started.set()
         assert gate.wait(60)
-        return search(query)
+        return original(query)
 
     monkeypatch.setattr(searcher, "search", slow)
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(client.get, "/api/search", params={"query": "a"})
+        first = pool.submit(search, client, query="a")
         assert started.wait(60)
         refused = client.get("/api/search", params={"query": "a"})
         assert client.get("/health").status_code == 200
         gate.set()
-        assert first.result().status_code == 200
+        first.result()
     assert (refused.status_code, refused.headers["Retry-After"]) == (429, "5")
     assert "1 searches are in progress or pending. Try again" in refused.json()["detail"]
-    assert client.get("/api/search", params={"query": "a"}).status_code == 200
+    search(client, query="a")
 
 
-def test_a_bank_of_1200_queries_delays_a_search_for_no_longer_than_a_block(indexed, tmp_path):
+def test_a_search_does_not_wait_until_a_large_bank_is_encoded(indexed, tmp_path, monkeypatch):
     shutil.copytree(indexed, tmp_path / "index")
     with closing(Catalog(tmp_path / "index")) as catalog:
-        catalog.set_fact("bank", [f"a person does something {number} times" for number in range(1200)])
+        catalog.set_fact("bank", [f"a person does something {number} times" for number in range(480)])
     with Searcher(tmp_path / "index") as searcher, served(searcher) as address, ThreadPoolExecutor(1) as pool:
         scorer = searcher.scorers[searcher.first]
         blocks, encode = [], scorer.encode_texts
 
         def slow(texts):
             if len(texts) > 1:
-                blocks.append(time.monotonic())
-                time.sleep(0.05)
+                blocks.append(texts)
+                time.sleep(0.1)
             return encode(texts)
 
-        scorer.encode_texts = slow
-        long = pool.submit(httpx.get, address + "api/search?query=a&normalize=sinkhorn", timeout=120)
-        while not blocks:
-            time.sleep(0.01)
+        monkeypatch.setattr(scorer, "encode_texts", slow)
+        normalized = pool.submit(httpx.get, address + "api/search?query=a&normalize=sinkhorn", timeout=120)
+        assert until(lambda: blocks)
         began = len(blocks)
         assert httpx.get(address + "api/search?query=a+red+square", timeout=120).status_code == 200
-        assert len(blocks) - began < 1200 // 64 // 2, "the search did not wait for the texts"
-        assert not long.done()
-        assert long.result().status_code == 200
-        assert len(blocks) == -(-1200 // 16)
+        assert len(blocks) - began < 10
+        assert not normalized.done()
+        assert normalized.result().status_code == 200
+        assert len(blocks) == 480 // 16
 
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory):
     """A clip that takes a while to decode."""
-    return write_clip(tmp_path_factory.mktemp("long") / "long.mp4", 3, frames=4000).read_bytes()
+    return write_clip(tmp_path_factory.mktemp("long") / "long.mp4", 3, frames=3000).read_bytes()
 
 
 @pytest.fixture
@@ -372,11 +345,11 @@ def until(condition, seconds=60):
     return condition()
 
 
-def test_one_upload_is_decoded_at_a_time_and_others_are_answered(searcher, clip, uploads):
+def test_one_upload_is_decoded_at_a_time_while_other_requests_are_answered(searcher, clip, uploads):
     app = app_of(searcher, max_decoding=1, max_pending=2)
     limit = app.state.uploads
-    with serving(app) as address, ThreadPoolExecutor(8) as pool:
-        sent = [pool.submit(httpx.post, address + "api/examples", content=clip, timeout=300) for _ in range(8)]
+    with serving(app) as address, ThreadPoolExecutor(6) as pool:
+        sent = [pool.submit(httpx.post, address + "api/examples", content=clip, timeout=300) for _ in range(6)]
         assert until(lambda: limit.borrowed_tokens == 2)
         for path in ("health", "api/search?query=a"):
             assert httpx.get(address + path, timeout=300).status_code == 200
@@ -391,28 +364,22 @@ def test_one_upload_is_decoded_at_a_time_and_others_are_answered(searcher, clip,
     assert not list(uploads.iterdir())
 
 
-def test_too_many_uploads_are_refused_before_the_body_arrives(searcher, uploads):
-    app = app_of(searcher, max_pending=1)
-    with serving(app) as address:
-        with connect(address) as first, connect(address) as line:
-            first.sendall(HEAD % 9999)
-            assert until(lambda: app.state.uploads.borrowed_tokens == 1)
-            line.sendall(HEAD % 9999)
-            assert b" 429 " in line.recv(4096).partition(b"\r\n")[0]
+def test_too_many_and_slow_uploads_are_refused_before_the_body_has_arrived(searcher, uploads):
+    app = app_of(searcher, max_pending=1, upload_seconds=2.0)
+    with serving(app) as address, connect(address) as slow, connect(address) as second:
+        slow.sendall(HEAD % 9999 + b"abc")
+        assert until(lambda: app.state.uploads.borrowed_tokens == 1)
+        second.sendall(HEAD % 9999)
+        assert b" 429 " in second.recv(4096).partition(b"\r\n")[0]
+        answer = b""
+        while b"seconds" not in answer:
+            answer += slow.recv(4096)
+        assert b" 408 " in answer.partition(b"\r\n")[0]
+        assert b"took longer than 2 seconds" in answer
         assert httpx.get(address + "api/search?query=a").status_code == 200
 
 
-def test_slow_uploads_end(searcher):
-    with served(searcher, upload_seconds=0.3) as address, connect(address) as line:
-        line.sendall(HEAD % 9999 + b"abc")
-        answer = b""
-        while b"seconds" not in answer:
-            answer += line.recv(4096)
-    assert b" 408 " in answer.partition(b"\r\n")[0]
-    assert b"took longer than 0.3 seconds" in answer
-
-
-def test_clients_that_leave_and_truncated_clips_leave_no_files(searcher, clip, uploads):
+def test_interrupted_and_truncated_uploads_leave_no_files(searcher, clip, uploads):
     app, half = app_of(searcher, max_decoding=1), clip[: len(clip) // 2]
     with serving(app) as address:
         for body in (clip, clip, half):
