@@ -1,4 +1,4 @@
-"""From a released checkpoint to its table by two commands, for each of the nine families."""
+"""A released checkpoint of each family, converted and tested with two commands."""
 
 import json
 from contextlib import nullcontext
@@ -103,7 +103,7 @@ def ranks(similarity):
         pytest.param(f, "real", marks=pytest.mark.slow) for f in FAMILIES if f not in ("clip4clip-meanP", "drl", "gaid")
     ],
 )
-def test_two_commands_give_the_importers_table(family, data, two_commands, tmp_path, request):
+def test_two_commands_give_the_ranks_of_the_importer(family, data, two_commands, tmp_path, request):
     checkpoint, method = stand_in(family), family.partition("-")[0]
     results, _ = two_commands(checkpoint, request.getfixturevalue(data), method in LEAKS)
     found = json.loads((results / "results.json").read_text())
@@ -129,7 +129,7 @@ def test_two_commands_give_the_importers_table(family, data, two_commands, tmp_p
 
 
 @pytest.mark.slow
-def test_the_sizes_of_vit_b_32_are_named_and_the_recipe_changes_nothing(synthetic, tmp_path, two_commands):
+def test_the_recipe_does_not_change_the_results_of_vit_b_32(synthetic, tmp_path, two_commands):
     results, output = two_commands(of_vit_b_32("xpool"), synthetic)
     assert "are now float32" in output
     arguments = ["test", "--config", "recipes/xpool.yaml", "--ckpt_path", str(tmp_path / "out.ckpt")]

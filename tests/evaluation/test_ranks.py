@@ -53,7 +53,7 @@ def test_a_video_ranks_by_its_best_caption_among_the_best_of_others():
     assert ranks.tied.tolist() == [1, 1, 2]
 
 
-def test_nan_names_how_many_and_where():
+def test_the_number_and_the_place_of_nan_scores_are_named():
     similarity = torch.zeros(4, 3)
     similarity[2, 1] = similarity[3, 1] = float("nan")
     match = torch.tensor([0, 1, 2, 0])
@@ -64,7 +64,7 @@ def test_nan_names_how_many_and_where():
         video_to_text_ranks(similarity, match)
 
 
-def test_repetitions_of_a_query_count_once():
+def test_repeated_queries_count_once():
     ranks = Ranks(torch.tensor([3, 0, 3]), torch.tensor([1, 2, 1]), torch.tensor([7, 2, 7]))
     once = ranks.deduplicated()
     assert once.index.tolist() == [2, 7]

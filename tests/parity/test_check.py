@@ -1,4 +1,4 @@
-"""CLIP4Clip in other sizes holds, differences are found, and cases that cannot be compared are reported."""
+"""The comparison itself: CLIP4Clip in other sizes, differences, tables, and unusable cases."""
 
 import math
 import os
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
         ("tightTransf", {"temporal_layers": 1, "texts": 2, "dimension": 64}),
     ],
 )
-def test_further_cases_hold(write_case, header, sizes):
+def test_clip4clip_of_other_sizes_equals_the_restatement(write_case, header, sizes):
     comparisons = check_case(load_case(write_case(restated_case(Sizes(**sizes), header), head=header)))
     features = {"feature.sentence", "feature.words", "feature.frames", "feature.temporal_frames"}
     assert {c.name for c in comparisons} == {"expected.similarity", "expected.loss"} | features
@@ -66,7 +66,7 @@ def test_rounding_noise_of_float64_is_smaller():
     assert not compare_tensor("any", zero, zero + 1e-13).holds
 
 
-def test_shapes_names_and_order(tmp_path):
+def test_comparisons_are_sorted_by_difference_and_name_wrong_shapes(tmp_path):
     case = ParityCase(tmp_path / "x", "any", expected={"a": torch.ones(2), "b": torch.ones(2, 3), "c": torch.ones(1)})
     case.features["f"] = torch.ones(2)
     found = compare(case, {"a": torch.ones(2), "b": torch.ones(3, 2), "c": torch.ones(()), "feature.f": torch.zeros(2)})
@@ -104,7 +104,7 @@ def test_the_table_shows_every_tensor_with_its_tolerance(parity_cases, write_cas
         ("incomplete", "ncl", "its config or its checkpoint has no '"),
     ],
 )
-def test_a_case_that_differs_or_cannot_be_used_fails_in_one_sentence(write_case, request, tensors, method, message):
+def test_unusable_and_different_cases_fail_with_one_sentence(write_case, request, tensors, method, message):
     if tensors == "incomplete":
         tensors = load_file(request.getfixturevalue("parity_cases") / "ncl.safetensors")
     if tensors in ("extra", "other"):
@@ -122,14 +122,14 @@ def test_a_case_that_differs_or_cannot_be_used_fails_in_one_sentence(write_case,
         test_cases.test_case(path, request)
 
 
-def test_a_header_that_the_checkpoint_lacks_is_named(write_case):
+def test_a_header_that_contradicts_the_checkpoint_is_named(write_case):
     path = write_case(restated_case(Sizes(), "meanP"), head="seqLSTM")
     with pytest.raises(CaseError, match="config head is 'seqLSTM'; by its checkpoint's names the header is 'meanP'"):
         check_case(load_case(path))
 
 
 @pytest.mark.slow
-def test_a_folder_is_one_test_per_case(parity_cases, write_case, tmp_path):
+def test_every_case_of_a_folder_is_a_test(parity_cases, write_case, tmp_path):
     def run(folder):
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "tests/parity", "--cases", folder]
         environment = {**os.environ, "COLUMNS": "500"}

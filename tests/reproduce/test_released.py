@@ -1,4 +1,4 @@
-"""Released checkpoints beside their print, on stand-ins that have the authors' layouts and no training."""
+"""Released checkpoints compared with published results, with untrained stand-ins in the authors' layouts."""
 
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def test_a_difference_from_the_published_result_ends_with_status_1(stand_ins, ro
     assert "is a checkpoint of TC-MGC, not of" in capsys.readouterr().out
 
 
-def test_no_data_and_no_checkpoints_are_one_sentence_each(tmp_path, monkeypatch, capsys):
+def test_missing_data_and_missing_checkpoints_are_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("TVR_DATA", raising=False)
     assert main(["verify-released", str(tmp_path)]) == 1
     assert "Set TVR_DATA to their parent folder." in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The report's pages: values are those of the cards, links and images exist, and bad folders are named."""
+"""The pages of the report: their values, links, and images, and errors for bad folders."""
 
 import csv
 import json
@@ -74,7 +74,7 @@ def report(folder):
     return folder / "report"
 
 
-def test_every_link_and_image_is_a_file_of_the_folder(report):
+def test_all_linked_pages_and_images_exist(report):
     pages = sorted(report.rglob("*.html"))
     assert len(pages) == 1 + 2 + 8 + 1  # overview, tables, runs, costs
     linked = {report / "index.html"}
@@ -89,7 +89,7 @@ def test_every_link_and_image_is_a_file_of_the_folder(report):
     assert set(pages) <= linked
 
 
-def test_the_leaderboard_has_the_values_of_the_cards_and_the_best_first(folder, report):
+def test_the_leaderboard_shows_the_values_of_the_cards_in_descending_order(folder, report):
     values = {}
     for run in read_runs(folder):
         if run.finished and not run.card.accuracy():
@@ -104,7 +104,7 @@ def test_the_leaderboard_has_the_values_of_the_cards_and_the_best_first(folder, 
 
 
 @pytest.mark.parametrize("synthetic", [True, False])
-def test_every_decimal_number_in_a_table_is_of_a_card_or_published(synthetic, folder, tmp_path_factory):
+def test_every_decimal_number_in_a_table_is_measured_or_published(synthetic, folder, tmp_path_factory):
     if not synthetic:  # differences from published values are shown
         folder = tmp_path_factory.mktemp("comparable")
         plan = plan_of("gare-1", folder, seeds=(0, 1))
@@ -145,7 +145,7 @@ def test_every_decimal_number_in_a_table_is_of_a_card_or_published(synthetic, fo
     assert signed <= differences
 
 
-def test_pages_of_tables_and_runs_have_statistics_notes_commands_and_recipes(folder, report):
+def test_pages_show_statistics_notes_commands_and_recipes(folder, report):
     text = (report / "tables" / "gare-1.html").read_text()
     view = views_of(read_runs(folder), RECIPES)[1]
     assert view.statistics
@@ -179,7 +179,7 @@ def test_profiles_are_compared_with_the_published_costs(folder, report):
     assert "costs.html" not in (report / "index.html").read_text()
 
 
-def test_a_run_of_several_tables_is_in_all_of_them(tmp_path):
+def test_a_run_that_several_tables_share_is_in_all_of_them(tmp_path):
     plan = plan_of("gaid-1", tmp_path, ["x-pool"], fixture_videos=20)
     (run,) = plan.runs.values()
     make_card(replace(run, claims=["gaid-1/x-pool"]), tmp_path / "cards", 1.0)

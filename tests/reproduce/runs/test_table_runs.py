@@ -1,4 +1,4 @@
-"""Every run of every table is built, takes a training step and is evaluated, on its own synthetic dataset."""
+"""Every run of every table is built, trained for a step, and evaluated on its synthetic dataset."""
 
 import json
 
@@ -56,7 +56,7 @@ def test_a_run_trains_a_step_and_is_evaluated(table, run_name, tmp_path_factory)
         assert results["evaluation"]["questions"] > 0 if card.accuracy() is not None else results["texts"] > 0
 
 
-def test_a_real_recipe_runs_on_real_annotations_and_says_what_is_absent(test_data, tmp_path, monkeypatch):
+def test_a_real_recipe_runs_on_real_annotations_and_reports_missing_videos(test_data, tmp_path, monkeypatch):
     # 15 of the 10,000 videos of MSR-VTT are there; the recipe is GARE's own but for the encoder's size.
     monkeypatch.setenv("TVR_DATA", str(test_data / "annotations"))
     overlay, out = tmp_path / "real.yaml", tmp_path / "out"
