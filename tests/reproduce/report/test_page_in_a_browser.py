@@ -187,9 +187,9 @@ def test_the_keyboard_sorts_and_follows_links(driver, site):
 
 
 @pytest.mark.skipif(not AXE.is_file(), reason="unpack `npm pack axe-core` and set TVR_AXE to its axe.min.js")
-@pytest.mark.parametrize("width", [1400, 390])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_serious_violation(driver, site, width, scheme):
+@pytest.mark.parametrize("width", [390, pytest.param(1400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scheme", ["dark", pytest.param("light", marks=pytest.mark.slow)])
+def test_axe_finds_no_serious_violation(driver, site, scheme, width):
     colors = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", colors)
     folder, runs = site
