@@ -101,14 +101,14 @@ def test_a_small_budget_scores_in_small_blocks():
 
 
 def test_word_features_count_towards_the_memory_budget():
-    texts, videos = text_features(torch.randn(600, 256)), video_features(torch.randn(2000, 256))
-    budget, seen = 2**20, []
+    texts, videos = text_features(torch.randn(300, 256)), video_features(torch.randn(500, 256))
+    budget, seen = 2**19, []
 
     def counting(text, video):
         seen.append((text.sentence.numel() + text.words.numel()) * 4)
         return cosine(text, video)
 
-    truth = GroundTruth(torch.arange(600), 2000, "X", "test", "one")
+    truth = GroundTruth(torch.arange(300), 500, "X", "test", "one")
     evaluate(Evaluator(counting, memory_budget_bytes=budget), texts, videos, truth)
     assert 4 * max(seen) <= budget // 4
 

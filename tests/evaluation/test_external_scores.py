@@ -72,6 +72,7 @@ def test_metrics_equal_those_of_the_released_code(folder, parity_cases, words, t
     assert found["audit"] is None
 
 
+@pytest.mark.slow  # imports MTEB
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of MTEB's dependencies
 @pytest.mark.parametrize("name", ["single", "multi"])
 def test_ndcg_and_mrr_equal_those_of_mteb(folder, case, name, capsys):
@@ -211,7 +212,7 @@ def test_two_matrices_are_compared_on_the_same_queries(folder, case, capsys):
 
 def test_predictions_of_a_method_give_its_test_results(synthetic, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    root = synthetic("msvd", 24)
+    root = synthetic("msvd")
     evaluation = "--model.init_args.evaluation"
     more = ("--config=data/msvd", "--config=fixture", f"{evaluation}.audit=0", f"{evaluation}.top_k=1000")
     options = [*small_run(root, tmp_path / "runs", *more), f"--data.init_args.root={root}"]
