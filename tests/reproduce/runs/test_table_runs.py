@@ -78,7 +78,6 @@ class Tables:
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
-    quieten()  # as the process of a run does
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tvr_lightning.audit.callback._result", lambda *_: AuditResult(True))  # in the contract suite
         patch.setattr(results, "environment", cache(results.environment))
@@ -92,6 +91,7 @@ def test_every_run_of_a_table_trains_and_scores(table, tables):
     """Runs that differ from earlier ones only in the values of options take a step and score without a Trainer."""
     runs = plan_of(table, tables.folder / "fixture", fixture_videos=VIDEOS, overlay=tables.overlay).runs
     needed = {key for run in runs.values() for key in run.needs.values()}
+    quieten()  # as the process of a run does
     for run in runs.values():
         print(run.name, run.configs, run.settings)
         tables.make(run, run.key in needed)
