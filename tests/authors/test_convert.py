@@ -1,4 +1,4 @@
-"""`tvr convert`: what it reads from a checkpoint, what it writes, and what it refuses."""
+"""The command `tvr convert`: its output, the converted checkpoint, and errors."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def checkpoint(name):
     return load_case(CASES / f"{name}.safetensors").checkpoint
 
 
-def test_the_conversion_shows_what_it_found(converted, tmp_path):
+def test_the_output_shows_method_sizes_and_next_command(converted, tmp_path):
     _, output = converted(checkpoint("tcmgc"), words=12, frames=6)
     shown = ("TCMGC", "keep_rate: 0.3", "frames: 6", f"tvr test --ckpt_path {tmp_path / 'out.ckpt'}")
     assert all(text in output for text in shown)
@@ -45,7 +45,7 @@ def test_the_conversion_shows_what_it_found(converted, tmp_path):
     assert "float16" not in output
 
 
-def test_half_precision_becomes_float32_in_the_copy(converted, tmp_path):
+def test_half_precision_is_converted_to_float32(converted, tmp_path):
     projection = checkpoint("clip4clip_meanP")["clip.visual.proj"].half()
     assert (
         "1 float16 tensors are now float32"
@@ -57,11 +57,11 @@ def test_half_precision_becomes_float32_in_the_copy(converted, tmp_path):
     assert torch.load(tmp_path / "pytorch_model.bin")["clip.visual.proj"].dtype == torch.float16
 
 
-def test_the_tables_to_verify_name_every_importer():
+def test_every_importer_has_a_published_result_to_verify():
     assert {family.name for family in FAMILIES} == RELEASED.keys()
 
 
-def test_other_sizes_are_written_out_and_known_architectures_are_named():
+def test_known_architectures_are_named_and_other_sizes_are_written_out():
     switches = {"text_mask": False, "patch_shift": False}
     vision = {"width": 64, "layers": 1, "patch_size": 16, "image_size": 32, "head_width": 64}
     text = {"width": 64, "layers": 1, "context_length": 40, "vocab_size": 128, "heads": 1}
@@ -90,7 +90,7 @@ def test_other_sizes_are_written_out_and_known_architectures_are_named():
         (None, True, {}, r"no known method has these tensors: further\.weight"),
     ],
 )
-def test_bad_sources_write_nothing(converted, tmp_path, name, further, options, message):
+def test_bad_checkpoints_are_refused_without_output(converted, tmp_path, name, further, options, message):
     with pytest.raises(UserError, match=message):
         converted(
             (checkpoint(name) if name else {}) | ({"further.weight": torch.ones(1)} if further else {}), **options
@@ -98,7 +98,7 @@ def test_bad_sources_write_nothing(converted, tmp_path, name, further, options, 
     assert not (tmp_path / "out.ckpt").exists()
 
 
-def test_psi_of_gare_is_read_once_and_must_be_one(converted):
+def test_both_copies_of_psi_of_gare_must_be_equal(converted):
     saved = with_agent(checkpoint("gare"))
     made, plain = (converted(tensors)[0].state_dict() for tensors in (saved, checkpoint("gare")))
     assert made.keys() == plain.keys()
@@ -136,9 +136,7 @@ def save_wav2vec2(folder):
         (save_wav2vec2, 768, CheckpointError, r"wav2vec2 base .* has no weights", ("wav2vec2", 60)),  # the whole track
     ],
 )
-def test_gaid_takes_the_audio_encoder_from_its_own_source(
-    save, width, error, missing, audio, tmp_path, monkeypatch, capsys
-):
+def test_gaid_loads_its_audio_encoder_from_the_hub(save, width, error, missing, audio, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setitem(WAV2VEC2_SIZES, "base", (768, 2, 1))  # one layer instead of twelve

@@ -48,7 +48,7 @@ def partial_evaluation():
     return evaluate_answers([0, 1, 2, 0], [0, 1, -1, 1], ["what", "what", "who", "who"], asked=7, without_video=2)
 
 
-def test_everything_left_out_is_counted():
+def test_unanswered_questions_are_counted():
     found = partial_evaluation()
     assert found.accuracy == 50.0
     assert found.answerable == pytest.approx(200 / 3)
@@ -59,13 +59,13 @@ def test_everything_left_out_is_counted():
         evaluate_answers([], [], [], asked=5, without_video=5)
 
 
-def test_frequent_answers_go_by_count_then_alphabet():
+def test_frequent_answers_are_sorted_by_count_and_then_alphabetically():
     given = ["dog", "man", "man", "cat", "cat", "bird"]
     assert frequent_answers(given, 3) == ["cat", "man", "bird"]
     assert frequent_answers(given, 100) == ["cat", "man", "bird", "dog"]
 
 
-def test_what_is_printed_and_written_says_what_was_left_out(tmp_path):
+def test_printed_and_written_results_show_the_omitted_questions(tmp_path):
     made = results(partial_evaluation(), trained_on="MSR-VTT", skipped=["a.mp4: broken"])
     said = printed(made)
     for part in (

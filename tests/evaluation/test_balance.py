@@ -37,7 +37,7 @@ def test_probabilities_add_up_over_queries_and_blocks():
     assert mass.sum().item() == pytest.approx(17)
 
 
-def test_a_share_is_what_matching_queries_alone_would_give():
+def test_the_matching_share_counts_matching_queries_only():
     one_to_one = torch.arange(4)
     assert matching_share(one_to_one, one_to_one).tolist() == [1, 1, 1, 1]
     owner = torch.tensor([0, 0, 0, 2, 1, 1])
@@ -47,7 +47,7 @@ def test_a_share_is_what_matching_queries_alone_would_give():
 
 
 @pytest.mark.parametrize("prefix", ["plain", "iterations_4"])
-def test_the_error_is_that_of_the_equation_in_either_direction(parity_cases, prefix):
+def test_the_normalization_error_equals_the_equation_in_both_directions(parity_cases, prefix):
     case = load_file(parity_cases / "ncl.safetensors")
     zero = torch.zeros(len(case["expected.cosine"]), dtype=torch.float64)
     text, video = (case.get(f"expected.{prefix}.{side}_bias", zero) for side in ("text", "video"))
@@ -67,7 +67,7 @@ def test_error_rates_count_missed_and_wrong_retrievals():
     assert rates["false_positive"].tolist() == pytest.approx([0.0, 0.0, 2 / 3])
 
 
-def test_under_represented_videos_are_missed_and_over_represented_ones_intrude():
+def test_rare_videos_are_missed_and_hubs_are_retrieved_wrongly():
     texts, videos = hubs(300)
     own = torch.arange(300)
     rates = balance(MatrixSource(texts @ videos.T), 2 * GAMMA, own, own).rates
@@ -101,7 +101,7 @@ def test_biases_from_training_queries_lower_the_error_and_the_oracle_removes_it(
     assert trained.text_to_video["R@1"] > plain.text_to_video["R@1"]
 
 
-def test_results_carry_the_balance_and_say_what_post_processing_saw():
+def test_results_show_the_balance_and_the_data_that_post_processing_used():
     options = {"method": "M", "select_on": "last", "checkpoint": None, "skipped": [], "config": {}}
     trained = results_of(evaluated(SinkhornBias()), **options, precision="32-true", seed=0)
     assert trained.balance["text-to-video"]["normalization_error"] > 0

@@ -51,7 +51,7 @@ def lists(first, second, count):
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("options", [{}, {"block_texts": 3, "block_videos": 2}])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_ranks_and_recall_are_those_of_the_two_lists(count, options, seed):
+def test_ranks_and_recall_equal_those_of_the_two_lists(count, options, seed):
     text, video, truth = split(seed)
     evaluation = evaluate(TwoStage(count), seed, **options)
     owner = truth.video_of_text
@@ -83,7 +83,7 @@ def random_split(texts, videos, seed):
 
 @pytest.mark.parametrize("block", [2, 1024])
 @pytest.mark.parametrize("count", [1, 4, 13, 100])
-def test_nearest_are_those_of_the_largest_cosines(count, block):
+def test_candidates_have_the_largest_cosines(count, block):
     text, video, _ = random_split(9, 13, 0)
     cosine = normalize(text.sentence, dim=-1) @ normalize(video.frames.mean(1), dim=-1).T
     found = nearest(text.sentence, video.frames.mean(1), count, queries_per_block=block)
@@ -91,7 +91,7 @@ def test_nearest_are_those_of_the_largest_cosines(count, block):
 
 
 @pytest.mark.parametrize("videos_per_block", [1, 4, 100])
-def test_candidates_have_the_scores_of_scoring_everything(videos_per_block):
+def test_scores_of_candidates_equal_those_of_all_pairs(videos_per_block):
     text, video, _ = random_split(9, 13, 0)
     scored = []
 
@@ -110,7 +110,7 @@ def test_candidates_have_the_scores_of_scoring_everything(videos_per_block):
 
 
 @pytest.mark.parametrize("count", [1, 3, 20])
-def test_scoring_candidates_alone_ranks_as_a_pass_over_all_pairs(count):
+def test_scoring_only_the_candidates_gives_the_same_ranks(count):
     text, video, owner = random_split(50, 30, count)
     asked = []
 
@@ -133,7 +133,7 @@ def test_scoring_candidates_alone_ranks_as_a_pass_over_all_pairs(count):
         assert sum(asked) == count * (50 + 30)
 
 
-def test_candidates_without_a_score_a_matrix_alone_and_no_candidates_are_refused():
+def test_nan_scores_a_bare_matrix_and_no_candidates_are_refused():
     text, video, truth = split()
     nan = Evaluator(lambda texts, videos: Scores(second_stage(texts, videos).similarity * float("nan")))
     with pytest.raises(ValueError, match="16 of 16 candidates' scores are NaN"):
@@ -145,7 +145,7 @@ def test_candidates_without_a_score_a_matrix_alone_and_no_candidates_are_refused
 
 
 @NEGATIVE
-def test_as_many_candidates_as_items_are_the_method_alone():
+def test_as_many_candidates_as_items_give_the_results_of_the_method():
     plain, two = evaluate(None), evaluate(TwoStage(100))
     assert two.text_to_video == plain.text_to_video
     assert two.video_to_text == plain.video_to_text
@@ -157,7 +157,7 @@ def test_as_many_candidates_as_items_are_the_method_alone():
     assert len(chained.measured) == 2
 
 
-def test_masked_frames_stay_out_of_the_first_stage():
+def test_masked_frames_do_not_change_the_first_stage():
     _, video, _ = split()
     noisy = VideoFeatures(torch.where(video.frame_mask[..., None], video.frames, 99.0), video.frame_mask)
     masked = TwoStage(2, mask_frames=True)
@@ -168,7 +168,7 @@ def test_masked_frames_stay_out_of_the_first_stage():
 @NEGATIVE
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("late", [DualSoftmax(), SinkhornBias(0.1, "oracle")], ids=lambda late: late.name)
-def test_left_out_pairs_stay_below_all_candidates_under_a_later_normalizer(late, transposed):
+def test_a_later_normalizer_keeps_other_pairs_below_the_candidates(late, transposed):
     text, video, _ = split()
     # Every text prefers video 3 and then video 1, so that the other videos are nobody's candidates.
     frames = video.frames.clone()

@@ -1,4 +1,4 @@
-"""External scores: read from any format, ranked as the authors' code ranks, refused in one line."""
+"""External scores in all supported formats, compared with the authors' code, MTEB, and pytrec_eval."""
 
 import json
 from pathlib import Path
@@ -59,7 +59,7 @@ def evaluated(*words: str) -> dict:
         (("multi.npy", IDS["multi"]), "multi.t2v", "multi.v2t_clip4clip"),
     ],
 )
-def test_the_released_metrics_are_found_on_the_kept_case(folder, parity_cases, words, text_to_video, video_to_text):
+def test_metrics_equal_those_of_the_released_code(folder, parity_cases, words, text_to_video, video_to_text):
     found = evaluated(*words)
     for direction, row in {"text_to_video": text_to_video, "video_to_text": video_to_text}.items():
         for name, value in (released_row(parity_cases, row) if row else {}).items():
@@ -72,9 +72,10 @@ def test_the_released_metrics_are_found_on_the_kept_case(folder, parity_cases, w
     assert found["audit"] is None
 
 
+@pytest.mark.slow  # imports MTEB
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of MTEB's dependencies
 @pytest.mark.parametrize("name", ["single", "multi"])
-def test_ndcg_and_mrr_equal_mteb_s(folder, case, name, capsys):
+def test_ndcg_and_mrr_equal_those_of_mteb(folder, case, name, capsys):
     from mteb._evaluators.retrieval_metrics import calculate_retrieval_scores
 
     found = evaluated(f"{name}.npy", IDS[name], "--metrics=ndcg@10", "--metrics=mrr", "--metrics=mrr")
@@ -107,7 +108,7 @@ def read_trec(folder: Path) -> tuple[dict, dict]:
 @pytest.mark.filterwarnings("ignore:.*some scores are below zero")
 @pytest.mark.parametrize("options", [[], ["--normalization=DualSoftmax"]])
 @pytest.mark.parametrize("name", ["single", "multi"])
-def test_pytrec_eval_finds_the_printed_metrics_in_a_trec_run(folder, case, name, options):
+def test_pytrec_eval_computes_the_same_metrics_from_a_trec_run(folder, case, name, options):
     metrics = ("--metrics=mrr", "--metrics=ndcg@10")
     found = evaluated(f"{name}.npy", IDS[name], *options, *metrics, "--trec", "--name=My method")
     (file,) = folder.glob("runs/*/*/run.trec")
@@ -125,7 +126,7 @@ def test_pytrec_eval_finds_the_printed_metrics_in_a_trec_run(folder, case, name,
         assert run["3"] == pytest.approx({f"v{i}": score for i, score in enumerate(row)})
 
 
-def test_a_trec_run_keeps_the_order_and_the_ties_of_double_precision(folder):
+def test_a_trec_run_keeps_order_and_ties_of_double_precision(folder):
     row = [1.0, 1.0, 1.0 - 1e-12, 1.0 - 1e-9, 0.5, 1e-100, 1e-200, 0.0, -0.0, -1e-300, -1.0, -1.0 - 1e-12]
     truth = GroundTruth(torch.arange(len(row)), len(row), "Toy", "test", "pairs")
     scores = torch.tensor([row] * len(row), dtype=torch.float64)
@@ -153,7 +154,7 @@ def test_a_trec_run_lists_scored_pairs_and_the_best_thousand_videos(folder, monk
     assert [file.name for file in folder.glob("*.writing")] == []
 
 
-def test_every_file_of_one_matrix_gives_one_table(folder, case, capsys):
+def test_all_file_formats_give_the_same_results(folder, case, capsys):
     matrix = case["single.similarity"]
     generator = torch.Generator().manual_seed(0)
     rows, columns = torch.randperm(60, generator=generator), torch.randperm(60, generator=generator)
@@ -171,7 +172,7 @@ def test_every_file_of_one_matrix_gives_one_table(folder, case, capsys):
             assert found[part] == plain[part], (file, part)
 
 
-def test_a_bank_follows_its_ids(folder, case):
+def test_a_bank_is_sorted_by_its_ids(folder, case):
     bank, generator = case["qbnorm.bank_similarity"].numpy(), torch.Generator().manual_seed(0)
     columns, rows = (torch.randperm(60, generator=generator).numpy() for _ in range(2))
     np.savez("bank_texts.npz", similarity=bank[:, columns], video_ids=[f"v{i}" for i in columns])
@@ -183,7 +184,7 @@ def test_a_bank_follows_its_ids(folder, case):
         assert found[part] == plain[part], part
 
 
-def test_pairs_that_are_not_listed_come_last_and_the_table_says_so(folder):
+def test_unlisted_pairs_rank_last_and_are_reported(folder):
     table = pd.DataFrame({"text_index": [0, 1, 1], "video_id": ["v0", "v0", "v1"], "score": [0.5, 0.9, 0.1]})
     table.to_parquet("few.parquet")
     (folder / "ids.csv").write_text("video_id\nv0\nv1\nv2\n")
@@ -209,9 +210,9 @@ def test_two_matrices_are_compared_on_the_same_queries(folder, case, capsys):
     assert row["MRR"]["difference"]["estimate"] > 0
 
 
-def test_what_a_method_predicts_gives_the_table_of_its_test(synthetic, tmp_path, monkeypatch):
+def test_predictions_of_a_method_give_its_test_results(synthetic, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    root = synthetic("msvd", 24)
+    root = synthetic("msvd")
     evaluation = "--model.init_args.evaluation"
     more = ("--config=data/msvd", "--config=fixture", f"{evaluation}.audit=0", f"{evaluation}.top_k=1000")
     options = [*small_run(root, tmp_path / "runs", *more), f"--data.init_args.root={root}"]
@@ -226,7 +227,7 @@ def test_what_a_method_predicts_gives_the_table_of_its_test(synthetic, tmp_path,
     assert found["texts"] > found["videos"]
 
 
-def test_what_cannot_be_ranked_is_refused_in_one_line(folder, case, capsys):
+def test_unusable_scores_are_refused_in_one_line(folder, case, capsys):
     matrix, bank = case["single.similarity"].numpy(), case["qbnorm.bank_similarity"].numpy()
     np.save("small.npy", matrix[:59])
     np.save("nan.npy", np.where(np.arange(3600).reshape(60, 60) == 187, np.nan, matrix))

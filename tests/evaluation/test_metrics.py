@@ -5,24 +5,10 @@ import statistics
 
 import pytest
 import torch
-from metric_rows import released_row, summarize
-from safetensors.torch import load_file
+from metric_rows import summarize
 
 from tvr_lightning.evaluation.metrics import MRR, NDCG, MeanRank, MedianRank, RankMetric, RecallAtK, RetrievalMetrics
-from tvr_lightning.evaluation.ranks import Ranks, count_ranks, text_to_video_ranks, video_to_text_ranks
-
-
-@pytest.mark.parametrize(("case", "backward"), [("single", "single.v2t"), ("multi", "multi.v2t_clip4clip")])
-def test_rows_equal_the_released_code(parity_cases, case, backward):
-    tensors = load_file(parity_cases / "metrics.safetensors")
-    similarity = tensors[f"{case}.similarity"]
-    owner = tensors.get(f"{case}.caption_video", torch.arange(len(similarity)))
-    for ranks, name in (
-        (text_to_video_ranks(similarity, owner), f"{case}.t2v"),
-        (video_to_text_ranks(similarity, owner), backward),
-    ):
-        row, expected = summarize(ranks), released_row(parity_cases, name)
-        assert {key: row[key] for key in expected} == pytest.approx(expected, rel=1e-6)
+from tvr_lightning.evaluation.ranks import Ranks, count_ranks
 
 
 @pytest.mark.parametrize("queries", [1, 2, 31, 32])
@@ -48,7 +34,7 @@ def test_ndcg_and_mrr_are_expectations_over_the_order_of_ties(k):
     assert MRR().value(ranks).item() == pytest.approx(100 * expected)
 
 
-def test_sums_add_the_recalls_that_were_asked_for():
+def test_sums_add_the_configured_recalls():
     ranks = count_ranks(torch.randn(20, 80, generator=torch.Generator().manual_seed(0)), torch.arange(20))
     row = summarize(ranks, recall=(1, 50))
     assert list(row) == ["R@1", "R@50", "MdR", "MnR", "RSum"]
@@ -72,7 +58,7 @@ def test_batches_and_repetitions_do_not_change_a_metric():
             metric.compute()
 
 
-def test_nothing_ranked_has_no_metric():
+def test_metrics_without_samples_are_nan_and_k_must_be_positive():
     nothing = torch.empty(0, dtype=torch.int64)
     metrics = RetrievalMetrics()
     metrics.update(*[Ranks(nothing, nothing, nothing)] * 2)
@@ -89,7 +75,7 @@ class WorstRank(RankMetric):
         return ranks.expected().max()
 
 
-def test_a_metric_of_a_user_is_a_column_of_both_directions():
+def test_a_user_defined_metric_is_reported_for_both_directions():
     ranks = count_ranks(torch.randn(11, 30, generator=torch.Generator().manual_seed(2)), torch.arange(11))
     metrics = RetrievalMetrics((1,), [WorstRank()])
     metrics.update(ranks, ranks[:3])

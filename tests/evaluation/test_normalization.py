@@ -1,8 +1,7 @@
-"""Score normalisation against the released codes and the papers' equations; what each one says of itself."""
+"""Score normalization compared with the released code and the equations of the papers."""
 
 import json
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,9 +21,8 @@ from tvr_lightning.evaluation.normalization import (
     SinkhornBias,
     normalize_scores,
 )
-from tvr_lightning.evaluation.ranks import Ranks, text_to_video_ranks, video_to_text_ranks
+from tvr_lightning.evaluation.ranks import text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.evaluation.sources import AdjustedSource, MatrixSource, best_of_gallery, gallery_logsumexp
-from tvr_lightning.layers.sinkhorn import sinkhorn_biases
 
 
 def scores(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
@@ -33,31 +31,27 @@ def scores(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
     return (normalize(texts, dim=-1) @ normalize(videos, dim=-1).T).double()
 
 
-@pytest.fixture
-def released(parity_cases) -> dict[str, torch.Tensor]:
-    return load_file(parity_cases / "metrics.safetensors")
-
-
-def assert_row(ranks: Ranks, cases: Path, name: str) -> None:
-    expected = released_row(cases, name)
-    row = summarize(ranks)
-    assert {key: row[key] for key in expected} == pytest.approx(expected)
-
-
-def test_dual_softmax_equals_the_released_code_in_both_directions(parity_cases, released):
-    similarity = released["single.similarity"]
-    own = torch.arange(len(similarity))
+def test_dual_softmax_and_query_bank_norm_equal_the_released_code(parity_cases):
+    released = load_file(parity_cases / "metrics.safetensors")
+    similarity, own = released["single.similarity"], torch.arange(60)
     forward = normalize_scores(DualSoftmax(), similarity)
     backward = normalize_scores(DualSoftmax(), similarity.T, direction="video-to-text").T
-    torch.testing.assert_close(forward, released["dsl.t2v.similarity"], rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(backward, released["dsl.v2t.similarity"], rtol=1e-9, atol=1e-12)
-    assert_row(text_to_video_ranks(forward, own), parity_cases, "dsl.t2v")
-    assert_row(video_to_text_ranks(backward, own), parity_cases, "dsl.v2t")
+    banked = normalize_scores(QueryBankNorm(), similarity, released["qbnorm.bank_similarity"])
+    for name, found in {"dsl.t2v": forward, "dsl.v2t": backward, "qbnorm": banked}.items():
+        torch.testing.assert_close(found, released[f"{name}.similarity"], rtol=1e-9, atol=1e-12)
+    for name, ranks in {
+        "dsl.t2v": text_to_video_ranks(forward, own),
+        "dsl.v2t": video_to_text_ranks(backward, own),
+        "qbnorm.t2v(k=1,beta=20)": text_to_video_ranks(banked, own),
+    }.items():
+        expected, row = released_row(parity_cases, name), summarize(ranks)
+        assert {key: row[key] for key in expected} == pytest.approx(expected)
+    assert 0 < (banked == similarity).all(1).sum() < 60
 
 
 @pytest.mark.parametrize("offset", [0.0, -2.0])
 @pytest.mark.parametrize("chained", [False, True])
-def test_dual_softmax_of_scores_below_zero_is_marked_and_warned_of_once(offset, chained):
+def test_dual_softmax_warns_of_negative_scores_once(offset, chained):
     similarity = scores(9, 9).abs() + offset
     normalizer: Normalizer = NormalizerChain([DualSoftmax()]) if chained else DualSoftmax()
     with warnings.catch_warnings(record=True) as caught:
@@ -77,16 +71,7 @@ def test_dual_softmax_sharpens_with_its_temperature():
     torch.testing.assert_close(mild.sum(0), torch.ones(9, dtype=torch.float64))
 
 
-def test_query_bank_norm_equals_the_released_code(parity_cases, released):
-    similarity, bank = released["single.similarity"], released["qbnorm.bank_similarity"]
-    result = normalize_scores(QueryBankNorm(), similarity, bank)
-    torch.testing.assert_close(result, released["qbnorm.similarity"], rtol=1e-9, atol=1e-12)
-    assert_row(text_to_video_ranks(result, torch.arange(60)), parity_cases, "qbnorm.t2v(k=1,beta=20)")
-    unchanged = (result == similarity).all(1)
-    assert 0 < unchanged.sum() < 60
-
-
-def test_query_bank_norms_options_widen_and_narrow_what_is_popular():
+def test_options_of_query_bank_norm_change_how_many_queries_it_normalizes():
     similarity, bank = scores(40, 25), scores(50, 25, seed=1)
 
     def normalized_queries(normalizer: QueryBankNorm) -> int:
@@ -130,7 +115,7 @@ def test_sinkhorn_biases_and_ranks_equal_the_equations(parity_cases, case, preci
 
 @pytest.mark.parametrize("marginals", ["uniform", "count"])
 @pytest.mark.parametrize("queries", ["oracle", "train"])
-def test_several_captions_equal_the_equations(parity_cases, queries, marginals):
+def test_sinkhorn_biases_of_several_captions_equal_the_equations(parity_cases, queries, marginals):
     tensors = load_file(parity_cases / "ncl_multi_caption.safetensors")
     owner, similarity, unit = tensors["input.caption_video"], tensors["expected.cosine"], unit_vectors(tensors)
     counts, ones = torch.bincount(owner).double(), torch.ones(len(owner), dtype=torch.float64)
@@ -146,15 +131,8 @@ def test_several_captions_equal_the_equations(parity_cases, queries, marginals):
     assert (ranks[1].better + 1).tolist() == tensors[f"{prefix}.rank_v2t"].tolist()
 
 
-def test_streamed_biases_equal_the_layers():
-    similarity = scores(17, 11)
-    result = normalize_scores(SinkhornBias(0.1, "oracle", iterations=7), similarity)
-    _, bias = sinkhorn_biases(similarity, 0.1, 7)
-    torch.testing.assert_close(result, similarity + bias)
-
-
 @pytest.mark.parametrize("blocks", [(1, 1), (4, 5), (100, 3)])
-def test_blocks_of_a_matrix_give_what_the_matrix_gives(blocks):
+def test_blocks_give_the_same_result_as_the_whole_matrix(blocks):
     similarity, bank = scores(13, 12), scores(20, 12, seed=1)
     source = BlockSource(similarity, *blocks)
     for normalizer in (DualSoftmax(20.0), QueryBankNorm(k=3), SinkhornBias(0.1)):
@@ -170,7 +148,7 @@ def test_blocks_of_a_matrix_give_what_the_matrix_gives(blocks):
         torch.testing.assert_close(gallery_logsumexp(each, 100.0), (100 * similarity).logsumexp(0))
 
 
-def test_a_chain_applies_one_after_the_other():
+def test_a_chain_applies_its_normalizers_in_order():
     similarity, bank = scores(13, 12), scores(20, 12, seed=1)
     first, second = SinkhornBias(0.1), DualSoftmax(20.0)
     expected = normalize_scores(second, normalize_scores(first, similarity, bank))
@@ -181,31 +159,27 @@ def test_a_chain_applies_one_after_the_other():
     assert chain.transductive
 
 
+SINKHORN = "Sinkhorn ({}, 4 iterations, {} marginals)"
+
+
 @pytest.mark.parametrize(
     ("normalizer", "name", "transductive", "needs_bank"),
     [
         (DualSoftmax(), "dual softmax (temperature 100)", True, False),
-        (NormalizerChain([QueryBankNorm()]), "QB-Norm (beta 20, k 1)", False, True),
-        (QueryBankNorm(occurrences=2), "QB-Norm (beta 20, k 1, occurrences 2)", False, True),
-        (SinkhornBias(), "train queries, the method's gamma, 4 iterations, uniform marginals", False, True),
-        (SinkhornBias(0.01, "oracle"), "oracle queries, gamma 0.01, 4 iterations, uniform marginals", True, False),
-        (
-            SinkhornBias(marginals="count"),
-            "train queries, the method's gamma, 4 iterations, count marginals",
-            True,
-            True,
-        ),
+        (NormalizerChain([QueryBankNorm(occurrences=2)]), "QB-Norm (beta 20, k 1, occurrences 2)", False, True),
+        (SinkhornBias(), SINKHORN.format("train queries, the method's gamma", "uniform"), False, True),
+        (SinkhornBias(0.1, "oracle"), SINKHORN.format("oracle queries, gamma 0.1", "uniform"), True, False),
+        (SinkhornBias(0.1, marginals="count"), SINKHORN.format("train queries, gamma 0.1", "count"), True, True),
     ],
 )
 def test_a_normalizer_declares_whether_it_uses_the_test_set_or_a_bank(normalizer, name, transductive, needs_bank):
-    assert normalizer.name == (f"Sinkhorn ({name})" if isinstance(normalizer, SinkhornBias) else name)
-    assert (normalizer.transductive, normalizer.needs_bank) == (transductive, needs_bank)
+    assert (normalizer.name, normalizer.transductive, normalizer.needs_bank) == (name, transductive, needs_bank)
 
 
 @pytest.mark.parametrize(
     "normalizer", [QueryBankNorm(), SinkhornBias(0.01), NormalizerChain([QueryBankNorm()])], ids=lambda n: n.name
 )
-def test_what_says_it_is_not_transductive_answers_each_query_alone(normalizer):
+def test_other_queries_do_not_change_the_result_of_a_normalizer_that_is_not_transductive(normalizer):
     similarity, bank = scores(30, 12), scores(20, 12, seed=1)
     together = normalize_scores(normalizer, similarity, bank)
     for i in range(0, 30, 7):
@@ -227,6 +201,6 @@ def test_what_says_it_is_not_transductive_answers_each_query_alone(normalizer):
         (lambda: normalize_scores(SinkhornBias(0.01, "oracle", marginals="count"), scores(3, 3)), "matches of each"),
     ],
 )
-def test_what_cannot_work_is_refused(build, message):
+def test_bad_options_and_missing_inputs_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()

@@ -24,12 +24,9 @@ def test_counts_equal_plain_loops_with_many_ties(data):
 def test_expected_rank_and_recall_equal_the_mean_over_random_tie_breaks():
     generator = torch.Generator().manual_seed(0)
     scores = torch.tensor([[0.5, 0.5, 0.9, 0.5, 0.1, 0.5]])
-    drawn = []
-    for _ in range(20_000):
-        order = torch.randperm(6, generator=generator)
-        place = scores[0, order].argsort(descending=True, stable=True)
-        drawn.append(order[place].tolist().index(3) + 1)
-    drawn = torch.tensor(drawn).double()
+    order = torch.rand(20_000, 6, generator=generator).argsort(1)
+    ranked = order.gather(1, scores[0, order].argsort(dim=1, descending=True, stable=True))
+    drawn = 1 + (ranked == 3).int().argmax(1).double()
     ranks = count_ranks(scores, torch.tensor([3]))
     assert ranks.expected().item() == pytest.approx(drawn.mean().item(), abs=0.05)
     for k in (1, 2, 3, 4, 5, 6):
@@ -53,7 +50,7 @@ def test_a_video_ranks_by_its_best_caption_among_the_best_of_others():
     assert ranks.tied.tolist() == [1, 1, 2]
 
 
-def test_nan_names_how_many_and_where():
+def test_the_number_and_the_place_of_nan_scores_are_named():
     similarity = torch.zeros(4, 3)
     similarity[2, 1] = similarity[3, 1] = float("nan")
     match = torch.tensor([0, 1, 2, 0])
@@ -64,7 +61,7 @@ def test_nan_names_how_many_and_where():
         video_to_text_ranks(similarity, match)
 
 
-def test_repetitions_of_a_query_count_once():
+def test_repeated_queries_count_once():
     ranks = Ranks(torch.tensor([3, 0, 3]), torch.tensor([1, 2, 1]), torch.tensor([7, 2, 7]))
     once = ranks.deduplicated()
     assert once.index.tolist() == [2, 7]

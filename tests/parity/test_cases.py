@@ -1,4 +1,4 @@
-"""What the authors' code computed, file by file; `-s` or `-rA` prints every tensor's difference."""
+"""Results of the authors' code, file by file; `-s` or `-rA` prints the difference of every tensor."""
 
 import pytest
 from parity.case import CaseError, load_case

@@ -1,4 +1,4 @@
-"""CLIP4Clip in other sizes holds, differences are found, and cases that cannot be compared are reported."""
+"""The comparison itself: CLIP4Clip in other sizes, differences, tables, and unusable cases."""
 
 import math
 import os
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
         ("tightTransf", {"temporal_layers": 1, "texts": 2, "dimension": 64}),
     ],
 )
-def test_further_cases_hold(write_case, header, sizes):
+def test_clip4clip_of_other_sizes_equals_the_restatement(write_case, header, sizes):
     comparisons = check_case(load_case(write_case(restated_case(Sizes(**sizes), header), head=header)))
     features = {"feature.sentence", "feature.words", "feature.frames", "feature.temporal_frames"}
     assert {c.name for c in comparisons} == {"expected.similarity", "expected.loss"} | features
@@ -66,7 +66,7 @@ def test_rounding_noise_of_float64_is_smaller():
     assert not compare_tensor("any", zero, zero + 1e-13).holds
 
 
-def test_shapes_names_and_order(tmp_path):
+def test_comparisons_are_sorted_by_difference_and_name_wrong_shapes(tmp_path):
     case = ParityCase(tmp_path / "x", "any", expected={"a": torch.ones(2), "b": torch.ones(2, 3), "c": torch.ones(1)})
     case.features["f"] = torch.ones(2)
     found = compare(case, {"a": torch.ones(2), "b": torch.ones(3, 2), "c": torch.ones(()), "feature.f": torch.zeros(2)})
@@ -76,60 +76,57 @@ def test_shapes_names_and_order(tmp_path):
     assert [c.note for c in compare(case, {}) if not c.holds] == ["not computed"] * 3
 
 
-def test_the_table_shows_every_tensor_with_its_tolerance(parity_cases, write_case):
+def test_the_table_shows_every_tensor_with_its_tolerance(parity_cases):
     case = load_case(parity_cases / "tcmgc_switches.safetensors")
-    lines = table(case, check_case(case)).splitlines()
-    assert lines[0].endswith(f"tcmgc_switches, all {len(case.expected)} tensors hold")
-    assert len(lines) == 1 + len(case.expected)
-    assert [line.split()[-1] for line in lines if line.startswith("expected.parameter_count.")] == ["exact"] * 14
     changed = [name for name in case.expected if name.startswith("sentence_frame.")]
     case.expected |= {name: case.expected[name] + 1 for name in changed} | {"x": torch.zeros(1)}
     lines = table(case, check_case(case)).splitlines()
     assert f"{len(changed) + 1} of {len(case.expected)} tensors differ" in lines[0]
+    assert len(lines) == 1 + len(case.expected)
+    assert [line.split()[-1] for line in lines if line.startswith("expected.parameter_count.")] == ["exact"] * 14
     assert sum(line.endswith("  differs") for line in lines) == len(changed)
     assert sum(line.endswith("  not computed") for line in lines) == 1
 
 
 @pytest.mark.parametrize(
-    ("tensors", "method", "message"),
+    ("tensor", "metadata", "message"),
     [
-        ({"expected.x": torch.zeros(1)}, "somebody", "nothing computes cases of the method 'somebody'; known: clip4cl"),
-        ({"input.x": torch.zeros(1)}, "xpool", r"no expected\.\* tensor, and no case.json beside it: nothing to comp"),
-        ({"expected.x": torch.zeros(1)}, "xpool", r"no tensor input\.text_embedding; a xpool case needs it"),
-        ("extra", "clip4clip", "1 unexpected: extra"),
-        ("other", "clip4clip", "1 of 6 tensors differ: expected.similarity"),
-        ("nameless", "", "its metadata names no method; expected `method` and, as JSON, `config`"),
-        ("text", "", "not a safetensors file"),
-        ("broken config", "", "a config in JSON .Expecting value"),
-        ("incomplete", "ncl", "its config or its checkpoint has no '"),
+        ("expected.x", {"method": "any"}, "nothing computes cases of the method 'any'; known: clip4cl"),
+        ("input.x", {"method": "xpool"}, r"no expected\.\* tensor, and no case.json beside it: nothing to comp"),
+        ("expected.x", {"method": "xpool"}, r"no tensor input\.text_embedding; a xpool case needs it"),
+        ("expected.x", {}, "its metadata names no method; expected `method` and, as JSON, `config`"),
+        ("expected.x", {"method": "xpool", "config": "no JSON"}, "a config in JSON .Expecting value"),
     ],
 )
-def test_a_case_that_differs_or_cannot_be_used_fails_in_one_sentence(write_case, request, tensors, method, message):
-    if tensors == "incomplete":
-        tensors = load_file(request.getfixturevalue("parity_cases") / "ncl.safetensors")
-    if tensors in ("extra", "other"):
-        made = restated_case(Sizes(), "meanP")
-        added = {"extra": "checkpoint.extra", "other": "expected.similarity"}[tensors]
-        tensors = made | {added: made.get(added, torch.zeros(1)) + 1}
-    path = write_case({} if isinstance(tensors, str) else tensors, method)
-    if tensors == "broken config":
-        save_file({"expected.x": torch.zeros(1)}, path, {"method": "xpool", "config": "no JSON"})
-    if tensors == "nameless":
-        save_file({"expected.x": torch.zeros(1)}, path)
-    if tensors == "text":
-        path.write_text("no tensors")
+def test_unusable_cases_fail_with_one_sentence(tmp_path, request, tensor, metadata, message):
+    save_file({tensor: torch.zeros(1)}, tmp_path / "case.safetensors", metadata)
+    with pytest.raises(pytest.fail.Exception, match=message):
+        test_cases.test_case(tmp_path / "case.safetensors", request)
+
+
+@pytest.mark.parametrize(
+    ("changed", "config", "message"),
+    [
+        ("checkpoint.extra", {}, "1 unexpected: extra"),
+        ("expected.similarity", {}, "1 of 6 tensors differ: expected.similarity"),
+        ("x", {"head": "seqLSTM"}, "config head is 'seqLSTM'; by its checkpoint's names the header is 'meanP'"),
+    ],
+)
+def test_different_cases_fail_with_one_sentence(write_case, request, changed, config, message):
+    made = restated_case(Sizes(), "meanP")
+    path = write_case(made | {changed: made.get(changed, torch.zeros(1)) + 1}, **config)
     with pytest.raises(pytest.fail.Exception, match=message):
         test_cases.test_case(path, request)
 
 
-def test_a_header_that_the_checkpoint_lacks_is_named(write_case):
-    path = write_case(restated_case(Sizes(), "meanP"), head="seqLSTM")
-    with pytest.raises(CaseError, match="config head is 'seqLSTM'; by its checkpoint's names the header is 'meanP'"):
-        check_case(load_case(path))
+def test_a_missing_option_of_a_case_is_named(parity_cases, write_case):
+    case = load_case(write_case(load_file(parity_cases / "ncl.safetensors"), "ncl"))
+    with pytest.raises(CaseError, match="its config or its checkpoint has no '"):
+        check_case(case)
 
 
 @pytest.mark.slow
-def test_a_folder_is_one_test_per_case(parity_cases, write_case, tmp_path):
+def test_every_case_of_a_folder_is_a_test(parity_cases, write_case, tmp_path):
     def run(folder):
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "tests/parity", "--cases", folder]
         environment = {**os.environ, "COLUMNS": "500"}

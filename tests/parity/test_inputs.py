@@ -1,6 +1,7 @@
 """Inputs of the encoder, compared with those of the released loaders on real clips under each released rule."""
 
 import hashlib
+import itertools
 import json
 import math
 from pathlib import Path
@@ -14,8 +15,9 @@ from tvr_lightning.data import LSMDC, MSRVTT, MSVD, ActivityNet, DiDeMo
 from tvr_lightning.data.loader import TrainingSampler
 from tvr_lightning.data.records import read_lines
 from tvr_lightning.encoders.tokenizer import ClipTokenizer
+from tvr_lightning.media import sampling, video
 from tvr_lightning.media.preparation import Preparation
-from tvr_lightning.media.video import frames_at_rate, read_clip
+from tvr_lightning.media.video import frames_at_rate
 
 EXTREMES = {"lowest": "min", "highest": "max"}
 PREPARATIONS = {"pil": Preparation(224), "no_antialias": Preparation(224, antialias=False)}
@@ -51,9 +53,23 @@ def report(case, compared, wrong, notes=()):
         pytest.fail(f"{case}: {len(wrong)} of {compared} differ: {', '.join(wrong[:3])}", pytrace=False)
 
 
-def test_frames(frames_case, test_data):
+def timestamps_by_rule(path, monkeypatch):
+    """Seconds of the frames that each rule selects; the file is decoded once for all of them."""
+    rules = itertools.cycle(RULES.values())
+
+    def sample(times, duration, frames, _, span, *rest):
+        return sampling.sample_frames(times, duration, frames, next(rules)[0], span, *rest)
+
+    monkeypatch.setattr(video, "sample_frames", sample)
+    spans = [span for _, span in RULES.values()]
+    clips = video.read_parts(path, lambda _: spans, 12, lambda _: np.zeros((1, 1, 3), np.uint8))
+    return {rule: clip.timestamps[clip.frame_mask].tolist() for rule, clip in zip(RULES, clips, strict=True)}
+
+
+def test_frames(frames_case, test_data, monkeypatch):
     compared, largest, wrong, notes = 0, 0.0, [], []
     for path, clip in clips_of(frames_case, test_data).items():
+        selected = timestamps_by_rule(path, monkeypatch)
         for rule, expected in clip["rules"].items():
             asked, taken, times = expected["asked"], expected["taken"], expected.get("times")
             if taken is None or (asked != taken and max(asked) >= clip["frames"]):
@@ -63,12 +79,11 @@ def test_frames(frames_case, test_data):
             if asked != taken:
                 notes.append(f"{path.name}, {rule}: compared with the frames that the loader asks for")
                 times = times_at(path, asked)
-            sampling, span = RULES[rule]
-            found = read_clip(path, frames=12, prepare=Preparation(16), sampling=sampling, span=span)
-            ours = found.timestamps[found.frame_mask].tolist()
+            ours = selected[rule]
             compared += 1
             # The segment rules repeat the last frame of a clip that has too few.
-            padded = [*times, *times[-1:] * (len(ours) - len(times))] if sampling == "container-segments" else times
+            repeats = RULES[rule][0] == "container-segments"
+            padded = [*times, *times[-1:] * (len(ours) - len(times))] if repeats else times
             distance = np.inf if len(ours) != len(padded) else np.abs(np.subtract(ours, padded)).max()
             if distance > 0.001:
                 wrong.append(f"{path.name}, {rule}: {len(times)} frames at {times}, ours {np.round(ours, 3).tolist()}")
@@ -77,26 +92,30 @@ def test_frames(frames_case, test_data):
     report(frames_case, compared, wrong, [f"largest difference {largest:.1e} s", *notes])
 
 
-@pytest.mark.parametrize("prepared", PREPARATIONS)
-def test_pixels(pixels_case, test_data, prepared):
-    compared, largest, wrong = 0, 0.0, []
+def test_pixels(pixels_case, test_data):
+    compared, largest, wrong = 0, dict.fromkeys(PREPARATIONS, 0.0), []
+
+    def prepare(image):
+        return np.concatenate([np.asarray(prepared(image), np.float32) for prepared in PREPARATIONS.values()])
+
     for path, clip in clips_of(pixels_case, test_data).items():
-        for picture in clip["pictures"]:
-            span = (picture["time"], picture["time"] + 0.001)
-            found = read_clip(path, frames=1, sampling="segment-centres", span=span, prepare=PREPARATIONS[prepared])
-            pixels = found.pixels[0].double()
-            blocks = pixels.reshape(3, 4, 56, 4, 56).mean((2, 4)).permute(1, 2, 0)
-            expected = picture[prepared]
-            ours = {"blocks": blocks.numpy(), "mean": pixels.mean((1, 2)).numpy()}
-            ours |= {name: float(getattr(pixels, how)()) for name, how in EXTREMES.items() if name in expected}
-            compared += 1
-            for name, value in ours.items():
-                distance = float(np.abs(value - np.array(expected[name])).max())
-                largest = max(largest, distance if name not in EXTREMES else 0.0)
-                # Half precision has steps of 1/8 from 128 and of 1/4 from 256: means are far closer than extremes.
-                if distance > (0.01 if name not in EXTREMES else 0.15):
-                    wrong.append(f"{path.name}, frame {picture['index']}: {name} differ by {distance:.3f}")
-    report(pixels_case, compared, wrong, [f"{prepared}: largest difference of the means {largest:.4f} of 255"])
+        spans = [(image["time"], image["time"] + 0.001) for image in clip["pictures"]]
+        found = video.read_parts(path, lambda _, spans=spans: spans, 1, prepare)
+        for image, part in zip(clip["pictures"], found, strict=True):
+            for prepared, pixels in zip(PREPARATIONS, part.pixels[0].double().chunk(2, dim=1), strict=True):
+                expected = image[prepared]
+                blocks = pixels.reshape(3, 4, 56, 4, 56).mean((2, 4)).permute(1, 2, 0)
+                ours = {"blocks": blocks.numpy(), "mean": pixels.mean((1, 2)).numpy()}
+                ours |= {name: float(getattr(pixels, how)()) for name, how in EXTREMES.items() if name in expected}
+                compared += 1
+                for name, value in ours.items():
+                    distance = float(np.abs(value - np.array(expected[name])).max())
+                    if name not in EXTREMES:
+                        largest[prepared] = max(largest[prepared], distance)
+                    # Half precision has steps of 1/8 from 128 and of 1/4 from 256: means are closer than extremes.
+                    if distance > (0.01 if name not in EXTREMES else 0.15):
+                        wrong.append(f"{path.name}, {image['index']}, {prepared}: {name} differ by {distance:.3f}")
+    report(pixels_case, compared, wrong, [f"largest differences of the means, of 255: {largest}"])
 
 
 def test_tokens(tokens_case):

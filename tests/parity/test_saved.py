@@ -11,7 +11,7 @@ from tvr_lightning.authors.convert import convert
 from tvr_lightning.errors import UserError
 
 
-def test_second_names_change_nothing_and_others_are_refused(saved_case, tmp_path):
+def test_second_names_of_tensors_are_accepted_only_with_equal_values(saved_case, tmp_path):
     tensors, metadata = read(saved_case)
     extra = json.loads(metadata["extra"])
     assert extra

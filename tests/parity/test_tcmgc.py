@@ -109,7 +109,7 @@ def restated(tensors, kept, temperature, weight, seed):
         ({"dimension": 64, "texts": 2, "videos": 3, "words": 10, "frames": 2, "seed": 12}, 0.1, 1.0, 0.0),
     ],
 )
-def test_further_cases_hold(write_case, sizes, keep_rate, temperature, weight):
+def test_tcmgc_of_other_sizes_equals_the_restatement(write_case, sizes, keep_rate, temperature, weight):
     plain = restated_case(Sizes(**sizes), "seqTransf")
     tensors = restated(plain, int(sizes["words"] * keep_rate), temperature, weight, seed=5)
     path = write_case(tensors, method="tcmgc", keep_rate=keep_rate, softmax_lambda=temperature, sdr_weight=weight)

@@ -128,7 +128,7 @@ def restated(texts, videos, variant, header, temperature, seed):
         (4, 4, {"variant": "eval_v2t", "sim_header": "seqTransf"}),
     ],
 )
-def test_further_cases_hold(write_case, texts, videos, options):
+def test_ucofia_of_other_sizes_equals_the_restatement(write_case, texts, videos, options):
     options = {"topk": KEPT, "selector_samples": 4, "selector_sigma": 0.05, "softmax_temperature": 0.01} | options
     switches = (options[name] for name in ("variant", "sim_header", "softmax_temperature"))
     tensors = restated(texts, videos, *switches, seed=texts)

@@ -1,4 +1,4 @@
-"""One synthetic dataset, one finished run of a table, and one browser for all tests of reproduction."""
+"""One synthetic dataset, one finished run of a table, and one browser for all tests of this folder."""
 
 from pathlib import Path
 
@@ -27,10 +27,10 @@ def root(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(root, tmp_path_factory) -> Path:
-    """What `tvr reproduce` leaves of one run of two epochs."""
+    """Output folder of `tvr reproduce` after a run of two epochs, read-only."""
     out = tmp_path_factory.mktemp("run")
     (out / "tiny.yaml").write_text(TINY)
-    plan = plan_of("gare-1", root, ["baseline"], fixture_videos=20, overlay=out / "tiny.yaml")
+    plan = plan_of("gare-1", root, ["gare"], fixture_videos=20, overlay=out / "tiny.yaml")
     (card,) = run_plan(plan, out, lambda line: None).values()
     assert card.status == "finished", card.error
     return out

@@ -1,4 +1,4 @@
-"""The controlled experiments: worlds differ by their factor alone, verdicts follow from data, a killed run goes on."""
+"""The controlled experiments: their synthetic data, verdicts, committed page, and resumption."""
 
 import copy
 import importlib
@@ -60,7 +60,7 @@ PARTS = {
         ("noisy words", 2, ["train sentences", "train frames"], "train words", 1),
     ],
 )
-def test_a_factor_changes_its_share_of_one_part_and_nothing_else(worlds, name, strength, equal, changed, share):
+def test_a_factor_changes_only_its_share_of_one_part(worlds, name, strength, equal, changed, share):
     factor, control = worlds.make_world(name, 3, strength), worlds.make_world(name, 3, 0)
     for part in equal:
         assert torch.equal(PARTS[part](factor), PARTS[part](control)), part
@@ -72,7 +72,7 @@ def test_a_factor_changes_its_share_of_one_part_and_nothing_else(worlds, name, s
         assert control.train.captions.mask.sum(1).unique().tolist() == [1]
 
 
-def test_cones_and_gaps_are_as_long_as_their_strength(worlds):
+def test_the_length_of_cones_and_gaps_equals_their_strength(worlds):
     for strength in (0.0, 0.2):
         space, test = worlds.Space(3), worlds.make_world("cone", 3, strength).test
         along = test.video.frames @ worlds.unit(space.text_offset)
@@ -86,7 +86,7 @@ def test_cones_and_gaps_are_as_long_as_their_strength(worlds):
 
 
 @pytest.mark.parametrize("name", ["false negatives", "false negatives of a style"])
-def test_false_negatives_are_a_matter_of_batches(worlds, name):
+def test_false_negatives_only_change_the_batches(worlds, name):
     control = worlds.make_world(name, 3, 0)
     for strength in (0, 1, 3, 15):
         world, seen = worlds.make_world(name, 3, strength), []
@@ -99,7 +99,7 @@ def test_false_negatives_are_a_matter_of_batches(worlds, name):
         assert sorted(seen) == list(range(2 * worlds.TRAIN))
 
 
-def test_text_and_video_share_their_style_in_training_alone(worlds):
+def test_text_and_video_share_their_style_only_in_training(worlds):
     def agreement(name):
         train = worlds.make_world(name, 3, 0).train
         text, video = train.text.sentence, train.video.frames.mean(1)
@@ -121,7 +121,7 @@ def test_text_and_video_share_their_style_in_training_alone(worlds):
 
 
 @pytest.mark.parametrize("share", [0, 0.5, 1])
-def test_only_sound_tells_twins_apart(worlds, share):
+def test_only_audio_distinguishes_twins(worlds, share):
     world = worlds.make_world("described audio", 3, share)
     assert torch.equal(world.test.video.audio, worlds.make_world("described audio", 3, 0).test.video.audio)
     frames = world.test.video.frames.mean(1)
@@ -130,7 +130,7 @@ def test_only_sound_tells_twins_apart(worlds, share):
     assert 0.8 * share <= twins <= share + 0.05
 
 
-def test_intervals_are_student_s_and_p_values_are_corrected_for_their_number(benchmark):
+def test_intervals_p_values_and_verdicts(benchmark):
     page = benchmark("mechanisms_page")
     found = page.estimate([1.0, 2.5, 0.5, 3.0, 2.0])
     # 2.776 deviations of the mean: Student's t of four degrees of freedom.
@@ -161,7 +161,7 @@ def test_a_claim_is_judged_by_the_weakest_arm_that_it_implies(benchmark):
     assert (found["verdict"], found["weakest"]) == ("reversed", "2")
 
 
-def test_claims_have_controls_baselines_and_keys_and_deviations_are_recorded(benchmark, claims):
+def test_claims_have_controls_and_unique_keys_and_known_deviations(benchmark, claims):
     for claim in claims.CLAIMS:
         assert claim.points[0] == 0, claim.key
         assert len(claim.points) >= 3, claim.key
@@ -190,7 +190,7 @@ def test_settings_are_chosen_on_validation_pairs(benchmark, claims):
         assert command.chosen(trial, arm, point, settings, found) == first
 
 
-def test_text_conditioned_pooling_is_seen_and_equal_seeds_give_equal_outcomes(benchmark, worlds, claims):
+def test_text_conditioned_pooling_helps_and_equal_seeds_give_equal_outcomes(benchmark, worlds, claims):
     heads = benchmark("mechanisms_heads")
     (claim,) = (claim for claim in claims.CLAIMS if claim.key == "conditioning")
 
@@ -204,7 +204,7 @@ def test_text_conditioned_pooling_is_seen_and_equal_seeds_give_equal_outcomes(be
     assert conditioned["test"] != conditioned["validation"]
 
 
-def test_a_head_is_read_in_all_the_ways_that_its_claims_name(benchmark, worlds, claims):
+def test_outcomes_have_all_readings_that_the_claims_use(benchmark, worlds, claims):
     heads = benchmark("mechanisms_heads")
     names = {}
     for trial in (*claims.CLAIMS, *claims.LEAKS, *claims.DEVIATIONS):
@@ -218,7 +218,7 @@ def test_a_head_is_read_in_all_the_ways_that_its_claims_name(benchmark, worlds, 
         assert wanted <= set(heads.outcome(head, world, 0, 1e-3, 1.0, steps=1)["test"])
 
 
-def test_bare_texts_of_gare_go_without_increments(benchmark, worlds, claims):
+def test_the_bare_reading_of_gare_has_no_increments(benchmark, worlds, claims):
     heads = benchmark("mechanisms_heads")
     adapted = heads.build(claims.gare(), 0)
     world = worlds.make_world("gap", 0, 1)
@@ -228,7 +228,7 @@ def test_bare_texts_of_gare_go_without_increments(benchmark, worlds, claims):
     assert heads.readings(adapted, world.test) == found  # increments are there again
 
 
-def test_the_committed_page_is_what_its_data_say(benchmark, claims):
+def test_the_committed_page_follows_from_its_data(benchmark, claims):
     page = benchmark("mechanisms_page")
     data = json.loads((RESULTS / "mechanisms.json").read_text(encoding="utf-8"))
     assert [claim["key"] for claim in data["claims"]] == [claim.key for claim in claims.CLAIMS]
@@ -253,7 +253,7 @@ def command(folder: Path, *arguments: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_killed_run_keeps_its_heads_and_does_not_train_them_again(tmp_path, ended):
+def test_a_killed_run_resumes_without_training_finished_heads_again(tmp_path, ended):
     records = tmp_path / "records.jsonl"
     arguments = command(tmp_path, "--quick", "--seeds", "2", "--claims", "normalization", "--num_workers", "2")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -1,4 +1,4 @@
-"""The published numbers: complete, typed, and printed as the papers have them."""
+"""The published results, and the command that shows them."""
 
 import csv
 import io
@@ -11,14 +11,14 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.published import published_rows, select_published
 
 
-def test_all_five_papers_are_there_and_every_line_is_named_once_per_direction():
+def test_the_rows_of_all_five_papers_are_unique_by_direction():
     rows = published_rows()
     assert {row.paper for row in rows} == {"GARE", "TC-MGC", "NCL", "DPDV", "GAID", "zero-shot"}
     assert len({(row.entry, row.direction) for row in rows}) == len(rows)
     assert len([row for row in rows if row.paper != "zero-shot"]) == 768
 
 
-def test_recalls_and_ranks_are_possible_and_citations_words():
+def test_recalls_and_ranks_are_plausible_and_citations_readable():
     for row in published_rows():
         recalls = [row.printed(name) for name in ("R@1", "R@5", "R@10", "R@50") if row.printed(name) is not None]
         assert recalls == sorted(recalls), row
@@ -42,12 +42,12 @@ def test_recalls_and_ranks_are_possible_and_citations_words():
         (("zero-shot", None, "MSR-VTT", "PE-Core-B", "v2t"), {"R@1": 47.3}),
     ],
 )
-def test_values_are_those_of_the_papers_and_missing_ones_stay_missing(query, expected):
+def test_values_equal_those_of_the_papers(query, expected):
     (row,) = select_published(*query)
     assert {metric: row.printed(metric) for metric in expected} == expected
 
 
-def test_a_sum_that_does_not_fit_its_recalls_is_named():
+def test_a_note_names_a_sum_that_contradicts_its_recalls():
     """By more than rounding half of the last printed digit, of every term and of the sum."""
     lines = {}
     for row in published_rows():
@@ -74,7 +74,7 @@ def test_a_sum_that_does_not_fit_its_recalls_is_named():
         ({"paper": "ncl", "dataset": "LSMDC"}, "ActivityNet"),
     ],
 )
-def test_unknown_values_list_the_known_ones_and_a_part_of_a_method_s_name_is_enough(query, said):
+def test_unknown_values_are_refused_and_a_part_of_a_method_name_is_enough(query, said):
     with pytest.raises(UserError, match=said):
         select_published(**query)
     found = {row.method for row in select_published(method="gare")}
@@ -82,7 +82,7 @@ def test_unknown_values_list_the_known_ones_and_a_part_of_a_method_s_name_is_eno
     assert all("gare" in name.lower() for name in found)
 
 
-def test_the_verb_prints_rows_notes_and_other_formats(capsys, monkeypatch):
+def test_the_command_shows_rows_and_notes_in_all_formats(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     assert main(["published", "--paper", "gare", "--table", "4"]) == 0
     said = capsys.readouterr().out

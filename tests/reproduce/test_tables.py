@@ -1,4 +1,4 @@
-"""Tables as recipes: the shipped ones fit recipes and print, and wrong ones say what is wrong."""
+"""Recipes of tables: the shipped ones match recipes and published rows, and wrong ones are refused."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def write(folder: Path, **changes) -> Path:
 
 
 @pytest.mark.parametrize("name", known_tables(RECIPES))
-def test_runs_of_shipped_tables_have_published_rows_and_notes_state_the_rest(name):
+def test_runs_of_shipped_tables_have_published_rows_and_notes_explain_missing_runs(name):
     table = load_table(name, RECIPES)
     printed = {row.entry for row in table.rows}
     assert {run.entry for run in table.runs} <= printed
@@ -39,7 +39,7 @@ def test_runs_of_shipped_tables_have_published_rows_and_notes_state_the_rest(nam
         assert "leaks ground truth" in (table.note or ""), [run.name for run in clean]
 
 
-def test_every_published_table_has_a_recipe_even_if_the_project_runs_nothing_of_it():
+def test_every_published_table_has_a_recipe():
     numbers = {(row.paper.lower(), row.table) for row in published_rows()}
     have = {(table.paper, table.table) for table in (load_table(name, RECIPES) for name in known_tables(RECIPES))}
     assert numbers <= have
@@ -81,7 +81,7 @@ TRAINS = r"run a: trains is .*; omit it, or set it to false without trained_by"
         ),
     ],
 )
-def test_a_wrong_table_names_file_run_and_fix(tmp_path, changes, said):
+def test_errors_in_a_table_name_the_file_and_the_run(tmp_path, changes, said):
     assert load_table("mine", write(tmp_path)).note is None
     assert load_table("mine", write(tmp_path, note="what to know\n")).note == "what to know"
     with pytest.raises(UserError, match=said) as error:
@@ -89,7 +89,7 @@ def test_a_wrong_table_names_file_run_and_fix(tmp_path, changes, said):
     assert "mine.yaml" in str(error.value)
 
 
-def test_a_run_that_trains_nothing_evaluates_and_waits_for_none():
+def test_a_run_without_training_needs_no_other_run():
     plan = plan_of("zero-shot", Path("fixture"), fixture_videos=20)
     assert {run.verb for run in plan.runs.values()} == {"test"}
     assert all(not run.needs for run in plan.runs.values())
@@ -97,7 +97,7 @@ def test_a_run_that_trains_nothing_evaluates_and_waits_for_none():
     assert len(plan.runs) == 3
 
 
-def test_a_figure_without_printed_numbers_has_lines_of_its_own(tmp_path):
+def test_runs_of_a_figure_without_published_values_have_their_own_rows(tmp_path):
     runs = {name: {"config": ["method.yaml"], "shows": f"{name} frames"} for name in ("12", "15")}
     table = load_table("mine", write(tmp_path, table="Fig9", runs=runs))
     assert [(row.variant, row.direction) for row in table.rows] == [
@@ -109,7 +109,7 @@ def test_a_figure_without_printed_numbers_has_lines_of_its_own(tmp_path):
         load_table("mine", write(tmp_path, table="Fig9", runs=runs))
 
 
-def test_a_line_below_a_printed_one_shares_all_but_what_it_shows(tmp_path):
+def test_a_variant_of_a_published_row_follows_it(tmp_path):
     own = {"config": ["method.yaml"], "shows": "alone"}
     runs = {"printed": run(), "own": own, "below": run(shows="again")}
     table = load_table("mine", write(tmp_path, runs=runs))
@@ -128,7 +128,7 @@ def test_a_line_below_a_printed_one_shares_all_but_what_it_shows(tmp_path):
 
 
 @pytest.mark.parametrize(("table", "run"), [("3", "both"), ("3", "none"), ("4", "neither"), ("5", "patches-mean")])
-def test_mean_pooling_of_dpdv_is_the_mean_over_frames_and_patches(table, run):
+def test_mean_pooling_of_dpdv_averages_frames_and_patches(table, run):
     recipe = next(each for each in load_table(f"dpdv-{table}", RECIPES).runs if each.name == run)
     assert recipe.settings["model.init_args.dpdv.micro_interaction"] == "mean"
     assert recipe.settings["model.init_args.dpdv.patch_reduction.class_path"] == "AveragePatches"

@@ -1,4 +1,4 @@
-"""Figures are drawn from a method's own tensors: real videos, real features, and known answers where there are any."""
+"""Figures of the report: the values that they show, computed from the tensors of each method."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -107,7 +107,7 @@ def test_contrasts_attention_and_map_of_tc_mgc(splits, measured):
     assert np.isfinite(found["map.words"]).all()
 
 
-def test_failures_name_the_right_video_and_the_best_of_the_others(splits):
+def test_failures_show_the_right_video_and_the_best_of_the_others(splits):
     encoded = splits["gare"]
     with torch.no_grad():
         expected = encoded.module.score(encoded.texts, encoded.videos).similarity
@@ -135,7 +135,7 @@ def perfect(encoded, scale=1.0):
     return replace(encoded, similarity=scale * scores)
 
 
-def test_histograms_tell_matching_pairs_from_others(splits):
+def test_histograms_separate_matching_pairs_from_others(splits):
     found = measure_similarity(perfect(splits["gare"]))
     assert found["positive"].sum() == pytest.approx(1)
     assert found["negative"].sum() == pytest.approx(1)
@@ -146,7 +146,7 @@ def test_histograms_tell_matching_pairs_from_others(splits):
     assert float(measure_similarity(same)["overlap"]) == pytest.approx(50)
 
 
-def test_mass_is_even_if_every_query_finds_its_own_and_uneven_with_a_hub(splits, measured, monkeypatch):
+def test_a_hub_makes_the_retrieval_mass_uneven(splits, measured, monkeypatch):
     found = measure_balance(perfect(splits["gare"], scale=10.0))
     assert float(found["t2v.error"]) == pytest.approx(0, abs=1e-6)
     hub = perfect(splits["gare"])
@@ -165,7 +165,7 @@ def test_mass_is_even_if_every_query_finds_its_own_and_uneven_with_a_hub(splits,
     assert "Normalized scores are not drawn: no bank" in chart.note
 
 
-def test_examples_of_mass_are_those_of_the_balance(splits, measured):
+def test_examples_of_mass_have_the_values_of_the_balance(splits, measured):
     encoded, found = splits["ncl"], measured["ncl"]
     rows = {encoded.record(row).video_id: row for row in range(len(encoded.videos))}
     mass = np.stack([found[f"balance.{start}t2v.mass"] for start in ("", "normalized.")])
@@ -193,7 +193,7 @@ def test_hard_negatives_are_the_best_of_the_others_without_increments(splits, me
         np.testing.assert_allclose(found[f"hard_negatives.{name}"], gap.numpy(), atol=1e-4)
 
 
-def test_the_sheet_shows_the_best_videos_and_the_own_one(splits):
+def test_the_retrieval_sheet_shows_the_best_videos_and_the_matching_one(splits):
     found = measure_sheet(perfect(splits["gare"]))
     assert (found["rank"] == 1).all()
     ranks = torch.arange(1.0, len(splits["gare"].similarity) + 1)
@@ -209,7 +209,7 @@ def test_the_sheet_shows_the_best_videos_and_the_own_one(splits):
     assert measure_sheet(worst)["rank"].max() == worst.similarity.shape[1]
 
 
-def test_modalities_that_coincide_have_no_distance(splits):
+def test_identical_modalities_have_distance_zero(splits):
     encoded = splits["ncl"]
     text, video = encoded.paired()
     sentence = encoded.texts.sentence.clone()
@@ -220,7 +220,7 @@ def test_modalities_that_coincide_have_no_distance(splits):
     assert found["map"].shape == (2, len(text), 2)
 
 
-def test_geometry_is_that_of_the_increments(splits, measured):
+def test_the_geometry_equals_that_of_the_increments(splits, measured):
     encoded = splits["gare"]
     text, video = encoded.paired()
     with torch.no_grad():
@@ -248,7 +248,7 @@ def test_gradients_add_up_and_match_the_loss_itself(splits):
     np.testing.assert_allclose(found["plain_anchor.mean"], sentence.grad.mean(0).numpy(), rtol=1e-3, atol=1e-5)
 
 
-def test_steps_are_taken_by_a_copy_even_if_gradients_vanish(splits, monkeypatch):
+def test_measuring_steps_leaves_the_method_unchanged_even_if_gradients_vanish(splits, monkeypatch):
     module = splits["gare"].module
     before = {name: value.clone() for name, value in module.state_dict().items()}
     found = measure_steps(splits["gare"])
@@ -277,7 +277,7 @@ def table_of(runs, title="TC-MGC, Table 7b", baseline=None):
     return TableView("table", title, "", results, {name: [run] for name, run in zip(names, runs, strict=True)}, [], [])
 
 
-def test_runs_that_differ_in_decorrelation_alone_are_set_side_by_side(measured):
+def test_runs_that_differ_only_in_decorrelation_are_compared_in_a_figure(measured):
     own = measured["tcmgc"]
     without = {**own, "contrasts.regularization": np.array(0.0)}
     first, second = run_of("a", decorrelation=0.1, seed=3), run_of("b", "tc-mgc-7b/other", seed=3)
@@ -306,7 +306,7 @@ def test_methods_are_drawn_over_their_baselines(measured):
     assert "MSR-VTT" in svg(errors)
 
 
-def test_one_figure_that_fails_costs_no_other(splits):
+def test_a_figure_that_fails_does_not_affect_the_others(splits):
     def fail(*_):
         raise ZeroDivisionError("no direction of a gradient of zero")
 
@@ -323,7 +323,7 @@ def test_one_figure_that_fails_costs_no_other(splits):
     assert charts["Geometry of the increments"].images
 
 
-def test_the_gate_is_that_of_the_matching_caption(splits, measured):
+def test_the_gate_uses_the_matching_caption(splits, measured):
     found, encoded = measured["gaid"], splits["gaid"]
     text, video = encoded.paired()
     captions = [encoded.caption(int(row)) for row, _ in encoded.pairs]
@@ -336,7 +336,7 @@ def test_the_gate_is_that_of_the_matching_caption(splits, measured):
     assert (found["gate.high"] - found["gate.low"]).max() > 0.01  # there is sound
 
 
-def test_patches_only_ever_merge(splits, measured):
+def test_merged_patches_are_never_split_again(splits, measured):
     members = measured["dpdv"]["merging.members"]
     stages = measured["dpdv"]["merging.left"].tolist()
     assert stages == splits["dpdv"].module.reduction.options.schedule(16)
@@ -350,7 +350,7 @@ def test_patches_only_ever_merge(splits, measured):
                 assert len(pairs) == len(np.unique(fine[frame]))
 
 
-def test_crossed_out_frames_are_those_that_the_caption_leaves_to_the_other_path(splits, measured):
+def test_the_spot_frames_are_the_most_similar_to_the_caption(splits, measured):
     encoded, found = splits["dpdv"], measured["dpdv"]
     rows = {encoded.record(row).video_id: row for row in range(len(encoded.videos))}
     texts = {encoded.caption(row): row for row in range(len(encoded.texts))}
@@ -363,7 +363,7 @@ def test_crossed_out_frames_are_those_that_the_caption_leaves_to_the_other_path(
         assert sorted(np.flatnonzero(spot)) == sorted(cosine.topk(2).indices.tolist())  # half of four frames
 
 
-def test_frames_that_are_words_of_their_own_caption_match(splits):
+def test_frames_equal_to_a_word_of_their_caption_match(splits):
     encoded = splits["gare"]
     _, video = encoded.paired()
     frames = encoded.videos.frames.clone()

@@ -1,4 +1,4 @@
-"""The report's pages: values are those of the cards, links and images exist, and bad folders are named."""
+"""The pages of the report: their values, links, and images, and errors for bad folders."""
 
 import csv
 import json
@@ -48,33 +48,46 @@ class Page(HTMLParser):
             self.rows[-1][-1] += data
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """Cards of three rows of a table with two seeds, a run that failed, a run of questions, and a profile."""
-    plan = plan_of("gare-1", tmp_path, fixture_videos=20, seeds=(0, 1))
-    for name, quality in (("clip4clip", 1.0), ("baseline", 1.5), ("gare", 3.0)):
+def write_cards(folder, qualities, **setting):
+    plan = plan_of("gare-1", folder, seeds=(0, 1), **setting)
+    for name, quality in qualities.items():
         for place, key in enumerate(keys_of(plan, f"gare-1/{name}")):
-            make_card(plan.runs[key], tmp_path / "cards", quality + place)
+            make_card(plan.runs[key], folder / "cards", quality + place)
+    return plan
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Report of three rows of a table with two seeds, a failed run, a run of questions, and a profile; read-only."""
+    folder = tmp_path_factory.mktemp("report")
+    plan = write_cards(folder, {"clip4clip": 1.0, "baseline": 1.5, "gare": 3.0}, fixture_videos=20)
     key = keys_of(plan, "gare-1/x-pool")[0]
-    make_card(plan.runs[key], tmp_path / "cards", 1.0, status="failed", results=None, error="out of <memory>")
-    answers = plan_of("dpdv-s4", tmp_path, fixture_videos=20)
-    make_answers(next(iter(answers.runs.values())), tmp_path / "cards", 19)
+    make_card(plan.runs[key], folder / "cards", 1.0, status="failed", results=None, error="out of <memory>")
+    answers = plan_of("dpdv-s4", folder, fixture_videos=20)
+    make_answers(next(iter(answers.runs.values())), folder / "cards", 19)
     stages = ("encode_text", "encode_video", "text_layers", "video_layers", "score", "training_step")
     flops = dict.fromkeys(stages, 16_000_000_000)
     costs = Costs(92_620_000, 1, 10.0, 2.0, 1.0, 3.0, 700.0, 900.0, flops)
     numbers = (16, 1000, 3)
     profile = ProfileCard("gare", "GARE", "ClipEncoder", {}, *numbers, "32-true", costs, {"device": "cpu"})
-    write_record(profile, tmp_path / "profiles" / "gare.json")
-    return tmp_path
+    write_record(profile, folder / "profiles" / "gare.json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tvr_lightning.reproduce.report.uncertainty.RESAMPLES", 100)
+        run_report(folder, RECIPES, tables_only=True)
+    return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def report(folder):
-    run_report(folder, RECIPES, tables_only=True)
     return folder / "report"
 
 
-def test_every_link_and_image_is_a_file_of_the_folder(report):
+@pytest.fixture
+def copied(folder, tmp_path):
+    return shutil.copytree(folder, tmp_path / "copy")
+
+
+def test_all_linked_pages_and_images_exist(report):
     pages = sorted(report.rglob("*.html"))
     assert len(pages) == 1 + 2 + 8 + 1  # overview, tables, runs, costs
     linked = {report / "index.html"}
@@ -89,7 +102,7 @@ def test_every_link_and_image_is_a_file_of_the_folder(report):
     assert set(pages) <= linked
 
 
-def test_the_leaderboard_has_the_values_of_the_cards_and_the_best_first(folder, report):
+def test_the_leaderboard_shows_the_values_of_the_cards_in_descending_order(folder, report):
     values = {}
     for run in read_runs(folder):
         if run.finished and not run.card.accuracy():
@@ -104,14 +117,11 @@ def test_the_leaderboard_has_the_values_of_the_cards_and_the_best_first(folder, 
 
 
 @pytest.mark.parametrize("synthetic", [True, False])
-def test_every_decimal_number_in_a_table_is_of_a_card_or_published(synthetic, folder, tmp_path_factory):
+def test_every_decimal_number_in_a_table_is_measured_or_published(synthetic, folder, tmp_path):
     if not synthetic:  # differences from published values are shown
-        folder = tmp_path_factory.mktemp("comparable")
-        plan = plan_of("gare-1", folder, seeds=(0, 1))
-        for name, quality in (("baseline", 1.5), ("gare", 3.0)):
-            for place, key in enumerate(keys_of(plan, f"gare-1/{name}")):
-                make_card(plan.runs[key], folder / "cards", quality + place)
-    run_report(folder, RECIPES, tables_only=True)
+        folder = tmp_path
+        write_cards(folder, {"baseline": 1.5, "gare": 3.0})
+        run_report(folder, RECIPES, tables_only=True)
     runs = read_runs(folder)
     allowed = {str(run.card.seconds) for run in runs} | {str(run.card.peak_memory_mib) for run in runs}
     published = [row.printed(metric) for row in published_rows() for metric in PRINTED]
@@ -145,7 +155,7 @@ def test_every_decimal_number_in_a_table_is_of_a_card_or_published(synthetic, fo
     assert signed <= differences
 
 
-def test_pages_of_tables_and_runs_have_statistics_notes_commands_and_recipes(folder, report):
+def test_pages_show_statistics_notes_commands_and_recipes(folder, report):
     text = (report / "tables" / "gare-1.html").read_text()
     view = views_of(read_runs(folder), RECIPES)[1]
     assert view.statistics
@@ -168,18 +178,18 @@ def test_pages_of_tables_and_runs_have_statistics_notes_commands_and_recipes(fol
     assert r"\toprule" in (report / "report.tex").read_text(encoding="utf-8")
 
 
-def test_profiles_are_compared_with_the_published_costs(folder, report):
+def test_profiles_are_compared_with_the_published_costs(report, copied):
     rows = Page(report / "costs.html").rows
     assert any("Total 11,905.05" in row[2] and row[3] == "92.62" for row in rows if len(row) > 3)
     # 3 stages of 16 G for 16 items each and the scores of 16 x 16 pairs
     assert any(row[5:7] == ["4.06", "16.00"] for row in rows if len(row) > 6)
-    shutil.rmtree(report)
-    (folder / "profiles" / "gare.json").unlink()
-    run_report(folder, RECIPES, tables_only=True)
-    assert "costs.html" not in (report / "index.html").read_text()
+    shutil.rmtree(copied / "report")
+    (copied / "profiles" / "gare.json").unlink()
+    run_report(copied, RECIPES, tables_only=True)
+    assert "costs.html" not in (copied / "report" / "index.html").read_text()
 
 
-def test_a_run_of_several_tables_is_in_all_of_them(tmp_path):
+def test_a_run_that_several_tables_share_is_in_all_of_them(tmp_path):
     plan = plan_of("gaid-1", tmp_path, ["x-pool"], fixture_videos=20)
     (run,) = plan.runs.values()
     make_card(replace(run, claims=["gaid-1/x-pool"]), tmp_path / "cards", 1.0)
@@ -191,7 +201,8 @@ def test_a_run_of_several_tables_is_in_all_of_them(tmp_path):
     assert set(view.results.dropna(subset=["measured"])["backbone"]) == {"ViT-B/32", "ViT-B/16"}
 
 
-def test_bad_folders_and_files_are_named(folder, tmp_path_factory, capsys):
+def test_bad_folders_and_files_are_named(copied, tmp_path_factory, capsys):
+    folder = copied
     run_report(folder, RECIPES)
     assert "are missing" in capsys.readouterr().out
     run = next(run for run in read_runs(folder) if run.finished)

@@ -1,4 +1,4 @@
-"""From a real run to its page: figures come from the run's own weights, and once measured need them no more."""
+"""The report of a real run: its figures need its weights only once."""
 
 import re
 import shutil
@@ -30,7 +30,7 @@ def page_of(folder, run):
     return (folder / "report" / "runs" / f"{run.key}.html").read_text(encoding="utf-8")
 
 
-def test_the_run_is_rebuilt_with_its_own_weights(run):
+def test_a_run_is_rebuilt_with_its_weights(run):
     encoded = encode_run(run)
     ranks = text_to_video_ranks(encoded.similarity, encoded.matching)
     assert summarize(ranks, (1, 5, 10)) == pytest.approx(run.card.metrics("text_to_video"))
@@ -41,23 +41,18 @@ def test_the_run_is_rebuilt_with_its_own_weights(run):
     assert curves["val/t2v_R@1"].iloc[-1] == pytest.approx(run.card.metrics("text_to_video")["R@1"])
 
 
-def test_the_geometry_of_increments_is_logged_without_changing_the_training(finished, root, tmp_path):
-    def fit(name, every):
-        configs = [
-            f"--config={path}" for path in (RECIPES / "gare.yaml", RECIPES / "fixture.yaml", finished / "tiny.yaml")
-        ]
-        more = [f"--data.init_args.root={root}", f"--trainer.log_every_n_steps={every}"]
-        assert main(["fit", *configs, *more, f"--results.directory={tmp_path / name}"]) == 0
-        (run,) = read_runs(tmp_path / name)
-        return run, torch.load(run.card.checkpoint, weights_only=True)["state_dict"]
-
-    (logged, weights), (_, without) = fit("logged", 1), fit("without", 0)
-    assert all(torch.equal(value, without[name]) for name, value in weights.items())
-    curves = read_curves(logged)
+def test_logging_the_geometry_of_increments_does_not_change_the_training(finished, run, root, tmp_path):
+    recipes = (RECIPES / "gare.yaml", RECIPES / "fixture.yaml", finished / "tiny.yaml")
+    options = [f"--data.init_args.root={root}", f"--results.directory={tmp_path}", "--trainer.log_every_n_steps=0"]
+    assert main(["fit", *(f"--config={path}" for path in recipes), *options]) == 0
+    (plain,) = read_runs(tmp_path)
+    logged, without = (torch.load(each.card.checkpoint, weights_only=True)["state_dict"] for each in (run, plain))
+    assert all(torch.equal(value, without[name]) for name, value in logged.items())
+    curves = read_curves(run)
     gap, corrected = (curves[f"train/{name}_to_video-matching"] for name in ("text", "corrected"))
     assert len(gap) == len(curves["train/loss"]) > 1
     assert (gap != corrected).all()
-    chart = draw_course(logged)
+    chart = draw_course(run)
     assert len(chart.images) == 5
     assert chart.title == "Geometry of the increments during training"
 
@@ -74,7 +69,7 @@ def test_a_repeated_run_is_measured_again(run, tmp_path):
     assert str(again["results"]) != str(first["results"])
 
 
-def test_a_run_whose_videos_are_missing_loses_only_the_figures_that_show_them(finished, root, run, monkeypatch, capsys):
+def test_missing_videos_remove_only_the_figures_that_show_them(finished, root, run, monkeypatch, capsys):
     encoded = encode_run(run)
     videos = root / "msrvtt" / "videos"
     hidden = videos.rename(videos.with_name("hidden"))
@@ -103,7 +98,7 @@ def test_a_run_whose_videos_are_missing_loses_only_the_figures_that_show_them(fi
     assert "Training curves" in page_of(finished, run)
 
 
-def test_figures_are_drawn_after_the_weights_are_gone(finished, run):
+def test_measured_figures_are_drawn_without_the_weights(finished, run):
     run_report(finished, RECIPES)
     first = page_of(finished, run)
     assert "Training curves" in first
@@ -118,7 +113,7 @@ def test_figures_are_drawn_after_the_weights_are_gone(finished, run):
     assert figures_of(run, finished / "figures")["sheet.strips"].std() > 1
 
 
-def test_folders_of_fit_have_a_report_too(finished, run, tmp_path):
+def test_folders_of_fit_also_have_a_report(finished, run, tmp_path):
     """The folder in which the card's run trained is one of `tvr fit`: same values, curves, and figures."""
     for name in ("fit/version_0", "fit/100% #1"):
         shutil.copytree(Path(run.card.checkpoint).parent.parent, tmp_path / name)

@@ -1,4 +1,4 @@
-"""Tables from cards: every measured number is a card's, and what cannot be compared is not."""
+"""Tables made of run cards: measured values, differences, notes, and formats."""
 
 import csv
 import io
@@ -54,7 +54,7 @@ def metrics_of(card, direction="text_to_video"):
     return card.metrics(direction) | {"SumR": card.results["sum_of_recalls"]}
 
 
-def test_every_measured_number_is_found_in_a_card(tmp_path):
+def test_every_measured_value_is_that_of_a_card(tmp_path):
     table, cards = view(tmp_path)
     rows = measured(table)
     assert {row["run"] for row in rows} == set(QUALITIES)
@@ -72,7 +72,7 @@ def test_every_measured_number_is_found_in_a_card(tmp_path):
     assert "| HBI" in markdown(table)
 
 
-def test_a_note_names_the_test_sets_if_runs_rank_different_ones(tmp_path):
+def test_a_note_names_the_test_sets_if_they_differ(tmp_path):
     table, cards = view(tmp_path)
     assert not [note for note in table.notes if note.startswith("Test set")]
     for card in cards.values():
@@ -120,7 +120,7 @@ OVERRIDDEN = {"weights": asdict(Weights("last", overridden=["data.init_args.fram
         ({}, [], ""),
     ],
 )
-def test_every_table_and_the_leaderboard_mark_a_run_and_explain_the_warnings(tmp_path, changes, warnings, note):
+def test_tables_and_the_leaderboard_show_and_explain_warnings(tmp_path, changes, warnings, note):
     _, cards = view(tmp_path, {"gare": 2.0}, fixture_videos=None)
     (card,) = cards.values()
     card.results |= changes
@@ -141,7 +141,7 @@ def test_every_table_and_the_leaderboard_mark_a_run_and_explain_the_warnings(tmp
     assert any(note in each for each in [*made.notes, ""])
 
 
-def test_failed_runs_and_oddities_of_the_papers_are_notes(tmp_path):
+def test_notes_name_failed_runs_and_inconsistencies_of_the_papers(tmp_path):
     plan = plan_of("gare-1", tmp_path, fixture_videos=20)
     (key,) = keys_of(plan, "gare-1/gare")
     failed = {"status": "failed", "results": None, "error": "exit status 1\nout of memory"}
@@ -169,7 +169,7 @@ def test_seeds_give_mean_and_deviation(tmp_path):
     assert f"{mean:.1f} ± {found.deviation:.1f} [" in markdown(table)
 
 
-def test_differences_to_the_baseline_are_paired_over_queries(tmp_path):
+def test_differences_from_the_baseline_are_paired_by_query(tmp_path):
     table, cards = view(tmp_path)
     said = next(line for line in table.statistics if line.startswith("gare against baseline"))
     runs = {card.name: card for card in cards.values()}
@@ -212,13 +212,13 @@ def test_every_run_is_compared_with_the_baseline_of_its_dataset_and_backbone(tmp
     assert said == {f"{run} against {baseline}" for run, baseline in found.items() if baseline}
 
 
-def test_more_queries_resolve_smaller_differences_and_few_hits_do_not_look_certain():
+def test_more_queries_resolve_smaller_differences():
     assert smallest_difference(48.0, 1000) == pytest.approx(4.4, abs=0.05)  # 1.96 sqrt(2 0.48 0.52 / 1000)
     assert smallest_difference(48.0, 4000) == pytest.approx(smallest_difference(48.0, 1000) / 2, rel=0.01)
     assert smallest_difference(0.0, 20) > 5
 
 
-def test_all_three_formats_are_written_and_latex_is_escaped(tmp_path):
+def test_tables_are_written_in_three_formats_and_latex_is_escaped(tmp_path):
     table, _ = view(tmp_path)
     paths = write_tables([table], tmp_path / "tables" / "gare-1")
     assert [path.name for path in paths] == ["gare-1.md", "gare-1.csv", "gare-1.tex"]
@@ -230,7 +230,7 @@ def test_all_three_formats_are_written_and_latex_is_escaped(tmp_path):
     assert not re.search(r"(?<!\\)[%_#]", text)
 
 
-def test_sums_over_both_directions_are_measured_if_only_they_are_published(tmp_path):
+def test_the_sum_of_both_directions_is_compared_if_only_it_is_published(tmp_path):
     table, cards = view(tmp_path, {"exp3": 2.0, "exp10-sdr": 3.0}, name="tc-mgc-fig7")
     row = next(row for row in measured(table) if row["published"] == "408.0")
     card = cards[row["cards"].removesuffix(".json")]

@@ -1,4 +1,4 @@
-"""Run cards: complete or refused by name, and with a command that makes the same run again."""
+"""Run cards: reading, errors, and the command that repeats the run."""
 
 import json
 import shlex
@@ -29,7 +29,7 @@ def path(card, tmp_path) -> Path:
     return tmp_path / "cards" / f"{card.key}.json"
 
 
-def test_a_card_is_read_as_it_was_written_with_its_ranks(card, path):
+def test_a_card_and_its_ranks_are_read_as_they_were_written(card, path):
     assert read_card(path) == card
     assert read_cards(path.parent) == {card.key: card}
     assert read_cards(path.parent / "absent") == {}
@@ -63,7 +63,7 @@ def test_unusable_cards_are_refused(path, spoil, said):
         read_cards(path.parent)
 
 
-def test_question_answering_has_an_accuracy_and_no_ranks(card, path):
+def test_a_card_of_question_answering_has_an_accuracy(card, path):
     card = make_answers(PlannedRun(**card.run), path.parent, right=19)
     assert read_card(path).accuracy() == 47.5
     assert read_card(path).metrics("text_to_video") == {}
@@ -77,7 +77,7 @@ def test_question_answering_has_an_accuracy_and_no_ranks(card, path):
 
 
 @pytest.mark.parametrize(("share", "short"), [("nothing", False), ("nothing", True), ("encoder", True)])
-def test_a_run_is_planned_again_by_its_command(tmp_path, capsys, share, short):
+def test_the_command_of_a_card_plans_the_same_run(tmp_path, capsys, share, short):
     overlay = tmp_path / "a short one.yaml"
     overlay.write_text("trainer: {max_epochs: 1}\n")
     options = {"fixture_videos": 20, "overlay": overlay if short else None, "seeds": (0, 3), "share": share}

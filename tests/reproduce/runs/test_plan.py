@@ -1,4 +1,4 @@
-"""Planning: what determines a run determines its key, and a run that several tables need is made once."""
+"""Plans of runs: their keys, what they need, and what they share."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +8,7 @@ from run_cards import RECIPES, keys_of
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.runs import plan as planning
-from tvr_lightning.reproduce.runs.plan import Setting, data_fingerprint, make_plan, nested
+from tvr_lightning.reproduce.runs.plan import Setting, data_fingerprint, make_plan
 from tvr_lightning.reproduce.tables import load_table
 
 
@@ -25,14 +25,14 @@ def runs_of(made, claim):
     return [made.runs[key] for key in keys_of(made, claim)]
 
 
-def test_a_run_that_several_tables_need_is_made_once(setting):
+def test_a_run_that_several_tables_need_is_planned_once(setting):
     made = plan(setting, "gare-1", "dpdv-1")
     (run,) = runs_of(made, "gare-1/x-pool")
     assert keys_of(made, "dpdv-1/x-pool") == [run.key]
     assert run.claims == ["gare-1/x-pool", "dpdv-1/x-pool"]
 
 
-def test_the_synthetic_dataset_is_used_for_every_backbone_and_real_data_is_not(setting):
+def test_backbones_share_a_run_only_on_synthetic_data(setting):
     names = ("tc-mgc-1b/x-pool", "tc-mgc-1b/x-pool-b16")
     synthetic = plan(setting, "tc-mgc-1b")
     assert keys_of(synthetic, names[0]) == keys_of(synthetic, names[1])
@@ -77,7 +77,7 @@ def test_seeds_overlays_data_and_settings_change_the_key(setting, tmp_path):
     assert key(replace(real, root=tmp_path / "elsewhere")) in keys  # both data folders are absent
 
 
-def test_data_are_recognized_by_annotations_and_videos(tmp_path):
+def test_the_fingerprint_of_data_covers_annotations_and_videos(tmp_path):
     found = set()
     for name, caption, video in (("a", "x", b"1"), ("b", "y", b"1"), ("c", "x", b"22")):
         folder = tmp_path / name
@@ -89,7 +89,7 @@ def test_data_are_recognized_by_annotations_and_videos(tmp_path):
     assert data_fingerprint(tmp_path / "absent") == "absent"
 
 
-def test_videos_in_a_linked_folder_count_and_a_circular_link_ends(tmp_path):
+def test_the_fingerprint_of_data_follows_links_once(tmp_path):
     disk, found = tmp_path / "disk", []
     disk.mkdir()
     (disk / "back").symlink_to(disk)
@@ -101,7 +101,7 @@ def test_videos_in_a_linked_folder_count_and_a_circular_link_ends(tmp_path):
     assert found[0] != found[1]
 
 
-def test_a_new_version_of_results_or_audit_makes_other_runs(setting, monkeypatch):
+def test_a_new_version_of_results_or_audit_changes_the_keys(setting, monkeypatch):
     now = set(plan(setting, "gare-1").runs)
     for name in ("RESULTS_VERSION", "AUDIT_VERSION"):
         with monkeypatch.context() as patch:
@@ -123,7 +123,7 @@ def test_a_new_version_of_results_or_audit_makes_other_runs(setting, monkeypatch
         "model: {init_args: {audio_encoder: {init_args: {weights: FOLDER}}}}",
     ],
 )
-def test_files_and_folders_named_by_options_are_recognized_by_content(setting, tmp_path, option):
+def test_the_key_covers_the_content_of_files_in_options(setting, tmp_path, option):
     file, overlay = tmp_path / "model" / "open_clip_model.safetensors", tmp_path / "overlay.yaml"
     file.parent.mkdir()
     overlay.write_text(option.replace("FILE", str(file)).replace("FOLDER", str(file.parent)))
@@ -137,7 +137,7 @@ def test_files_and_folders_named_by_options_are_recognized_by_content(setting, t
     assert "FOLDER" in option or (len(fingerprints) == 2 and "none" not in fingerprints)
 
 
-def test_an_option_that_is_set_back_to_null_names_nothing(setting, tmp_path):
+def test_weights_set_to_null_are_random(setting, tmp_path):
     overlay = tmp_path / "overlay.yaml"
     overlay.write_text("model: {init_args: {encoder: {init_args: {weights: null}}}}\n")
     real = replace(setting, fixture_videos=None)
@@ -145,7 +145,7 @@ def test_an_option_that_is_set_back_to_null_names_nothing(setting, tmp_path):
         assert runs_of(plan(changed, "gare-1"), "gare-1/gare")[0].fingerprints["weights"] == said
 
 
-def test_one_run_per_seed_of_which_one_is_the_recipes_own(setting):
+def test_each_seed_is_a_run(setting):
     made = plan(replace(setting, seeds=(0, 1, 2)), "gare-1")
     assert len(set(keys_of(made, "gare-1/gare"))) == 3
     assert {run.seed for run in runs_of(made, "gare-1/gare")} == {0, 1, 2}
@@ -153,7 +153,7 @@ def test_one_run_per_seed_of_which_one_is_the_recipes_own(setting):
     assert keys_of(plan(replace(setting, seeds=(42, 43)), "gare-1"), "gare-1/clip4clip")[0] == own[0]
 
 
-def test_only_restricts_to_runs_and_adds_what_trains_them(setting):
+def test_only_selects_runs_and_the_training_that_they_need(setting):
     made = plan(setting, "gaid-1", only=["gaid-dsl-b16"])
     assert [run.verb for run in made.runs.values()] == ["fit", "test"]
     train, test = made.runs.values()
@@ -165,11 +165,7 @@ def test_only_restricts_to_runs_and_adds_what_trains_them(setting):
         plan(replace(setting, share="features"), "gaid-1", only=["gaid-b16"])
 
 
-def test_dotted_settings_become_a_recipe():
-    assert nested({"a.b": None, "a.c": 1, "d": [2]}) == {"a": {"b": None, "c": 1}, "d": [2]}
-
-
-def test_runs_that_share_an_encoder_name_the_run_that_trains_it(setting):
+def test_runs_that_share_an_encoder_need_the_run_that_trains_it(setting):
     made = plan(replace(setting, share="encoder"), "gare-1", "gaid-1")
     (shared,) = (run for run in made.runs.values() if run.name == "shared/encoder")
     assert (shared.dataset, shared.needs, shared.claims) == ("msrvtt", {}, [])
@@ -181,7 +177,7 @@ def test_runs_that_share_an_encoder_name_the_run_that_trains_it(setting):
     assert {run.verb for run in made.runs.values()} == {"fit", "test"}
 
 
-def test_stored_features_are_shared_by_runs_that_read_the_same_and_further_backbones_omitted(setting):
+def test_runs_that_read_the_same_data_share_stored_features(setting):
     made = plan(replace(setting, share="features"), "gare-1", "gaid-1")
     assert [run.dataset for run in made.runs.values() if run.verb == "extract"] == ["msrvtt", *3 * ["didemo"]]
     assert not keys_of(made, "gaid-1/gaid-b16")
