@@ -8,7 +8,7 @@ from parity.case import load_case
 
 from tvr_lightning.cli import main
 from tvr_lightning.data.records import SYNTHETIC
-from tvr_lightning.reproduce.released import RELEASED
+from tvr_lightning.reproduce.released import RELEASED, measure
 
 VOCABULARY = 49408
 
@@ -47,6 +47,9 @@ def test_a_difference_from_the_published_result_ends_with_status_1(stand_ins, ro
         else:
             assert measured == "not measured"
             assert remark == "no checkpoint"
+    method = measure("gare", stand_ins / "gare.bin", 0)
+    assert method.evaluation is not None
+    assert cells["gare", "t2v"][4] == f"{method.evaluation.text_to_video['R@1']:.1f}"
     (tmp_path / "gare.bin").symlink_to(stand_ins / "gare.bin")
     words = ["verify-released", str(tmp_path), "--num_workers", "0", "--tolerance", "100"]
     assert main(words) == 0
