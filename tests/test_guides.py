@@ -1,5 +1,6 @@
-"""The guides show files that the test suite runs, and every file, link, and command of a page exists."""
+"""The guides show files that the test suite runs, every file, link, and command of a page exists, and examples run."""
 
+import doctest
 import importlib
 import re
 import shlex
@@ -105,3 +106,11 @@ def test_the_names_of_the_api_page_exist():
                 importlib.import_module(".".join(parts[:depth]))
             found = getattr(found, part)
         assert [member for member in members.split(", ") if member and not hasattr(found, member)] == [], name
+
+
+@pytest.mark.parametrize("name", ["pairwise", "training.losses", "evaluation.metrics", "evaluation.normalization"])
+def test_the_examples_in_docstrings_run(name):
+    module = importlib.import_module(f"tvr_lightning.{name}")
+    examples = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    assert examples.attempted
+    assert not examples.failed, "see the output"
