@@ -42,7 +42,7 @@ def test_a_guide_shows_the_current_files(guide):
         assert block == (ROOT / path).read_text(encoding="utf-8"), f"docs/{guide} shows another {path}"
 
 
-def anchors_of(page: Path) -> set[str]:
+def anchors_of(page):
     """Return the anchors of a page's headings, as GitHub makes them, and its explicit ones."""
     text = page.read_text(encoding="utf-8")
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)

@@ -1,4 +1,4 @@
-"""docs/deviations.md and docs/equations.md match the code, and docs/pages.py reads every form of it."""
+"""docs/deviations.md and docs/equations.md match the code."""
 
 import json
 from pathlib import Path
@@ -20,19 +20,13 @@ Deviations:
 """
 
 
-def effect(topic: str) -> dict:
-    measured = {"method": "GAID", "topic": topic, "world": "a world", "name": "the released gate", "mean": -2.0,
-                "half_width": 1.5, "seeds": 5}  # fmt: skip
-    return {"leaks": [], "deviations": [measured]}
-
-
-def test_the_committed_pages_are_those_of_the_code():
+def test_the_committed_pages_match_the_code():
     for name, text in (("deviations", pages.deviations_page(MEASURED)), ("equations", pages.equations_page())):
         assert (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") == text, "run python docs/pages.py"
     assert set(pages.method_files()) == set(tvr_lightning.methods.__all__)
 
 
-def test_parts_are_separated_across_lines_and_semicolons():
+def test_a_deviation_may_span_lines_and_contain_semicolons():
     assert pages.deviations(DOCSTRING) == {
         "ties": {"paper": "silent", "released": "counts one; twice over", "here": "expected"},
         "noise": {"paper": "", "released": "draws it", "here": "none"},
@@ -48,7 +42,7 @@ def test_parts_are_separated_across_lines_and_semicolons():
         ("\n", "no line 'Deviations:'"),
     ],
 )
-def test_a_list_of_another_form_is_refused(docstring, message):
+def test_a_malformed_list_of_deviations_is_refused(docstring, message):
     with pytest.raises(ValueError, match=message):
         pages.deviations(f"A method.{docstring}")
 
@@ -59,20 +53,23 @@ def test_the_examples_of_the_guide_list_their_deviations(name):
 
 
 def test_a_measured_effect_is_shown_with_its_deviation():
-    (row,) = [line for line in pages.deviations_page(effect("gate")).splitlines() if line.startswith("| gate |")]
+    effect = {"method": "GAID", "topic": "gate", "world": "a world", "name": "the released gate", "mean": -2.0,
+              "half_width": 1.5, "seeds": 5}  # fmt: skip
+    page = pages.deviations_page({"leaks": [], "deviations": [effect]})
+    (row,) = [line for line in page.splitlines() if line.startswith("| gate |")]
     assert row.endswith("| the released gate: -2.0 [-3.5, -0.5], a world, 5 seeds |")
     with pytest.raises(ValueError, match="lists no deviation 'color'"):
-        pages.deviations_page(effect("color"))
+        pages.deviations_page({"leaks": [], "deviations": [effect | {"topic": "color"}]})
 
 
-def test_values_that_quote_paper_and_code_come_from_the_recipes():
+def test_values_with_a_comment_about_paper_and_code_come_from_the_recipes():
     values = pages.recipe_values("gaid")
     assert any(value.startswith("`gaid.yaml`: `text: query` (") for value in values)
     assert not any("fusion" in value.partition("(")[0] for value in values)  # its comment quotes only the paper
 
 
 @pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
-def test_every_link_leads_to_a_line_that_names_its_equation(paper):
+def test_every_link_points_to_a_line_that_names_its_equation(paper):
     found = list(pages.equations(paper))
     assert found
     for _, link in found:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 
 
 class Installed:
-    """The wheel unpacked by pip into a folder of its own, which alone is added to what this Python has."""
+    """The wheel, installed by pip into a folder that is added to the packages of this Python."""
 
     def __init__(self, folder: Path) -> None:
         source, self.site, self.home = folder / "source", folder / "site", folder / "home"
@@ -44,8 +44,9 @@ def installed(tmp_path_factory) -> Installed:
     return Installed(tmp_path_factory.mktemp("wheel"))
 
 
-def test_the_wheel_holds_every_recipe(installed):
-    def names(folder: Path) -> set[Path]:
+@pytest.mark.slow
+def test_the_wheel_contains_every_recipe(installed):
+    def names(folder):
         return {path.relative_to(folder) for path in folder.rglob("*.yaml")}
 
     assert names(installed.site / "tvr_lightning" / "recipes") == names(ROOT / "recipes")
@@ -80,6 +81,5 @@ def test_fit_index_and_search_outside_a_checkout(installed):
     ]
     printed = installed.run(sys.executable, "-c", PROGRAM, json.dumps(commands))
     assert Path(printed.splitlines()[0]).is_relative_to(installed.site)
-    assert (installed.home / checkpoint).parent.with_name("results.json").is_file()
     assert Path(clip).name in printed.replace("\n", "")
     assert "gare-1/gare" in printed
