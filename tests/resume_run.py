@@ -69,32 +69,32 @@ def kill_in_second_write() -> None:
 
 def differences(found: dict, expected: dict) -> list[str]:
     """List the differences in weights, optimizer, progress, random states, and callbacks of two checkpoints."""
-    said: list[str] = []
+    lines: list[str] = []
     for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch", "callbacks", "loops"):
-        _compare(found[key], expected[key], key, said)
-    return said
+        _compare(found[key], expected[key], key, lines)
+    return lines
 
 
-def _compare(found, expected, name, said):
+def _compare(found, expected, name, lines):
     if type(found) is not type(expected):
-        said.append(f"{name}: {found!r:.60}, expected {expected!r:.60}")
+        lines.append(f"{name}: {found!r:.60}, expected {expected!r:.60}")
     elif isinstance(expected, torch.Tensor):
         if not torch.equal(found, expected):
-            said.append(f"{name}: other values")
+            lines.append(f"{name}: other values")
     elif isinstance(expected, dict):
         found, expected = ({_file(key): value for key, value in values.items()} for values in (found, expected))
         for key in expected.keys() ^ found.keys():
-            said.append(f"{name}.{key}: in one of them only")
+            lines.append(f"{name}.{key}: in one of them only")
         for key in expected.keys() & found.keys():
             if key not in ("dirpath", "current_score"):  # Lightning saves the latter and never reads it
-                _compare(found[key], expected[key], f"{name}.{key}", said)
+                _compare(found[key], expected[key], f"{name}.{key}", lines)
     elif isinstance(expected, (list, tuple)):
         if len(found) != len(expected):
-            said.append(f"{name}: {len(found)} items, expected {len(expected)}")
+            lines.append(f"{name}: {len(found)} items, expected {len(expected)}")
         for i, (one, other) in enumerate(zip(found, expected, strict=False)):
-            _compare(one, other, f"{name}[{i}]", said)
+            _compare(one, other, f"{name}[{i}]", lines)
     elif _file(found) != _file(expected):
-        said.append(f"{name}: {found!r:.60}, expected {expected!r:.60}")
+        lines.append(f"{name}: {found!r:.60}, expected {expected!r:.60}")
 
 
 def _file(value):

@@ -62,7 +62,7 @@ class Attempts:
         status = self._fork(self._note)
         if status is None:
             return self._trainer(cli, kwargs)
-        assert status == 0, (self.folder / "said.txt").read_text()
+        assert status == 0, (self.folder / "output.txt").read_text()
         (self.folder / "whole").mkdir()
         (whole,) = self.runs.glob("*/*")
         whole.rename(self.folder / "whole" / "run")
@@ -123,9 +123,9 @@ class Attempts:
         if child:
             return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         random.setstate(numbers)  # Python reseeds forks
-        said = os.open(self.folder / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(said, 1)
-        os.dup2(said, 2)
+        output = os.open(self.folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
         self.reached = reached
         return None
 
@@ -137,23 +137,23 @@ class Attempts:
     def _compare(self):
         """List the differences between the files of the resumed and the undisturbed run."""
         # A run that was struck before its first checkpoint starts again in a new folder.
-        whole, found, said = self.folder / "whole" / "run", sorted(self.runs.glob("*/*"), reverse=True), []
+        whole, found, lines = self.folder / "whole" / "run", sorted(self.runs.glob("*/*"), reverse=True), []
         left, expected = ({path.name for path in run.glob("checkpoints/*")} for run in (found[0], whole))
         if left - {"running.ckpt"} != expected - {"running.ckpt"}:
             return [f"files {left}, expected {expected}"]
         for name in ("best.ckpt", "last.ckpt"):
             saved = [torch.load(run / "checkpoints" / name, weights_only=True) for run in (found[0], whole)]
-            said += [f"{name}: {line}" for line in differences(*saved)]
+            lines += [f"{name}: {line}" for line in differences(*saved)]
         if not (found[0] / "results.json").is_file():
-            return [*said, "no table"]
+            return [*lines, "no table"]
         tables = [json.loads((run / "results.json").read_text()) for run in (found[0], whole)]
         for table in tables:
             del table["config"]["checkpoints"]
             table["checkpoint"] = Path(table["checkpoint"]).name
         for key in ("text_to_video", "video_to_text", "sum_of_recalls", "checkpoint", "config"):
             if tables[0][key] != tables[1][key]:
-                said.append(f"table: {key} {tables[0][key]}, expected {tables[1][key]}")
-        return said
+                lines.append(f"table: {key} {tables[0][key]}, expected {tables[1][key]}")
+        return lines
 
 
 if __name__ == "__main__":

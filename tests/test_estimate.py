@@ -108,8 +108,6 @@ def test_time_and_memory_depend_on_what_is_counted(root, monkeypatch):
     assert "0 GB free: NOT ENOUGH" in estimated(root).text
     with pytest.raises(RecipeError, match=r"The run has no end\. Set trainer\.max_epochs"):
         estimated(root, "--trainer.max_epochs=-1")
-    with pytest.raises(Exception, match="batch_size 64 exceeds the 32 training samples"):
-        estimated(root, "--data.init_args.batch_size=64")
 
 
 def test_scoring_is_measured_in_blocks_as_large_as_those_of_an_evaluation():

@@ -101,6 +101,7 @@ def test_a_disk_that_fills_up_leaves_the_previous_checkpoint(root, tmp_path, str
     strike(2, lambda: limit_files(1 << 17))
     assert main(fit(root, tmp_path / "runs")) == 1
     assert "running.ckpt could not be written" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.writing"))
     assert saved_steps(tmp_path / "runs") == 2
 
 
@@ -119,8 +120,8 @@ def test_the_death_of_one_process_ends_the_others(dead, root, tmp_path):
     # The pipes are open as long as one of them lives.
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment)
     assert ended.returncode != 0
-    said = ended.stdout + ended.stderr
+    output = ended.stdout + ended.stderr
     # Which of them depends on what notices first: the launcher, or the other process in its next exchange.
-    assert "Another of the 2 processes of this run ended" in said or (dead == 1 and "terminated with code" in said)
-    assert "Traceback" not in said
+    assert "Another of the 2 processes of this run ended" in output or (dead == 1 and "terminated with code" in output)
+    assert "Traceback" not in output
     assert saved_steps(tmp_path / "runs") == 1

@@ -90,7 +90,7 @@ def test_the_make_targets_of_pages_exist():
 
 
 def test_the_site_lists_every_page_once():
-    # MkDocs itself checks links and anchors (`make docs`); YAML tags of its own are not read here.
+    # MkDocs itself checks links and anchors (`make docs`); its own YAML tags are not read here.
     pages = re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     expected = {page.name for page in (ROOT / "docs").glob("*.md")} | {"index.md", "changelog.md", "contributing.md"}
     assert sorted(pages) == sorted(expected)

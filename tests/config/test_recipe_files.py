@@ -6,7 +6,7 @@ from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import Recipe, data_from_recipe
 from tvr_lightning.config.recipe_files import RECIPES, find_recipe, read_recipe, split_options
 
-VERBS = (
+COMMANDS = (
     ["data", "check"], ["data", "stats"], ["extract"], ["caption"], ["audit"], ["profile"], ["fit"], ["test"],
 )  # fmt: skip
 
@@ -18,11 +18,11 @@ def error_of(words, capsys, status=1):
     return line
 
 
-@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
-def test_a_missing_recipe_is_named_with_the_nearest_existing_one(verb, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(RECIPES.parent if verb == ["fit"] else tmp_path)
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_missing_recipe_is_named_with_the_nearest_existing_one(command, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(RECIPES.parent if command == ["fit"] else tmp_path)
     for name in ("tcmcg", "recipes/tcmcg.yaml", "nowhere/tcmgc.yml"):
-        error = error_of([*verb, "--config", name], capsys, status=2)
+        error = error_of([*command, "--config", name], capsys, status=2)
         assert f"--config {name}: no such file; did you mean recipes/tcmgc.yaml?" in error
 
 
@@ -55,11 +55,11 @@ def test_tables_are_found_from_any_folder_and_unknown_ones_are_named_with_the_ne
     assert "names are tc-mgc-1a, " in error_of(["reproduce", "tcmgc-1a"], capsys)
 
 
-@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
-def test_a_recipe_that_would_run_code_is_refused(verb, tmp_path, capsys):
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_recipe_that_would_run_code_is_refused(command, tmp_path, capsys):
     recipe = tmp_path / "evil.yaml"
     recipe.write_text(f"data: !!python/object/apply:os.mkdir ['{tmp_path / 'ran'}']\n")
-    error = error_of([*verb, f"--config={recipe}"], capsys, status=2)
+    error = error_of([*command, f"--config={recipe}"], capsys, status=2)
     assert str(recipe) in error
     assert "python/object/apply:os.mkdir" in error
     assert not (tmp_path / "ran").exists()
@@ -72,11 +72,11 @@ def test_a_file_that_is_not_a_recipe_is_named(content, tmp_path, capsys):
     assert str(tmp_path / "list.yaml") in error_of(words, capsys, status=2)
 
 
-@pytest.mark.parametrize("verb", [["data", "stats"], ["audit"]])
-def test_the_error_about_missing_data_suggests_the_given_recipe_on_synthetic_data(verb, tmp_path, capsys):
+@pytest.mark.parametrize("command", [["data", "stats"], ["audit"]])
+def test_the_error_about_missing_data_suggests_the_given_recipe_on_synthetic_data(command, tmp_path, capsys):
     here = f"--config={{data: {{class_path: MSRVTT, init_args: {{root: {tmp_path}}}}}}}"
-    assert main([*verb, f"--config={RECIPES / 'tcmgc.yaml'}", here]) == 1
-    suggested = f"tvr {' '.join(verb)} --config {RECIPES / 'tcmgc.yaml'} --config recipes/fixture.yaml"
+    assert main([*command, f"--config={RECIPES / 'tcmgc.yaml'}", here]) == 1
+    suggested = f"tvr {' '.join(command)} --config {RECIPES / 'tcmgc.yaml'} --config recipes/fixture.yaml"
     assert suggested in capsys.readouterr().err
 
 

@@ -71,8 +71,8 @@ def test_a_test_of_a_checkpoint_repeats_the_table_of_its_run(run, checkpoint, ca
     for section in ("model", "data"):
         assert second["config"][section]["init_args"] == first["config"][section]["init_args"]
     assert second["checkpoint"] == str(checkpoint)
-    said = " ".join(capsys.readouterr().out.split())
-    assert f"weights of the last step (epoch 2, step 6) of {run} · select_on: last" in said.replace("/ ", "/")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"weights of the last step (epoch 2, step 6) of {run} · select_on: last" in printed.replace("/ ", "/")
 
 
 def test_validate_and_predict_also_build_the_method_from_the_checkpoint(run, checkpoint, tmp_path):
@@ -87,9 +87,9 @@ def test_validate_and_predict_also_build_the_method_from_the_checkpoint(run, che
 
 def test_an_option_that_changes_scores_needs_override(checkpoint, recipe, tmp_path, capsys):
     assert evaluate(tmp_path, checkpoint, *recipe, f"--results.directory={tmp_path}", status=1) is None
-    said = capsys.readouterr().err
-    assert f"model.init_args.tcmgc.{LAMBDA} 100.0 (the checkpoint: 1.0)" in said
-    assert "--override" in said
+    printed = capsys.readouterr().err
+    assert f"model.init_args.tcmgc.{LAMBDA} 100.0 (the checkpoint: 1.0)" in printed
+    assert "--override" in printed
     found = evaluate(tmp_path, checkpoint, *recipe, f"--results.directory={tmp_path}", "--override")
     assert found["config"]["model"]["init_args"]["tcmgc"]["similarity_aggregation"] == isa(100.0)
     assert found["weights"]["overridden"] == [f"model.init_args.tcmgc.{LAMBDA} 100.0 (the checkpoint: 1.0)"]
@@ -151,9 +151,9 @@ def test_the_best_checkpoint_names_the_split_on_which_it_was_chosen(run, tmp_pat
     found = evaluate(tmp_path / "runs", tmp_path / "renamed.ckpt")
     assert found["select_on"] == found["weights"]["chosen_on"] == "test"
     assert (found["weights"]["kind"], found["weights"]["run"]) == ("best", str(run))
-    said = " ".join(capsys.readouterr().out.split())
-    assert "weights of the best epoch (epoch " in said
-    assert "selected by val/t2v_R@1 on the TEST split: optimistic" in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "weights of the best epoch (epoch " in printed
+    assert "selected by val/t2v_R@1 on the TEST split: optimistic" in printed
     (table,) = (tmp_path / "runs").glob("*/*/results.csv")
     assert set(pd.read_csv(table)["weights"]) == {"best"}
 
@@ -171,9 +171,9 @@ def test_scores_without_weights_are_untrained_or_zero_shot(checkpoint, recipe, m
     assert notice.startswith("UNTRAINED weights")
     found = results(tmp_path / "runs")
     assert (found["weights"]["kind"], found["select_on"]) == ("untrained", None)
-    said = capsys.readouterr().out
-    assert "UNTRAINED weights" in said
-    assert "last step" not in said
+    printed = capsys.readouterr().out
+    assert "UNTRAINED weights" in printed
+    assert "last step" not in printed
     pretrained = f"--model.init_args.encoder.init_args.trained_in={checkpoint}"
     mean = "--model.init_args.clip4clip.similarity_header=MeanP"
     assert main(["test", *small_run(msrvtt, tmp_path / "mean", pretrained, mean)]) == 0
@@ -188,8 +188,8 @@ def test_weights_of_a_checkpoint_without_a_record_are_unknown(saved, tmp_path, c
     torch.save(saved, tmp_path / "last.ckpt")
     found = evaluate(tmp_path, tmp_path / "last.ckpt")
     assert (found["weights"]["kind"], found["select_on"]) == ("unknown", None)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "their checkpoint does not record their origin (epoch 2, step 6)" in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "their checkpoint does not record their origin (epoch 2, step 6)" in printed
     assert weights_of({CONVERTED: {}, "epoch": 0, "global_step": 0}).caption().startswith("the authors' weights")
 
 

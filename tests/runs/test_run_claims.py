@@ -61,7 +61,7 @@ def tables(msrvtt, tmp_path_factory):
         assert main(fit(msrvtt, runs / str(seed), seed)) == 0
     found = {seed: table(runs / str(seed) / "xpool-msrvtt" / "version_0") for seed in (1, 3)}
     values = [{name: value for name, value in found[seed].items() if name != "seed"} for seed in found]
-    assert values[0] != values[1], "the tables must differ to be told apart"
+    assert values[0] != values[1], "the tables must differ"
     return found
 
 
