@@ -63,7 +63,7 @@ def test_a_run_in_bf16_on_two_devices_ends_in_a_table_and_an_audit(root, tmp_pat
 
 @pytest.mark.slow
 def test_a_device_without_a_readable_video_does_not_hold_up_the_others(root, tmp_path):
-    """`test_unreadable_videos.py` has the same under DDP."""
+    """`test_several_processes.py` has the same under DDP."""
     shutil.copytree(root, tmp_path / "data")
     videos = MSRVTT(root=str(tmp_path / "data")).read_split("test").videos
     for video in videos[1::2]:  # all that fall to the second device
