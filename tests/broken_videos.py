@@ -1,19 +1,17 @@
-"""Video files for tests: frames that say their own number, and every way in which a file can be odd or broken."""
+"""Video files for tests: frames that show their number, and unusual or broken files."""
 
-from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 
 import av
 import numpy as np
 from av.stream import Disposition
-from torch import Tensor
 
 SIZE = 64
 BITS = 8
 
 
-def numbered(number: int, width: int = SIZE, height: int = SIZE) -> np.ndarray:
+def numbered(number, width=SIZE, height=SIZE):
     """(height, width, 3) uint8: the number in eight black and white bars, upside down in the lower half."""
     picture = np.zeros((height, width, 3), dtype=np.uint8)
     for bit in range(BITS):
@@ -21,39 +19,27 @@ def numbered(number: int, width: int = SIZE, height: int = SIZE) -> np.ndarray:
         on = bool(number >> bit & 1)
         picture[: height // 2, left:right] = 255 * on
         picture[height // 2 :, left:right] = 255 * (not on)
-    # Noise makes the pictures, and not the headers, most of a file.
+    # With noise, frames are most of a file.
     return picture ^ np.random.default_rng(number).integers(0, 64, picture.shape, dtype=np.uint8)
 
 
-def numbers_of(pixels: Tensor) -> list[int]:
-    """The numbers in (F, 3, S, S) uint8 frames made by `numbered`; fails on a frame that holds none."""
+def numbers_of(pixels):
+    """The numbers in (F, 3, S, S) uint8 frames made by `numbered`; fails on a frame without a number."""
     numbers = []
     for frame in pixels.float().mean(1):
         side = frame.shape[-1]
         centres = [(2 * bit + 1) * side // (2 * BITS) for bit in range(BITS)]
         upper, lower = frame[side // 4, centres] > 128, frame[3 * side // 4, centres] > 128
-        assert (upper != lower).all(), "the frame holds no number"
+        assert (upper != lower).all(), "the frame contains no number"
         numbers.append(sum(int(on) << bit for bit, on in enumerate(upper.tolist())))
     return numbers
 
 
 def write_video(
-    path: Path,
-    frames: int = 60,
-    *,
-    rate: int | Fraction = 10,
-    size: tuple[int, int] = (SIZE, SIZE),
-    codec: str = "libx264",
-    pixel_format: str = "yuv420p",
-    options: dict[str, str] | None = None,
-    container_options: dict[str, str] | None = None,
-    stamps: Sequence[int] | None = None,
-    rotation: int = 0,
-    sound: float = 0.0,
-    sound_rate: int = 16000,
-    picture: Callable[[int, int, int], np.ndarray] = numbered,
-) -> Path:
-    """Write a video of numbered frames; `stamps` are times in milliseconds, `sound` seconds of a tone beside it."""
+    path, frames=60, *, rate=10, size=(SIZE, SIZE), codec="libx264", pixel_format="yuv420p", options=None,
+    container_options=None, stamps=None, rotation=0, sound=0.0, sound_rate=16000, picture=numbered,
+):  # fmt: skip
+    """Write a video of numbered frames; `stamps` are times in milliseconds, `sound` seconds of a tone."""
     path.parent.mkdir(exist_ok=True)
     with av.open(str(path), "w", options=container_options or {}) as container:
         stream = container.add_stream(codec, rate=rate)
@@ -75,15 +61,15 @@ def write_video(
     return path
 
 
-def write_sound(path: Path, seconds: float = 2.0, codec: str = "aac") -> Path:
-    """Write a file of sound only."""
+def write_sound(path, seconds=2.0, codec="aac"):
+    """Write a file with audio only."""
     with av.open(str(path), "w") as container:
         _mux_tone(container, container.add_stream(codec, rate=16000, layout="mono"), seconds)
     return path
 
 
-def write_song(path: Path) -> Path:
-    """Write a file of sound with a cover picture."""
+def write_song(path):
+    """Write an audio file with a cover image."""
     with av.open(str(path), "w") as container:
         sound, cover = container.add_stream("aac", rate=16000), container.add_stream("mjpeg", rate=1)
         cover.width, cover.height, cover.pix_fmt = SIZE, SIZE, "yuvj420p"
@@ -94,7 +80,7 @@ def write_song(path: Path) -> Path:
     return path
 
 
-def _mux_tone(container: av.container.OutputContainer, stream: av.AudioStream, seconds: float) -> None:
+def _mux_tone(container, stream, seconds):
     rate = stream.rate
     wave = np.sin(np.arange(int(seconds * rate)) * 2 * np.pi * 440 / rate).astype(np.float32)
     for start in range(0, len(wave), 1024):
@@ -112,7 +98,7 @@ def cut_off(path: Path, share: float) -> Path:
 
 
 def scramble(path: Path, begin: float, end: float) -> Path:
-    """Overwrite a stretch of an mp4's pictures, given as shares of their length."""
+    """Overwrite a segment of an mp4's frames, given as shares of their length."""
     data = bytearray(path.read_bytes())
     pictures = data.find(b"mdat") + 4
     first, last = (pictures + int((len(data) - pictures) * share) for share in (begin, end))
@@ -125,10 +111,8 @@ def lie_about_length(path: Path, factor: int) -> Path:
     """Multiply the durations in an mp4's movie, track and media headers (version 0 boxes)."""
     data = bytearray(path.read_bytes())
     for box, offset in ((b"mvhd", 16), (b"tkhd", 20), (b"mdhd", 16)):
-        position = data.find(box) + 4 + offset
-        data[position : position + 4] = (int.from_bytes(data[position : position + 4], "big") * factor).to_bytes(
-            4, "big"
-        )
+        field = slice(data.find(box) + 4 + offset, data.find(box) + 8 + offset)
+        data[field] = (int.from_bytes(data[field], "big") * factor).to_bytes(4, "big")
     path.write_bytes(data)
     return path
 
@@ -144,6 +128,6 @@ def stop_clock(path: Path, only_first: bool = False) -> Path:
 
 
 def rename_codec(path: Path) -> Path:
-    """Give an mp4's video a codec that nobody knows."""
+    """Give an mp4's video an unknown codec."""
     path.write_bytes(path.read_bytes().replace(b"avc1", b"zzzz").replace(b"avcC", b"zzzC"))
     return path

@@ -1,12 +1,9 @@
-"""A browser without a window, and a server for it on a free port of this machine."""
+"""A headless browser, and a server on a free port of this machine."""
 
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,8 +12,8 @@ PATIENCE = 60
 
 
 @contextmanager
-def serving(app: Any) -> Iterator[str]:
-    """Serve an application from a thread; gives the address of its page."""
+def serving(app):
+    """Serve an application from a thread; yields the address of its page."""
     import uvicorn
 
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", ws="none"))
@@ -32,8 +29,8 @@ def serving(app: Any) -> Iterator[str]:
 
 
 @contextmanager
-def open_browser(profile: Path) -> Iterator[Any]:
-    """Open Chromium without a window; skips the test, and says what is missing, where there is none."""
+def open_browser(profile):
+    """Open Chromium without a window, or skip the test if it is not installed."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium drives the browser")
     if not CHROMIUM or not DRIVER:
         pytest.skip("no chromium and chromedriver: apt-get install chromium chromium-driver")
@@ -50,8 +47,8 @@ def open_browser(profile: Path) -> Iterator[Any]:
         driver.quit()
 
 
-def wait(browser: Any, condition: Callable[[Any], Any]) -> Any:
-    """Return what a condition gives as soon as that is true."""
+def wait(browser, condition):
+    """Return the value of a condition as soon as it is true."""
     from selenium.webdriver.support.ui import WebDriverWait
 
     return WebDriverWait(browser, PATIENCE, poll_frequency=0.1).until(condition)

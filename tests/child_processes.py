@@ -1,4 +1,4 @@
-"""Processes that tests start, each of which ends with its test."""
+"""Processes of tests."""
 
 import gc
 import multiprocessing
@@ -28,7 +28,7 @@ def end(process: subprocess.Popen | BaseProcess) -> None:
 
 
 def fork(function: Callable[..., object], *arguments: object) -> BaseProcess:
-    """Start a function in a fork of this process, since a spawned one spends its time importing torch.
+    """Start a function in a fork of this process, because importing torch takes long.
 
     The fork collects no garbage of this process: FFmpeg's objects would wait for threads that it does not have.
     """

@@ -1,36 +1,32 @@
-"""What the whole suite shares."""
+"""Fixtures of the whole suite."""
 
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 from child_processes import end
 from filelock import FileLock
 from small_run import small_run
 
-# Oversubscribed cores make small tensors slower, not faster; the variable is for the processes that tests start.
+# More threads than cores slow down small tensors; the variable is for the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-import tvr_lightning  # noqa: F401  declares the operators that a CPU torch beside a CUDA-built torchvision lacks
+import tvr_lightning  # noqa: F401  declares operators that a CUDA build of torchvision needs with a CPU build of torch
 from tvr_lightning import progress
 
 torch.set_num_threads(1)
 # A shell that starts the suite in the background makes it ignore SIGINT, as would all processes that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-Process = TypeVar("Process")
-Build = Callable[[Path], object]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def user_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A state directory of the suite's own: what tests index is not remembered for the user who runs them."""
+def user_state(tmp_path_factory):
+    """A separate state directory, so that indexes of tests are not remembered for the user."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("state")
         patch.setenv("XDG_STATE_HOME", str(folder))
@@ -38,19 +34,19 @@ def user_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def unhurried() -> Iterator[None]:
-    """How far work is, is said in tests that ask for it, not where a busy machine takes longer than ten seconds."""
+def quiet_progress():
+    """Print progress only in tests that ask for it, however slow the machine is."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(progress, "SECONDS", 3600.0)
         yield
 
 
 @pytest.fixture
-def ended() -> Iterator[Callable[[Process], Process]]:
+def ended():
     """Take processes of `subprocess` or `multiprocessing` and kill each after the test, whether it passed or failed."""
     with ExitStack() as stack:
 
-        def take(process: Process) -> Process:
+        def take(process):
             stack.callback(end, process)
             return process
 
@@ -58,29 +54,29 @@ def ended() -> Iterator[Callable[[Process], Process]]:
 
 
 @pytest.fixture(scope="session")
-def test_data() -> Path:
+def test_data():
     """Folder of third-party annotations and clips, named by TVR_TEST_DATA; the test is skipped without it."""
     root = os.environ.get("TVR_TEST_DATA")
     if not root:
         pytest.skip("TVR_TEST_DATA is not set")
     path = Path(root)
-    assert path.is_dir(), f"TVR_TEST_DATA names {path}, which is no folder"
+    assert path.is_dir(), f"TVR_TEST_DATA names {path}, which is not a folder"
     return path
 
 
 @pytest.fixture(scope="session")
-def parity_cases() -> Path:
+def parity_cases():
     """Folder of the small random cases that the authors' code computed."""
     return Path(__file__).parent / "parity_cases"
 
 
 @pytest.fixture(scope="session")
-def built_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Build], Path]:
+def built_once(tmp_path_factory):
     """Fill a folder by its name, once for all test processes. Tests must not change it; they work on copies."""
     base = tmp_path_factory.getbasetemp()
     base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
-    def folder(name: str, build: Build) -> Path:
+    def folder(name, build):
         path, done = base / "built" / name, base / "built" / f"{name}.done"
         path.parent.mkdir(exist_ok=True)
         with FileLock(f"{path}.lock"):
@@ -95,14 +91,14 @@ def built_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Build
 
 
 @pytest.fixture(scope="session")
-def synthetic(built_once) -> Callable[..., Path]:
+def synthetic(built_once):
     """Parent folder of a synthetic dataset, by its layout and number of videos: `synthetic("didemo")`, read-only.
 
     MSR-VTT of 16 videos has 12 to train on (2 of them for validation) and 4 to test on.
     """
     from tvr_lightning.synthetic import synthesize
 
-    def root(layout: str, videos: int = 16) -> Path:
+    def root(layout, videos=16):
         options = {"videos": videos, "seed": 0, "workers": 1, "progress": False}
         return built_once(f"{layout}-{videos}", lambda path: synthesize(layout, path, **options))
 
@@ -110,17 +106,17 @@ def synthetic(built_once) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def msrvtt(synthetic) -> Path:
+def msrvtt(synthetic):
     """Parent folder of the synthetic MSR-VTT of 16 videos, read-only."""
     return synthetic("msrvtt")
 
 
 @pytest.fixture(scope="session")
-def finished_run(built_once, msrvtt) -> Path:
+def finished_run(built_once, msrvtt):
     """Folder of a finished fit of CLIP4Clip with the options of `small_run.small_run`, read-only."""
     from tvr_lightning.cli import main
 
-    def fit(path: Path) -> None:
+    def fit(path):
         assert main(["fit", *small_run(msrvtt, path)]) == 0
 
     return built_once("finished", fit) / "clip4clip-msrvtt" / "version_0"

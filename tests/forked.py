@@ -14,7 +14,7 @@ from child_processes import end
 from tvr_lightning.media.workers import start_method
 
 
-def tvr(words: list[str], folder: Path, timeout: float = 300, devices: int = 1, program: Path | None = None):
+def tvr(words, folder, timeout=300, devices=1, program=None):
     """Run a command as a terminal would, or on several devices as a launcher such as torchrun does.
 
     `program` is a Python file to run instead of `tvr`. Of several processes, the output and status of a failed one
@@ -27,9 +27,9 @@ def tvr(words: list[str], folder: Path, timeout: float = 300, devices: int = 1, 
     processes = []
     for rank in range(devices):
         group = {"LOCAL_RANK": str(rank), "NODE_RANK": "0", "WORLD_SIZE": str(devices), "MASTER_PORT": port}
-        own = {**os.environ, **({**group, "MASTER_ADDR": "127.0.0.1"} if devices > 1 else {})}
-        said = [str(folder / f"{stream}-{rank}.txt") for stream in ("out", "err")]
-        processes.append((context.Process(target=_command, args=(words, own, *said, program)), said))
+        environment = {**os.environ, **({**group, "MASTER_ADDR": "127.0.0.1"} if devices > 1 else {})}
+        files = [str(folder / f"{stream}-{rank}.txt") for stream in ("out", "err")]
+        processes.append((context.Process(target=_command, args=(words, environment, *files, program)), files))
     try:
         for process, _ in processes:
             process.start()
@@ -44,20 +44,20 @@ def tvr(words: list[str], folder: Path, timeout: float = 300, devices: int = 1, 
 
 
 def started(words: list[str], folder: Path) -> multiprocessing.Process:
-    """Start a command, whose errors go to err-0.txt; hand it to the fixture `ended`, which ends it after the test."""
-    said = [str(folder / f"{stream}-0.txt") for stream in ("out", "err")]
-    arguments = (words, dict(os.environ), *said, None)
+    """Start a command with errors in err-0.txt; pass it to the fixture `ended`, which ends it after the test."""
+    files = [str(folder / f"{stream}-0.txt") for stream in ("out", "err")]
+    arguments = (words, dict(os.environ), *files, None)
     process = multiprocessing.get_context(start_method()).Process(target=_command, args=arguments)
     process.start()
     return process
 
 
 def _command(words: list[str], environment: dict[str, str], out: str, err: str, program: Path | None) -> None:
-    os.setsid()  # a process group of its own, as a terminal would give it
+    os.setsid()  # a separate process group, as from a terminal
     os.environ.clear()
     os.environ.update(environment)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # the server ignores it, and blocks it where workers
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # were its first children
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the server ignores it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # and may block it
     for number, file in ((1, out), (2, err)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     sys.argv = [str(program or "tvr"), *words]

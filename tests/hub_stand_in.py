@@ -1,12 +1,10 @@
-"""A local server with the interface of the Hugging Face Hub: the files of a dataset, in ranges."""
+"""A local server with the interface of the Hugging Face Hub for the files of a dataset, in ranges."""
 
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 COMMIT = "a" * 40
 
@@ -16,27 +14,24 @@ class Hub(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, repository: str, folder: Path) -> None:
+    def __init__(self, repository, folder):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.repository = repository
-        self.folder = folder
-        self.breaks_off: set[str] = set()  # files whose every answer ends halfway
-        self.breaks_once: set[str] = set()
-        self.asked: list[tuple[str, str, str | None]] = []  # method, file or path, range
+        self.repository, self.folder = repository, folder
+        self.breaks_off, self.breaks_once = set(), set()  # files whose downloads end halfway, always or once
+        self.asked = []  # method, file or path, range
 
     @property
-    def address(self) -> str:
+    def address(self):
         return f"http://127.0.0.1:{self.server_port}"
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Hub
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, *arguments: object) -> None:
-        """Log nothing."""
+    def log_message(self, *arguments):
+        pass
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         path, range_ = self.path.partition("?")[0], self.headers.get("Range")
         repository, folder = self.server.repository, self.server.folder
         self.server.asked.append((self.command, path, range_))
@@ -61,7 +56,7 @@ class Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815  http.server's name
 
-    def send(self, content: bytes, headers: dict[str, str], status: int = 200, broken: bool = False) -> None:
+    def send(self, content, headers, status=200, broken=False):
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(content))}.items():
             self.send_header(name, value)
@@ -75,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(repository: str, folder: Path) -> Iterator[Hub]:
+def serving(repository, folder):
     hub = Hub(repository, folder)
     thread = threading.Thread(target=hub.serve_forever, daemon=True)
     thread.start()

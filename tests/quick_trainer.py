@@ -1,4 +1,4 @@
-"""A Trainer that trains and says and writes nothing."""
+"""A silent Trainer."""
 
 from lightning.pytorch import Trainer
 

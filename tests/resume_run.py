@@ -1,7 +1,7 @@
-"""A training process that tests kill: arguments are those of `tvr`, preceded by a signal and a step.
+"""Run `tvr` with the arguments after a signal and a step, and send the process the signal in this step.
 
-Of several processes, the variable STRIKE_RANK names the one that is hit. With the arguments `SIGKILL writing`, the
-process is killed while a thread writes its second `running.ckpt`, in the middle of the file and a step later.
+Of several processes, the one with rank STRIKE_RANK gets the signal. With the arguments `SIGKILL writing`, the process
+is killed while a thread writes its second `running.ckpt`, in the middle of the file and one step later.
 """
 
 import os
@@ -16,32 +16,11 @@ import tvr_lightning  # noqa: F401  before lightning, which imports torchvision
 
 # isort: split
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 
 from tvr_lightning.cli import main
 from tvr_lightning.runs.resume import AtomicCheckpointIO
 from tvr_lightning.runs.run import Run
-
-
-class Strike(Callback):
-    """Sends this process a signal in the middle of a step."""
-
-    number = signal.SIGKILL
-    step = -1
-
-    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-        hit = int(os.environ.get("STRIKE_RANK", trainer.global_rank)) == trainer.global_rank
-        if hit and trainer.global_step == self.step:
-            trainer.strategy.checkpoint_io.teardown()  # a kill while a checkpoint is written has its own test
-            os.kill(os.getpid(), self.number)
-
-
-class Steps(Callback):
-    """Number of optimizer steps so far."""
-
-    now = 0
-
-    def on_train_batch_end(self, trainer, *arguments):
-        self.now = trainer.global_step
 
 
 def add_callback(callback: Callback) -> None:
@@ -57,22 +36,27 @@ def add_callback(callback: Callback) -> None:
 
 
 def strike_in(step: int, number: int) -> None:
-    """Have every trainer of this process hit by a signal in `step`."""
-    strike = Strike()
-    strike.step, strike.number = step, number
-    add_callback(strike)
+    """Send this process a signal in a step of every training."""
+
+    def strike(trainer, module, optimizer):
+        struck = int(os.environ.get("STRIKE_RANK", trainer.global_rank)) == trainer.global_rank
+        if struck and trainer.global_step == step:
+            trainer.strategy.checkpoint_io.teardown()  # another test kills the process while it writes a checkpoint
+            os.kill(os.getpid(), number)
+
+    add_callback(LambdaCallback(on_before_optimizer_step=strike))
 
 
 def kill_in_second_write() -> None:
-    save, write, steps, writes = torch.save, AtomicCheckpointIO._write, Steps(), []
-    add_callback(steps)
+    save, write, steps, writes = torch.save, AtomicCheckpointIO._write, [0], []
+    add_callback(LambdaCallback(on_train_batch_end=lambda trainer, *batch: steps.append(trainer.global_step)))
 
     def half(checkpoint, file):
         save(checkpoint, file)
         if len(writes) == 2:
             file.truncate(file.tell() // 2)
             file.flush()
-            while steps.now <= checkpoint["global_step"]:
+            while steps[-1] <= checkpoint["global_step"]:
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -84,40 +68,37 @@ def kill_in_second_write() -> None:
 
 
 def differences(found: dict, expected: dict) -> list[str]:
-    """List the differences, bit by bit, between the checkpoints of two runs in any folders.
-
-    Weights, queues, optimizer, schedule, progress, random states, and the best result are compared.
-    """
-    said: list[str] = []
+    """List the differences in weights, optimizer, progress, random states, and callbacks of two checkpoints."""
+    lines: list[str] = []
     for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch", "callbacks", "loops"):
-        _compare(found[key], expected[key], key, said)
-    return said
+        _compare(found[key], expected[key], key, lines)
+    return lines
 
 
-def _compare(found, expected, name, said):
+def _compare(found, expected, name, lines):
     if type(found) is not type(expected):
-        said.append(f"{name}: {found!r:.60}, expected {expected!r:.60}")
+        lines.append(f"{name}: {found!r:.60}, expected {expected!r:.60}")
     elif isinstance(expected, torch.Tensor):
         if not torch.equal(found, expected):
-            said.append(f"{name}: other values")
+            lines.append(f"{name}: other values")
     elif isinstance(expected, dict):
         found, expected = ({_file(key): value for key, value in values.items()} for values in (found, expected))
         for key in expected.keys() ^ found.keys():
-            said.append(f"{name}.{key}: in one of them only")
+            lines.append(f"{name}.{key}: in one of them only")
         for key in expected.keys() & found.keys():
             if key not in ("dirpath", "current_score"):  # Lightning saves the latter and never reads it
-                _compare(found[key], expected[key], f"{name}.{key}", said)
+                _compare(found[key], expected[key], f"{name}.{key}", lines)
     elif isinstance(expected, (list, tuple)):
         if len(found) != len(expected):
-            said.append(f"{name}: {len(found)} items, expected {len(expected)}")
+            lines.append(f"{name}: {len(found)} items, expected {len(expected)}")
         for i, (one, other) in enumerate(zip(found, expected, strict=False)):
-            _compare(one, other, f"{name}[{i}]", said)
+            _compare(one, other, f"{name}[{i}]", lines)
     elif _file(found) != _file(expected):
-        said.append(f"{name}: {found!r:.60}, expected {expected!r:.60}")
+        lines.append(f"{name}: {found!r:.60}, expected {expected!r:.60}")
 
 
 def _file(value):
-    """The name of a checkpoint without its folder, anything else as it is."""
+    """Return the name of a checkpoint without its folder, and other values unchanged."""
     return Path(value).name if isinstance(value, str) and value.endswith(".ckpt") else value
 
 

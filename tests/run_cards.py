@@ -1,6 +1,5 @@
-"""Cards of imaginary runs, with ranks of random but plausible scores."""
+"""Cards of synthetic runs, with ranks of random but plausible scores."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,24 +10,24 @@ from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.evaluation.ranks import Ranks, text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.evaluation.weights import Weights
 from tvr_lightning.reproduce.runs.card import Card, write_ranks, write_record
-from tvr_lightning.reproduce.runs.plan import Plan, PlannedRun, Setting, make_plan
+from tvr_lightning.reproduce.runs.plan import Setting, make_plan
 from tvr_lightning.reproduce.tables import load_table
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 DIRECTIONS = ("text_to_video", "video_to_text")
 
 
-def plan_of(tables: str, root: Path, only: Sequence[str] = (), **setting) -> Plan:
+def plan_of(tables, root, only=(), **setting):
     """Plan the runs of tables, whose names are separated by spaces."""
     return make_plan([load_table(name, RECIPES) for name in tables.split()], Setting(RECIPES, root, **setting), only)
 
 
-def keys_of(plan: Plan, claim: str) -> list[str]:
-    """Keys of the planned runs that stand for a run of a table, one per seed."""
+def keys_of(plan, claim):
+    """Keys of the planned runs for a run of a table, one per seed."""
     return [key for key, run in plan.runs.items() if claim in run.claims]
 
 
-def make_card(run: PlannedRun, cards: Path, quality: float, queries: int = 60, **changes) -> Card:
+def make_card(run, cards, quality, queries=60, **changes):
     """Write the card and ranks of a run whose matches score `quality` higher than the rest."""
     torch.manual_seed(0)
     own = torch.arange(queries)
@@ -43,7 +42,7 @@ def make_card(run: PlannedRun, cards: Path, quality: float, queries: int = 60, *
     return _written(run, cards, found, dict(zip(DIRECTIONS, ((each, own) for each in ranks), strict=True)), changes)
 
 
-def make_answers(run: PlannedRun, cards: Path, right: int, questions: int = 40) -> Card:
+def make_answers(run, cards, right, questions=40):
     """Write the card of a run that answers `right` questions of two per video."""
     place = torch.arange(questions)
     hits = Ranks(better=(place >= right).long(), tied=torch.ones_like(place), index=place)
@@ -51,7 +50,7 @@ def make_answers(run: PlannedRun, cards: Path, right: int, questions: int = 40) 
     return _written(run, cards, found, {"question": (hits, place // 2)}, {})
 
 
-def _written(run, cards, found, ranks, changes) -> Card:
+def _written(run, cards, found, ranks, changes):
     results = {
         "method": "Method", "dataset": "MSR-VTT", "protocol": "1k-A", "select_on": "last", "precision": "32-true",
         "skipped": [], "seed": run.seed or 0, "config": {"seed_everything": 0, "model": {}, "data": {}},

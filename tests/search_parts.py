@@ -1,25 +1,19 @@
-"""What the tests of the search build their indexes from."""
+"""Videos, checkpoints, and clients for the tests of the search."""
 
 import socket
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import av
 import numpy as np
 import torch
 from browser import serving
 
-from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.query import SearchQuery
-from tvr_lightning.search.results import Answer
 
 LOCAL = "http://127.0.0.1"
 
 
-def write_frames(path: Path, pictures: np.ndarray) -> Path:
+def write_frames(path, pictures):
     """An mp4 of frames (F, H, W, 3) at 4 per second."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w") as container:
@@ -31,8 +25,8 @@ def write_frames(path: Path, pictures: np.ndarray) -> Path:
     return path
 
 
-def write_clip(path: Path, number: int, frames: int = 12) -> Path:
-    """A real mp4 of `frames` frames at 4 per second whose colors identify its number."""
+def write_clip(path, number, frames=12):
+    """An mp4 of `frames` frames at 4 per second whose colors identify its number."""
     pictures, colors = np.zeros((frames, 64, 64, 3), np.uint8), np.random.default_rng(number).integers(0, 255, (2, 3))
     pictures += colors[0].astype(np.uint8)
     for frame, picture in enumerate(pictures):
@@ -40,8 +34,8 @@ def write_clip(path: Path, number: int, frames: int = 12) -> Path:
     return write_frames(path, pictures)
 
 
-def save_checkpoint(module: RetrievalModule, encoder: dict[str, Any], arguments: dict[str, Any], path: Path) -> Path:
-    """Write a module as `tvr fit` does: its weights and plain configuration."""
+def save_checkpoint(module, encoder, arguments, path):
+    """Write the weights and the plain configuration of a module like `tvr fit`."""
     hyperparameters = {
         **arguments,
         "encoder": {"class_path": "tvr_lightning.encoders.TinyClipEncoder", "init_args": encoder},
@@ -53,24 +47,23 @@ def save_checkpoint(module: RetrievalModule, encoder: dict[str, Any], arguments:
     return path
 
 
-def find(searcher: Searcher, query: str = "", **options: Any) -> Answer:
-    """Search with a query of these parameters."""
+def find(searcher, query="", **options):
     return searcher.search(SearchQuery(query=query, **options))
 
 
-def find_file(searcher: Searcher, path: Path, **options: Any) -> Answer:
+def find_file(searcher, path, **options):
     """Search by an example clip."""
     return find(searcher, like=searcher.add_example(path), **options)
 
 
-def app_of(searcher: Searcher, token: str | None = None, **options: Any) -> Any:
+def app_of(searcher, token=None, **options):
     """The application of `tvr serve` with these options."""
     from tvr_lightning.search.server import ServerOptions, create_app
 
     return create_app(searcher, ServerOptions(**options), token)
 
 
-def client_of(searcher: Searcher, token: str | None = None, base_url: str = LOCAL, **options: Any) -> Any:
+def client_of(searcher, token=None, base_url=LOCAL, **options):
     """A client in this process that follows no redirects."""
     from starlette.testclient import TestClient
 
@@ -78,12 +71,12 @@ def client_of(searcher: Searcher, token: str | None = None, base_url: str = LOCA
 
 
 @contextmanager
-def served(searcher: Searcher, **options: Any) -> Iterator[str]:
-    """Serve an index over a socket; gives the address of its page."""
+def served(searcher, **options):
+    """Serve an index over a socket; yields the address of its page."""
     with serving(app_of(searcher, **options)) as address:
         yield address
 
 
-def connect(address: str) -> socket.socket:
+def connect(address):
     """A connection to a server without HTTP."""
     return socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2].strip("/"))))

@@ -1,4 +1,4 @@
-"""Small models of every kind of tower in open_clip, saved as open_clip saves them, with tokenizers made on the spot."""
+"""Small models with every kind of open_clip's towers, saved like open_clip's models, with trained tokenizers."""
 
 import json
 from pathlib import Path
@@ -18,6 +18,7 @@ CAPTIONS = [
 ]
 SIZE, WIDTH = 32, 64
 VIT = {"img_size": SIZE, "patch_size": 8, "embed_dim": WIDTH, "depth": 2, "num_heads": 2}
+SWIN = {"img_size": SIZE, "embed_dim": 16}
 TIMM = {
     "tvr_siglip": ("vit_base_patch16_siglip_224", VIT),
     "tvr_pe": ("vit_pe_core_base_patch16_224", {**VIT, "ref_feat_shape": (4, 4), "attn_pool_num_heads": 2}),
@@ -26,10 +27,7 @@ TIMM = {
     "tvr_gap": ("vit_medium_patch16_gap_256", VIT),
     "tvr_fastvit": ("fastvit_mci0", {"layers": (1, 1, 1, 1), "embed_dims": (16, 16, 32, WIDTH)}),
     "tvr_convnext": ("convnext_base", {"depths": (1, 1, 1, 1), "dims": (16, 16, 32, WIDTH)}),
-    "tvr_swin": (
-        "swin_base_patch4_window7_224",
-        {"img_size": SIZE, "embed_dim": 16, "depths": (1, 1), "num_heads": (1, 2), "window_size": 4},
-    ),
+    "tvr_swin": ("swin_base_patch4_window7_224", {**SWIN, "depths": (1, 1), "num_heads": (1, 2), "window_size": 4}),
 }
 NATIVE = {"image_size": SIZE, "layers": 2, "width": WIDTH, "patch_size": 8}
 TEXT = {"context_length": 16, "vocab_size": 49408, "width": WIDTH, "heads": 1, "layers": 4}  # 4: of temporal layers
@@ -43,12 +41,12 @@ COCA = {"context_length": 16, "vocab_size": 49408, "width": WIDTH, "heads": 2, "
 HUB = {"context_length": 20, "hf_tokenizer_name": "none/none"}
 
 
-def _timm(name: str, pool: str, proj: str | None) -> dict[str, object]:
+def _timm(name, pool, proj):
     return {"timm_model_name": name, "timm_pool": pool, "timm_proj": proj, "image_size": SIZE}
 
 
 # vision_cfg, text_cfg, tokenizer, preprocess_cfg, further keys of model_cfg
-KINDS: dict[str, tuple[dict, dict, str | None, dict, dict]] = {
+KINDS = {
     "clip": (NATIVE, TEXT, None, {}, {"quick_gelu": True}),
     "resnet": ({"image_size": 64, "layers": [1, 1, 1, 1], "width": 16, "patch_size": None}, TEXT, None, {}, {}),
     "siglip": (
@@ -112,15 +110,15 @@ HUB_CONFIGURATIONS = {
 }  # fmt: skip
 
 
-def _register(name: str, base: str, options: dict[str, object]) -> None:
-    def build(pretrained: bool = False, **kwargs: object) -> torch.nn.Module:
+def _register(name, base, options):
+    def build(pretrained=False, **kwargs):
         passed = {key: kwargs[key] for key in ("num_classes", "global_pool") if key in kwargs}
         return timm.create_model(base, **options, **passed)
 
     build.__name__ = name
     build.__module__ = __name__
     register_model(build)
-    globals()[name] = build  # timm lists it among what this module exports
+    globals()[name] = build  # timm adds it to the exports of this module
 
 
 for _name, (_base, _options) in TIMM.items():
@@ -146,23 +144,21 @@ def save_tokenizer(kind: str, folder: Path) -> int:
         settings = {"tokenizer_class": "T5Tokenizer", "extra_ids": 0, "eos_token": "</s>", "pad_token": pad}
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
         return len(AutoTokenizer.from_pretrained(folder))
-    elif kind == "bert":
-        # Written, not trained: the trainer of word pieces breaks ties at random.
+    if kind == "bert":
+        # Not trained, because the trainer of word pieces breaks ties at random.
         letters = sorted(set("".join(lines).lower()) - {" "})
         shown = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
         shown += sorted({word for line in CAPTIONS[:3] for word in line.lower().split() if word.isalpha()} - {"a"})
         (folder / "vocab.txt").write_text("\n".join(shown))
         tokenizer = BertTokenizerFast(vocab={word: index for index, word in enumerate(shown)})
     else:
-        special = {
-            "xlm-roberta": ["<s>", "<pad>", "</s>", "<unk>"],
-            "gemma": ["<pad>", "<eos>", "<bos>", "<unk>"],
+        special, end, template = {
+            "xlm-roberta": (["<s>", "<pad>", "</s>", "<unk>"], "</s>", "<s> $A </s>"),
+            "gemma": (["<pad>", "<eos>", "<bos>", "<unk>"], "<eos>", "$A <eos>"),
         }[kind]
         pieces = Tokenizer(models.BPE(unk_token="<unk>"))
         pieces.pre_tokenizer = pre_tokenizers.Metaspace()
         pieces.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=120, special_tokens=special))
-        end = special[2] if kind == "xlm-roberta" else special[1]
-        template = f"<s> $A {end}" if kind == "xlm-roberta" else f"$A {end}"
         ids = [(token, pieces.token_to_id(token)) for token in special]
         pieces.post_processor = processors.TemplateProcessing(single=template, special_tokens=ids)
         tokenizer = PreTrainedTokenizerFast(
@@ -194,9 +190,9 @@ def save_model(kind: str, folder: Path) -> str:
     model = open_clip.create_model(f"local-dir:{folder}", pretrained_text=False)
     side = model.visual.image_size if isinstance(model.visual.image_size, int) else model.visual.image_size[0]
     with torch.no_grad():
-        for parameter in model.parameters():  # some layers start at zero, where nothing would be told apart
+        for parameter in model.parameters():  # some layers start at zero
             parameter.add_(0.05 * torch.randn_like(parameter) * (parameter.ndim > 0))
-        for _ in range(40):  # batch norms that have seen something
+        for _ in range(40):  # statistics of batch norms
             model.train().encode_image(torch.randn(8, 3, side, side) + torch.randn(8, 3, 1, 1))
     state = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
     save_file(state, folder / "open_clip_model.safetensors")

@@ -1,11 +1,11 @@
-"""A run that is struck in every hook of Lightning, one after the other, and resumed; prints the outcomes as JSON.
+"""Send a run a signal in every hook of Lightning, one after the other, resume it, and print the results as JSON.
 
     python strike_everywhere.py SIGKILL|SIGTERM FOLDER FIRST_STEP fit --config ... --results.directory=FOLDER/runs
 
 The command line is parsed and the model built once; every attempt is a fork. This process itself never trains, since
-torch refuses to train in forks of a process that has. One undisturbed run records its hooks, and the files on disk at
-each of them, which is what SIGKILL leaves. For SIGTERM, every attempt continues from those files and is struck.
-Hooks count from optimizer step FIRST_STEP on.
+torch refuses to train in forks of a process that has. One undisturbed run records its hooks from optimizer step
+FIRST_STEP on, and the files on disk at each of them, which SIGKILL would leave. For SIGTERM, every attempt continues
+from those files and gets the signal.
 """
 
 import hashlib
@@ -57,12 +57,12 @@ class Attempts:
         self.runs, self.states, self.notes = folder / "runs", folder / "states", folder / "hooks.txt"
 
     def __call__(self, cli, kwargs):
-        """Make all attempts; returns the trainer in forks, and not at all in the process that forks."""
+        """Make all attempts. Returns the trainer in forks, and never returns in the process that forks."""
         self.states.mkdir()
         status = self._fork(self._note)
         if status is None:
             return self._trainer(cli, kwargs)
-        assert status == 0, (self.folder / "said.txt").read_text()
+        assert status == 0, (self.folder / "output.txt").read_text()
         (self.folder / "whole").mkdir()
         (whole,) = self.runs.glob("*/*")
         whole.rename(self.folder / "whole" / "run")
@@ -94,13 +94,13 @@ class Attempts:
         os._exit(0)
 
     def _note(self, hook):
-        """Note a hook and what lies on the disk."""
+        """Record a hook and the files on disk."""
         files = [path for path in sorted(self.runs.rglob("*")) if path.is_file()]
         name = hashlib.sha256(repr([(path.name, path.stat().st_ino) for path in files]).encode()).hexdigest()
         if not (self.states / name).exists():
             (self.states / name).mkdir()
             if self.runs.is_dir():
-                # Checkpoints are never written into, but replaced: a second name keeps what there was.
+                # Checkpoints are replaced and never changed, so a link keeps their content.
                 shutil.copytree(self.runs, self.states / name / "runs", copy_function=os.link)
         with self.notes.open("a") as file:
             file.write(f"{hook} {name}\n")
@@ -122,38 +122,38 @@ class Attempts:
         child = os.fork()
         if child:
             return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        random.setstate(numbers)  # Python gives forks other ones
-        said = os.open(self.folder / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(said, 1)
-        os.dup2(said, 2)
+        random.setstate(numbers)  # Python reseeds forks
+        output = os.open(self.folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
         self.reached = reached
         return None
 
     def _left(self):
-        """A name for what lies on the disk."""
+        """Return a name for the files on disk."""
         files = sorted([*self.runs.glob("*/*/checkpoints/*"), *self.runs.glob("*/*/results.json")])
         return repr([(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files])
 
     def _compare(self):
-        """Say what the resumed run left that the undisturbed one did not, or the other way round."""
-        # A run that was struck before its first checkpoint starts again in a folder of its own.
-        whole, found, said = self.folder / "whole" / "run", sorted(self.runs.glob("*/*"), reverse=True), []
+        """List the differences between the files of the resumed and the undisturbed run."""
+        # A run that was struck before its first checkpoint starts again in a new folder.
+        whole, found, lines = self.folder / "whole" / "run", sorted(self.runs.glob("*/*"), reverse=True), []
         left, expected = ({path.name for path in run.glob("checkpoints/*")} for run in (found[0], whole))
         if left - {"running.ckpt"} != expected - {"running.ckpt"}:
             return [f"files {left}, expected {expected}"]
         for name in ("best.ckpt", "last.ckpt"):
             saved = [torch.load(run / "checkpoints" / name, weights_only=True) for run in (found[0], whole)]
-            said += [f"{name}: {line}" for line in differences(*saved)]
+            lines += [f"{name}: {line}" for line in differences(*saved)]
         if not (found[0] / "results.json").is_file():
-            return [*said, "no table"]
+            return [*lines, "no table"]
         tables = [json.loads((run / "results.json").read_text()) for run in (found[0], whole)]
         for table in tables:
             del table["config"]["checkpoints"]
             table["checkpoint"] = Path(table["checkpoint"]).name
         for key in ("text_to_video", "video_to_text", "sum_of_recalls", "checkpoint", "config"):
             if tables[0][key] != tables[1][key]:
-                said.append(f"table: {key} {tables[0][key]}, expected {tables[1][key]}")
-        return said
+                lines.append(f"table: {key} {tables[0][key]}, expected {tables[1][key]}")
+        return lines
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""What `tvr fit --estimate` counts and measures before a run; it writes nothing."""
+"""`tvr fit --estimate` counts and measures what a run needs before it starts."""
 
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +16,6 @@ from tvr_lightning.methods import GARE
 from tvr_lightning.methods.gare.options import GAREOptions
 from tvr_lightning.reproduce.profile.costs import measure_costs, random_batch
 from tvr_lightning.reproduce.profile.estimate import (
-    Estimate,
     activation_bytes,
     count_evaluation,
     count_training,
@@ -25,42 +23,37 @@ from tvr_lightning.reproduce.profile.estimate import (
     prepare,
     saved_bytes,
 )
-from tvr_lightning.synthetic import synthesize
-
-RECIPES = Path(__file__).parent.parent / "recipes"
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("fixture")
-    synthesize("msrvtt", root, 40, 0, workers=1, progress=False)
-    return root
+def root(synthetic):
+    return synthetic("msrvtt", 40)
 
 
-def words(root: Path, *further: str) -> list[str]:
+def words(root, *further):
     return [
-        f"--config={RECIPES / 'clip4clip.yaml'}", f"--config={RECIPES / 'fixture.yaml'}",
+        "--config=clip4clip", "--config=fixture",
         f"--data.init_args.root={root}", "--data.init_args.num_workers=0", "--data.init_args.frames=3",
         "--data.init_args.batch_size=8", "--model.init_args.encoder.init_args.width=64", "--trainer.max_epochs=4",
         "--trainer.accelerator=cpu", *further,
     ]  # fmt: skip
 
 
-def prepared(root: Path, *further: str):
+def prepared(root, *further):
     return prepare(Recipe.parse([], words(root, *further)))
 
 
-def estimated(root: Path, *further: str) -> Estimate:
+def estimated(root, *further):
     return estimate(Recipe.parse([], words(root, *further)))
 
 
-def test_the_estimate_tells_what_a_run_needs_and_writes_nothing(root, tmp_path, monkeypatch, capsys):
+def test_the_estimate_prints_what_a_run_needs_and_writes_nothing(root, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["fit", *words(root), "--estimate"]) == 0
-    said = capsys.readouterr().out
-    assert "CLIP4Clip on MSR-VTT: requirements of a run" in said
-    assert "GB, estimated from small batches on the CPU" in said
-    assert "for 16 batches, 16 steps, and 4 epochs, including" in said
+    printed = capsys.readouterr().out
+    assert "CLIP4Clip on MSR-VTT: requirements of a run" in printed
+    assert "GB, estimated from small batches on the CPU" in printed
+    assert "for 16 batches, 16 steps, and 4 epochs, including" in printed
     assert list(tmp_path.iterdir()) == []
 
 
@@ -69,11 +62,9 @@ def test_the_estimate_tells_what_a_run_needs_and_writes_nothing(root, tmp_path, 
     ("options", "batches", "steps", "epochs", "validations"),
     [
         ([], 16, 16, 4, 4),
-        (["limit_train_batches=3"], 12, 12, 4, 4),
         (["limit_train_batches=0.5"], 8, 8, 4, 4),
         (["accumulate_grad_batches=3"], 16, 8, 4, 4),
         (["accumulate_grad_batches=2", "max_steps=3"], 6, 3, 1.5, 1),
-        (["max_steps=6"], 6, 6, 1.5, 1),
         (["check_val_every_n_epoch=2"], 16, 16, 4, 2),
         (["val_check_interval=0.5"], 16, 16, 4, 8),
         (["val_check_interval=3", "check_val_every_n_epoch=null"], 16, 16, 4, 5),
@@ -105,7 +96,7 @@ def test_evaluations_count_limits_and_banks(root, split, options, expected):
     assert count_evaluation(method, data, split, getattr(trainer, f"limit_{split}_batches")) == expected
 
 
-def test_time_and_memory_are_those_of_what_is_counted(root, monkeypatch):
+def test_time_and_memory_depend_on_what_is_counted(root, monkeypatch):
     found = estimated(root, "--trainer.check_val_every_n_epoch=1")
     without = estimated(root, "--trainer.limit_val_batches=0", "--model.init_args.evaluation.audit=0")
     assert without.evaluation_seconds < found.evaluation_seconds < found.seconds
@@ -117,11 +108,9 @@ def test_time_and_memory_are_those_of_what_is_counted(root, monkeypatch):
     assert "0 GB free: NOT ENOUGH" in estimated(root).text
     with pytest.raises(RecipeError, match=r"The run has no end\. Set trainer\.max_epochs"):
         estimated(root, "--trainer.max_epochs=-1")
-    with pytest.raises(Exception, match="batch_size 64 exceeds the 32 training samples"):
-        estimated(root, "--data.init_args.batch_size=64")
 
 
-def test_scoring_takes_what_the_blocks_of_an_evaluation_take():
+def test_scoring_is_measured_in_blocks_as_large_as_those_of_an_evaluation():
     """A few pairs alone take hundreds of times longer per pair."""
     encoder = TinyClipEncoder(64, 32, text_layers=1, vision_layers=1, patch_size=16)
     method = GARE(encoder, words=16, frames=4, gare=GAREOptions(temporal_layers=1))
@@ -130,7 +119,7 @@ def test_scoring_takes_what_the_blocks_of_an_evaluation_take():
     text = TextFeatures(torch.randn(items, 64), torch.randn(items, 16, 64), torch.ones(items, 16, dtype=torch.bool))
     video = VideoFeatures(torch.randn(items, 4, 64), torch.ones(items, 4, dtype=torch.bool))
 
-    def scored() -> float:
+    def scored():
         source = PairScores(method.eval().score, text, video, memory_budget_bytes=2**31)
         began = time.perf_counter()
         assert sum(block.values.numel() for block in source.blocks()) == items**2

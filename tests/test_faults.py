@@ -1,4 +1,4 @@
-"""A fault in the middle of a run ends it soon, with a message, and leaves the last checkpoint intact."""
+"""A fault in the middle of a run ends it with a message and leaves the last checkpoint intact."""
 
 import multiprocessing
 import os
@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 from resume_run import add_callback
 from small_run import small_run
 
@@ -23,14 +23,14 @@ PATIENCE = 900  # seconds, on a busy machine
 
 
 @pytest.fixture
-def root(msrvtt, tmp_path) -> Path:
-    """Data that a test may break."""
+def root(msrvtt, tmp_path):
+    """A copy of the data, which a test may damage."""
     return shutil.copytree(msrvtt, tmp_path / "data")
 
 
 @pytest.fixture(autouse=True)
-def impatient():
-    """Fail where a run hangs."""
+def time_limit():
+    """Fail if a run hangs."""
 
     def give_up(number, frame):
         pytest.fail(f"the run did not end within {PATIENCE} s")
@@ -42,7 +42,7 @@ def impatient():
     signal.signal(signal.SIGALRM, before)
 
 
-def fit(root: Path, runs: Path, *more: str) -> list[str]:
+def fit(root, runs, *more):
     """Six steps of two pairs."""
     short = ("--data.init_args.batch_size=2", "--trainer.max_epochs=1", "--trainer.limit_val_batches=0")
     return ["fit", *small_run(root, runs, *short, "--checkpoints.every_n_steps=1", *more)]
@@ -56,58 +56,56 @@ def limit_files():
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-class Fault(pl.Callback):
-    """Does something before an optimiser step."""
-
-    def __init__(self, step, act):
-        self.step, self.act = step, act
-
-    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-        if trainer.global_step == self.step:
-            trainer.strategy.checkpoint_io.teardown()  # running.ckpt is written before the fault
-            self.act(pl_module)
-
-
 @pytest.fixture
 def strike(monkeypatch):
-    """Have something happen in a step of the next run."""
+    """Call a function before an optimizer step of the next run."""
     monkeypatch.setattr(Run, "build_trainer", Run.build_trainer)  # restored after the test
-    return lambda step, act: add_callback(Fault(step, act))
+
+    def add(step, act):
+        def before_step(trainer, module, optimizer):
+            if trainer.global_step == step:
+                trainer.strategy.checkpoint_io.teardown()  # running.ckpt is written before the fault
+                act()
+
+        add_callback(LambdaCallback(on_before_optimizer_step=before_step))
+
+    return add
 
 
-def saved_steps(runs: Path) -> int:
+def saved_steps(runs):
     (path,) = runs.glob("*/*/checkpoints/running.ckpt")
     return torch.load(path, weights_only=True)["global_step"]
 
 
 def test_a_video_that_breaks_in_the_middle_of_an_epoch_is_named(root, tmp_path, strike, capsys):
-    def damage(model):
+    def damage():
         for path in root.rglob("*.mp4"):
             path.write_bytes(path.read_bytes()[:100])
 
     strike(1, damage)
     assert main(fit(root, tmp_path / "runs")) == 1
-    said = capsys.readouterr().err
-    assert ".mp4" in said
-    assert "Traceback" not in said
+    error = capsys.readouterr().err
+    assert ".mp4" in error
+    assert "Traceback" not in error
     assert saved_steps(tmp_path / "runs") == 2
 
 
 def test_a_killed_data_worker_is_reported(root, tmp_path, strike, capsys):
-    strike(0, lambda model: os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL))
+    strike(0, lambda: os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL))
     assert main(fit(root, tmp_path / "runs", "--data.init_args.num_workers=1")) == 1
     assert "memory ran out. Use fewer workers (data.init_args.num_workers" in capsys.readouterr().err
     assert saved_steps(tmp_path / "runs") >= 1
 
 
 def test_a_disk_that_fills_up_leaves_the_previous_checkpoint(root, tmp_path, strike, limit_files, capsys):
-    strike(2, lambda model: limit_files(1 << 17))
+    strike(2, lambda: limit_files(1 << 17))
     assert main(fit(root, tmp_path / "runs")) == 1
     assert "running.ckpt could not be written" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.writing"))
     assert saved_steps(tmp_path / "runs") == 2
 
 
-def test_a_disk_that_is_full_from_the_start_is_one_line(root, tmp_path, limit_files, capsys):
+def test_a_disk_that_is_full_from_the_start_is_reported_in_one_line(root, tmp_path, limit_files, capsys):
     limit_files(1 << 11)
     assert main(fit(root, tmp_path / "runs")) == 1
     assert "could not be written (File too large). Free disk space" in capsys.readouterr().err
@@ -122,8 +120,8 @@ def test_the_death_of_one_process_ends_the_others(dead, root, tmp_path):
     # The pipes are open as long as one of them lives.
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment)
     assert ended.returncode != 0
-    said = ended.stdout + ended.stderr
+    output = ended.stdout + ended.stderr
     # Which of them depends on what notices first: the launcher, or the other process in its next exchange.
-    assert "Another of the 2 processes of this run ended" in said or (dead == 1 and "terminated with code" in said)
-    assert "Traceback" not in said
+    assert "Another of the 2 processes of this run ended" in output or (dead == 1 and "terminated with code" in output)
+    assert "Traceback" not in output
     assert saved_steps(tmp_path / "runs") == 1

@@ -1,11 +1,10 @@
-"""One process holds a lock at a time, a killed one none, and a journal loses at most the line being written."""
+"""Locks of files, and journals to which processes append lines."""
 
 import errno
 import multiprocessing
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ from tvr_lightning.files import Journal, file_lock, read_journal
 FORK = multiprocessing.get_context("fork")
 
 
-def hold(file: Path) -> None:
+def hold(file):
     with file_lock(file, "it"):
         file.with_name("child").touch()
         time.sleep(600)
@@ -37,7 +36,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path, ended):
             pass
 
 
-def test_what_a_killed_holder_started_does_not_hold_the_lock(tmp_path, ended):
+def test_a_child_process_does_not_keep_the_lock(tmp_path, ended):
     with file_lock(tmp_path / "lock", "it"):
         child = ended(FORK.Process(target=time.sleep, args=(600,)))
         child.start()
@@ -45,25 +44,23 @@ def test_what_a_killed_holder_started_does_not_hold_the_lock(tmp_path, ended):
         assert child.is_alive()
 
 
-@pytest.mark.parametrize("answer", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL])
-def test_on_a_disk_without_locks_it_is_said_and_work_goes_on(tmp_path, monkeypatch, answer):
-    fcntl = pytest.importorskip("fcntl")
-
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL])
+def test_a_disk_without_locks_is_reported_and_used(tmp_path, monkeypatch, code):
     def refuse(descriptor, operation):
-        raise OSError(answer, os.strerror(answer))
+        raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    said = []
-    for _ in range(2):  # nothing is left that the second one would take for a lock
-        with file_lock(tmp_path / "lock", "it", report=said.append):
+    monkeypatch.setattr("fcntl.flock", refuse)
+    reports = []
+    for _ in range(2):  # nothing remains that the second one would take for a lock
+        with file_lock(tmp_path / "lock", "it", report=reports.append):
             pass
-    reason = f"is on a disk without file locks ([Errno {answer}] {os.strerror(answer)})"
-    assert said == [f"{tmp_path} {reason}: do not start a second process for it"] * 2
+    reason = f"is on a disk without file locks ([Errno {code}] {os.strerror(code)})"
+    assert reports == [f"{tmp_path} {reason}: do not start a second process for it"] * 2
     with pytest.warns(UserWarning, match="without file locks"), file_lock(tmp_path / "lock", "it"):
         pass
 
 
-def test_errors_under_the_lock_and_of_its_file_are_not_taken_for_missing_locks(tmp_path):
+def test_other_errors_are_not_mistaken_for_missing_locks(tmp_path):
     with pytest.raises(OSError, match="no locks here"), file_lock(tmp_path / "lock", "it"):
         raise OSError(errno.ENOLCK, "no locks here")
     with file_lock(tmp_path / "lock", "it"):
@@ -74,7 +71,7 @@ def test_errors_under_the_lock_and_of_its_file_are_not_taken_for_missing_locks(t
     assert not (tmp_path / "elsewhere").exists()
 
 
-def write(file: Path, count: int = 10**9) -> None:
+def write(file, count=10**9):
     with Journal.open(file, {"model": "a"}, "it") as journal:
         for number in range(len(journal.entries), count):
             journal.append({"number": number, "text": "x" * 1000})
@@ -82,7 +79,7 @@ def write(file: Path, count: int = 10**9) -> None:
 
 def test_a_killed_process_loses_at_most_the_entry_that_it_was_writing(tmp_path, ended):
     file = tmp_path / "new" / "journal"
-    for _ in range(3):
+    for _ in range(2):
         writer = ended(FORK.Process(target=write, args=(file,)))
         before = len(read_journal(file)[0])
         writer.start()
@@ -118,7 +115,7 @@ def test_an_existing_journal_keeps_its_header_and_can_be_rewritten(tmp_path):
     assert read_journal(file)[0] == [{"model": "a"}, {"number": 2, "text": "x" * 1000}, "last"]
 
 
-def test_a_damaged_journal_and_one_that_cannot_be_written_are_explained(tmp_path):
+def test_a_damaged_journal_and_a_full_disk_are_explained(tmp_path):
     file = tmp_path / "journal"
     write(file, 3)
     file.write_bytes(file.read_bytes().replace(b'"model"', b"model"))

@@ -1,5 +1,6 @@
-"""The guides show files that the test suite runs, and every file, link, and command of a page exists."""
+"""The guides show files that the test suite runs, every file, link, and command of a page exists, and examples run."""
 
+import doctest
 import importlib
 import re
 import shlex
@@ -41,7 +42,7 @@ def test_a_guide_shows_the_current_files(guide):
         assert block == (ROOT / path).read_text(encoding="utf-8"), f"docs/{guide} shows another {path}"
 
 
-def anchors_of(page: Path) -> set[str]:
+def anchors_of(page):
     """Return the anchors of a page's headings, as GitHub makes them, and its explicit ones."""
     text = page.read_text(encoding="utf-8")
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
@@ -89,7 +90,7 @@ def test_the_make_targets_of_pages_exist():
 
 
 def test_the_site_lists_every_page_once():
-    # MkDocs itself checks links and anchors (`make docs`); YAML tags of its own are not read here.
+    # MkDocs itself checks links and anchors (`make docs`); its own YAML tags are not read here.
     pages = re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     expected = {page.name for page in (ROOT / "docs").glob("*.md")} | {"index.md", "changelog.md", "contributing.md"}
     assert sorted(pages) == sorted(expected)
@@ -105,3 +106,11 @@ def test_the_names_of_the_api_page_exist():
                 importlib.import_module(".".join(parts[:depth]))
             found = getattr(found, part)
         assert [member for member in members.split(", ") if member and not hasattr(found, member)] == [], name
+
+
+@pytest.mark.parametrize("name", ["pairwise", "training.losses", "evaluation.metrics", "evaluation.normalization"])
+def test_the_examples_in_docstrings_run(name):
+    module = importlib.import_module(f"tvr_lightning.{name}")
+    examples = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    assert examples.attempted
+    assert not examples.failed, "see the output"

@@ -1,4 +1,4 @@
-"""`make clean` removes what `make demo` and `make smoke` wrote, and nothing of the user's."""
+"""`make clean` removes the files of `make demo` and `make smoke`, and none of the user."""
 
 import os
 import re
@@ -33,7 +33,7 @@ def test_clean_keeps_runs_videos_and_other_builds(given, tmp_path):
 
 
 @pytest.mark.parametrize("target", ["demo", "smoke"])
-def test_demo_and_smoke_write_where_clean_removes(target):
+def test_demo_and_smoke_write_only_to_folders_that_clean_removes(target):
     commands = make("--dry-run", target, "VENV=/nowhere").replace("\\\n", " ")
     options = r"(?:--root|--data\.init_args\.root|--results\.directory|--runs|--videos|--out)"
     places = re.findall(rf"{options} (?!\d)(\S+)", commands)

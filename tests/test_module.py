@@ -1,4 +1,4 @@
-"""What every method inherits: construction, the loss over pairs, the temperature, the guard against broken losses."""
+"""The base class of methods: its options, loss, temperature, and checks of losses and checkpoints."""
 
 import math
 
@@ -11,7 +11,7 @@ from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.metrics import RecallAtK
-from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
+from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.temperature import Temperature
 from tvr_lightning.methods import GARE, NCL, TCMGC, CLIP4Clip
 from tvr_lightning.testing.small import synthetic_data
@@ -19,29 +19,12 @@ from tvr_lightning.training.checkpoints import CheckpointError
 
 
 @pytest.fixture(scope="module")
-def encoder() -> TinyClipEncoder:
+def encoder():
     torch.manual_seed(0)
     return TinyClipEncoder(width=64, text_layers=4, vision_layers=1)
 
 
-def features(pairs: int) -> tuple[TextFeatures, VideoFeatures]:
-    generator = torch.Generator().manual_seed(0)
-    words, frames = (torch.randn(pairs, length, 64, generator=generator) for length in (8, 4))
-    text = TextFeatures(words[:, 0], words, torch.ones(pairs, 8, dtype=torch.bool))
-    return text, VideoFeatures(frames, torch.ones(pairs, 4, dtype=torch.bool))
-
-
-def test_the_base_loss_is_symmetric_cross_entropy_of_the_scaled_scores(encoder):
-    method = CLIP4Clip(encoder, words=8, frames=4)
-    text, video = features(5)
-    index = torch.arange(5)
-    terms = method.losses(PairedFeatures(text, video, index, index))
-    logits = method.temperature() * method.score(text, video).similarity
-    expected = -(logits.log_softmax(1).diag().mean() + logits.log_softmax(0).diag().mean()) / 2
-    torch.testing.assert_close(terms["info_nce"], expected)
-
-
-def test_local_losses_are_refused_where_a_loss_needs_all_scores(encoder):
+def test_local_losses_are_refused_if_a_loss_needs_all_scores(encoder):
     assert CLIP4Clip(encoder, words=8, gather="local").gather == "local"
     for method, contrast in ((GARE, None), (TCMGC, None), (CLIP4Clip, NCL())):
         name = f"NCL on {method.__name__}" if contrast else method.__name__
@@ -49,10 +32,12 @@ def test_local_losses_are_refused_where_a_loss_needs_all_scores(encoder):
             method(encoder, words=8, gather="local", contrast=contrast)
 
 
-def test_a_broken_loss_names_term_step_and_videos(encoder):
+def test_the_error_about_a_broken_loss_names_its_term_the_step_and_the_videos(encoder):
     method = CLIP4Clip(encoder, words=8, frames=4)
-    (text, video), index = features(3), torch.arange(3)
-    video.frames[1] = float("nan")
+    words, frames, index = torch.randn(3, 8, 64), torch.randn(3, 4, 64), torch.arange(3)
+    frames[1] = float("nan")
+    text = TextFeatures(words[:, 0], words, torch.ones(3, 8, dtype=torch.bool))
+    video = VideoFeatures(frames, torch.ones(3, 4, dtype=torch.bool))
     pairs = PairBatch(TextBatch(text, index), VideoBatch(video, index, ["video0", "video1", "video2"]))
     method.total_loss(method.losses(method.pair_features(pairs)), pairs)
     with pytest.raises(UserError, match=r"step 0: .*info_nce = nan.*video0, video1, video2"):
@@ -69,7 +54,7 @@ def test_the_temperature_never_exceeds_one_hundred():
     assert Temperature(7.0)().item() == pytest.approx(100.0)
 
 
-def test_hyper_parameters_hold_plain_values_and_no_copy_of_the_encoder(monkeypatch):
+def test_hyperparameters_are_plain_values_without_a_copy_of_the_encoder(monkeypatch):
     def refuse(self, memo):
         raise AssertionError("copied")
 

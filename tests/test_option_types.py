@@ -1,4 +1,4 @@
-"""Options check themselves where they are made."""
+"""Dataclasses of options check their values."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,24 +9,20 @@ from tvr_lightning.option_types import ConfigVariant, Count, Dropout, NotNegativ
 
 
 class Shape(ConfigVariant):
-    """Of something."""
+    pass
 
 
 class Square(Shape):
-    """With a side."""
-
     def __init__(self, side: Positive = 1.0) -> None:
         self.side = side
 
 
 class Point(Shape):
-    """Without one."""
+    pass
 
 
 @dataclass
 class Drawing(Options):
-    """An example."""
-
     shape: Shape = variant(Square)
     count: Count = 1
     dropout: Dropout = 0.0
@@ -36,7 +32,7 @@ class Drawing(Options):
     sides: tuple[Literal["left", "right"], ...] = ("left",)
 
 
-def test_a_kind_that_is_not_given_is_the_default_one_anew():
+def test_a_variant_that_is_not_given_is_a_new_default_one():
     assert Drawing().shape == Square(1.0)
     assert Drawing().shape is not Drawing().shape
     assert Drawing(shape=Point()).shape == Point()
@@ -62,6 +58,6 @@ def test_a_kind_that_is_not_given_is_the_default_one_anew():
         ({"sides": ("left", "top")}, r"it must be one of left, right"),
     ],
 )
-def test_what_an_option_does_not_take_is_refused_by_name(options, message):
+def test_an_invalid_value_is_refused_with_the_name_of_the_option(options, message):
     with pytest.raises(ValueError, match=message):
         Drawing(**options)

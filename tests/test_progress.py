@@ -1,4 +1,4 @@
-"""Without a terminal, long-running work prints its progress and the remaining time."""
+"""Progress of long-running work, with and without a terminal."""
 
 import io
 import json
@@ -11,7 +11,7 @@ from tvr_lightning import progress
 from tvr_lightning.progress import clock, progress_bar, progress_file, shown
 
 
-def test_a_bar_without_a_terminal_says_regularly_how_far_it_is(capsys, monkeypatch):
+def test_without_a_terminal_a_bar_prints_lines_at_intervals(capsys, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS", 0.05)
     with progress_bar() as bar:
         task = bar.add_task("videos", total=100)
@@ -27,7 +27,7 @@ def test_a_bar_without_a_terminal_says_regularly_how_far_it_is(capsys, monkeypat
     assert not capsys.readouterr().out
 
 
-def test_what_an_earlier_call_did_says_nothing_of_the_speed(capsys, monkeypatch):
+def test_items_of_an_earlier_call_do_not_count_for_the_speed(capsys, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS", 0.1)
     with progress_bar() as bar:
         task = bar.add_task("videos", total=1000, completed=900)
@@ -52,19 +52,20 @@ def test_a_hidden_bar_and_short_work_print_nothing(capsys, monkeypatch):
     assert not capsys.readouterr().out
 
 
-def test_what_says_nothing_itself_is_spoken_for_on_the_error_stream(capsys, monkeypatch):
+def test_silent_work_is_reported_on_stderr_at_intervals(capsys, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS", 0.05)
     seen = iter(range(1000))
     with shown("loading"):
         time.sleep(0.12)
     with shown(lambda: f"run {next(seen)}"):
         time.sleep(0.12)
-    said = capsys.readouterr()
-    assert not said.out
-    assert {"loading, 0:00:00 so far", "run 0, 0:00:00 so far", "run 1, 0:00:00 so far"} <= set(said.err.splitlines())
+    printed = capsys.readouterr()
+    assert not printed.out
+    lines = {"loading, 0:00:00 so far", "run 0, 0:00:00 so far", "run 1, 0:00:00 so far"}
+    assert lines <= set(printed.err.splitlines())
 
 
-def test_on_a_terminal_it_leaves_no_trace(monkeypatch):
+def test_on_a_terminal_the_report_of_silent_work_is_erased(monkeypatch):
     screen = Console(file=io.StringIO(), force_terminal=True, width=60)
     with shown("loading [it]", screen):
         time.sleep(0.05)
@@ -72,7 +73,7 @@ def test_on_a_terminal_it_leaves_no_trace(monkeypatch):
     assert screen.file.getvalue().endswith("\x1b[?25h\r\x1b[1A\x1b[2K")
 
 
-def test_another_process_reads_how_far_tasks_are(tmp_path):
+def test_another_process_reads_the_progress_of_tasks_from_a_file(tmp_path):
     file = tmp_path / "progress.json"
     with progress_file(file, tasks=2, seconds=0.01) as bar:
         texts = bar.add_task("texts", total=4)
@@ -92,5 +93,5 @@ def test_another_process_reads_how_far_tasks_are(tmp_path):
     assert json.loads(file.read_text()) == {"doing": "videos, 10 of 10", "left": 0.0}
 
 
-def test_seconds_are_shown_as_on_a_clock():
+def test_durations_are_shown_as_hours_minutes_and_seconds():
     assert [clock(seconds) for seconds in (0.4, 61, 3600 * 25 + 62)] == ["0:00:00", "0:01:01", "25:01:02"]

@@ -4,6 +4,8 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from tvr_lightning.cli import main
 from tvr_lightning.reproduce.published import published_rows
 
@@ -16,6 +18,7 @@ def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_its_snippets_run_as_printed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for line in "".join(blocks("bash")).splitlines():

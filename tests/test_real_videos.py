@@ -2,7 +2,6 @@
 
 import csv
 import json
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -11,11 +10,12 @@ from small_run import small_run
 from tvr_lightning.cli import main
 
 HELD_OUT = 12
+ONE_EPOCH = ("--trainer.max_epochs=1", "--data.init_args.captions_per_epoch=one")
 
 
 @pytest.fixture(scope="module")
-def real_root(test_data, tmp_path_factory) -> Path:
-    """The 60 real clips in MSR-VTT's layout; clips keep their containers, so ids carry the file's ending."""
+def real_root(test_data, tmp_path_factory):
+    """60 real clips in MSR-VTT's layout, in their own containers."""
     root = tmp_path_factory.mktemp("real")
     folder = root / "msrvtt"
     (folder / "videos").mkdir(parents=True)
@@ -25,11 +25,9 @@ def real_root(test_data, tmp_path_factory) -> Path:
     for name, row in zip(names, rows, strict=True):
         source = test_data / "clips" / row["file"]
         (folder / "videos" / f"{name}{source.suffix}").symlink_to(source)
-    sentences = [
-        {"caption": row[key], "video_id": name}
-        for name, row in zip(names, rows, strict=True)
-        for key in ("caption1", "caption2")
-    ]
+    sentences = []
+    for name, row in zip(names, rows, strict=True):
+        sentences += [{"caption": row[key], "video_id": name} for key in ("caption1", "caption2")]
     content = {"videos": [{"video_id": name} for name in names], "sentences": sentences}
     (folder / "MSRVTT_data.json").write_text(json.dumps(content))
     pd.Series(names[HELD_OUT:], name="video_id").to_csv(folder / "MSRVTT_train.9k.csv", index=False)
@@ -39,7 +37,7 @@ def real_root(test_data, tmp_path_factory) -> Path:
 
 
 def test_sixty_real_clips_train_and_evaluate(real_root, tmp_path):
-    assert main(["fit", *small_run(real_root, tmp_path, "--trainer.max_epochs=1", "--data.init_args.frames=4")]) == 0
+    assert main(["fit", *small_run(real_root, tmp_path, "--trainer.check_val_every_n_epoch=2", *ONE_EPOCH)]) == 0
     (path,) = tmp_path.glob("*/*/results.json")
     results = json.loads(path.read_text())
     assert (results["texts"], results["videos"]) == (HELD_OUT, HELD_OUT)
@@ -47,9 +45,9 @@ def test_sixty_real_clips_train_and_evaluate(real_root, tmp_path):
     assert results["skipped"] == []
 
 
-def test_fifteen_real_msrvtt_clips_train_and_evaluate_and_the_absent_are_counted(test_data, tmp_path, capsys):
+def test_fifteen_real_msrvtt_clips_train_and_evaluate_and_missing_ones_are_counted(test_data, tmp_path, capsys):
     root = test_data / "annotations"
-    assert main(["fit", *small_run(root, tmp_path, "--data.init_args.on_corrupt=skip", "--trainer.max_epochs=1")]) == 0
+    assert main(["fit", *small_run(root, tmp_path, "--data.init_args.on_corrupt=skip", *ONE_EPOCH)]) == 0
     (path,) = tmp_path.glob("*/*/results.json")
     results = json.loads(path.read_text())
     assert results["partial"] is True

@@ -1,11 +1,9 @@
-"""Hardware overlays: which machine, never which training."""
+"""Overlays for hardware set the machine and leave the training to the recipe."""
 
 from pathlib import Path
 
 import pytest
 import yaml
-from jsonargparse import ArgumentParser
-from lightning.pytorch.strategies import ModelParallelStrategy
 
 from tvr_lightning.config.recipe import Recipe, from_recipe
 from tvr_lightning.data.loader import TrainingSampler
@@ -14,8 +12,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.testing.small import synthetic_data
 
 RECIPES = Path(__file__).parent.parent / "recipes"
-COMPILED = RECIPES / "hardware" / "compiled.yaml"
-OVERLAYS = sorted(set((RECIPES / "hardware").glob("*.yaml")) - {COMPILED})
+HARDWARE = RECIPES / "hardware"
 DEVICES = {
     "cpu": 1, "gpu1": 1, "ddp4": 4, "ddp8": 8, "gpu1-bf16": 1, "ddp4-bf16": 4, "ddp8-bf16": 8, "fsdp8-bf16": 8,
     "multinode": 16,
@@ -23,15 +20,14 @@ DEVICES = {
 OF_THE_MACHINE = {"accelerator", "devices", "num_nodes", "strategy", "precision"}
 
 
-def test_overlays_set_the_machine_and_leave_batch_and_schedule_to_the_recipe():
+def test_overlays_set_only_the_machine():
     found = {}
-    for overlay in OVERLAYS:
+    for overlay in set(HARDWARE.glob("*.yaml")) - {HARDWARE / "compiled.yaml"}:
         recipe = yaml.safe_load(overlay.read_text())
-        trainer = recipe["trainer"]
         assert set(recipe) == {"trainer", "data"}, overlay
-        assert set(trainer) <= OF_THE_MACHINE, overlay
+        assert set(recipe["trainer"]) <= OF_THE_MACHINE, overlay
         assert set(recipe["data"]["init_args"]) == {"num_workers"}, overlay
-        found[overlay.stem] = trainer["devices"] * trainer.get("num_nodes", 1)
+        found[overlay.stem] = recipe["trainer"]["devices"] * recipe["trainer"].get("num_nodes", 1)
     assert found == DEVICES
 
 
@@ -43,24 +39,20 @@ def test_answering_refuses_ddp_that_expects_a_gradient_for_every_parameter():
         Recipe.parse(given, [f"--{more}"]).check_trainer()
 
 
-@pytest.mark.filterwarnings("ignore")  # what torch's own compiler deprecates
-def test_encoders_are_compiled_on_top_of_any_machine_and_method():
-    root = f"--data.init_args.root={synthetic_data()}"
-    for recipe in ("clip4clip", "gaid"):
-        options = [root, "--data.init_args.audio=none"] if recipe == "clip4clip" else [root]
-        method, _ = from_recipe([recipe, "hardware/cpu", "fixture", COMPILED], options)
-        blocks = [*method.encoder.clip.visual.transformer.resblocks, *method.encoder.clip.transformer.resblocks]
-        assert all(block._compiled_call_impl is not None for block in blocks)
+@pytest.mark.filterwarnings("ignore")  # torch's own compiler uses deprecated functions
+def test_both_towers_of_the_encoder_are_compiled():
+    options = [f"--data.init_args.root={synthetic_data()}", "--data.init_args.audio=none"]
+    method, _ = from_recipe(["clip4clip", "hardware/cpu", "fixture", "hardware/compiled"], options)
+    blocks = [*method.encoder.clip.visual.transformer.resblocks, *method.encoder.clip.transformer.resblocks]
+    assert all(block._compiled_call_impl is not None for block in blocks)
 
 
-def test_the_sharded_overlay_builds_fsdp2_over_all_devices_with_checkpoints_in_one_file():
-    config = yaml.safe_load((RECIPES / "hardware" / "fsdp8-bf16.yaml").read_text())["trainer"]
-    parser = ArgumentParser()
-    parser.add_subclass_arguments(ModelParallelStrategy, "strategy")
-    strategy = parser.instantiate(parser.parse_object({"strategy": config["strategy"]})).strategy
-    assert strategy._data_parallel_size == config["devices"]
-    assert strategy._tensor_parallel_size == 1
-    assert strategy._save_distributed_checkpoint is False
+def test_the_sharded_overlay_shards_over_all_devices_and_saves_one_file():
+    trainer = Recipe.parse(["clip4clip", "hardware/fsdp8-bf16"]).config.trainer
+    assert trainer.strategy.class_path.endswith("ModelParallelStrategy")
+    options = trainer.strategy.init_args
+    assert (options.data_parallel_size, options.tensor_parallel_size) == (trainer.devices, 1)
+    assert options.save_distributed_checkpoint is False
 
 
 def test_batches_of_the_recipes_divide_over_the_devices(tmp_path):

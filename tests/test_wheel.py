@@ -11,48 +11,15 @@ import pytest
 from small_run import small_run
 
 ROOT = Path(__file__).parent.parent
-
-
-class Installed:
-    """The wheel unpacked by pip into a folder of its own, which alone is added to what this Python has."""
-
-    def __init__(self, folder: Path) -> None:
-        source, self.site, self.home = folder / "source", folder / "site", folder / "home"
-        self.home.mkdir()
-        source.mkdir()
-        for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
-            shutil.copy(ROOT / name, source)
-        for name in ("tvr_lightning", "recipes"):
-            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-        self.run(*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source))
-        (self.wheel,) = folder.glob("*.whl")
-        self.run(*pip, "install", "--quiet", "--no-deps", "--target", str(self.site), str(self.wheel))
-        shutil.rmtree(source)
-
-    def run(self, *command: str) -> str:
-        """Run a command outside the checkout, and return what it printed."""
-        kept = {name: value for name, value in os.environ.items() if name not in ("TVR_DATA", "PYTHONPATH")}
-        environment = kept | {"PYTHONPATH": str(self.site), "XDG_STATE_HOME": str(self.home / "state")}
-        done = subprocess.run(command, cwd=self.home, env=environment, capture_output=True, text=True, timeout=500)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory) -> Installed:
-    return Installed(tmp_path_factory.mktemp("wheel"))
-
-
-def test_the_wheel_holds_every_recipe(installed):
-    def names(folder: Path) -> set[Path]:
-        return {path.relative_to(folder) for path in folder.rglob("*.yaml")}
-
-    assert names(installed.site / "tvr_lightning" / "recipes") == names(ROOT / "recipes")
-    schema = json.loads((installed.site / "tvr_lightning" / "recipes" / "schema.json").read_text(encoding="utf-8"))
-    assert "CLIP4ClipOptions" in schema["$defs"]
-
-
+CHECKPOINT = "runs/clip4clip-msrvtt/version_0/checkpoints/last.ckpt"
+CLIP = "fixture/msrvtt/videos/video0.mp4"
+COMMANDS = [
+    ["data", "synth", "msrvtt", "--videos", "12", "--num_workers", "1"],
+    ["fit", *small_run(Path("fixture"), Path("runs"))],
+    ["index", CLIP, "--out", "index", "--ckpt_path", CHECKPOINT],
+    ["search", "a red star", "--index", "index"],
+    ["reproduce", "gare-1", "--only", "gare", "--dry_run"],
+]
 # One process, since each would load torch.
 PROGRAM = """
 import json, sys
@@ -67,19 +34,34 @@ for words in json.loads(sys.argv[1]):
 
 
 @pytest.mark.slow
-def test_fit_index_and_search_outside_a_checkout(installed):
-    checkpoint = "runs/clip4clip-msrvtt/version_0/checkpoints/last.ckpt"
-    clip = "fixture/msrvtt/videos/video0.mp4"
-    small = small_run(Path("fixture"), Path("runs"))
-    commands = [
-        ["data", "synth", "msrvtt", "--videos", "12", "--num_workers", "1"],
-        ["fit", *small],
-        ["index", clip, "--out", "index", "--ckpt_path", checkpoint],
-        ["search", "a red star", "--index", "index"],
-        ["reproduce", "gare-1", "--only", "gare", "--dry_run"],
-    ]
-    printed = installed.run(sys.executable, "-c", PROGRAM, json.dumps(commands))
-    assert Path(printed.splitlines()[0]).is_relative_to(installed.site)
-    assert (installed.home / checkpoint).parent.with_name("results.json").is_file()
-    assert Path(clip).name in printed.replace("\n", "")
+def test_the_wheel_contains_every_recipe_and_runs_outside_a_checkout(tmp_path):
+    source, site, home = tmp_path / "source", tmp_path / "site", tmp_path / "home"
+
+    def run(*command):
+        environment = {name: value for name, value in os.environ.items() if name not in ("TVR_DATA", "PYTHONPATH")}
+        environment |= {"PYTHONPATH": str(site), "XDG_STATE_HOME": str(home / "state")}
+        done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=500)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    home.mkdir()
+    source.mkdir()
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("tvr_lightning", "recipes"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    run(*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(source))
+    (wheel,) = tmp_path.glob("*.whl")
+    run(*pip, "install", "--quiet", "--no-deps", "--target", str(site), str(wheel))
+    shutil.rmtree(source)
+
+    recipes = site / "tvr_lightning" / "recipes"
+    found, expected = ({path.relative_to(f) for path in f.rglob("*.yaml")} for f in (recipes, ROOT / "recipes"))
+    assert found == expected
+    assert "CLIP4ClipOptions" in json.loads((recipes / "schema.json").read_text(encoding="utf-8"))["$defs"]
+
+    printed = run(sys.executable, "-c", PROGRAM, json.dumps(COMMANDS))
+    assert Path(printed.splitlines()[0]).is_relative_to(site)
+    assert Path(CLIP).name in printed.replace("\n", "")
     assert "gare-1/gare" in printed

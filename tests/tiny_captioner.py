@@ -1,4 +1,4 @@
-"""A random Qwen2.5-VL of a few thousand weights, with a vocabulary of its own, saved as transformers saves models."""
+"""A random Qwen2.5-VL of a few thousand weights with a small vocabulary, saved like models of transformers."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ TEMPLATE = (
 
 
 def save_tiny_captioner(folder: Path, template: str | None = TEMPLATE) -> Path:
-    """Write config, weights, processor and tokenizer into `folder`; the weights are the same every time."""
+    """Write config, seeded weights, processor, and tokenizer into `folder`."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import (
         PreTrainedTokenizerFast,
@@ -31,7 +31,7 @@ def save_tiny_captioner(folder: Path, template: str | None = TEMPLATE) -> Path:
         Qwen2VLVideoProcessor,
     )
 
-    vocabulary = {word: place for place, word in enumerate(SPECIAL + WORDS)}
+    vocabulary = {word: index for index, word in enumerate(SPECIAL + WORDS)}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(
@@ -63,7 +63,7 @@ def save_tiny_captioner(folder: Path, template: str | None = TEMPLATE) -> Path:
     model = Qwen2_5_VLForConditionalGeneration(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            # With the usual deviation of 0.02, what is said would not depend on what is shown.
+            # With the usual deviation of 0.02, captions would not depend on the video.
             if "norm" not in name and not name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
     model.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""What a user types wrong about recipes ends in a sentence that names it; null is null wherever it is written."""
+"""Recipes are found by name, and errors about them are one line."""
 
 import pytest
 
@@ -6,29 +6,27 @@ from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import Recipe, data_from_recipe
 from tvr_lightning.config.recipe_files import RECIPES, find_recipe, read_recipe, split_options
 
-VERBS = (
+COMMANDS = (
     ["data", "check"], ["data", "stats"], ["extract"], ["caption"], ["audit"], ["profile"], ["fit"], ["test"],
 )  # fmt: skip
 
 
-def said(words, capsys, status=1) -> str:
+def error_of(words, capsys, status=1):
     assert main(words) == status
-    found = capsys.readouterr().err
-    assert found.startswith("tvr: ")
-    assert len(found.splitlines()) == 1, found
-    return found
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tvr: ")
+    return line
 
 
-@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
-def test_a_recipe_that_is_missing_is_named_with_the_nearest_that_is(verb, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(RECIPES.parent if verb == ["fit"] else tmp_path)
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_missing_recipe_is_named_with_the_nearest_existing_one(command, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(RECIPES.parent if command == ["fit"] else tmp_path)
     for name in ("tcmcg", "recipes/tcmcg.yaml", "nowhere/tcmgc.yml"):
-        assert f"--config {name}: no such file; did you mean recipes/tcmgc.yaml?" in said(
-            [*verb, "--config", name], capsys, status=2
-        )
+        error = error_of([*command, "--config", name], capsys, status=2)
+        assert f"--config {name}: no such file; did you mean recipes/tcmgc.yaml?" in error
 
 
-def test_a_bare_name_is_this_project_s_recipe_anywhere_and_a_file_of_that_name_the_user_s(tmp_path, monkeypatch):
+def test_a_name_without_a_file_in_this_folder_is_a_recipe_of_this_project(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("tcmgc", "tcmgc.yaml", "recipes/tcmgc.yaml"):
         assert find_recipe(name) == RECIPES / "tcmgc.yaml"
@@ -45,25 +43,25 @@ def test_a_bare_name_is_this_project_s_recipe_anywhere_and_a_file_of_that_name_t
     assert (data.title, str(data.root)) == ("DiDeMo", "2024")  # a folder whose name is a number
 
 
-def test_tables_are_found_anywhere_and_an_unknown_one_names_the_nearest(tmp_path, monkeypatch, capsys):
+def test_tables_are_found_from_any_folder_and_unknown_ones_are_named_with_the_nearest(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TVR_DATA", raising=False)
     assert main(["reproduce", "gare-1", "--only", "gare", "--dry_run", "--overlay", "hardware/cpu"]) == 0
     assert "gare-1/gare" in capsys.readouterr().out
-    unknown = said(["reproduce", "gare-99"], capsys)
+    unknown = error_of(["reproduce", "gare-99"], capsys)
     assert "There is no table 'gare-99'. The most similar names are gare-" in unknown
-    assert unknown.count("gare-") == 4, "the name, and three near it"
+    assert unknown.count("gare-") == 4, "the name and three similar ones"
     assert "/tables` lists all." in unknown
-    assert "names are tc-mgc-1a, " in said(["reproduce", "tcmgc-1a"], capsys)
+    assert "names are tc-mgc-1a, " in error_of(["reproduce", "tcmgc-1a"], capsys)
 
 
-@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
-def test_a_recipe_that_would_run_code_is_refused_unrun(verb, tmp_path, capsys):
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_recipe_that_would_run_code_is_refused(command, tmp_path, capsys):
     recipe = tmp_path / "evil.yaml"
     recipe.write_text(f"data: !!python/object/apply:os.mkdir ['{tmp_path / 'ran'}']\n")
-    found = said([*verb, f"--config={recipe}"], capsys, status=2)
-    assert str(recipe) in found
-    assert "python/object/apply:os.mkdir" in found
+    error = error_of([*command, f"--config={recipe}"], capsys, status=2)
+    assert str(recipe) in error
+    assert "python/object/apply:os.mkdir" in error
     assert not (tmp_path / "ran").exists()
 
 
@@ -71,27 +69,27 @@ def test_a_recipe_that_would_run_code_is_refused_unrun(verb, tmp_path, capsys):
 def test_a_file_that_is_not_a_recipe_is_named(content, tmp_path, capsys):
     (tmp_path / "list.yaml").write_text(content)
     words = ["data", "check", f"--config={tmp_path / 'list.yaml'}"]
-    assert str(tmp_path / "list.yaml") in said(words, capsys, status=2)
+    assert str(tmp_path / "list.yaml") in error_of(words, capsys, status=2)
 
 
-@pytest.mark.parametrize("verb", [["data", "stats"], ["audit"]])
-def test_missing_data_suggest_the_recipe_that_was_named(verb, tmp_path, capsys):
+@pytest.mark.parametrize("command", [["data", "stats"], ["audit"]])
+def test_the_error_about_missing_data_suggests_the_given_recipe_on_synthetic_data(command, tmp_path, capsys):
     here = f"--config={{data: {{class_path: MSRVTT, init_args: {{root: {tmp_path}}}}}}}"
-    assert main([*verb, f"--config={RECIPES / 'tcmgc.yaml'}", here]) == 1
-    suggested = f"tvr {' '.join(verb)} --config {RECIPES / 'tcmgc.yaml'} --config recipes/fixture.yaml"
+    assert main([*command, f"--config={RECIPES / 'tcmgc.yaml'}", here]) == 1
+    suggested = f"tvr {' '.join(command)} --config {RECIPES / 'tcmgc.yaml'} --config recipes/fixture.yaml"
     assert suggested in capsys.readouterr().err
 
 
-def test_weights_that_no_architecture_has_are_a_sentence(tmp_path, capsys):
+def test_unknown_weights_are_named_with_the_available_ones(tmp_path, capsys):
     options = ["fit", f"--config={RECIPES / 'clip4clip.yaml'}", f"--data.init_args.root={tmp_path}"]
-    found = said([*options, "--model.init_args.encoder.init_args.weights=nosuchtag"], capsys)
-    assert "encoder.weights is 'nosuchtag'" in found
-    assert "no open_clip tag of ViT-B-32; its tags: " in found
+    error = error_of([*options, "--model.init_args.encoder.init_args.weights=nosuchtag"], capsys)
+    assert "encoder.weights is 'nosuchtag'" in error
+    assert "no open_clip tag of ViT-B-32; its tags: " in error
 
 
 @pytest.mark.parametrize("written", ["=null", " null", "recipe"])
 @pytest.mark.parametrize("part", ["encoder", "audio_encoder"])
-def test_null_weights_are_random_ones_wherever_they_are_written(part, written, tmp_path):
+def test_null_weights_stay_null_on_the_command_line_and_in_recipes(part, written, tmp_path):
     arguments = [f"--config={RECIPES / 'gaid.yaml'}", "--model.init_args.audio_encoder=WhisperEncoder"]
     option = f"--model.init_args.{part}.init_args.weights"
     if written == "recipe":

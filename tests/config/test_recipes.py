@@ -1,4 +1,4 @@
-"""Every recipe parses, says its command, and builds its method on the fixture's tiny encoder."""
+"""Every recipe parses, describes itself, and builds its method on the fixture's tiny encoder."""
 
 from pathlib import Path
 
@@ -14,14 +14,10 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 DATASETS = [path.stem for path in sorted((RECIPES / "data").glob("*.yaml"))]
 
 
-def names_a_method(path: Path) -> bool:
-    model = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("model", {})
-    return "class_path" in model and (RECIPES / path.name) == path
-
-
-def stacks() -> list[list[str]]:
-    """What the recipes' own headers say goes on top of what: methods, their datasets, variants and backbones."""
-    methods = [path.stem for path in sorted(RECIPES.glob("*.yaml")) if names_a_method(path)]
+def stacks():
+    """Methods alone and with their datasets, variants, and backbones."""
+    contents = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(RECIPES.glob("*.yaml"))}
+    methods = [name for name, content in contents.items() if "class_path" in (content or {}).get("model", {})]
     assert {"clip4clip", "tcmgc"} <= set(methods)
     found = [[method] for method in methods]
     for path in sorted(RECIPES.glob("*-*.yaml")):
@@ -39,7 +35,7 @@ def stacks() -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def parsers() -> tuple[ArgumentParser, ArgumentParser]:
+def parsers():
     """Parsers of recipes and of methods."""
     parser = ArgumentParser()
     parser.add_subclass_arguments(LightningModule, "model")
@@ -54,7 +50,7 @@ def test_recipes_build_their_method_on_the_fixture(stack, parsers):
     assert built.encoder.dimension == 128
 
 
-def test_an_overlay_names_the_options_that_it_drops_with_a_class():
+def test_the_options_that_an_overlay_drops_with_a_class_are_listed():
     recipe = Recipe.parse(["ucofia", "fixture", "tuning/lora", "tuning/adapter"])
     dropped = [name.removeprefix("model.init_args.").replace(".init_args", "") for name in recipe.dropped]
     encoder = ["encoder.architecture", "encoder.patch_shift", "encoder.weights"]
@@ -69,7 +65,7 @@ def test_an_option_that_the_data_would_replace_is_refused():
     assert same.config.model.init_args.words == 9
 
 
-def test_recipes_open_with_what_they_are():
+def test_recipes_begin_with_a_comment_that_describes_them():
     for path in sorted(RECIPES.rglob("*.yaml")):
         first = path.read_text(encoding="utf-8").splitlines()[0]
         assert first.startswith("# "), path

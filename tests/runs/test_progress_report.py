@@ -6,45 +6,40 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from lightning.pytorch import Callback, Trainer
-from quick_trainer import quick_trainer
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 
 from tvr_lightning.data.loader import TrainingLoader, TrainingSampler
 from tvr_lightning.runs import progress_report
 from tvr_lightning.runs.progress_report import DataloaderMonitor, ProgressReport, RunProgressBar, print_progress
+from tvr_lightning.testing.processes import quiet_trainer
 from tvr_lightning.testing.small import small
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "clip4clip.yaml"
 
 
-class Seen(Callback):
-    """What the bar would show after every step."""
-
-    def __init__(self, bar):
-        self.bar, self.metrics, self.descriptions, self.seconds = bar, [], [], []
-
-    def on_train_batch_end(self, trainer, module, *arguments):
-        self.metrics.append(self.bar.get_metrics(trainer, module))
-        self.descriptions.append(self.bar._get_train_description(trainer.current_epoch).strip())
-        self.seconds.append(self.bar._left.seconds(trainer))
-
-
-def test_the_time_left_is_that_of_the_whole_run_and_ends_at_nothing(tmp_path):
+def test_the_bar_shows_the_remaining_time_of_the_whole_run():
     method, data = small(RECIPE)
-    bar = RunProgressBar()
-    seen = Seen(bar)
+    bar, metrics, descriptions, seconds = RunProgressBar(), [], [], []
+
+    def note(trainer, module, *batch):
+        metrics.append(bar.get_metrics(trainer, module))
+        descriptions.append(bar._get_train_description(trainer.current_epoch).strip())
+        seconds.append(bar._left.seconds(trainer))
+
     trainer = Trainer(
-        accelerator="cpu", max_epochs=2, limit_train_batches=3, limit_val_batches=0, callbacks=[bar, seen],
-        logger=False, enable_checkpointing=False, enable_model_summary=False, use_distributed_sampler=False,
+        accelerator="cpu", max_epochs=2, limit_train_batches=2, limit_val_batches=0, logger=False,
+        callbacks=[bar, LambdaCallback(on_train_batch_end=note)], enable_checkpointing=False,
+        enable_model_summary=False, use_distributed_sampler=False,
     )  # fmt: skip
     trainer.fit(method, datamodule=data)
-    assert seen.descriptions == ["Epoch 1/2"] * 3 + ["Epoch 2/2"] * 3
-    assert seen.seconds[0] is None, "one step says nothing of how long one takes"
-    assert "run left" not in seen.metrics[0]
-    assert all(left > 0 for left in seen.seconds[1:-1])
-    assert seen.seconds[-1] == 0
-    assert seen.metrics[-1]["run left"] == "0:00:00"
-    assert "v_num" not in seen.metrics[-1]
+    assert descriptions == ["Epoch 1/2"] * 2 + ["Epoch 2/2"] * 2
+    assert seconds[0] is None, "one step is not enough to estimate the time of a step"
+    assert "run left" not in metrics[0]
+    assert all(left > 0 for left in seconds[1:-1])
+    assert seconds[-1] == 0
+    assert metrics[-1]["run left"] == "0:00:00"
+    assert "v_num" not in metrics[-1]
 
 
 def test_the_bar_reads_losses_at_most_twice_a_second(monkeypatch):
@@ -60,8 +55,8 @@ def test_the_bar_reads_losses_at_most_twice_a_second(monkeypatch):
 
 def test_without_a_terminal_lines_report_progress_at_intervals(capsys):
     method, data = small(RECIPE)
-    options = {"max_epochs": 1, "limit_train_batches": 3, "num_sanity_val_steps": 0, "check_val_every_n_epoch": 1}
-    trainer = quick_trainer(**options, limit_val_batches=1, callbacks=[ProgressReport(print_progress, 0.0)])
+    options = {"max_epochs": 1, "limit_train_batches": 3, "check_val_every_n_epoch": 1}
+    trainer = quiet_trainer(**options, limit_val_batches=1, callbacks=[ProgressReport(print_progress, 0.0)])
     trainer.fit(method, datamodule=data)
     trainer.test(method, datamodule=data, verbose=False)
     lines = capsys.readouterr().out.splitlines()
@@ -69,12 +64,12 @@ def test_without_a_terminal_lines_report_progress_at_intervals(capsys):
     assert any(re.fullmatch(r"Epoch 1/1, step 2 of 3, 0:00:\d\d left of the run", line) for line in lines)
     assert any(line.startswith("validate, batch 1 of 1") for line in lines)
     assert "test, batch 1 of 3" in lines
-    rare = quick_trainer(**options, limit_val_batches=0, callbacks=[ProgressReport(print_progress, 60.0)])
+    rare = quiet_trainer(**options, limit_val_batches=0, callbacks=[ProgressReport(print_progress, 60.0)])
     rare.fit(method, datamodule=data)
     assert [line for line in capsys.readouterr().out.splitlines() if "step" in line] == ["Epoch 1/1, step 1 of 3"]
 
 
-def test_a_loader_counts_what_is_waited_for_it():
+def test_a_loader_measures_the_time_spent_waiting_for_it():
     class Slow:
         def __len__(self):
             return 6
@@ -96,15 +91,14 @@ def test_a_loader_counts_what_is_waited_for_it():
 
 @pytest.mark.parametrize(("slow", "device", "warnings"), [(True, "cpu", 1), (True, "cuda", 0), (False, "cpu", 0)])
 def test_waiting_for_videos_is_reported_once(monkeypatch, caplog, slow, device, warnings):
-    """On a device that ought not to wait, after the watched steps, where the files are originals."""
     method, data = small(RECIPE)
     monkeypatch.setattr(progress_report, "WARM", 1)
     monkeypatch.setattr(progress_report, "WATCHED", 2)
     monkeypatch.setattr(progress_report, "MUCH", 0.0 if slow else 1.0)
     watch = DataloaderMonitor((device,))
-    trainer = quick_trainer(max_epochs=3, limit_train_batches=3, limit_val_batches=0, callbacks=[watch])
+    trainer = quiet_trainer(max_epochs=2, limit_train_batches=3, limit_val_batches=0, callbacks=[watch])
     with caplog.at_level("INFO"):
         trainer.fit(method, datamodule=data)
-    said = [sentence for sentence in caplog.messages if "waited for clips" in sentence]
-    assert len(said) == warnings
-    assert all("tvr data compress" in sentence for sentence in said)
+    found = [message for message in caplog.messages if "waited for clips" in message]
+    assert len(found) == warnings
+    assert all("tvr data compress" in message for message in found)
