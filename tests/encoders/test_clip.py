@@ -25,7 +25,7 @@ def clip_of(case):
 
 @pytest.fixture(scope="module")
 def tensors():
-    """Weights under OpenAI's names for the architecture `tvr-test`, with a logit scale of their own."""
+    """Weights under OpenAI's names for the architecture `tvr-test`, with a logit scale of 4.25."""
     torch.manual_seed(0)
     model = open_clip.CLIP(**open_clip.get_model_config("tvr-test"))
     return {**model.state_dict(), "logit_scale": torch.tensor(4.25)}

@@ -253,6 +253,13 @@ def test_invalid_options_are_refused(tuning, message):
         tuning()
 
 
+def test_the_features_overlay_freezes_the_encoder_and_the_frames():
+    built = Recipe.parse(["xpool", "fixture", "features"]).build()
+    assert trained(built.model.encoder) == set() != trained(built.model)
+    options = [built.data.hparams[name] for name in ("features", "augmentation", "train_sampling")]
+    assert options == ["features", "none", None]
+
+
 def test_tuning_of_stored_features_is_refused(monkeypatch):
     monkeypatch.delenv("TVR_DATA", raising=False)
     features = f"--config={RECIPES / 'features.yaml'}"
