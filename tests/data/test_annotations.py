@@ -375,6 +375,13 @@ def test_quoted_fields_of_tables_must_end(tmp_path, text, message):
     assert "and 3 more problems" in str(AnnotationError(problems))
 
 
+SLOW = [
+    (MSRVTT, "7k", {"train": (7010, 140_200), "test": (1000, 1000)}, [0, 0]),
+    (MSRVTT, "full", {"train": (6513, 130_260), "val": (497, 9940), "test": (2990, 59_800)}, [0, 0, 0]),
+    (DiDeMo, "tmass", {"train": (8362, 8362), "val": (1062, 1062), "test": (1004, 1004)}, [0, 0, 0]),
+]
+
+
 @pytest.mark.parametrize(
     ("kind", "split", "sizes", "notes"),
     [
@@ -382,12 +389,10 @@ def test_quoted_fields_of_tables_must_end(tmp_path, text, message):
         (Charades, "scripts", {"train": (7985, 7985), "test": (1863, 1863)}, [0, 0]),
         (Charades, "sta", {"train": (None, 12_408), "test": (None, 3720)}, [4, 0]),
         (DiDeMo, "lists", {"val": (1065, 1065), "test": (1004, 1004)}, [0, 0]),
-        (DiDeMo, "tmass", {"train": (8362, 8362), "val": (1062, 1062), "test": (1004, 1004)}, [0, 0, 0]),
         (LSMDC, "lsmdc16", {"test": (1000, 1000)}, [0]),
         (MSRVTT, "9k", {"train": (9000, 180_000), "test": (1000, 1000)}, [0, 0]),
-        pytest.param(MSRVTT, "7k", {"train": (7010, 140_200), "test": (1000, 1000)}, [0, 0], marks=pytest.mark.slow),
-        (MSRVTT, "full", {"train": (6513, 130_260), "val": (497, 9940), "test": (2990, 59_800)}, [0, 0, 0]),
         (MSVD, "official", {"train": (1200, 48_774), "val": (100, 4290), "test": (670, 27_763)}, [0, 0, 0]),
+        *(pytest.param(*row, marks=pytest.mark.slow) for row in SLOW),
     ],
 )
 def test_real_splits_have_the_published_sizes_and_do_not_overlap(test_data, kind, split, sizes, notes):
@@ -411,7 +416,7 @@ def test_held_out_spans_and_training_spans_have_different_files(test_data):
     assert shared_videos(train, val) == []
 
 
-@pytest.mark.parametrize("kind", [MSRVTT, LSMDC, MSVD])
+@pytest.mark.parametrize("kind", [MSRVTT, LSMDC, pytest.param(MSVD, marks=pytest.mark.slow)])
 def test_real_files_can_have_any_line_ends(test_data, tmp_path, kind):
     plain = kind(root=str(test_data / "annotations"))
     shutil.copytree(test_data / "annotations" / "crlf" / kind.directory, tmp_path / kind.directory)
@@ -435,6 +440,7 @@ def test_real_lists_agree_with_those_of_other_sources(test_data):
     assert 0 < sum(text not in captions[video] for video, text in pairs(test)) <= 35  # the others differ in spacing
 
 
+@pytest.mark.slow
 def test_real_splits_of_vatex_have_the_published_sizes(test_data, tmp_path):
     source, folder = test_data / "annotations" / "vatex", tmp_path / "vatex"
     folder.mkdir()
