@@ -1,7 +1,6 @@
 """Options of the datasets: complete, typed, and set by the overlay of each dataset."""
 
 import inspect
-import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ import yaml
 from jsonargparse import ArgumentParser
 
 import tvr_lightning.data as datasets
-from tvr_lightning.cli import main
 from tvr_lightning.data import TextVideoDataModule
 
 DATASETS = ["ActivityNet", "Charades", "DiDeMo", "VideoFolder", "LSMDC", "MSRVTT", "MSRVTTQA", "MSVD", "VATEX"]
@@ -52,17 +50,6 @@ def test_hyperparameters_are_complete_and_options_are_checked(name):
 def test_questions_do_not_take_extra_captions():
     with pytest.raises(ValueError, match="Unset extra_captions"):
         datasets.MSRVTTQA(extra_captions="captions.parquet")
-
-
-def test_help_describes_every_option(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main(["fit", "--data.help=DiDeMo"])
-    shown = " ".join(capsys.readouterr().out.split())
-    for name in SHARED:
-        described = re.search(rf"--data\.(init_args\.)?{name} \S+ (\S.*?)\((required, )?type: ", shown)
-        assert described, name
-        assert len(described[2]) > 15, described[0]
-    assert re.search(r"--data\.(init_args\.)?frames FRAMES number of frames F per clip.*?default: 64\)", shown)
 
 
 def test_overlays_set_the_options_of_their_dataset_only():

@@ -1,8 +1,7 @@
 """Limits on frames, packets, length and CPU time, which malicious files exceed and ordinary files do not."""
 
-import struct
+import io
 import time
-import zlib
 from fractions import Fraction
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import av
 import numpy as np
 import pytest
 from broken_videos import write_video
+from PIL import Image
 from sound_files import tone, write_clip
 
 from tvr_lightning.data.audio_alignment import AudioOptions
@@ -26,13 +26,9 @@ from tvr_lightning.media.video import frames_at_rate, probe, read_clip
 
 def png(width: int, height: int) -> bytes:
     """A black image, compressed to a thousandth of its size."""
-    rows = zlib.compress(bytes((1 + width) * height), 9)
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    content = io.BytesIO()
+    Image.new("L", (width, height)).save(content, "png")
+    return content.getvalue()
 
 
 def write_packets(path: Path, data: bytes, count: int, size: tuple[int, int]) -> Path:
@@ -66,12 +62,10 @@ def test_frames_above_the_limit_are_not_decoded(tmp_path, name, function, stated
 
 def test_the_largest_common_frames_are_read_but_not_lines_of_pixels(tmp_path):
     path = write_video(
-        tmp_path / "large.mov", 2, size=(8192, 4352), codec="mjpeg", pixel_format="yuvj420p", rate=1,
-        picture=lambda number, width, height: np.full((height, width, 3), 100 * number, dtype=np.uint8),
+        tmp_path / "large.mov", 1, size=(8192, 4352), codec="mjpeg", pixel_format="yuvj420p", rate=1,
+        picture=lambda number, width, height: np.full((height, width, 3), 100, dtype=np.uint8),
     )  # fmt: skip
-    black, gray = read_clip(path, frames=2, prepare=Preparation(64)).pixels.float()
-    assert black.max() < 5
-    assert 95 < gray.mean() < 105
+    assert 95 < read_clip(path, frames=1, prepare=Preparation(64)).pixels.float().mean() < 105
     path = write_video(tmp_path / "line.mkv", 3, size=(8192, 16), codec="ffv1", pixel_format="gray")
     with pytest.raises(VideoError, match=r"line\.mkv: its frames have 8,192 x 16 pixels; one side may be at most 100"):
         read(path)

@@ -69,7 +69,7 @@ def test_frames_equal_those_of_decoding_everything(tmp_path, options, sampling):
      ("a.mp4", "libx264", "yuv420p10le", (64, 64)), ("a.mp4", "libx264", "yuv444p", (67, 65)),
      ("a.mp4", "libx264", "yuv422p", (66, 65))],
 )  # fmt: skip
-def test_containers_codecs_pixel_formats_and_sizes(tmp_path: Path, name, codec, pixel_format, size):
+def test_containers_codecs_pixel_formats_and_sizes(tmp_path, name, codec, pixel_format, size):
     path = write_video(tmp_path / name, 40, codec=codec, pixel_format=pixel_format, size=size)
     clip = read(path, 4)
     assert numbers_of(clip.pixels) == [0, 10, 20, 30]
@@ -97,7 +97,7 @@ def test_unneeded_frames_are_not_decoded(tmp_path):
     [(25, "one-fps-uniform", [0, 10, 20], 3), (1, "one-fps-uniform", [0], 5),
      (3, "segment-centres", [0, 1, 2, 2, 2, 2], 0)],
 )  # fmt: skip
-def test_short_clips_are_padded_or_repeat_their_last_frame(tmp_path: Path, frames, sampling, numbers, padding):
+def test_short_clips_are_padded_or_repeat_their_last_frame(tmp_path, frames, sampling, numbers, padding):
     path = write_video(tmp_path / "clip.mp4", frames)
     clip = read(path, 6, sampling=sampling)
     assert clip.frame_mask.tolist() == [True] * len(numbers) + [False] * padding
@@ -217,7 +217,7 @@ def test_frames_with_equal_timestamps_are_selected_after_decoding(tmp_path):
      ("a.avi", "libx264", 0, {}), ("a.mkv", "libx264", 0, {}), ("b.mkv", "libx264", 500, {}),
      ("c.mkv", "libx264", 5000, {}), ("a.webm", "libvpx", 5000, {})],
 )  # fmt: skip
-def test_a_truncated_file_is_an_error_after_its_end(tmp_path: Path, name, codec, start, container_options):
+def test_a_truncated_file_is_an_error_after_its_end(tmp_path, name, codec, start, container_options):
     stamps = [start + 100 * number for number in range(100)] if start else None  # matroska files may start late
     path = write_video(
         tmp_path / name, 100, codec=codec, stamps=stamps, container_options=container_options, options=SHORT_GROUPS
@@ -309,7 +309,7 @@ def test_converted_images_equal_those_of_pyav_at_every_width(pixel_format, tmp_p
     assert not wrong
 
 
-@pytest.mark.parametrize("width", [162, 180, 338, 340, 404, 500])
+@pytest.mark.parametrize("width", [162, 340, 500])
 def test_two_reads_of_a_file_are_equal(tmp_path, width):
     path = write_video(tmp_path / "portrait.mp4", 20, size=(width, 2 * width))
     reads = []
