@@ -1,4 +1,4 @@
-"""`tvr data compress`: a dataset to train from that is the same but small, and never silently stale."""
+"""`tvr data compress`: small copies of a dataset that are never silently out of date."""
 
 import json
 import resource
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from broken_videos import cut_off
 from child_processes import fork
+from small_run import small_run
 
 from tvr_lightning.cli import main
 from tvr_lightning.data import MSRVTT, VideoFolder
@@ -19,27 +20,23 @@ from tvr_lightning.media.compression import Compression
 from tvr_lightning.media.video import probe
 
 HOW = Compression(fps=2, size=32)
-RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 @pytest.fixture
-def originals(msrvtt: Path, tmp_path: Path) -> Path:
-    shutil.copytree(msrvtt / "msrvtt", tmp_path / "originals" / "msrvtt")
-    return tmp_path / "originals"
+def originals(msrvtt, tmp_path):
+    return shutil.copytree(msrvtt / "msrvtt", tmp_path / "originals" / "msrvtt").parent
 
 
 @pytest.fixture
-def copies(originals: Path, tmp_path: Path) -> Path:
-    again(originals, tmp_path / "copies")
-    return tmp_path / "copies"
+def copies(built_once, msrvtt, originals, tmp_path):
+    """Copies of `originals`: made once, with the folder of the originals changed in the manifest."""
+    copies = shutil.copytree(built_once("compressed", lambda path: compress(msrvtt, path)), tmp_path / "copies")
+    manifest = copies / "msrvtt" / MANIFEST
+    manifest.write_text(manifest.read_text().replace(str(msrvtt / "msrvtt"), str(originals / "msrvtt")))
+    return copies
 
 
-def options_of(originals: Path, out: Path) -> list[str]:
-    return [f"--config={RECIPES / 'data' / 'msrvtt.yaml'}", f"--data.init_args.root={originals}", f"--out={out}",
-            "--num_workers=1"]  # fmt: skip
-
-
-def again(originals: Path, out: Path, how: Compression = HOW):
+def compress(originals: Path, out: Path, how: Compression = HOW):
     return compress_dataset(MSRVTT(root=str(originals)), out, how, progress=False)
 
 
@@ -51,7 +48,7 @@ def videos(root: Path) -> list[Path]:
     return [video.path for video in MSRVTT(root=str(root)).load_split("train").videos]
 
 
-def test_copies_have_the_ids_layout_and_captions_of_their_originals_and_train(originals, copies):
+def test_copies_have_the_ids_and_captions_of_their_originals_and_train(originals, copies):
     before, after = (MSRVTT(root=str(root), frames=3, batch_size=4, num_workers=0) for root in (originals, copies))
     for name in ("train", "test"):
         one, other = before.load_split(name), after.load_split(name)
@@ -67,46 +64,46 @@ def test_copies_have_the_ids_layout_and_captions_of_their_originals_and_train(or
     assert batch.video.video.pixels.shape == (4, 3, 3, 224, 224)
 
 
-def test_the_same_command_makes_only_what_changed(originals, copies):
+def test_only_changed_files_are_copied_again(originals, copies):
     before = {path: path.stat().st_mtime_ns for path in videos(copies)}
     sources = videos(originals)
-    sources[3].touch()  # which changes no byte
-    done = again(originals, copies)
-    assert (done.new, done.redone, done.unread) == (0, [], [])
+    sources[3].touch()  # its content is the same
+    report = compress(originals, copies)
+    assert (report.new, report.redone, report.unread) == (0, [], [])
     assert {path: path.stat().st_mtime_ns for path in videos(copies)} == before
     shutil.copy(sources[1], sources[0])
     with pytest.raises(UserError, match=rf"its original {sources[0]} has changed.*again.*tvr data compress"):
         videos(copies)
     annotations = originals / "msrvtt" / "MSRVTT_JSFUSION_test.csv"
     annotations.write_text(annotations.read_text().replace("circle", "disc") + "\n")
-    done = again(originals, copies)
-    assert (done.new, len(done.redone)) == (2, 2)
-    assert f"its source {sources[0]} has changed" in " ".join(done.redone)
+    report = compress(originals, copies)
+    assert (report.new, len(report.redone)) == (2, 2)
+    assert f"its source {sources[0]} has changed" in " ".join(report.redone)
     assert videos(copies)[0].read_bytes() == videos(copies)[1].read_bytes()
     assert (copies / "msrvtt" / annotations.name).read_bytes() == annotations.read_bytes()
 
 
-def test_a_copy_that_changed_is_made_again(originals, copies):
+def test_damaged_copies_are_made_again(originals, copies):
     path, whole = videos(copies)[2], contents(copies)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    path.write_bytes(content)
-    assert again(originals, copies).redone == [f"{path}: it had changed"]
-    assert contents(copies) == whole
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(UserError, match=rf"{path}: it has 1,000 bytes, but [\d,]+ were written"):
-        videos(copies)
-    assert again(originals, copies).redone == [f"{path}: it had changed"]
-    assert contents(copies) == whole
+    content = path.read_bytes()
+    middle = len(content) // 2
+    flipped = content[:middle] + bytes([content[middle] ^ 0xFF]) + content[middle + 1 :]
+    for damaged in (flipped, content[:1000]):
+        path.write_bytes(damaged)
+        if len(damaged) == 1000:
+            with pytest.raises(UserError, match=rf"{path}: it has 1,000 bytes, but [\d,]+ were written"):
+                videos(copies)
+        assert compress(originals, copies).redone == [f"{path}: it had changed"]
+        assert contents(copies) == whole
 
 
-def test_folders_that_contain_something_else_are_refused(originals, copies, tmp_path):
+def test_folders_with_other_content_are_refused(originals, copies, tmp_path):
     with pytest.raises(UserError, match="contains copies compressed 2 fps 32, bicubic, not compressed 3 fps 32"):
-        again(originals, copies, Compression(fps=3, size=32))
+        compress(originals, copies, Compression(fps=3, size=32))
     with pytest.raises(UserError, match="is the folder of the originals"):
-        again(originals, originals)
+        compress(originals, originals)
     with pytest.raises(UserError, match="already contains copies"):
-        again(copies, tmp_path / "third")
+        compress(copies, tmp_path / "third")
     manifest = copies / "msrvtt" / MANIFEST
     whole = manifest.read_text()
     manifest.write_text("".join(line for line in whole.splitlines(keepends=True) if "video3.mp4" not in line))
@@ -117,92 +114,83 @@ def test_folders_that_contain_something_else_are_refused(originals, copies, tmp_
         videos(copies)
 
 
-def test_after_a_kill_the_same_command_goes_on(originals, copies, tmp_path, ended):
+def test_a_killed_command_resumes(originals, copies, tmp_path, ended):
     out = tmp_path / "killed"
-    running = ended(fork(again, originals, out))
-    manifest = out / "msrvtt" / MANIFEST
+    running = ended(fork(compress, originals, out))
+    manifest, unfinished = out / "msrvtt" / MANIFEST, out / "msrvtt" / "videos" / "video99.mp4.writing"
     while not manifest.is_file() or manifest.read_bytes().count(b".mp4") < 6:
         assert running.is_alive()
         time.sleep(0.01)
     running.kill()
     running.join()
     with manifest.open("ab") as file:
-        file.write(b'{"copy": "videos/vid')  # a line that was cut
-    (out / "msrvtt" / "videos" / "video99.mp4.writing").write_bytes(b"half")
-    done = again(originals, out)
-    assert done.kept >= 3
-    assert done.new > 0
-    (out / "msrvtt" / "videos" / "video99.mp4.writing").unlink()
+        file.write(b'{"copy": "videos/vid')  # a truncated line
+    unfinished.write_bytes(b"half")
+    report = compress(originals, out)
+    assert report.kept >= 3
+    assert report.new > 0
+    unfinished.unlink()
     assert contents(out) == contents(copies)
     assert videos(out)
 
 
-def test_a_disk_that_fills_up_is_a_sentence_and_loses_nothing(originals, copies, tmp_path):
+def test_a_full_disk_loses_nothing(originals, copies, tmp_path):
     whole, out = contents(copies), tmp_path / "full"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    sizes = sorted(len(content) for content in whole.values())
-    resource.setrlimit(resource.RLIMIT_FSIZE, (max(sizes) - 1, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max(map(len, whole.values())) - 1, limits[1]))
     try:
         with pytest.raises(UserError, match=r"\.mp4 cannot be written: File too large.*rerun the command"):
-            again(originals, out)
+            compress(originals, out)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert {path.suffix for path in (out / "msrvtt" / "videos").iterdir()} <= {".mp4"}
     kept = len(read_copies(out / "msrvtt").files)
-    assert again(originals, out).kept == kept
+    assert compress(originals, out).kept == kept
     assert contents(out) == whole
 
 
-def test_a_video_that_cannot_be_read_is_named_and_the_others_are_copied(originals, tmp_path, capsys):
+def test_the_command_skips_unreadable_videos_and_refuses_contradictions(originals, tmp_path, capsys):
     cut, gone = videos(originals)[:2]
     cut_off(cut, 0.5)
     gone.unlink()
-    shape = ["--fps=2", "--size=32", "--frames=jpeg"]
-    assert main(["data", "compress", *options_of(originals, tmp_path / "out"), *shape]) == 1
-    said = capsys.readouterr().out.splitlines()
-    assert [line for line in said if line.startswith("skipped")] == [
-        next(line for line in said if str(cut) in line),
+    out = tmp_path / "out"
+    command = ["data", "compress", "--config=data/msrvtt", "--num_workers=1",
+               f"--data.init_args.root={originals}", f"--out={out}"]  # fmt: skip
+    assert main([*command, "--like=clip4clip", "--fps=4"]) == 1
+    assert "Omit --fps" in capsys.readouterr().err
+    assert main([*command, "--fps=2", "--size=32", "--frames=jpeg"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("skipped")] == [
+        next(line for line in lines if str(cut) in line),
         f"skipped: {gone}: there is no such file",
     ]
-    assert said[-1] == f"next: train with --data.init_args.root={tmp_path / 'out'}"
-    assert len(contents(tmp_path / "out")) == 14
-    data = MSRVTT(root=str(tmp_path / "out"), on_corrupt="skip")
+    assert lines[-1] == f"next: train with --data.init_args.root={out}"
+    assert len(contents(out)) == 14
+    data = MSRVTT(root=str(out), on_corrupt="skip")
     assert len(data.load_split("train").videos) == 10
     assert data.copies.how.describe() == "compressed 2 fps 32 jpeg"
+    assert main([*command, "--like=clip4clip"]) == 1
+    assert "contains copies compressed 2 fps 32 jpeg" in capsys.readouterr().err
 
 
-def test_the_command_makes_copies_like_clip4clip_and_names_contradictions(originals, tmp_path, capsys):
-    command = ["data", "compress", *options_of(originals, tmp_path / "out"), "--like=clip4clip"]
-    assert main([*command, "--fps=4"]) == 1
-    assert "Omit --fps" in capsys.readouterr().err
-    assert main(command) == 0
-    assert main([*command[:-1]]) == 1
-    assert "contains copies compressed 3 fps 224 like clip4clip" in capsys.readouterr().err
-
-
-def test_videos_of_one_s_own_are_copied_with_their_table(originals, tmp_path):
-    folder = tmp_path / "own"
+def test_your_own_videos_are_copied_with_their_table(originals, tmp_path):
+    folder, out = tmp_path / "own", tmp_path / "out"
     (folder / "videos" / "deep").mkdir(parents=True)
-    sources = videos(originals)
-    for name, source in (("a.mp4", sources[0]), ("b.mov", sources[1]), ("deep/c.mp4", sources[2])):
+    for name, source in zip(("a.mp4", "b.mov", "deep/c.mp4"), videos(originals), strict=False):
         shutil.copy(source, folder / "videos" / name)
     rows = ["video,caption,split", "a.mp4,a thing,train", "b.mov,another,train", "videos/deep/c.mp4,third,test"]
     (folder / "captions.csv").write_text("\n".join(rows) + "\n")
-    done = compress_dataset(VideoFolder(root=str(folder)), tmp_path / "out", HOW, progress=False)
-    assert (done.unread, done.new) == ([], 4)
-    data = VideoFolder(root=str(tmp_path / "out"))
-    found = [video.path.relative_to(tmp_path / "out").as_posix() for video in data.load_split("train").videos]
+    report = compress_dataset(VideoFolder(root=str(folder)), out, Compression(like="clip4clip"), progress=False)
+    assert (report.unread, report.new) == ([], 4)
+    data = VideoFolder(root=str(out))
+    found = [video.path.relative_to(out).as_posix() for video in data.load_split("train").videos]
     assert found == ["videos/a.mp4", "videos/b.mp4"]
+    assert data.copies.how.describe() == "compressed 3 fps 224 like clip4clip"
 
 
-def test_the_card_says_that_the_run_saw_copies(originals, copies, tmp_path, capsys):
-    options = [
-        f"--config={RECIPES / 'clip4clip.yaml'}", f"--config={RECIPES / 'fixture.yaml'}",
-        f"--data.init_args.root={copies}", "--data.init_args.batch_size=4", "--data.init_args.num_workers=0",
-        "--data.init_args.frames=2", "--trainer.accelerator=cpu", "--trainer.max_epochs=1",
-        "--trainer.limit_train_batches=1", f"--results.directory={tmp_path / 'runs'}",
-    ]  # fmt: skip
-    assert main(["fit", *options]) == 0
+def test_results_show_that_a_run_used_copies(copies, tmp_path, capsys):
+    limits = ("--trainer.max_epochs=1", "--trainer.limit_train_batches=1")
+    assert main(["fit", *small_run(copies, tmp_path / "runs", *limits)]) == 0
     assert "data: compressed 2 fps 32" in capsys.readouterr().out
     (results,) = (tmp_path / "runs").glob("*/version_0/results.json")
     assert json.loads(results.read_text())["preprocessing"]["data"] == "compressed 2 fps 32"

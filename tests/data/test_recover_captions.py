@@ -1,4 +1,4 @@
-"""Captions files: what is read, what is refused, and how descriptions reach the training pairs."""
+"""Files of recovered captions, and the training pairs that contain them."""
 
 import re
 
@@ -18,14 +18,13 @@ def rows(*entries):
     return [Description(video, segment, segment, segment + 1.0, text, "person") for video, segment, text in entries]
 
 
-def test_descriptions_come_back_in_the_order_of_time(tmp_path):
-    path = tmp_path / "captions.parquet"
-    write_captions(path, rows(("b", 1, "two"), ("a", 0, " one "), ("b", 0, "first"), ("b", 2, "")))
+def test_descriptions_are_sorted_by_time(tmp_path):
+    path, again = tmp_path / "captions.parquet", tmp_path / "again.parquet"
+    for out in (path, again):
+        write_captions(out, rows(("b", 1, "two"), ("a", 0, " one "), ("b", 0, "first"), ("b", 2, "")))
     captions = read_captions(path)
     assert captions.descriptions == {"a": ["one"], "b": ["first", "two"]}
     assert captions.empty == 1
-    again = tmp_path / "again.parquet"
-    write_captions(again, rows(("b", 1, "two"), ("a", 0, " one "), ("b", 0, "first"), ("b", 2, "")))
     assert again.read_bytes() == path.read_bytes()
     pd.DataFrame({"caption": ["a dog"], "video_id": ["v"], "segment": [0], "mood": [1.5]}).to_parquet(path)
     assert read_captions(path).descriptions["v"] == ["a dog"]
@@ -42,7 +41,7 @@ def test_descriptions_come_back_in_the_order_of_time(tmp_path):
         ("no table", "not a parquet file"),
     ],
 )
-def test_what_is_wrong_with_a_table_is_named(tmp_path, table, message):
+def test_bad_tables_are_refused(tmp_path, table, message):
     path = tmp_path / "captions.parquet"
     if isinstance(table, str):
         path.write_text(table)
@@ -53,7 +52,7 @@ def test_what_is_wrong_with_a_table_is_named(tmp_path, table, message):
     assert message in str(raised.value)
 
 
-def test_a_name_is_a_path_or_a_file_of_the_dataset(tmp_path, monkeypatch):
+def test_a_file_is_found_by_its_path_or_in_the_dataset(tmp_path, monkeypatch):
     folder, here = tmp_path / "msrvtt", tmp_path / "here"
     folder.mkdir()
     here.mkdir()
@@ -68,14 +67,12 @@ def test_a_name_is_a_path_or_a_file_of_the_dataset(tmp_path, monkeypatch):
         find_captions("other.parquet", folder)
 
 
-def test_training_pairs_bring_the_descriptions_of_their_video(msrvtt):
+def test_training_pairs_contain_the_descriptions_of_their_video(msrvtt):
     data = MSRVTT(root=str(msrvtt), extra_captions="captions.parquet", **SMALL)
     data.setup("fit")
     captions = read_captions(msrvtt / "msrvtt" / "captions.parquet")
     for batch in data.train_dataloader():
-        assert batch.extras["recover_captions"] == [
-            captions.descriptions[video_id] for video_id in batch.video.video_id
-        ]
+        assert batch.extras["recover_captions"] == [captions.descriptions[name] for name in batch.video.video_id]
     plain = MSRVTT(root=str(msrvtt), **SMALL)
     assert next(iter(plain.train_dataloader())).extras == {}
     data = MSRVTT(root=str(msrvtt), extra_captions="nowhere.parquet", **SMALL)
@@ -86,7 +83,7 @@ def test_training_pairs_bring_the_descriptions_of_their_video(msrvtt):
         data.setup("fit")
 
 
-def test_videos_without_a_description_are_named(msrvtt, tmp_path):
+def test_training_videos_without_a_description_are_named(msrvtt, tmp_path):
     data = MSRVTT(root=str(msrvtt), **SMALL)
     ids = [video.video_id for video in data.read_split("train").videos]
     described = tmp_path / "captions.parquet"

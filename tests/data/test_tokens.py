@@ -1,7 +1,5 @@
-"""Captions come from the workers as token ids, and are encoded as strings are."""
+"""Captions are tokenized in the workers and encoded as strings are."""
 
-import logging
-import pickle
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from tvr_lightning.testing.small import random_pairs, small
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
-def test_worker_processes_bring_the_token_ids_of_the_encoder_s_own_tokenizer():
+def test_workers_use_the_tokenizer_of_the_encoder():
     method, data = small(RECIPES / "clip4clip.yaml", "--data.init_args.num_workers=1")
     batches = []
     method.on_train_batch_start = lambda batch, batch_idx: batches.append(batch)
@@ -30,28 +28,17 @@ def test_worker_processes_bring_the_token_ids_of_the_encoder_s_own_tokenizer():
 
 
 @pytest.mark.parametrize("recipe", ["clip4clip.yaml", "dpdv.yaml"])
-def test_token_ids_are_encoded_as_strings_are(recipe):
+def test_token_ids_are_encoded_like_strings(recipe):
     method, _ = small(RECIPES / recipe)
     method.eval()
     batch = random_pairs(method, 6)
     batch.extras["recover_captions"][2] = ["a ball", " ", "a ball rests"]
-    tokenise = method.encoder.caption_tokens(method.words)
-    tokens = TextBatch(tokenise(batch.text.text), batch.text.index)
-    described = [tokenise(said) for said in batch.extras["recover_captions"]]
+    tokenize = method.encoder.caption_tokens(method.words)
+    tokens = TextBatch(tokenize(batch.text.text), batch.text.index)
+    described = [tokenize(captions) for captions in batch.extras["recover_captions"]]
     with torch.no_grad():
         ours = method.pair_features(type(batch)(tokens, batch.video, {"recover_captions": described}))
         theirs = method.pair_features(batch)
     assert len(ours.tensors()) == len(theirs.tensors()) >= 5
     for our, their in zip(ours.tensors(), theirs.tensors(), strict=True):
         torch.testing.assert_close(our, their, rtol=0, atol=0)
-
-
-def test_the_first_caption_that_was_cut_in_workers_is_reported(caplog):
-    method, _ = small(RECIPES / "clip4clip.yaml")
-    tokenise = pickle.loads(pickle.dumps(method.encoder.caption_tokens(5)))  # as a worker has it
-    with caplog.at_level(logging.WARNING):
-        for captions in (["a red ball rolls away", "a cat"], ["two boxes stand on a floor"]):
-            method.encoder.encode_text(tokenise(captions), 5)
-    assert [record.message for record in caplog.records if "positions" in record.message] == [
-        "A caption needs 7 token positions and is truncated to 5 before EOT: 'a red ball rolls away' (reported once)"
-    ]

@@ -1,3 +1,5 @@
+"""The encoder of CLIP models: patches, precision, longer captions, and its fingerprint."""
+
 import itertools
 import logging
 
@@ -5,7 +7,7 @@ import pytest
 import torch
 
 from tvr_lightning.data.batch import Media
-from tvr_lightning.encoders import ClipEncoder, TinyClipEncoder
+from tvr_lightning.encoders import ClipEncoder
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods import XPool
 
@@ -41,7 +43,7 @@ def test_patches_are_the_projected_tokens_after_the_class_token():
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
-def test_pixels_are_normalized_in_the_precision_of_the_step_and_padding_is_zero(dtype, tolerance):
+def test_pixels_are_normalized_in_the_precision_of_the_step(dtype, tolerance):
     encoder, frames = build(), media()
     expected = (frames.pixels / 255 - encoder.pixel_mean) / encoder.pixel_std
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
@@ -53,7 +55,7 @@ def test_pixels_are_normalized_in_the_precision_of_the_step_and_padding_is_zero(
     torch.testing.assert_close(encoder.encode_video(frames).frames, features, rtol=1e-4, atol=1e-5)
 
 
-def test_stored_features_pass_unchanged_and_wrong_input_names_the_fix():
+def test_stored_features_are_returned_unchanged_and_wrong_input_is_refused():
     encoder, frames = build(), media()
     text = TextFeatures(torch.ones(1, 64), torch.ones(1, 4, 64), torch.ones(1, 4, dtype=torch.bool))
     video = VideoFeatures(torch.ones(1, 2, 64), torch.ones(1, 2, dtype=torch.bool))
@@ -61,8 +63,9 @@ def test_stored_features_pass_unchanged_and_wrong_input_names_the_fix():
     assert encoder.encode_video(video) is video
     with pytest.raises(ValueError, match="contain no patches"):
         encoder.encode_video(video, patches=True)
-    said = r"frames are \(3, 64, 64\), but the encoder needs \(3, 32, 32\)\. Set the data's"
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(
+        ValueError, match=r"frames are \(3, 64, 64\), but the encoder needs \(3, 32, 32\)\. Set the data"
+    ):
         encoder.encode_video(media(size=64))
     frames.pixels = frames.pixels.float()
     with pytest.raises(ValueError, match=r"pixels are torch.float32; expected uint8 or float16"):
@@ -75,24 +78,24 @@ def test_stored_features_pass_unchanged_and_wrong_input_names_the_fix():
         ("tvr-test", {"encoder_precision": "fp16"}, r"encoder_precision is 'fp16'.*float16"),
         ("tvr-test-77", {"positions": 64}, "positions is 64; it must be at least the 77 positions of tvr-test-77"),
         ("tvr-test", {"positions": 64}, "more than 20 learned positions, which tvr-test does not have"),
-        ("tvr-test-resnet", {"encoder_precision": "float16"}, "own transformers, not for tvr-test-resnet"),
-        ("PE-Core-T-16-384", {"encoder_precision": "float16"}, "CLIP's own transformers, not for PE-Core-T-16-384"),
+        *((name, {"encoder_precision": "float16"}, f"CLIP's own transformers, not for {name}")
+          for name in ("tvr-test-resnet", "PE-Core-T-16-384")),
     ],
-)
-def test_impossible_switches_are_refused(architecture, switches, message):
+)  # fmt: skip
+def test_impossible_options_are_refused(architecture, switches, message):
     with pytest.raises(ValueError, match=message):
         build(architecture, **switches)
 
 
 def long_clip(positions: torch.Tensor) -> torch.Tensor:
-    """Long-CLIP's 248 positions (model/longclip.py, load_from_clip): 20 kept, four for each other."""
+    """The 248 positions of Long-CLIP (model/longclip.py, load_from_clip): 20 kept, four for each other one."""
     kept, last = positions[:20], positions[-1] - positions[-2]
     between = [(1 - share / 4) * a + share / 4 * b for a, b in itertools.pairwise(positions[20:]) for share in range(4)]
     return torch.stack([*kept, *between, *(positions[-1] + share / 4 * last for share in range(4))])
 
 
 @pytest.mark.parametrize("architecture", ["tvr-test-77", "tvr-test-custom-77"])
-def test_more_positions_are_long_clips_and_short_captions_keep_their_features(architecture):
+def test_more_positions_follow_long_clip_and_keep_features_of_short_captions(architecture):
     plain, long = build(architecture), build(architecture, positions=248)
     own, other = (encoder._text.positional_embedding for encoder in (plain, long))
     torch.testing.assert_close(other, long_clip(own))
@@ -111,7 +114,7 @@ def test_more_positions_are_long_clips_and_short_captions_keep_their_features(ar
         XPool(long, words=300)
 
 
-def test_float16_converts_the_matrices_and_gives_float32_features_close_to_those_of_float32():
+def test_float16_converts_matrices_and_returns_float32_features():
     full, half, frames = build(), build(encoder_precision="float16"), media()
     found = {name for name, p in half.clip.named_parameters() if p.dtype == torch.float16}
     parts = ("in_proj_", "out_proj.", "c_fc.", "c_proj.", "conv1.")
@@ -126,22 +129,6 @@ def test_float16_converts_the_matrices_and_gives_float32_features_close_to_those
         assert 1e-5 < error < 1e-2
 
 
-def test_float16_refuses_mixed_precision_sharding_and_other_towers():
-    def check(precision="32-true", strategy="auto", kind=ClipEncoder, **options):
-        kind.check_trainer(precision, strategy, encoder_precision="float16", **options)
-
-    check(strategy="ddp")
-    with pytest.raises(ValueError, match=r"not with trainer\.precision bf16-mixed\. Add .*variants/float32\.yaml"):
-        check("bf16-mixed")
-    for strategy in ("fsdp", "ModelParallelStrategy"):
-        with pytest.raises(ValueError, match=f"not with strategy {strategy}"):
-            check(strategy=strategy, kind=TinyClipEncoder)
-    for architecture in ("RN50", "ViT-B-16-SigLIP2", "PE-Core-B-16", "xlm-roberta-base-ViT-B-32"):
-        with pytest.raises(ValueError, match=f"CLIP's own transformers, not for {architecture}"):
-            check(architecture=architecture)
-    ClipEncoder.check_trainer("bf16-mixed", "fsdp", architecture="ViT-B-16-SigLIP2")
-
-
 @pytest.mark.parametrize("text_mask", [False, True])
 def test_features_under_autocast_are_float32(text_mask):
     encoder = build(text_mask=text_mask)
@@ -152,11 +139,10 @@ def test_features_under_autocast_are_float32(text_mask):
     assert 0 < (text.words - exact).norm() / exact.norm() < 0.05
 
 
-def test_temporal_initialization_is_the_start_of_the_text_transformer():
+def test_temporal_layers_start_as_those_of_the_text_transformer():
     encoder = build(encoder_precision="float16")
     start = encoder.temporal_initialization(1)
-    assert len(start.blocks) == 1
-    assert start.heads == 1
+    assert (len(start.blocks), start.heads) == (1, 1)
     text = encoder.clip.state_dict()
     for name, tensor in start.blocks[0].items():
         assert tensor.dtype == torch.float32
@@ -169,7 +155,7 @@ def test_temporal_initialization_is_the_start_of_the_text_transformer():
     assert build("tvr-test-bidirectional").temporal_initialization(1) is None  # text width 64, frames 32
 
 
-def test_fingerprint_changes_with_what_changes_features_only():
+def test_the_fingerprint_depends_on_options_that_change_features():
     encoder = build()
     same = build(gradient_checkpointing=True).requires_grad_(False)
     assert encoder.fingerprint() == same.fingerprint()

@@ -1,4 +1,4 @@
-"""UCoFiA's patch shift against a plain restatement, patch by patch and frame by frame."""
+"""Patch shift of UCoFiA, compared with its definition, patch by patch and frame by frame."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ BLOCK = "clip.visual.transformer.resblocks"
 
 
 def neighbors(frame, token, step, frames):
-    """Index of the frame whose token the attention of `frame` reads at position `token`; the class token is 0."""
+    """Index of the frame from which the attention of `frame` takes the token at a position; the class token is 0."""
     if token >= 4 and (token - 4) % step == 0 and frame + 1 < frames:
         return frame + 1
     if token >= 1 and (token - 1) % step == 0 and frame > 0:
@@ -58,14 +58,15 @@ def checkpoint(side, layers=12, patch=4):
     return {name: tensor.double() for name, tensor in random_checkpoint(sizes, "meanP").items()}
 
 
-def encoder_of(state, **switches):
-    clip = {name.removeprefix("clip."): tensor for name, tensor in state.items()}
-    return openai_encoder(clip, **switches).double().eval()
+def encoder_of(state, double=True, **switches):
+    clip = {name.removeprefix("clip."): tensor if double else tensor.float() for name, tensor in state.items()}
+    encoder = openai_encoder(clip, **switches).eval()
+    return encoder.double() if double else encoder
 
 
 @pytest.mark.parametrize(("side", "layers"), [(16, 12), (20, 13), (28, 12)])  # 17, 26 and 50 tokens: steps 2, 3 and 7
 @torch.no_grad()
-def test_twelve_blocks_equal_the_restatement(side, layers):
+def test_the_last_blocks_shift_patches_as_defined(side, layers):
     state = checkpoint(side, layers)
     clips = torch.randn(2, 4, 3, side, side, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool()  # padded frames are neighbors too
@@ -88,21 +89,14 @@ def test_gradient_checkpointing_shifts_the_same_patches():
     torch.testing.assert_close(*gradients)
 
 
-def test_float16_shifts_the_same_patches():
-    state = {name: tensor.float() for name, tensor in checkpoint(16).items()}
-    clip = {name.removeprefix("clip."): tensor for name, tensor in state.items()}
+def test_patch_shift_is_in_the_fingerprint_and_other_towers_refuse_it():
+    state = checkpoint(16)
     clips, mask = torch.randn(2, 3, 3, 16, 16, generator=torch.Generator().manual_seed(0)), torch.ones(2, 3).bool()
-    full, half = (
-        openai_encoder(clip, encoder_precision=precision, patch_shift=True).eval()
-        for precision in ("float32", "float16")
-    )
+    precisions = ("float32", "float16")
+    full, half = (encoder_of(state, patch_shift=True, encoder_precision=each, double=False) for each in precisions)
     with torch.no_grad():
         expected, found = (encoder.encode_pixels(clips, mask).frames for encoder in (full, half))
     assert (found - expected).norm() < 1e-2 * expected.norm()
-
-
-def test_the_fingerprint_tells_the_shift_and_other_towers_refuse_it():
-    state = checkpoint(16)
     assert encoder_of(state, patch_shift=True).fingerprint() != encoder_of(state).fingerprint()
     with pytest.raises(ValueError, match=r"encoder\.patch_shift needs a CLIP vision transformer .* RN50 does not have"):
         ClipEncoder("RN50", weights=None, patch_shift=True)

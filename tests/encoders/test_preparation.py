@@ -1,4 +1,4 @@
-"""Frames are prepared exactly as open_clip prepares images for the weights of each of its tags."""
+"""Frames are preprocessed as by open_clip for the weights of each of its tags."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ TAGS = open_clip.list_pretrained()
 
 
 def known() -> dict[tuple, tuple[str, str]]:
-    """Every preparation among the tags, with one that has it."""
+    """Every preprocessing of the tags, with a tag that has it."""
     found: dict[tuple, tuple[str, str]] = {}
     for architecture, tag in TAGS:
         settings = get_pretrained_cfg(architecture, tag)
@@ -37,7 +37,7 @@ def picture(width: int, height: int) -> Image.Image:
 
 
 def difference(frame: Image.Image, size: int, pixels: PreprocessCfg) -> float:
-    """Of open_clip's transform and ours."""
+    """Maximum difference of open_clip's transform and ours."""
     theirs = image_transform_v2(replace(pixels, size=size), is_train=False)(frame)
     values = torch.from_numpy(Preparation(size, pixels.interpolation, pixels.resize_mode)(frame).copy())
     mean, std = torch.tensor(pixels.mean).view(3, 1, 1), torch.tensor(pixels.std).view(3, 1, 1)
@@ -45,7 +45,7 @@ def difference(frame: Image.Image, size: int, pixels: PreprocessCfg) -> float:
 
 
 @pytest.mark.parametrize("kind", KNOWN, ids=[" ".join(names) for names in KNOWN.values()])
-def test_frames_are_those_of_open_clips_own_transform(kind):
+def test_frames_equal_those_of_open_clip(kind):
     architecture, tag = KNOWN[kind]
     with weights_follow():
         pixels = find_weights(architecture, tag).pixels
@@ -66,12 +66,12 @@ def test_frames_are_those_of_open_clips_own_transform(kind):
         ({"mean": [0.5]}, "has a mean of 1 channels; expected RGB"),
     ],
 )
-def test_a_preparation_that_is_unknown_is_named(settings, said):
+def test_unsupported_preprocessing_is_refused(settings, said):
     with pytest.raises(ValueError, match=f"open_clip's tag mine .*{said}"):
         frame_preprocessing(settings, "open_clip's tag mine")
 
 
-def test_preparations_are_told_apart_in_words_and_impossible_ones_named():
+def test_preprocessing_is_described_and_impossible_options_are_refused():
     modes, filters = ("shortest", "longest", "squash"), ("bicubic", "bilinear")
     assert len({Preparation(32, kind, mode).describe() for kind in filters for mode in modes}) == 6
     plain = "224 pixels, bicubic shortest side, centre crop"

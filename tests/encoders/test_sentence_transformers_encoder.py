@@ -1,4 +1,4 @@
-"""Models that sentence-transformers saved give its own embeddings of captions and frames."""
+"""Models of sentence-transformers give the same embeddings of captions and frames as the library."""
 
 import json
 from pathlib import Path
@@ -15,11 +15,10 @@ from tvr_lightning.methods import CLIP4Clip
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 CAPTIONS = ["a red circle moves left then up", "star"]
-RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def save_clip(folder: Path) -> None:
-    """Save a random CLIP of a few thousand weights as transformers does."""
+    """Save a small random CLIP as transformers does."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, PreTrainedTokenizerFast
 
@@ -71,7 +70,7 @@ def media(side: int) -> Media:
 
 @pytest.mark.parametrize("kind", SIZES)
 @torch.no_grad()
-def test_features_are_the_librarys_own(models, kind):
+def test_features_equal_those_of_the_library(models, kind):
     encoder, theirs = build(models, kind).eval(), sentence_transformers.SentenceTransformer(models[kind], device="cpu")
     text = encoder.encode_text(CAPTIONS, 12)
     torch.testing.assert_close(text.sentence, theirs.encode_query(CAPTIONS, convert_to_tensor=True).cpu())
@@ -88,7 +87,7 @@ def test_features_are_the_librarys_own(models, kind):
 
 
 @torch.no_grad()
-def test_words_are_the_last_token_vectors_or_the_sentence(models):
+def test_words_are_the_vectors_of_tokens_or_the_sentence(models):
     encoder = build(models, "vlm").eval()
     theirs = sentence_transformers.SentenceTransformer(models["vlm"], device="cpu")
     text = encoder.encode_text(CAPTIONS, 14)
@@ -103,7 +102,7 @@ def test_words_are_the_last_token_vectors_or_the_sentence(models):
 
 
 @pytest.mark.parametrize("kind", SIZES)
-def test_a_method_trains_the_model_and_lora_on_both_towers(models, kind):
+def test_both_towers_are_trained_also_with_lora(models, kind):
     for tuning in (None, LoRA(rank=2)):
         method = CLIP4Clip(build(models, kind), tuning=tuning, frames=3, words=8).train()
         before = method.encoder.fingerprint()
@@ -118,44 +117,39 @@ def test_a_method_trains_the_model_and_lora_on_both_towers(models, kind):
     assert build(models, kind).initial_logit_scale() == pytest.approx(expected, abs=1e-3)
 
 
-def test_the_fingerprint_includes_prompts_and_sizes(models, tmp_path):
+def test_the_fingerprint_includes_prompts_and_sizes(models):
     encoder = build(models, "vlm")
     plain = encoder.fingerprint()
     assert SentenceTransformersEncoder(models["vlm"], image_size=28).fingerprint() != plain
     encoder.query_prompt = "a star"
     assert encoder.fingerprint() != plain
-    assert SentenceTransformersEncoder(models["vlm"], 56, dtype="bfloat16").encode_text(["a"], 8).words.dtype == (
-        torch.float32
-    )
+    half = SentenceTransformersEncoder(models["vlm"], 56, dtype="bfloat16")
+    assert half.encode_text(["a"], 8).words.dtype == torch.float32
 
 
-def test_a_model_without_images_is_refused_before_its_weights_are_read(tmp_path, models):
+def test_a_model_without_images_is_refused_before_its_weights_are_read(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer_config.json").write_text("{}")
-    for ask in (SentenceTransformersEncoder, lambda model: SentenceTransformersEncoder.required_files(weights=model)):
+    for create in (SentenceTransformersEncoder, SentenceTransformersEncoder.required_files):
         with pytest.raises(UserError, match=r"does not accept images\. Choose a model for texts and images\.$"):
-            ask(str(tmp_path))
+            create(weights=str(tmp_path))
     with pytest.raises(MissingWeightsError, match=r"nobody/nothing is missing: .* `hf download nobody/nothing`"):
         SentenceTransformersEncoder("nobody/nothing")
 
 
-def test_zero_shot_and_heads_on_stored_features(models, msrvtt, tmp_path):
+@pytest.mark.slow
+def test_zero_shot_and_training_on_stored_features(models, msrvtt, tmp_path):
     encoder = {"class_path": "SentenceTransformersEncoder", "init_args": {"weights": models["vlm"], "image_size": 28}}
-    (tmp_path / "encoder.yaml").write_text(json.dumps({"model": {"init_args": {"encoder": encoder}}}))
-    data = {"root": str(msrvtt), "num_workers": 0, "frames": 2, "words": 16, "eval_batch_size": 4}
-    (tmp_path / "data.yaml").write_text(json.dumps({"data": {"init_args": {**data, "batch_size": 4}}}))
-    trainer = {"accelerator": "cpu", "max_epochs": 1, "log_every_n_steps": 1}
-    (tmp_path / "trainer.yaml").write_text(json.dumps({"trainer": trainer}))
-
-    def recipes(*names: str) -> list[str]:
-        own = ("encoder", "data", "trainer")
-        return [f"--config={path}" for path in (*names, *(tmp_path / f"{name}.yaml" for name in own))]
-
+    data = {"root": str(msrvtt), "num_workers": 0, "frames": 2, "words": 16, "eval_batch_size": 4, "batch_size": 4}
+    recipe, store = tmp_path / "recipe.yaml", tmp_path / "features"
+    trainer = {"accelerator": "cpu", "max_epochs": 1, "log_every_n_steps": 1, "limit_train_batches": 2}
+    content = {"model": {"init_args": {"encoder": encoder}}, "data": {"init_args": data}, "trainer": trainer}
+    recipe.write_text(json.dumps(content))
     runs = f"--results.directory={tmp_path / 'runs'}"
-    assert main(["test", *recipes("zero-shot"), runs]) == 0
+    assert main(["test", "--config=zero-shot", f"--config={recipe}", runs]) == 0
     (results,) = (tmp_path / "runs").glob("*/version_0/results.json")
     assert json.loads(results.read_text())["audit"]["passed"] is True
-    store = tmp_path / "features"
-    assert main(["extract", *recipes("clip4clip", "heads"), f"--out={store}", "--device=cpu"]) == 0
-    assert main(["fit", *recipes("gare", "heads"), f"--data.init_args.features={store}", runs]) == 0
+    heads = ["--config=gare", "--config=heads", f"--config={recipe}"]
+    assert main(["extract", *heads, f"--out={store}", "--device=cpu"]) == 0
+    assert main(["fit", *heads, f"--data.init_args.features={store}", runs]) == 0
     assert len(list((tmp_path / "runs").glob("*/version_0/results.json"))) == 2

@@ -1,3 +1,5 @@
+"""Token IDs of captions, and truncation."""
+
 import logging
 
 import pytest
@@ -16,19 +18,19 @@ def test_ids_are_those_of_openai_clip(tokenizer):
     assert tokenizer.encode(["a photo of a cat"], 8).ids.tolist() == [[49406, 320, 1125, 539, 320, 2368, 49407, 0]]
     messy, clean = tokenizer.encode(["  A  PHOTO of\n a &lt;cat&gt; ", "a photo of a <cat>"], 16).ids
     assert torch.equal(messy, clean)
-    # the ids that the released tokenizers of CLIP4Clip and X-Pool give: open_clip's special tokens are text
+    # the ids of the released tokenizers of CLIP4Clip and X-Pool: open_clip's special tokens are text
     ids = tokenizer.encode(["<|endoftext|> in a caption", "<end_of_text> in a caption"], 16).ids
     assert ids[0, :6].tolist() == [49406, 49407, 530, 320, 11327, 49407]
     assert 49407 not in ids[1, 1:5]
 
 
-def test_mask_ends_at_eot_even_where_a_token_has_the_pad_id(tokenizer):
+def test_the_mask_ends_at_eot_even_if_a_token_has_the_pad_id(tokenizer):
     tokens = tokenizer.encode(["a cat", "!&", ""], 6)
     assert tokens.ids[1].tolist() == [49406, 0, 261, 49407, 0, 0]
     assert tokens.mask.tolist() == [[True] * 4 + [False] * 2, [True] * 4 + [False] * 2, [True] * 2 + [False] * 4]
 
 
-def test_long_captions_are_cut_before_eot_and_the_first_is_reported(caplog):
+def test_long_captions_are_truncated_and_the_first_is_reported(caplog):
     tokenizer = ClipTokenizer(77)
     with caplog.at_level(logging.WARNING):
         tokens = tokenizer.encode(["one two three four five", "a cat", "six seven eight nine ten"], 6)
@@ -48,6 +50,6 @@ def test_long_captions_are_cut_before_eot_and_the_first_is_reported(caplog):
     [(["a cat"], 2, "words is 2.*77"), (["a cat"], 78, "words is 78.*77"),
      (["a cat", float("nan")], 8, "caption 1 of the batch is nan")],
 )  # fmt: skip
-def test_impossible_lengths_and_missing_captions_are_named(tokenizer, captions, words, message):
+def test_impossible_lengths_and_missing_captions_are_refused(tokenizer, captions, words, message):
     with pytest.raises(ValueError, match=message):
         tokenizer.encode(captions, words)

@@ -1,4 +1,6 @@
-"""What is done to frames: CLIP's preprocessing exactly, random transforms alike for all frames of a clip."""
+"""Preprocessing of frames as in torchvision, and random transforms that are equal for all frames of a clip."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from PIL import Image
 from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resize
 from torchvision.transforms.functional import resized_crop
 
-from tvr_lightning.media.augment import CropFlip, Step, draw_augmentation, draw_rand_augment
+from tvr_lightning.media.augment import Step, draw_augmentation, draw_rand_augment
 from tvr_lightning.media.preparation import Preparation
 
 
@@ -21,7 +23,7 @@ def picture(width: int = 96, height: int = 64, seed: int = 0) -> Image.Image:
 
 @given(st.integers(1, 700), st.integers(1, 700), st.sampled_from([32, 64, 224]))
 @settings(max_examples=60, deadline=None)
-def test_preprocessing_equals_torchvisions(width: int, height: int, size: int) -> None:
+def test_preprocessing_equals_torchvision(width: int, height: int, size: int) -> None:
     if max(width, height) > 20 * min(width, height):
         width = height  # a sliver blown up to thousands of pixels
     frame = picture(width, height)
@@ -30,7 +32,7 @@ def test_preprocessing_equals_torchvisions(width: int, height: int, size: int) -
 
 
 @pytest.mark.parametrize("augmentation", ["crop-flip", "rand-augment"])
-def test_same_draw_for_all_frames_and_seeds(augmentation: str) -> None:
+def test_a_transform_depends_on_its_seed_only(augmentation: str) -> None:
     frame = picture()
     transforms = [
         draw_augmentation(augmentation, Preparation(32), np.random.default_rng(seed)) for seed in (3, 3, 4, 5, 6)
@@ -38,16 +40,15 @@ def test_same_draw_for_all_frames_and_seeds(augmentation: str) -> None:
     results = [np.asarray(transform(frame)) for transform in transforms]
     assert all(result.shape == (32, 32, 3) for result in results)
     assert draw_augmentation("none", Preparation(32), np.random.default_rng(0)) == Preparation(32)
-    np.testing.assert_array_equal(results[0], np.asarray(transforms[0](frame)), "a transform draws nothing when called")
+    np.testing.assert_array_equal(results[0], np.asarray(transforms[0](frame)), "a transform is deterministic")
     np.testing.assert_array_equal(results[0], results[1], "the same seed gives the same transform")
     assert any((results[0] != result).any() for result in results[2:])
 
 
 @given(st.integers(8, 400), st.integers(8, 400), st.integers(0, 10_000))
 @settings(max_examples=100, deadline=None)
-def test_crops_lie_in_the_frame_with_half_its_area_at_least(width: int, height: int, seed: int) -> None:
+def test_crops_are_in_the_frame_and_have_at_least_half_its_area(width: int, height: int, seed: int) -> None:
     transform = draw_augmentation("crop-flip", Preparation(32), np.random.default_rng(seed))
-    assert isinstance(transform, CropFlip)
     left, top, right, bottom = transform.box(width, height)
     assert 0 <= left < right <= width
     assert 0 <= top < bottom <= height
@@ -57,19 +58,7 @@ def test_crops_lie_in_the_frame_with_half_its_area_at_least(width: int, height: 
     assert 3 / 4 - 2 / h <= w / h <= 4 / 3 + 2 / h
 
 
-def test_crop_is_torchvisions_of_the_same_box() -> None:
-    frame = picture(120, 90)
-    transform = draw_augmentation("crop-flip", Preparation(32), np.random.default_rng(1))
-    assert isinstance(transform, CropFlip)
-    plain = CropFlip(32, transform.draws, flip=False)
-    left, top, right, bottom = plain.box(120, 90)
-    reference = resized_crop(frame, top, left, bottom - top, right - left, [32, 32])
-    np.testing.assert_array_equal(np.asarray(plain(frame)), np.asarray(reference))
-    mirrored = CropFlip(32, transform.draws, flip=True)
-    np.testing.assert_array_equal(np.asarray(mirrored(frame)), np.asarray(reference)[:, ::-1])
-
-
-def test_without_antialiasing_frames_are_those_of_torchvisions_float_tensors() -> None:
+def test_frames_without_antialiasing_equal_torchvision_on_tensors() -> None:
     frame = picture(300, 200, seed=3).resize((301, 203))
     tensor = torch.from_numpy(np.array(frame)).permute(2, 0, 1).float() / 255
     resize = Resize(64, interpolation=InterpolationMode.BICUBIC, antialias=False)
@@ -80,18 +69,25 @@ def test_without_antialiasing_frames_are_those_of_torchvisions_float_tensors() -
     assert expected.max() > 255, "bicubic overshoots, and nothing is clamped"
     assert np.abs(prepared - expected).max() <= 0.126, "half a step of float16 above 256"
 
-    crop = draw_augmentation("crop-flip", Preparation(64, antialias=False), np.random.default_rng(1))
-    assert isinstance(crop, CropFlip)
-    left, top, right, bottom = crop.box(301, 203)
-    place = (top, left, bottom - top, right - left)
-    expected = 255 * resized_crop(tensor, *place, [64, 64], antialias=False).permute(1, 2, 0).numpy()
-    found = crop(frame)
-    assert np.abs(found - (expected[:, ::-1] if crop.flip else expected)).max() <= 0.063
+
+def test_crops_and_flips_equal_torchvision():
+    frame = picture(301, 203)
+    for antialias in (True, False):
+        crop = draw_augmentation("crop-flip", Preparation(64, antialias=antialias), np.random.default_rng(1))
+        left, top, right, bottom = crop.box(301, 203)
+        box = (top, left, bottom - top, right - left)
+        image = frame if antialias else torch.from_numpy(np.array(frame)).permute(2, 0, 1).float() / 255
+        expected = resized_crop(image, *box, [64, 64], antialias=antialias)
+        expected = np.asarray(expected) if antialias else 255 * expected.permute(1, 2, 0).numpy()
+        for flip in (False, True):
+            found = replace(crop, flip=flip)(frame)
+            error = np.abs(found.astype(float) - (expected[:, ::-1] if flip else expected)).max()
+            assert error <= (0 if antialias else 0.126)
 
 
-def test_operations_and_flips_are_drawn_as_configured() -> None:
+def test_operations_and_flips_have_the_configured_frequencies() -> None:
     generator = np.random.default_rng(0)
-    flips = [draw_augmentation("crop-flip", Preparation(8), generator).flip for _ in range(400)]  # type: ignore[union-attr]
+    flips = [draw_augmentation("crop-flip", Preparation(8), generator).flip for _ in range(400)]
     assert 150 < sum(flips) < 250
     draws = [draw_rand_augment(generator) for _ in range(1000)]
     counts = [len(draw) for draw in draws]
@@ -105,26 +101,25 @@ def test_operations_and_flips_are_drawn_as_configured() -> None:
 
 
 def change(step: Step) -> float:
-    """Mean change of a shaded chequerboard, in grey levels."""
+    """Mean change of a shaded checkerboard, in gray levels."""
     rows, columns = np.mgrid[0:64, 0:96]
     ramps = np.stack([columns * 2, rows * 3, (rows + columns) * 1.5], axis=-1)
     smooth = (ramps + 20 * (rows // 16 + columns // 16 & 1)[..., None]).astype(np.uint8)
     return float(np.abs(np.asarray(step(Image.fromarray(smooth)), dtype=float) - smooth).mean())
 
 
-@pytest.mark.parametrize(
-    "operation",
-    ["rotate", "posterize", "solarize", "solarize-add", "color", "contrast", "brightness", "sharpness",
-     "shear-x", "shear-y", "translate-x", "translate-y"],
-)  # fmt: skip
-@pytest.mark.parametrize("sign", [1, -1])
-def test_operations_grow_with_their_strength(operation: str, sign: int) -> None:
-    none, weak, strong = (change(Step(operation, strength, sign)) for strength in (0.0, 0.3, 1.0))
-    assert none < weak < strong
-    assert none == pytest.approx(7.5 if operation == "posterize" else 0, abs=0.6), "posterising begins at four bits"
+OPERATIONS = "rotate posterize solarize solarize-add color contrast brightness sharpness shear-x shear-y translate-x"
 
 
-def test_operations_do_what_they_are_named_for() -> None:
+@pytest.mark.parametrize("operation", [*OPERATIONS.split(), "translate-y"])
+def test_operations_increase_with_their_strength(operation):
+    for sign in (1, -1):
+        none, weak, strong = (change(Step(operation, strength, sign)) for strength in (0.0, 0.3, 1.0))
+        assert none < weak < strong
+        assert none == pytest.approx(7.5 if operation == "posterize" else 0, abs=0.6), "posterize starts at four bits"
+
+
+def test_operations_change_pixels_as_named() -> None:
     frame = picture()
     values = np.asarray(frame)
 
@@ -137,5 +132,5 @@ def test_operations_do_what_they_are_named_for() -> None:
     np.testing.assert_array_equal(after("solarize-add"), np.where(values < 128, values + 77, values))
     np.testing.assert_array_equal(after("solarize"), np.where(values < 77, values, 255 - values))
     assert after("auto-contrast").max() == 255
-    assert (after("translate-x")[:, -20:] == 128).all(), "what comes in from outside is grey"
+    assert (after("translate-x")[:, -20:] == 128).all(), "pixels from outside are gray"
     assert after("equalize").shape == values.shape

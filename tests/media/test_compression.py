@@ -1,4 +1,4 @@
-"""Small copies: the clock, the pictures, the sound and the crops of the original."""
+"""Compressed copies have the times, frames, audio and crops of the original."""
 
 from fractions import Fraction
 
@@ -16,20 +16,19 @@ from tvr_lightning.media.clip4clip_copies import clip4clip_size, constant_rate_f
 from tvr_lightning.media.compression import Compression, Copy, compress, verify_copy
 from tvr_lightning.media.container import VideoError
 from tvr_lightning.media.preparation import Preparation
-from tvr_lightning.media.sampling import positions_at_rate
 from tvr_lightning.media.video import frames_at_rate, probe, read_clip
 
 KINDS = ("h264", "jpeg")
 
 
 def decibels(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Peak signal over the difference of two clips (F, 3, S, S)."""
+    """Peak signal-to-noise ratio of two clips (F, 3, S, S)."""
     error = (one.double() - other.double()).square().mean()
     return float(10 * torch.log10(255**2 / error))
 
 
 def moving(number: int, width: int, height: int) -> np.ndarray:
-    """(height, width, 3) uint8: a bright bar moves over a gradient."""
+    """(height, width, 3) uint8: a bright bar that moves over a gradient."""
     rows, columns = np.mgrid[0:height, 0:width]
     image = np.stack([rows % 256, (columns + 2 * number) % 256, 128 + 0 * rows], axis=-1).astype(np.uint8)
     image[:, 4 * number : 4 * number + 20] = (250, 240, 20)
@@ -56,16 +55,9 @@ def copied(request, original, tmp_path_factory):
     return path, made
 
 
-def test_moments_are_those_of_the_frames_on_screen():
-    times = np.array([0.0, 0.4, 0.8, 1.2, 1.6])
-    assert positions_at_rate(times, 2.0, 2).tolist() == [0, 1, 2, 3]
-    assert positions_at_rate(times, 2.1, 2).tolist() == [0, 1, 2, 3, 4]
-    assert positions_at_rate(times, 0.0, 2).tolist() == [0]
-
-
 @pytest.mark.parametrize("sampling", ["one-fps-uniform", "head", "segment-centres"])
 @pytest.mark.parametrize("span", [None, (2.0, 5.5)])
-def test_a_copy_shows_what_the_original_shows(original, copied, sampling, span):
+def test_a_copy_has_the_frames_and_the_audio_of_the_original(original, copied, sampling, span):
     path, made = copied
     found = read_clip(path, frames=6, prepare=Preparation(112), sampling=sampling, span=span)
     expected = read_clip(original, frames=6, prepare=Preparation(112), sampling=sampling, span=span)
@@ -76,20 +68,16 @@ def test_a_copy_shows_what_the_original_shows(original, copied, sampling, span):
         assert (found.timestamps - expected.timestamps).abs().max() < 0.5
     else:
         assert decibels(found.pixels, expected.pixels) > 30
-
-
-def test_a_copy_sounds_as_the_original_at_the_same_moments(original, copied):
-    path, made = copied
     found, expected = (read_audio(file, span=(0.0, 7.2)) for file in (path, original))
     assert made.sound > 300
     assert np.corrcoef(found.waveform, expected.waveform)[0, 1] > 0.999
     assert np.array_equal(found.heard, expected.heard)
 
 
-def test_crops_of_augmentation_reach_every_edge_of_the_original(original, copied):
+def test_crops_of_a_copy_cover_the_original(original, copied):
     path, _ = copied
     info = probe(path)
-    assert (info.width, info.height) == (168, 112)  # 374 x 250, whole: nothing was cut off
+    assert (info.width, info.height) == (168, 112)  # of 374 x 250, uncropped
     generator = np.random.default_rng(0)
     for _ in range(5):
         crop = CropFlip(112, tuple(map(tuple, generator.random((10, 4)))), bool(generator.random() < 0.5))
@@ -100,7 +88,7 @@ def test_crops_of_augmentation_reach_every_edge_of_the_original(original, copied
 
 
 @pytest.mark.parametrize("size", [(299, 224), (297, 224), (301, 224), (303, 226), (224, 299), (224, 297)])
-def test_the_centre_square_of_a_frame_of_odd_size_stays_in_place(size):
+def test_the_center_crop_of_frames_of_odd_size_does_not_move(size):
     frame = Image.fromarray(np.random.default_rng(1).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
     kept = Compression(size=min(size))(frame)
     assert kept.shape[0] % 2 == kept.shape[1] % 2 == 0
@@ -108,7 +96,7 @@ def test_the_centre_square_of_a_frame_of_odd_size_stays_in_place(size):
     assert np.array_equal(preparation(Image.fromarray(kept)), preparation(frame))
 
 
-def test_sound_that_mp4_cannot_hold_is_converted_and_small_frames_keep_their_size(tmp_path):
+def test_other_audio_is_converted_and_small_frames_keep_their_size(tmp_path):
     path = write_clip(tmp_path / "clip.mkv", tone(2.0, 22_050), 22_050)
     made = compress(path, Compression(size=224))
     assert made.notes == ["its audio is converted to 16 kHz mono"]
@@ -119,7 +107,7 @@ def test_sound_that_mp4_cannot_hold_is_converted_and_small_frames_keep_their_siz
     assert (probe(tmp_path / "copy.mp4").width, probe(tmp_path / "copy.mp4").height) == (64, 64)
 
 
-def test_a_file_is_opened_once_and_has_no_copy_if_it_breaks_off(original, tmp_path, monkeypatch):
+def test_a_truncated_file_has_no_copy_and_files_are_opened_once(original, tmp_path, monkeypatch):
     opened, open_av = [], av.open
     monkeypatch.setattr(av, "open", lambda *given, **options: opened.append(given) or open_av(*given, **options))
     assert len(list(frames_at_rate(original, 3, np.asarray))) > 20
@@ -131,7 +119,7 @@ def test_a_file_is_opened_once_and_has_no_copy_if_it_breaks_off(original, tmp_pa
         compress(path, Compression())
 
 
-def test_a_copy_that_does_not_read_back_as_written_is_found(copied, tmp_path):
+def test_a_copy_that_differs_from_what_was_written_is_an_error(copied, tmp_path):
     path, made = copied
     cut = tmp_path / "cut.mp4"
     cut.write_bytes(made.content[: len(made.content) // 2])
@@ -148,14 +136,13 @@ def test_a_copy_that_does_not_read_back_as_written_is_found(copied, tmp_path):
         ({"size": 8}, "size is 8"),
         ({"frames": "png"}, "must be one of h264, jpeg"),
         ({"like": "somebody"}, "like"),
-        *(({"like": "clip4clip", **other}, "like") for other in ({"fps": 4}, {"size": 256}, {"frames": "jpeg"})),
+        ({"like": "clip4clip", "fps": 4}, "like"),
         ({"like": "clip4clip", "interpolation": "bilinear"}, "like"),
     ],
 )
-def test_options_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message) as error:
+def test_invalid_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
         Compression(**options)
-    assert "\n" not in str(error.value)
 
 
 LIKE = Compression(like="clip4clip")
@@ -185,13 +172,13 @@ def frames_of(path) -> torch.Tensor:
         ("stamps-go-back.avi", {"rate": 25, "options": {"bf": "2"}}, [0, 1, 5, 13, 22, 30, 38, 47, 55]),
     ],
 )  # fmt: skip
-def test_a_copy_consists_of_the_frames_that_ffmpeg_takes(tmp_path, name, options, expected):
+def test_constant_rate_frames_are_those_of_ffmpeg(tmp_path, name, options, expected):
     path = write_video(tmp_path / name, **{"frames": len(options.get("stamps", range(60))), **options})
     frames = [torch.from_numpy(frame.to_ndarray(format="rgb24")) for frame in constant_rate_frames(path, 3)]
     assert numbers_of(torch.stack(frames).permute(0, 3, 1, 2)) == expected
 
 
-def test_the_written_copy_shows_them_enlarged_at_3_frames_a_second_with_their_sound(tmp_path):
+def test_copies_like_clip4clip_have_3_frames_per_second_and_audio(tmp_path):
     path = write_video(tmp_path / "small.mp4", 90, rate=25, sound=3.6)
     made = compress(path, LIKE)
     (tmp_path / "copy.mp4").write_bytes(made.content)
@@ -203,14 +190,14 @@ def test_the_written_copy_shows_them_enlarged_at_3_frames_a_second_with_their_so
     assert read_audio(tmp_path / "copy.mp4").present
     turned = compress(write_video(tmp_path / "turned.mp4", 20, size=(128, 96), rotation=90), LIKE)
     (tmp_path / "copy.mp4").write_bytes(turned.content)
-    assert frames_of(tmp_path / "copy.mp4").shape[1:3] == (168, 224), "as it is shown"
+    assert frames_of(tmp_path / "copy.mp4").shape[1:3] == (168, 224), "as displayed"
     with pytest.raises(VideoError, match="has no video stream"):
         compress(write_sound(tmp_path / "sound.m4a"), LIKE)
 
 
 @pytest.mark.parametrize(
-    ("size", "expected"),  # sizes that FFmpeg n9.0.2 gives with the script's filter
+    ("size", "expected"),  # of FFmpeg n9.0.2 with the filter of the script, which squashes portrait videos
     [((320, 240), (298, 224)), ((100, 30), (746, 224)), ((200, 200), (224, 224)), ((240, 320), (224, 168))],
 )
-def test_sizes_are_the_script_s_which_squashes_portrait_videos(size, expected):
+def test_sizes_are_those_of_clip4clips_script(size, expected):
     assert clip4clip_size(*size) == expected

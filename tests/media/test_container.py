@@ -1,4 +1,4 @@
-"""Every reader opens what is a video or a sound, and nothing that merely points at one."""
+"""Readers open video and audio files of any format, but no playlists."""
 
 import socket
 from pathlib import Path
@@ -27,14 +27,14 @@ WRITTEN = {
 
 
 def extract(path: Path) -> None:
-    """Read a file as `tvr extract` does, which names an unreadable one."""
+    """Read a file as `tvr extract` does, which reports an unreadable one."""
     source = source_of_files([path.parent], Preparation(32), frames=2)
     for video, _ in source.videos:
         source.read(video, None)
 
 
-def look(path: Path) -> None:
-    """Read a file as the doctor does, which notes an unreadable one."""
+def check(path: Path) -> None:
+    """Read a file as `tvr data check` does, which reports an unreadable one."""
     for problem in check_video(VideoRecord("clip", path)):
         if problem.kind == "undecodable":
             raise VideoError(path, problem.message)
@@ -45,13 +45,13 @@ READERS = {
     "probe": probe,
     "sound": read_audio,
     "show": lambda path: preview(path, path.with_suffix(".png"), frames=2),
-    "doctor": look,
+    "check": check,
     "extract": extract,
 }
 
 
 @pytest.mark.parametrize("written", WRITTEN)
-def test_what_people_call_a_video_is_read_whatever_its_name(tmp_path, written):
+def test_common_video_formats_are_read_regardless_of_their_name(tmp_path, written):
     path, codec = tmp_path / "clip", WRITTEN[written]
     try:
         av.Codec(codec, "w")
@@ -61,8 +61,8 @@ def test_what_people_call_a_video_is_read_whatever_its_name(tmp_path, written):
         stream = container.add_stream(codec, rate=25)
         stream.width, stream.height, stream.pix_fmt = 176, 144, "rgb8" if codec == "gif" else "yuv420p"
         for _ in range(5):
-            picture = av.VideoFrame.from_ndarray(np.full((144, 176, 3), 200, dtype=np.uint8), format="rgb24")
-            container.mux(stream.encode(picture))
+            image = av.VideoFrame.from_ndarray(np.full((144, 176, 3), 200, dtype=np.uint8), format="rgb24")
+            container.mux(stream.encode(image))
         container.mux(stream.encode())
     assert (probe(path).width, probe(path).height) == (176, 144)
     assert read_clip(path, frames=1, prepare=Preparation(32)).pixels.float().mean() > 150
@@ -70,26 +70,24 @@ def test_what_people_call_a_video_is_read_whatever_its_name(tmp_path, written):
 
 
 @pytest.mark.parametrize("suffix", [".m4a", ".mp3", ".wav", ".flac", ".mka", ".ogg"])
-def test_sound_alone_is_heard(tmp_path, suffix):
+def test_audio_files_are_read(tmp_path, suffix):
     path = tmp_path / f"sound{suffix}"
     codec = {".mp3": "libmp3lame", ".wav": "pcm_s16le", ".flac": "flac", ".ogg": "libopus"}.get(suffix, "aac")
     write_sound(path, codec=codec)
     assert read_audio(path).present
 
 
-def _concat(target: str) -> str:
+def concat(target: object) -> str:
     return f"ffconcat version 1.0\nfile '{target}'\n"
 
 
-def _hls(target: str) -> str:
+def hls(target: object) -> str:
     return f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:3,\n{target}\n#EXT-X-ENDLIST\n"
 
 
-def _sdp(port: int) -> str:
-    return (
-        f"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=-\nc=IN IP4 127.0.0.1\nt=0 0\n"
-        f"m=video {port} RTP/AVP 96\na=rtpmap:96 H264/90000\n"
-    )
+SDP = """v=0\no=- 0 0 IN IP4 127.0.0.1\ns=-\nc=IN IP4 127.0.0.1\nt=0 0
+m=video {port} RTP/AVP 96\na=rtpmap:96 H264/90000
+"""
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -100,20 +98,14 @@ def test_no_reader_follows_a_playlist(tmp_path, reader):
     with socket.create_server(("127.0.0.1", 0)) as host:
         port = host.getsockname()[1]
         host.settimeout(0)
-        for number, playlist in enumerate([
-            _concat("../elsewhere/other.ts"),
-            _concat(str(target)),
-            _concat("clip3.mp4"),  # itself
-            _hls(str(target)),
-            _hls(target.as_uri()),
-            _hls(f"http://127.0.0.1:{port}/other.ts"),
-            _concat(f"http://127.0.0.1:{port}/other.ts"),
-            _sdp(port),
-        ]):  # fmt: skip
+        url = f"http://127.0.0.1:{port}/other.ts"
+        targets = ("../elsewhere/other.ts", target, "clip3.mp4", url)  # clip3.mp4: itself
+        playlists = [*map(concat, targets), *map(hls, (target, target.as_uri(), url)), SDP.format(port=port)]
+        for number, playlist in enumerate(playlists, start=1):
             for suffix in (".mp4", ".m3u8"):
                 if suffix == ".m3u8" and reader == "extract":
-                    continue  # is not found by its name
-                path = videos / f"clip{number + 1}{suffix}"
+                    continue  # does not look for this name
+                path = videos / f"clip{number}{suffix}"
                 path.write_text(playlist)
                 with pytest.raises(MediaError, match=rf"{path.name}: .*cannot be opened"):
                     READERS[reader](path)
@@ -122,12 +114,13 @@ def test_no_reader_follows_a_playlist(tmp_path, reader):
             host.accept()
 
 
-def test_only_videos_are_found_by_stem_whatever_their_name(tmp_path, monkeypatch):
-    for name in ("a.m3u8", "b.srt", "b.AVI", "c", "d.webm.part"):
+def test_videos_are_found_by_stem_with_any_suffix(tmp_path, monkeypatch):
+    for name in ("a.m3u8", "b.srt", "b.AVI", "c", "d.webm.part", "e_02.07.409.webm"):
         (tmp_path / name).touch()
     videos = VideoFiles(tmp_path, ".mp4")
-    assert [videos.find(name).name for name in "abcd"] == ["a.mp4", "b.AVI", "c", "d.mp4"]
+    found = [videos.find(name).name for name in [*"abcd", "e_02.07.409"]]
+    assert found == ["a.mp4", "b.AVI", "c", "d.mp4", "e_02.07.409.webm"]
     assert ".m3u8" not in VIDEO_SUFFIXES
-    write_video(tmp_path / "plain.mp4", 20).rename(tmp_path / "12:30.mp4")  # a colon is no protocol
+    write_video(tmp_path / "plain.mp4", 20).rename(tmp_path / "12:30.mp4")  # the colon does not make it a URL
     monkeypatch.chdir(tmp_path)
     assert probe("12:30.mp4").frames == 20

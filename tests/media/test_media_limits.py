@@ -1,8 +1,7 @@
-"""A small file that unfolds to a huge one ends in a sentence, and honest files come nowhere near the bounds."""
+"""Limits on frames, packets, length and CPU time, which malicious files exceed and ordinary files do not."""
 
-import struct
+import io
 import time
-import zlib
 from fractions import Fraction
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import av
 import numpy as np
 import pytest
 from broken_videos import write_video
+from PIL import Image
 from sound_files import tone, write_clip
 
 from tvr_lightning.data.audio_alignment import AudioOptions
@@ -25,18 +25,14 @@ from tvr_lightning.media.video import frames_at_rate, probe, read_clip
 
 
 def png(width: int, height: int) -> bytes:
-    """A black picture, a thousandth of its size as it is stored."""
-    rows = zlib.compress(bytes((1 + width) * height), 9)
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    """A black image, compressed to a thousandth of its size."""
+    content = io.BytesIO()
+    Image.new("L", (width, height)).save(content, "png")
+    return content.getvalue()
 
 
 def write_packets(path: Path, data: bytes, count: int, size: tuple[int, int]) -> Path:
-    """Write `count` packets of the same bytes, whose container states pictures of `size`."""
+    """Write `count` packets of the same bytes into a container that declares frames of `size`."""
     with av.open(str(path), "w") as container:
         stream = container.add_stream("png", rate=10)
         stream.width, stream.height, stream.pix_fmt = *size, "gray"
@@ -55,7 +51,7 @@ def read(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.mov", "a.nut", "a.avi"])
 @pytest.mark.parametrize(("function", "stated"), [(read, (6400, 6400)), (probe, (6400, 6400)), (read, (64, 64))])
-def test_pictures_beyond_the_bound_are_never_decoded(tmp_path, name, function, stated):
+def test_frames_above_the_limit_are_not_decoded(tmp_path, name, function, stated):
     path = write_packets(tmp_path / name, png(6400, 6400), 3, stated)
     assert path.stat().st_size < 3 * 2**20
     began = time.process_time()
@@ -64,21 +60,19 @@ def test_pictures_beyond_the_bound_are_never_decoded(tmp_path, name, function, s
     assert time.process_time() - began < 0.5, "decoding a single one takes longer"
 
 
-def test_the_largest_pictures_in_use_are_read_but_no_lines_of_pixels(tmp_path):
+def test_the_largest_common_frames_are_read_but_not_lines_of_pixels(tmp_path):
     path = write_video(
-        tmp_path / "large.mov", 2, size=(8192, 4352), codec="mjpeg", pixel_format="yuvj420p", rate=1,
-        picture=lambda number, width, height: np.full((height, width, 3), 100 * number, dtype=np.uint8),
+        tmp_path / "large.mov", 1, size=(8192, 4352), codec="mjpeg", pixel_format="yuvj420p", rate=1,
+        picture=lambda number, width, height: np.full((height, width, 3), 100, dtype=np.uint8),
     )  # fmt: skip
-    black, grey = read_clip(path, frames=2, prepare=Preparation(64)).pixels.float()
-    assert black.max() < 5
-    assert 95 < grey.mean() < 105
+    assert 95 < read_clip(path, frames=1, prepare=Preparation(64)).pixels.float().mean() < 105
     path = write_video(tmp_path / "line.mkv", 3, size=(8192, 16), codec="ffv1", pixel_format="gray")
     with pytest.raises(VideoError, match=r"line\.mkv: its frames have 8,192 x 16 pixels; one side may be at most 100"):
         read(path)
 
 
 @pytest.mark.parametrize("name", ["a.mov", "a.nut"])
-def test_packets_beyond_the_bound_are_refused(tmp_path, name, monkeypatch):
+def test_files_with_too_many_packets_are_refused(tmp_path, name, monkeypatch):
     monkeypatch.setattr(container, "MAX_PACKETS", 300)
     path = write_packets(tmp_path / name, png(16, 16), 301, (16, 16))
     for function in (read, probe):
@@ -87,24 +81,21 @@ def test_packets_beyond_the_bound_are_refused(tmp_path, name, monkeypatch):
     assert probe(write_packets(tmp_path / name, png(16, 16), 300, (16, 16))).frames == 300
     path = write_video(tmp_path / "clip.mp4", 60, options={"g": "10"})
     kept = read_clip(path, frames=6, prepare=Preparation(64)).pixels
-    monkeypatch.setattr(reader, "KEPT_BYTES", 50_000)
-    assert (read_clip(path, frames=6, prepare=Preparation(64)).pixels == kept).all(), (
-        "packets that are not kept are read again"
-    )
+    monkeypatch.setattr(reader, "KEPT_BYTES", 50_000)  # the other packets are read again
+    assert (read_clip(path, frames=6, prepare=Preparation(64)).pixels == kept).all()
     sound = write_clip(tmp_path / "sound.mkv", tone(20.0), seconds=20.0, codec="aac")
     with pytest.raises(MediaError, match=r"sound\.mkv: contains a stream of at least 301 packets"):
         read_audio(sound)
 
 
 @pytest.mark.parametrize("function", [read, probe, read_audio])
-def test_the_time_of_one_file_is_bounded_and_can_be_set(tmp_path, function, monkeypatch):
+def test_the_time_limit_of_a_file_can_be_set(tmp_path, function, monkeypatch):
     path = write_packets(tmp_path / "slow.mov", png(1500, 1500), 300, (1500, 1500))
     if function is read_audio:
         path = write_clip(tmp_path / "slow.mkv", tone(60.0), seconds=60.0, codec="flac")
     function(path)
     monkeypatch.setenv(container.READ_SECONDS, "0.001")
-    said = r"slow\.m\w+: .*took more than 0\.001 s of .*time; .*TVR_READ_SECONDS"
-    with pytest.raises(MediaError, match=said):
+    with pytest.raises(MediaError, match=r"slow\.m\w+: .*took more than 0\.001 s of .*time; .*TVR_READ_SECONDS"):
         function(path)
     monkeypatch.setenv(container.READ_SECONDS, "soon")
     with pytest.raises(UserError, match="TVR_READ_SECONDS is 'soon'"):
@@ -128,7 +119,7 @@ def test_time_spent_on_decoded_frames_does_not_count(tmp_path, frames_of, monkey
         assert len(list(frames_at_rate(path, 5, transform))) == 15
 
 
-def test_a_false_length_is_refused_and_takes_no_memory_for_sound(tmp_path):
+def test_a_false_length_is_refused(tmp_path):
     path = write_video(tmp_path / "far.mkv", 2, stamps=[0, 2 * 10**12])
     with pytest.raises(VideoError, match=r"far\.mkv: lasts 2,0\d\d,\d\d\d,\d\d\d s according to its timestamps"):
         read(path)

@@ -1,4 +1,4 @@
-"""Frames of clips: the right ones, upright and in order, or an error that names the file."""
+"""Frames of clips: the selected ones, upright and in order, or an error that names the file."""
 
 import itertools
 import pickle
@@ -26,7 +26,7 @@ from PIL import Image
 
 from tvr_lightning.media.container import VideoError
 from tvr_lightning.media.decoder import orientation_of, upright_image
-from tvr_lightning.media.preparation import Preparation, ResizeMode
+from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.reader import open_reader
 from tvr_lightning.media.video import DecodedClip, probe, read_clip, read_parts
 
@@ -36,11 +36,11 @@ OPEN_GROUPS = {"g": "20", "bf": "3", "x264-params": "open-gop=1:b-pyramid=normal
 
 
 def read(path: Path, frames: int = 6, **options: object) -> DecodedClip:
-    return read_clip(path, frames, **{"prepare": Preparation(64), **options})  # type: ignore[arg-type]
+    return read_clip(path, frames, **{"prepare": Preparation(64), **options})
 
 
 def every_frame(path: Path) -> list[np.ndarray]:
-    """All frames of a file as decoded straight through by the library's own loop."""
+    """All frames of a file, decoded in order by PyAV."""
     crop = Preparation(64)
     with av.open(str(path)) as container:
         return [np.asarray(crop(frame.to_image())).transpose(2, 0, 1) for frame in container.decode(video=0)]
@@ -50,7 +50,7 @@ def every_frame(path: Path) -> list[np.ndarray]:
     "options", [SHORT_GROUPS, OPEN_GROUPS, {"g": "250"}, {"bf": "0", "g": "7"}, {"intra-refresh": "1"}]
 )
 @pytest.mark.parametrize("sampling", ["one-fps-uniform", "segment-centres", "head", "tail"])
-def test_frames_equal_those_of_decoding_everything(tmp_path: Path, options: dict[str, str], sampling: str):
+def test_frames_equal_those_of_decoding_everything(tmp_path, options, sampling):
     path = write_video(tmp_path / "clip.mp4", 95, options=options)
     clip = read(path, 7, sampling=sampling)
     everything = every_frame(path)
@@ -69,9 +69,7 @@ def test_frames_equal_those_of_decoding_everything(tmp_path: Path, options: dict
      ("a.mp4", "libx264", "yuv420p10le", (64, 64)), ("a.mp4", "libx264", "yuv444p", (67, 65)),
      ("a.mp4", "libx264", "yuv422p", (66, 65))],
 )  # fmt: skip
-def test_containers_codecs_pixel_formats_and_sizes(
-    tmp_path: Path, name: str, codec: str, pixel_format: str, size: tuple[int, int]
-):
+def test_containers_codecs_pixel_formats_and_sizes(tmp_path, name, codec, pixel_format, size):
     path = write_video(tmp_path / name, 40, codec=codec, pixel_format=pixel_format, size=size)
     clip = read(path, 4)
     assert numbers_of(clip.pixels) == [0, 10, 20, 30]
@@ -82,16 +80,16 @@ def test_containers_codecs_pixel_formats_and_sizes(
     assert (info.fps, info.duration) == (pytest.approx(10.0, rel=0.03), pytest.approx(4.0, abs=0.11))
 
 
-def test_unneeded_pictures_are_not_decoded(tmp_path: Path):
+def test_unneeded_frames_are_not_decoded(tmp_path):
     path = write_video(tmp_path / "clip.mp4", 100, options=SHORT_GROUPS)
     with open_reader(path) as video:
         wanted = int(video.timeline.stamps[47])
         (run,), _ = video.plan([wanted])
-        assert video.keyframe[run[0]], "the stretch that leads to the frame begins at a keyframe"
+        assert video.keyframe[run[0]], "the segment up to the frame starts at a keyframe"
         assert len(run) <= 10, "it ends at the frame"
         stamps = [frame.pts for frame in video.decode_packets([wanted])]
     assert wanted in stamps
-    assert len(stamps) <= len(run) - 2, "pictures that no other refers to are passed over"
+    assert len(stamps) <= len(run) - 2, "frames that no other frame refers to are skipped"
 
 
 @pytest.mark.parametrize(
@@ -99,9 +97,7 @@ def test_unneeded_pictures_are_not_decoded(tmp_path: Path):
     [(25, "one-fps-uniform", [0, 10, 20], 3), (1, "one-fps-uniform", [0], 5),
      (3, "segment-centres", [0, 1, 2, 2, 2, 2], 0)],
 )  # fmt: skip
-def test_short_clips_are_padded_and_masked_or_repeat_their_last_frame(
-    tmp_path: Path, frames: int, sampling: str, numbers: list[int], padding: int
-):
+def test_short_clips_are_padded_or_repeat_their_last_frame(tmp_path, frames, sampling, numbers, padding):
     path = write_video(tmp_path / "clip.mp4", frames)
     clip = read(path, 6, sampling=sampling)
     assert clip.frame_mask.tolist() == [True] * len(numbers) + [False] * padding
@@ -111,7 +107,7 @@ def test_short_clips_are_padded_and_masked_or_repeat_their_last_frame(
     assert probe(path).frames == frames
 
 
-def test_span_is_taken_from_the_clip(tmp_path: Path):
+def test_a_span_contains_the_frames_of_its_time(tmp_path):
     path = write_video(tmp_path / "clip.mp4", 100, options=SHORT_GROUPS)
     clip = read(path, 6, span=(3.0, 7.0))
     assert numbers_of(clip.pixels[clip.frame_mask]) == [30, 40, 50, 60]
@@ -121,14 +117,10 @@ def test_span_is_taken_from_the_clip(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.avi"])
-def test_parts_of_a_file_are_the_clips_of_their_spans(tmp_path: Path, name: str):
+def test_parts_of_a_file_are_the_clips_of_their_spans(tmp_path, name):
     path = write_video(tmp_path / name, 100, options=SHORT_GROUPS)
-    clips = read_parts(
-        path,
-        lambda duration: [(0.0, duration / 2), (2.0, 3.0), (duration / 2, duration)],
-        frames=4,
-        prepare=Preparation(64),
-    )
+    parts = lambda duration: [(0.0, duration / 2), (2.0, 3.0), (duration / 2, duration)]  # noqa: E731
+    clips = read_parts(path, parts, frames=4, prepare=Preparation(64))
     for span, clip in zip([(0.0, 5.0), (2.0, 3.0), (5.0, 10.0)], clips, strict=True):
         alone = read(path, 4, sampling="segment-centres", span=span)
         assert torch.equal(clip.pixels, alone.pixels)
@@ -137,8 +129,8 @@ def test_parts_of_a_file_are_the_clips_of_their_spans(tmp_path: Path, name: str)
         read_parts(path, lambda duration: [(0.0, 1.0), (duration + 1, duration + 2)], frames=4, prepare=Preparation(64))
 
 
-def test_variable_frame_rate_goes_by_time(tmp_path: Path):
-    # Four seconds at 20 frames a second, then four at 2: by count, nearly all frames lie in the first half.
+def test_frames_of_variable_rate_are_sampled_by_time(tmp_path):
+    # Four seconds at 20 frames per second, then four at 2: most frames are in the first half.
     stamps = [50 * k for k in range(80)] + [4000 + 500 * k for k in range(8)]
     path = write_video(tmp_path / "clip.mp4", 88, stamps=stamps)
     clip = read(path, 8)
@@ -158,10 +150,10 @@ def test_variable_frame_rate_goes_by_time(tmp_path: Path):
         ("header-promises-too-much.mp4", {}, lambda path: lie_about_length(path, 50)),
     ],
 )  # fmt: skip
-def test_time_counts_from_the_first_frame_to_the_last(tmp_path: Path, name: str, options: dict, harm: object):
+def test_time_starts_at_the_first_frame(tmp_path, name, options, harm):
     path = write_video(tmp_path / name, 30, **options)
     if harm is not None:
-        harm(path)  # type: ignore[operator]
+        harm(path)
     clip = read(path, 4)
     assert numbers_of(clip.pixels[clip.frame_mask]) == [0, 10, 20]
     assert clip.timestamps.min() == 0
@@ -170,14 +162,14 @@ def test_time_counts_from_the_first_frame_to_the_last(tmp_path: Path, name: str,
     assert probe(path).has_audio == ("sound" in options)
 
 
-def test_a_display_matrix_moves_every_pixel_as_it_is_defined():
+def test_display_matrices_rotate_and_mirror_as_defined():
     """A stored pixel (x, y) is displayed at (a x + c y, b x + d y); a singular matrix changes nothing."""
     stored = Image.fromarray(np.arange(6, dtype=np.uint8).reshape(2, 3))
     places = np.array([(x, y) for y in range(2) for x in range(3)])
     units = [(1, 0), (0, 1), (-1, 0), (0, -1)]
     for (a, b), (c, d) in itertools.product(units, units):
         matrix = np.array([a, b, 0, c, d, 0, 0, 0, 1], dtype=np.int32).tobytes()
-        turn = orientation_of(SimpleNamespace(side_data={"DISPLAYMATRIX": matrix}))  # type: ignore[arg-type]
+        turn = orientation_of(SimpleNamespace(side_data={"DISPLAYMATRIX": matrix}))
         if a * d == b * c:
             assert turn is None
             continue
@@ -189,7 +181,7 @@ def test_a_display_matrix_moves_every_pixel_as_it_is_defined():
 
 
 @pytest.mark.parametrize(("rotation", "clockwise"), [(90, 270), (180, 180), (-90, 90)])
-def test_rotation_is_applied(tmp_path: Path, rotation: int, clockwise: int):
+def test_rotation_is_applied(tmp_path, rotation, clockwise):
     path = write_video(tmp_path / "clip.mp4", 12, size=(128, 64), rotation=rotation)
     clip = read(path, 1)
     turned = clip.pixels.rot90(clockwise // 90, dims=(-2, -1)) if clockwise != 180 else clip.pixels.rot90(2, (-2, -1))
@@ -199,19 +191,8 @@ def test_rotation_is_applied(tmp_path: Path, rotation: int, clockwise: int):
     assert (turned.float() - stored.float()).abs().mean() < 2
 
 
-@pytest.mark.parametrize("mode", ["shortest", "longest", "squash"])
-def test_frames_of_odd_size_are_prepared_as_the_encoder_asks(tmp_path: Path, mode: ResizeMode):
-    path = write_video(tmp_path / "clip.mp4", 30, size=(94, 70))
-    preparation = Preparation(64, "bilinear", mode)
-    with av.open(str(path)) as container:
-        expected = [np.asarray(preparation(frame.to_image())) for frame in container.decode(video=0)]
-    clip = read(path, 6, prepare=lambda frame: preparation(frame)[::-1], sampling="segment-centres")
-    for pixels, time in zip(clip.pixels, clip.timestamps, strict=True):
-        np.testing.assert_array_equal(pixels.permute(1, 2, 0).numpy()[::-1], expected[round(float(time) * 10)])
-
-
 @pytest.mark.parametrize("sampling", ["one-fps-uniform", "segment-centres", "tail"])
-def test_frames_without_a_clock_are_read_in_order_at_the_declared_rate(tmp_path: Path, sampling: str):
+def test_frames_without_timestamps_have_the_declared_rate(tmp_path, sampling):
     path = write_video(tmp_path / "clip.mp4", 60, options={"bf": "0"})
     timed = read(path, sampling=sampling)
     assert probe(path).timed
@@ -222,7 +203,7 @@ def test_frames_without_a_clock_are_read_in_order_at_the_declared_rate(tmp_path:
     assert (info.timed, info.frames, info.fps, info.duration) == (False, 60, 10.0, clip.duration)
 
 
-def test_frames_that_share_a_timestamp_are_selected_by_the_times_of_the_decoded_frames(tmp_path: Path):
+def test_frames_with_equal_timestamps_are_selected_after_decoding(tmp_path):
     stamps = [100 * n for n in range(10)] + [1000 + 50 * n for n in range(20)]
     path = stop_clock(write_video(tmp_path / "clip.mp4", 30, stamps=stamps, options={"bf": "0"}), only_first=True)
     clip = read(path, 4, sampling="segment-centres")
@@ -236,9 +217,7 @@ def test_frames_that_share_a_timestamp_are_selected_by_the_times_of_the_decoded_
      ("a.avi", "libx264", 0, {}), ("a.mkv", "libx264", 0, {}), ("b.mkv", "libx264", 500, {}),
      ("c.mkv", "libx264", 5000, {}), ("a.webm", "libvpx", 5000, {})],
 )  # fmt: skip
-def test_truncated_file_is_an_error_where_it_breaks_off(
-    tmp_path: Path, name: str, codec: str, start: int, container_options: dict[str, str]
-):
+def test_a_truncated_file_is_an_error_after_its_end(tmp_path, name, codec, start, container_options):
     stamps = [start + 100 * number for number in range(100)] if start else None  # matroska files may start late
     path = write_video(
         tmp_path / name, 100, codec=codec, stamps=stamps, container_options=container_options, options=SHORT_GROUPS
@@ -249,51 +228,50 @@ def test_truncated_file_is_an_error_where_it_breaks_off(
     cut_off(path, 0.6)
     with pytest.raises(VideoError, match=rf"{name}: ends early at \d\.\d\d s"):
         read(path)
-    assert numbers_of(read(path, 2, span=(1.0, 3.0)).pixels) == [10, 20], "what lies before is intact"
+    assert numbers_of(read(path, 2, span=(1.0, 3.0)).pixels) == [10, 20], "the part before is intact"
     assert probe(path).broken is not None
 
 
-def test_damaged_stretch_is_never_painted_over(tmp_path: Path):
+def test_damaged_frames_are_not_concealed(tmp_path):
     path = write_video(tmp_path / "clip.mp4", 100, options={"g": "20", "crf": "10"}, container_options=FASTSTART)
     scramble(path, 0.5, 0.6)
     with pytest.raises(VideoError, match=r"clip\.mp4: cannot be decoded past \d\.\d+ s"):
         read(path, 10)
-    assert numbers_of(read(path, 2, span=(0.0, 2.0)).pixels) == [0, 10], "other stretches still decode"
+    assert numbers_of(read(path, 2, span=(0.0, 2.0)).pixels) == [0, 10], "other segments can be decoded"
 
 
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
         (lambda path: path.write_bytes(b""), "the file is empty"),
-        (lambda path: path.write_text("this is no video\n" * 50), "cannot be opened as video"),
+        (lambda path: path.write_text("not a video\n" * 50), "cannot be opened as video"),
         (lambda path: cut_off(write_video(path, 60), 0.5), "cannot be opened as video"),  # without its index
         (write_sound, "has no video stream, only audio"),
         (write_song, "has no video stream, only audio"),
         (lambda path: rename_codec(write_video(path, 5)), "its video codec is unknown"),
         (lambda path: None, "there is no such file"),
-        (lambda path: path.mkdir(), "there is no such file"),
         (lambda path: scramble(write_video(path, 60, container_options=FASTSTART), 0.0, 1.0), "cannot be decoded"),
     ],
 )
 @pytest.mark.parametrize("function", [read, probe])
-def test_what_is_no_video_is_named(tmp_path: Path, make: object, reason: str, function: object):
+def test_files_without_a_readable_video_are_named(tmp_path, make, reason, function):
     path = tmp_path / "thing.mp4"
-    make(path)  # type: ignore[operator]
+    make(path)
     with pytest.raises(VideoError, match=f"thing.mp4: .*{reason}") as raised:
-        function(path)  # type: ignore[operator]
+        function(path)
     error = pickle.loads(pickle.dumps(raised.value))  # as it survives a worker process
     assert (str(error), error.path, error.reason) == (str(raised.value), path, raised.value.reason)
 
 
-def test_real_clips_equal_decoding_everything(test_data: Path, monkeypatch: pytest.MonkeyPatch):
+def test_real_clips_equal_decoding_everything(test_data, monkeypatch):
     clips, opened, open_file = test_data / "clips" / "videos", [], av.open
     monkeypatch.setattr(av, "open", lambda *given, **options: opened.append(given) or open_file(*given, **options))
     crop = Preparation(64)
     for path in [
         *sorted(clips.glob("vgg_*"))[-2:-1],
         *sorted((test_data / "annotations" / "msrvtt" / "videos").iterdir())[::8],
-        clips / "pllava_cooking.mp4",  # begins with pictures that are not shown
-        clips / "mmaction_test.avi",  # two pictures in a packet, which are decoded once
+        clips / "pllava_cooking.mp4",  # starts with frames that are not displayed
+        clips / "mmaction_test.avi",  # two frames in a packet, which are decoded once
     ]:
         opened.clear()
         clip = read(path, 5, sampling="segment-centres")
@@ -311,14 +289,14 @@ HEIGHT = 14
 
 
 def poison_memory(size):
-    """Fill memory of about this size with a value and free it, so that bytes never written stand out."""
+    """Fill memory of about this size and free it, so that bytes that are never written differ."""
     for value in (0x55, 0xAA):
         blocks = [np.full(size, value, dtype=np.uint8) for _ in range(4)]
         del blocks
 
 
 @pytest.mark.parametrize("pixel_format", ["yuv420p", "yuvj420p", "yuv422p"])
-def test_images_equal_to_image_at_every_width(pixel_format, tmp_path):
+def test_converted_images_equal_those_of_pyav_at_every_width(pixel_format, tmp_path):
     random = np.random.default_rng(0)
     wrong, to_image = [], partial(upright_image, tmp_path, VideoReformatter())
     for width in range(16, 1301):
@@ -331,7 +309,7 @@ def test_images_equal_to_image_at_every_width(pixel_format, tmp_path):
     assert not wrong
 
 
-@pytest.mark.parametrize("width", [162, 180, 338, 340, 404, 500])
+@pytest.mark.parametrize("width", [162, 340, 500])
 def test_two_reads_of_a_file_are_equal(tmp_path, width):
     path = write_video(tmp_path / "portrait.mp4", 20, size=(width, 2 * width))
     reads = []

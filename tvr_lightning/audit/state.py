@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.data.records import Split
+from tvr_lightning.evaluation.loop import Collection
 from tvr_lightning.evaluation.restricted_trainer import RestrictedTrainer
 
 # Packages whose objects are not inspected (caches, counters), except modules, dataclasses, and containers.
@@ -108,8 +109,8 @@ class State:
             if name not in self.data:
                 self.data.append(name)
             return ("data",)
-        if isinstance(value, (Trainer, RestrictedTrainer, LightningModule)):
-            return ("run",)  # a trainer changes on its own; methods within this one are inspected separately
+        if isinstance(value, (Trainer, RestrictedTrainer, LightningModule, Collection)):
+            return ("run",)  # the evaluation changes them; methods within this one are inspected separately
         if id(value) in seen:
             return ("again", seen[id(value)])
         seen[id(value)] = len(seen)
