@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from quick_trainer import quick_trainer
+from small_run import small_run
 from torch.nn.functional import normalize, one_hot
 
 from tvr_lightning.audit.callback import LeakageAudit
@@ -525,3 +527,13 @@ def test_audits_that_are_too_small_or_take_too_long_are_refused(data, build):
         audit_method(build(CLIP4Clip), data, seconds=0.0)
     result = AuditResult(passed=False, problem="ValueError: too few")
     assert str(result) == "Leakage: not audited, since the audit failed: ValueError: too few"
+
+
+def test_files_that_cannot_be_read_are_listed_and_are_no_leak(synthetic, tmp_path):
+    shutil.copytree(synthetic("msrvtt", 28), tmp_path / "data")
+    broken = MSRVTT(root=str(tmp_path / "data")).read_split("test").videos[0].path
+    broken.write_bytes(b"no video")
+    assert main(["test", *small_run(tmp_path / "data", tmp_path / "runs", "--data.init_args.on_corrupt=skip")]) == 0
+    results = json.loads(next(tmp_path.glob("runs/*/*/results.json")).read_text())
+    assert [reason.partition(": ")[0] for reason in results["skipped"]] == [str(broken)]
+    assert results["audit"]["passed"]

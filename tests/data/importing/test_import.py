@@ -491,12 +491,12 @@ def test_the_download_command_uses_the_configured_hub(repository, tmp_path, monk
 
 
 def test_two_videos_of_one_name_must_be_equal(tmp_path):
-    held = hub(tmp_path / "hub", CLIPS)
-    for folder in ("first", "second"):
-        for video in CLIPS:
-            write(held / folder / f"{video}.mp4", video)
-    write(held / "second" / "video1.mp4", "videoX")  # of the same size
+    source = hub(tmp_path / "hub")
+    for name in VIDEOS:
+        write(source / "first" / name, name)
+        write(source / "second" / name, name)
+    write(source / "second" / "video1.mp4", "videoX.mp4")  # of the same size
     with pytest.raises(ImportFailed, match=r"first/video1\.mp4 and .*second/video1\.mp4 have the same name but differ"):
-        bring("msrvtt", held, tmp_path / "data")
-    write(held / "second" / "video1.mp4", "video1")
-    assert bring("msrvtt", held, tmp_path / "data").new == 4
+        bring("msrvtt", source, tmp_path / "data")
+    write(source / "second" / "video1.mp4", "video1.mp4")
+    assert bring("msrvtt", source, tmp_path / "data").new == 4
