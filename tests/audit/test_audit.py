@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from quick_trainer import quick_trainer
 from small_run import small_run
 from torch.nn.functional import normalize, one_hot
 
@@ -26,6 +25,7 @@ from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.methods.ncl.queue import FeatureQueue
+from tvr_lightning.testing.processes import quiet_trainer
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 TEXTS, VIDEOS, DIMENSION = 24, 12, 16
@@ -130,7 +130,7 @@ def build():
 
 def recall_of_a_run(method, data):
     """Text-to-video R@1 of a whole evaluation."""
-    quick_trainer().test(method, datamodule=data, verbose=False)
+    quiet_trainer().test(method, datamodule=data, verbose=False)
     return method.evaluation.text_to_video["R@1"]
 
 
@@ -202,7 +202,7 @@ class Logs(CLIP4Clip):
 
 
 def test_an_honest_method_passes_and_may_log_and_read_the_state_of_the_run(data, build):
-    method, trainer = build(Logs), quick_trainer()
+    method, trainer = build(Logs), quiet_trainer()
     audit = audit_method(method, data)
     assert not audit.leaks, leaking(audit)
     assert (audit.texts, audit.videos) == (TESTED, TESTED)
@@ -411,7 +411,7 @@ class OwnTwoStage(TwoStage):
 )
 def test_a_method_that_keeps_what_it_fitted_during_a_test_is_caught(kind, normalization, found, data, build):
     method = build(kind, evaluation=EvaluationConfig(normalization=normalization))
-    quick_trainer(callbacks=[LeakageAudit()]).test(method, data, verbose=False)
+    quiet_trainer(callbacks=[LeakageAudit()]).test(method, data, verbose=False)
     assert [leak for leak in method.evaluation.audit.leaks if "evaluation" in leak] == found
     assert method.evaluation.audit.passed == (not found)
 
@@ -420,7 +420,7 @@ def test_ranks_and_predictions_do_not_depend_on_the_order_of_encoding(data, buil
     found = []
     for seed in (0, 1):
         method = build(CLIP4Clip, evaluation=EvaluationConfig(seed=seed, top_k=TESTED))
-        trainer, again = quick_trainer(), MSRVTT(**{**data.hparams, "seed": seed})
+        trainer, again = quiet_trainer(), MSRVTT(**{**data.hparams, "seed": seed})
         trainer.test(method, datamodule=again, verbose=False)
         ranks = method.evaluation.text_to_video_ranks, method.evaluation.video_to_text_ranks
         trainer.predict(method, datamodule=again, return_predictions=False)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from quick_trainer import quick_trainer
 from torch.utils.data.distributed import DistributedSampler
 
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.media.container import VideoError
+from tvr_lightning.testing.processes import quiet_trainer
 
 SMALL = {"frames": 3, "image_size": 32, "batch_size": 4, "eval_batch_size": 3, "num_workers": 0}
 
@@ -71,7 +71,7 @@ def test_evaluation_covers_every_text_and_video_once(msrvtt):
     assert (truth.texts, truth.videos, truth.dataset, truth.split) == (4, 4, "synthetic MSR-VTT", "test")
     for loader in (data.train_dataloader(), *data.test_dataloader()):
         assert isinstance(loader.sampler, DistributedSampler), "Lightning would replace it in several processes"
-    data.trainer = quick_trainer(limit_test_batches=1)
+    data.trainer = quiet_trainer(limit_test_batches=1)
     for loader in data.test_dataloader():  # limited batches read the first texts and videos of the split
         assert sorted(next(iter(loader)).index.tolist()) == [0, 1, 2]
 

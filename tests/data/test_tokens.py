@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from quick_trainer import quick_trainer
 
 from tvr_lightning.data.batch import TextBatch, Tokens
+from tvr_lightning.testing.processes import quiet_trainer
 from tvr_lightning.testing.small import random_pairs, small
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -16,7 +16,7 @@ def test_workers_use_the_tokenizer_of_the_encoder():
     method, data = small(RECIPES / "clip4clip.yaml", "--data.init_args.num_workers=1")
     batches = []
     method.on_train_batch_start = lambda batch, batch_idx: batches.append(batch)
-    quick_trainer(max_steps=2, limit_val_batches=1).fit(method, datamodule=data)
+    quiet_trainer(max_steps=2, limit_val_batches=1).fit(method, datamodule=data)
     assert len(batches) == 2
     for tokens in (batch.text.text for batch in batches):
         assert isinstance(tokens, Tokens)

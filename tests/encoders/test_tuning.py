@@ -8,7 +8,6 @@ from typing import get_args
 
 import pytest
 import torch
-from quick_trainer import quick_trainer
 from small_run import small_run
 from small_towers import CAPTIONS, KINDS
 from torch.nn.utils import parametrize
@@ -32,7 +31,7 @@ from tvr_lightning.encoders.tuning import FROM_THE_BLOCKS_ON, LowRank, Target
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods import XPool
 from tvr_lightning.testing import run_processes
-from tvr_lightning.testing.processes import STEPS, Batches, comparable, strategies
+from tvr_lightning.testing.processes import STEPS, Batches, comparable, quiet_trainer, strategies
 from tvr_lightning.testing.processes import trained as trained_on
 from tvr_lightning.testing.small import method_recipes, random_pairs, small, synthetic_data
 from tvr_lightning.training.optim import OptimizerConfig, parameter_groups
@@ -284,7 +283,7 @@ def test_a_run_with_lora_reports_its_parameters_and_its_checkpoint_gives_the_sam
 
 def test_a_frozen_encoder_is_in_eval_mode_during_training():
     module, data = small(RECIPES / "xpool.yaml", OVERLAYS["frozen"])
-    quick_trainer(max_steps=1, limit_val_batches=0).fit(module, datamodule=data)
+    quiet_trainer(max_steps=1, limit_val_batches=0).fit(module, datamodule=data)
     assert not any(part.training for part in module.encoder.modules())
     assert module.training
 

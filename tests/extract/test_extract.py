@@ -15,7 +15,6 @@ import torch
 from child_processes import fork
 from extract.small import encoders, options
 from lightning.pytorch import seed_everything
-from quick_trainer import quick_trainer
 from safetensors.torch import load_file
 from small_run import small_run
 from sound_files import tone, write_clip
@@ -35,6 +34,7 @@ from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.methods.clip4clip import CLIP4Clip, CLIP4ClipOptions
 from tvr_lightning.progress import progress_file
 from tvr_lightning.store import FeatureStore, StoreError, StoreWriter
+from tvr_lightning.testing.processes import quiet_trainer
 from tvr_lightning.training.optim import OptimizerConfig
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
@@ -272,7 +272,7 @@ def trained(data, encoder):
     )
     step = module.training_step
     module.training_step = lambda *given: losses.append(step(*given)) or losses[-1]
-    quick_trainer(max_epochs=1, limit_train_batches=6).fit(module, data)
+    quiet_trainer(max_epochs=1, limit_train_batches=6).fit(module, data)
     return [float(loss.detach()) for loss in losses]
 
 

@@ -6,7 +6,6 @@ from lightning.pytorch.callbacks import LambdaCallback
 from methods.parts import FRAMES, OPTIONS, SMALL, WIDTH, WORDS, encoder, features, paired, run
 from parity.case import load_case
 from parity.check import check_case
-from quick_trainer import quick_trainer
 
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import DualSoftmax, QueryBankNorm, SinkhornBias
@@ -15,6 +14,7 @@ from tvr_lightning.methods import DRL, GARE, NCL, TCMGC, XCLIP, CLIP4Clip
 from tvr_lightning.methods.contrast import EmptyQueueError
 from tvr_lightning.methods.ncl.model import normalized_logits
 from tvr_lightning.methods.ncl.queue import FeatureQueue
+from tvr_lightning.testing.processes import quiet_trainer
 from tvr_lightning.training.checkpoints import CheckpointError
 from tvr_lightning.training.losses import info_nce
 
@@ -225,9 +225,9 @@ def test_resuming_is_exact_and_includes_the_queues(recipe, tmp_path):
     whole, data = recipe("ncl", options=options)
     save = LambdaCallback(on_train_epoch_end=lambda trainer, _: trainer.save_checkpoint(tmp_path / f"{next(epochs)}"))
     epochs = iter(range(2))
-    quick_trainer(max_epochs=2, limit_val_batches=0, callbacks=[save]).fit(whole, datamodule=data)
+    quiet_trainer(max_epochs=2, limit_val_batches=0, callbacks=[save]).fit(whole, datamodule=data)
     resumed, data = recipe("ncl", options=options)
-    quick_trainer(max_epochs=2, limit_val_batches=0).fit(
+    quiet_trainer(max_epochs=2, limit_val_batches=0).fit(
         resumed, datamodule=data, ckpt_path=str(tmp_path / "0"), weights_only=True
     )
     first, second = whole.state_dict(), resumed.state_dict()
@@ -242,7 +242,7 @@ def test_only_queues_keep_the_pairs_of_accumulated_batches(recipe, name, waiting
     model, data = recipe(name, options=(*QUIET, "--data.init_args.batch_size=4"))
     counts = []
     model.on_train_batch_end = lambda *batch: counts.append(sum(len(pairs.text) for pairs in model._pairs))
-    trainer = quick_trainer(max_epochs=1, limit_val_batches=0, accumulate_grad_batches=3)
+    trainer = quiet_trainer(max_epochs=1, limit_val_batches=0, accumulate_grad_batches=3)
     trainer.fit(model, datamodule=data)
     assert trainer.global_step == 2  # three batches, and the last one alone
     assert counts == waiting
@@ -253,7 +253,7 @@ def test_only_queues_keep_the_pairs_of_accumulated_batches(recipe, name, waiting
 @pytest.mark.filterwarnings("ignore:.*some scores are below zero")
 def test_any_method_can_be_normalized_with_the_training_split(recipe):
     model, data = recipe("clip4clip", options=(*QUIET, "--model.init_args.clip4clip.similarity_header=MeanP"))
-    tester = quick_trainer()
+    tester = quiet_trainer()
     found = {}
     for normalizer in (None, QueryBankNorm(5.0), SinkhornBias(), DualSoftmax()):
         model.evaluation_config = EvaluationConfig(normalization=normalizer, bank_size=10, top_k=2)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from methods.parts import run
-from quick_trainer import quick_trainer
+
+from tvr_lightning.testing.processes import quiet_trainer
 
 pytestmark = pytest.mark.slow
 # As in `make demo`, which trains from random weights.
@@ -36,6 +37,6 @@ def test_shuffling_the_attention_over_frames_lowers_recall(fixture_root, recipe,
         return weights[:, torch.randperm(weights.shape[1], generator=generator)]
 
     attention._weights = shuffled
-    quick_trainer().test(method, datamodule=data, verbose=False)
+    quiet_trainer().test(method, datamodule=data, verbose=False)
     assert method.evaluation.text_to_video["R@1"] < results["text_to_video"]["R@1"]
     assert method.evaluation.sum_of_recalls < results["sum_of_recalls"]

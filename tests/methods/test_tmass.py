@@ -4,7 +4,6 @@ import pytest
 import torch
 from lightning.pytorch import LightningDataModule
 from methods.parts import FORMS, build, features, moved, paired
-from quick_trainer import quick_trainer
 from torch.utils.data import DataLoader
 
 from tvr_lightning.data.batch import TextBatch, VideoBatch
@@ -14,6 +13,7 @@ from tvr_lightning.layers.stochastic import Uniform
 from tvr_lightning.methods import TMASS
 from tvr_lightning.methods.tmass import TMASSHead, TMASSOptions, score_as_released
 from tvr_lightning.methods.xpool import XPoolOptions
+from tvr_lightning.testing.processes import quiet_trainer
 
 N, F, D = 5, 4, 64
 
@@ -59,7 +59,7 @@ class Stored(LightningDataModule):
 def test_results_of_the_released_protocol_are_marked_as_leaking(protocol):
     text, video = features(N, N)
     made, released = model(protocol=protocol), protocol == "as-released"
-    quick_trainer().test(made, datamodule=Stored(text, video), verbose=False)
+    quiet_trainer().test(made, datamodule=Stored(text, video), verbose=False)
     assert (LEAKS in made.evaluation.warnings) is released
     assert ("as released" in made.evaluation.protocol) is released
     made.eval()

@@ -10,10 +10,10 @@ import torch
 from lightning.pytorch import Callback
 from parity.case import read
 from parity.training import NAMES, batches_of, family, import_case, media_of, part_of, recipe_of, released_names
-from quick_trainer import quick_trainer
 from torch.utils.data import DataLoader
 
 from tvr_lightning.layers.patch_selector import PatchSelector
+from tvr_lightning.testing.processes import quiet_trainer
 
 STEPS = (1, 2, 10)
 TOLERANCE = {"ucofia": 1e-4}
@@ -59,7 +59,7 @@ def train(case, metadata, path, monkeypatch):
         return released_names(case, NAMES[family(method)], module.state_dict())
 
     start, recorder = state(), Recorder(state)
-    trainer = quick_trainer(
+    trainer = quiet_trainer(
         max_epochs=1, precision="32-true" if method.endswith("_float16") else "64-true", callbacks=[recorder],
         gradient_clip_val=recipe_of(family(method))["trainer"]["gradient_clip_val"],
     )  # fmt: skip

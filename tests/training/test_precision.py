@@ -4,10 +4,10 @@ import logging
 from pathlib import Path
 
 import pytest
-from quick_trainer import quick_trainer
 from small_run import small_run
 
 from tvr_lightning.cli import main
+from tvr_lightning.testing.processes import quiet_trainer
 from tvr_lightning.testing.small import small
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -34,7 +34,7 @@ def test_weights_of_16_bits_are_rejected(command, recipe, precision, tmp_path, c
 def test_weights_of_16_bits_are_rejected_in_python():
     method, data = small(RECIPES / "clip4clip.yaml")
     with pytest.raises(ValueError, match=r"trainer\.precision bf16-true.*Use bf16-mixed"):
-        quick_trainer(precision="bf16-true", max_epochs=1).fit(method, datamodule=data)
+        quiet_trainer(precision="bf16-true", max_epochs=1).fit(method, datamodule=data)
 
 
 @pytest.mark.parametrize(

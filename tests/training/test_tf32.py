@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from quick_trainer import quick_trainer
 from small_run import small_run
 
 from tvr_lightning.cli import main
+from tvr_lightning.testing.processes import quiet_trainer
 from tvr_lightning.testing.small import small
 from tvr_lightning.training.tf32 import TF32
 
@@ -44,7 +44,7 @@ def test_products_are_rounded_only_in_training_steps(monkeypatch, breaks):
     monkeypatch.setattr(method, "training_step", training_step)
     monkeypatch.setattr(method, "validation_step", validation_step)
     options = {"limit_train_batches": 2, "num_sanity_val_steps": int(breaks), "callbacks": [OnACard()]}
-    trainer = quick_trainer(max_epochs=1, **options)
+    trainer = quiet_trainer(max_epochs=1, **options)
     with pytest.raises(BrokenError) if breaks else contextlib.nullcontext():
         trainer.fit(method, datamodule=data)
     assert set(seen) == {("train", "high"), ("val", "highest")}

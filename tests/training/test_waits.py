@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from quick_trainer import quick_trainer
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tvr_lightning.testing.processes import quiet_trainer
 from tvr_lightning.testing.small import method_recipes, small
 
 SYNCHRONIZING = {
@@ -57,7 +57,7 @@ def test_a_training_step_synchronizes_only_where_it_must(title, option):
     watch = Synchronizations()
     method.on_train_batch_start = lambda *batch: watch.__enter__() and None
     method.on_train_batch_end = lambda *batch: watch.__exit__(None, None, None)
-    quick_trainer(max_steps=1, limit_val_batches=0).fit(method, datamodule=data)
+    quiet_trainer(max_steps=1, limit_val_batches=0).fit(method, datamodule=data)
     most, file = KNOWN.get(title, (0, ""))
     assert set(watch.found) <= {file}
     assert watch.found[file] <= most

@@ -77,7 +77,8 @@ def quiet_trainer(**options: Any) -> pl.Trainer:
     quiet: dict[str, Any] = dict.fromkeys(
         ["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False
     )
-    return pl.Trainer(accelerator="cpu", use_distributed_sampler=False, num_sanity_val_steps=0, **quiet, **options)
+    quiet |= {"accelerator": "cpu", "use_distributed_sampler": False, "num_sanity_val_steps": 0}
+    return pl.Trainer(**(quiet | options))
 
 
 def trained(module: pl.LightningModule, data: Batches, **options: Any) -> tuple[list[float], dict[str, Tensor]]:
