@@ -84,7 +84,7 @@ test: $(VENV)/.complete
 	$(BIN)/python -m pytest -n auto --dist loadfile --durations=10
 
 test-slow: $(VENV)/.complete
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n auto --dist loadfile --durations=10
 
 # Tests the wheel without constraints.txt. Plain `pytest` does not add the checkout to the path, so it imports the wheel.
 # Warnings are not errors here, since old releases trigger some in each other.

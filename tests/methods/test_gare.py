@@ -102,7 +102,7 @@ def of_one_pair(head, sentence, words, word_mask, frames, frame_mask):
     if head.psi is not None:
         kind = options.increment
         context, mask = (words, word_mask) if kind.words else (frames, frame_mask)
-        if kind.mask_context:
+        if kind.masks_context:
             context = context[mask]
         if isinstance(kind, TextIncrement):
             direction = F.normalize(mean - psi(head.psi, sentence, context), dim=0)

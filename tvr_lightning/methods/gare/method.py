@@ -59,7 +59,7 @@ class GARE(RetrievalModule):
     def __init__(self, encoder: Encoder, *, gare: GAREOptions | None = None, **shared: Any) -> None:
         super().__init__(encoder, **shared)
         self.options = options = gare or GAREOptions()
-        words, masked = options.increment.words, options.increment.mask_context
+        words, masked = options.increment.words, options.increment.masks_context
         unmasked = {"words": words and not masked, "frames": not options.mask_frames or not (words or masked)}
         self.reads_padding = tuple(part for part, read in unmasked.items() if read)
         if options.fixed_temperature is not None:

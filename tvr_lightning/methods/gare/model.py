@@ -97,7 +97,7 @@ class GAREHead(PairHead):
         options = self.options.increment
         assert self.psi is not None  # required by all callers
         assert isinstance(options, GapIncrement | TextIncrement)
-        frame_mask = video.frame_mask if options.mask_context else None
+        frame_mask = video.frame_mask if options.masks_context else None
         if isinstance(options, TextIncrement):
             direction = means - self.psi(texts, video.frames, frame_mask)
             # The length R (M, N, 1) = exp(linear(cosines of the text with the frames)).
@@ -108,7 +108,7 @@ class GAREHead(PairHead):
             return direction.unit().scale(F.linear(cosines, weight, bias).exp())
         gap = means - texts if options.sign == 1 else texts - means
         if options.words:
-            return self.psi(gap, text.words, text.word_mask if options.mask_context else None, "text")
+            return self.psi(gap, text.words, text.word_mask if options.masks_context else None, "text")
         return self.psi(gap, video.frames, frame_mask)
 
     def geometry(self, text: TextFeatures, video: VideoFeatures) -> dict[str, Tensor]:

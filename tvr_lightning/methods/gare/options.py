@@ -41,12 +41,17 @@ class Increment(ConfigVariant):
     corrected: Side = "text"
     dropout: float = 0.0
     dropout_per: DropoutPer = "pair"
-    mask_context: bool = True
+    mask_context: bool | None = True
 
     @property
     def words(self) -> bool:
         """Whether psi attends to words."""
         return isinstance(self, GapIncrement) and self.context == "words"
+
+    @property
+    def masks_context(self) -> bool:
+        """Whether psi leaves out padding of its context, if it has one."""
+        return self.words if self.mask_context is None else self.mask_context
 
 
 class NoIncrement(Increment):
@@ -86,7 +91,7 @@ class GapIncrement(Increment):
         self.context = context
         self.sign = sign
         self.dropout = dropout
-        self.mask_context = context == "words" if mask_context is None else mask_context
+        self.mask_context = mask_context
         self.dropout_per = dropout_per
 
 
