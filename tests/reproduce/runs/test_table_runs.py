@@ -1,6 +1,7 @@
 """Every run of every table is built, trained for a step, and evaluated on its synthetic dataset."""
 
 import json
+import shutil
 from functools import cache
 
 import pytest
@@ -42,7 +43,7 @@ class Tables:
     """Runs of tables in one folder; a run of several tables is made once."""
 
     def __init__(self, folder):
-        self.folder, self.kinds, self.executed, self.built = folder, set(), set(), set()
+        self.folder, self.kinds, self.executed, self.kept, self.built = folder, set(), set(), set(), set()
         self.overlay = folder / "step.yaml"
         self.overlay.write_text(STEP)
 
@@ -51,9 +52,13 @@ class Tables:
         names = option_names(run.settings)
         kind = (run.verb, *run.configs, *(n for n in names if not n.startswith("model.") or ".evaluation" in n))
         if needed or run.verb != "fit" or kind not in self.kinds:
-            if run.key not in self.executed:
+            if run.key not in (self.kept if needed else self.executed):
                 self.execute(run)
-            self.executed.add(run.key)
+                self.executed.add(run.key)
+                if needed:
+                    self.kept.add(run.key)
+                else:
+                    shutil.rmtree(self.folder / "runs" / run.key)  # hundreds of checkpoints would fill a disk
         elif run.key not in self.executed | self.built:
             self.build(run)
         self.kinds.add(kind)
