@@ -3,12 +3,15 @@
 import os
 import signal
 import time
+from collections import OrderedDict
 
 import forked
 import pytest
+import torch
 from small_run import small_run
 
 from tvr_lightning.cli import main
+from tvr_lightning.runs.resume import AtomicCheckpointIO
 
 SECONDS = 500  # for a busy machine
 
@@ -50,3 +53,14 @@ def test_a_command_without_a_way_to_resume_only_names_itself(monkeypatch, capsys
     monkeypatch.setattr("tvr_lightning.reproduce.published.published_rows", interrupted)
     assert main(["published"]) == 130
     assert capsys.readouterr().err == "tvr: published was interrupted\n"
+
+
+def test_an_interrupt_waits_until_a_checkpoint_is_written(tmp_path):
+    class Interrupting:
+        def __reduce__(self):
+            signal.raise_signal(signal.SIGINT)
+            return OrderedDict, ()
+
+    with pytest.raises(KeyboardInterrupt):
+        AtomicCheckpointIO().save_checkpoint({"state": Interrupting()}, tmp_path / "last.ckpt")
+    assert torch.load(tmp_path / "last.ckpt")["state"] == {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -46,6 +48,22 @@ def file_lock(
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def delayed_interrupt() -> Iterator[None]:
+    """Delay Ctrl-C until the end of the context, if it runs in the main thread; no other thread is interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if pressed:
+            signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager

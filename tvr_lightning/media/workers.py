@@ -15,6 +15,7 @@ from typing import Any
 from typing_extensions import override
 
 from tvr_lightning.errors import UserError
+from tvr_lightning.files import delayed_interrupt
 
 
 def batches_of(start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
@@ -41,23 +42,15 @@ def batches_of(start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Delay Ctrl-C while workers are started, since a DataLoader cannot stop half of its workers in order."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    # The workers' server inherits the mask when it starts. The mask applies only to this thread: another thread may
-    # receive the signal, for which Python would interrupt this one, so the handler waits as well. Python 3.11 unblocks
-    # the signal when it starts its resource tracker, which it does before the server.
+    # The workers' server inherits the mask when it starts. Python 3.11 unblocks the signal when it starts its resource
+    # tracker, which it does before the server.
     resource_tracker.ensure_running()
-    pressed: list[int] = []
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    handler = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if pressed:
-            signal.raise_signal(signal.SIGINT)
+    with delayed_interrupt():
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def start_method() -> str:

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from tvr_lightning.data.loader import TrainingLoader
 from tvr_lightning.errors import UserError
-from tvr_lightning.files import replace_whole
+from tvr_lightning.files import delayed_interrupt, replace_whole
 from tvr_lightning.runs.folder import run_number
 from tvr_lightning.training.checkpoints import RECORD, read_checkpoint
 from tvr_lightning.training.distributed import gather_objects, rank, world_size
@@ -70,7 +70,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         checkpoint[RECORD] = self.record | {"file": target.stem}  # a file may be renamed later
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with replace_whole(target) as file:
+            # torch's writer would turn an interruption into a RuntimeError.
+            with delayed_interrupt(), replace_whole(target) as file:
                 torch.save(checkpoint, file)
         except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
             previous = "The previous checkpoint is intact" if target.exists() else "There is no previous checkpoint"
