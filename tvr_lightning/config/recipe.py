@@ -229,7 +229,8 @@ class Recipe:
         if seed is not False:
             self.config.seed_everything = seed_everything(None if seed is True else seed, workers=True)
         # Lightning's constructors record the options of the classes for checkpoints.
-        sections = yaml.safe_load(parser.dump(self.config, skip_link_targets=False, skip_unset=False))
+        text = parser.dump(self.config, skip_link_targets=False, skip_unset=False, skip_validation=True)
+        sections = yaml.safe_load(text)
         cli: Any = SimpleNamespace(config_dump=sections, _dump_config=lambda: None)
         kinds = [(_InstantiatorFn(cli, section), kind, True) for section, kind in CLASSES.items()]
         with self._checkpoint_follows(), explained():
