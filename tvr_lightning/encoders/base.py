@@ -25,8 +25,6 @@ Tower = Literal["text", "video"]
 class TemporalInitialization:
     """Weights of the text transformer that initialize a temporal transformer (CLIP4Clip, modules/modeling.py).
 
-    The tensors may share memory with the encoder's; copy them.
-
     Attributes:
         blocks: State (float32) of each of the first blocks, under the names `ln_1.weight`, `attn.in_proj_weight`,
             `attn.out_proj.weight`, `mlp.c_fc.weight`, `mlp.c_proj.weight`, `ln_2.weight` and their biases.

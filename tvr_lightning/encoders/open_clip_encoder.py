@@ -182,8 +182,8 @@ class OpenClipEncoder(Encoder):
             return None
         if layers > len(blocks):
             raise UserError(f"{layers} temporal layers were requested, but the text transformer has only {len(blocks)}")
-        states = [{key: value.float() for key, value in untuned_state(block).items()} for block in blocks[:layers]]
-        embedding = self._text.positional_embedding.detach().float()
+        states = [{key: value.float().clone() for key, value in untuned_state(b).items()} for b in blocks[:layers]]
+        embedding = self._text.positional_embedding.detach().float().clone()
         return TemporalInitialization(states, embedding, int(blocks[0].attn.num_heads))
 
     @override
