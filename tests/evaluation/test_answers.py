@@ -1,4 +1,4 @@
-"""Accuracy of answers: what counts, what is counted beside it, what is written."""
+"""Accuracy of answers: which answers count, what is counted separately, and what is written."""
 
 import csv
 import json
@@ -44,29 +44,13 @@ def test_accuracy_counts_each_question_once_and_unknown_answers_as_wrong():
     assert metric.compute().item() == pytest.approx(60.0)
 
 
-def partial_evaluation():
-    return evaluate_answers([0, 1, 2, 0], [0, 1, -1, 1], ["what", "what", "who", "who"], asked=7, without_video=2)
-
-
-def test_unanswered_questions_are_counted():
-    found = partial_evaluation()
-    assert found.accuracy == 50.0
+def test_omitted_questions_are_counted_printed_and_written(tmp_path):
+    kinds = ["what", "what", "who", "who"]
+    found = evaluate_answers([0, 1, 2, 0], [0, 1, -1, 1], kinds, asked=7, without_video=2)
+    assert (found.accuracy, found.majority) == (50.0, 25.0)
     assert found.answerable == pytest.approx(200 / 3)
-    assert found.majority == 25.0
-    assert found.kinds == {"what": 100.0, "who": 0.0}
     assert (found.questions, found.asked, found.unknown_answers, found.without_video) == (4, 7, 1, 2)
-    with pytest.raises(ValueError, match="None of the 5 questions was answered; 5 of them"):
-        evaluate_answers([], [], [], asked=5, without_video=5)
-
-
-def test_frequent_answers_are_sorted_by_count_and_then_alphabetically():
-    given = ["dog", "man", "man", "cat", "cat", "bird"]
-    assert frequent_answers(given, 3) == ["cat", "man", "bird"]
-    assert frequent_answers(given, 100) == ["cat", "man", "bird", "dog"]
-
-
-def test_printed_and_written_results_show_the_omitted_questions(tmp_path):
-    made = results(partial_evaluation(), trained_on="MSR-VTT", skipped=["a.mp4: broken"])
+    made = results(found, trained_on="MSR-VTT", skipped=["a.mp4: broken"])
     said = printed(made)
     for part in (
         "50.0", "4 of 7 questions", "1 questions have an answer that is not in the training data",
@@ -75,11 +59,18 @@ def test_printed_and_written_results_show_the_omitted_questions(tmp_path):
         assert part in said
     json_path, csv_path = write_results(made, tmp_path)
     assert json.loads(json_path.read_text())["evaluation"]["without_video"] == 2
-    with csv_path.open(newline="") as file:
-        (row,) = csv.DictReader(file)
-    assert (float(row["accuracy"]), float(row["who"])) == (50.0, 0.0)
+    (row,) = csv.DictReader(csv_path.read_text().splitlines())
+    assert (float(row["accuracy"]), float(row["what"]), float(row["who"])) == (50.0, 100.0, 0.0)
     complete = printed(results(evaluate_answers([0], [0], ["what"], 1, 0)))
     assert not any(word in complete for word in ("PARTIAL", "trained on", "Skipped", "training data"))
+    with pytest.raises(ValueError, match="None of the 5 questions was answered; 5 of them"):
+        evaluate_answers([], [], [], asked=5, without_video=5)
+
+
+def test_frequent_answers_are_sorted_by_count_and_then_alphabetically():
+    given = ["dog", "man", "man", "cat", "cat", "bird"]
+    assert frequent_answers(given, 3) == ["cat", "man", "bird"]
+    assert frequent_answers(given, 100) == ["cat", "man", "bird", "dog"]
 
 
 def test_answers_are_written_one_row_each(tmp_path):
