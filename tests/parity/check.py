@@ -16,25 +16,17 @@ NOISE = 1e-10
 
 @dataclass(frozen=True)
 class Comparison:
-    """One tensor of a case against ours.
+    """One tensor of a case, `expected.*` or `feature.*`, against ours.
 
-    Attributes:
-        name: Name with its prefix, `expected.*` or `feature.*`.
-        shape: Shape of the authors' tensor.
-        difference: Largest absolute difference; infinite if there is nothing to compare.
-        scale: Divisor of the difference; 0 if ours must be equal.
-        note: Reason if there is nothing to compare.
+    The difference is the largest absolute one, and infinite if there is nothing to compare, as the note explains. It is
+    divided by the scale, or must be 0 if the scale is 0.
     """
 
     name: str
     shape: tuple[int, ...]
-    difference: float
-    scale: float
+    difference: float = math.inf
+    scale: float = 1.0
     note: str = ""
-
-    @property
-    def tolerance(self):
-        return TOLERANCE * self.scale
 
     @property
     def relative(self):
@@ -54,56 +46,52 @@ def compare_tensor(name, expected, ours):
     """
     shape = tuple(expected.shape)
     if ours is None:
-        return Comparison(name, shape, math.inf, 1.0, "not computed")
+        return Comparison(name, shape, note="not computed")
     if ours.numel() == expected.numel() == 1:
         ours = ours.reshape(shape)
     if tuple(ours.shape) != shape:
-        return Comparison(name, shape, math.inf, 1.0, f"ours has shape {tuple(ours.shape)}")
+        return Comparison(name, shape, note=f"ours has shape {tuple(ours.shape)}")
     a, b = ours.detach().double(), expected.double()
-    if not expected.is_floating_point():
-        return Comparison(name, shape, float((a - b).abs().max()) if b.numel() else 0.0, 0.0)
     finite = b.isfinite()
     same_specials = torch.equal(a.isnan(), b.isnan()) and torch.equal(a[b.isinf()], b[b.isinf()])
     if not same_specials or not bool(a[finite].isfinite().all()):
-        return Comparison(name, shape, math.inf, 1.0, "infinities or NaN elsewhere")
+        return Comparison(name, shape, note="infinities or NaN elsewhere")
     a, b = a[finite], b[finite]
-    if not b.numel():
-        return Comparison(name, shape, 0.0, 0.0)
+    difference = float((a - b).abs().max()) if b.numel() else 0.0
+    if not expected.is_floating_point() or not b.numel():
+        return Comparison(name, shape, difference, 0.0)
     floor = max(torch.finfo(expected.dtype).eps / TOLERANCE, NOISE)
-    return Comparison(name, shape, float((a - b).abs().max()), max(float(b.abs().max()), floor))
+    return Comparison(name, shape, difference, max(float(b.abs().max()), floor))
 
 
-def compare(case, ours):
-    """Compare all expected tensors of a case, and the intermediate features that were computed.
+def check_case(case):
+    """Compute what a case expects, and its intermediate features if possible.
 
     Returns:
         One comparison per tensor, largest relative difference first.
+
+    Raises:
+        CaseError: Nothing computes the case, or a tensor or an option is missing.
     """
+    if case.method not in COMPUTE:
+        raise CaseError(f"{case.path}: nothing computes cases of {case.method!r}; known: {', '.join(sorted(COMPUTE))}")
+    try:
+        with torch.no_grad():
+            ours = COMPUTE[case.method](case)
+    except KeyError as error:
+        raise CaseError(f"{case.path}: a {case.method} case needs {error}") from error
     found = [compare_tensor(f"expected.{name}", tensor, ours.get(name)) for name, tensor in case.expected.items()]
     features = {f"feature.{name}": tensor for name, tensor in case.features.items()}
     found += [compare_tensor(name, tensor, ours[name]) for name, tensor in features.items() if name in ours]
     return sorted(found, key=lambda c: (-c.relative, c.name))
 
 
-def check_case(case):
-    """Compute what a case expects and compare it; CaseError if nothing computes it or an input is missing."""
-    if case.method not in COMPUTE:
-        known = ", ".join(sorted(COMPUTE))
-        raise CaseError(f"{case.path}: nothing computes cases of the method {case.method!r}; known: {known}")
-    try:
-        with torch.no_grad():
-            return compare(case, COMPUTE[case.method](case))
-    except KeyError as error:
-        raise CaseError(f"{case.path}: its config or its checkpoint has no {error}") from error
-
-
 def table(case, comparisons):
     """Lines of tensor, shape, largest absolute difference and tolerance, in the order given."""
     wrong = sum(not c.holds for c in comparisons)
     verdict = f"{wrong} of {len(comparisons)} tensors differ" if wrong else f"all {len(comparisons)} tensors hold"
-    width, lines = max(len(c.name) for c in comparisons), [f"{case.path}: {case.method}, {verdict}"]
+    lines = [f"{case.path}: {case.method}, {verdict}"]
     for c in comparisons:
         shape, note = "x".join(map(str, c.shape)) or "scalar", "" if c.holds else f"  {c.note or 'differs'}"
-        tolerance = f"{c.tolerance:.1e}" if c.tolerance else "exact"
-        lines.append(f"{c.name:{width}}  {shape:12}  {c.difference:.1e}  {tolerance}{note}")
+        lines.append(f"{c.name:60}  {shape:12}  {c.difference:.1e}  {TOLERANCE * c.scale:.1e}{note}")
     return "\n".join(lines)

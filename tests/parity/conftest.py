@@ -33,47 +33,40 @@ def pytest_addoption(parser):
     parser.addoption("--cases", type=Path, metavar="FOLDER", help="run only the parity cases in this folder")
 
 
-def pytest_configure(config):
-    folder = config.getoption("cases", None)
-    if folder is not None and not files_of(folder):
-        problem = "contains no case" if folder.exists() else "no such folder"
-        raise pytest.UsageError(f"--cases {folder}: {problem}")
-
-
 def kind_of(path):
     return next((kind for kind, pattern in KINDS.items() if path.match(pattern)), None)
 
 
-def files_of(folder):
-    """Return the cases in a folder and its subfolders, or the one that is named itself."""
-    files = [folder] if folder.is_file() else sorted(folder.rglob("*"))
-    return [path for path in files if kind_of(path)]
+def cases_in(folder):
+    """Return the cases in a folder and its subfolders, or the one that is named itself, by their names."""
+    root, files = (folder.parent, [folder]) if folder.is_file() else (folder, sorted(folder.rglob("*")))
+    return {str(path.relative_to(root)): path for path in files if kind_of(path)}
 
 
 def cases(config):
-    """Return (folder, file) of every case to run."""
-    given = config.getoption("cases", None)
+    """Return the cases to run by their names."""
+    given, further = config.getoption("cases", None), os.environ.get("TVR_PARITY_CASES")
     if given is not None:
-        return [(given, path) for path in files_of(given)]
-    found = [(OWN, path) for path in files_of(OWN)]
-    further = os.environ.get("TVR_PARITY_CASES")
-    if further:
-        names = {path.name for _, path in found}
-        paths = [path for path in files_of(Path(further)) if kind_of(path) != "case_path"]
-        found += [(Path(further), path) for path in paths if path.name not in names]
-    return found
+        return cases_in(given)
+    others = cases_in(Path(further)) if further else {}
+    return {name: path for name, path in others.items() if kind_of(path) != "case_path"} | cases_in(OWN)
+
+
+def pytest_configure(config):
+    if not cases(config):
+        raise pytest.UsageError(f"--cases {config.getoption('cases')} contains no case")
 
 
 def pytest_generate_tests(metafunc):
-    given = metafunc.config.getoption("cases", None) is not None
+    given = metafunc.config.getoption("cases", None)
     for kind in KINDS.keys() & set(metafunc.fixturenames):
         found = [
             pytest.param(
                 path,
-                id=str(path.relative_to(folder) if path != folder else path.name).removesuffix(".safetensors"),
-                marks=pytest.mark.slow if not given and path.name.startswith(LONG) else (),
+                id=name.removesuffix(".safetensors"),
+                marks=pytest.mark.slow if given is None and name.startswith(LONG) else (),
             )
-            for folder, path in cases(metafunc.config)
+            for name, path in cases(metafunc.config).items()
             if kind_of(path) == kind
         ]
         metafunc.parametrize(kind, found)

@@ -4,10 +4,9 @@ Scores (N, M) have the factor exp(logit_scale), except GARE's cosines.
 """
 
 import torch
-from parity.case import CaseError
 from parity.compute.features import encode_case, first_pairs
 
-from tvr_lightning.authors.importer import import_checkpoint, similarity_header
+from tvr_lightning.authors.importer import import_checkpoint
 from tvr_lightning.layers.aggregation import ISA
 from tvr_lightning.methods.gare.model import directional_diversity, norm_variance, relaxed_bottleneck
 from tvr_lightning.methods.gare.options import Bottleneck, GAREOptions, LogMeanExp, TextPooling, Variance
@@ -32,12 +31,6 @@ def scaled(module, scores):
 
 
 def compute_clip4clip(case):
-    kind = type(similarity_header(case.checkpoint)).__name__
-    header = kind[0].lower() + kind[1:]  # as the released code writes it
-    if case.config.get("head", header) != header:
-        raise CaseError(
-            f"{case.path}: config head is {case.config['head']!r}; by its checkpoint's names the header is {header!r}"
-        )
     module, text, video, features = encoded(case)
     similarity = module.logits(module.score(text, video).similarity)
     return features | {"similarity": similarity, "loss": module.losses(first_pairs(text, video))["info_nce"]}
