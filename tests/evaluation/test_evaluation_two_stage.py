@@ -12,7 +12,7 @@ from tvr_lightning.evaluation.normalization import Context, DualSoftmax, Normali
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.ranks import streamed_ranks
 from tvr_lightning.evaluation.sources import AdjustedSource, TransposedSource
-from tvr_lightning.evaluation.two_stage import TwoStage, UnscoredPairs, nearest, score_candidates
+from tvr_lightning.evaluation.two_stage import TwoStage, UnscoredPairs, nearest
 from tvr_lightning.features import Scores, VideoFeatures
 
 NEGATIVE = pytest.mark.filterwarnings("ignore:.*some scores are below zero")
@@ -90,40 +90,18 @@ def test_candidates_have_the_largest_cosines(count, block):
     assert torch.equal(found, cosine.argsort(1, descending=True)[:, :count])
 
 
-@pytest.mark.parametrize("videos_per_block", [1, 4, 100])
-def test_scores_of_candidates_equal_those_of_all_pairs(videos_per_block):
-    text, video, _ = random_split(9, 13, 0)
-    scored = []
-
-    def counting(some, few):
-        scored.append(len(some) * len(few))
-        return second_stage(some, few)
-
-    expected = second_stage(text, video).similarity
-    candidates = nearest(text.sentence, video.frames.mean(1), 5)
-    found = score_candidates(counting, text, video, candidates, videos_per_block)
-    torch.testing.assert_close(found, expected.gather(1, candidates))
-    assert sum(scored) == 9 * 5 or videos_per_block > 1
-    candidates = nearest(video.frames.mean(1), text.sentence, 5)
-    found = score_candidates(second_stage, text, video, candidates, videos_per_block, "video-to-text")
-    torch.testing.assert_close(found, expected.T.gather(1, candidates))
-
-
 @pytest.mark.parametrize("count", [1, 3, 20])
 def test_scoring_only_the_candidates_gives_the_same_ranks(count):
     text, video, owner = random_split(50, 30, count)
-    asked = []
+    asked, stages = [], TwoStage(count)
 
     def counting(texts, videos):
         asked.append(len(texts) * len(videos))
         return second_stage(texts, videos)
 
     def ranks(source):
-        fitted = [
-            TwoStage(count).fit(each, Context(direction))
-            for each, direction in ((source, "text-to-video"), (TransposedSource(source), "video-to-text"))
-        ]
-        return streamed_ranks(source, owner, *fitted)
+        backward = stages.fit(TransposedSource(source), Context("video-to-text"))
+        return streamed_ranks(source, owner, stages.fit(source, Context("text-to-video")), backward)
 
     scored, every = (PairScores(score, text, video, memory_budget_bytes=2**14) for score in (counting, second_stage))
     for found, expected in zip(ranks(UnscoredPairs(scored)), ranks(every), strict=True):
