@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvr_lightning.evaluation.ranks import Ranks, count_ranks, text_to_video_ranks, video_to_text_ranks
+from tvr_lightning.evaluation.ranks import count_ranks, text_to_video_ranks, video_to_text_ranks
 
 
 @settings(deadline=None, max_examples=50)
@@ -59,11 +59,3 @@ def test_the_number_and_the_place_of_nan_scores_are_named():
         text_to_video_ranks(similarity, match)
     with pytest.raises(ValueError, match="the first is text 2 against video 1"):
         video_to_text_ranks(similarity, match)
-
-
-def test_repeated_queries_count_once():
-    ranks = Ranks(torch.tensor([3, 0, 3]), torch.tensor([1, 2, 1]), torch.tensor([7, 2, 7]))
-    once = ranks.deduplicated()
-    assert once.index.tolist() == [2, 7]
-    assert once.better.tolist() == [0, 3]
-    assert once.tied.tolist() == [2, 1]
