@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from metric_rows import BlockSource, released_row, summarize
+from metric_rows import BlockSource
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.nn.functional import normalize
@@ -15,7 +15,6 @@ from tvr_lightning.evaluation.external_scores import evaluate_scores
 from tvr_lightning.evaluation.normalization import (
     Context,
     DualSoftmax,
-    Normalizer,
     NormalizerChain,
     QueryBankNorm,
     SinkhornBias,
@@ -33,27 +32,19 @@ def scores(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
 
 def test_dual_softmax_and_query_bank_norm_equal_the_released_code(parity_cases):
     released = load_file(parity_cases / "metrics.safetensors")
-    similarity, own = released["single.similarity"], torch.arange(60)
+    similarity = released["single.similarity"]
     forward = normalize_scores(DualSoftmax(), similarity)
     backward = normalize_scores(DualSoftmax(), similarity.T, direction="video-to-text").T
     banked = normalize_scores(QueryBankNorm(), similarity, released["qbnorm.bank_similarity"])
     for name, found in {"dsl.t2v": forward, "dsl.v2t": backward, "qbnorm": banked}.items():
         torch.testing.assert_close(found, released[f"{name}.similarity"], rtol=1e-9, atol=1e-12)
-    for name, ranks in {
-        "dsl.t2v": text_to_video_ranks(forward, own),
-        "dsl.v2t": video_to_text_ranks(backward, own),
-        "qbnorm.t2v(k=1,beta=20)": text_to_video_ranks(banked, own),
-    }.items():
-        expected, row = released_row(parity_cases, name), summarize(ranks)
-        assert {key: row[key] for key in expected} == pytest.approx(expected)
     assert 0 < (banked == similarity).all(1).sum() < 60
 
 
 @pytest.mark.parametrize("offset", [0.0, -2.0])
-@pytest.mark.parametrize("chained", [False, True])
-def test_dual_softmax_warns_of_negative_scores_once(offset, chained):
+@pytest.mark.parametrize("normalizer", [DualSoftmax(), NormalizerChain([DualSoftmax()])])
+def test_dual_softmax_warns_of_negative_scores_once(offset, normalizer):
     similarity = scores(9, 9).abs() + offset
-    normalizer: Normalizer = NormalizerChain([DualSoftmax()]) if chained else DualSoftmax()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         evaluation, _ = evaluate_scores(similarity, GroundTruth(torch.arange(9), 9, "Toy", "test", "pairs"), normalizer)
@@ -64,23 +55,16 @@ def test_dual_softmax_warns_of_negative_scores_once(offset, chained):
     ]
 
 
-def test_dual_softmax_sharpens_with_its_temperature():
-    similarity = scores(9, 9)
+def test_options_of_dual_softmax_and_query_bank_norm_have_an_effect():
+    similarity, bank = scores(40, 25), scores(50, 25, seed=1)
     mild, sharp = (normalize_scores(DualSoftmax(t), similarity) / similarity for t in (1.0, 50.0))
     assert sharp.max(0).values.min() > mild.max(0).values.max()
-    torch.testing.assert_close(mild.sum(0), torch.ones(9, dtype=torch.float64))
-
-
-def test_options_of_query_bank_norm_change_how_many_queries_it_normalizes():
-    similarity, bank = scores(40, 25), scores(50, 25, seed=1)
-
-    def normalized_queries(normalizer: QueryBankNorm) -> int:
-        return int((normalize_scores(normalizer, similarity, bank) != similarity).any(1).sum())
-
-    few, plain, many = (normalized_queries(QueryBankNorm(**o)) for o in ({"occurrences": 4}, {}, {"k": 25}))
+    torch.testing.assert_close(mild.sum(0), torch.ones(25, dtype=torch.float64))
+    options = {"occurrences": 4}, {}, {"k": 25}
+    banked = [normalize_scores(QueryBankNorm(**one), similarity, bank) for one in options]
+    few, plain, many = (int((each != similarity).any(1).sum()) for each in banked)
     assert few < plain < many == 40
-    factors = [normalize_scores(QueryBankNorm(beta, k=25), similarity, bank) for beta in (1.0, 20.0)]
-    assert not torch.allclose(*factors)
+    assert not torch.allclose(banked[2], normalize_scores(QueryBankNorm(1.0, k=25), similarity, bank))
 
 
 def unit_vectors(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
