@@ -1,4 +1,4 @@
-"""Summed retrieval probabilities, the normalisation error, and false negatives and positives: NCL, section 3.2."""
+"""Summed retrieval probabilities, the normalization error, and false negatives and positives: NCL, section 3.2."""
 
 import pytest
 import torch
@@ -38,10 +38,7 @@ def test_probabilities_add_up_over_queries_and_blocks():
 
 
 def test_the_matching_share_counts_matching_queries_only():
-    one_to_one = torch.arange(4)
-    assert matching_share(one_to_one, one_to_one).tolist() == [1, 1, 1, 1]
-    owner = torch.tensor([0, 0, 0, 2, 1, 1])
-    videos = torch.arange(3)
+    owner, videos = torch.tensor([0, 0, 0, 2, 1, 1]), torch.arange(3)
     assert matching_share(owner, videos).tolist() == [3, 2, 1]  # videos as the gallery
     assert matching_share(videos, owner) == pytest.approx(torch.tensor([1 / 3, 1 / 3, 1 / 3, 1, 0.5, 0.5]))
 
