@@ -18,7 +18,7 @@ from tvr_lightning.data.importing import ImportFailed, run
 from tvr_lightning.data.importing.hub import fetch
 from tvr_lightning.data.importing.layouts import DATASETS, LAYOUTS, PUBLISHED
 from tvr_lightning.data.importing.run import ImportReport, import_dataset
-from tvr_lightning.data.records import SYNTHETIC, Split
+from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.data.video_files import stem
 
 
@@ -31,14 +31,15 @@ def write(path: Path, value: object) -> None:
     path.write_text(value if isinstance(value, str) else json.dumps(value))
 
 
-def records(split: Split, source: str, suffix: str = ".mp4", folder: str = "", single: bool = False) -> list[dict]:
-    """Records of the Hub's lists."""
-    found = []
-    for video, texts in zip(split.videos, split.texts_of_videos(), strict=True):
-        name, captions = stem(video.video_id), [split.texts[i].text for i in texts]
-        caption = captions[0] if single else captions
-        found.append({"video_id": name, "video": f"{folder}{name}{suffix}", "caption": caption, "source": source})
-    return found
+def write_hub_lists(folder: Path, official, splits: dict[str, str], *, suffix=".mp4", single=False, ids=True) -> None:
+    """Write splits of a dataset as lists of the Hub, by the name of each list."""
+    for name, part in splits.items():
+        split, rows = official.read_split(part), []
+        for video, texts in zip(split.videos, split.texts_of_videos(), strict=True):
+            captions = [split.texts[i].text for i in texts]
+            row = {"video": f"{stem(video.video_id)}{suffix}", "caption": captions[0] if single else captions}
+            rows.append({"video_id": stem(video.video_id), **row} if ids else row | {"video": f"{part}/{row['video']}"})
+        write(folder / f"{name}.json", rows)
 
 
 def assert_same(found, expected, *splits: str) -> None:
@@ -53,8 +54,8 @@ def test_the_hubs_msrvtt_has_the_splits_of_the_official_files(test_data, tmp_pat
     source = tmp_path / "hub"
     real = {name: MSRVTT(root=str(test_data / "annotations"), split=name) for name in ("9k", "7k")}
     for name, official in real.items():
-        write(source / f"msrvtt_train_{name}.json", records(official.read_split("train"), "MSR-VTT"))
-    write(source / "msrvtt_test_1k.json", records(real["9k"].read_split("test"), "MSR-VTT", single=True))
+        write_hub_lists(source, official, {f"msrvtt_train_{name}": "train"})
+    write_hub_lists(source, real["9k"], {"msrvtt_test_1k": "test"}, single=True)
     report = bring("msrvtt", source, tmp_path / "data")
     for name, official in real.items():
         assert_same(MSRVTT(root=str(tmp_path / "data"), split=name), official, "train", "test")
@@ -66,25 +67,18 @@ def test_the_hubs_msrvtt_has_the_splits_of_the_official_files(test_data, tmp_pat
 @pytest.mark.slow
 def test_the_hubs_msvd_has_the_splits_of_clip4clips_files(test_data, tmp_path):
     source, real = tmp_path / "hub", MSVD(root=str(test_data / "annotations"))
-    for name in ("train", "val", "test"):
-        write(source / f"msvd_{name}.json", records(real.read_split(name), "MSVD", ".avi"))
+    write_hub_lists(source, real, {f"msvd_{name}": name for name in ("train", "val", "test")}, suffix=".avi")
     shutil.copytree(test_data / "annotations" / "msvd" / "videos", source / "raw_videos")
     report = bring("msvd", source, tmp_path / "data")
     assert_same(MSVD(root=str(tmp_path / "data")), real, "train", "val", "test")
     assert (report.splits["", "train"], report.splits["", "test"]) == ((1200, 48774), (670, 27763))
     assert (report.differences, report.new, len(report.absent)) == ([], 5, 1965)
-    links = list((tmp_path / "data" / "msvd" / "videos").iterdir())
-    assert len(links) == 5
-    assert all(link.is_symlink() and link.resolve().parent == source / "raw_videos" for link in links)
 
 
 def test_the_hubs_didemo_has_no_validation_split(test_data, tmp_path):
     real = DiDeMo(root=str(test_data / "annotations"))
     # The test data has no training descriptions; those of the validation split are used instead.
-    for name, ours in (("train", "val"), ("test", "test")):
-        rows = records(real.read_split(ours), "DiDeMo", folder=f"{name}/", single=True)
-        rows = [{key: value for key, value in row.items() if key != "video_id"} for row in rows]
-        write(tmp_path / "hub" / f"didemo_{name}.json", rows)
+    write_hub_lists(tmp_path / "hub", real, {"didemo_train": "val", "didemo_test": "test"}, single=True, ids=False)
     report = bring("didemo", tmp_path / "hub", tmp_path / "data")
     data = DiDeMo(root=str(tmp_path / "data"), split="hub")
     assert_same(data, real, "test")
@@ -97,14 +91,10 @@ def test_the_hubs_didemo_has_no_validation_split(test_data, tmp_path):
 
 def test_the_hubs_activitynet_has_the_splits_of_the_official_files(test_data, tmp_path):
     real = test_data / "annotations"
-    for theirs, ids, file in (("train", "train_ids", "train"), ("val1", "val_ids", "val_1")):
+    for theirs, file in (("train", "train"), ("val1", "val_1")):
         said = json.loads((real / "activitynet" / f"{file}.json").read_text())
-        listed = json.loads((real / "activitynet" / f"{ids}.json").read_text())
-        rows = [
-            {"video_id": v, "video": f"{v}.mp4", "caption": " ".join(said[v]["sentences"]), **said[v]}
-            for v in listed
-            if v in said
-        ]
+        listed = json.loads((real / "activitynet" / f"{file.removesuffix('_1')}_ids.json").read_text())
+        rows = [{"video_id": v, "video": f"{v}.mp4", "caption": "unused", **said[v]} for v in listed if v in said]
         write(tmp_path / "hub" / f"activitynet_captions_{theirs}.json", rows)
     report = bring("activitynet", tmp_path / "hub", tmp_path / "data")
     assert_same(ActivityNet(root=str(tmp_path / "data")), ActivityNet(root=str(real)), "train", "test")
@@ -113,28 +103,21 @@ def test_the_hubs_activitynet_has_the_splits_of_the_official_files(test_data, tm
 
 
 def test_the_hubs_vatex_and_lsmdc_have_the_captions_of_the_official_files(test_data, tmp_path):
-    real, folder = test_data / "annotations", tmp_path / "real" / "vatex"
+    real, hub, folder = test_data / "annotations", tmp_path / "hub", tmp_path / "real" / "vatex"
     folder.mkdir(parents=True)
     for file in ("train_list.txt", "val_list.txt", "test_list.txt"):
         (folder / file).symlink_to(real / "vatex" / file)
     (folder / "vatex_data.json").symlink_to(real / "vatex" / "vatex_data.VAL_ONLY.json")
     official = VATEX(root=str(tmp_path / "real"))
-    for name in ("val", "test"):
-        write(tmp_path / "hub" / f"vatex_{name}.json", records(official.read_split(name), "VATEX"))
-    write(tmp_path / "hub" / "vatex_train.json", [{"video": "a-b_000001_000011.mp4", "caption": ["one", "two"]}])
-    report = bring("vatex", tmp_path / "hub", tmp_path / "data")
+    write_hub_lists(hub, official, {"vatex_val": "val", "vatex_test": "test"})
+    write(hub / "vatex_train.json", [{"video": "a-b_000001_000011.mp4", "caption": ["one", "two"]}])
+    report = bring("vatex", hub, tmp_path / "data")
     assert_same(VATEX(root=str(tmp_path / "data")), official, "val", "test")
     assert report.splits["", "train"] == (1, 2)
 
     lsmdc = LSMDC(root=str(real))
-    clips = lsmdc.read_split("test")
-    rows = [
-        {"video": f"{clips.videos[text.video].path.parent.name}/{clips.videos[text.video].video_id}.avi",
-         "caption": text.text}
-        for text in clips.texts
-    ]  # fmt: skip
-    for name in ("train", "val", "test_1000"):
-        write(tmp_path / "lists" / f"lsmdc_ret_{name}.json", rows)
+    names = {f"lsmdc_ret_{name}": "test" for name in ("train", "val", "test_1000")}
+    write_hub_lists(tmp_path / "lists", lsmdc, names, suffix=".avi", single=True, ids=False)
     bring("lsmdc", tmp_path / "lists", tmp_path / "data")
     assert_same(LSMDC(root=str(tmp_path / "data")), lsmdc, "test")
 
@@ -175,8 +158,8 @@ def test_official_msvd_and_didemo_files_are_converted(test_data, tmp_path):
     for name in ("train", "val", "test"):
         (source / f"{name}_list.txt").symlink_to(real / "msvd" / f"{name}_list.txt")
     tokens = pickle.loads((real / "msvd" / "raw-captions.pkl").read_bytes())
-    rows = [f"{clip} {' '.join(words)}" for clip, captions in tokens.items() for words in captions]
-    write(source / "AllVideoDescriptions.txt", "\n".join(["# a comment", "", *rows, ""]))
+    rows = [f"{clip} {' '.join(words)}\n" for clip, captions in tokens.items() for words in captions]
+    write(source / "AllVideoDescriptions.txt", "".join(["# a comment\n\n", *rows]))
     assert "keep punctuation" in bring("msvd", source, tmp_path / "data").differences[0]
     assert_same(MSVD(root=str(tmp_path / "data")), MSVD(root=str(real)), "train", "val", "test")
 
@@ -197,6 +180,9 @@ def hub(folder: Path, count: int = 4) -> Path:
     return folder
 
 
+VIDEOS = [f"video{i}.mp4" for i in range(4)]
+
+
 def zipped(path: Path, names: list[str]) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("video/", "")
@@ -206,7 +192,8 @@ def zipped(path: Path, names: list[str]) -> Path:
     return path
 
 
-VIDEOS = [f"video{i}.mp4" for i in range(4)]
+def imported(root: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (root / "msrvtt" / "videos").iterdir()}
 
 
 def test_a_zip_is_unpacked_and_completed(tmp_path):
@@ -214,7 +201,7 @@ def test_a_zip_is_unpacked_and_completed(tmp_path):
     zipped(source / "MSRVTT_Videos.zip", [*VIDEOS, "video9.mp4"])
     report = bring("msrvtt", source, tmp_path)
     assert (report.new, report.present, report.unused, report.absent) == (4, 0, ["video9"], [])
-    assert (tmp_path / "msrvtt" / "videos" / "video2.mp4").read_bytes() == b"video2.mp4" * 1000
+    assert imported(tmp_path)["video2.mp4"] == b"video2.mp4" * 1000
     (tmp_path / "msrvtt" / "videos" / "video1.mp4").unlink()
     again = bring("msrvtt", source, tmp_path)
     assert (again.new, again.present, again.written) == (1, 3, [])
@@ -238,10 +225,6 @@ def tar_parts(tmp_path, numbers):
     return source, {path.name: path.read_bytes() for path in loose.iterdir()}
 
 
-def imported(root: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (root / "msrvtt" / "videos").iterdir()}
-
-
 @pytest.mark.parametrize("numbers", [["-000", "-001", "-002"], range(1, 13), ["aa", "ab", "ac"]])
 def test_parts_of_a_tar_are_joined_in_natural_order(tmp_path, numbers):
     source, videos = tar_parts(tmp_path, numbers)
@@ -251,19 +234,19 @@ def test_parts_of_a_tar_are_joined_in_natural_order(tmp_path, numbers):
 
 def test_nothing_is_unpacked_from_damaged_parts_of_a_tar(tmp_path):
     source, videos = tar_parts(tmp_path, range(12))
-    part = {path.name.removeprefix("Videos.tar.part"): path for path in source.glob("Videos.tar.part*")}
-    whole = {number: path.read_bytes() for number, path in part.items()}
+    whole = {path: path.read_bytes() for path in source.glob("Videos.tar.part*")}
+    second, ninth, eleventh = (source / f"Videos.tar.part{number}" for number in (2, 9, 11))
     for changes, message in (
-        ({"2": whole["9"], "9": whole["2"]}, r"Videos\.tar\.part0 is truncated or damaged"),
-        ({"2": None}, r"Videos\.tar: part 2 is missing"),
-        ({"11": None}, r"part0 is truncated or damaged \(unexpected end of data\)"),
+        ({second: whole[ninth], ninth: whole[second]}, r"Videos\.tar\.part0 is truncated or damaged"),
+        ({second: None}, r"Videos\.tar: part 2 is missing"),
+        ({eleventh: None}, r"part0 is truncated or damaged \(unexpected end of data\)"),
     ):
-        for number, content in changes.items():
-            part[number].unlink() if content is None else part[number].write_bytes(content)
+        for path, content in changes.items():
+            path.unlink() if content is None else path.write_bytes(content)
         with pytest.raises(ImportFailed, match=message):
             bring("msrvtt", source, tmp_path / "data")
-        for number in changes:
-            part[number].write_bytes(whole[number])
+        for path in changes:
+            path.write_bytes(whole[path])
     assert not list((tmp_path / "data").rglob("*.writing"))
     assert not bring("msrvtt", source, tmp_path / "data").absent
     assert imported(tmp_path / "data") == videos
@@ -271,11 +254,11 @@ def test_nothing_is_unpacked_from_damaged_parts_of_a_tar(tmp_path):
 
 def fill_disk(monkeypatch):
     """Let the third video meet a full disk."""
-    write, written = run.write_whole, []
+    write, videos = run.write_whole, []
 
     def full(target, content):
-        written.append(target)
-        if sum(file.suffix == ".mp4" for file in written) > 2:
+        videos.extend([target] if target.suffix == ".mp4" else [])
+        if len(videos) > 2:
             raise OSError(errno.ENOSPC, "No space left on device", str(target))
         write(target, content)
 
@@ -322,28 +305,28 @@ def test_an_import_resumes_after_a_broken_zip_or_a_full_disk(tmp_path, capsys, m
 
 
 def test_links_to_a_moved_folder_are_repaired(tmp_path):
-    source = hub(tmp_path / "hub")
+    source, videos = hub(tmp_path / "hub"), tmp_path / "msrvtt" / "videos"
     for name in VIDEOS:
         write(source / "video" / name, name)
     assert bring("msrvtt", source, tmp_path).new == 4
+    assert all(path.is_symlink() for path in videos.iterdir())
     moved = source.rename(tmp_path / "moved")
     (moved / "video" / "video3.mp4").unlink()
     again = bring("msrvtt", moved, tmp_path)
     assert (again.new, again.present, again.absent) == (3, 0, ["video3"])
-    assert (tmp_path / "msrvtt" / "videos" / "video2.mp4").read_text() == "video2.mp4"
+    assert (videos / "video2.mp4").read_text() == "video2.mp4"
 
 
 def test_captions_without_videos_and_videos_without_captions_are_listed(tmp_path, capsys):
     source = hub(tmp_path / "hub")
-    for name in ("video0", "video2", "video3", "holiday"):
-        write(source / "video" / f"{name}.mp4", name)
+    for name in ("video0.mp4", "video2.mp4", "video3.mp4", "holiday.mp4"):
+        write(source / "video" / name, name)
     assert main(["data", "import", "msrvtt", f"--from={source}", f"--root={tmp_path}", "--videos=copy"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert "Videos without captions, not imported: 1, holiday" in lines
     assert any(line.startswith("Captions without videos: 1, video1. Add") for line in lines)
-    copies = sorted((tmp_path / "msrvtt" / "videos").iterdir())
-    assert [path.name for path in copies] == ["video0.mp4", "video2.mp4", "video3.mp4"]
-    assert not any(path.is_symlink() for path in copies)
+    assert imported(tmp_path).keys() == {"video0.mp4", "video2.mp4", "video3.mp4"}
+    assert not any(path.is_symlink() for path in (tmp_path / "msrvtt" / "videos").iterdir())
     assert (source / "video" / "video0.mp4").is_file()
 
 
@@ -351,18 +334,21 @@ def test_existing_files_are_not_overwritten(tmp_path):
     source, out = hub(tmp_path / "hub"), tmp_path / "data" / "msrvtt"
     for name in VIDEOS:
         write(source / name, name)
-    mine = out / "MSRVTT_JSFUSION_test.csv"
-    write(mine, "video_id,sentence\nvideo9,mine\n")
-    with pytest.raises(ImportFailed, match=r"MSRVTT_JSFUSION_test\.csv already exists with different content"):
-        bring("msrvtt", source, tmp_path / "data")
-    assert [path.name for path in out.iterdir()] == [mine.name]
-    mine.unlink()
-    other = out / "videos" / "video1.mp4"
-    for content in ("another video", "vid301.mp4"):  # the second of the same size
-        write(other, content)
-        with pytest.raises(ImportFailed, match=r"videos/video1\.mp4 already exists and is not"):
+    mine, other, second = out / "MSRVTT_JSFUSION_test.csv", out / "videos" / "video1.mp4", source / "2" / "video1.mp4"
+    for file, content, message in (
+        (mine, "video_id,sentence\nvideo9,mine\n", r"MSRVTT_JSFUSION_test\.csv already exists with different content"),
+        (other, "another video", r"videos/video1\.mp4 already exists and is not"),
+        (other, "vid301.mp4", r"videos/video1\.mp4 already exists and is not"),  # of the same size
+        (second, "videoX.mp4", r"2/video1\.mp4 and .*hub/video1\.mp4 have the same name but differ"),
+    ):
+        write(file, content)
+        with pytest.raises(ImportFailed, match=message):
             bring("msrvtt", source, tmp_path / "data")
-        assert other.read_text() == content
+        assert file.read_text() == content
+        assert file != mine or [path.name for path in out.iterdir()] == [mine.name]
+        file.unlink()
+    write(second, "video1.mp4")
+    assert bring("msrvtt", source, tmp_path / "data").new == 4
 
 
 def test_unknown_and_ambiguous_layouts_are_refused(msrvtt, tmp_path):
@@ -409,8 +395,7 @@ def test_bad_lists_are_refused_and_nothing_is_written(tmp_path, test, message):
     assert not (tmp_path / "data").exists()
 
 
-REPOSITORY = "friedrichor/MSVD"
-ARCHIVE = "MSVD_Videos.zip"
+REPOSITORY, ARCHIVE = "friedrichor/MSVD", "MSVD_Videos.zip"
 
 
 @pytest.fixture
@@ -429,13 +414,18 @@ def downloads(hub, name: str) -> list[str | None]:
     return [part for method, path, part in hub.asked if method == "GET" and path.endswith(name)]
 
 
-def test_a_repository_is_downloaded_once_and_imported(repository, tmp_path):
-    with serving(REPOSITORY, repository) as hub:
+def test_a_repository_is_downloaded_once_and_imported(repository, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with serving(REPOSITORY, repository) as hub:  # huggingface_hub reads both from HF_ENDPOINT when it is imported
+        template = f"{hub.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.address)
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        assert main(["data", "download", "msvd", "--out=got"]) == 0
+        assert "4 files (0.00 GB) are in got. Next: tvr data import msvd --from got" in capsys.readouterr().out
+        hub.asked.clear()
         files = fetch("msvd", tmp_path / "got", endpoint=hub.address)
         assert {file.name for file in files} == {path.name for path in repository.iterdir()} - {"README.md"}
         assert all(file.read_bytes() == (repository / file.name).read_bytes() for file in files)
-        hub.asked.clear()
-        fetch("msvd", tmp_path / "got", endpoint=hub.address)
         assert downloads(hub, ARCHIVE) == downloads(hub, "msvd_val.json") == []
         annotations = fetch("msvd", tmp_path / "other", annotations_only=True, endpoint=hub.address)
         assert {file.suffix for file in annotations} == {".json"}
@@ -478,25 +468,3 @@ def test_failed_downloads_are_explained(repository, tmp_path, monkeypatch):
     with serving(REPOSITORY, repository) as hub, pytest.raises(ImportFailed, match=full):
         fetch("msvd", out, endpoint=hub.address)
     assert not [path for path in out.rglob("*") if path.is_file()]
-
-
-def test_the_download_command_uses_the_configured_hub(repository, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    with serving(REPOSITORY, repository) as hub:  # huggingface_hub reads both from HF_ENDPOINT when it is imported
-        template = f"{hub.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.address)
-        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
-        assert main(["data", "download", "msvd", "--out=got"]) == 0
-    assert "4 files (0.00 GB) are in got. Next: tvr data import msvd --from got" in capsys.readouterr().out
-
-
-def test_two_videos_of_one_name_must_be_equal(tmp_path):
-    source = hub(tmp_path / "hub")
-    for name in VIDEOS:
-        write(source / "first" / name, name)
-        write(source / "second" / name, name)
-    write(source / "second" / "video1.mp4", "videoX.mp4")  # of the same size
-    with pytest.raises(ImportFailed, match=r"first/video1\.mp4 and .*second/video1\.mp4 have the same name but differ"):
-        bring("msrvtt", source, tmp_path / "data")
-    write(source / "second" / "video1.mp4", "video1.mp4")
-    assert bring("msrvtt", source, tmp_path / "data").new == 4
