@@ -1,4 +1,4 @@
-"""A plain restatement of CLIP and CLIP4Clip: cases in other sizes than the authors' ones."""
+"""A plain restatement of CLIP and CLIP4Clip, for cases in other sizes than the authors', and of the optimizers."""
 
 import itertools
 import math
@@ -232,3 +232,23 @@ def restated_case(sizes, header):
         | {"feature.temporal_frames": related.float()}
         | {f"expected.{name}": tensor.float() for name, tensor in expected.items()}
     )
+
+
+def released_step(kind, gradient, value, mean, square, group, step):
+    """Make one released step in place: modules/optimization.py of CLIP4Clip, or AdamW of transformers."""
+    bert, (first, second) = kind.endswith("bert_adam"), group["betas"]
+    if bert and group["per_tensor_clip"]:
+        gradient = gradient * (group["per_tensor_clip"] / (gradient.norm() + 1e-6)).clamp(max=1.0)
+    mean.mul_(first).add_(gradient, alpha=1 - first)
+    square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+    root = square.sqrt().add_(group["eps"])
+    if bert:
+        update = mean / root
+        if group["weight_decay"] > 0:
+            update += group["weight_decay"] * value
+        value.sub_(group["lr"] * update)
+        return
+    rate = group["lr"] * (1 - second**step) ** 0.5 / (1 - first**step)
+    value.addcdiv_(mean, root, value=-rate)
+    if group["weight_decay"] > 0:
+        value.add_(value, alpha=-group["lr"] * group["weight_decay"])

@@ -9,6 +9,7 @@ import re
 
 import torch
 from parity.case import read
+from parity.restated import released_step
 
 from tvr_lightning.training.optim import OptimizerConfig, build_optimizer
 
@@ -16,26 +17,6 @@ TENSORS = ("matrix", "vector", "scalar")
 ADAMW = {"name": "adamw-hf", "betas": (0.9, 0.999), "per_tensor_clip": None, "schedule": "warmup-cosine-shifted"}
 OPTIONS = {"bert_adam": {"name": "bert-adam"}, "adamw_released": ADAMW}
 MOMENTS = {"next_m": "mean", "next_v": "square", "exp_avg": "mean", "exp_avg_sq": "square"}
-
-
-def released_step(kind, gradient, value, mean, square, group, step):
-    """Make one released step in place: modules/optimization.py of CLIP4Clip, or AdamW of transformers."""
-    bert, (first, second) = kind.endswith("bert_adam"), group["betas"]
-    if bert:
-        gradient = gradient * (group["per_tensor_clip"] / (gradient.norm() + 1e-6)).clamp(max=1.0)
-    mean.mul_(first).add_(gradient, alpha=1 - first)
-    square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-    root = square.sqrt().add_(group["eps"])
-    if bert:
-        update = mean / root
-        if group["weight_decay"] > 0:
-            update += group["weight_decay"] * value
-        value.sub_(group["lr"] * update)
-        return
-    rate = group["lr"] * (1 - second**step) ** 0.5 / (1 - first**step)
-    value.addcdiv_(mean, root, value=-rate)
-    if group["weight_decay"] > 0:
-        value.add_(value, alpha=-group["lr"] * group["weight_decay"])
 
 
 def test_optimizer(optimizer_case):
