@@ -1,6 +1,5 @@
 """The report of a real run: its figures need its weights only once."""
 
-import re
 import shutil
 from pathlib import Path
 
@@ -18,6 +17,8 @@ from tvr_lightning.reproduce.report.figures.gare import draw_course
 from tvr_lightning.reproduce.report.figures.retrieval_examples import measure_sheet
 from tvr_lightning.reproduce.report.sources import read_curves, read_ranks, read_runs, run_of_card
 from tvr_lightning.reproduce.report.uncertainty import measure
+
+pytestmark = pytest.mark.usefixtures("few_resamples")
 
 
 @pytest.fixture
@@ -44,6 +45,7 @@ def test_a_run_is_rebuilt_with_its_weights(run):
 def test_logging_the_geometry_of_increments_does_not_change_the_training(finished, run, root, tmp_path):
     recipes = (RECIPES / "gare.yaml", RECIPES / "fixture.yaml", finished / "tiny.yaml")
     options = [f"--data.init_args.root={root}", f"--results.directory={tmp_path}", "--trainer.log_every_n_steps=0"]
+    options.append("--model.init_args.evaluation.audit=0")
     assert main(["fit", *(f"--config={path}" for path in recipes), *options]) == 0
     (plain,) = read_runs(tmp_path)
     logged, without = (torch.load(each.card.checkpoint, weights_only=True)["state_dict"] for each in (run, plain))
@@ -57,66 +59,37 @@ def test_logging_the_geometry_of_increments_does_not_change_the_training(finishe
     assert chart.title == "Geometry of the increments during training"
 
 
-def test_a_repeated_run_is_measured_again(run, tmp_path):
-    figures_of(run, tmp_path)
-    place = tmp_path / f"{run.key}.npz"
-    before = place.stat().st_mtime_ns
-    first = figures_of(run, tmp_path)
-    assert place.stat().st_mtime_ns == before
-    run.card.results = {**run.card.results, "seed": 7}
-    again = figures_of(run_of_card(run.card, run.ranks.parent), tmp_path)
-    assert place.stat().st_mtime_ns > before
-    assert str(again["results"]) != str(first["results"])
-
-
-def test_missing_videos_remove_only_the_figures_that_show_them(finished, root, run, monkeypatch, capsys):
-    encoded = encode_run(run)
-    videos = root / "msrvtt" / "videos"
-    hidden = videos.rename(videos.with_name("hidden"))
-    shutil.rmtree(finished / "figures", ignore_errors=True)
-    try:
-        # As with stored features: the test split is encoded, but no video can be shown.
-        monkeypatch.setattr("tvr_lightning.reproduce.report.figures.figure_types.encode_run", lambda _: encoded)
-        run_report(finished, RECIPES)
-    finally:
-        hidden.rename(videos)
-        shutil.rmtree(finished / "figures")
-    section = r'<section class="chart[^"]*" aria-label="(.*?)">(.*?)</section>'
-    charts = dict(re.findall(section, page_of(finished, run), re.DOTALL))
-    assert "<img" in charts["Training curves"]
-    assert "<img" in charts["Scores of matching and of other pairs"]
-    assert "<img" not in charts["Retrieval sheet"]
-    assert "Not drawn: " in charts["Retrieval sheet"]
-
-    def fail(*_):
-        raise ValueError("no direction of a gradient of zero")
-
-    monkeypatch.setattr("tvr_lightning.reproduce.report.site.figures_of", fail)
-    run_report(finished, RECIPES)
-    assert f"No figures of {run.card.name}: no direction of a gradient of zero" in capsys.readouterr().out
-    assert "no direction of a gradient of zero" in page_of(finished, run)
-    assert "Training curves" in page_of(finished, run)
-
-
-def test_measured_figures_are_drawn_without_the_weights(finished, run):
-    run_report(finished, RECIPES)
+def test_figures_are_measured_again_only_if_the_run_was_repeated(finished, run, tmp_path, monkeypatch, capsys):
     first = page_of(finished, run)
     assert "Training curves" in first
     assert "Retrieval sheet: “" in first
-    checkpoint = Path(run.card.checkpoint)
-    hidden = checkpoint.rename(checkpoint.with_name("hidden"))
-    try:
-        run_report(finished, RECIPES)
-    finally:
-        hidden.rename(checkpoint)
-    assert page_of(finished, run) == first
     assert figures_of(run, finished / "figures")["sheet.strips"].std() > 1
+    for name in ("cards", "figures"):
+        shutil.copytree(finished / name, tmp_path / name)
+
+    def fail(_):
+        raise ValueError("no <weights>")
+
+    monkeypatch.setattr("tvr_lightning.reproduce.report.figures.figure_types.encode_run", fail)
+    run_report(tmp_path, RECIPES)
+    assert page_of(tmp_path, run) == first
+    capsys.readouterr()
+    run.card.results["seed"] = 7
+    with pytest.raises(ValueError, match="no <weights>"):
+        figures_of(run_of_card(run.card, run.ranks.parent), tmp_path / "figures")
+    shutil.rmtree(tmp_path / "figures")
+    run_report(tmp_path, RECIPES)
+    assert f"No figures of {run.card.name}: no <weights>" in capsys.readouterr().out
+    assert "no &lt;weights&gt;" in page_of(tmp_path, run)
+    assert "Training curves" in page_of(tmp_path, run)
 
 
-def test_folders_of_fit_also_have_a_report(finished, run, tmp_path):
+def test_folders_of_fit_also_have_a_report(finished, run, tmp_path, monkeypatch):
     """The folder in which the card's run trained is one of `tvr fit`: same values, curves, and figures."""
     for name in ("fit/version_0", "fit/100% #1"):
         shutil.copytree(Path(run.card.checkpoint).parent.parent, tmp_path / name)
+    measured = figures_of(run, finished / "figures")
+    monkeypatch.setattr("tvr_lightning.reproduce.report.figures.figure_types.measure", lambda _: measured)
     run_report(tmp_path, RECIPES)
     _, plain = read_runs(tmp_path)
     assert plain.key == "fit-version_0"
