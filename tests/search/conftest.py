@@ -66,6 +66,14 @@ def indexed(gallery, sources, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def small_index(gallery, sources, tmp_path_factory):
+    """A read-only index of the gallery with CLIP4Clip, which opens faster."""
+    out = tmp_path_factory.mktemp("small") / "index"
+    index([gallery], out, sources[1:], progress=False)
+    return out
+
+
+@pytest.fixture(scope="session")
 def searcher(indexed):
     with Searcher(indexed) as searcher:
         yield searcher
