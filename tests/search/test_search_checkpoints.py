@@ -65,9 +65,7 @@ def test_a_method_outside_the_package_is_used_if_the_user_trusts_it(gallery, tmp
     "arguments",
     [
         {"_class_path": "strangers.CLIP4Clip"},
-        {"encoder": {"class_path": "strangers.Encoder"}},
         {"encoder": "strangers.Encoder"},
-        {"encoder": "{class_path: strangers.Encoder}"},
         {"encoder": "{'cl\\x61ss_path': strangers.Encoder}"},
         {"evaluation": "{normalization: strangers.Encoder}"},
         {"evaluation": {"normalization": "strangers.Encoder"}},
