@@ -5,7 +5,6 @@ import os
 import re
 import resource
 import shutil
-import signal
 import time
 from hashlib import sha256
 
@@ -71,13 +70,13 @@ def test_all_parts_are_returned_as_written_in_any_order(tmp_path):
     }
     mask = torch.tensor([[True] * 4, [True, True, False, False], [True, False, False, False]])
     masks = {"frames": mask, "patches": mask, "audio": ~mask}
-    sentence, words = numbers(2, WIDTH, seed=3), numbers(2, WORDS, WIDTH, seed=4)
+    tensors = {"sentence": numbers(2, WIDTH, seed=3), "words": numbers(2, WORDS, WIDTH, seed=4)}
     word_mask = torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
     texts = [StoreItem.of_text(text, "set", "train") for text in ("a dog barks", "a cat sleeps")]
     with write(tmp_path, *given, "text") as writer:
         for part, values in given.items():
             writer.append(part, videos(0, 3), {part: values}, masks[part])
-        writer.append("text", texts, {"sentence": sentence, "words": words}, word_mask)
+        writer.append("text", texts, tensors, word_mask)
     store = FeatureStore(tmp_path)
     found, order = store.video([key(2), key(0)], patches=True), [2, 0]
     for part, values in given.items():
@@ -85,8 +84,8 @@ def test_all_parts_are_returned_as_written_in_any_order(tmp_path):
     assert torch.equal(found.frame_mask, mask[order])
     assert torch.equal(found.audio_mask, ~mask[order])
     text = store.text(["a cat sleeps", "a dog barks", "a cat sleeps"])
-    for values, expected in ((text.sentence, sentence), (text.words, words), (text.word_mask, word_mask)):
-        assert torch.equal(values, expected[[1, 0, 1]])
+    for name, values in {**tensors, "word_mask": word_mask}.items():
+        assert torch.equal(getattr(text, name), values[[1, 0, 1]])
     assert store.parts == ["text", "frames", "patches", "audio"]
     assert len(store) == 3
     assert store.video([key(1)]).patches is None
@@ -110,10 +109,9 @@ def test_the_table_describes_every_item_and_safetensors_alone_reads_a_shard(tmp_
     assert row["shard"] == f"frames-00001-{sha256(shard.read_bytes()).hexdigest()[:32]}.safetensors"
     with safe_open(shard, framework="pt") as file:
         header = json.loads(file.metadata()["tvr"])
-        assert set(file.keys()) == {"frames", "mask"}
         assert file.get_tensor("frames").shape == (2, FRAMES, WIDTH)
-    assert (header["format"], header["part"], header["command"]) == (3, "frames", COMMAND)
-    assert header["fingerprint"] == FINGERPRINT
+    described = {"format": 3, "part": "frames", "command": COMMAND, "fingerprint": FINGERPRINT}
+    assert header.items() >= described.items()
     assert [item["id"] for item in header["items"]] == ["video2", "video3"]
 
 
@@ -249,31 +247,6 @@ def test_only_one_process_writes(store):
         assert len(FeatureStore(store)) == 6, "readers need no lock"
 
 
-def keep_writing(path, shards):
-    with write(path) as writer:
-        for number in range(shards):
-            append_frames(writer, 2 * number, 2)
-
-
-def test_readers_see_only_whole_shards_while_another_process_writes(tmp_path, ended):
-    keep_writing(tmp_path, 1)
-    writer = ended(fork(keep_writing, tmp_path, 40))
-    sizes = []
-    while writer.is_alive() or not sizes:
-        store = FeatureStore(tmp_path)
-        store.verify()
-        found = len(store)
-        assert found % 2 == 0
-        for number in range(0, found, 7):
-            assert float(store.video([key(number)]).frames.mean()) == number
-        sizes.append(found)
-        time.sleep(0.01)
-    writer.join()
-    assert writer.exitcode == 0
-    assert sizes == sorted(sizes)
-    assert len(FeatureStore(tmp_path)) == 80
-
-
 def test_reading_a_few_rows_does_not_load_the_shard(tmp_path, ended):
     count, width = 1024, 2048
 
@@ -326,13 +299,19 @@ def test_a_full_disk_leaves_a_valid_store_that_a_rerun_completes(tmp_path, ended
     assert stopped == [0, 1, 2]
 
 
+def keep_writing(path):
+    with write(path) as writer:
+        for number in range(1000):
+            append_frames(writer, 2 * number, 2)
+
+
 def test_a_writer_killed_at_any_moment_leaves_a_valid_store(tmp_path, ended):
     reached = set()
     for trial in range(5):
         path = tmp_path / str(trial)
-        writer = ended(fork(keep_writing, path, 1000))
+        writer = ended(fork(keep_writing, path))
         time.sleep(0.04 * (trial + 1))
-        os.kill(writer.pid, signal.SIGKILL)
+        writer.kill()
         writer.join()
         with write(path) as again:
             done = len(again.parts["frames"].places)
