@@ -25,10 +25,6 @@ def scenes(folder: Path) -> dict[str, Any]:
     return dict(content["videos"])
 
 
-def said(folder: Path, video_id: str) -> list[str]:
-    return [caption["text"] for caption in scenes(folder)[video_id]["captions"]]
-
-
 def test_results_on_synthetic_datasets_are_marked(dataset, tmp_path):
     folder = dataset("msrvtt")
     truth = MSRVTT(root=str(folder.parent)).ground_truth("test")
@@ -46,9 +42,8 @@ def test_videos_can_be_decoded_and_match_their_scenes(dataset, name):
     folder = dataset(name)
     videos = scenes(folder)
     assert len(videos) == (16 if name == "msrvtt" else 8)
-    assert {str(path.relative_to(folder)) for path in (folder / "videos").rglob("*") if path.is_file()} == {
-        video["file"] for video in videos.values()
-    }
+    files = {str(path.relative_to(folder)) for path in (folder / "videos").rglob("*") if path.is_file()}
+    assert files == {video["file"] for video in videos.values()}
     for number, video in enumerate(videos.values()):
         with av.open(str(folder / video["file"])) as container:
             if number % 4 == 0:  # decoding takes most of the time
@@ -87,6 +82,7 @@ def test_native_files_contain_every_video_with_its_captions(dataset, kind, optio
     data = kind(root=str(folder.parent), **options)
     data.setup()  # refuses splits that share videos
     everything = scenes(folder)
+    said = {name: [caption["text"] for caption in video["captions"]] for name, video in everything.items()}
     for part in data.official_splits:
         split = data.read_split(part)
         assert not data.examine_split(part)[1].problems
@@ -96,7 +92,7 @@ def test_native_files_contain_every_video_with_its_captions(dataset, kind, optio
             name = video.path.stem if kind is Charades else video.video_id
             assert video.path == folder / everything[name]["file"]
             found.setdefault(name, []).append(text.text)
-        expected = {name: said(folder, name) for name, video in everything.items() if video["part"] == part}
+        expected = {name: said[name] for name, video in everything.items() if video["part"] == part}
         for name, texts in expected.items():
             if kind in (DiDeMo, ActivityNet):
                 expected[name] = [" ".join(" ".join(texts).split())]
@@ -107,7 +103,7 @@ def test_native_files_contain_every_video_with_its_captions(dataset, kind, optio
             elif kind is MSRVTT and part == "test":
                 expected[name] = [caption["text"] for caption in everything[name]["captions"] if caption["query"]]
         if kind is MSRVTT and part == "train":
-            expected = {name: said(folder, name) for name, video in everything.items() if video["part"] != "test"}
+            expected = {name: said[name] for name, video in everything.items() if video["part"] != "test"}
         assert {name: sorted(texts) for name, texts in found.items()} == {n: sorted(t) for n, t in expected.items()}
         assert kind is MSRVTT or options.get("split") or list(found) == list(expected)
 
