@@ -3,8 +3,6 @@
 import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -12,6 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from child_processes import fork
 from search_parts import client_of, find, write_clip
 
 from tvr_lightning.cli import main
@@ -24,21 +23,14 @@ from tvr_lightning.search.indexing import index
 from tvr_lightning.search.scorer import ScorerSource
 
 NOBODY = 65534
-HOLDER = """
-import sqlite3, sys
-connection = sqlite3.connect(sys.argv[1], isolation_level=None)
-connection.executescript("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE; UPDATE facts SET value = value")
-print("held", flush=True)
-sys.stdin.readline()
-"""
-KILLED = """
-import os, sqlite3, sys
-connection = sqlite3.connect(sys.argv[1], isolation_level=None)
-connection.executescript("PRAGMA cache_size = 1; BEGIN IMMEDIATE")
-for number in range(2000):
-    connection.execute("INSERT INTO facts VALUES (?, '1')", (f"{number:0100}",))
-os._exit(9)
-"""
+
+
+def write_until_killed(file):
+    """Write more than the cache holds in a transaction, and end without its commit."""
+    connection = sqlite3.connect(file, isolation_level=None)
+    connection.executescript("PRAGMA cache_size = 1; BEGIN IMMEDIATE")
+    connection.executemany("INSERT INTO facts VALUES (?, '1')", ((f"{number:0100}",) for number in range(2000)))
+    os._exit(9)
 
 
 @contextmanager
@@ -148,7 +140,9 @@ def test_a_reader_without_write_permission_sees_the_changes_of_a_writer(out):
 
 
 def test_changes_of_a_killed_writer_are_rolled_back_or_reported(out):
-    subprocess.run([sys.executable, "-c", KILLED, str(out / "catalog.sqlite")], check=False)
+    process = fork(write_until_killed, out / "catalog.sqlite")
+    process.join()
+    assert process.exitcode == 9
     assert (out / "catalog.sqlite-journal").stat().st_size
     with read_only(out), pytest.raises(SearchError, match="changes from an interrupted run but is read-only"):
         Catalog(out)
@@ -159,25 +153,24 @@ def test_changes_of_a_killed_writer_are_rolled_back_or_reported(out):
 
 def test_an_unreadable_index_is_not_reported_as_damaged(out):
     (out / "catalog.sqlite").chmod(0)
-    error = r"cannot be read or written \(unable to open.*permissions"
-    with unprivileged(), pytest.raises(SearchError, match=error):
+    with unprivileged(), pytest.raises(SearchError, match=r"cannot be read or written \(unable to open.*permissions"):
         Catalog(out)
 
 
-def test_a_locked_index_is_waited_for_and_then_reported_as_busy(out, monkeypatch, ended):
-    command = [sys.executable, "-c", HOLDER, str(out / "catalog.sqlite")]
-    process = ended(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-    assert process.stdout.readline() == "held\n"
-    monkeypatch.setattr(catalog, "PATIENCE", 0.3)
-    for create in (False, True):
-        with pytest.raises(BusyError, match="is in use by another process"):
-            Catalog(out, create=create)
-    monkeypatch.setattr(catalog, "PATIENCE", 60.0)
-    began = time.monotonic()
-    threading.Timer(1.0, process.kill).start()
-    with closing(Catalog(out)) as opened:
-        assert time.monotonic() - began > 0.8
-        assert opened.fact("version") == VERSION
+def test_a_locked_index_is_waited_for_and_then_reported_as_busy(out, monkeypatch):
+    options = {"isolation_level": None, "check_same_thread": False}
+    with closing(sqlite3.connect(out / "catalog.sqlite", **options)) as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        monkeypatch.setattr(catalog, "PATIENCE", 0.3)
+        for create in (False, True):
+            with pytest.raises(BusyError, match="is in use by another process"):
+                Catalog(out, create=create)
+        monkeypatch.setattr(catalog, "PATIENCE", 60.0)
+        began = time.monotonic()
+        threading.Timer(1.0, holder.execute, ["ROLLBACK"]).start()
+        with closing(Catalog(out)) as opened:
+            assert time.monotonic() - began > 0.8
+            assert opened.fact("version") == VERSION
 
 
 def test_readers_do_not_wait_for_a_writer(out, monkeypatch):
