@@ -18,12 +18,12 @@ from tvr_lightning.search.scorer import Scorer
 from tvr_lightning.search.segments import RATE, Frame, Segments, cut, hue_saturation_brightness, read_segments
 
 COLORS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200, 200), (200, 30, 200)]
-SECONDS = 6.0
+SECONDS = 4.0
 
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory):
-    """A video of six shots of six seconds each, with a white block that moves through each."""
+    """A video of six shots of four seconds each, with a white block that moves through each."""
     frames = np.repeat(np.array(COLORS, np.uint8), int(4 * SECONDS), axis=0)[:, None, None].repeat(64, 1).repeat(96, 2)
     for number, frame in enumerate(frames):
         left = 2 * (number % int(4 * SECONDS))
@@ -61,7 +61,7 @@ def test_shots_end_at_a_change_of_colors_or_at_their_maximum_length():
 
 def test_frames_at_a_rate_are_those_on_screen(scenes, tmp_path):
     frames = list(frames_at_rate(scenes, 2.0, lambda frame: frame.getpixel((2, 60))))
-    assert [time for time, _ in frames] == [number / 2 for number in range(72)]
+    assert [time for time, _ in frames] == [number / 2 for number in range(48)]
     for time, color in frames:
         assert np.abs(np.array(color) - COLORS[int(time // SECONDS)]).max() < 12
     (tmp_path / "a.mp4").write_text("none")
@@ -72,8 +72,8 @@ def test_frames_at_a_rate_are_those_on_screen(scenes, tmp_path):
 def test_a_window_is_read_as_a_clip_of_the_same_span(scenes, sources):
     """The sampled times are those of the file's frames, so both must contain the same frames."""
     scorer = Scorer(sources[0])
-    segments = list(read_segments(scenes, {"gare": scorer}, Segments("windows", 6.0)))
-    assert [(each.start, each.end) for each in segments] == [(6.0 * k, 6.0 * k + 6.0) for k in range(6)]
+    segments = list(read_segments(scenes, {"gare": scorer}, Segments("windows", 4.0)))
+    assert [(each.start, each.end) for each in segments] == [(4.0 * k, 4.0 * k + 4.0) for k in range(6)]
     assert segments[0].size == (96, 64)
     preparation = scorer.module.encoder.preparation
     for each in segments:
@@ -84,7 +84,7 @@ def test_a_window_is_read_as_a_clip_of_the_same_span(scenes, sources):
         assert clip.times.tolist() == pytest.approx(expected.timestamps.tolist())
 
 
-@pytest.mark.parametrize(("kind", "count"), [("shots", 6), ("windows", 4)])
+@pytest.mark.parametrize(("kind", "count"), [("shots", 6), ("windows", 3)])
 def test_a_long_video_is_found_by_its_moments(scenes, sources, tmp_path, kind, count):
     videos, out = tmp_path / "videos", tmp_path / "index"
     write_clip(videos / "short.mp4", 1)
@@ -97,7 +97,7 @@ def test_a_long_video_is_found_by_its_moments(scenes, sources, tmp_path, kind, c
         spans = searcher.catalog.spans(video.id)
         assert (len(spans), len(searcher.catalog.spans(short.id))) == (count, 1)
         assert spans[0].start == 0
-        assert spans[-1].end == pytest.approx(36.0)
+        assert spans[-1].end == pytest.approx(24.0)
         for number, color in enumerate(COLORS if kind == "shots" else ()):
             Image.new("RGB", (96, 64), color).save(tmp_path / "query.png")
             example = searcher.add_example(tmp_path / "query.png", "image")
@@ -132,7 +132,7 @@ def test_an_interrupted_long_video_leaves_no_segments(scenes, sources, tmp_path,
         insert(*arguments)
 
     monkeypatch.setattr(Catalog, "add_span", interrupt)
-    options = {"progress": False, "batch_size": 1, "segments": Segments("windows", 6.0)}
+    options = {"progress": False, "batch_size": 1, "segments": Segments("windows", 4.0)}
     clip = write_clip(tmp_path / "first.mp4", 1)
     index([clip], out, sources[1:], **options)
     with pytest.raises(KeyboardInterrupt):
