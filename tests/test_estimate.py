@@ -9,10 +9,13 @@ import torch
 from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import Recipe
 from tvr_lightning.config.recipe_files import RecipeError
+from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.evaluation.config import EvaluationConfig
+from tvr_lightning.evaluation.normalization import QueryBankNorm
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods import GARE
+from tvr_lightning.methods import GARE, NCL, CLIP4Clip
 from tvr_lightning.methods.gare.options import GAREOptions
 from tvr_lightning.reproduce.profile.costs import measure_costs, random_batch
 from tvr_lightning.reproduce.profile.estimate import (
@@ -25,31 +28,32 @@ from tvr_lightning.reproduce.profile.estimate import (
 )
 
 
-@pytest.fixture(scope="module")
-def root(synthetic):
-    return synthetic("msrvtt", 40)
-
-
 def words(root, *further):
+    """Options of a run of four epochs; an epoch of the 12 training videos has four batches."""
     return [
         "--config=clip4clip", "--config=fixture",
         f"--data.init_args.root={root}", "--data.init_args.num_workers=0", "--data.init_args.frames=3",
-        "--data.init_args.batch_size=8", "--model.init_args.encoder.init_args.width=64", "--trainer.max_epochs=4",
+        "--data.init_args.batch_size=3", "--model.init_args.encoder.init_args.width=64", "--trainer.max_epochs=4",
         "--trainer.accelerator=cpu", *further,
     ]  # fmt: skip
-
-
-def prepared(root, *further):
-    return prepare(Recipe.parse([], words(root, *further)))
 
 
 def estimated(root, *further):
     return estimate(Recipe.parse([], words(root, *further)))
 
 
-def test_the_estimate_prints_what_a_run_needs_and_writes_nothing(root, tmp_path, monkeypatch, capsys):
+@pytest.fixture(scope="module")
+def recipe(msrvtt):
+    """A recipe that builds its method and data once."""
+    recipe = Recipe.parse([], words(msrvtt, "--trainer.check_val_every_n_epoch=1"))
+    built = recipe.build()
+    recipe.build = lambda: built
+    return recipe
+
+
+def test_the_estimate_prints_what_a_run_needs_and_writes_nothing(msrvtt, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["fit", *words(root), "--estimate"]) == 0
+    assert main(["fit", *words(msrvtt), "--estimate"]) == 0
     printed = capsys.readouterr().out
     assert "CLIP4Clip on MSR-VTT: requirements of a run" in printed
     assert "GB, estimated from small batches on the CPU" in printed
@@ -57,57 +61,64 @@ def test_the_estimate_prints_what_a_run_needs_and_writes_nothing(root, tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
-# 32 videos train in four batches.
 @pytest.mark.parametrize(
     ("options", "batches", "steps", "epochs", "validations"),
     [
-        ([], 16, 16, 4, 4),
-        (["limit_train_batches=0.5"], 8, 8, 4, 4),
-        (["accumulate_grad_batches=3"], 16, 8, 4, 4),
-        (["accumulate_grad_batches=2", "max_steps=3"], 6, 3, 1.5, 1),
-        (["check_val_every_n_epoch=2"], 16, 16, 4, 2),
-        (["val_check_interval=0.5"], 16, 16, 4, 8),
-        (["val_check_interval=3", "check_val_every_n_epoch=null"], 16, 16, 4, 5),
-        (["limit_val_batches=0"], 16, 16, 4, 0),
-        (["devices=2"], 16, 16, 4, 4),
+        ({}, 16, 16, 4, 4),
+        ({"limit_train_batches": 0.5}, 8, 8, 4, 4),
+        ({"accumulate_grad_batches": 3}, 16, 8, 4, 4),
+        ({"accumulate_grad_batches": 2, "max_steps": 3}, 6, 3, 1.5, 1),
+        ({"check_val_every_n_epoch": 2}, 16, 16, 4, 2),
+        ({"val_check_interval": 0.5}, 16, 16, 4, 8),
+        ({"val_check_interval": 3, "check_val_every_n_epoch": None}, 16, 16, 4, 5),
+        ({"limit_val_batches": 0}, 16, 16, 4, 0),
+        ({"devices": 2}, 16, 16, 4, 4),
     ],
 )
-def test_limits_accumulation_and_validations_are_counted(root, options, batches, steps, epochs, validations):
-    every_epoch = [] if any("check_val" in option for option in options) else ["check_val_every_n_epoch=1"]
-    trainer = prepared(root, *(f"--trainer.{option}" for option in (*every_epoch, *options)))[2]
+def test_limits_accumulation_and_validations_are_counted(
+    recipe, monkeypatch, options, batches, steps, epochs, validations
+):
+    for name, value in options.items():
+        monkeypatch.setitem(recipe.config.trainer, name, value)
+    trainer = prepare(recipe)[2]
     assert count_training(trainer) == (batches, epochs, validations)
     assert trainer.estimated_stepping_batches == steps
 
 
+def test_a_run_without_an_end_is_refused(recipe, monkeypatch):
+    monkeypatch.setitem(recipe.config.trainer, "max_epochs", -1)
+    with pytest.raises(RecipeError, match=r"The run has no end\. Set trainer\.max_epochs"):
+        estimate(recipe)
+
+
 @pytest.mark.parametrize(
-    ("split", "options", "expected"),
+    ("split", "limit", "options", "expected"),
     [
-        ("val", [], (4, 4, 16)),
-        ("test", [], (6, 6, 36)),
-        ("test", ["normalization=QueryBankNorm", "bank_size=5"], (6 + 5, 6 + 5, 36 + 5 * 6 + 6 * 5)),
-        ("test", ["normalization=QueryBankNorm", "NCL"], (6, 6, 36 + 7 * 6 + 6 * 7)),
+        ("val", 1, {}, (1, 1, 1)),
+        ("test", 0.8, {}, (3, 3, 9)),
+        ("test", 3, {"bank_size": 5}, (3 + 5, 3 + 5, 9 + 5 * 3 + 3 * 5)),
+        ("test", 3, {"queue_size": 7}, (3, 3, 9 + 7 * 3 + 3 * 7)),
     ],
 )
-def test_evaluations_count_limits_and_banks(root, split, options, expected):
-    limited = ("--data.init_args.eval_batch_size=2", "--trainer.limit_val_batches=2", "--trainer.limit_test_batches=3")
-    queue = ["--model.init_args.contrast=NCL", "--model.init_args.contrast.init_args.queue_size=7"]
-    chosen = [f"--model.init_args.evaluation.{option}" for option in options if option != "NCL"]
-    method, data, trainer = prepared(root, *limited, *chosen, *(queue if "NCL" in options else []))
-    assert count_evaluation(method, data, split, getattr(trainer, f"limit_{split}_batches")) == expected
+def test_evaluations_count_limits_and_banks(msrvtt, split, limit, options, expected):
+    normalization = QueryBankNorm() if options else None
+    config = EvaluationConfig(normalization=normalization, bank_size=options.get("bank_size", 16384))
+    contrast = NCL(queue_size=options["queue_size"]) if "queue_size" in options else None
+    encoder = TinyClipEncoder(64, text_layers=1, vision_layers=1)
+    method = CLIP4Clip(encoder, words=16, frames=3, evaluation=config, contrast=contrast)
+    data = MSRVTT(root=str(msrvtt), frames=3, eval_batch_size=1, num_workers=0)
+    assert count_evaluation(method, data, split, limit) == expected
 
 
-def test_time_and_memory_depend_on_what_is_counted(root, monkeypatch):
-    found = estimated(root, "--trainer.check_val_every_n_epoch=1")
-    without = estimated(root, "--trainer.limit_val_batches=0", "--model.init_args.evaluation.audit=0")
-    assert without.evaluation_seconds < found.evaluation_seconds < found.seconds
-    method, *_ = prepared(root)
-    trained = sum(p.numel() for p in method.parameters() if p.requires_grad)
-    assert found.memory > 4 * (sum(p.numel() for p in method.parameters()) + 3 * trained)
+def test_time_and_memory_depend_on_what_is_counted(msrvtt, recipe, monkeypatch):
+    found = estimate(recipe)
     assert "NOT ENOUGH" not in found.text
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1e5))
-    assert "0 GB free: NOT ENOUGH" in estimated(root).text
-    with pytest.raises(RecipeError, match=r"The run has no end\. Set trainer\.max_epochs"):
-        estimated(root, "--trainer.max_epochs=-1")
+    without = estimated(msrvtt, "--trainer.limit_val_batches=0", "--model.init_args.evaluation.audit=0")
+    assert "0 GB free: NOT ENOUGH" in without.text
+    assert without.evaluation_seconds < found.evaluation_seconds < found.seconds
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in recipe.build().model.parameters()]
+    assert found.memory > 4 * (sum(size for size, _ in sizes) + 3 * sum(size for size, trained in sizes if trained))
 
 
 def test_scoring_is_measured_in_blocks_as_large_as_those_of_an_evaluation():
@@ -132,8 +143,8 @@ def test_scoring_is_measured_in_blocks_as_large_as_those_of_an_evaluation():
     assert 0.4 < ratio < 2.5
 
 
-def test_activations_of_a_whole_batch_are_estimated_from_small_ones(root):
-    method, _, trainer = prepared(root)
+def test_activations_of_a_whole_batch_are_estimated_from_small_ones(recipe):
+    method, _, trainer = prepare(recipe)
     context = trainer.precision_plugin.forward_context
     batch = random_batch(method, 8)
     expected = saved_bytes(method, random_batch(method, 32), context)
@@ -141,8 +152,14 @@ def test_activations_of_a_whole_batch_are_estimated_from_small_ones(root):
 
 
 @pytest.mark.slow
-def test_a_run_takes_within_a_factor_of_two_of_its_estimate(root, tmp_path):
-    further = ("--trainer.max_epochs=30", f"--results.directory={tmp_path}", "--trainer.enable_progress_bar=false")
+def test_a_run_takes_within_a_factor_of_two_of_its_estimate(synthetic, tmp_path):
+    root = synthetic("msrvtt", 40)
+    further = (
+        "--data.init_args.batch_size=8",
+        "--trainer.max_epochs=30",
+        f"--results.directory={tmp_path}",
+        "--trainer.enable_progress_bar=false",
+    )
     expected = estimated(root, *further).seconds
     began = time.perf_counter()
     assert main(["fit", *words(root, *further)]) == 0
