@@ -1,21 +1,11 @@
-"""DRL against its definition, pair by pair; its decorrelation; authors' checkpoints."""
+"""DRL against its definition, pair by pair, and its decorrelation."""
 
 import pytest
 import torch
 from methods.parts import WIDTH, build, features, moved, paired
-from parity.case import load_case
 
-from tvr_lightning.authors.importer import import_checkpoint
-from tvr_lightning.errors import UserError
-from tvr_lightning.layers.temporal import MeanP, SeqTransf
 from tvr_lightning.methods import DRL
-from tvr_lightning.methods.drl import (
-    ChannelDecorrelation,
-    DRLHead,
-    NoDecorrelation,
-    TokenWise,
-    WeightedTokenWise,
-)
+from tvr_lightning.methods.drl import ChannelDecorrelation, DRLHead, NoDecorrelation, TokenWise, WeightedTokenWise
 
 
 def head(interaction):
@@ -26,31 +16,6 @@ def head(interaction):
 def terms(decorrelation, pairs=6):
     method = build(DRL, {"decorrelation": decorrelation}, torch.float32)
     return method.losses(paired(*features(pairs, pairs)))
-
-
-@pytest.mark.parametrize(("layers", "temporal"), [(1, MeanP()), (2, SeqTransf()), (3, SeqTransf())])
-def test_an_authors_checkpoint_loads_with_its_weighting_networks(parity_cases, layers, temporal):
-    clip = load_case(parity_cases / "clip4clip_seqTransf.safetensors").checkpoint
-    if temporal == MeanP():
-        clip = {name: t for name, t in clip.items() if not name.startswith("transformerClip.")}
-    names = ["0.", "2.", "4."][:layers] if layers > 1 else [""]
-    for side in ("text", "video"):
-        for name in names:
-            outputs = 1 if name == names[-1] else 64
-            clip[f"{side}_weight_fc.{name}weight"] = torch.randn(outputs, 64)
-            clip[f"{side}_weight_fc.{name}bias"] = torch.randn(outputs)
-    module = import_checkpoint(clip, "file", words=12, frames=6)
-    assert (module.temporal is None) is (temporal == MeanP())
-    text, video = features()
-    logits = text.words
-    for name in names:
-        logits = logits.relu() if name != names[0] else logits
-        logits = logits @ clip[f"text_weight_fc.{name}weight"].T + clip[f"text_weight_fc.{name}bias"]
-    expected = logits.squeeze(-1).masked_fill(~text.word_mask, -torch.inf).softmax(-1)
-    torch.testing.assert_close(module.head.prepare(text, video)[0].weights, expected)
-    del clip["video_weight_fc." + names[0] + "bias"]
-    with pytest.raises(UserError, match="missing"):
-        import_checkpoint(clip, "file", words=12, frames=6)
 
 
 @pytest.mark.parametrize("mask_fill", ["zero", "exclude"])

@@ -1,16 +1,12 @@
-"""UCoFiA: authors' checkpoints, initial scores, selection of patches, and evaluation as released."""
+"""UCoFiA's evaluation as released."""
 
 import dataclasses
 
-import pytest
 import torch
 from methods.parts import build
 from methods.parts import features as all_features
-from parity.case import load_case
 
-from tvr_lightning.authors.importer import import_checkpoint
 from tvr_lightning.data.ground_truth import GroundTruth
-from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.evaluator import Evaluator
 from tvr_lightning.evaluation.normalization import Bank
 from tvr_lightning.layers.patch_selector import PatchSelection
@@ -27,32 +23,6 @@ def module(**options):
 def features(items=B, seed=0):
     text, video = all_features(items, items, patches=P, seed=seed)
     return text, dataclasses.replace(video, clip_frames=None)
-
-
-def test_a_checkpoint_of_the_training_code_can_be_imported(parity_cases):
-    head = load_case(parity_cases / "ucofia_train.safetensors").checkpoint
-    clip = load_case(parity_cases / "clip4clip_seqTransf.safetensors").checkpoint
-    checkpoint = {**clip, **head}
-    made = import_checkpoint(checkpoint, "file", words=6, frames=4)
-    assert torch.equal(made.head.patch_matrix, head["local_mat_weight1"])
-    assert torch.equal(
-        made.selector.scores.joint.weight, head["visual_token_selector.score_predictor.out_conv.0.weight"]
-    )
-    assert torch.equal(made.temporal.frame_position_embeddings.weight, clip["frame_position_embeddings.weight"])
-    mean_pooling = {name: t for name, t in checkpoint.items() if not name.startswith("transformerClip.")}
-    assert import_checkpoint(mean_pooling, "file", words=6, frames=4).temporal is None  # position embeddings are unused
-    with pytest.raises(UserError, match="for 6 words and 4 frames, not for 32 words and 12 frames"):
-        import_checkpoint(checkpoint, "file")
-    with pytest.raises(UserError, match="1 missing: word_mat_weight"):
-        import_checkpoint({n: t for n, t in checkpoint.items() if n != "word_mat_weight"}, "file", 6, 4)
-
-
-def test_noise_is_drawn_only_in_training():
-    made = module(patch_selection=PatchSelection(samples=10, sigma=1.0))
-    _, video = features()
-    assert not torch.equal(made.encode_video(video).patches, made.encode_video(video).patches)
-    made.eval()
-    assert torch.equal(made.encode_video(video).patches, made.encode_video(video).patches)
 
 
 def test_evaluation_as_released_drops_a_matrix_draws_noise_and_does_not_change_training():
