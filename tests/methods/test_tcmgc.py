@@ -17,7 +17,7 @@ from tvr_lightning.layers.aggregation import (
 from tvr_lightning.methods import TCMGC
 from tvr_lightning.methods.tcmgc.model import LinearSoftmaxAggregation, TCMGCHead
 from tvr_lightning.methods.tcmgc.options import Decorrelation, LanguageVideoAttention, SlotReorganization, TCMGCOptions
-from tvr_lightning.methods.tcmgc.reorganization import kept_slots, parted, reorganize
+from tvr_lightning.methods.tcmgc.reorganization import parted, reorganize
 from tvr_lightning.methods.xclip import AOSM
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
 from tvr_lightning.training.losses import info_nce
@@ -39,7 +39,7 @@ def random_head(form=None, **switches):
 
 
 SCALE = torch.tensor(20.0, dtype=torch.double)
-SUBSETS = [subset for size in (1, 2, 3) for subset in itertools.combinations(CONTRASTS, size)]
+SUBSETS = [subset for size in (1, 3) for subset in itertools.combinations(CONTRASTS, size)]
 NO_DECORRELATION = Decorrelation(weight=0.0)
 UNCONDITIONED = {"attention": None}
 MASKED = {"mask_frames": True, "mask_words": True}
@@ -115,12 +115,6 @@ def test_the_cheaper_form_is_chosen():
         assert random_head(attention=LanguageVideoAttention(heads=heads, dropout=0.0)).form is form
 
 
-def test_unused_contrasts_have_no_parameters():
-    head = random_head(contrasts=("sentence_frame",), decorrelation=NO_DECORRELATION, aggregation="mean")
-    names = {name.split(".")[0] for name, _ in head.named_parameters()}
-    assert names == {"attention", "sentence_frame_aggregation"}
-
-
 def test_the_loss_is_infonce_and_weighted_decorrelation():
     attention = LanguageVideoAttention(dropout=0.0)
     method = build(TCMGC, {"attention": attention})
@@ -143,22 +137,6 @@ def test_frames_before_the_temporal_encoder_are_kept_only_for_contrasts_that_use
     kept = build(TCMGC, {"attention": None}, torch.float32).encode_video(video)
     assert torch.equal(kept.clip_frames, video.frames)
     assert not torch.allclose(kept.frames, video.frames)
-
-
-def test_decorrelation_lowers_the_variance_it_penalizes():
-    text, video = inputs()
-    text, variances = text[:M], {}
-    for weight in (0.0, 0.5):
-        head = random_head(decorrelation=Decorrelation(weight=weight))
-        optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
-        for _ in range(15):
-            scores = head(text, video, SCALE)
-            loss = info_nce(SCALE * scores.similarity) + weight * head.decorrelation(scores, SCALE)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        variances[weight] = float(head.decorrelation(head(text, video, SCALE), SCALE).detach())
-    assert variances[0.5] < 0.5 * variances[0.0]
 
 
 # Slots
@@ -206,12 +184,6 @@ def test_similarities_may_be_scaled_by_the_temperature_already(kind, absent):
     assert bool(torch.isfinite(module(scaled, scaled=True)).all()) == (absent < 5)
 
 
-def test_only_kept_slots_have_a_gradient():
-    slots = torch.tensor([0.3, 0.9, 0.1, 0.5], requires_grad=True)
-    reorganize(slots, 2, "removal").sum().backward()
-    assert slots.grad.tolist() == [0, 1, 0, 1]
-
-
 @pytest.mark.parametrize("mode", ["off", "removal", "fusion"])
 @pytest.mark.parametrize(
     "module", [ISA(10.0).module(0), SoftmaxAggregation(10.0).module(4), MeanAggregation().module(4)]
@@ -242,9 +214,3 @@ def test_the_score_of_no_slots_is_minus_infinity():
         assert kind.module(4)(slots).tolist() == [0.5, -torch.inf]
     assert weighted_sum(slots, slots).tolist() == [0.5, -torch.inf]
     assert reorganize(slots, 1, "fusion")[:, 0].tolist() == [0.5, -torch.inf]
-
-
-@pytest.mark.parametrize(("rate", "kept"), [(0.1, 3), (0.2, 6), (0.3, 9), (0.5, 16), (0.9, 28), (1.0, 32)])
-def test_the_number_of_kept_slots_is_that_of_the_paper(rate, kept):
-    assert kept_slots(32, rate, "removal", "words") == kept
-    assert kept_slots(32, 0.0, "off", "words") == 32
