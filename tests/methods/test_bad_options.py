@@ -46,7 +46,6 @@ CASES = {
         ({"keep_rate": 0.05}, "keep_rate 0.05 keeps 0 of 6 slots of reorganization.video_word"),
         ({"keep_rate": 1.0}, "reorganization.sentence_frame: fusion has nothing to fuse"),
         ({"contrasts": ("video_word",)}, "decorrelation needs two contrasts, since the variance of video_word alone"),
-        ({"temporal_layers": -1}, "temporal_layers is -1"),
         ({"attention": LanguageVideoAttention(heads=3)}, "heads is 3; it must divide the dimension 64"),
         ({"attention": None, "contrasts": ("sentence_frame", "frame_word")}, "nothing would use the temporal encoder"),
     ],
@@ -54,7 +53,6 @@ CASES = {
         ({"scores": ("sentence_frame",)}, "Only video_sentence uses the temporal encoder"),
         ({"scores": ("video_sentence",), "patch_matrix": False}, "need word_patch in scores"),
         ({"scores": ("video_sentence",), "patch_selection": PatchSelection(kept=5)}, "need word_patch in scores"),
-        ({"temporal_layers": -1}, "temporal_layers is -1"),
     ],
     GARE: [
         ({"increment": GapIncrement(dropout=1.0)}, "dropout is 1.0; it must be at least 0 and below 1"),
@@ -77,7 +75,6 @@ CASES = {
         ({"views": ("macro",), "patch_reduction": EveryPatch()}, "patch_reduction need the view micro"),
         ({"views": ("micro",), "macro_interaction": "mean"}, "needs the view macro"),
         ({"micro_interaction": "ucofia"}, "Use SelectedPatches"),
-        ({"temporal_layers": -1}, "temporal_layers is -1"),
         ({"patch_reduction": PatchMerging(ratio=0.0)}, "ratio is 0.0"),
         ({"patch_reduction": PatchMerging(heads=3)}, "does not divide the dimension 64"),
     ],
@@ -96,10 +93,7 @@ def test_conflicting_options_are_rejected(kind, options, message):
 
 NO_EFFECT = ({"dropout": 0.0, "dropout_per": "video"}, "dropout_per is video, but dropout is 0")
 PARTS = {
-    GapIncrement: [
-        NO_EFFECT,
-        ({"context": "words", "dropout_per": "video"}, "context: words, psi mixes words"),
-    ],
+    GapIncrement: [NO_EFFECT, ({"context": "words", "dropout_per": "video"}, "context: words, psi mixes words")],
     TextIncrement: [NO_EFFECT],
     XPoolOptions: [NO_EFFECT],
     LanguageVideoAttention: [NO_EFFECT, ({"dropout": 1.0}, "dropout is 1.0; it must be at least 0 and below 1")],
