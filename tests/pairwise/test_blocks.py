@@ -38,51 +38,36 @@ def test_scores_and_gradients_do_not_depend_on_the_blocks(items, pairs, few):
     torch.testing.assert_close(found, expected)
 
 
-def sizes_of_blocks(text, video, budget, few):
+@pytest.mark.parametrize(
+    ("texts", "videos", "budget", "few", "first"),
+    [
+        (7, 9, 70, "video", (7, 1)),
+        (7, 9, 140, "video", (7, 2)),
+        (7, 9, 35, "video", (3, 1)),
+        (7, 9, 5, "video", (1, 1)),
+        (7, 9, 10_000, "video", (7, 9)),
+        (7, 9, 180, "text", (2, 9)),
+        (7, 9, 35, "text", (1, 3)),
+        (7, 9, 95, "both", (3, 3)),
+        (7, 9, 125, "both", (3, 4)),
+        (7, 9, 620, "both", (7, 8)),
+        (1, 9, 90, "both", (1, 9)),
+        (7, 2, 120, "both", (6, 2)),
+        (1000, 20, 13000, "video", (160, 8)),  # one video at a time would read all texts again for few rows
+    ],
+)
+def test_blocks_are_as_large_as_the_budget_allows(texts, videos, budget, few, first):
     seen = []
 
     def watched(text, video):
         seen.append((len(text), len(video)))
         return product(text, video)
 
+    items = Vectors(torch.zeros(texts, 1)), Vectors(torch.zeros(videos, 1))
     with torch.no_grad():
-        score_in_blocks(watched, text, video, pair_bytes=10, budget=budget, few=few)
-    return seen
-
-
-@pytest.mark.parametrize(
-    ("budget", "few", "largest"),
-    [
-        (70, "video", (7, 1)),
-        (140, "video", (7, 2)),
-        (35, "video", (3, 1)),
-        (5, "video", (1, 1)),
-        (10_000, "video", (7, 9)),
-        (180, "text", (2, 9)),
-        (35, "text", (1, 3)),
-        (95, "both", (3, 3)),
-        (125, "both", (3, 4)),
-        (620, "both", (7, 8)),
-    ],
-)
-def test_blocks_are_as_large_as_the_budget_allows(items, budget, few, largest):
-    seen = sizes_of_blocks(*items, budget, few)
-    assert max(seen) == largest
-    assert sum(n * m for n, m in seen) == 7 * 9
-
-
-@pytest.mark.parametrize(
-    ("texts", "videos", "budget", "few", "expected"),
-    [
-        (1, 9, 90, "both", [(1, 9)]),
-        (7, 2, 120, "both", [(6, 2), (1, 2)]),
-        (1000, 20, 13000, "video", [(160, 8)]),  # one video at a time would read all texts again for few rows
-    ],
-)
-def test_blocks_have_more_items_of_a_side_if_the_other_has_few(texts, videos, budget, few, expected):
-    seen = sizes_of_blocks(Vectors(torch.zeros(texts, 1)), Vectors(torch.zeros(videos, 1)), budget, few)
-    assert seen[: len(expected)] == expected
-    assert max(n * m for n, m in seen) <= budget / 10
+        score_in_blocks(watched, *items, pair_bytes=10, budget=budget, few=few)
+    assert seen[0] == max(seen) == first
+    assert sum(n * m for n, m in seen) == texts * videos
 
 
 def test_dropout_is_the_same_when_a_block_is_recomputed(items):
