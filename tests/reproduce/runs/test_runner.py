@@ -51,10 +51,10 @@ data: {init_args: {frames: 4, batch_size: 8, num_workers: 0, captions_per_epoch:
 
 
 def test_runs_share_an_encoder_and_its_stored_features(root, tmp_path):
-    plan = tiny_plan(root, tmp_path, only=("gaid", "t-mass-as-released"), share="features")
+    plan = tiny_plan(root, tmp_path, "gaid-9", ("gaid-dsl",), share="features")
     out, said = tmp_path / "out", []
     cards = run_plan(plan, out, said.append)
-    assert [card.status for card in cards.values()] == ["finished"] * 5, [card.error for card in cards.values()]
+    assert [card.status for card in cards.values()] == ["finished"] * 4, [card.error for card in cards.values()]
     shared, stored, *heads = cards.values()
     assert [card.name for card in (shared, stored)] == ["shared/encoder", "shared/features-msrvtt"]
     assert (stored.run["verb"], stored.run["needs"]) == ("extract", {"encoder": shared.key})
@@ -66,7 +66,7 @@ def test_runs_share_an_encoder_and_its_stored_features(root, tmp_path):
         encoder = tvr_lightning.load(card.checkpoint).module.encoder
         for name, value in encoder.state_dict().items():
             assert torch.equal(weights[f"encoder.{name}"], value)
-    view = view_table(load_table("gaid-1", RECIPES), [run_of_card(card, out / "cards") for card in cards.values()])
+    view = view_table(load_table("gaid-9", RECIPES), [run_of_card(card, out / "cards") for card in cards.values()])
     assert any("Heads are trained for 1 epochs on the stored features" in note for note in view.notes)
     shutil.rmtree(stored.features)
     (out / "cards" / f"{heads[0].key}.json").unlink()
@@ -146,15 +146,15 @@ CHANGED = "gaid-1/clip4clip: config changed after the run was planned"
 
 @pytest.mark.slow
 def test_a_job_that_ended_unnoticed_is_submitted_again(outdated, tmp_path):
-    engine = SlurmEngine(tmp_path / "jobs", cluster="local")
-    outdated.with_name("job.txt").write_text("12345678")
-    job = engine.start(outdated)
-    assert outdated.with_name("job.txt").read_text() != "12345678"
+    known = outdated.with_name("job.txt")
+    known.write_text("12345678")
+    job = SlurmEngine(tmp_path / "jobs", cluster="local").start(outdated)
+    assert known.read_text() != "12345678"
     while (status := job()) is None:
         time.sleep(0.2)
     assert status == 1
     assert CHANGED in outdated.with_name("log.txt").read_text()
-    assert not outdated.with_name("job.txt").exists()
+    assert not known.exists()
 
 
 def test_the_processes_of_a_job_write_into_one_log(outdated, ended):
@@ -195,23 +195,43 @@ def test_a_run_on_two_devices_writes_its_card(root, tmp_path):
     assert card.steps == 2
 
 
-def reproduce(tmp_path, *words) -> int:
-    return main(["reproduce", *words, "--dry_run", f"--recipes={RECIPES}", f"--out={tmp_path / 'out'}"])
-
-
-def test_a_dry_run_shows_the_plan(tmp_path, capsys, monkeypatch):
+@pytest.fixture
+def dry_run(tmp_path, capsys, monkeypatch):
+    """Function that returns the status, output, and errors of a dry run without $TVR_DATA."""
     monkeypatch.delenv("TVR_DATA", raising=False)
-    assert reproduce(tmp_path, "gare-1", "ncl-1", "--seeds", "0,1") == 0
-    said = capsys.readouterr().out
-    assert "SYNTHETIC FIXTURE" in said
-    assert "gare-1/gare on msrvtt, seed 1" in said
-    assert "ncl-1/ncl on activitynet, seed 0" in said
+
+    def run(*words):
+        status = main(["reproduce", *words, "--dry_run", f"--recipes={RECIPES}", f"--out={tmp_path / 'out'}"])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def test_a_dry_run_shows_the_plan(dry_run, tmp_path):
+    status, said, _ = dry_run("gare-1", "ncl-1", "--seeds", "0,1")
+    assert status == 0
+    for part in ("SYNTHETIC FIXTURE", "gare-1/gare on msrvtt, seed 1", "ncl-1/ncl on activitynet, seed 0"):
+        assert part in said
     assert said.endswith("12 runs left\n")
     assert not (tmp_path / "out").exists()
 
 
+def test_the_fixture_is_used_only_if_requested_or_without_real_data(dry_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("TVR_DATA", str(tmp_path))
+    for options, synthetic in ((), False), (("--fixture", "--fixture_videos=20"), True):
+        status, said, _ = dry_run("gare-1", *options)
+        assert (status, "SYNTHETIC" in said) == (0, synthetic)
+    for option, message in (
+        ("--share=features", "--share features is only for the synthetic datasets"),
+        ("--fixture_videos=20", "--fixture_videos can only be used for synthetic datasets. Add --fixture."),
+    ):
+        status, _, said = dry_run("gare-1", option)
+        assert status == 2
+        assert message in said
+
+
 @pytest.mark.parametrize(
-    ("options", "status", "said"),
+    ("options", "status", "message"),
     [
         (["--seeds=0,x"], 2, "whole numbers separated by commas"),
         (["--fixture_videos=2"], 2, "expected a whole number of at least 8"),
@@ -222,33 +242,20 @@ def test_a_dry_run_shows_the_plan(tmp_path, capsys, monkeypatch):
         (["--only=gadi"], 2, "--only 'gadi' is not a run of these tables"),
     ],
 )
-def test_bad_options_are_refused_with_one_sentence(tmp_path, monkeypatch, capsys, options, status, said):
-    monkeypatch.delenv("TVR_DATA", raising=False)
-    assert reproduce(tmp_path, "gare-1", *options) == status
-    assert said in capsys.readouterr().err
-
-
-def test_the_fixture_is_used_only_if_requested_or_without_real_data(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("TVR_DATA", str(tmp_path))
-    assert reproduce(tmp_path, "gare-1") == 0
-    assert "SYNTHETIC" not in capsys.readouterr().out
-    assert reproduce(tmp_path, "gare-1", "--share=features") == 2
-    assert "--share features is only for the synthetic datasets" in capsys.readouterr().err
-    assert reproduce(tmp_path, "gare-1", "--fixture_videos=20") == 2
-    assert "--fixture_videos can only be used for synthetic datasets. Add --fixture." in capsys.readouterr().err
-    assert reproduce(tmp_path, "gare-1", "--fixture", "--fixture_videos=20") == 0
-    assert "SYNTHETIC" in capsys.readouterr().out
+def test_bad_options_are_refused_with_one_sentence(dry_run, options, status, message):
+    found, _, said = dry_run("gare-1", *options)
+    assert found == status
+    assert message in said
 
 
 def test_the_remaining_time_is_estimated_from_finished_runs(root, tmp_path):
     plan = tiny_plan(root, tmp_path, table="gare-1", only=())
     first, *rest = plan.runs.values()
     card = make_card(first, tmp_path / "cards", 1.0, seconds=90.0)
-    assert time_left(rest, []) == f"{len(rest)} runs left"
-    known = durations_of({card.key: card})
-    assert time_left([replace(run, fixture_videos=None) for run in rest], known) == f"{len(rest)} runs left"
-    assert time_left(rest, known) == f"{len(rest)} runs left, about {clock(90 * len(rest))}"
-    assert time_left(rest, known, 2) == f"{len(rest)} runs left, about {clock(45 * len(rest))}"
+    left, known = f"{len(rest)} runs left", durations_of({card.key: card})
+    assert time_left(rest, []) == time_left([replace(run, fixture_videos=None) for run in rest], known) == left
+    assert time_left(rest, known) == f"{left}, about {clock(90 * len(rest))}"
+    assert time_left(rest, known, 2) == f"{left}, about {clock(45 * len(rest))}"
     assert time_left(rest[:1], known) == "1 run left, about 0:01:30"
     lines = plan_lines(plan, {card.key: card})
     assert sum(line.startswith("finished") for line in lines) == 1
@@ -258,21 +265,19 @@ def test_the_remaining_time_is_estimated_from_finished_runs(root, tmp_path):
     assert runner.state() == f"{first.name}: starting; {1 + len(rest)} runs left"
     (tmp_path / "runs" / first.key).mkdir(parents=True)
     (tmp_path / "runs" / first.key / PROGRESS).write_text('{"doing": "training, step 2 of 6", "left": 120.0}')
-    total = clock(120 + 180 * len(rest))
-    doing = f"{first.name}: training, step 2 of 6, 0:02:00 left"
+    doing, total = f"{first.name}: training, step 2 of 6, 0:02:00 left", clock(120 + 180 * len(rest))
     assert runner.state() == f"{doing}; {1 + len(rest)} runs left, about {total}"
 
 
 @pytest.mark.slow
 def test_a_killed_command_resumes(root, tmp_path, ended):
     # Two runs; the invocation is killed in the second, and its child goes with it.
-    (tmp_path / "tiny.yaml").write_text(TINY)
-    out = tmp_path / "out"
+    out, overlay = tmp_path / "out", tmp_path / "tiny.yaml"
+    overlay.write_text(TINY)
     out.mkdir()
     (out / "fixture-20").symlink_to(root)
     options = ["--only=clip4clip,baseline", "--fixture", "--fixture_videos=20", f"--out={out}", f"--recipes={RECIPES}"]
-    command = [sys.executable, "-m", "tvr_lightning.cli", "reproduce", "gare-1", *options]
-    command.append(f"--overlay={tmp_path / 'tiny.yaml'}")
+    command = [sys.executable, "-m", "tvr_lightning.cli", "reproduce", "gare-1", *options, f"--overlay={overlay}"]
     # In a session of its own, so that every process it leaves behind can be found.
     process = ended(subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True))
     while len(list(out.glob("cards/*.json"))) < 1 or len(list(out.glob("runs/*/log.txt"))) < 2:
@@ -289,7 +294,7 @@ def test_a_killed_command_resumes(root, tmp_path, ended):
         assert time.monotonic() < deadline, "the killed invocation left its run behind"
         time.sleep(0.5)
     assert not (out / "cards" / f"{second.name}.json").exists()
-    assert subprocess.run(command, check=True).returncode == 0
+    subprocess.run(command, check=True)
     assert first.stat().st_mtime_ns == written
     assert len(read_cards(out / "cards")) == 2
     assert (out / "tables" / "gare-1.md").is_file()
