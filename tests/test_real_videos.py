@@ -1,6 +1,5 @@
 """Training and evaluation on real videos with real captions (TVR_TEST_DATA)."""
 
-import csv
 import json
 
 import pandas as pd
@@ -9,36 +8,31 @@ from small_run import small_run
 
 from tvr_lightning.cli import main
 
-HELD_OUT = 12
-ONE_EPOCH = ("--trainer.max_epochs=1", "--data.init_args.captions_per_epoch=one")
+HELD_OUT = 4
+SHORT = (
+    "--trainer.max_epochs=1", "--data.init_args.captions_per_epoch=one", "--model.init_args.evaluation.audit=0",
+)  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def real_root(test_data, tmp_path_factory):
-    """60 real clips in MSR-VTT's layout, in their own containers."""
-    root = tmp_path_factory.mktemp("real")
-    folder = root / "msrvtt"
+@pytest.mark.parametrize("clips", [12, pytest.param(60, marks=pytest.mark.slow)])
+def test_real_clips_train_and_evaluate(clips, test_data, tmp_path):
+    folder = tmp_path / "data" / "msrvtt"
     (folder / "videos").mkdir(parents=True)
-    with (test_data / "clips" / "captions.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    names = [f"video{number}" for number in range(len(rows))]
-    for name, row in zip(names, rows, strict=True):
-        source = test_data / "clips" / row["file"]
-        (folder / "videos" / f"{name}{source.suffix}").symlink_to(source)
-    sentences = []
-    for name, row in zip(names, rows, strict=True):
-        sentences += [{"caption": row[key], "video_id": name} for key in ("caption1", "caption2")]
-    content = {"videos": [{"video_id": name} for name in names], "sentences": sentences}
+    table = pd.read_csv(test_data / "clips" / "captions.csv")
+    rows = table.sort_values("file", key=lambda files: files.str.endswith(".mp4"), kind="stable")  # others first
+    rows = rows[:clips].assign(video_id=[f"video{number}" for number in range(clips)])
+    for row in rows.itertuples():
+        source = test_data / "clips" / row.file
+        (folder / "videos" / f"{row.video_id}{source.suffix}").symlink_to(source)
+    captions = rows.melt("video_id", ["caption1", "caption2"], value_name="caption")[["caption", "video_id"]]
+    content = {"videos": rows[["video_id"]].to_dict("records"), "sentences": captions.to_dict("records")}
     (folder / "MSRVTT_data.json").write_text(json.dumps(content))
-    pd.Series(names[HELD_OUT:], name="video_id").to_csv(folder / "MSRVTT_train.9k.csv", index=False)
-    test = {"video_id": names[:HELD_OUT], "sentence": [row["caption1"] for row in rows[:HELD_OUT]]}
-    pd.DataFrame(test).to_csv(folder / "MSRVTT_JSFUSION_test.csv", index=False)
-    return root
-
-
-def test_sixty_real_clips_train_and_evaluate(real_root, tmp_path):
-    assert main(["fit", *small_run(real_root, tmp_path, "--trainer.check_val_every_n_epoch=2", *ONE_EPOCH)]) == 0
-    (path,) = tmp_path.glob("*/*/results.json")
+    rows["video_id"][HELD_OUT:].to_csv(folder / "MSRVTT_train.9k.csv", index=False)
+    test = rows[:HELD_OUT][["video_id", "caption1"]].set_axis(["video_id", "sentence"], axis=1)
+    test.to_csv(folder / "MSRVTT_JSFUSION_test.csv", index=False)
+    options = small_run(tmp_path / "data", tmp_path / "runs", "--trainer.check_val_every_n_epoch=2", *SHORT)
+    assert main(["fit", *options]) == 0
+    (path,) = tmp_path.glob("runs/*/*/results.json")
     results = json.loads(path.read_text())
     assert (results["texts"], results["videos"]) == (HELD_OUT, HELD_OUT)
     assert results["partial"] is False
@@ -46,8 +40,8 @@ def test_sixty_real_clips_train_and_evaluate(real_root, tmp_path):
 
 
 def test_fifteen_real_msrvtt_clips_train_and_evaluate_and_missing_ones_are_counted(test_data, tmp_path, capsys):
-    root = test_data / "annotations"
-    assert main(["fit", *small_run(root, tmp_path, "--data.init_args.on_corrupt=skip", *ONE_EPOCH)]) == 0
+    options = small_run(test_data / "annotations", tmp_path, *SHORT)
+    assert main(["fit", *options, "--data.init_args.on_corrupt=skip"]) == 0
     (path,) = tmp_path.glob("*/*/results.json")
     results = json.loads(path.read_text())
     assert results["partial"] is True
@@ -55,5 +49,5 @@ def test_fifteen_real_msrvtt_clips_train_and_evaluate_and_missing_ones_are_count
     assert results["texts"] == results["videos"]
     assert len(results["skipped"]) > 900
     assert all("no such file" in reason for reason in results["skipped"])
-    assert main(["fit", *small_run(root, tmp_path)]) == 1
+    assert main(["fit", *options]) == 1
     assert "on_corrupt" in capsys.readouterr().err
