@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pickle
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -144,10 +145,8 @@ def test_reversed_spans_of_charades_are_swapped_and_spans_outside_the_video_repl
     spans = [("N11GT", (1.0, 8.5)), ("46GP8", (0.0, 6.0)), ("46GP8", (12.0, 20.9)), ("N11GT", (0.0, 12.17))]
     assert [(v.path.stem, v.span) for v in split.videos] == spans
     assert len({v.video_id for v in split.videos}) == 4
-    assert [(t.video, t.text) for t in split.texts][:2] == [
-        (0, "a person shakes a blanket."),
-        (0, "the person folds it."),
-    ]
+    first = [(t.video, t.text) for t in split.texts][:2]
+    assert first == [(0, "a person shakes a blanket."), (0, "the person folds it.")]
     assert (findings.problems, [note.entry for note in findings.notes]) == ([], ["line 4", "line 5"])
 
 
@@ -162,6 +161,7 @@ def test_didemo_joins_descriptions_and_finds_files_by_name(tmp_path):
         assert {video.span for video in videos} == {span}
     with pytest.raises(ValueError, match="seconds is 0"):
         DiDeMo(root=str(tmp_path), seconds=0)
+    assert [DiDeMo(split="hub", holdout=held).validation for held in (0, 5)] == ["test", "holdout"]
     table = "success,video_path,starts,ends,text,formatted_data\n" + (  # with newlines in fields and absolute paths
         'True,/home/x/videos/2@N01_b.,tensor([[0]]),tensor([[31]]),"a bug, \ncrawls.\n it stops",/home/x/0.pth\n'
     )
@@ -213,16 +213,15 @@ def test_synthetic_questions_are_about_the_scenes(msrvtt):
         assert {video.video_id for video in split.videos} == {i for i, v in scenes.items() if v["part"] == part}
         for question in split.texts:
             scene = scenes[split.videos[question.video].video_id]["scene"]
-            first, last = scene["events"][0], scene["events"][-1]
-            facts = {scene["backdrop"]["color"], scene["backdrop"]["pattern"], first["motion"], last["motion"]}
+            backdrop, first, last = scene["backdrop"], scene["events"][0], scene["events"][-1]
+            facts = {backdrop["color"], backdrop["pattern"], first["motion"], last["motion"]}
             facts |= {event["figure"][key] for event in (first, last) for key in ("shape", "color")}
             assert question.answer in facts
             if "background" in question.text and "color" in question.text:
-                assert question.answer == scene["backdrop"]["color"]
+                assert question.answer == backdrop["color"]
             if "first" in question.text and "shape" in question.text:
                 assert question.answer == first["figure"]["shape"]
-    videos = MSRVTT(root=str(msrvtt)).read_split("test").videos
-    assert {video.path for video in split.videos} == {video.path for video in videos}
+    assert split.videos == MSRVTT(root=str(msrvtt)).read_split("test").videos
     few = MSRVTTQA(root=str(msrvtt), num_workers=0, max_train_videos=3).questions("train")
     assert {(q.text, q.answer) for q in few} <= {(q.text, q.answer) for q in data.questions("train")}
     assert Counter(q.video for q in few) == {0: 5, 1: 5, 2: 5}
@@ -231,21 +230,14 @@ def test_synthetic_questions_are_about_the_scenes(msrvtt):
 def test_missing_annotations_are_reported_with_the_layout(tmp_path):
     folder = written(tmp_path, MSRVTT).folder
     (folder / "MSRVTT_train.9k.csv").unlink()
-    with pytest.raises(MissingAssetError) as caught:
+    with pytest.raises(MissingAssetError, match=re.escape(str(folder / "MSRVTT_train.9k.csv"))) as caught:
         MSRVTT(root=str(tmp_path)).setup("fit")
-    assert str(folder / "MSRVTT_train.9k.csv") in str(caught.value)
     assert "videos/video0.mp4" in str(caught.value)
     MSRVTT(root=str(tmp_path)).check_present("test")
     with pytest.raises(MissingAssetError) as caught:
         MSRVTT(root=str(tmp_path), split="7k").check_present()
     absent = [line for line in str(caught.value).splitlines() if "looked for" in line]
     assert absent == [f"  - MSRVTT_train.7k.csv: looked for {folder / 'MSRVTT_train.7k.csv'}"]
-
-
-def test_msvd_reads_pickles_of_every_protocol(tmp_path):
-    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-        split = written(tmp_path, MSVD, {"raw-captions.pkl": pickle.dumps(TOKENS, protocol)}).read_split("test")
-        assert pairs(split) == [(MSVD_CLIP, "a dog runs"), (MSVD_CLIP, "it s a dog"), ("x_1_2", "a cat")]
 
 
 class Payload:
@@ -258,7 +250,10 @@ class Payload:
         return os.mkdir, (str(self.folder),)
 
 
-def test_code_in_a_pickle_is_not_run(tmp_path):
+def test_pickles_of_every_protocol_are_read_and_their_code_is_not_run(tmp_path):
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        split = written(tmp_path, MSVD, {"raw-captions.pkl": pickle.dumps(TOKENS, protocol)}).read_split("test")
+        assert pairs(split) == [(MSVD_CLIP, "a dog runs"), (MSVD_CLIP, "it s a dog"), ("x_1_2", "a cat")]
     data = written(tmp_path, MSVD, {"raw-captions.pkl": pickle.dumps({MSVD_CLIP: [[Payload(tmp_path / "made")]]})})
     with pytest.raises(AnnotationError, match=r"raw-captions\.pkl: whole file: .*mkdir.*only dicts, lists and strings"):
         data.read_split("test")
@@ -301,9 +296,7 @@ TWICE = [{"videoID": VATEX_CLIP, "enCap": ["x"]}] * 2
         (ActivityNet, {}, "val_1.json", {**PARAGRAPHS, "v_a-1": {"sentences": []}}, "video-without-caption", "v_a-1"),
         (ActivityNet, {}, "val_1.json", {**PARAGRAPHS, "v_a-1": {"sentences": ["x", " "]}}, "empty-caption",
          "v_a-1, caption 1"),
-        (ActivityNet, {}, "val_ids.json", ["v__b2", "v_a-1", "v_a-1"], "duplicate-id", "val_ids.json: v_a-1"),
         (ActivityNet, {}, "val_1.json", {"v_a-1": {}}, "malformed", "the key 'sentences' is missing"),
-        (ActivityNet, {}, "val_1.json", {"v_a-1": {"sentences": [3]}}, "malformed", "expected str, found int"),
         (ActivityNet, {}, "val_1.json", '{"v_a": {"sentences": ["x"]}, "v_a": {"sentences": ["y"]}}', "duplicate-id",
          "val_1.json: v_a: the key occurs 2 times"),
         (Charades, {}, "Charades_v1_test.csv", CHARADES.replace(SCRIPT, "{}"), "empty-caption", "N11GT, caption 0"),
@@ -331,8 +324,6 @@ TWICE = [{"videoID": VATEX_CLIP, "enCap": ["x"]}] * 2
         (MSRVTT, {}, "MSRVTT_data.json", b'{"videos": "\xff"}', "malformed", "byte 12: not UTF-8"),
         (MSRVTTQA, {}, "test_qa.json", [], "malformed", "contains no questions"),
         (MSRVTTQA, {}, "test_qa.json", [{"answer": "man", "video_id": 7}], "malformed", "[0]: the key 'question' is"),
-        (MSRVTTQA, {}, "test_qa.json", [{"question": "who", "answer": "man"}], "malformed",
-         "[0]: the key 'video_id' is None"),
         (MSRVTTQA, {}, "test_qa.json", [{"question": "who", "answer": "man", "video_id": True}], "malformed",
          "[0]: the key 'video_id' is True"),
         (MSRVTTQA, {}, "test_qa.json", [{"question": " ", "answer": "man", "video_id": 7}], "empty-caption malformed",
@@ -378,6 +369,7 @@ def test_quoted_fields_of_tables_must_end(tmp_path, text, message):
 SLOW = [
     (MSRVTT, "7k", {"train": (7010, 140_200), "test": (1000, 1000)}, [0, 0]),
     (MSRVTT, "full", {"train": (6513, 130_260), "val": (497, 9940), "test": (2990, 59_800)}, [0, 0, 0]),
+    (MSVD, "official", {"train": (1200, 48_774), "val": (100, 4290), "test": (670, 27_763)}, [0, 0, 0]),
     (DiDeMo, "tmass", {"train": (8362, 8362), "val": (1062, 1062), "test": (1004, 1004)}, [0, 0, 0]),
 ]
 
@@ -391,7 +383,6 @@ SLOW = [
         (DiDeMo, "lists", {"val": (1065, 1065), "test": (1004, 1004)}, [0, 0]),
         (LSMDC, "lsmdc16", {"test": (1000, 1000)}, [0]),
         (MSRVTT, "9k", {"train": (9000, 180_000), "test": (1000, 1000)}, [0, 0]),
-        (MSVD, "official", {"train": (1200, 48_774), "val": (100, 4290), "test": (670, 27_763)}, [0, 0, 0]),
         *(pytest.param(*row, marks=pytest.mark.slow) for row in SLOW),
     ],
 )
@@ -399,8 +390,7 @@ def test_real_splits_have_the_published_sizes_and_do_not_overlap(test_data, kind
     data = kind(root=str(test_data / "annotations"), split=split)
     found = {name: data.examine_split(name) for name in sizes}
     for (one, findings), (videos, texts) in zip(found.values(), sizes.values(), strict=True):
-        assert (len(one.videos), len(one.texts)) == (videos or len(one.videos), texts)
-        assert findings.problems == []
+        assert (len(one.videos), len(one.texts), findings.problems) == (videos or len(one.videos), texts, [])
         assert not any("\n" in t.text or t.text.startswith(" ") for t in one.texts)
         assert all(v.span is None or 0 <= v.span[0] < v.span[1] for v in one.videos)
     assert [len(findings.notes) for _, findings in found.values()] == notes
@@ -428,32 +418,20 @@ def test_real_files_can_have_any_line_ends(test_data, tmp_path, kind):
 def test_real_lists_agree_with_those_of_other_sources(test_data):
     root = test_data / "annotations"
     videos = ActivityNet(root=str(root)).read_split("test").videos
-    listed = (root / "crlf" / "activitynet" / "val_1_list.txt").read_bytes().decode().split("\r\n")
-    assert {v.video_id for v in videos} == {name for name in listed if name}
-    assert len((root / "didemo" / "train_list.txt").read_text().split()) == 8392
+    listed = (root / "crlf" / "activitynet" / "val_1_list.txt").read_text().split()
+    assert {v.video_id for v in videos} == set(listed)
     lists, csv = (DiDeMo(root=str(root), split=split).read_split("test") for split in ("lists", "tmass"))
     assert dict(pairs(lists)) == dict(pairs(csv))
-    movies = LSMDC(root=str(root)).read_split("test").videos
-    assert all(v.path.parent.name + "_" in v.video_id for v in movies)
-    data = MSRVTT(root=str(root))
-    test, (captions, _) = data.read_split("test"), data._captions
-    assert 0 < sum(text not in captions[video] for video, text in pairs(test)) <= 35  # the others differ in spacing
 
 
 @pytest.mark.slow
-def test_real_splits_of_vatex_have_the_published_sizes(test_data, tmp_path):
-    source, folder = test_data / "annotations" / "vatex", tmp_path / "vatex"
-    folder.mkdir()
-    for name in ("train_list.txt", "val_list.txt", "test_list.txt"):
-        shutil.copy(source / name, folder)
-    shutil.copy(source / "vatex_data.VAL_ONLY.json", folder / "vatex_data.json")
-    shutil.copy(source / "vatex_validation_v1.0.FROM_GT.json", folder / "vatex_validation_v1.0.json")
-    data, official = VATEX(root=str(tmp_path)), VATEX(root=str(tmp_path), annotations="official")
+def test_real_splits_of_vatex_have_the_published_sizes(real_vatex):
+    data, official = VATEX(root=real_vatex), VATEX(root=real_vatex, annotations="official")
     for name in ("val", "test"):
         split = data.read_split(name)
         assert (len(split.videos), len(split.texts)) == (1500, 15_000)
         assert official.read_split(name).texts == split.texts
-    assert len(VATEX(root=str(tmp_path), protocol="first-caption").read_split("test").texts) == 1500
+    assert len(VATEX(root=real_vatex, protocol="first-caption").read_split("test").texts) == 1500
     train, findings = data.examine_split("train")
     assert {p.kind for p in findings.problems} == {"video-without-caption"}  # the available file has no others
     ids = [{v.video_id for v in split.videos} for split in (train, data.read_split("val"), data.read_split("test"))]
