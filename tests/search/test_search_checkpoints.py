@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
 
 import open_clip
 import pytest
@@ -117,7 +118,8 @@ def test_an_index_can_be_searched_from_any_working_folder(published, gallery, ch
     shutil.copy(checkpoints["gare"], tmp_path / "method.ckpt")
     monkeypatch.chdir(tmp_path)
     weights = ScorerSource(architecture="ViT-test", weights="weights.pt", frames=2)
-    index([gallery / "clip1.mp4"], "index", [ScorerSource("method.ckpt"), weights], progress=False)
+    sources = [ScorerSource("method.ckpt"), weights, replace(weights, weights="none")]  # the same random ones again
+    index([gallery / "clip1.mp4"], "index", sources, progress=False)
     monkeypatch.chdir(tmp_path / "elsewhere")
     with Searcher("../index") as searcher:
         assert searcher.catalog.fact("scorers")[1]["source"]["weights"] == str(tmp_path / "weights.pt")
