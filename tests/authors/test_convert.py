@@ -46,15 +46,12 @@ def test_the_output_shows_method_sizes_and_next_command(converted, tmp_path):
 
 
 def test_half_precision_is_converted_to_float32(converted, tmp_path):
-    projection = checkpoint("clip4clip_meanP")["clip.visual.proj"].half()
-    assert (
-        "1 float16 tensors are now float32"
-        in converted(checkpoint("clip4clip_meanP") | {"clip.visual.proj": projection})[1]
-    )
+    tensors = checkpoint("clip4clip_meanP")
+    half = tensors["clip.visual.proj"].half()
+    assert "1 float16 tensors are now float32" in converted(tensors | {"clip.visual.proj": half})[1]
     state = torch.load(tmp_path / "out.ckpt", weights_only=True)["state_dict"]
-    assert torch.equal(state["encoder.clip.visual.proj"], projection.float())
+    assert torch.equal(state["encoder.clip.visual.proj"], half.float())
     assert {tensor.dtype for tensor in state.values()} == {torch.float32}
-    assert torch.load(tmp_path / "pytorch_model.bin")["clip.visual.proj"].dtype == torch.float16
 
 
 def test_every_importer_has_a_published_result_to_verify():
@@ -81,28 +78,21 @@ def test_known_architectures_are_named_and_other_sizes_are_written_out():
 
 
 @pytest.mark.parametrize(
-    ("name", "further", "options", "message"),
+    ("name", "options", "message"),
     [
-        ("tcmgc", False, {"method": "clip4clip"}, "is a checkpoint of TC-MGC"),
-        ("tcmgc", False, {"method": "clip"}, r"The method 'clip' is not supported. Available: .*clip4clip.* tcmgc"),
-        ("tcmgc", False, {"openai_clip": CASES / "tcmgc.safetensors"}, "--openai_clip is only for UCoFiA"),
-        ("tcmgc", True, {}, r"1 unexpected: further\.weight"),
-        (None, True, {}, r"no known method has these tensors: further\.weight"),
+        ("tcmgc", {"method": "clip"}, r"The method 'clip' is not supported. Available: .*clip4clip.* tcmgc"),
+        ("tcmgc", {"openai_clip": CASES / "tcmgc.safetensors"}, "--openai_clip is only for UCoFiA"),
+        (None, {}, r"no known method has these tensors: further\.weight"),
     ],
 )
-def test_bad_checkpoints_are_refused_without_output(converted, tmp_path, name, further, options, message):
+def test_bad_checkpoints_are_refused_without_output(converted, tmp_path, name, options, message):
     with pytest.raises(UserError, match=message):
-        converted(
-            (checkpoint(name) if name else {}) | ({"further.weight": torch.ones(1)} if further else {}), **options
-        )
+        converted(checkpoint(name) if name else {"further.weight": torch.ones(1)}, **options)
     assert not (tmp_path / "out.ckpt").exists()
 
 
 def test_both_copies_of_psi_of_gare_must_be_equal(converted):
     saved = with_agent(checkpoint("gare"))
-    made, plain = (converted(tensors)[0].state_dict() for tensors in (saved, checkpoint("gare")))
-    assert made.keys() == plain.keys()
-    assert all(torch.equal(made[name], plain[name]) for name in plain)
     for name in ("agent.psi.mean_proj.bias", "agent.psi.log_std_proj.weight"):  # read, and never used
         with pytest.raises(UserError, match=rf"differ from those without 'agent\.'.*: {name}$"):
             converted(saved | {name: saved[name] + 1e-3})

@@ -49,10 +49,6 @@ def imported(name, changes=(), **options):
     return import_checkpoint(tensors, "file", **{"words": words, "frames": frames} | options)
 
 
-class Anything:
-    """Object that only unpickling could restore."""
-
-
 def test_all_file_formats_are_read_identically(tmp_path):
     tensors = tensors_of("clip4clip_seqLSTM")
     wrapped = {f"module.{name}": tensor for name, tensor in tensors.items()}
@@ -65,24 +61,11 @@ def test_all_file_formats_are_read_identically(tmp_path):
         assert all(torch.equal(found[key], tensors[key]) for key in tensors)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("object.pt", {"weight": Anything()}, r"object.pt cannot be read as weights .*never executed"),
-        ("text.bin", "hello", r"text.bin cannot be read"),
-        ("text.safetensors", "hello", r"text\.safetensors cannot be read as weights"),
-        ("mixed.pt", {"a": torch.zeros(1), "args": 3}, "not tensors: args"),
-        ("list.pt", [torch.zeros(1)], "contains a list, not a state dict"),
-        ("absent.bin", None, "no such file"),
-    ],
-)
-def test_a_file_without_tensors_is_refused(name, content, message, tmp_path):
-    if isinstance(content, str):
-        (tmp_path / name).write_text(content)
-    elif content is not None:
-        torch.save(content, tmp_path / name)
-    with pytest.raises(UserError, match=message):
-        read_tensors(tmp_path / name)
+def test_a_file_with_other_objects_or_no_file_is_refused(tmp_path):
+    torch.save({"a": torch.zeros(1), "args": 3}, tmp_path / "mixed.pt")
+    for name, message in (("mixed.pt", "not tensors: args"), ("absent.bin", "no such file")):
+        with pytest.raises(UserError, match=message):
+            read_tensors(tmp_path / name)
 
 
 @pytest.mark.parametrize("header", HEADERS)
@@ -123,29 +106,9 @@ def test_the_renamed_clip_gives_the_features_of_transformers():
     assert with_openai_names(renamed, "file") == renamed
 
 
-@pytest.mark.parametrize(
-    ("name", "width", "ours", "theirs"),
-    [
-        ("xpool", None, "head.attention.linear_proj.weight", "pool_frames.linear_proj.weight"),
-        ("tmass", None, "head.radius.linear_proj.bias", "stochastic.std_branch.linear_proj.bias"),
-        ("gaid", D, "head.gate.linear.weight", "gate_fc.weight"),
-        ("gaid", D, "head.alpha", "stochastic.alpha"),
-        ("gaid", 32, "audio_projection.weight", "linear.weight"),
-    ],
-)
-def test_importers_take_checkpoints_with_transformers_clip(name, width, ours, theirs):
-    tensors = tensors_of(name)
-    if width == 32:
-        tensors |= {"linear.weight": torch.randn(D, 32), "linear.bias": torch.randn(D)}
-    audio = {"audio_encoder": TinyWhisperEncoder(width=width)} if width else {}
-    state = imported(name, tensors, **audio).state_dict()
-    assert torch.equal(state[ours].flatten(), tensors[theirs].flatten())
-
-
 LAYER = "clip.text_model.encoder.layers.0.self_attn.k_proj.weight"
 ODD = {"linear.weight": torch.randn(D, 50), "linear.bias": torch.randn(D)}
 NARROW = TinyWhisperEncoder(width=32, heads=2)
-LAST = "clip.ln_final.bias"
 TIGHT = ("cross.pooler.dense.bias", "similarity_dense.weight")
 LN = "transformerClip.resblocks.0.ln_1.bias"
 MOVED = {LN: torch.zeros(32), "frame_position": torch.zeros(1), "frame_position_embeddings.weight": None}
@@ -155,14 +118,10 @@ MOVED = {LN: torch.zeros(32), "frame_position": torch.zeros(1), "frame_position_
     ("name", "changes", "options", "message"),
     [
         ("tcmgc", {}, {"method": "clip4clip"}, r"file is a checkpoint of TC-MGC, not of CLIP4Clip.*--method tcmgc"),
-        ("clip4clip_meanP", {}, {"method": "tcmgc"}, r"file is a checkpoint of CLIP4Clip, not of TC-MGC"),
-        ("tmass", {}, {"method": "xpool"}, "is a checkpoint of T-MASS, not of X-Pool"),
-        ("clip4clip_seqTransf", {LN: torch.zeros(32)}, {},
-         r"1 of another shape: transformerClip\S+ln_1.bias: expected \(64,\), found \(32,\)"),
         ("clip4clip_seqTransf", MOVED, {},
-         r"^file does not fit.*1 missing: frame_position_em.*; 1 unexpected: frame_position .*; 1 of"),
+         r"^file does not fit.*1 missing: frame_position_em.*; 1 unexpected: frame_position .*; 1 of another shape: "
+         r"transformerClip\S+ln_1.bias: expected \(64,\), found \(32,\)"),
         ("clip4clip_tightTransf", dict.fromkeys(TIGHT), {}, rf"2 missing: {TIGHT[0]} \(64,\), {TIGHT[1]} \(1, 64\)"),
-        ("clip4clip_seqTransf", MOVED | {LAST: None}, {}, r"missing: clip.ln_final.bias .*, frame_position_em"),
         ("clip4clip_tightTransf", {}, {"frames": 40}, "positions for 40 words and 39 frames"),
         ("clip4clip_meanP", {}, {"words": 41},
          "41 words and 6 frames do not fit; the checkpoint has positions for 40 words"),
