@@ -127,8 +127,6 @@ def test_an_index_whose_videos_all_became_unreadable_is_reported(folder, out, up
     printed = capsys.readouterr().out
     assert "contains no videos" in printed
     assert "Next:" not in printed
-    write_clip(path, 1)
-    assert main(["index", "--out", str(out)]) == 0
 
 
 def test_links_to_files_outside_the_folder_are_ignored(folder, tmp_path):
@@ -173,21 +171,6 @@ def test_other_weights_are_refused_with_both_fingerprints(indexed, gallery, sour
             start()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda folder: folder.rmdir(), "contains no index"),
-        (lambda folder: (folder / "catalog.sqlite").write_bytes(b"no database" * 100), "damaged"),
-        (lambda folder: Catalog(folder, create=True).close(), "indexing has not started"),
-    ],
-)
-def test_folders_without_an_index_are_refused(out, change, message):
-    out.mkdir()
-    change(out)
-    with pytest.raises(SearchError, match=message):
-        Searcher(out)
-
-
 def test_a_new_index_needs_weights(gallery, out):
     with pytest.raises(SearchError, match="needs a checkpoint or weights"):
         index([gallery], out, progress=False)
@@ -199,13 +182,25 @@ def execute(out, statement):
         other.execute(statement)
 
 
-def test_an_index_of_an_older_format_is_refused(indexed, out, capsys):
-    shutil.copytree(indexed, out)
-    execute(out, "UPDATE facts SET value = '1' WHERE name = 'version'")
-    for words in (["serve", "--index"], ["search", "a", "--index"], ["index", "--out"]):
-        assert main([*words, str(out)]) == 1
-        (line,) = capsys.readouterr().err.splitlines()
-        assert "was built by an older version. Build it again with tvr index" in line
+def write_older_version(folder):
+    Catalog(folder, create=True).close()
+    execute(folder, "UPDATE facts SET value = '1' WHERE name = 'version'")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: folder.rmdir(), "contains no index"),
+        (lambda folder: (folder / "catalog.sqlite").write_bytes(b"no database" * 100), "damaged"),
+        (lambda folder: Catalog(folder, create=True).close(), "indexing has not started"),
+        (write_older_version, "was built by an older version. Build it again with tvr index"),
+    ],
+)
+def test_folders_without_an_index_are_refused(out, change, message):
+    out.mkdir()
+    change(out)
+    with pytest.raises(SearchError, match=message):
+        Searcher(out)
 
 
 def test_a_database_of_another_program_is_refused_and_unchanged(gallery, out, ckpt, capsys):
@@ -214,8 +209,6 @@ def test_a_database_of_another_program_is_refused_and_unchanged(gallery, out, ck
     before = (out / "catalog.sqlite").read_bytes()
     assert main(["index", str(gallery), "--out", str(out), *ckpt]) == 2
     assert "catalog.sqlite is a database of another program" in capsys.readouterr().err
-    with pytest.raises(SearchError, match="database of another program"):
-        Searcher(out)
     assert (out / "catalog.sqlite").read_bytes() == before
 
 
@@ -225,7 +218,6 @@ def test_a_folder_with_other_files_is_refused_before_weights_are_loaded(gallery,
     assert main(["index", str(gallery), "--out", str(out), "--ckpt_path", str(tmp_path / "nowhere.ckpt")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{out} contains files that are not part of an index (catalog.sqlite.bak, vectors.d, vectors.txt)" in line
-    assert "Choose a new or empty folder with --out." in line
     assert foreign_files_are_intact(out)
     assert len(list(out.iterdir())) == 3
 
@@ -237,8 +229,7 @@ def killed_while_loading(command):
     main(command)
 
 
-@pytest.mark.parametrize("killed", [True, False])
-@pytest.mark.parametrize("new_folder", [True, False])
+@pytest.mark.parametrize(("new_folder", "killed"), [(True, True), (True, False), (False, False)])
 def test_a_failed_index_removes_no_files_of_the_user(
     gallery, folder, out, ckpt, monkeypatch, capsys, ended, new_folder, killed
 ):
@@ -309,7 +300,7 @@ def test_a_killed_run_resumes_to_the_identical_index(folder, out, tmp_path, upda
 @pytest.mark.parametrize("prune", [[], ["--prune"]])
 def test_an_unmounted_disk_removes_nothing(tmp_path, out, sources, capsys, prune):
     disk, other = tmp_path / "disk", tmp_path / "other"
-    clips(disk, 8)
+    clips(disk, 2)
     clips(other, 2)
     index([disk, other], out, sources[1:], progress=False)
     before = content(out)
@@ -321,46 +312,37 @@ def test_an_unmounted_disk_removes_nothing(tmp_path, out, sources, capsys, prune
         return capsys.readouterr().out
 
     printed = update()
-    assert "0 videos added, 2 kept, 0 removed; 10 in the index" in printed
-    assert f"{disk}: contains none of its 8 indexed videos, which stay in the index. Mount its disk" in printed
+    assert "0 videos added, 2 kept, 0 removed; 4 in the index" in printed
+    assert f"{disk}: contains none of its 2 indexed videos, which stay in the index. Mount its disk" in printed
     assert content(out) == before
     write_clip(other / "new.mp4", 9)
-    assert "1 videos added, 2 kept, 0 removed; 11 in the index" in update(), "the other folder is updated"
+    assert "1 videos added, 2 kept, 0 removed; 5 in the index" in update(), "the other folder is updated"
     disk.rmdir()
     (tmp_path / "unmounted").rename(disk)
-    assert "0 videos added, 11 kept, 0 removed; 11 in the index" in update()
+    assert "0 videos added, 5 kept, 0 removed; 5 in the index" in update()
 
 
-def test_removing_much_of_an_index_requires_prune(folder, out, update, capsys):
-    paths = clips(folder, 40)
-    assert update().total == 40
-    for path in paths[:3]:
+def test_removing_more_than_one_video_and_a_twentieth_of_an_index_requires_prune(folder, out, update, capsys):
+    paths = clips(folder, 30)
+    for path in paths[4:]:
+        path.rename(path.with_suffix(".later"))
+    assert update().total == 4
+    paths[0].unlink()
+    assert update().removed == 1, "one video of a small index"
+    for path in paths[4:]:
+        path.with_suffix(".later").rename(path)
+    assert update().total == 29
+    for path in paths[1:3]:
         path.unlink()
     write_clip(folder / "new.mp4", 50)
     before = content(out)
     assert main(["index", "--out", str(out)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"3 of the 40 videos in {out} are missing from its folders, such as {paths[0]}" in line
+    assert f"2 of the 29 videos in {out} are missing from its folders, such as {paths[1]}" in line
     assert "Restore them, or pass --prune to remove them from the index" in line
     assert content(out) == before
     assert main(["index", "--out", str(out), "--prune"]) == 0
-    assert "1 videos added, 37 kept, 3 removed; 38 in the index" in capsys.readouterr().out
-    paths[5].unlink()
-    assert main(["index", "--out", str(out)]) == 0
-    assert "0 videos added, 37 kept, 1 removed; 37 in the index" in capsys.readouterr().out
-
-
-def test_one_video_of_a_small_index_but_not_two_can_be_removed_without_prune(folder, out, update):
-    paths = clips(folder, 5)
-    update()
-    paths[0].unlink()
-    assert update().removed == 1
-    for path in paths[1:3]:
-        path.unlink()
-    with pytest.raises(SearchError, match="2 of the 4 videos"):
-        update()
-    assert update(prune=True).removed == 2
-    assert set(content(out)[0]) == {"03.mp4", "04.mp4"}
+    assert "1 videos added, 27 kept, 2 removed; 28 in the index" in capsys.readouterr().out
 
 
 def test_videos_that_moved_within_their_folder_replace_the_old_ones_with_prune(folder, out, update):
@@ -394,7 +376,7 @@ def test_a_full_disk_loses_one_batch_and_is_reported_in_one_line(gallery, tmp_pa
     whole, kept = tmp_path / "whole", set()
     assert run(whole) == 0
     size = max(path.stat().st_size for path in whole.iterdir())
-    for share in (0.0, 0.6, 0.75, 0.9, 1.0):
+    for share in (0.0, 0.75, 0.9):
         out = tmp_path / f"index-{share}"
         with largest_file(int(share * size)):
             status = run(out)
@@ -413,13 +395,13 @@ def test_a_full_disk_loses_one_batch_and_is_reported_in_one_line(gallery, tmp_pa
     assert kept & set(range(1, 8)), "no limit interrupted the run"
 
 
-def test_a_full_disk_under_the_vectors_is_reported_in_one_line(indexed, out):
-    shutil.copytree(indexed, out)
+def test_a_full_disk_under_the_vectors_is_reported_in_one_line(small_index, out):
+    shutil.copytree(small_index, out)
     shutil.rmtree(out / "vectors.lance")
     with closing(Catalog(out)) as catalog:
         store = open_vectors(catalog)
         with largest_file(200), pytest.raises(SearchError, match=r"LanceDB cannot write to it .*rerun tvr index"):
             update_vectors(store, catalog)
-    assert index([], out, progress=False).kept == 8
-    with Searcher(out) as searcher:
-        assert len(find(searcher, "a").results) == 8
+    index([], out, progress=False)
+    with closing(Catalog(out)) as catalog:
+        assert open_vectors(catalog).keys() == catalog.keys()
