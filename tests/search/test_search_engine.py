@@ -1,8 +1,9 @@
 """Search: two stages, examples, every store, filters, normalization, relevance, and audio."""
 
 import dataclasses
-import json
 import shutil
+import sys
+from contextlib import closing
 from pathlib import Path
 
 import av
@@ -23,10 +24,11 @@ from tvr_lightning.search.engine import Searcher, best_moments
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.files import VideoFile, relative
 from tvr_lightning.search.indexing import index
-from tvr_lightning.search.relevance import BACKGROUND, GOOD, Scale
+from tvr_lightning.search.relevance import BACKGROUND, GOOD, Scale, judge
 from tvr_lightning.search.results import Moment
 from tvr_lightning.search.scorer import ScorerSource
 from tvr_lightning.search.segments import SegmentClips
+from tvr_lightning.search.vectors import LanceStore
 
 
 def scores(answer):
@@ -70,13 +72,14 @@ def test_moments_are_frames_with_their_times(searcher):
 def test_a_folder_is_relative_to_the_indexed_one(searcher, gallery):
     found = {r.path for r in find(searcher, "a", folder="below").results}
     assert found == {str(gallery / "below" / f"clip{number}.mp4") for number in (6, 7)}
-    for folder, count in ((".", 8), ("below/", 2), ("belo", 0), ("below/clip6.mp4", 0), ("nowhere", 0)):
+    for folder, count in ((".", 8), ("below/", 2), ("belo", 0)):
         assert len(find(searcher, "a", folder=folder).results) == count
-    for folder in (str(gallery), "..", "below/../below", "/"):
+    for folder in ("..", "below/../below", "/"):
         with pytest.raises(SearchError, match="must be a path inside an indexed folder"):
             find(searcher, "a", folder=folder)
     rows, count = searcher.catalog.listed(None, 3, 2)
-    assert (len(rows), count) == (3, 8)
+    assert count == 8
+    assert [row.path.name for row in rows] == ["clip5.mp4", "clip4.mp4", "clip3.mp4"], "the newest first"
     assert searcher.folders() == [{"folder": ".", "count": 6}, {"folder": "below", "count": 2}]
 
 
@@ -103,7 +106,7 @@ NAMES = st.text(st.sampled_from("aAbB_-. %*\\'\"\u00e9\u0301\u4e2d"), min_size=1
 FOLDERS = st.lists(NAMES, max_size=3).map("/".join)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(folders=st.lists(FOLDERS, max_size=6), folder=FOLDERS)
 def test_the_folder_filter_in_sql_selects_what_python_would(catalog, folders, folder):
     catalog.remove(catalog.states())
@@ -141,11 +144,8 @@ def test_more_keys_than_a_query_has_parameters_are_found(catalog):
     keys, vectors = catalog.vectors(wanted)
     assert keys == sorted(wanted)
     assert [files[int(v)].span_key(0) for v in vectors[:, 0]] == keys
-    assert (catalog.by_key([]), catalog.vectors([])[0]) == ({}, [])
     rows = catalog.spans(first.id)
     assert [(row.start, row.end, row.video.id) for row in rows] == [(0.0, 1.0, first.id), (1.0, 2.0, first.id)]
-    assert catalog.states()[first.id] == (first.key, first.path, True)
-    assert len(catalog.keys()) == 1102
     catalog.remove([first.id])
     assert catalog.by_key([row.key for row in rows]) == {}
     assert len(catalog.vectors()[0]) == 1100
@@ -198,10 +198,7 @@ def test_every_store_catches_up_and_finds_the_same(searcher, indexed, tmp_path, 
     shutil.rmtree(out / "vectors.lance")
     index([], out, store=store if store == "lancedb" else request.getfixturevalue(store), progress=False)
     with Searcher(out) as other:
-        for query in ("a red square", "a cat"):
-            for folder in (None, "below"):
-                found = [r.id for r in find(other, query, folder=folder).results]
-                assert found == [r.id for r in find(searcher, query, folder=folder).results]
+        assert [r.id for r in find(other, "a cat").results] == [r.id for r in find(searcher, "a cat").results]
         keys, vectors = other.catalog.vectors()
         for row, values in enumerate(vectors @ vectors.T):
             best = values.topk(3)
@@ -217,10 +214,10 @@ def test_every_store_catches_up_and_finds_the_same(searcher, indexed, tmp_path, 
         assert other.vectors.keys() == set(keys), "unknown vectors are removed"
 
 
-def test_a_missing_package_is_named(indexed, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "lancedb", None)
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lancedb", None)
     with pytest.raises(SearchError, match=r"needs the package lancedb.*tvr-lightning\[search\]"):
-        Searcher(indexed)
+        LanceStore(str(tmp_path))
 
 
 def test_the_relevance_scale_is_fitted_to_unrelated_queries_and_robust_to_a_few_matches():
@@ -250,34 +247,35 @@ def test_text_results_have_a_relevance_and_can_be_filtered_by_it(searcher):
     middle = sorted(r.relevance for r in answer.results)[4]
     fewer = find(searcher, "a red square", min_relevance=middle)
     assert {r.id for r in fewer.results} == {r.id for r in answer.results if r.relevance >= middle}
-    assert [r.rank for r in fewer.results] == list(range(1, len(fewer.results) + 1))
+    answer.results.sort(key=lambda result: result.relevance)
+    judge(answer, scale, 1.0, middle)
+    assert [r.rank for r in answer.results] == [1, 2, 3, 4], "renumbered"
 
 
-def test_a_note_reports_that_nothing_matches(indexed, searcher, capsys, monkeypatch):
+def test_a_note_reports_that_nothing_matches(small_index, searcher, capsys, monkeypatch):
     monkeypatch.setattr(Scale, "relevance", lambda self, cosine: 0.2)
     assert find(searcher, "a cat").notes == ["nothing here matches well; these are the closest"]
     none = find(searcher, "a cat", min_relevance=0.5)
     assert (none.weak, none.results, none.notes) == (True, [], ["nothing here matches well"])
-    search = ["search", "a cat", "--index", str(indexed), "--device", "cpu"]
-    assert main([*search, "--min_relevance", "0.5"]) == 0
+    assert main(["search", "a cat", "--index", str(small_index), "--min_relevance", "0.5"]) == 0
     assert capsys.readouterr().out == "note: nothing here matches well\n"
-    assert main([*search, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["weak"] is True
 
 
-def test_the_relevance_scale_is_updated_with_the_index(gallery, sources, tmp_path):
-    def scale():
-        with Searcher(tmp_path / "index") as searcher:
-            return searcher.catalog.fact("relevance")
+def test_the_relevance_scale_is_updated_with_the_index(small_index, gallery, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # other tests use the same index without the new video
 
-    write_clip(tmp_path / "videos" / "one.mp4", 1)
-    index([tmp_path / "videos"], tmp_path / "index", sources[1:], progress=False)
-    before = scale()
-    index([], tmp_path / "index", progress=False)
-    assert scale() == before
-    index([gallery], tmp_path / "index", progress=False)
-    assert scale()["middle"] >= before["middle"], "more videos contain better matches"
-    assert scale()["of"][0] == 9
+    def update(*videos):
+        index([gallery, *videos], out, progress=False)
+        with closing(Catalog(out)) as catalog:
+            return catalog.fact("relevance")
+
+    out = shutil.copytree(small_index, tmp_path / "index")
+    before = update()
+    assert before["of"][0] == 8
+    after = update(write_clip(tmp_path / "one.mp4", 40))
+    assert after["of"][0] == 9
+    assert after["middle"] >= before["middle"], "more videos contain better matches"
+    assert update(tmp_path / "one.mp4") == after
 
 
 def test_gaid_scores_use_the_audio_of_videos_that_have_some(tmp_path):
