@@ -75,8 +75,6 @@ def test_videos_are_served_in_byte_ranges_and_with_thumbnails(client, searcher):
     assert whole.headers["content-type"] == "video/mp4"
     part = client.get(f"/api/videos/{row.id}/file", headers={"Range": "bytes=10-19"})
     assert (part.status_code, part.content) == (206, whole.content[10:20])
-    outside = client.get(f"/api/videos/{row.id}/file", headers={"Range": f"bytes={len(whole.content)}-"})
-    assert outside.status_code == 416
     thumbnail = client.get(f"/api/videos/{row.id}/picture", params={"time": 1.0}).content
     assert thumbnail == searcher.catalog.thumbnail(row.id, 1.0)
     assert thumbnail[:3] == b"\xff\xd8\xff"
