@@ -193,16 +193,12 @@ def test_an_honest_method_passes_and_may_log_and_read_the_state_of_the_run(data,
     assert trainer.callback_metrics["step/dataloader_idx_0"] == 1.0
 
 
-def test_a_method_that_uses_positions_in_the_split_is_caught_and_gains_nothing(data, build):
+def test_methods_that_use_positions_or_the_order_of_arrival_are_caught_and_gain_nothing(data, build):
     method = build(UsesPositions)
     audit = audit_method(method, data)
     assert "positions in the split given" in leaking(audit)
     assert audit.recall_with_help == 100.0
-    assert audit.recall_without_help == pytest.approx(100 / TESTED)
-    assert recall_of_a_run(method, data) == pytest.approx(100 / TESTED)
-
-
-def test_a_method_that_uses_the_order_of_arrival_is_caught_and_gains_nothing(data, build):
+    assert [audit.recall_without_help, recall_of_a_run(method, data)] == pytest.approx([100 / TESTED] * 2)
     method = build(UsesArrival)
     assert "encoded in another order" in leaking(audit_method(method, data))
     assert recall_of_a_run(method, data) < 40
@@ -398,7 +394,6 @@ def audit_of(normalizer, data, build):
         (QueryBankNorm(2.0, k=2), False),
         (SinkhornBias(0.1), False),
         (SinkhornBias(0.1, queries="oracle"), True),
-        (TwoStage(4), False),
         (NormalizerChain([TwoStage(4), DualSoftmax(2.0)]), True),
     ],
 )
@@ -458,9 +453,7 @@ def test_the_table_and_the_results_of_a_test_state_its_audit(synthetic, tmp_path
     assert (audit and {name: audit[name] for name in expected}) == expected
 
 
-def test_audits_that_are_too_small_or_take_too_long_are_refused(data, build):
-    with pytest.raises(ValueError, match=r"evaluation\.audit must be at least 4, or 0 for no audit, not 3"):
-        EvaluationConfig(audit=3)
+def test_audits_that_take_too_long_or_fail_are_no_result(data, build):
     with pytest.raises(UserError, match="did not end within 0 s"):
         audit_method(build(CLIP4Clip), data, seconds=0.0)
     result = AuditResult(passed=False, problem="ValueError: too few")
