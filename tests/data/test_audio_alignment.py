@@ -20,18 +20,17 @@ from tvr_lightning.media.preparation import Preparation
 FRAMES = 12
 
 
-@pytest.mark.parametrize("seconds", [1, 5, 29, 30, 31, 60])
+@pytest.mark.parametrize("seconds", [1, 29, 30, 31, 60])
 @pytest.mark.parametrize("frame", [0, 5, 11])
 def test_duration_assigns_a_burst_to_its_frame(seconds, frame):
-    start, stop = frame * seconds / FRAMES, (frame + 1) * seconds / FRAMES
-    margin = 0.1 * (stop - start)
-    given = given_to(track_of(burst(seconds, start + margin, stop - margin)), AudioOptions("whisper"), seconds)
+    start, stop = (frame + 0.1) * seconds / FRAMES, (frame + 0.9) * seconds / FRAMES
+    given = given_to(track_of(burst(seconds, start, stop)), AudioOptions("whisper"), seconds)
     # Loudness per 20 ms stands for an encoder.
     power = (10 ** (given.values * 4 - 4)).sum(dim=2).reshape(1, -1, 2).sum(dim=-1)
     pooled = pool_steps(power[..., None], given.windows)[0, :, 0]
+    first, second = pooled.topk(2).values
     assert int(pooled.argmax()) == frame
-    others = torch.cat([pooled[:frame], pooled[frame + 1 :]])
-    assert float(others.max()) < 0.1 * float(pooled[frame])
+    assert second < 0.1 * first
 
 
 @pytest.mark.parametrize("seconds", [0.02, 7.3, 30.0, 41.0])

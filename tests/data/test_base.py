@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch.utils.data.distributed import DistributedSampler
 
+from tvr_lightning.cli import main
+from tvr_lightning.data import MSRVTT, MSVD
 from tvr_lightning.data.batch import TextBatch, VideoBatch
-from tvr_lightning.data.msrvtt import MSRVTT
-from tvr_lightning.errors import MissingAssetError, UserError
+from tvr_lightning.data.records import AnnotationError
+from tvr_lightning.errors import MissingAssetError
 from tvr_lightning.media.container import VideoError
 from tvr_lightning.testing.processes import quiet_trainer
 
@@ -116,8 +118,6 @@ def test_incomplete_batches_and_a_fixed_order_are_optional(msrvtt):
         assert sorted(orders[0]) == sorted(orders[1]) == list(range(12))
         assert (orders[0] != orders[1]) == reshuffle
         assert pairs[0] != pairs[1], "captions are sampled per epoch"
-    with pytest.raises(UserError, match="batch_size 241 exceeds the 240 training samples"):
-        data_of(msrvtt, batch_size=241).train_dataloader()
 
 
 def test_workers_end_with_their_evaluation(msrvtt):
@@ -172,8 +172,7 @@ def test_skipped_videos_are_replaced_in_training_and_omitted_in_evaluation(broke
     assert sorted(index for b in batches for index in b.index.tolist()) == [2, 3]
     named = [line for b in batches for line in b.skipped]
     assert len(named) == 2
-    for video in data.read_split("test").videos[:2]:
-        assert any(str(video.path) in line for line in named)
+    assert all(any(str(video.path) in line for line in named) for video in data.read_split("test").videos[:2])
     assert data.ground_truth("test").videos == 4
     first = next(iter(data_of(broken, on_corrupt="skip", eval_batch_size=2).evaluation_dataloaders("test")[1]))
     assert (len(first), len(first.skipped)) == (0, 2)
@@ -194,21 +193,21 @@ def test_held_out_videos_are_not_trained_on(msrvtt):
     assert "held out" in data.ground_truth("val").protocol
     assert data_of(msrvtt, holdout=3).read_split("val") == val
     assert data_of(msrvtt, holdout=3, seed=5).read_split("val") != val
-    captions = [
+    captions, every = (
         {(split.videos[text.video].video_id, text.text) for text in split.texts}
         for split in (train, data_of(msrvtt).read_split("train"))
-    ]
-    assert captions[0] < captions[1]
+    )
+    assert captions < every
     with pytest.raises(ValueError, match="holdout 12 leaves no training videos of 12"):
         data_of(msrvtt, holdout=12).read_split("train")
 
 
 def test_max_train_videos_selects_a_seeded_subset(msrvtt):
-    some = data_of(msrvtt, max_train_videos=5)
-    train = some.read_split("train")
-    assert (len(train.videos), len(train.texts), len(some.read_split("test").videos)) == (5, 100, 4)
+    train = data_of(msrvtt, max_train_videos=5).read_split("train")
+    assert (len(train.videos), len(train.texts)) == (5, 100)
     assert data_of(msrvtt, max_train_videos=5, seed=2).read_split("train") != train
     assert len(data_of(msrvtt, max_train_videos=99).read_split("train").videos) == 12
+    assert len(data_of(msrvtt, max_train_videos=1).read_split("test").videos) == 4
 
 
 @pytest.mark.parametrize(
@@ -239,3 +238,34 @@ def test_the_root_can_come_from_the_environment(msrvtt, tmp_path, monkeypatch):
         with pytest.raises(MissingAssetError, match=re.escape(f"the folder {missing} does not exist")):
             MSRVTT(root="nowhere").check_present()
         missing.mkdir()
+
+
+def test_training_on_test_videos_is_refused(msrvtt, tmp_path, capsys):
+    shutil.copytree(msrvtt, tmp_path, dirs_exist_ok=True)
+    data = MSRVTT(root=str(tmp_path))
+    train, ids = data.folder / "MSRVTT_train.9k.csv", [video.video_id for video in data.read_split("test").videos]
+    train.write_text("\n".join([train.read_text().strip(), *ids]))
+    data = MSRVTT(root=str(tmp_path))
+    for stage in ("fit", "validate", "test"):
+        message = rf"train and test: 4 videos are in both \({', '.join(ids)}\); remove them from one"
+        with pytest.raises(AnnotationError, match=message):
+            data.setup(stage)
+    options = ["--config=clip4clip", "--config=fixture", f"--data.init_args.root={tmp_path}"]
+    assert main(["test", *options, "--trainer.accelerator=cpu", f"--results.directory={tmp_path / 'runs'}"]) == 2
+    assert "tvr: " in capsys.readouterr().err
+    assert not list((tmp_path / "runs").rglob("version_*"))
+    train.write_text("no such column\n")
+    MSRVTT(root=str(tmp_path)).setup("test")  # does not need the training list
+    train.unlink()
+    MSRVTT(root=str(tmp_path)).setup("test")
+
+
+def test_an_official_validation_split_must_not_share_videos(synthetic, tmp_path):
+    lists = shutil.copytree(synthetic("msvd", 8), tmp_path, dirs_exist_ok=True) / "msvd"
+    ids = {name: (lists / f"{name}_list.txt").read_text() for name in ("train", "val", "test")}
+    for one, other in (("train", "val"), ("train", "test"), ("val", "test")):
+        shared = ids[other].split()[0]
+        (lists / f"{one}_list.txt").write_text(f"{ids[one]}{shared}\n")
+        with pytest.raises(AnnotationError, match=rf"{one} and {other}: 1 video is in both \({shared}\)"):
+            MSVD(root=str(tmp_path)).setup("fit")
+        (lists / f"{one}_list.txt").write_text(ids[one])

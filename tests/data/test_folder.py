@@ -62,22 +62,20 @@ def test_splits_follow_the_table(root, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
-@pytest.mark.parametrize("form", ["one row per caption", "one row per video", "numbered columns"])
-def test_every_form_of_table_gives_the_same_splits(root, copy, suffix, form):
-    if (suffix, form) == ("csv", "one row per video"):
-        pytest.skip("a CSV file has no lists")
-    rows = ROWS
-    if form == "one row per video":
-        rows = [{"path": f"videos/{video}", "captions": said} for video, said in CAPTIONS.items()]
-    elif form == "numbered columns":
-        rows = [{"video": v, "caption_1": said[0], "caption_2": "".join(said[1:])} for v, said in CAPTIONS.items()]
-    if form != "one row per caption":
-        rows = [{"split": "test" if i < 4 else "train", **row} for i, row in enumerate(rows)]
-    write_table(copy / f"captions.{suffix}", rows)
-    for split in ("train", "test"):
-        found, expected = data(copy).load_split(split), data(root).load_split(split)
-        assert found.texts == expected.texts
-        assert [video.path.resolve() for video in found.videos] == [video.path.resolve() for video in expected.videos]
+def test_every_form_of_table_gives_the_same_splits(root, copy, suffix):
+    split = {video: "test" if i < 4 else "train" for i, video in enumerate(CAPTIONS)}
+    forms = [
+        ROWS,
+        [{"video": v, "caption_1": c[0], "caption_2": "".join(c[1:]), "split": split[v]} for v, c in CAPTIONS.items()],
+    ]
+    if suffix != "csv":  # which has no lists
+        forms.append([{"path": f"videos/{v}", "captions": c, "split": split[v]} for v, c in CAPTIONS.items()])
+    for rows in forms:
+        write_table(copy / f"captions.{suffix}", rows)
+        for name in ("train", "test"):
+            found, expected = data(copy).load_split(name), data(root).load_split(name)
+            assert found.texts == expected.texts
+            assert [v.path.resolve() for v in found.videos] == [v.path.resolve() for v in expected.videos]
 
 
 @pytest.mark.parametrize("other", ["video0", "./video0.mp4", "videos/video0.mp4", "video0.MP4", "x/../video0"])
@@ -114,11 +112,9 @@ def test_bad_tables_are_refused(copy):
         "split,video\ntrain,a.mp4\n": r"no column contains captions, found \['split', 'video'\]; name it one of capt",
         "split,caption\ntrain,a dog\n": r"no column contains the video, found .*; name it one of file_name, file,",
         "split,video,caption\nlearn,a.mp4,a dog\n": r"row 2, a\.mp4: no split 'learn'; write one of train, val,",
-        "split,video,caption\ntrain,a.mp4,x\ntest,a.mp4,y\n": r"a\.mp4: its rows are in train \(row 2, .*; write one",
         "split,video,caption\ntest,a.mp4,x\n": r"column split: no video is in the split 'train'; assign some rows",
         "split,video,caption\ntrain,../../a.mp4,x\n": r"the name leads out of the folder",
         "title,text\nvideo0.mp4,a dog\n": r"metadata\.csv: columns: no column contains the video, found .*title",
-        "file_name,title\nvideo0.mp4,a dog\n": r"metadata\.csv: columns: no column contains captions, found .*f",
     }
     for text, message in tables.items():
         table = copy / ("metadata.csv" if message.startswith("metadata") else "captions.csv")
@@ -128,9 +124,7 @@ def test_bad_tables_are_refused(copy):
         table.unlink()
     for name in ("captions.csv", "captions.jsonl"):
         (copy / name).write_text("{}\n")
-    with pytest.raises(
-        MissingAssetError, match=r"contains captions\.csv, captions\.jsonl\. Choose one with data\.init_ar"
-    ):
+    with pytest.raises(MissingAssetError, match=r"contains captions\.csv, captions\.jsonl\. Choose one with"):
         data(copy).read_split("train")
     with pytest.raises(ValueError, match="test_share is 1; it must be"):
         data(copy, test_share=1)

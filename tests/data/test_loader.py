@@ -48,14 +48,13 @@ def test_a_resumed_epoch_continues_at_its_position():
         resumed.load_state_dict({"epoch": 0, "consumed": 13})
 
 
-@pytest.mark.parametrize(("samples", "replicas", "size"), [(50, 1, 50), (50, 4, 52), (5, 1, 5)])
-def test_the_last_incomplete_batch_can_be_kept(samples, replicas, size):
-    shares = [
-        list(TrainingSampler(samples, 12, drop_last=False, replicas=replicas, rank=rank)) for rank in range(replicas)
-    ]
-    whole = [sample for step in zip(*shares, strict=True) for _, sample in step]
-    assert len(whole) == size
-    assert set(whole) == set(range(samples))
+def test_the_last_incomplete_batch_can_be_kept():
+    for samples, replicas, size in ((50, 1, 50), (50, 4, 52), (5, 1, 5)):
+        options = {"drop_last": False, "replicas": replicas}
+        shares = [list(TrainingSampler(samples, 12, rank=rank, **options)) for rank in range(replicas)]
+        whole = [sample for step in zip(*shares, strict=True) for _, sample in step]
+        assert len(whole) == size
+        assert set(whole) == set(range(samples))
     # As torch's DistributedSampler pads before batches are cut, padding can complete a batch.
     assert (len(TrainingSampler(47, 12)), 4 * len(TrainingSampler(47, 12, replicas=4))) == (36, 48)
 

@@ -18,15 +18,12 @@ def test_the_page_shows_frames_and_the_waveform(tmp_path):
     preview(clip, tmp_path / "pages" / "page.png", frames=4)
     page = pixels(tmp_path / "pages" / "page.png")
     height, width, _ = page.shape
-    assert height > 600
-    assert width > 1000
     assert (np.abs(page - 128).max(axis=-1) < 6).mean() > 0.05, "the gray frames are on the page"
     wave = page[height // 2 : height * 3 // 4]
     columns = np.flatnonzero((wave.max(axis=-1) < 70).sum(axis=0) > 0.3 * len(wave))
     columns = columns[(columns > 0.1 * width) & (columns < 0.97 * width)]
     assert len(columns) > 0.18 * width, "one of four seconds is loud"
-    assert columns.min() > 0.45 * width
-    assert columns.max() < 0.82 * width
+    assert 0.45 * width < columns.min() < columns.max() < 0.82 * width
 
 
 def test_a_broken_audio_track_is_marked_in_red(tmp_path):

@@ -54,8 +54,8 @@ def test_bad_tables_are_refused(tmp_path, table, message):
 
 def test_a_file_is_found_by_its_path_or_in_the_dataset(tmp_path, monkeypatch):
     folder, here = tmp_path / "msrvtt", tmp_path / "here"
-    folder.mkdir()
-    here.mkdir()
+    for path in (folder, here):
+        path.mkdir()
     monkeypatch.chdir(here)
     (folder / "captions.parquet").touch()
     assert find_captions("captions.parquet", folder) == folder / "captions.parquet"

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from tvr_lightning.data.batch import TextBatch, Tokens
@@ -27,9 +26,8 @@ def test_workers_use_the_tokenizer_of_the_encoder():
         assert list(tokens) == tokens.captions
 
 
-@pytest.mark.parametrize("recipe", ["clip4clip.yaml", "dpdv.yaml"])
-def test_token_ids_are_encoded_like_strings(recipe):
-    method, _ = small(RECIPES / recipe)
+def test_token_ids_are_encoded_like_strings():
+    method, _ = small(RECIPES / "dpdv.yaml")
     method.eval()
     batch = random_pairs(method, 6)
     batch.extras["recover_captions"][2] = ["a ball", " ", "a ball rests"]
