@@ -58,31 +58,26 @@ def test_crops_are_in_the_frame_and_have_at_least_half_its_area(width: int, heig
     assert 3 / 4 - 2 / h <= w / h <= 4 / 3 + 2 / h
 
 
-def test_frames_without_antialiasing_equal_torchvision_on_tensors() -> None:
+@pytest.mark.parametrize("antialias", [True, False])
+def test_crops_and_flips_equal_torchvision_with_and_without_antialiasing(antialias: bool) -> None:
     frame = picture(300, 200, seed=3).resize((301, 203))
-    tensor = torch.from_numpy(np.array(frame)).permute(2, 0, 1).float() / 255
-    resize = Resize(64, interpolation=InterpolationMode.BICUBIC, antialias=False)
-    expected = 255 * CenterCrop(64)(resize(tensor)).permute(1, 2, 0).numpy()
-    prepared = Preparation(64, antialias=False)(frame)
-    assert prepared.dtype == np.float16
-    assert expected.min() < 0
-    assert expected.max() > 255, "bicubic overshoots, and nothing is clamped"
-    assert np.abs(prepared - expected).max() <= 0.126, "half a step of float16 above 256"
-
-
-def test_crops_and_flips_equal_torchvision():
-    frame = picture(301, 203)
-    for antialias in (True, False):
-        crop = draw_augmentation("crop-flip", Preparation(64, antialias=antialias), np.random.default_rng(1))
-        left, top, right, bottom = crop.box(301, 203)
-        box = (top, left, bottom - top, right - left)
-        image = frame if antialias else torch.from_numpy(np.array(frame)).permute(2, 0, 1).float() / 255
-        expected = resized_crop(image, *box, [64, 64], antialias=antialias)
-        expected = np.asarray(expected) if antialias else 255 * expected.permute(1, 2, 0).numpy()
-        for flip in (False, True):
-            found = replace(crop, flip=flip)(frame)
-            error = np.abs(found.astype(float) - (expected[:, ::-1] if flip else expected)).max()
-            assert error <= (0 if antialias else 0.126)
+    image = frame if antialias else torch.from_numpy(np.array(frame)).permute(2, 0, 1).float() / 255
+    preparation = Preparation(64, antialias=antialias)
+    crop = draw_augmentation("crop-flip", preparation, np.random.default_rng(1))
+    left, top, right, bottom = crop.box(301, 203)
+    whole = CenterCrop(64)(Resize(64, interpolation=InterpolationMode.BICUBIC, antialias=antialias)(image))
+    part = resized_crop(image, top, left, bottom - top, right - left, [64, 64], antialias=antialias)
+    whole, part = (np.asarray(x) if antialias else 255 * x.permute(1, 2, 0).numpy() for x in (whole, part))
+    for transform, expected in (
+        (preparation, whole),
+        (replace(crop, flip=False), part),
+        (replace(crop, flip=True), part[:, ::-1]),
+    ):
+        found = transform(frame)
+        assert found.dtype == (np.uint8 if antialias else np.float16)
+        # Half a step of float16 above 256
+        assert np.abs(found.astype(float) - expected).max() <= (0 if antialias else 0.126)
+    assert antialias or (whole.min() < 0 and whole.max() > 255), "bicubic overshoots, and nothing is clamped"
 
 
 def test_operations_and_flips_have_the_configured_frequencies() -> None:

@@ -18,8 +18,6 @@ from tvr_lightning.media.container import VideoError
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import frames_at_rate, probe, read_clip
 
-KINDS = ("h264", "jpeg")
-
 
 def decibels(one: torch.Tensor, other: torch.Tensor) -> float:
     """Peak signal-to-noise ratio of two clips (F, 3, S, S)."""
@@ -45,30 +43,35 @@ def original(tmp_path_factory):
     )
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def copied(request, original, tmp_path_factory):
-    how = Compression(fps=3, size=112, frames=request.param)
-    made = compress(original, how)
-    path = tmp_path_factory.mktemp("copy") / "wide.mp4"
+def write_copy(source, how, path):
+    made = compress(source, how)
     path.write_bytes(made.content)
     verify_copy(path, made)
     return path, made
 
 
-@pytest.mark.parametrize("sampling", ["one-fps-uniform", "head", "segment-centres"])
+@pytest.fixture(scope="module", params=["h264", "jpeg"])
+def copied(request, original, tmp_path_factory):
+    how = Compression(fps=3, size=112, frames=request.param)
+    return write_copy(original, how, tmp_path_factory.mktemp("copy") / "wide.mp4")
+
+
 @pytest.mark.parametrize("span", [None, (2.0, 5.5)])
-def test_a_copy_has_the_frames_and_the_audio_of_the_original(original, copied, sampling, span):
+def test_a_copy_has_the_frames_and_the_audio_of_the_original(original, copied, span):
     path, made = copied
-    found = read_clip(path, frames=6, prepare=Preparation(112), sampling=sampling, span=span)
-    expected = read_clip(original, frames=6, prepare=Preparation(112), sampling=sampling, span=span)
     assert (made.frames, made.notes) == (22, [])
-    assert found.duration == pytest.approx(expected.duration, abs=1e-3)
-    assert torch.equal(found.frame_mask, expected.frame_mask)
-    if sampling == "segment-centres":  # which counts frames, of which there are fewer
-        assert (found.timestamps - expected.timestamps).abs().max() < 0.5
-    else:
-        assert decibels(found.pixels, expected.pixels) > 30
-    found, expected = (read_audio(file, span=(0.0, 7.2)) for file in (path, original))
+    for sampling in ("one-fps-uniform", "head", "segment-centres"):
+        found, expected = (
+            read_clip(file, frames=6, prepare=Preparation(112), sampling=sampling, span=span)
+            for file in (path, original)
+        )
+        assert found.duration == pytest.approx(expected.duration, abs=1e-3)
+        assert torch.equal(found.frame_mask, expected.frame_mask)
+        if sampling == "segment-centres":  # which counts frames, of which there are fewer
+            assert (found.timestamps - expected.timestamps).abs().max() < 0.5
+        else:
+            assert decibels(found.pixels, expected.pixels) > 30
+    found, expected = (read_audio(file, span=span or (0.0, 7.2)) for file in (path, original))
     assert made.sound > 300
     assert np.corrcoef(found.waveform, expected.waveform)[0, 1] > 0.999
     assert np.array_equal(found.heard, expected.heard)
@@ -79,7 +82,7 @@ def test_crops_of_a_copy_cover_the_original(original, copied):
     info = probe(path)
     assert (info.width, info.height) == (168, 112)  # of 374 x 250, uncropped
     generator = np.random.default_rng(0)
-    for _ in range(5):
+    for _ in range(3):
         crop = CropFlip(112, tuple(map(tuple, generator.random((10, 4)))), bool(generator.random() < 0.5))
         boxes = [np.array(crop.box(*size)) / [*size, *size] for size in ((168, 112), (374, 250))]
         assert np.abs(boxes[0] - boxes[1]).max() < 0.01
@@ -98,13 +101,11 @@ def test_the_center_crop_of_frames_of_odd_size_does_not_move(size):
 
 def test_other_audio_is_converted_and_small_frames_keep_their_size(tmp_path):
     path = write_clip(tmp_path / "clip.mkv", tone(2.0, 22_050), 22_050)
-    made = compress(path, Compression(size=224))
+    copy, made = write_copy(path, Compression(size=224), tmp_path / "copy.mp4")
     assert made.notes == ["its audio is converted to 16 kHz mono"]
-    (tmp_path / "copy.mp4").write_bytes(made.content)
-    verify_copy(tmp_path / "copy.mp4", made)
-    found, expected = (read_audio(file, span=(0.0, 1.9)) for file in (tmp_path / "copy.mp4", path))
+    found, expected = (read_audio(file, span=(0.0, 1.9)) for file in (copy, path))
     assert np.corrcoef(found.waveform, expected.waveform)[0, 1] > 0.98
-    assert (probe(tmp_path / "copy.mp4").width, probe(tmp_path / "copy.mp4").height) == (64, 64)
+    assert (probe(copy).width, probe(copy).height) == (64, 64)
 
 
 def test_a_truncated_file_has_no_copy_and_files_are_opened_once(original, tmp_path, monkeypatch):
@@ -135,9 +136,7 @@ def test_a_copy_that_differs_from_what_was_written_is_an_error(copied, tmp_path)
         ({"fps": 0}, "fps is 0"),
         ({"size": 8}, "size is 8"),
         ({"frames": "png"}, "must be one of h264, jpeg"),
-        ({"like": "somebody"}, "like"),
-        ({"like": "clip4clip", "fps": 4}, "like"),
-        ({"like": "clip4clip", "interpolation": "bilinear"}, "like"),
+        *(({"like": "clip4clip", **other}, "like") for other in ({"fps": 4}, {"interpolation": "bilinear"})),
     ],
 )
 def test_invalid_options_are_refused(options, message):
@@ -161,9 +160,7 @@ def frames_of(path) -> torch.Tensor:
     [
         ("10.mp4", {"rate": 10, "frames": 40}, [0, 1, 2, 6, 9, 12, 16, 19, 22, 26, 29, 32, 36, 39]),
         ("23.976.mp4", {"rate": NTSC_FILM, "frames": 90}, [0, 1, 7, 15, 23, 31, 39, 47, 55, 63, 71, 79, 87]),
-        ("25.mp4", {"rate": 25, "frames": 90}, [0, 1, 7, 15, 24, 32, 40, 49, 57, 65, 74, 82]),
         ("29.97.mp4", {"rate": NTSC, "frames": 110}, [0, 1, 8, 18, 28, 38, 48, 58, 68, 78, 88, 98, 108]),
-        ("30.mp4", {"rate": 30, "frames": 130}, [0, 1, 8, 18, 28, 38, 48, 58, 68, 78, 88, 98, 108, 118, 128]),
         ("50.mp4", {"rate": 50, "frames": 160}, [0, 1, 14, 31, 48, 64, 81, 98, 114, 131, 148]),
         ("2.mp4", {"rate": 2, "frames": 9}, [0, 0, 1, 2, 2, 3, 4, 4, 5, 6, 6, 7, 8, 8]),
         ("variable.mp4", {"stamps": VARIABLE}, [0, 1, 2, 3, 4, 4, 5, 6, 6, 6, 6, 9, 10, 10, 10, 12, 15]),
@@ -180,17 +177,14 @@ def test_constant_rate_frames_are_those_of_ffmpeg(tmp_path, name, options, expec
 
 def test_copies_like_clip4clip_have_3_frames_per_second_and_audio(tmp_path):
     path = write_video(tmp_path / "small.mp4", 90, rate=25, sound=3.6)
-    made = compress(path, LIKE)
-    (tmp_path / "copy.mp4").write_bytes(made.content)
-    verify_copy(tmp_path / "copy.mp4", made)
-    frames = frames_of(tmp_path / "copy.mp4")
+    copy, made = write_copy(path, LIKE, tmp_path / "copy.mp4")
+    frames = frames_of(copy)
     assert frames.shape == (12, 224, 224, 3)
     assert numbers_of(frames.permute(0, 3, 1, 2)) == [0, 1, 7, 15, 24, 32, 40, 49, 57, 65, 74, 82]
     assert (made.duration, made.notes) == (4.0, [])
-    assert read_audio(tmp_path / "copy.mp4").present
-    turned = compress(write_video(tmp_path / "turned.mp4", 20, size=(128, 96), rotation=90), LIKE)
-    (tmp_path / "copy.mp4").write_bytes(turned.content)
-    assert frames_of(tmp_path / "copy.mp4").shape[1:3] == (168, 224), "as displayed"
+    assert read_audio(copy).present
+    turned = write_video(tmp_path / "turned.mp4", 20, size=(128, 96), rotation=90)
+    assert frames_of(write_copy(turned, LIKE, copy)[0]).shape[1:3] == (168, 224), "as displayed"
     with pytest.raises(VideoError, match="has no video stream"):
         compress(write_sound(tmp_path / "sound.m4a"), LIKE)
 

@@ -24,7 +24,7 @@ def xpool_positions(count: int, frames: int) -> list[int]:
 
 
 @given(st.integers(1, 900), st.integers(1, 60), st.integers(1, 64))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_one_frame_per_second_equals_clip4clip(count, rate, frames):
     expected = [second * rate for second in range(count) if second * rate < count]
     if len(expected) > frames:
@@ -33,14 +33,14 @@ def test_one_frame_per_second_equals_clip4clip(count, rate, frames):
 
 
 @given(st.integers(1, 900), st.floats(1, 60), st.integers(1, 64))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_segment_centers_equal_xpool(count, rate, frames):
     positions = sample_frames(*constant(count, rate), frames, "segment-centres")
     assert positions.tolist() == xpool_positions(count, frames)
 
 
 @given(st.integers(1, 300), st.integers(1, 40), st.integers(0, 99))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_random_positions_are_in_their_segments(count, frames, seed):
     generator = np.random.default_rng(seed)
     positions = sample_frames(*constant(count, 25.0), frames, "segment-random", generator=generator).tolist()
@@ -56,7 +56,7 @@ def test_random_positions_are_in_their_segments(count, frames, seed):
     st.sampled_from(ALL), st.lists(st.floats(0.001, 3), min_size=1, max_size=60), st.integers(1, 20),
     st.floats(0, 0.9), st.floats(0.05, 1),
 )  # fmt: skip
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_positions_are_sorted_and_in_the_span(sampling, gaps, frames, begin, length):
     times = np.concatenate([[0.0], np.cumsum(gaps)])[:-1]
     duration = float(np.sum(gaps))

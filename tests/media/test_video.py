@@ -39,24 +39,22 @@ def read(path: Path, frames: int = 6, **options: object) -> DecodedClip:
     return read_clip(path, frames, **{"prepare": Preparation(64), **options})
 
 
-def every_frame(path: Path) -> list[np.ndarray]:
-    """All frames of a file, decoded in order by PyAV."""
-    crop = Preparation(64)
-    with av.open(str(path)) as container:
-        return [np.asarray(crop(frame.to_image())).transpose(2, 0, 1) for frame in container.decode(video=0)]
+def prepared(image: Image.Image) -> np.ndarray:
+    return np.asarray(Preparation(64)(image)).transpose(2, 0, 1)
 
 
 @pytest.mark.parametrize(
     "options", [SHORT_GROUPS, OPEN_GROUPS, {"g": "250"}, {"bf": "0", "g": "7"}, {"intra-refresh": "1"}]
 )
-@pytest.mark.parametrize("sampling", ["one-fps-uniform", "segment-centres", "head", "tail"])
-def test_frames_equal_those_of_decoding_everything(tmp_path, options, sampling):
-    path = write_video(tmp_path / "clip.mp4", 95, options=options)
-    clip = read(path, 7, sampling=sampling)
-    everything = every_frame(path)
+def test_frames_equal_those_of_decoding_everything(tmp_path, options):
+    path = write_video(tmp_path / "clip.mp4", 95, options=options, size=(162, 162))  # not a multiple of 4
+    with av.open(str(path)) as container:
+        everything = [prepared(frame.to_image()) for frame in container.decode(video=0)]
     assert len(everything) == 95
-    for pixels, time in zip(clip.pixels, clip.timestamps, strict=True):
-        np.testing.assert_array_equal(pixels.numpy(), everything[round(float(time) * 10)])
+    for sampling in ("one-fps-uniform", "segment-centres", "head", "tail"):
+        clip = read(path, 7, sampling=sampling)
+        for pixels, time in zip(clip.pixels, clip.timestamps, strict=True):
+            np.testing.assert_array_equal(pixels.numpy(), everything[round(float(time) * 10)])
 
 
 @pytest.mark.parametrize(
@@ -180,25 +178,23 @@ def test_display_matrices_rotate_and_mirror_as_defined():
         np.testing.assert_array_equal(np.asarray(displayed), expected)
 
 
-@pytest.mark.parametrize(("rotation", "clockwise"), [(90, 270), (180, 180), (-90, 90)])
-def test_rotation_is_applied(tmp_path, rotation, clockwise):
-    path = write_video(tmp_path / "clip.mp4", 12, size=(128, 64), rotation=rotation)
-    clip = read(path, 1)
-    turned = clip.pixels.rot90(clockwise // 90, dims=(-2, -1)) if clockwise != 180 else clip.pixels.rot90(2, (-2, -1))
-    info = probe(path)
-    assert (info.width, info.height) == ((128, 64) if clockwise == 180 else (64, 128))
+def test_rotation_is_applied(tmp_path):
+    path = write_video(tmp_path / "clip.mp4", 12, size=(128, 64), rotation=90)
+    turned = read(path, 1).pixels.rot90(3, dims=(-2, -1))
+    assert (probe(path).width, probe(path).height) == (64, 128)
     stored = read(write_video(tmp_path / "stored.mp4", 12, size=(128, 64)), 1).pixels
     assert (turned.float() - stored.float()).abs().mean() < 2
 
 
-@pytest.mark.parametrize("sampling", ["one-fps-uniform", "segment-centres", "tail"])
-def test_frames_without_timestamps_have_the_declared_rate(tmp_path, sampling):
+def test_frames_without_timestamps_have_the_declared_rate(tmp_path):
     path = write_video(tmp_path / "clip.mp4", 60, options={"bf": "0"})
-    timed = read(path, sampling=sampling)
     assert probe(path).timed
-    clip = read(stop_clock(path), sampling=sampling)
-    assert torch.equal(clip.pixels, timed.pixels)
-    torch.testing.assert_close(clip.timestamps, timed.timestamps)
+    timed = {sampling: read(path, sampling=sampling) for sampling in ("one-fps-uniform", "segment-centres", "tail")}
+    stop_clock(path)
+    for sampling, expected in timed.items():
+        clip = read(path, sampling=sampling)
+        assert torch.equal(clip.pixels, expected.pixels)
+        torch.testing.assert_close(clip.timestamps, expected.timestamps)
     info = probe(path)
     assert (info.timed, info.frames, info.fps, info.duration) == (False, 60, 10.0, clip.duration)
 
@@ -215,7 +211,7 @@ def test_frames_with_equal_timestamps_are_selected_after_decoding(tmp_path):
     ("name", "codec", "start", "container_options"),
     [("a.mp4", "libx264", 0, FASTSTART), ("b.mp4", "libx264", 0, {"movflags": "frag_keyframe+empty_moov"}),
      ("a.avi", "libx264", 0, {}), ("a.mkv", "libx264", 0, {}), ("b.mkv", "libx264", 500, {}),
-     ("c.mkv", "libx264", 5000, {}), ("a.webm", "libvpx", 5000, {})],
+     ("a.webm", "libvpx", 5000, {})],
 )  # fmt: skip
 def test_a_truncated_file_is_an_error_after_its_end(tmp_path, name, codec, start, container_options):
     stamps = [start + 100 * number for number in range(100)] if start else None  # matroska files may start late
@@ -253,20 +249,19 @@ def test_damaged_frames_are_not_concealed(tmp_path):
         (lambda path: scramble(write_video(path, 60, container_options=FASTSTART), 0.0, 1.0), "cannot be decoded"),
     ],
 )
-@pytest.mark.parametrize("function", [read, probe])
-def test_files_without_a_readable_video_are_named(tmp_path, make, reason, function):
+def test_files_without_a_readable_video_are_named(tmp_path, make, reason):
     path = tmp_path / "thing.mp4"
     make(path)
-    with pytest.raises(VideoError, match=f"thing.mp4: .*{reason}") as raised:
-        function(path)
-    error = pickle.loads(pickle.dumps(raised.value))  # as it survives a worker process
-    assert (str(error), error.path, error.reason) == (str(raised.value), path, raised.value.reason)
+    for function in (read, probe):
+        with pytest.raises(VideoError, match=f"thing.mp4: .*{reason}") as raised:
+            function(path)
+        error = pickle.loads(pickle.dumps(raised.value))  # as it survives a worker process
+        assert (str(error), error.path, error.reason) == (str(raised.value), path, raised.value.reason)
 
 
 def test_real_clips_equal_decoding_everything(test_data, monkeypatch):
     clips, opened, open_file = test_data / "clips" / "videos", [], av.open
     monkeypatch.setattr(av, "open", lambda *given, **options: opened.append(given) or open_file(*given, **options))
-    crop = Preparation(64)
     for path in [
         *sorted(clips.glob("vgg_*"))[-2:-1],
         *sorted((test_data / "annotations" / "msrvtt" / "videos").iterdir())[::8],
@@ -281,11 +276,7 @@ def test_real_clips_equal_decoding_everything(test_data, monkeypatch):
         times = np.sort([frame.time for frame in frames])
         for pixels, time in zip(clip.pixels, clip.timestamps, strict=True):
             frame = frames[np.abs(times - times[0] - float(time)).argmin()]
-            expected = np.asarray(crop(frame.to_image())).transpose(2, 0, 1)
-            np.testing.assert_array_equal(pixels.numpy(), expected, err_msg=str(path))
-
-
-HEIGHT = 14
+            np.testing.assert_array_equal(pixels.numpy(), prepared(frame.to_image()), err_msg=str(path))
 
 
 def poison_memory(size):
@@ -297,27 +288,10 @@ def poison_memory(size):
 
 @pytest.mark.parametrize("pixel_format", ["yuv420p", "yuvj420p", "yuv422p"])
 def test_converted_images_equal_those_of_pyav_at_every_width(pixel_format, tmp_path):
-    random = np.random.default_rng(0)
-    wrong, to_image = [], partial(upright_image, tmp_path, VideoReformatter())
-    for width in range(16, 1301):
-        frame = av.VideoFrame(width, HEIGHT, pixel_format)
+    random, to_image = np.random.default_rng(0), partial(upright_image, tmp_path, VideoReformatter())
+    for width in range(16, 1301, 3):  # in steps of 3, since a row is converted in blocks of powers of two
+        frame = av.VideoFrame(width, 14, pixel_format)
         for plane in frame.planes:
             plane.update(random.integers(0, 256, plane.buffer_size, dtype=np.uint8).tobytes())
-        poison_memory(4 * width * HEIGHT)
-        if not np.array_equal(np.asarray(to_image(frame)), np.asarray(frame.to_image())):
-            wrong.append(width)
-    assert not wrong
-
-
-@pytest.mark.parametrize("width", [162, 340, 500])
-def test_two_reads_of_a_file_are_equal(tmp_path, width):
-    path = write_video(tmp_path / "portrait.mp4", 20, size=(width, 2 * width))
-    reads = []
-    for _ in range(2):
-        poison_memory(4 * width * 2 * width)
-        reads.append(read_clip(path, frames=4, prepare=Preparation(64)).pixels.numpy())
-    np.testing.assert_array_equal(*reads)
-    crop = Preparation(64)
-    with av.open(str(path)) as container:
-        first = next(container.decode(video=0)).to_image()
-    np.testing.assert_array_equal(reads[0][0], np.asarray(crop(first)).transpose(2, 0, 1))
+        poison_memory(4 * width * 14)
+        np.testing.assert_array_equal(np.asarray(to_image(frame)), np.asarray(frame.to_image()), str(width))
