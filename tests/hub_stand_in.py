@@ -1,24 +1,27 @@
-"""A local server with the interface of the Hugging Face Hub for the files of a dataset, in ranges."""
+"""A local server with the interface of the Hugging Face Hub: downloads in ranges, and pushes of models."""
 
+import base64
 import hashlib
 import json
+import re
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 COMMIT = "a" * 40
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves the files of a folder as those of one dataset repository."""
+    """Serves repositories, which are contents by file name; whoever has the token "good" may push."""
 
     daemon_threads = True
 
-    def __init__(self, repository, folder):
+    def __init__(self, repositories):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.repository, self.folder = repository, folder
+        self.repositories, self.private, self.full = repositories, set(), False
         self.breaks_off, self.breaks_once = set(), set()  # files whose downloads end halfway, always or once
-        self.asked = []  # method, file or path, range
+        self.asked = []  # method, path, range
 
     @property
     def address(self):
@@ -33,35 +36,70 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         path, range_ = self.path.partition("?")[0], self.headers.get("Range")
-        repository, folder = self.server.repository, self.server.folder
         self.server.asked.append((self.command, path, range_))
-        if path.startswith(f"/api/datasets/{repository}"):
-            files = [{"rfilename": file.name, "size": file.stat().st_size} for file in sorted(folder.iterdir())]
-            self.send(json.dumps({"id": repository, "sha": COMMIT, "siblings": files}).encode(), {})
-            return
-        name = path.removeprefix(f"/datasets/{repository}/resolve/{COMMIT}/")
-        if name == path or not (folder / name).is_file():
-            self.send(b"not here", {"X-Error-Code": "RepoNotFound"}, 404)
-            return
-        content = (folder / name).read_bytes()
-        headers = {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        parts = re.sub("^/(api/)?(models/|datasets/)?", "", path).split("/")
+        files, file = self.server.repositories.get("/".join(parts[:2])), parts[-1]
+        if files is None:
+            return self.send({}, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"}, 404)
+        if path.startswith("/api/"):
+            siblings = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
+            return self.send({"id": "/".join(parts[:2]), "sha": COMMIT, "siblings": siblings})
+        if file not in files:
+            return self.send({}, {"X-Error-Code": "EntryNotFound"}, 404)
+        content = files[file]
+        headers = {
+            "ETag": f'"{hashlib.sha256(content).hexdigest()}"',
+            "X-Repo-Commit": COMMIT,
+            "Accept-Ranges": "bytes",
+        }
         start = int((range_ or "bytes=0-").removeprefix("bytes=").partition("-")[0])
         if range_:
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         body = self.command == "GET"
-        broken = name in self.server.breaks_off or (body and name in self.server.breaks_once)
+        broken = file in self.server.breaks_off or (body and file in self.server.breaks_once)
         if body:
-            self.server.breaks_once.discard(name)
-        self.send(content[start:], headers, 206 if range_ else 200, broken)
+            self.server.breaks_once.discard(file)
+        return self.send(content[start:], headers, 206 if range_ else 200, broken)
 
     do_HEAD = do_GET  # noqa: N815  http.server's name
 
-    def send(self, content, headers, status=200, broken=False):
+    def do_POST(self):
+        hub, body = self.server, self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = self.path.partition("?")[0].strip("/").split("/")
+        if "Bearer good" not in self.headers.get("Authorization", ""):
+            return self.send({"error": "Invalid token"}, status=401)
+        if parts[-2:] == ["repos", "create"]:
+            asked = json.loads(body)
+            name = f"{asked.get('organization') or 'user'}/{asked['name']}"
+            hub.repositories[name] = {}
+            if asked.get("private") or asked.get("visibility") == "private":
+                hub.private.add(name)
+            return self.send({"url": f"{hub.address}/{name}", "id": name, "name": name})
+        if parts[-1] == "validate-yaml":
+            return self.send({"errors": [], "warnings": []})
+        if "preupload" in parts:
+            files = [{"path": file["path"], "uploadMode": "regular"} for file in json.loads(body)["files"]]
+            return self.send({"files": [file | {"shouldIgnore": False} for file in files]})
+        if hub.full:
+            return self.send({"error": "storage limit reached"}, status=400)
+        name = "/".join(parts[2:4])
+        for line in map(json.loads, body.splitlines()):
+            if line["key"] == "file":
+                hub.repositories[name][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+        return self.send({"commitUrl": f"{hub.address}/{name}/commit/{COMMIT}", "commitOid": COMMIT, "success": True})
+
+    def do_DELETE(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        del self.server.repositories[f"{asked.get('organization') or 'user'}/{asked['name']}"]
+        self.send({})
+
+    def send(self, content, headers=None, status=200, broken=False):
+        content = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(content))}.items():
+        for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(content[: len(content) // 2] if broken else content)
             if broken:
                 self.wfile.flush()
@@ -70,8 +108,11 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(repository, folder):
-    hub = Hub(repository, folder)
+def serving(repository, files):
+    """Serve one repository, whose files are in a folder or a dictionary."""
+    if isinstance(files, Path):
+        files = {path.name: path.read_bytes() for path in sorted(files.iterdir())}
+    hub = Hub({repository: files})
     thread = threading.Thread(target=hub.serve_forever, daemon=True)
     thread.start()
     try:

@@ -1,15 +1,12 @@
 """A trained method is pushed to a local substitute of the Hub and loaded; incomplete runs are not pushed."""
 
-import base64
-import hashlib
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import huggingface_hub
 import pytest
 import torch
 import yaml
+from hub_stand_in import serving
 from safetensors.torch import load_file
 from search_parts import write_clip
 from small_run import small_run
@@ -22,92 +19,15 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.training.checkpoints import FROZEN, CheckpointError
 from tvr_lightning.training.module import remove_frozen_weights
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-class Hub(BaseHTTPRequestHandler):
-    """The requests of `create_repo`, `create_commit`, `delete_repo` and `hf_hub_download`, as the hub answers them."""
-
-    def answer(self, status, content=None, headers=None):
-        body = content if isinstance(content, bytes) else json.dumps(content or {}).encode()
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def body(self):
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-
-    def do_GET(self):
-        parts = self.path.partition("?")[0].strip("/").split("/")
-        absent = {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"}
-        if parts[:2] == ["api", "models"]:
-            name = "/".join(parts[2:4])
-            if name not in self.repositories:
-                return self.answer(404, None, absent)
-            files = [{"rfilename": file} for file in self.repositories[name]]
-            return self.answer(200, {"id": name, "sha": COMMIT, "siblings": files})
-        files = self.repositories.get("/".join(parts[:2]))
-        if files is None or parts[-1] not in files:
-            return self.answer(404, None, absent if files is None else {"X-Error-Code": "EntryNotFound"})
-        content = files[parts[-1]]
-        etag = hashlib.sha256(content).hexdigest()
-        return self.answer(200, content, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT})
-
-    do_HEAD = do_GET  # noqa: N815  http.server's names
-
-    def do_POST(self):
-        body = self.body()
-        parts = self.path.partition("?")[0].strip("/").split("/")
-        if "Bearer good" not in self.headers.get("Authorization", ""):
-            return self.answer(401, {"error": "Invalid token"})
-        if parts[-2:] == ["repos", "create"]:
-            asked = json.loads(body)
-            name = f"{asked.get('organization') or 'user'}/{asked['name']}"
-            self.repositories[name] = {}
-            if asked.get("private") or asked.get("visibility") == "private":
-                self.private.add(name)
-            return self.answer(200, {"url": f"http://{self.headers['Host']}/{name}", "id": name, "name": name})
-        if parts[-1] == "validate-yaml":
-            return self.answer(200, {"errors": [], "warnings": []})
-        if "preupload" in parts:
-            files = [{"path": file["path"], "uploadMode": "regular"} for file in json.loads(body)["files"]]
-            return self.answer(200, {"files": [file | {"shouldIgnore": False} for file in files]})
-        if self.full:
-            return self.answer(400, {"error": "storage limit reached"})
-        name = "/".join(parts[2:4])
-        for line in map(json.loads, body.splitlines()):
-            if line["key"] == "file":
-                self.repositories[name][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-        address = f"http://{self.headers['Host']}/{name}/commit/{COMMIT}"
-        return self.answer(200, {"commitUrl": address, "commitOid": COMMIT, "success": True})
-
-    def do_DELETE(self):
-        asked = json.loads(self.body())
-        del self.repositories[f"{asked.get('organization') or 'user'}/{asked['name']}"]
-        self.answer(200)
-
-    def log_message(self, format, *args):
-        pass
-
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    state = {"repositories": {"user/taken": {"README.md": b"else"}}, "full": False, "private": set()}
-    handler = type("LocalHub", (Hub,), state)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("HF_TOKEN", "good")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-    yield handler
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving("user/taken", {"README.md": b"else"}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        yield hub
 
 
 @pytest.fixture(scope="module")
