@@ -21,13 +21,10 @@ def test_indexing_selects_items_of_tensors_and_lists(index):
     assert len(batch.video) == 2
 
 
-def test_cat_joins_fields_that_indexing_keeps():
+def test_cat_joins_fields_nested_records_and_extras():
     batch = VideoBatch.cat([video_batch(["a", "b"]), video_batch(["c"])])
     assert batch.video_id == ["a", "b", "c"]
     assert batch[:1].skipped == batch.skipped == ["a.mp4: broken", "c.mp4: broken"]
-
-
-def test_indexing_and_cat_reach_nested_records_and_extras():
     mask = torch.ones(2, 3, dtype=torch.bool)
     text, video = TextFeatures(torch.ones(2, 4), torch.ones(2, 3, 4), mask), VideoFeatures(torch.ones(2, 3, 4), mask)
     pairs = PairedFeatures(text, video, torch.arange(2), torch.arange(2), {"extra": torch.arange(2.0)})
