@@ -14,7 +14,6 @@ from tvr_lightning.evaluation.metrics import RecallAtK
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.temperature import Temperature
 from tvr_lightning.methods import GARE, NCL, TCMGC, CLIP4Clip
-from tvr_lightning.testing.small import synthetic_data
 from tvr_lightning.training.checkpoints import CheckpointError
 
 
@@ -82,9 +81,9 @@ def test_evaluation_options_out_of_range_are_refused(option, values):
             EvaluationConfig(**{option: value})
 
 
-def test_a_recipe_adds_metrics_to_the_table():
+def test_a_recipe_adds_metrics_to_the_table(msrvtt):
     metrics = '[{"class_path": "RecallAtK", "init_args": {"k": 3}}, {"class_path": "NDCG"}, {"class_path": "MRR"}]'
-    options = [f"--model.init_args.evaluation.metrics={metrics}", f"--data.init_args.root={synthetic_data()}"]
+    options = [f"--model.init_args.evaluation.metrics={metrics}", f"--data.init_args.root={msrvtt}"]
     method, _ = from_recipe(["clip4clip", "fixture"], options)
     named = method.metrics["test"].named()
     assert list(named)[6:10] == ["t2v_R@3", "t2v_nDCG@10", "t2v_MRR", "v2t_R@1"]

@@ -9,7 +9,6 @@ from tvr_lightning.config.recipe import Recipe, from_recipe
 from tvr_lightning.data.loader import TrainingSampler
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.errors import UserError
-from tvr_lightning.testing.small import synthetic_data
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 HARDWARE = RECIPES / "hardware"
@@ -40,8 +39,8 @@ def test_answering_refuses_ddp_that_expects_a_gradient_for_every_parameter():
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own compiler uses deprecated functions
-def test_both_towers_of_the_encoder_are_compiled():
-    options = [f"--data.init_args.root={synthetic_data()}", "--data.init_args.audio=none"]
+def test_both_towers_of_the_encoder_are_compiled(msrvtt):
+    options = [f"--data.init_args.root={msrvtt}", "--data.init_args.audio=none"]
     method, _ = from_recipe(["clip4clip", "hardware/cpu", "fixture", "hardware/compiled"], options)
     blocks = [*method.encoder.clip.visual.transformer.resblocks, *method.encoder.clip.transformer.resblocks]
     assert all(block._compiled_call_impl is not None for block in blocks)
