@@ -18,7 +18,8 @@ from tiny_captioner import save_tiny_captioner
 from tvr_lightning import progress
 from tvr_lightning.cli import main
 from tvr_lightning.cli.commands import COMMANDS, parser_of
-from tvr_lightning.config.recipe import from_recipe
+from tvr_lightning.config.recipe import Recipe, data_from_recipe
+from tvr_lightning.config.recipe_files import OptionError
 from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.encoders.tokenizer import ClipTokenizer
 from tvr_lightning.evaluation.results import Results
@@ -41,12 +42,20 @@ def test_options_override_recipes_in_any_order(capsys):
         assert yaml.safe_load(capsys.readouterr().out)["data"]["init_args"]["frames"] == 3
 
 
-def test_a_run_can_end_by_time(msrvtt, tmp_path):
-    more = ("--trainer.max_epochs=-1", "--trainer.max_time=00:00:00:02")
-    assert main(["fit", *small_run(msrvtt, tmp_path, *more, "--model.init_args.optimizer.schedule_epochs=2")]) == 0
-    weights = results_in(tmp_path)["weights"]
-    assert weights["kind"] == "last"
+def test_a_run_can_end_by_time_and_without_validation(msrvtt, tmp_path):
+    more = (
+        "--trainer.max_epochs=-1", "--trainer.max_time=00:00:00:01", "--model.init_args.optimizer.schedule_epochs=2",
+        "--trainer.check_val_every_n_epoch=10000", "--trainer.log_every_n_steps=10000",
+    )  # fmt: skip
+    assert main(["fit", *small_run(msrvtt, tmp_path, *more)]) == 0
+    results = results_in(tmp_path)
+    weights, saved = results["weights"], torch.load(results["checkpoint"], weights_only=True)
+    assert (weights["kind"], weights["epoch"], weights["step"]) == ("last", saved["epoch"] + 1, saved["global_step"])
     assert weights["step"] > 0
+    (page,) = tmp_path.glob("**/run.md")
+    assert "best.ckpt" not in page.read_text(encoding="utf-8")
+    (curves,) = tmp_path.glob("**/metrics.csv")
+    assert pd.read_csv(curves)["train/loss"].notna().any()
 
 
 def test_a_run_without_checkpoints_reports_its_last_weights(msrvtt, tmp_path):
@@ -55,26 +64,15 @@ def test_a_run_without_checkpoints_reports_its_last_weights(msrvtt, tmp_path):
     assert (weights["kind"], weights["epoch"], weights["step"]) == ("last", 2, 6)
 
 
-def test_a_run_without_validation_has_last_weights_but_no_best_ones(msrvtt, tmp_path):
-    more = ("--trainer.check_val_every_n_epoch=3", "--trainer.log_every_n_steps=50")
-    assert main(["fit", *small_run(msrvtt, tmp_path, *more)]) == 0
-    saved = torch.load(results_in(tmp_path)["checkpoint"], map_location="cpu", weights_only=True)
-    assert (saved["epoch"], saved["global_step"]) == (1, 6)
-    (page,) = tmp_path.glob("**/run.md")
-    assert "best.ckpt" not in page.read_text(encoding="utf-8")
-    (curves,) = tmp_path.glob("**/metrics.csv")
-    assert pd.read_csv(curves)["train/loss"].notna().any()
+def test_eval_memory_sets_the_memory_budget_of_scoring(msrvtt, tmp_path):
+    def evaluation(*more):
+        return Recipe.parse([], [*small_run(msrvtt, tmp_path), *more]).config.model.init_args.evaluation
 
-
-def test_eval_memory_sets_the_memory_budget_of_scoring(msrvtt, tmp_path, capsys):
-    options = small_run(msrvtt, tmp_path)
-    method, _ = from_recipe([], [*options, "--eval_memory", "512MiB"])
-    assert method.evaluation_config.memory_gib == 0.5
-    method, _ = from_recipe([], [*options, "--model.init_args.evaluation.recall=[1,50]", "--eval_memory=4GiB"])
-    assert (method.evaluation_config.memory_gib, method.evaluation_config.recall) == (4, [1, 50])
-    recipes = [f"--config={name}" for name in ("dpdv-vqa", "fixture", "fixture-vqa")]
-    assert main(["test", *recipes, options[2], f"--results.directory={tmp_path}", "--eval_memory=1GiB"]) == 2
-    assert "--eval_memory supports retrieval methods only" in capsys.readouterr().err
+    assert evaluation("--eval_memory", "512MiB").memory_gib == 0.5
+    recall = "--model.init_args.evaluation.recall=[1,50]"
+    assert vars(evaluation(recall, "--eval_memory=4GiB")) == vars(evaluation(recall)) | {"memory_gib": 4}
+    with pytest.raises(OptionError, match="--eval_memory supports retrieval methods only"):
+        Recipe.parse(["dpdv-vqa", "fixture", "fixture-vqa"], ["--eval_memory=1GiB"])
 
 
 def test_classes_that_a_checkpoint_names_are_not_imported(finished_run, msrvtt, tmp_path, monkeypatch, capsys):
@@ -158,15 +156,17 @@ def test_a_run_prints_one_line_about_itself_and_more_with_verbose(msrvtt, tmp_pa
         assert words in line
 
 
-def test_the_table_shows_how_many_texts_were_truncated(msrvtt, tmp_path):
-    options = small_run(msrvtt, tmp_path, "--data.init_args.words=8")
+def test_truncated_texts_and_limited_evaluations_are_marked(msrvtt, tmp_path):
+    # As a fraction, since jsonargparse may read 1 as one batch or as all.
+    limited = ("--trainer.limit_test_batches=0.5", "--data.init_args.eval_batch_size=2")
+    options = small_run(msrvtt, tmp_path, "--data.init_args.words=8", *limited)
     assert main(["test", *options]) == 0
     results = results_in(tmp_path)
-    tokenizer = ClipTokenizer(77)
-    _, data = from_recipe([], options)
-    cut = sum(tokenizer.needed(text.text) > 8 for text in data.read_split("test").texts)
+    assert results["partial"] is True
+    texts, tokenizer = data_from_recipe([], options).read_split("test").texts, ClipTokenizer(77)
+    cut = sum(tokenizer.needed(text.text) > 8 for text in texts)
     assert cut > 0
-    note = f"texts with more than 8 tokens were truncated ({cut} of {results['texts']})"
+    note = f"texts with more than 8 tokens were truncated ({cut} of {len(texts)})"
     assert note in results["warnings"]
     (page,) = tmp_path.glob("**/run.md")
     assert note in page.read_text(encoding="utf-8")
@@ -182,7 +182,7 @@ def test_predict_writes_the_best_videos_of_every_text(finished_run, msrvtt, tmp_
     assert table["place"].tolist() == [1, 2, 3] * results["texts"]
     assert table.groupby("text_index")["score"].apply(lambda s: s.is_monotonic_decreasing).all()
     first = table[table["place"] == 1]
-    split = from_recipe([], options)[1].read_split("test")
+    split = data_from_recipe([], options).read_split("test")
     own = [split.videos[split.texts[i].video].video_id for i in first["text_index"]]
     assert 100 * (first["video_id"] == own).mean() == pytest.approx(results["text_to_video"]["R@1"], abs=1e-3)
     assert first["correct_video_id"].tolist() == own
@@ -222,13 +222,6 @@ def test_missing_data_and_weights_are_named_together(words, tmp_path, capsys, mo
     for part in MISSING[words]:
         assert part in error
     assert ("whisper/base.pt" in error) == ("whisper/base.pt" in MISSING[words])
-
-
-def test_limited_evaluation_is_marked_partial(msrvtt, tmp_path):
-    # As a fraction, since jsonargparse may read 1 as one batch or as all.
-    more = ("--trainer.limit_test_batches=0.5", "--data.init_args.eval_batch_size=2")
-    assert main(["test", *small_run(msrvtt, tmp_path, *more)]) == 0
-    assert results_in(tmp_path)["partial"] is True
 
 
 ON_VAL = "--results.select_on=val --data.init_args.holdout=4"
