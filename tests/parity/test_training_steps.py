@@ -29,11 +29,9 @@ class Recorder(Callback):
     def __init__(self, weights):
         self.losses, self.norms, self.rates, self.weights, self.now = [], [], [], {}, weights
 
-    def on_after_backward(self, trainer, module):
+    def on_before_optimizer_step(self, trainer, module, optimizer):
         gradients = [p.grad for p in module.parameters() if p.grad is not None]
         self.norms.append(float(torch.nn.utils.get_total_norm(gradients)))
-
-    def on_before_optimizer_step(self, trainer, module, optimizer):
         rates = [group["lr"] for group in optimizer.param_groups]
         self.rates.append([min(rates), max(rates)])
 
@@ -92,11 +90,8 @@ def test_training_steps(steps_case, monkeypatch):
     recorder, moved = train(case, metadata, steps_case, monkeypatch)
     assert relative(recorder.rates, case["expected.rates"]) < 1e-12
     half = metadata["method"].endswith("_float16")
-    losses = relative(recorder.losses, case["expected.loss"])
-    norms = relative(recorder.norms, case["expected.gradient_norm"])
-    print(f"\n{steps_case}: losses within {losses:.1e}, gradient norms within {norms:.1e}")
-    assert losses <= (1e-2 if half else 1e-6)
-    assert norms <= (1e-2 if half else 1e-4)
+    assert relative(recorder.losses, case["expected.loss"]) <= (1e-2 if half else 1e-6)
+    assert relative(recorder.norms, case["expected.gradient_norm"]) <= (1e-2 if half else 1e-4)
     (check_float16 if half else check_float64)(case, metadata, moved, steps_case)
 
 
@@ -107,7 +102,7 @@ def movement_of(case, name, row):
 
 def check_float64(case, metadata, moved, path):
     limit = TOLERANCE.get(family(metadata["method"]), 1e-5)
-    wrong, largest, changes = [], 0.0, part_of(case, "expected.change.")
+    wrong, changes = [], part_of(case, "expected.change.")
     for (name, change), (row, step) in itertools.product(changes.items(), enumerate(STEPS)):
         norm, ours = float(change[row, 0]), moved[step].get(name)
         if ours is None:
@@ -122,10 +117,9 @@ def check_float64(case, metadata, moved, path):
         difference = float((found - change[row]).abs().max()) / norm
         if f"expected.value.{name}" in case:
             difference = max(difference, float((ours - movement_of(case, name, row)).norm()) / norm)
-        largest = max(largest, difference)
         if difference > limit:
             wrong.append(f"{name} after step {step}: {difference:.1e}")
-    print(f"{path}: largest difference {largest:.1e} of the movement, over {len(changes)} tensors")
+    print(f"{path}: {len(wrong)} differ, of {len(changes)} tensors after {STEPS} steps")
     if wrong:
         pytest.fail(f"{path}: {len(wrong)} differ: {'; '.join(wrong[:8])}", pytrace=False)
 
@@ -144,10 +138,9 @@ def check_float16(case, metadata, moved, path):
     ours = torch.cat([moved[10][name].flatten() for name in stored])
     theirs = torch.cat([movement_of(case, name, 2).flatten() for name in stored])
     cosine = float(torch.nn.functional.cosine_similarity(ours, theirs, dim=0))
-    first, last = together(2, 1), together(10, 2)
-    print(f"{path}: moved {first:.4f} and {last:.4f} times as far, each within {each:.3f}, cosine {cosine:.4f}")
-    assert abs(first - 1) < 0.03
-    assert abs(last - 1) < 0.03
+    print(f"{path}: each moved as far within {each:.3f}, cosine {cosine:.4f}, over {len(half)} tensors")
+    assert abs(together(2, 1) - 1) < 0.03
+    assert abs(together(10, 2) - 1) < 0.03
     assert each < 0.2
     assert cosine > 0.98
 
@@ -165,6 +158,4 @@ def test_padded_frames(padded_case):
         if method != "gare":  # a cosine; other scores have the factor exp(logit_scale) of about 100
             similarity = module.logits(similarity)
     difference = float((similarity - case["expected.similarity"].double()).abs().max())
-    black = float((similarity - case["expected.similarity_black_frames"].double()).abs().max())
-    print(f"\n{padded_case}: {difference:.1e} from the released padding, {black:.1e} from black frames")
     assert difference <= (1e-6 if method == "gare" else 1e-4)
