@@ -17,7 +17,7 @@ from tvr_lightning.data.importing import ImportFailed, run
 from tvr_lightning.data.importing.hub import fetch
 from tvr_lightning.data.importing.layouts import DATASETS, LAYOUTS, PUBLISHED
 from tvr_lightning.data.importing.run import ImportReport, import_dataset
-from tvr_lightning.data.records import SYNTHETIC
+from tvr_lightning.data.records import SYNTHETIC, SYNTHETIC_FILE
 from tvr_lightning.data.video_files import stem
 
 
@@ -52,24 +52,25 @@ def assert_same(found, expected, *splits: str) -> None:
         assert (one.texts, one.protocol) == (other.texts, other.protocol)
 
 
-@pytest.mark.slow
-def test_the_hubs_msrvtt_has_the_splits_of_the_official_files(test_data, tmp_path):
-    source = tmp_path / "hub"
-    real = {name: MSRVTT(root=str(test_data / "annotations"), split=name) for name in ("9k", "7k")}
-    for name, official in real.items():
-        write_hub_lists(source, official, {f"msrvtt_train_{name}": "train", "msrvtt_test_1k": "test"})
+def test_the_hubs_msrvtt_has_the_splits_of_the_official_files(msrvtt, tmp_path):
+    source, names = tmp_path / "hub", ("9k", "7k")
+    official = {name: MSRVTT(root=str(msrvtt), split=name) for name in names}
+    for name in names:
+        write_hub_lists(source, official[name], {f"msrvtt_train_{name}": "train", "msrvtt_test_1k": "test"})
     report = bring("msrvtt", source, tmp_path / "data")
-    for name, official in real.items():
-        assert_same(MSRVTT(root=str(tmp_path / "data"), split=name), official, "train", "test")
-    sizes = [report.splits[key] for key in (("9k", "train"), ("7k", "train"), ("9k", "test"))]
-    assert sizes == [(9000, 180000), (7010, 140200), (1000, 1000)]
-    assert (report.differences, len(report.absent)) == ([], 10000)
+    for name in names:
+        assert_same(MSRVTT(root=str(tmp_path / "data"), split=name), official[name], "train", "test")
+    assert report.splits["9k", "train"] == (12, 240)
+    assert [line.rpartition(" has ")[2] for line in report.differences] == ["9,000", "1,000", "7,010", "1,000"]
+    assert len(report.absent) == 16
 
 
 @pytest.mark.parametrize(
     ("kind", "lists", "differences"),  # a list whose split the test data lacks contains another split
     [
-        pytest.param(MSVD, {f"msvd_{name}": name for name in ("train", "val", "test")}, [], marks=pytest.mark.slow),
+        (MSVD, {f"msvd_{name}": name for name in ("train", "val", "test")},
+         ["train has 2 videos, but the protocol has 1,200", "val has 2 videos, but the protocol has 100",
+          "test has 4 videos, but the protocol has 670"]),
         (DiDeMo, {"didemo_train": "val", "didemo_test": "test"},
          ["hub, train has 1,065 videos, but the protocol has 8,392"]),
         (ActivityNet, {"activitynet_captions_train": "test", "activitynet_captions_val1": "test"},
@@ -80,9 +81,10 @@ def test_the_hubs_msrvtt_has_the_splits_of_the_official_files(test_data, tmp_pat
     ],
 )  # fmt: skip
 def test_lists_of_the_hub_have_the_splits_of_the_official_files(
-    test_data, real_vatex, tmp_path, kind, lists, differences
+    test_data, real_vatex, synthetic, tmp_path, kind, lists, differences
 ):
-    real = kind(root=real_vatex if kind is VATEX else str(test_data / "annotations"))
+    roots = {VATEX: real_vatex, MSVD: synthetic("msvd", 8)}
+    real = kind(root=str(roots.get(kind, test_data / "annotations")))
     write_hub_lists(tmp_path / "hub", real, lists)
     report = bring(kind.directory, tmp_path / "hub", tmp_path / "data")
     data = kind(root=str(tmp_path / "data"), **({"split": "hub"} if kind is DiDeMo else {}))
@@ -93,23 +95,23 @@ def test_lists_of_the_hub_have_the_splits_of_the_official_files(
         assert found.texts == expected.texts
 
 
-@pytest.mark.slow
-def test_clip4clips_and_the_official_msrvtt_are_found_in_subfolders(test_data, tmp_path, capsys):
-    real, source = test_data / "annotations" / "msrvtt", tmp_path / "MSRVTT"
-    (source / "msrvtt_data").mkdir(parents=True)
-    for file in ("MSRVTT_data.json", "MSRVTT_train.9k.csv", "MSRVTT_JSFUSION_test.csv"):
+def test_clip4clips_and_the_official_msrvtt_are_found_in_subfolders(msrvtt, tmp_path, capsys):
+    real, source, root = msrvtt / "msrvtt", tmp_path / "MSRVTT", tmp_path / "data"
+    files = ("MSRVTT_data.json", "MSRVTT_train.9k.csv", "MSRVTT_JSFUSION_test.csv", SYNTHETIC_FILE)
+    for folder in ("msrvtt_data", "videos/all"):
+        (source / folder).mkdir(parents=True)
+    for file in files:
         (source / "msrvtt_data" / file).symlink_to(real / file)
-    (source / "videos" / "all").mkdir(parents=True)
-    for clip in (real / "videos").iterdir():
-        (source / "videos" / "all" / clip.name).symlink_to(clip)
-    assert main(["data", "import", "msrvtt", f"--from={source}", f"--root={tmp_path / 'data'}"]) == 1
+    for number in range(1, 16):
+        (source / "videos" / "all" / f"video{number}.mp4").symlink_to(real / "videos" / f"video{number}.mp4")
+    assert main(["data", "import", "msrvtt", f"--from={source}", f"--root={root}"]) == 1
     shown = capsys.readouterr().out
     assert "MSR-VTT in the clip4clip layout" in shown
-    assert "9k, train: 9,000 videos, 180,000 texts" in shown
-    assert "Captions without videos: 9985," in shown
-    assert "3 annotation files and 15 videos are new" in shown
-    for path in (source / "msrvtt_data").iterdir():
-        assert (tmp_path / "data" / "msrvtt" / path.name).read_bytes() == path.read_bytes()
+    assert "9k, train: 12 videos, 240 texts" in shown
+    assert "Captions without videos: 1, video0" in shown
+    assert "4 annotation files and 15 videos are new" in shown
+    assert all((root / "msrvtt" / file).read_bytes() == (real / file).read_bytes() for file in files)
+    assert MSRVTT(root=str(root)).warnings == [SYNTHETIC]
 
     data = json.loads((real / "MSRVTT_data.json").read_text())
     train_val = {video["video_id"] for video in data["videos"] if video["split"] != "test"}
@@ -117,27 +119,26 @@ def test_clip4clips_and_the_official_msrvtt_are_found_in_subfolders(test_data, t
         part = {k: [one for one in data[k] if (one["video_id"] in train_val) is mine] for k in ("videos", "sentences")}
         write(tmp_path / "official" / file, part)
     report = bring("msrvtt", tmp_path / "official", tmp_path / "other")
-    full = [MSRVTT(root=str(root), split="full") for root in (tmp_path / "other", real.parent)]
-    assert_same(*full, "train", "val", "test")
+    assert_same(
+        *(MSRVTT(root=str(path), split="full") for path in (tmp_path / "other", msrvtt)), "train", "val", "test"
+    )
     assert any("not the 1k-A pairs" in line for line in report.lines())
 
 
-@pytest.mark.slow
-def test_official_msvd_and_didemo_files_are_converted(test_data, tmp_path):
-    real, source = test_data / "annotations", tmp_path / "raw"
-    source.mkdir()
-    for name in ("train", "val", "test"):
-        (source / f"{name}_list.txt").symlink_to(real / "msvd" / f"{name}_list.txt")
+def test_official_msvd_and_didemo_files_are_converted(test_data, synthetic, tmp_path):
+    real, source = synthetic("msvd", 8), tmp_path / "raw"
     tokens = pickle.loads((real / "msvd" / "raw-captions.pkl").read_bytes())
     rows = [f"{clip} {' '.join(words)}\n" for clip, captions in tokens.items() for words in captions]
     write(source / "AllVideoDescriptions.txt", "".join(["# a comment\n\n", *rows]))
+    for name in ("train", "val", "test"):
+        (source / f"{name}_list.txt").symlink_to(real / "msvd" / f"{name}_list.txt")
     assert "keep punctuation" in bring("msvd", source, tmp_path / "data").differences[0]
     assert_same(MSVD(root=str(tmp_path / "data")), MSVD(root=str(real)), "train", "val", "test")
 
     source = tmp_path / "moments"
     write(source / "train_data.json", [{"video": "1@N_a.mov", "description": "a dog"}])
     for name in ("val", "test"):
-        (source / f"{name}_data.json").symlink_to(real / "didemo" / f"{name}_data.json")
+        (source / f"{name}_data.json").symlink_to(test_data / "annotations" / "didemo" / f"{name}_data.json")
     report = bring("didemo", source, tmp_path / "data")
     assert report.splits["lists", "test"] == (1037, 1037)
     assert "lists, test has 1,037 videos, but the protocol has 1,004" in report.differences
@@ -342,11 +343,6 @@ def test_unknown_and_ambiguous_layouts_are_refused(msrvtt, tmp_path):
     for dataset, kind in DATASETS.items():
         for options, _ in PUBLISHED[dataset]:
             kind(root="anywhere", **options)
-
-
-def test_a_synthetic_dataset_remains_marked(msrvtt, tmp_path):
-    assert "SYNTHETIC.txt" in bring("msrvtt", msrvtt / "msrvtt", tmp_path).written
-    assert MSRVTT(root=str(tmp_path)).warnings == [SYNTHETIC]
 
 
 @pytest.mark.parametrize(
