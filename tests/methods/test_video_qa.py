@@ -11,6 +11,7 @@ from methods.parts import RECIPES, SMALL, descend, encoder, features, run
 
 from tvr_lightning.cli import main
 from tvr_lightning.data.records import SYNTHETIC
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.methods.clip4clip import CLIP4Clip
 from tvr_lightning.methods.dpdv.method import DPDV
@@ -19,6 +20,8 @@ from tvr_lightning.reproduce.report.figures.figure_types import draw, figures_of
 from tvr_lightning.reproduce.report.sources import read_runs
 from tvr_lightning.store import FeatureStore
 from tvr_lightning.testing.contract import filled
+from tvr_lightning.testing.processes import quiet_trainer
+from tvr_lightning.training.checkpoints import CheckpointError
 from tvr_lightning.training.optim import OptimizerConfig
 
 B, W, F, P, D = 6, 5, 4, 3, 64
@@ -74,7 +77,6 @@ def test_every_option_of_the_head_changes_the_answer():
     usual = head()(text, video)
     for options in ({"pooling": "mean"}, {"spot_ratio": 0.75}, {"inputs": "question"}, {"inputs": "video"}):
         assert not torch.allclose(head(**options)(text, video), usual)
-    assert head(micro=True).classify[2].in_features == 3 * D
     noisy = head(dropout=0.5).train()
     assert not torch.equal(noisy(text, video), noisy(text, video))
 
@@ -85,10 +87,6 @@ def test_answers_depend_only_on_the_chosen_input(used):
     made = head(inputs=used, pooling="mean")
     changed = made(text, other_video) if used == "question" else made(other_text, video)
     torch.testing.assert_close(changed, made(text, video))
-
-
-def test_the_micro_view_needs_patches():
-    assert module(DPDV, micro=True).needs_patches
 
 
 @pytest.mark.parametrize(
@@ -161,17 +159,13 @@ def test_a_run_reports_its_questions_and_answers(trained, asked):
     assert (folder / "checkpoints" / "best.ckpt").is_file()
 
 
-def test_test_and_predict_repeat_the_results_of_the_run(trained, tiny_root, tmp_path):
+def test_predictions_have_the_accuracy_of_the_run(trained, tiny_root, tmp_path):
     _, results, ckpt = trained
-    for command in ("test", "predict"):
-        assert main([command, *arguments(tiny_root, tmp_path, ckpt, FIVE)]) == 0
-    (path,) = tmp_path.glob("**/results.json")
-    again = json.loads(path.read_text())
-    assert again["evaluation"] == results["evaluation"]
+    assert main(["predict", *arguments(tiny_root, tmp_path, ckpt, FIVE)]) == 0
     (path,) = tmp_path.glob("**/predictions.parquet")
     table = pd.read_parquet(path)
-    assert len(table) == again["evaluation"]["asked"]
-    assert 100 * (table["answer"] == table["right"]).mean() == pytest.approx(again["evaluation"]["accuracy"])
+    assert len(table) == results["evaluation"]["asked"]
+    assert 100 * (table["answer"] == table["right"]).mean() == pytest.approx(results["evaluation"]["accuracy"])
     assert table["probability"].between(0, 1).all()
 
 
@@ -205,46 +199,51 @@ def test_questions_about_unreadable_videos_are_left_out_and_counted(trained, ask
     assert any(gone in line for line in results["skipped"])
 
 
-@pytest.mark.parametrize(
-    ("command", "options", "code", "message"),
-    [
-        ("test", (), 1, "--ckpt_path"),
-        ("fit", ("--data.class_path=MSRVTT", "--data.init_args.split=9k"), 1, "MSRVTT has captions but no questions"),
-        (
-            "fit",
-            ("--model.init_args.encoder.init_args.encoder_precision=float16", "--trainer.precision=bf16-mixed"),
-            2,
-            "encoder_precision float16 trains CLIP's own float16 weights",
-        ),
-    ],
-)
-def test_bad_commands_are_rejected(tiny_root, tmp_path, capsys, command, options, code, message):
-    assert main([command, *arguments(tiny_root, tmp_path, *options)]) == code
-    assert message in capsys.readouterr().err
+def test_training_in_float16_is_rejected_with_mixed_precision(tiny_root, tmp_path, capsys):
+    options = ("--model.init_args.encoder.init_args.encoder_precision=float16", "--trainer.precision=bf16-mixed")
+    assert main(["fit", *arguments(tiny_root, tmp_path, *options)]) == 2
+    assert "encoder_precision float16 trains CLIP's own float16 weights" in capsys.readouterr().err
 
 
-def test_training_can_start_from_a_retrieval_checkpoint(finished_run, tiny_root, tmp_path, capsys):
-    checkpoint, pretrained = finished_run / "checkpoints" / "last.ckpt", "--model.init_args.pretrained"
-    answering = (
-        "--model.init_args.method={class_path: CLIP4Clip, "
-        "init_args: {clip4clip: {similarity_header: {class_path: SeqTransf}}}}",
-        "--model.init_args.micro=false", "--model.init_args.encoder.init_args.vision_layers=1",
-    )  # fmt: skip
-    options = (*SHORT, *answering, f"{pretrained}={checkpoint}", "--model.init_args.optimizer.encoder_lr=0")
-    made, _ = run("fit", VQA, tiny_root, tmp_path, *options, "--trainer.limit_train_batches=1")
-    before, after = (
-        torch.load(path, weights_only=True)["state_dict"] for path in (checkpoint, made / "checkpoints" / "last.ckpt")
-    )
-    name = next(key for key in before if key.startswith("encoder.") and before[key].ndim == 2)
-    torch.testing.assert_close(after[f"method.{name}"], before[name])
-    for command, more, message in (
-        ("test", (*answering, f"--ckpt_path={checkpoint}"), "pretrained"),
-        ("fit", (f"{pretrained}={checkpoint}",), "contains CLIP4Clip, but the recipe builds DPDV"),
-        ("fit", (*answering, f"{pretrained}=nowhere.ckpt"), "nowhere.ckpt"),
-    ):
-        capsys.readouterr()
-        assert main([command, *arguments(tiny_root, tmp_path, *more)]) == 1
-        assert message in capsys.readouterr().err
+@pytest.fixture(scope="module")
+def built(recipe):
+    """A method and its questions, for runs without the command line."""
+    header = "{clip4clip: {similarity_header: {class_path: SeqTransf}}}"
+    method = f"--model.init_args.method={{class_path: CLIP4Clip, init_args: {header}}}"
+    more = ("--model.init_args.micro=false", "--model.init_args.encoder.init_args.vision_layers=1")
+    return recipe("dpdv-vqa", options=(*SHORT[3:], "--trainer.logger=false", method, *more))
+
+
+def take_a_step(made, data):
+    quiet_trainer(max_steps=1, limit_val_batches=0).fit(made, datamodule=data)
+
+
+def test_training_can_start_from_a_retrieval_checkpoint(built, finished_run):
+    (made, data), checkpoint = built, finished_run / "checkpoints" / "last.ckpt"
+    made.pretrained, made.optimizer_config = str(checkpoint), replace(made.optimizer_config, encoder_lr=0.0)
+    take_a_step(made, data)
+    before = torch.load(checkpoint, weights_only=True)["state_dict"]
+    encoder = {name: tensor for name, tensor in before.items() if name.startswith("encoder.") and tensor.ndim == 2}
+    after = made.method.state_dict()
+    torch.testing.assert_close({name: after[name] for name in encoder}, encoder)
+    made.pretrained = "nowhere.ckpt"
+    with pytest.raises(CheckpointError, match=r"nowhere\.ckpt"):
+        take_a_step(made, data)
+
+
+def test_what_a_run_needs_is_named(built, finished_run, recipe):
+    made, data = built
+    checkpoint = torch.load(finished_run / "checkpoints" / "last.ckpt", weights_only=True)
+    with pytest.raises(CheckpointError, match="pretrained"):
+        made.on_load_checkpoint(checkpoint)
+    other = module(DPDV, pretrained=str(finished_run / "checkpoints" / "last.ckpt"))
+    with pytest.raises(CheckpointError, match="contains CLIP4Clip, but the recipe builds DPDV"):
+        take_a_step(other, data)
+    made.vocabulary = []
+    with pytest.raises(CheckpointError, match="--ckpt_path"):
+        quiet_trainer().test(made, datamodule=data, verbose=False)
+    with pytest.raises(UserError, match="MSRVTT has captions but no questions"):
+        take_a_step(made, recipe("clip4clip")[1])
 
 
 WITH_AUDIO = """
