@@ -11,6 +11,7 @@ from torch import Tensor
 from tvr_lightning.audit.experiments import Features
 from tvr_lightning.audit.run import audit_method
 from tvr_lightning.config.recipe_files import read_recipe
+from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.features import TextFeatures
 from tvr_lightning.methods.base import RetrievalModule
@@ -44,6 +45,12 @@ class MethodTestSuite:
         """Return the recipe's method, small, in evaluation mode and without gradients."""
         return small(cls.recipe)[0].eval().requires_grad_(False)
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def with_budget(cls) -> tuple[RetrievalModule, TextVideoDataModule]:
+        """Return the recipe's method with another memory budget, and its data."""
+        return small(cls.recipe, "--model.init_args.evaluation.memory_gib=0.5")
+
     @pytest.fixture
     def heads(self, method: RetrievalModule) -> list[PairHead]:
         """Return the parts of the method that score in blocks."""
@@ -75,9 +82,11 @@ class MethodTestSuite:
         trainer.save_checkpoint(path)
         return method.eval().requires_grad_(False), path
 
-    def test_scores_depend_on_nothing_but_the_text_and_the_video(self) -> None:
+    def test_scores_depend_on_nothing_but_the_text_and_the_video(
+        self, with_budget: tuple[RetrievalModule, TextVideoDataModule]
+    ) -> None:
         """Test that the audit finds no leak."""
-        leaks = [finding for finding in audit_method(*small(self.recipe)).findings if finding.leaks]
+        leaks = [finding for finding in audit_method(*with_budget).findings if finding.leaks]
         assert not leaks, f"a score depends on more than its text and its video: {leaks}"
 
     def test_no_part_of_its_recipe_is_left_out(self, method: RetrievalModule) -> None:
@@ -172,10 +181,11 @@ class MethodTestSuite:
             with pytest.raises(ValueError, match="nothing to score") if heads else contextlib.nullcontext():
                 assert method.score(texts, videos).similarity.shape == (len(texts), len(videos))
 
-    def test_its_heads_have_the_memory_budget_of_the_evaluation(self) -> None:
+    def test_its_heads_have_the_memory_budget_of_the_evaluation(
+        self, with_budget: tuple[RetrievalModule, TextVideoDataModule]
+    ) -> None:
         """Test that `evaluation.memory_gib` is the only memory budget of a run."""
-        method = small(self.recipe, "--model.init_args.evaluation.memory_gib=0.5")[0]
-        budgets = {head.memory_gib for head in method.modules() if isinstance(head, PairHead)}
+        budgets = {head.memory_gib for head in with_budget[0].modules() if isinstance(head, PairHead)}
         assert budgets <= {0.5}, "build the head with .within(evaluation_config.memory_gib)"
 
     def test_compact_features_score_as_whole_ones(self, method: RetrievalModule, features: Features) -> None:

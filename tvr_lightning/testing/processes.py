@@ -115,7 +115,7 @@ def _train_all(rank: int, recipes: Sequence[Path], data: str) -> dict[str, Any]:
     results = {}
     for recipe in recipes:
         for name, strategy in strategies().items():
-            method = comparable(small(recipe, f"--data.init_args.root={data}")[0])
+            method = comparable(small(recipe, root=data)[0])
             results[f"{name} {recipe}"] = trained(method, Batches(method, STEPS), strategy=strategy)
     return results
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tvr_lightning.config.recipe import from_recipe
+from tvr_lightning.config.recipe import Recipe
 from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import PairBatch, TextBatch
@@ -43,7 +43,7 @@ def synthetic_data() -> str:
     """Write a synthetic MSR-VTT of a few videos, once per process; it is removed when the process ends."""
     folder = tempfile.mkdtemp(prefix="tvr-methods-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    synthesize("msrvtt", Path(folder), 60, 0, workers=1, progress=False)
+    synthesize("msrvtt", Path(folder), 30, 0, workers=1, progress=False)
     return folder
 
 
@@ -55,17 +55,26 @@ def small_encoder(recipe: Path) -> dict[str, Any]:
     return section
 
 
-def small(recipe: Path, *overrides: str) -> tuple[RetrievalModule, TextVideoDataModule]:
+def small(recipe: Path, *overrides: str, root: str | None = None) -> tuple[RetrievalModule, TextVideoDataModule]:
     """Build a recipe's method, with a small encoder and seeded random weights, and its data.
 
-    Overrides are options as on the command line, such as `--model.init_args.gather=local`.
+    Overrides are options as on the command line, such as `--model.init_args.gather=local`. `root` is the parent folder
+    of an MSR-VTT; by default, a synthetic one is written once per process.
     """
+    torch.manual_seed(0)
+    built = _parsed(recipe, overrides, root or synthetic_data()).build()
+    return built.model, built.data
+
+
+@functools.cache
+def _parsed(recipe: Path, overrides: tuple[str, ...], root: str) -> Recipe:
     overlay = {
         "model": {"init_args": {"encoder": small_encoder(recipe)}},
-        "data": {"class_path": "MSRVTT", "init_args": {"root": synthetic_data(), **DATA, "augmentation": "none"}},
+        "data": {"class_path": "MSRVTT", "init_args": {"root": root, **DATA, "augmentation": "none"}},
     }
-    torch.manual_seed(0)
-    return from_recipe([recipe, json.dumps(overlay)], overrides)
+    parsed = Recipe.parse([recipe, json.dumps(overlay)], overrides)
+    parsed.check()
+    return parsed
 
 
 def random_pairs(method: RetrievalModule, items: int, seed: int = 0) -> PairBatch:
