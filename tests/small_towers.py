@@ -192,8 +192,9 @@ def save_model(kind: str, folder: Path) -> str:
     with torch.no_grad():
         for parameter in model.parameters():  # some layers start at zero
             parameter.add_(0.05 * torch.randn_like(parameter) * (parameter.ndim > 0))
-        for _ in range(40):  # statistics of batch norms
-            model.train().encode_image(torch.randn(8, 3, side, side) + torch.randn(8, 3, 1, 1))
+        if any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+            for _ in range(40):  # statistics of batch norms
+                model.train().encode_image(torch.randn(8, 3, side, side) + torch.randn(8, 3, 1, 1))
     state = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
     save_file(state, folder / "open_clip_model.safetensors")
     return f"local-dir:{folder}"

@@ -277,15 +277,8 @@ def test_a_processor_without_a_chat_template_is_refused(tmp_path):
         load_captioner(str(save_tiny_captioner(tmp_path, template=None)), "cpu")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"segments": 0}, "segments is 0"),
-        ({"num_workers": -1}, "num_workers is -1"),
-        ({"prompt": " "}, "prompt is empty"),
-        ({"out": Path("captions.csv")}, "it must be a .parquet file"),
-    ],
-)
-def test_invalid_options_are_refused(tmp_path, change, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("change", [{"segments": 0}, {"num_workers": -1}, {"prompt": " "}, {"out": Path("a.csv")}])
+def test_invalid_options_are_refused(tmp_path, change):
+    (option,) = change
+    with pytest.raises(ValueError, match=f"{option} is"):
         CaptionOptions(**({"out": tmp_path / "c.parquet"} | QUICK | change))
