@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tvr_lightning.config.recipe import Recipe, from_recipe
+from tvr_lightning.config.recipe import Recipe
 from tvr_lightning.data.loader import TrainingSampler
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.errors import UserError
@@ -38,18 +38,11 @@ def test_answering_refuses_ddp_that_expects_a_gradient_for_every_parameter():
         Recipe.parse(given, [f"--{more}"]).check_trainer()
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own compiler uses deprecated functions
-def test_both_towers_of_the_encoder_are_compiled(msrvtt):
-    options = [f"--data.init_args.root={msrvtt}", "--data.init_args.audio=none"]
-    method, _ = from_recipe(["clip4clip", "hardware/cpu", "fixture", "hardware/compiled"], options)
-    blocks = [*method.encoder.clip.visual.transformer.resblocks, *method.encoder.clip.transformer.resblocks]
-    assert all(block._compiled_call_impl is not None for block in blocks)
-
-
-def test_the_sharded_overlay_shards_over_all_devices_and_saves_one_file():
-    trainer = Recipe.parse(["clip4clip", "hardware/fsdp8-bf16"]).config.trainer
+def test_overlays_compile_both_towers_and_shard_over_all_devices_into_one_file():
+    config = Recipe.parse(["clip4clip", "hardware/fsdp8-bf16", "hardware/compiled"]).config
+    assert config.model.init_args.encoder.init_args.compile_towers is True
+    trainer, options = config.trainer, config.trainer.strategy.init_args
     assert trainer.strategy.class_path.endswith("ModelParallelStrategy")
-    options = trainer.strategy.init_args
     assert (options.data_parallel_size, options.tensor_parallel_size) == (trainer.devices, 1)
     assert options.save_distributed_checkpoint is False
 
