@@ -24,11 +24,10 @@ KNOWN = {
 }
 """Number of synchronizations of a step, and the file that causes them."""
 OPTIONS = {
-    "TCMGC": ("attention.dropout_per=video", "mask_words=true", "decorrelation.pairs=negatives"),
-    "GARE": ("bottleneck.normalize=true",),
-    "XPool": ("dropout_per=video",),
+    "TCMGC": ("tcmgc.attention.dropout_per=video", "tcmgc.mask_words=true", "tcmgc.decorrelation.pairs=negatives"),
+    "GARE": ("gare.bottleneck.normalize=true",),
+    "XPool": ("xpool.dropout_per=video",),
 }
-CASES = [(title, None) for title in METHODS] + [(title, option) for title in OPTIONS for option in OPTIONS[title]]
 
 
 class Synchronizations(TorchDispatchMode):
@@ -51,9 +50,9 @@ class Synchronizations(TorchDispatchMode):
         return function(*arguments, **(named or {}))
 
 
-@pytest.mark.parametrize(("title", "option"), CASES)
-def test_a_training_step_synchronizes_only_where_it_must(title, option):
-    method, data = small(METHODS[title], *([f"--model.init_args.{title.lower()}.{option}"] if option else []))
+@pytest.mark.parametrize(("title", "options"), [*((title, ()) for title in METHODS), *OPTIONS.items()])
+def test_a_training_step_synchronizes_only_where_it_must(title, options):
+    method, data = small(METHODS[title], *(f"--model.init_args.{option}" for option in options))
     watch = Synchronizations()
     method.on_train_batch_start = lambda *batch: watch.__enter__() and None
     method.on_train_batch_end = lambda *batch: watch.__exit__(None, None, None)
