@@ -264,7 +264,6 @@ def test_pickles_of_every_protocol_are_read_and_their_code_is_not_run(tmp_path):
     ("content", "message"),
     [
         ([TOKENS], "top level: expected dict, found list"),
-        ({MSVD_CLIP: "a dog"}, f"{MSVD_CLIP}: expected list, found str"),
         ({MSVD_CLIP: [["a", 3]]}, rf"{MSVD_CLIP}\[0\]\[1\]: expected str, found int"),
         ({7: []}, "key 7: expected str, found int"),
         *((content, r"raw-captions\.pkl: whole file: not a pickle of plain captions")
