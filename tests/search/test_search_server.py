@@ -108,6 +108,8 @@ def test_an_uploaded_clip_or_image_finds_videos(client, gallery):
         ("search", {"query": ["a", "b"]}, 400, "query is given more than once"),
         ("search", {"query": "a", "min_relevance": 2}, 422, "min_relevance"),
         ("search", {"query": "a", "top": 0}, 422, "top"),
+        ("search", {"query": "a", "top": 10**9}, 422, "top"),
+        ("search", {"query": "a", "normalize": "yes"}, 422, "normalize"),
         ("search", {"query": "a" * 2001}, 422, "query"),
         ("search", {"query": "a", "folder": "/etc"}, 400, "must be a path inside an indexed folder"),
         ("search", {"query": "a", "shortest": 5}, 422, "shortest"),
