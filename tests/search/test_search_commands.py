@@ -50,7 +50,11 @@ CLIP = "search --video {gallery}/clip1.mp4 --index {indexed}"
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        (NEW + " {ckpt} --frames 9 --weights none", 2, "--weights, --frames cannot be combined with --ckpt_path"),
+        (
+            NEW + " {ckpt} --frames 9 --architecture x --weights none",
+            2,
+            "--weights, --architecture, --frames cannot be combined with --ckpt_path",
+        ),
         (NEW + " {ckpt} --segments none --segment_length 30", 2, "none does not cut videos"),
         (NEW + " {ckpt} --store elastic", 1, "no vector store"),
         (NEW + " --ckpt_path {nowhere}.ckpt", 2, "no such file"),
@@ -63,7 +67,7 @@ CLIP = "search --video {gallery}/clip1.mp4 --index {indexed}"
         ("index {empty} --out {out} {ckpt}", 1, "no videos in"),
         ("index {nowhere} --out {out} {ckpt}", 2, "no such file or folder"),
         ("index --out {out} {ckpt}", 2, "No videos are given"),
-        (OLD + " --frames 4", 2, "--frames cannot be used, since {indexed} records the options"),
+        (OLD + " --frames 4 --sampling head", 2, "--frames, --sampling cannot be used, since {indexed} records the"),
         ("search --index {indexed}", 2, "No query is given"),
         ("search a --index {empty}", 1, "contains no index"),
         ("search a --index {indexed} --store qdrant://elsewhere", 1, "are stored in lancedb"),
