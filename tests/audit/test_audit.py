@@ -282,13 +282,16 @@ class KeepsTheData(CLIP4Clip):
         super().setup(stage)
         self.for_later = [self.trainer.datamodule]
 
+    def on_test_batch_start(self, batch, batch_idx, dataloader_idx=0):
+        self.seen = batch
+
 
 @pytest.mark.parametrize(
     ("kind", "parts"),
     [
         (NormalizesInPlace, ["scoring changes TextFeatures in place"]),
         (BanksTheTraining, ["overrides bank"]),
-        (KeepsTheData, ["overrides setup; contains the split's data: for_later"]),
+        (KeepsTheData, ["overrides setup; overrides on_test_batch_start; contains the split's data: for_later"]),
         (QueueWhileEncoding, [f"encoding changed queue.{name}" for name in ("filled", "position", "stored_sentence")]),
         (RemembersElsewhere, ["encoded again in smaller batches, VideoFeatures", "half of the videos encoded"]),
         (CentersTheBatch, ["encoded again in smaller batches, TextFeatures"]),
@@ -453,7 +456,9 @@ def test_the_table_and_the_results_of_a_test_state_its_audit(synthetic, tmp_path
     assert (audit and {name: audit[name] for name in expected}) == expected
 
 
-def test_audits_that_take_too_long_or_fail_are_no_result(data, build):
+def test_audits_that_are_too_small_or_take_too_long_are_refused(data, build):
+    with pytest.raises(ValueError, match=r"evaluation\.audit must be at least 4, or 0 for no audit, not 3"):
+        EvaluationConfig(audit=3)
     with pytest.raises(UserError, match="did not end within 0 s"):
         audit_method(build(CLIP4Clip), data, seconds=0.0)
     result = AuditResult(passed=False, problem="ValueError: too few")
