@@ -256,7 +256,8 @@ class SaveRunning(Checkpoint):
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) == self._receive:  # else Lightning has restored what was there before it
+                signal.signal(number, handler)
         self._handlers.clear()
 
     @override

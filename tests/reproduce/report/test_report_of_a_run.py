@@ -1,6 +1,7 @@
 """The report of a real run: its figures need its weights only once."""
 
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,10 @@ def test_logging_the_geometry_of_increments_does_not_change_the_training(finishe
     recipes = (RECIPES / "gare.yaml", RECIPES / "fixture.yaml", finished / "tiny.yaml")
     options = [f"--data.init_args.root={root}", f"--results.directory={tmp_path}", "--trainer.log_every_n_steps=0"]
     options.append("--model.init_args.evaluation.audit=0")
+    signals = signal.SIGTERM, signal.SIGUSR1
+    handlers = list(map(signal.getsignal, signals))
     assert main(["fit", *(f"--config={path}" for path in recipes), *options]) == 0
+    assert list(map(signal.getsignal, signals)) == handlers, "a handler would keep the run and its model in memory"
     (plain,) = read_runs(tmp_path)
     logged, without = (torch.load(each.card.checkpoint, weights_only=True)["state_dict"] for each in (run, plain))
     assert all(torch.equal(value, without[name]) for name, value in logged.items())
