@@ -12,7 +12,7 @@ from torch.utils.data.distributed import DistributedSampler
 from tvr_lightning.cli import main
 from tvr_lightning.data import MSRVTT, MSVD
 from tvr_lightning.data.batch import TextBatch, VideoBatch
-from tvr_lightning.data.records import AnnotationError
+from tvr_lightning.data.records import SYNTHETIC, AnnotationError
 from tvr_lightning.errors import MissingAssetError
 from tvr_lightning.media.container import VideoError
 from tvr_lightning.testing.processes import quiet_trainer
@@ -70,7 +70,8 @@ def test_evaluation_covers_every_text_and_video_once(msrvtt):
     found = {int(i): name for batch in videos for i, name in zip(batch.index, batch.video_id, strict=True)}
     assert found == {i: record.video_id for i, record in enumerate(split.videos)}
     assert [sum(map(len, batches)) for batches in (texts, videos)] == [4, 4]
-    assert (truth.texts, truth.videos, truth.dataset, truth.split) == (4, 4, "synthetic MSR-VTT", "test")
+    assert (truth.texts, truth.videos, truth.split) == (4, 4, "test")
+    assert (truth.dataset, truth.warnings) == ("synthetic MSR-VTT", [SYNTHETIC])
     for loader in (data.train_dataloader(), *data.test_dataloader()):
         assert isinstance(loader.sampler, DistributedSampler), "Lightning would replace it in several processes"
     data.trainer = quiet_trainer(limit_test_batches=1)

@@ -180,7 +180,7 @@ def test_a_zip_is_unpacked_and_completed(tmp_path):
     data = MSRVTT(root=str(tmp_path))
     data.setup()
     assert [text.text for text in data.read_split("test").texts] == ["caption 2", "caption 3"]
-    assert data.warnings == []
+    assert (data.full_title, data.warnings) == ("MSR-VTT", [])
 
 
 def tar_parts(tmp_path, numbers):
