@@ -5,8 +5,8 @@ import logging
 
 import pytest
 import torch
+from encoders.random_media import random_media
 
-from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders import ClipEncoder
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods import XPool
@@ -23,14 +23,6 @@ def build(architecture="tvr-test", **switches):
         logging.disable(logging.NOTSET)
 
 
-def media(size=32, videos=2, frames=3):
-    generator = torch.Generator().manual_seed(1)
-    pixels = torch.randint(0, 256, (videos, frames, 3, size, size), dtype=torch.uint8, generator=generator)
-    mask = torch.ones(videos, frames, dtype=torch.bool)
-    mask[-1, -1], pixels[-1, -1] = False, 0
-    return Media(pixels, mask)
-
-
 def test_patches_are_the_projected_tokens_after_the_class_token():
     encoder, pixels = build(), torch.randn(2, 3, 3, 32, 32)
     video, plain = (encoder.encode_pixels(pixels, torch.ones(2, 3), patches=patches) for patches in (True, False))
@@ -44,7 +36,7 @@ def test_patches_are_the_projected_tokens_after_the_class_token():
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
 def test_pixels_are_normalized_in_the_precision_of_the_step(dtype, tolerance):
-    encoder, frames = build(), media()
+    encoder, frames = build(), random_media()
     expected = (frames.pixels / 255 - encoder.pixel_mean) / encoder.pixel_std
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         found = encoder._normalized(frames.pixels)
@@ -56,7 +48,7 @@ def test_pixels_are_normalized_in_the_precision_of_the_step(dtype, tolerance):
 
 
 def test_stored_features_are_returned_unchanged_and_wrong_input_is_refused():
-    encoder, frames = build(), media()
+    encoder, frames = build(), random_media()
     text = TextFeatures(torch.ones(1, 64), torch.ones(1, 4, 64), torch.ones(1, 4, dtype=torch.bool))
     video = VideoFeatures(torch.ones(1, 2, 64), torch.ones(1, 2, dtype=torch.bool))
     assert encoder.encode_text(text, words=8) is text
@@ -66,7 +58,7 @@ def test_stored_features_are_returned_unchanged_and_wrong_input_is_refused():
     with pytest.raises(
         ValueError, match=r"frames are \(3, 64, 64\), but the encoder needs \(3, 32, 32\)\. Set the data"
     ):
-        encoder.encode_video(media(size=64))
+        encoder.encode_video(random_media(size=64))
     frames.pixels = frames.pixels.float()
     with pytest.raises(ValueError, match=r"pixels are torch.float32; expected uint8 or float16"):
         encoder.encode_video(frames)
@@ -115,7 +107,7 @@ def test_more_positions_follow_long_clip_and_keep_features_of_short_captions(arc
 
 
 def test_float16_converts_matrices_and_returns_float32_features():
-    full, half, frames = build(), build(encoder_precision="float16"), media()
+    full, half, frames = build(), build(encoder_precision="float16"), random_media()
     found = {name for name, p in half.clip.named_parameters() if p.dtype == torch.float16}
     parts = ("in_proj_", "out_proj.", "c_fc.", "c_proj.", "conv1.")
     names = {name for name, _ in half.clip.named_parameters()}
@@ -134,7 +126,7 @@ def test_features_under_autocast_are_float32(text_mask):
     encoder = build(text_mask=text_mask)
     exact = encoder.encode_text(CAPTIONS, 12).words
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        text, video = encoder.encode_text(CAPTIONS, 12), encoder.encode_video(media(), patches=True)
+        text, video = encoder.encode_text(CAPTIONS, 12), encoder.encode_video(random_media(), patches=True)
     assert text.words.dtype == video.frames.dtype == video.patches.dtype == torch.float32
     assert 0 < (text.words - exact).norm() / exact.norm() < 0.05
 

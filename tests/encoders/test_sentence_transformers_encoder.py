@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from encoders.random_media import random_media
 from tiny_captioner import save_tiny_captioner
 
 from tvr_lightning.cli import main
-from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders import LoRA, MissingWeightsError, SentenceTransformersEncoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods import CLIP4Clip
@@ -62,19 +62,13 @@ def build(models: dict[str, str], kind: str) -> SentenceTransformersEncoder:
     return SentenceTransformersEncoder(models[kind], image_size=SIZES[kind])
 
 
-def media(side: int) -> Media:
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (2, 3, 3, side, side), dtype=torch.uint8, generator=generator)
-    return Media(pixels, torch.tensor([[True, True, True], [True, True, False]]))
-
-
 @pytest.mark.parametrize("kind", SIZES)
 @torch.no_grad()
 def test_features_equal_those_of_the_library(models, kind):
     encoder, theirs = build(models, kind).eval(), sentence_transformers.SentenceTransformer(models[kind], device="cpu")
     text = encoder.encode_text(CAPTIONS, 12)
     torch.testing.assert_close(text.sentence, theirs.encode_query(CAPTIONS, convert_to_tensor=True).cpu())
-    frames = media(SIZES[kind])
+    frames = random_media(SIZES[kind])
     images = list(frames.pixels.flatten(0, 1).permute(0, 2, 3, 1).numpy())
     video = encoder.encode_video(frames)
     expected = theirs.encode_document(images, convert_to_tensor=True).cpu()
@@ -106,7 +100,7 @@ def test_both_towers_are_trained_also_with_lora(models, kind):
     for tuning in (None, LoRA(rank=2)):
         method = CLIP4Clip(build(models, kind), tuning=tuning, frames=3, words=8).train()
         before = method.encoder.fingerprint()
-        text, video = method.encoder.encode_text(CAPTIONS, 8), method.encoder.encode_video(media(SIZES[kind]))
+        text, video = method.encoder.encode_text(CAPTIONS, 8), method.encoder.encode_video(random_media(SIZES[kind]))
         (text.sentence @ video.frames.mean(1).T).sum().backward()
         trained = [n for n, p in method.encoder.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0]
         for tower in ("text_model", "vision_model") if kind == "clip" else ("language_model", "visual"):
