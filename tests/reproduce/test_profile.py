@@ -59,16 +59,16 @@ def test_parameters_are_counted_once_and_frozen_ones_separately():
 
 
 def test_audio_is_part_of_encoding_a_video():
-    batch = random_batch(module(GAID), 2)
+    made = module(GAID)
+    batch = random_batch(made, 2)
     assert batch.video.video.audio.mask.all()
-    fused, silent = flops(module(GAID)), flops(module(GAID, gaid=GAIDOptions(fusion=NoFusion())))
+    fused, silent = count_flops(made, batch), flops(module(GAID, gaid=GAIDOptions(fusion=NoFusion())))
     assert fused["encode_video"] > silent["encode_video"]
     assert fused["encode_text"] == silent["encode_text"]
 
 
-def test_costs_are_measured_with_the_given_precision_and_gradient_cache(monkeypatch):
+def test_costs_are_measured_with_the_given_precision_and_gradient_cache():
     made = module(CLIP4Clip, optimizer=OptimizerConfig(gradient_cache=1))
-    batch = random_batch(made, 2)
     kinds, encoded, text, pair = [], [], made.text_features, made.pair_features
 
     def text_features(given):
@@ -80,7 +80,7 @@ def test_costs_are_measured_with_the_given_precision_and_gradient_cache(monkeypa
         return pair(given)
 
     made.text_features, made.pair_features = text_features, pair_features
-    measure_costs(made, batch, 4, 2, 1, lambda: torch.autocast("cpu", torch.bfloat16))
+    measure_costs(made, random_batch(made, 2), 4, 2, 1, lambda: torch.autocast("cpu", torch.bfloat16))
     assert True in kinds  # timed; operations are counted without
     assert set(encoded) == {1}
 
