@@ -14,6 +14,7 @@ from tvr_lightning.cli.tables import report as run_report
 from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.profile.costs import Costs, ProfileCard, read_profiles
 from tvr_lightning.reproduce.published import PRINTED, printed_figure, published_rows
+from tvr_lightning.reproduce.report import uncertainty
 from tvr_lightning.reproduce.report.figures.figure_types import figures_of
 from tvr_lightning.reproduce.report.site import views_of
 from tvr_lightning.reproduce.report.sources import read_runs
@@ -66,13 +67,11 @@ def folder(tmp_path_factory):
     answers = plan_of("dpdv-s4", folder, fixture_videos=20)
     make_answers(next(iter(answers.runs.values())), folder / "cards", 19)
     stages = ("encode_text", "encode_video", "text_layers", "video_layers", "score", "training_step")
-    flops = dict.fromkeys(stages, 16_000_000_000)
-    costs = Costs(92_620_000, 1, 10.0, 2.0, 1.0, 3.0, 700.0, 900.0, flops)
-    numbers = (16, 1000, 3)
-    profile = ProfileCard("gare", "GARE", "ClipEncoder", {}, *numbers, "32-true", costs, {"device": "cpu"})
+    costs = Costs(92_620_000, 1, 10.0, 2.0, 1.0, 3.0, 700.0, 900.0, dict.fromkeys(stages, 16_000_000_000))
+    profile = ProfileCard("gare", "GARE", "ClipEncoder", {}, 16, 1000, 3, "32-true", costs, {"device": "cpu"})
     write_record(profile, folder / "profiles" / "gare.json")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tvr_lightning.reproduce.report.uncertainty.RESAMPLES", 100)
+        patch.setattr(uncertainty, "RESAMPLES", 100)
         run_report(folder, RECIPES, tables_only=True)
     return folder
 
@@ -202,33 +201,29 @@ def test_a_run_that_several_tables_share_is_in_all_of_them(tmp_path):
 
 
 def test_bad_folders_and_files_are_named(copied, tmp_path_factory, capsys):
-    folder = copied
-    run_report(folder, RECIPES)
+    run_report(copied, RECIPES)
     assert "are missing" in capsys.readouterr().out
-    run = next(run for run in read_runs(folder) if run.finished)
-    assert "No figures: the weights" in (folder / "report" / "runs" / f"{run.key}.html").read_text(encoding="utf-8")
-    (folder / "figures").mkdir(exist_ok=True)
-    (folder / "figures" / f"{run.key}.npz").write_bytes(b"PK half a file")
+    run = next(run for run in read_runs(copied) if run.finished)
+    assert "No figures: the weights" in (copied / "report" / "runs" / f"{run.key}.html").read_text(encoding="utf-8")
+    (copied / "figures").mkdir(exist_ok=True)
+    (copied / "figures" / f"{run.key}.npz").write_bytes(b"PK half a file")
     with pytest.raises(UserError, match="damaged"):
-        figures_of(run, folder / "figures")
-    path = folder / "profiles" / "gare.json"
-    path.write_text(path.read_text()[:-20])
-    with pytest.raises(UserError, match="is incomplete"):
-        read_profiles(folder / "profiles")
-    path.write_text('{"schema": 99}')
-    with pytest.raises(UserError, match="schema 99"):
-        read_profiles(folder / "profiles")
+        figures_of(run, copied / "figures")
+    profile = copied / "profiles" / "gare.json"
+    for content, message in ((profile.read_text()[:-20], "is incomplete"), ('{"schema": 99}', "schema 99")):
+        profile.write_text(content)
+        with pytest.raises(UserError, match=message):
+            read_profiles(copied / "profiles")
     with pytest.raises(UserError, match=r"no run cards and no results.json"):
         read_runs(tmp_path_factory.mktemp("empty"))
     with pytest.raises(UserError, match=r"tables that are missing in .*: gare-1"):
-        views_of([run for run in read_runs(folder) if "gare" in run.claims[0]], folder)
-    path = next(path for path in (folder / "cards").glob("*.json"))
-    raw = json.loads(path.read_text())
-    raw["key"] = "another"
-    (folder / "cards" / "another.json").write_text(json.dumps(raw))
-    shutil.copy(path.with_suffix(".parquet"), folder / "cards" / "another.parquet")
+        views_of([run for run in read_runs(copied) if "gare" in run.claims[0]], copied)
+    card = next((copied / "cards").glob("*.json"))
+    another = card.with_name("another.json")
+    another.write_text(json.dumps(json.loads(card.read_text()) | {"key": "another"}))
+    shutil.copy(card.with_suffix(".parquet"), another.with_suffix(".parquet"))
     with pytest.raises(UserError, match="are both cards of the run"):
-        read_runs(folder)
-    (folder / "cards" / "another.json").write_text("{")
+        read_runs(copied)
+    another.write_text("{")
     with pytest.raises(UserError, match="is incomplete"):
-        read_runs(folder)
+        read_runs(copied)
