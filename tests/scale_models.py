@@ -25,9 +25,9 @@ RECIPES = method_recipes(Path(__file__).parent.parent / "recipes")
 ANSWERING = "VideoQA"
 
 
-def build(name: str, *overrides: str) -> RetrievalModule:
-    """Build a method by its title, with seeded weights."""
-    return comparable(small(RECIPES[name], *overrides)[0])
+def build(name: str, *overrides: str, root: str | None = None) -> RetrievalModule:
+    """Build a method by its title, with seeded weights; `root` as in `small`."""
+    return comparable(small(RECIPES[name], *overrides, root=root)[0])
 
 
 def pairs(method: RetrievalModule, seed: int = 0) -> PairBatch:
