@@ -107,9 +107,6 @@ def test_weights_without_an_activation_use_that_of_the_architecture(tensors, tmp
     assert encoder.initial_logit_scale() == pytest.approx(torch.tensor(1 / 0.07).log().item())
 
 
-def test_incomplete_openai_weights_are_refused(tensors):
+def test_weights_without_the_names_of_openai_are_refused():
     with pytest.raises(ValueError, match="not an OpenAI CLIP state dict"):
         openai_encoder({"weight": torch.ones(3)})
-    incomplete = {name: tensor for name, tensor in tensors.items() if name != "ln_final.bias"}
-    with pytest.raises(ValueError, match=r"1 missing: ln_final.bias \(64,\)"):
-        openai_encoder(incomplete)

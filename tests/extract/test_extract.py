@@ -228,7 +228,7 @@ def test_verification_recomputes_a_sample_and_names_a_video_whose_content_change
         verify(source_of_data(with_audio(root)), *encoders(), options(extracted[0]))
 
 
-def test_a_store_of_another_encoder_or_sampling_is_refused_with_both_values(dataset, extracted):
+def test_a_store_of_another_encoder_or_sampling_is_refused_with_both_values(dataset, extracted, tmp_path):
     source, other_weights = source_of_data(with_audio(dataset)), r"weights: the store has '\w+', this run '\w+'"
     for run in (extract, verify):
         with pytest.raises(StoreError, match=other_weights):
@@ -254,13 +254,10 @@ def test_a_store_of_another_encoder_or_sampling_is_refused_with_both_values(data
     ):
         with pytest.raises(StoreError, match=message):
             with_audio(dataset, features=str(extracted[0]), **change).setup()
-
-
-def test_a_part_that_was_extracted_from_other_frames_is_refused(dataset, extracted, tmp_path):
-    store = shutil.copytree(extracted[0], tmp_path / "store", ignore=shutil.ignore_patterns("audio-*"))
-    extract(source_of_data(with_audio(dataset, sampling="head")), *encoders(), options(store, what=["audio"]))
+    mixed = shutil.copytree(extracted[0], tmp_path / "store", ignore=shutil.ignore_patterns("audio-*"))
+    extract(source_of_data(with_audio(dataset, sampling="head")), *encoders(), options(mixed, what=["audio"]))
     with pytest.raises(StoreError, match=r"part 'audio' .*store has 'head, 3 frames', this run 'one-fps-uniform"):
-        with_audio(dataset, features=str(store)).setup()
+        with_audio(dataset, features=str(mixed)).setup()
 
 
 def trained(data, encoder):

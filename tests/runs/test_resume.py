@@ -126,7 +126,7 @@ def test_a_run_killed_in_any_hook_of_its_last_step_resumes_exactly(msrvtt, tmp_p
 @pytest.mark.parametrize(
     ("recipe", "first_step", "more"),
     [
-        ("clip4clip", 0, (EVERY_STEP,)),
+        ("clip4clip", 2, (EVERY_STEP,)),
         ("gare", 3, (EVERY_STEP, "--trainer.val_check_interval=1")),
         ("tmass", 0, ("--checkpoints.every_n_steps=2", "--trainer.check_val_every_n_epoch=2")),
         ("gare", 3, ("--trainer.max_steps=5",)),
