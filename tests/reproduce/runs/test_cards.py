@@ -20,8 +20,8 @@ from tvr_lightning.reproduce.runs.plan import PlannedRun
 
 @pytest.fixture
 def card(tmp_path):
-    plan = plan_of("gare-1", tmp_path, ["gare"], fixture_videos=20)
-    return make_card(next(iter(plan.runs.values())), tmp_path / "cards", quality=2.0)
+    (run,) = plan_of("gare-1", tmp_path, ["gare"], fixture_videos=20).runs.values()
+    return make_card(run, tmp_path / "cards", quality=2.0)
 
 
 @pytest.fixture
@@ -91,4 +91,4 @@ def test_the_command_of_a_card_plans_the_same_run(tmp_path, capsys, share, short
     assert main([*words[1:], f"--out={tmp_path}", f"--recipes={RECIPES}", "--dry_run"]) == 0
     said = capsys.readouterr().out
     assert "gare-1/gare" in said
-    assert "nothing left to run" in said
+    assert said.endswith("nothing left to run\n")
