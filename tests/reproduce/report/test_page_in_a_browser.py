@@ -41,10 +41,8 @@ ARRAYS = {
 def site_of(out, chosen):
     """Write the report of runs with the same figures; the second run fails on other queries than the rest."""
     plan = plan_of(" ".join(chosen), out)
-    keys = dict.fromkeys(
-        key for table, runs in chosen.items() for run in runs for key in keys_of(plan, f"{table}/{run}")
-    )
-    for place, key in enumerate(keys):
+    claims = [f"{table}/{run}" for table, runs in chosen.items() for run in runs]
+    for place, key in enumerate(dict.fromkeys(key for claim in claims for key in keys_of(plan, claim))):
         make_card(plan.runs[key], out / "cards", 1.0 + 0.6 * place % 3)
         if place == 1:
             run, turned = next(run for run in read_runs(out) if run.key == key), {}
