@@ -94,10 +94,10 @@ def test_a_run_without_an_end_is_refused(recipe, monkeypatch):
 @pytest.mark.parametrize(
     ("split", "limit", "options", "expected"),
     [
-        ("val", 1, {}, (1, 1, 1)),
+        ("val", 1, {}, (3, 3, 9)),
         ("test", 0.8, {}, (3, 3, 9)),
-        ("test", 3, {"bank_size": 5}, (3 + 5, 3 + 5, 9 + 5 * 3 + 3 * 5)),
-        ("test", 3, {"queue_size": 7}, (3, 3, 9 + 7 * 3 + 3 * 7)),
+        ("test", 1, {"bank_size": 5}, (3 + 5, 3 + 5, 9 + 5 * 3 + 3 * 5)),
+        ("test", 1, {"queue_size": 7}, (3, 3, 9 + 7 * 3 + 3 * 7)),
     ],
 )
 def test_evaluations_count_limits_and_banks(msrvtt, split, limit, options, expected):
@@ -106,7 +106,7 @@ def test_evaluations_count_limits_and_banks(msrvtt, split, limit, options, expec
     contrast = NCL(queue_size=options["queue_size"]) if "queue_size" in options else None
     encoder = TinyClipEncoder(64, text_layers=1, vision_layers=1)
     method = CLIP4Clip(encoder, words=16, frames=3, evaluation=config, contrast=contrast)
-    data = MSRVTT(root=str(msrvtt), frames=3, eval_batch_size=1, num_workers=0)
+    data = MSRVTT(root=str(msrvtt), frames=3, eval_batch_size=3, num_workers=0)
     assert count_evaluation(method, data, split, limit) == expected
 
 
