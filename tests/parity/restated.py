@@ -181,6 +181,15 @@ def unit(x):
     return x / x.square().sum(-1, keepdim=True).sqrt()
 
 
+def near_identity(size, generator):
+    return torch.eye(size) + 0.1 * torch.randn(size, size, generator=generator)
+
+
+def isa(x, matrix, factor):
+    """Interactive similarity aggregation of TC-MGC and UCoFiA."""
+    return ((factor * ((factor * x).softmax(0) @ matrix)).softmax(0) * x).sum()
+
+
 def symmetric_loss(similarity):
     """InfoNCE (1,) of the first B texts and videos."""
     count = min(similarity.shape)
