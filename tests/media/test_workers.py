@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tvr_lightning.media.workers import undisturbed
+from tvr_lightning.errors import UserError
+from tvr_lightning.media.workers import batches_of, undisturbed
 
 PROGRAM = """
 import os, time
@@ -90,3 +91,15 @@ def test_an_interruption_waits_until_the_workers_have_started():
         other.join()
     assert len(steps) == 20
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("error", [ConnectionRefusedError(111, "Connection refused"), EOFError()])
+def test_a_worker_that_dies_while_it_sends_a_batch_is_reported(error):
+    def batches():
+        yield "first"
+        raise error
+
+    received = batches_of(batches)
+    assert next(received) == "first"
+    with pytest.raises(UserError, match="worker exited unexpectedly"):
+        next(received)

@@ -30,11 +30,13 @@ def batches_of(start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
             if isinstance(batch, UserError):
                 raise batch
             yield batch
-    except RuntimeError as error:
-        if not str(error).startswith("DataLoader worker"):
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        # A batch of a worker that has just died is announced, but its tensors can no longer be received.
+        if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker"):
             raise
+        dead = error if isinstance(error, RuntimeError) else "A DataLoader worker exited unexpectedly"
         raise UserError(
-            f"{error}. Unless it was killed, memory ran out. Use fewer workers (data.init_args.num_workers, "
+            f"{dead}. Unless it was killed, memory ran out. Use fewer workers (data.init_args.num_workers, "
             "--num_workers) or smaller batches, or increase shared memory (docker: --shm-size)."
         ) from error
 
