@@ -389,7 +389,8 @@ def test_real_splits_have_the_published_sizes_and_do_not_overlap(test_data, kind
     data = kind(root=str(test_data / "annotations"), split=split)
     found = {name: data.examine_split(name) for name in sizes}
     for (one, findings), (videos, texts) in zip(found.values(), sizes.values(), strict=True):
-        assert (len(one.videos), len(one.texts), findings.problems) == (videos or len(one.videos), texts, [])
+        assert findings.problems == []
+        assert (len(one.videos), len(one.texts)) == (videos or len(one.videos), texts)
         assert not any("\n" in t.text or t.text.startswith(" ") for t in one.texts)
         assert all(v.span is None or 0 <= v.span[0] < v.span[1] for v in one.videos)
     assert [len(findings.notes) for _, findings in found.values()] == notes

@@ -48,6 +48,8 @@ def cases(config):
     given, further = config.getoption("cases", None), os.environ.get("TVR_PARITY_CASES")
     if given is not None:
         return cases_in(given)
+    if further and not Path(further).is_dir():
+        raise pytest.UsageError(f"TVR_PARITY_CASES names {further}, which is not a folder")
     others = cases_in(Path(further)) if further else {}
     return {name: path for name, path in others.items() if kind_of(path) != "case_path"} | cases_in(OWN)
 
