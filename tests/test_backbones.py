@@ -8,10 +8,10 @@ from pathlib import Path
 
 import open_clip
 import pytest
-import yaml
 
 from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import Recipe
+from tvr_lightning.config.recipe_files import read_recipe
 
 ROOT = Path(__file__).parent.parent
 BACKBONES = sorted(
@@ -35,7 +35,7 @@ def commands_of(target: str, **variables: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("path", BACKBONES, ids=lambda path: path.stem)
 def test_a_backbone_names_a_model_of_open_clip_and_its_image_size(path):
-    options = yaml.safe_load(path.read_text(encoding="utf-8"))["model"]["init_args"]["encoder"]["init_args"]
+    options = read_recipe(path)["model"]["init_args"]["encoder"]["init_args"]
     assert set(options) == {"architecture", "weights"}
     assert options["weights"] in open_clip.list_pretrained_tags_by_model(options["architecture"])
     size = open_clip.get_model_config(options["architecture"])["vision_cfg"]["image_size"]

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tvr_lightning.config.recipe import Recipe
+from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.data.loader import TrainingSampler
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.errors import UserError
@@ -22,7 +22,7 @@ OF_THE_MACHINE = {"accelerator", "devices", "num_nodes", "strategy", "precision"
 def test_overlays_set_only_the_machine():
     found = {}
     for overlay in set(HARDWARE.glob("*.yaml")) - {HARDWARE / "compiled.yaml"}:
-        recipe = yaml.safe_load(overlay.read_text())
+        recipe = read_recipe(overlay)
         assert set(recipe) == {"trainer", "data"}, overlay
         assert set(recipe["trainer"]) <= OF_THE_MACHINE, overlay
         assert set(recipe["data"]["init_args"]) == {"num_workers"}, overlay
@@ -49,7 +49,7 @@ def test_overlays_compile_both_towers_and_shard_over_all_devices_into_one_file()
 
 def test_batches_of_the_recipes_divide_over_the_devices(tmp_path):
     for path in RECIPES.glob("*.yaml"):
-        data = yaml.safe_load(path.read_text()).get("data") or {}
+        data = read_recipe(path).get("data") or {}
         TrainingSampler(10**6, data.get("init_args", {}).get("batch_size", 128), replicas=4)
     assert MSRVTT(root=str(tmp_path)).batch_size % 8 == 0
     with pytest.raises(UserError, match="nearest valid sizes: 296 or 304"):

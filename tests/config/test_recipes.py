@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import pytest
-import yaml
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import LightningModule
 
 from tvr_lightning.config.recipe import Recipe, recipe_parser
-from tvr_lightning.config.recipe_files import OptionError
+from tvr_lightning.config.recipe_files import OptionError, read_recipe
 from tvr_lightning.testing import method_recipes
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -17,7 +16,7 @@ DATASETS = [path.stem for path in (RECIPES / "data").glob("*.yaml")]
 
 def stacks():
     """Methods with their datasets, variants, and backbones, and alone if no `MethodTestSuite` builds them."""
-    contents = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(RECIPES.glob("*.yaml"))}
+    contents = {path.stem: read_recipe(path) for path in sorted(RECIPES.glob("*.yaml"))}
     methods = {name for name, content in contents.items() if "class_path" in (content or {}).get("model", {})}
     suites = {path.stem for path in method_recipes(RECIPES).values()}
     assert {"clip4clip", "tcmgc"} <= suites < methods

@@ -4,10 +4,10 @@ import inspect
 from pathlib import Path
 
 import pytest
-import yaml
 from jsonargparse import ArgumentParser
 
 import tvr_lightning.data as datasets
+from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.data import TextVideoDataModule
 
 DATASETS = ["ActivityNet", "Charades", "DiDeMo", "VideoFolder", "LSMDC", "MSRVTT", "MSRVTTQA", "MSVD", "VATEX"]
@@ -55,7 +55,7 @@ def test_questions_do_not_take_extra_captions():
 def test_overlays_set_the_options_of_their_dataset_only():
     names = []
     for overlay in OVERLAYS:
-        recipe = yaml.safe_load(overlay.read_text())
+        recipe = read_recipe(overlay)
         assert set(recipe) == {"data"}
         settings = recipe["data"]["init_args"]
         names.append(recipe["data"]["class_path"])

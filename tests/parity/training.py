@@ -5,12 +5,12 @@ from pathlib import Path
 
 import open_clip
 import torch
-import yaml
 from torch import nn
 
 from tvr_lightning.authors.families import FAMILIES
 from tvr_lightning.authors.importer import clip_configuration, import_checkpoint, similarity_header
 from tvr_lightning.authors.names import load, replace_prefix, with_openai_names
+from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.data.batch import AudioInput, Media, PairBatch, TextBatch, Tokens, VideoBatch
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.clip import SizedClipEncoder
@@ -42,7 +42,7 @@ class GivenAudio(AudioEncoder):
 
 
 def recipe_of(method):
-    return yaml.safe_load((RECIPES / f"{method}.yaml").read_text(encoding="utf-8"))
+    return read_recipe(RECIPES / f"{method}.yaml")
 
 
 def family(method):
