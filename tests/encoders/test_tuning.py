@@ -315,7 +315,7 @@ def train_two_steps(rank: int, world: int, data: str) -> dict[str, list]:
     found = {}
     for overlay in DISTRIBUTED:
         for name, strategy in (strategies() if world > 1 else {"alone": "auto"}).items():
-            module = comparable(small(RECIPES / "xpool.yaml", OVERLAYS[overlay], f"--data.init_args.root={data}")[0])
+            module = comparable(small(RECIPES / "xpool.yaml", OVERLAYS[overlay], root=data)[0])
             changes(module.encoder)
             found[f"{overlay} {name}"] = list(trained_on(module, Batches(module, STEPS), strategy=strategy))
     return found
