@@ -1,7 +1,7 @@
 """Synthetic data for the tests of methods, and methods built from recipes."""
 
 import pytest
-from methods.parts import RECIPES
+from methods.parts import RECIPES, run
 
 from tvr_lightning.config.recipe import from_recipe
 
@@ -16,6 +16,23 @@ def tiny_root(synthetic):
 def fixture_root(synthetic):
     """A synthetic MSR-VTT that methods can learn."""
     return synthetic("msrvtt", 500)
+
+
+@pytest.fixture(scope="session")
+def learned(built_once, fixture_root):
+    """Options of `run` for four epochs on these videos that start from an encoder trained on them with mean pooling."""
+
+    def fit(path):
+        run("fit", ["clip4clip", "fixture"], fixture_root, path, "--trainer.check_val_every_n_epoch=30")
+
+    trained = built_once("learned", fit) / "clip4clip-msrvtt" / "version_0" / "checkpoints" / "last.ckpt"
+    encoder = f"--model.init_args.encoder.init_args.trained_in={trained}"
+    return (
+        encoder,
+        "--trainer.max_epochs=4",
+        "--trainer.check_val_every_n_epoch=4",
+        "--model.init_args.evaluation.audit=0",
+    )
 
 
 @pytest.fixture(scope="session")

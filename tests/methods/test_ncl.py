@@ -275,8 +275,8 @@ def test_any_method_can_be_normalized_with_the_training_split(built):
 
 
 @pytest.mark.slow
-def test_the_recipe_learns_the_synthetic_dataset_and_lowers_the_normalization_error(fixture_root, tmp_path):
-    folder, results = run("fit", ["ncl", "fixture"], fixture_root, tmp_path)
+def test_the_recipe_learns_the_synthetic_dataset_and_lowers_the_normalization_error(fixture_root, learned, tmp_path):
+    folder, results = run("fit", ["ncl", "fixture"], fixture_root, tmp_path, *learned)
     checkpoint = f"--ckpt_path={folder / 'checkpoints' / 'last.ckpt'}"
     plain = "--model.init_args.evaluation.normalization=null"
     _, unnormalized = run("test", ["ncl", "fixture"], fixture_root, tmp_path, plain, checkpoint)
