@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,6 +23,13 @@ from tvr_lightning import progress
 torch.set_num_threads(1)
 # A shell that starts the suite in the background makes it ignore SIGINT, as would all processes that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config):
+    """Keep the cache that mteb creates when it is imported out of the home folder, which may be read-only."""
+    folder = tempfile.TemporaryDirectory()
+    os.environ.setdefault("MTEB_CACHE", folder.name)
+    config.add_cleanup(folder.cleanup)
 
 
 @pytest.fixture(scope="session", autouse=True)
