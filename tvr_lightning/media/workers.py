@@ -31,7 +31,7 @@ def batches_of(start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
                 raise batch
             yield batch
     except (RuntimeError, ConnectionError, EOFError) as error:
-        # A batch of a worker that has just died is announced, but its tensors can no longer be received.
+        # A worker that has just died may have announced a batch whose tensors can no longer be received.
         if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker"):
             raise
         dead = error if isinstance(error, RuntimeError) else "A DataLoader worker exited unexpectedly"
