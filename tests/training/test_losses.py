@@ -1,10 +1,12 @@
 """InfoNCE against its equation, with weights and in parts."""
 
 import math
+import re
 
 import pytest
 import torch
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.training.losses import info_nce, local_info_nce, positive_weights
 
 
@@ -32,6 +34,12 @@ def test_weights_multiply_the_terms_of_each_pair():
     expected = rows_written_out(matrix, weight) + rows_written_out(matrix.T, weight)
     assert info_nce(matrix, weight=torch.tensor(weight).double()).item() == pytest.approx(expected / 2)
     assert not positive_weights(matrix.requires_grad_()).requires_grad
+
+
+@pytest.mark.parametrize("shape", [(5, 1), (1, 5), (1,), (), (4,)])
+def test_weights_of_another_shape_are_rejected(shape):
+    with pytest.raises(UserError, match=rf"one weight per pair, \(5,\), got {re.escape(str(shape))}"):
+        info_nce(logits(), weight=torch.full(shape, 0.2))
 
 
 def test_large_logits_do_not_overflow():

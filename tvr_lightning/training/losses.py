@@ -26,6 +26,8 @@ def row_cross_entropy(logits: Tensor, weight: Tensor | None = None, first: int =
     target = torch.arange(first, first + len(logits), device=logits.device)
     if weight is None:
         return F.cross_entropy(logits, target)
+    if weight.shape != target.shape:
+        raise UserError(f"InfoNCE needs one weight per pair, {tuple(target.shape)}, got {tuple(weight.shape)}")
     return (weight * F.cross_entropy(logits, target, reduction="none")).sum()
 
 
