@@ -27,6 +27,21 @@ def test_without_a_terminal_a_bar_prints_lines_at_intervals(capsys, monkeypatch)
     assert not capsys.readouterr().out
 
 
+def test_items_that_finish_together_count_from_the_start_of_the_work(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(progress, "SECONDS", 0.1)
+    with progress_bar() as bar, progress_file(tmp_path / "progress.json", seconds=0.1) as other:
+        tasks = [(each, each.add_task("videos", total=800)) for each in (bar, other)]
+        time.sleep(0.5)
+        for each, task in tasks:
+            each.advance(task, 4)
+            each.advance(task, 4)
+        time.sleep(0.25)
+        left = json.loads((tmp_path / "progress.json").read_text())["left"]
+    speeds = [float(speed) for speed in re.findall(r"videos: 8/800, ([\d.]+)/s", capsys.readouterr().out)]
+    assert 0 < max(speeds) <= 16
+    assert left >= 49
+
+
 def test_items_of_an_earlier_call_do_not_count_for_the_speed(capsys, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS", 0.1)
     with progress_bar() as bar:

@@ -8,10 +8,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.text import Text
 from typing_extensions import override
 
@@ -59,13 +69,24 @@ def clock(seconds: float) -> str:
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
 
 
+class _Progress(Progress):
+    @override
+    def add_task(self, *arguments: Any, **named: Any) -> TaskID:
+        return super().add_task(*arguments, before=named.get("completed", 0), **named)
+
+
+def _speed(task: Task) -> float:
+    """Return the items per second since the task was added, 0 before the first item."""
+    return (task.completed - task.fields["before"]) / (task.finished_time or task.elapsed or math.inf)
+
+
 class _PaceColumn(ProgressColumn):
     @override
     def render(self, task: Task) -> Text:
-        speed, left = task.finished_speed or task.speed, task.time_remaining
-        if speed is None or left is None:
+        speed = _speed(task)
+        if not speed or task.remaining is None:
             return Text()
-        return Text(f"{speed:.1f}/s" if task.finished else f"{speed:.1f}/s, {clock(left)} left")
+        return Text(f"{speed:.1f}/s" if task.finished else f"{speed:.1f}/s, {clock(task.remaining / speed)} left")
 
 
 @contextmanager
@@ -80,8 +101,7 @@ def progress_bar(shown: bool = True) -> Iterator[Progress]:
                 print(f"{done}, {pace.render(task)}".removesuffix(", "), flush=True)
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), pace)
-    # By default, the speed is that of the last 30 seconds, but items finish in batches.
-    bar = Progress(*columns, disable=not shown, speed_estimate_period=math.inf)
+    bar = _Progress(*columns, disable=not shown)
     with bar, _every(SECONDS, write) if shown and not bar.console.is_terminal else nullcontext():
         yield bar
 
@@ -93,10 +113,11 @@ def progress_file(file: Path, tasks: int = 1, seconds: float = 2.0) -> Iterator[
     def write() -> None:
         if bar.tasks:
             task = bar.tasks[-1]
-            left = task.time_remaining if len(bar.tasks) == tasks else None
+            speed = _speed(task)
+            left = (task.remaining or 0.0) / speed if speed and len(bar.tasks) == tasks else None
             write_state(file, f"{task.description}, {task.completed:.0f} of {task.total:.0f}", left)
 
-    with Progress(disable=True, speed_estimate_period=math.inf) as bar:
+    with _Progress(disable=True) as bar:
         with _every(seconds, write):
             yield bar
         write()
