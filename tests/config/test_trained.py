@@ -206,11 +206,20 @@ def test_classes_of_other_packages_are_built_only_if_the_user_names_them(saved, 
     evaluate(tmp_path / "trusted", path, "--trust", "colleagues")
 
 
+def test_only_results_of_weights_with_a_known_training_set_name_it(run, finished_run, msrvtt, tmp_path):
+    trained, protocol = finished_run / "checkpoints" / "last.ckpt", "1k-A, one caption per video"
+    assert results(run)["protocol"] == f"{protocol}, trained on 9k"
+    assert evaluate(tmp_path / "tested", trained)["protocol"] == f"{protocol}, trained on 9k"
+    assert main(["test", *small_run(msrvtt, tmp_path / "untrained", NO_AUDIT)]) == 0
+    assert results(tmp_path / "untrained")["protocol"] == protocol
+
+
 def test_the_overlay_of_another_dataset_replaces_that_of_the_training(finished_run, synthetic, tmp_path, capsys):
     didemo = ("--config=data/didemo", f"--data.init_args.root={synthetic('didemo')}")
     found = evaluate(tmp_path, finished_run / "checkpoints" / "last.ckpt", *didemo)
     assert "trained on synthetic MSR-VTT, tested on synthetic DiDeMo" in printed(capsys)
     assert (found["trained_on"], found["dataset"]) == ("synthetic MSR-VTT", "synthetic DiDeMo")
+    assert "9k" not in found["protocol"]
     data = found["config"]["data"]["init_args"]
     assert (data["split"], data["frames"], data["words"], data["root"]) == ("lists", 64, 64, str(synthetic("didemo")))
     (table,) = tmp_path.glob("clip4clip-didemo/*/results.csv")

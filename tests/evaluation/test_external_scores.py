@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from small_run import small_run
 
 from tvr_lightning.cli import main
+from tvr_lightning.data import MSRVTT
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.evaluation.scores_file import write_trec
 
@@ -204,6 +205,13 @@ def test_predictions_of_a_method_give_its_test_results(synthetic, tmp_path, monk
     for part in ("text_to_video", "video_to_text", "sum_of_recalls", "dataset", "split", "protocol", "texts", "videos"):
         assert found[part] == tested[part], part
     assert found["texts"] > found["videos"]
+
+
+def test_the_protocol_of_external_scores_claims_no_training_set(msrvtt, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("scores.npy", np.eye(len(MSRVTT(root=str(msrvtt)).read_split("test").videos)))
+    found = evaluated("scores.npy", "--data=MSRVTT", f"--data.init_args.root={msrvtt}")
+    assert (found["dataset"], found["protocol"]) == ("synthetic MSR-VTT", "1k-A, one caption per video")
 
 
 def test_unusable_scores_are_refused_in_one_line(folder, case, capsys):

@@ -106,6 +106,8 @@ class TextVideoDataModule(LightningDataModule, ABC):
     """Whether the chosen split has an official validation split that differs from the test split."""
     one_caption_evaluation: bool = True
     """Whether the dataset's protocol evaluates one text per video."""
+    training_set: str | None = None
+    """Name of the chosen training videos if several sets of them share one test set."""
 
     def __init__(
         self,

@@ -39,6 +39,7 @@ $TVR_DATA/msrvtt/
     def __init__(self, *, split: Literal["9k", "7k", "full"] = "9k", **options: Any) -> None:
         self.has_official_validation = split == "full"
         self.one_caption_evaluation = split != "full"
+        self.training_set = None if split == "full" else split
         super().__init__(split=split, **options)
 
     @override
@@ -58,9 +59,7 @@ $TVR_DATA/msrvtt/
         else:
             captions, problems = self._captions
             findings.problems += problems
-        protocol = f"1k-A, one caption per video, trained on {self.split}"
-        if self.split == "full":
-            protocol = "full split, twenty captions per video"
+        protocol = "full split, twenty captions per video" if self.split == "full" else "1k-A, one caption per video"
         return self.build_split(name, protocol, captions, findings, source, file=file, ids=ids)
 
     @cached_property

@@ -145,7 +145,7 @@ def close(run: Run, checkpoint: str | None, saved: dict[str, Any] | None) -> Non
     skipped = model.skipped  # synchronizes all processes
     if not run.trainer.is_global_zero:
         return
-    weights = _evaluated_weights(run, saved)
+    weights, record = _evaluated_weights(run, saved), (saved or {}).get(RECORD) or {}
     words = model.encoder.positions(data.words)
     preprocessing = {"words_asked": data.words, "words": words, "preparation": data.preparation.describe()}
     if data.copies is not None:
@@ -154,7 +154,7 @@ def close(run: Run, checkpoint: str | None, saved: dict[str, Any] | None) -> Non
         "select_on": weights.select_on,
         "weights": weights,
         "checkpoint": checkpoint,
-        "trained_on": ((saved or {}).get(RECORD) or {}).get("trained_on"),
+        "trained_on": record.get("trained_on"),
         "skipped": skipped,
         "config": run.recipe.plain(),
         "precision": str(run.trainer.precision),
@@ -180,6 +180,11 @@ def close(run: Run, checkpoint: str | None, saved: dict[str, Any] | None) -> Non
         if cut:
             counted = f"texts with more than {words} tokens were truncated ({cut} of {len(split.texts)})"
             evaluation.warnings.append(counted)
+        training_set = record.get("training_set") if record.get("trained_on") == data.full_title else None
+        if saved is None and weights.kind == "last":  # trained by this run, without checkpoints
+            training_set = data.training_set
+        if training_set is not None:
+            evaluation.protocol += f", trained on {training_set}"
         results = results_of(evaluation, method=model.title, **details)
     print_results(results)
     if run.folder is None:
