@@ -7,8 +7,10 @@ import pytest
 import torch
 from metric_rows import summarize
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.metrics import MRR, NDCG, MeanRank, MedianRank, RankMetric, RecallAtK, RetrievalMetrics
-from tvr_lightning.evaluation.ranks import Ranks, count_ranks
+from tvr_lightning.evaluation.ranks import Ranks, count_ranks, text_to_video_ranks, video_to_text_ranks
+from tvr_lightning.testing import run_processes
 
 
 @pytest.mark.parametrize("queries", [1, 2, 31, 32])
@@ -46,7 +48,7 @@ def test_sums_add_the_configured_recalls():
 
 def test_batches_and_repetitions_do_not_change_a_metric():
     scores = torch.randn(23, 60, generator=torch.Generator().manual_seed(1))
-    ranks = count_ranks(scores, torch.arange(23))
+    ranks = count_ranks(scores, torch.arange(23), torch.arange(23))
     modules = {"R@5": RecallAtK(5), "MdR": MedianRank(), "MnR": MeanRank()}
     expected = summarize(ranks)
     for name, metric in modules.items():
@@ -54,8 +56,45 @@ def test_batches_and_repetitions_do_not_change_a_metric():
             metric.update(ranks[start : start + 6])
         assert metric.compute().item() == pytest.approx(expected[name])
         metric.reset()
-        with pytest.warns(UserWarning, match="before the ``update``"), pytest.raises(ValueError, match="No samples"):
-            metric.compute()
+        with pytest.warns(UserWarning, match="before the ``update``"):
+            assert metric.compute().isnan()
+
+
+@pytest.mark.parametrize("direction", [text_to_video_ranks, video_to_text_ranks])
+def test_batches_whose_queries_have_no_index_all_count(direction):
+    metric, own = RecallAtK(1), torch.arange(3)
+    for batch in (torch.eye(3), torch.eye(3).roll(1, 0)):
+        metric.update(direction(batch, own))
+    assert metric.compute() == 50.0
+    metric.reset()
+    for _ in range(2):
+        metric.update(direction(torch.eye(3), own, torch.tensor([7, 8, 9])))
+    metric.update(direction(torch.eye(3).roll(1, 0), own, torch.tensor([17, 18, 19])))
+    assert metric.compute() == 50.0
+
+
+@pytest.mark.parametrize("other", [{"better": 1}, {"tied": 2}], ids=str)
+def test_two_ranks_of_one_query_are_refused(other):
+    metric = RecallAtK(1)
+    metric.update(Ranks(torch.tensor([4, 0]), torch.tensor([1, 1]), torch.tensor([3, 5])))
+    counts = {name: torch.tensor([value]) for name, value in ({"better": 0, "tied": 1} | other).items()}
+    metric.update(Ranks(**counts, index=torch.tensor([5])))
+    with pytest.raises(UserError, match="query 5 has two different ranks"):
+        metric.compute()
+
+
+def compute_on_uneven_processes(rank: int) -> list[float]:
+    """Metrics of two queries of the first process and none of the second, and then of none of both."""
+    metric = RecallAtK(1)
+    if rank == 0:
+        metric.update(Ranks(torch.tensor([4, 0]), torch.tensor([1, 1]), torch.tensor([3, 5])))
+    found = [metric.compute().item()]
+    metric.reset()
+    return [*found, metric.compute().item()]
+
+
+def test_a_process_without_queries_computes_what_the_others_do():
+    assert run_processes(compute_on_uneven_processes, 2) == [[50.0, pytest.approx(math.nan, nan_ok=True)]] * 2
 
 
 def test_metrics_without_samples_are_nan_and_k_must_be_positive():

@@ -61,7 +61,10 @@ def evaluate_scores(
             videos = normalize_scores(normalizer, videos, bank, "video-to-text", counts, ones)
         else:
             warnings.append("video-to-text is not normalized: no scores of training videos were given")
-    ranks = text_to_video_ranks(texts, truth.video_of_text), video_to_text_ranks(videos.T, truth.video_of_text)
+    ranks = (
+        text_to_video_ranks(texts, truth.video_of_text, torch.arange(truth.texts)),
+        video_to_text_ranks(videos.T, truth.video_of_text, torch.arange(truth.videos)),
+    )
     metrics = RetrievalMetrics(recall, more)
     metrics.update(*ranks)
     evaluation = Evaluation.of(

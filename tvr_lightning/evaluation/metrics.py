@@ -43,6 +43,7 @@ class RankMetric(Metric):
         super().__init__()
         for state in ("better", "tied", "index"):
             self.add_state(state, default=[], dist_reduce_fx="cat")
+        self.set_dtype(torch.int64)  # of the empty states that a process without queries sends to the others
 
     @property
     def name(self) -> str:
@@ -54,7 +55,7 @@ class RankMetric(Metric):
         """Return the metric for the ranks of Q queries, a scalar."""
 
     def update(self, ranks: Ranks) -> None:
-        """Add the ranks of some queries. A query that occurs twice, because a sampler padded a batch, counts once."""
+        """Add the ranks of some queries. An index that occurs twice, because a sampler padded a batch, counts once."""
         ranks = ranks.to(self.device)
         self.better.append(ranks.better)
         self.tied.append(ranks.tied)
@@ -62,6 +63,8 @@ class RankMetric(Metric):
 
     def compute(self) -> Tensor:
         """Return the metric, NaN without queries."""
+        if not len(self.index):
+            return torch.tensor(float("nan"), device=self.device)
         ranks = Ranks(dim_zero_cat(self.better), dim_zero_cat(self.tied), dim_zero_cat(self.index)).deduplicated()
         return self.value(ranks) if len(ranks) else torch.tensor(float("nan"), device=self.device)
 

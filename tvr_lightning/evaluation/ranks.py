@@ -24,7 +24,7 @@ class Ranks(FeatureBatch):
     Attributes:
         better: (Q,) int64, number of gallery items that score strictly higher than the match.
         tied: (Q,) int64, number of gallery items that score the same as the match, including the match (at least 1).
-        index: (Q,) int64, identity of each query: the index of the text or video in its split.
+        index: (Q,) int64, identity of each query: the index of the text or video in its split, or -1 if it is unknown.
     """
 
     better: Tensor
@@ -52,25 +52,37 @@ class Ranks(FeatureBatch):
         return (total[last] - total[self.better.clamp(max=k)]) / self.tied.double()
 
     def deduplicated(self) -> Ranks:
-        """Return every query once, sorted by `index`. Padded samplers and gathering over processes repeat some."""
-        return self[first_of_each(self.index)]
+        """Return every query once, sorted by `index`; all queries whose index is unknown are kept.
+
+        Padded samplers and gathering over processes repeat some. Raises UserError if a query has two different ranks.
+        """
+        index = torch.where(self.index < 0, -1 - torch.arange(len(self), device=self.index.device), self.index)
+        distinct = self[first_of_each(index)]
+        first = distinct[index.unique(return_inverse=True)[1]]
+        differs = (first.better != self.better) | (first.tied != self.tied)
+        if differs.any():
+            raise UserError(f"query {int(index[differs][0])} has two different ranks. Give each query its own index.")
+        return distinct
 
 
 def count_ranks(scores: Tensor, match: Tensor, index: Tensor | None = None) -> Ranks:
-    """Rank each query's match (Q,) in scores (Q, G). Raise UserError if a score is NaN."""
+    """Rank each query's match (Q,) in scores (Q, G). Raise UserError if a score is NaN.
+
+    Without `index` (Q,), all queries are distinct from those of other batches.
+    """
     raise_on_nan(scores, "query", "gallery item")
     own = scores.gather(1, match[:, None])
-    index = torch.arange(len(scores), device=scores.device) if index is None else index
+    index = torch.full_like(match, -1) if index is None else index
     return Ranks(better=(scores > own).sum(dim=1), tied=(scores == own).sum(dim=1), index=index)
 
 
-def text_to_video_ranks(similarity: Tensor, video_of_text: Tensor) -> Ranks:
-    """Rank each text's video (N,) in scores (N, M); each caption is a separate query."""
-    return count_ranks(similarity, video_of_text)
+def text_to_video_ranks(similarity: Tensor, video_of_text: Tensor, index: Tensor | None = None) -> Ranks:
+    """Rank each text's video (N,) in scores (N, M); each caption is a separate query, with its `index` (N,)."""
+    return count_ranks(similarity, video_of_text, index)
 
 
-def video_to_text_ranks(similarity: Tensor, video_of_text: Tensor) -> Ranks:
-    """Rank each video's captions in scores (N, M), with a video represented by its best caption.
+def video_to_text_ranks(similarity: Tensor, video_of_text: Tensor, index: Tensor | None = None) -> Ranks:
+    """Rank each video's captions in scores (N, M), with a video represented by its best caption, and its `index` (M,).
 
     The multi-caption protocol of CLIP4Clip (`tensor_video_to_text_sim` in its metrics.py): ranks count videos, not
     captions. Videos without a caption are neither queries nor competitors.
@@ -79,7 +91,8 @@ def video_to_text_ranks(similarity: Tensor, video_of_text: Tensor) -> Ranks:
     videos, group = torch.unique(video_of_text, return_inverse=True)
     best = similarity.new_full((len(videos), len(videos)), float("-inf"))
     best.scatter_reduce_(0, group[:, None].expand(-1, len(videos)), similarity[:, videos], reduce="amax")
-    return count_ranks(best.T, torch.arange(len(videos), device=similarity.device), videos)
+    own = torch.arange(len(videos), device=similarity.device)
+    return count_ranks(best.T, own, None if index is None else index[videos])
 
 
 def raise_on_nan(scores: Tensor, row: str, column: str) -> None:
