@@ -45,6 +45,18 @@ def test_the_output_shows_method_sizes_and_next_command(converted, tmp_path):
     assert "float16" not in output
 
 
+@pytest.mark.parametrize("source", ["model.bin", "clip.pt"])
+def test_a_conversion_never_overwrites_what_it_reads(source, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("model.bin", "clip.pt"):
+        torch.save(checkpoint("clip4clip_meanP"), name)
+    before = (tmp_path / source).read_bytes()
+    (tmp_path / "out.ckpt").symlink_to(source)
+    assert main(["convert", "model.bin", "out.ckpt", "--openai_clip=clip.pt"]) == 1
+    assert f"out.ckpt is the file {source}, which is read" in capsys.readouterr().err
+    assert (tmp_path / source).read_bytes() == before
+
+
 def test_half_precision_is_converted_to_float32(converted, tmp_path):
     tensors = checkpoint("clip4clip_meanP")
     half = tensors["clip.visual.proj"].half()

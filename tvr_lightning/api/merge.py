@@ -11,6 +11,7 @@ from tvr_lightning.api.model import load
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.encoders.tuning import AdapterLayers
 from tvr_lightning.errors import UserError
+from tvr_lightning.training.checkpoints import check_target, write_checkpoint
 
 
 def merge(checkpoint: str | Path, out: str | Path, trust: Sequence[str] = ()) -> None:
@@ -22,8 +23,9 @@ def merge(checkpoint: str | Path, out: str | Path, trust: Sequence[str] = ()) ->
         trust: Modules whose classes the checkpoint may name, as for `load`.
 
     Raises:
-        UserError: The encoder is not an open_clip model, or has layers that open_clip does not have.
+        UserError: `out` is the checkpoint, the encoder is not an open_clip model, or its layers are not open_clip's.
     """
+    check_target(Path(out), Path(checkpoint))
     module = load(checkpoint, trust=trust).module
     encoder = module.encoder
     if not isinstance(encoder, OpenClipEncoder) or isinstance(encoder.clip, CoCa):
@@ -36,4 +38,4 @@ def merge(checkpoint: str | Path, out: str | Path, trust: Sequence[str] = ()) ->
     state = {**encoder.clip.state_dict(), "logit_scale": module.temperature.logit_scale.detach().reshape(())}
     if bias := encoder.initial_logit_bias():
         state["logit_bias"] = torch.tensor(bias)
-    torch.save(state, out)
+    write_checkpoint(state, Path(out))

@@ -16,7 +16,7 @@ from tvr_lightning.encoders.pretrained import model_configuration
 from tvr_lightning.encoders.weights import read_tensors
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.gaid.method import AUDIO, GAID
-from tvr_lightning.training.checkpoints import CONVERTED
+from tvr_lightning.training.checkpoints import CONVERTED, check_target, write_checkpoint
 
 RECIPE_ARCHITECTURES = ("ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-L-14-336")
 RELEASED_AUDIO: Mapping[int, dict[str, Any]] = {
@@ -86,9 +86,10 @@ def convert(
     `tvr convert`.
 
     Raises:
-        UserError: The file is unreadable or belongs to another method, its names or sizes do not fit, or
-            `openai_clip` is given for another method than UCoFiA.
+        UserError: `out` is one of the files read, the file is unreadable or belongs to another method, its names or
+            sizes do not fit, or `openai_clip` is given for another method than UCoFiA.
     """
+    check_target(out, source, openai_clip)
     checkpoint = with_openai_names(read_tensors(source), str(source))
     family = family_of(checkpoint, str(source), method)
     data, recipe = released_recipe(family)
@@ -115,8 +116,7 @@ def convert(
         "datamodule_hyper_parameters": data,
         CONVERTED: {"method": family.name},
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(content, out)
+    write_checkpoint(content, out)
     halves = sum(tensor.dtype == torch.float16 for tensor in checkpoint.values())
     return module, _description(out, module, model, data, halves)
 

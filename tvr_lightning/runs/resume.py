@@ -20,9 +20,8 @@ from typing_extensions import override
 
 from tvr_lightning.data.loader import TrainingLoader
 from tvr_lightning.errors import UserError
-from tvr_lightning.files import delayed_interrupt, replace_whole
 from tvr_lightning.runs.folder import run_number
-from tvr_lightning.training.checkpoints import RECORD, read_checkpoint
+from tvr_lightning.training.checkpoints import RECORD, read_checkpoint, write_checkpoint
 from tvr_lightning.training.distributed import gather_objects, rank, world_size
 from tvr_lightning.training.loss_check import LossCheck
 
@@ -68,17 +67,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def _write(self, checkpoint: dict[str, Any], target: Path) -> None:
         checkpoint[RECORD] = self.record | {"file": target.stem}  # a file may be renamed later
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            # torch's writer would turn an interruption into a RuntimeError.
-            with delayed_interrupt(), replace_whole(target) as file:
-                torch.save(checkpoint, file)
-        except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
-            previous = "The previous checkpoint is intact" if target.exists() else "There is no previous checkpoint"
-            raise UserError(
-                f"{target} could not be written ({str(error).splitlines()[0]}). {previous}. Free disk space, raise the "
-                "file size limit (ulimit -f), or choose another folder with results.directory; then resume the run."
-            ) from error
+        write_checkpoint(checkpoint, target, "choose another folder with results.directory; then resume the run")
 
 
 def checkpoint_folder(trainer: Trainer) -> Path:

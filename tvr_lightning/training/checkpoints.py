@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import torch
 
 from tvr_lightning.errors import UserError
+from tvr_lightning.files import delayed_interrupt, replace_whole
 from tvr_lightning.option_types import hints_of
 
 PACKAGE = __name__.partition(".")[0]
@@ -56,6 +57,28 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise CheckpointError(f"{path}: its state_dict contains more than named tensors. Copy or download it again.")
     return saved
+
+
+def write_checkpoint(content: dict[str, Any], target: Path, fix: str = "choose another folder") -> None:
+    """Write tensors and plain values atomically. The `fix` is an alternative to a larger disk."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # torch's writer would turn an interruption into a RuntimeError.
+        with delayed_interrupt(), replace_whole(target) as file:
+            torch.save(content, file)
+    except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
+        previous = "The previous file is intact" if target.exists() else "There is no previous file"
+        raise UserError(
+            f"{target} could not be written ({str(error).splitlines()[0]}). {previous}. Free disk space, raise the "
+            f"file size limit (ulimit -f), or {fix}."
+        ) from error
+
+
+def check_target(target: Path, *sources: Path | None) -> None:
+    """Raise a UserError if `target` is one of the files that its content is read from, under any name or link."""
+    for source in sources:
+        if source is not None and source.exists() and target.exists() and target.samefile(source):
+            raise UserError(f"{target} is the file {source}, which is read. Choose another output file.")
 
 
 def check_classes(path: Path, saved: dict[str, Any], trusted: Sequence[str] = ()) -> None:
