@@ -125,6 +125,18 @@ def test_only_candidates_are_ranked_and_other_modalities_are_refused(model, clip
         wrapped.index(heard, task_metadata=other.metadata)
 
 
+def test_titles_of_a_corpus_count(model, clips):
+    tiny, wrapped = task("v2t", as_bytes(clips)), PairwiseModel(model)
+    tiny.load_data()
+    titled = table(id=list("0123"), title=["red", "a pet", None, "wet"], text=TEXTS)
+    wrapped.index(titled, task_metadata=tiny.metadata)
+    found = wrapped.search(tiny.dataset["default"]["test"]["queries"], task_metadata=tiny.metadata, top_k=4)
+    sentences = [f"red {TEXTS[0]}", f"a pet {TEXTS[1]}", TEXTS[2], f"wet {TEXTS[3]}"]
+    given = torch.tensor([[found[video][text] for video in "0123"] for text in "0123"])
+    torch.testing.assert_close(given, model.score(sentences, clips))
+    assert not torch.allclose(given, model.score(TEXTS, clips))
+
+
 def stand_in(task, clips):
     """Replace the dataset of a task of MVEB by four videos of our own in its columns."""
     stored, kind = as_bytes(clips), task.metadata.type

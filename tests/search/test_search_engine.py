@@ -259,6 +259,8 @@ def test_a_note_reports_that_nothing_matches(small_index, searcher, capsys, monk
     assert (none.weak, none.results, none.notes) == (True, [], ["nothing here matches well"])
     assert main(["search", "a cat", "--index", str(small_index), "--min_relevance", "0.5"]) == 0
     assert capsys.readouterr().out == "note: nothing here matches well\n"
+    accepted = find(searcher, "a cat", min_relevance=0.1)
+    assert (accepted.weak, len(accepted.results), accepted.notes) == (False, 8, []), "good enough for the user"
 
 
 def test_the_relevance_scale_is_updated_with_the_index(small_index, gallery, tmp_path, monkeypatch):
