@@ -207,6 +207,18 @@ def test_predictions_of_a_method_give_its_test_results(synthetic, tmp_path, monk
     assert found["texts"] > found["videos"]
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet", "csv"])
+def test_numbers_are_video_ids_from_zero(folder, suffix):
+    table = pd.DataFrame({"video_id": range(60)})
+    write = {"jsonl": lambda file: table.to_json(file, orient="records", lines=True), "csv": table.to_csv}
+    write.get(suffix, table.to_parquet)(f"numbers.{suffix}")
+    names = torch.arange(60).flip(0)
+    torch.save({"similarity": torch.eye(60).flip(1), "video_ids": names}, "named.pt")
+    table.assign(text_index=range(60), score=1.0).to_parquet("pairs.parquet")
+    for scores in ("named.pt", "pairs.parquet"):
+        assert evaluated(scores, f"--ids=numbers.{suffix}")["text_to_video"]["R@1"] == 100
+
+
 def test_the_protocol_of_external_scores_claims_no_training_set(msrvtt, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.save("scores.npy", np.eye(len(MSRVTT(root=str(msrvtt)).read_split("test").videos)))
@@ -230,6 +242,11 @@ def test_unusable_scores_are_refused_in_one_line(folder, case, capsys):
     np.savez("late.npz", similarity=bank.T, text_index=np.arange(1, 61))
     for file, text, video in (("alien.parquet", 0, "w"), ("late.parquet", 60, "v0")):
         pd.DataFrame({"text_index": [text], "video_id": [video], "score": [1.0]}).to_parquet(file)
+    pd.DataFrame({"text_index": [0], "video_id": ["v0"], "score": ["high"]}).to_parquet("words.parquet")
+    np.savez("words.npz", similarity=matrix, text_index=[f"text {i}" for i in range(60)])
+    torch.save({"similarity": case["single.similarity"], "text_index": [i / 2 for i in range(60)]}, "halves.pt")
+    torch.save({"similarity": case["single.similarity"], "video_ids": 7}, "one.pt")
+    torch.save(case["single.similarity"].to_sparse(), "sparse.pt")
     texts, videos = (*QB_NORM, "--bank_texts"), (*QB_NORM, "--bank_videos")
     for words, message in (
         (["small.npy"], "small.npy: 59 rows for the 60 texts of single.csv"),
@@ -250,6 +267,12 @@ def test_unusable_scores_are_refused_in_one_line(folder, case, capsys):
         ([*texts, "narrow.npy"], "narrow.npy: 59 columns for the 60 videos of single.csv"),
         ([*videos, "first.npz"], "first.npz: text 59 of single.csv is missing"),
         ([*videos, "late.npz"], "late.npz: text 60 is not in single.csv"),
+        (["words.parquet"], "words.parquet: the column score contains other values than numbers"),
+        (["words.npz"], "words.npz: text_index contains other values than whole numbers"),
+        (["halves.pt"], "halves.pt: text_index contains other values than whole numbers"),
+        (["one.pt"], "one.pt: 1 video IDs for 60 columns"),
+        (["sparse.pt"], "sparse.pt: expected a dense matrix of numbers"),
+        (["single.npy", "--name=../../x"], "--name is ../../x; expected a name without slashes"),
         (["single.npy", "--metrics=map"], "--metrics is map; expected ndcg@10 or mrr"),
     ):
         assert main(["evaluate", *words, IDS["single"]]) == 2
@@ -258,4 +281,4 @@ def test_unusable_scores_are_refused_in_one_line(folder, case, capsys):
         assert message in line
     assert main(["evaluate", "single.npy"]) == 2
     assert "Give either a dataset" in capsys.readouterr().err
-    assert not list(Path().glob("runs/**/results.json"))
+    assert not list(folder.parent.rglob("results.json"))

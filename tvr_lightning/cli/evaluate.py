@@ -46,6 +46,8 @@ def evaluate(
     of_data = [option for option in overrides if option not in of_normalization]
     if len(scores) > 2:
         raise OptionError(f"{len(scores)} files of scores were given. Give one, or two to compare.")
+    if name is not None and Path(name).name != name:
+        raise OptionError(f"--name is {name}; expected a name without slashes, which becomes part of a folder's name.")
     if len(scores) == 2:
         refuse_options({"name": name}, "cannot be used with two files of scores, which keep their own names.")
     if ids is not None:
@@ -143,7 +145,8 @@ def _truth_of_ids(file: Path) -> tuple[GroundTruth, list[str]]:
     places: dict[str, int] = {}
     matches = []
     for entry, record in read_records(file):
-        video = str(record.get("video_id") or "").strip()
+        given = record.get("video_id")
+        video = "" if given is None else str(given).strip()
         if not video:
             raise malformed(file, entry, "no video_id", "add the ID of the text's video")
         matches.append(places.setdefault(video, len(places)))

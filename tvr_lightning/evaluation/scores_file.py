@@ -64,16 +64,18 @@ def read_scores(
         raise ScoresError(f"{path} contains {', '.join(sorted(map(str, entries)))}. Name the matrix 'similarity'.")
     matrix = entries["similarity"]
     matrix = torch.from_numpy(matrix) if isinstance(matrix, np.ndarray) and matrix.dtype.kind in "fiu" else matrix
-    if not isinstance(matrix, Tensor) or matrix.ndim != 2 or not matrix.numel() or matrix.is_complex():
-        raise ScoresError(f"{path}: expected a matrix of numbers with one row per text and one column per video")
+    dense = isinstance(matrix, Tensor) and matrix.layout == torch.strided and not matrix.is_complex()
+    if not dense or matrix.ndim != 2 or not matrix.numel():
+        raise ScoresError(f"{path}: expected a dense matrix of numbers with one row per text and one column per video")
     matrix = _finite(path, matrix if matrix.dtype == torch.float64 else matrix.float())
     names, index = entries.get("video_ids"), entries.get("text_index")
     if bank != "videos":
-        matrix = _aligned(
-            path, matrix, 1, None if names is None else [str(name) for name in names], video_ids, truth.where
-        )
+        columns = None if names is None else [*map(str, np.ravel(names))]
+        matrix = _aligned(path, matrix, 1, columns, video_ids, truth.where)
     if bank != "texts":
-        rows = None if index is None else np.asarray(index).astype(np.int64).tolist()
+        if index is not None and np.asarray(index).dtype.kind not in "iu":
+            raise ScoresError(f"{path}: text_index contains other values than whole numbers. Write the texts' indices.")
+        rows = None if index is None else np.ravel(index).tolist()
         matrix = _aligned(path, matrix, 0, rows, range(truth.texts), truth.where)
     return matrix
 
@@ -122,10 +124,13 @@ def read_pairs(path: Path, truth: GroundTruth, video_ids: Sequence[str]) -> Tens
     """
     try:
         table = pd.read_parquet(path, columns=["text_index", "video_id", "score"])
+        table = table.astype({"video_id": str})
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise ScoresError(
             f"{path}: not a parquet file with the columns text_index, video_id, and score ({error})"
         ) from error
+    if table["score"].dtype.kind not in "fiu":
+        raise ScoresError(f"{path}: the column score contains other values than numbers. Write one number per pair.")
     ids: dict[str, Sequence[Any]] = {"text_index": range(truth.texts), "video_id": video_ids}
     for column, known in ids.items():
         unknown = table[column][~table[column].isin(known)].tolist()
