@@ -66,3 +66,17 @@ def test_recipes_begin_with_a_comment_that_describes_them():
         first = path.read_text(encoding="utf-8").splitlines()[0]
         assert first.startswith("# "), path
         assert len(first) > 20, path
+
+
+@pytest.mark.parametrize(
+    ("overlays", "batch"),
+    [
+        ([], 300),
+        (["backbone/xclip-vit-b-16"], 80),
+        (["data/didemo", "xclip-didemo"], 64),
+        (["data/didemo", "xclip-didemo", "backbone/xclip-didemo-vit-b-16"], 16),
+        (["data/activitynet", "xclip-activitynet"], 112),
+    ],
+)
+def test_xclip_trains_with_the_batches_of_its_released_scripts(overlays, batch):
+    assert Recipe.parse(["xclip", *overlays]).config.data.init_args.batch_size == batch
