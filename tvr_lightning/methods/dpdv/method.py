@@ -80,20 +80,22 @@ def encode_captions(
 
     Descriptions are strings or the output of the encoder's `caption_tokens`. Missing ones are encoded as "".
     """
-    texts: list[str] = []
-    tokens: list[Tokens] = []
+    texts = [""]  # its row is used for missing descriptions
+    rows: list[int] = []
     counts = []
-    tokenise = encoder.caption_tokens(words)
-    blank = None if tokenise is None else tokenise([""])
     for video_id, described in zip(video_ids, descriptions, strict=True):
-        strings = described.captions if isinstance(described, Tokens) else described
+        strings = list(described)
         places = nonempty(video_id, strings, most, least)
-        missing = most - len(places)
-        texts += [*(strings[place] for place in places), *[""] * missing]
-        if isinstance(described, Tokens) and blank is not None:
-            tokens += [described[places], blank[[0] * missing]]
+        rows += [*(len(texts) + place for place in places), *[0] * (most - len(places))]
+        texts += strings
         counts.append(len(places))
-    features = encoder.encode_text(Tokens.cat(tokens) if tokens else texts, words)
+    tokens = [described for described in descriptions if isinstance(described, Tokens)]
+    tokenise = encoder.caption_tokens(words)
+    if tokens and tokenise is not None:
+        blank = tokenise([""]).to(tokens[0].ids.device, non_blocking=True)
+        features = encoder.encode_text(Tokens.cat([blank, *tokens])[rows], words)
+    else:
+        features = encoder.encode_text([texts[row] for row in rows], words)
     shape = (len(descriptions), most)
     mask = torch.arange(most) < torch.tensor(counts).unsqueeze(1)
     return Captions(
