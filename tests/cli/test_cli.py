@@ -94,6 +94,18 @@ def test_classes_that_a_checkpoint_names_are_not_imported(finished_run, msrvtt, 
     assert "strangers" not in sys.modules
 
 
+def test_a_replaced_overlay_is_a_warning_at_the_start_of_a_run_and_in_its_table(msrvtt, tmp_path, caplog):
+    more = ("--config=tuning/lora", "--config=tuning/frozen", "--trainer.max_epochs=1")
+    with caplog.at_level("INFO"):
+        assert main(["fit", *small_run(msrvtt, tmp_path, *more)]) == 0
+    (run,) = tmp_path.glob("*/*")
+    warning = results_in(run)["warnings"][-1]
+    assert "tuning/frozen" in warning
+    assert "tuning/lora" in warning
+    assert f"Warning: {warning}" in caplog.messages
+    assert f"- Warning: {warning}" in (run / "run.md").read_text().splitlines()
+
+
 def test_fit_writes_a_table_ranks_checkpoints_and_logs(finished_run):
     results = results_in(finished_run)
     assert set(results["text_to_video"]) >= {"R@1", "R@5", "R@10", "MdR", "MnR", "RSum"}

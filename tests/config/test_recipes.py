@@ -80,3 +80,23 @@ def test_recipes_begin_with_a_comment_that_describes_them():
 )
 def test_xclip_trains_with_the_batches_of_its_released_scripts(overlays, batch):
     assert Recipe.parse(["xclip", *overlays]).config.data.init_args.batch_size == batch
+
+
+@pytest.mark.parametrize("tuning", sorted(path.stem for path in (RECIPES / "tuning").glob("*.yaml")))
+def test_the_fixture_keeps_the_tuning_of_an_earlier_recipe(tuning):
+    alone, on_fixture = (Recipe.parse(["tcmgc", f"tuning/{tuning}", *more]) for more in ([], ["fixture"]))
+    assert on_fixture.config.model.init_args.tuning == alone.config.model.init_args.tuning
+    assert on_fixture.replaced == []
+
+
+def test_a_class_of_an_overlay_that_a_later_recipe_replaces_is_reported_with_both_files(tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text("data: MSVD\nmodel: {init_args: {tuning: Frozen, evaluation: {normalization: null}}}\n")
+    stack = ["data/didemo", "tcmgc", "backbone/siglip2-b-16", "variants/two-stage", "tuning/lora", "fixture", own]
+    recipe = Recipe.parse(stack, ["--model.init_args.tuning.class_path=Adapter"])
+    assert sorted(recipe.replaced) == [
+        f"--config {own} replaces data of --config data/didemo with MSVD",
+        f"--config {own} replaces model.init_args.evaluation.normalization of --config variants/two-stage with null",
+        "--config fixture replaces model.init_args.encoder of --config backbone/siglip2-b-16 with TinyClipEncoder",
+    ]
+    assert Recipe.parse(["tcmgc", "data/didemo", "tcmgc-didemo", "variants/tcmgc-paper", "fixture"]).replaced == []

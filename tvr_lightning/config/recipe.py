@@ -26,7 +26,7 @@ import tvr_lightning.evaluation.two_stage
 import tvr_lightning.methods
 import tvr_lightning.training.tf32  # noqa: F401  recipes name classes by their bare names once these are imported
 from tvr_lightning import data as datasets
-from tvr_lightning.config.check import check_classes_given, check_options, refusals, sources_of
+from tvr_lightning.config.check import Source, check_classes_given, check_options, refusals, sources_of
 from tvr_lightning.config.checkpoint_options import LINKED, TrainedOptions
 from tvr_lightning.config.recipe_files import OptionError, RecipeError
 from tvr_lightning.config.schema import cached_schema, generate, keep
@@ -41,6 +41,7 @@ from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.option_types import Count, Options
 from tvr_lightning.training.checkpoints import FROZEN
 from tvr_lightning.training.module import check_precision
+from tvr_lightning.training.options import value_text
 
 datasets.import_all()
 
@@ -114,12 +115,14 @@ class Recipe:
         trained: Checkpoint that is evaluated, whose options are the base of the recipe.
         changes: Options that differ from those of the checkpoint, and whether scores depend on each.
         dropped: Options of recipes that a later recipe dropped with their class.
+        replaced: Warnings about overlays whose class, or whose options with it, a later recipe replaced.
     """
 
     config: Namespace
     trained: TrainedOptions | None = None
     changes: dict[str, bool] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
+    replaced: list[str] = field(default_factory=list)
 
     @classmethod
     def parse(
@@ -164,6 +167,7 @@ class Recipe:
         if cached_schema() is None:
             check_options(sources, keep(generate(parser)))
         recipe.dropped = sorted({name for content in contents for name in _dropped(content, recipe.config)})
+        recipe.replaced = list(_replaced(sources, recipe.config))
         recipe._check_linked(contents)
         if recipe.config.eval_memory is not None:
             recipe._set_memory()
@@ -294,6 +298,30 @@ def _dropped(given: Any, used: Any, name: str = "") -> Iterator[str]:
                 yield from _dropped(value, used[key], f"{name}{key}.")
             elif name.endswith(".init_args.") and key not in LINKED:
                 yield f"{name}{key}"
+
+
+def _replaced(sources: Sequence[Source], used: Namespace) -> Iterator[str]:
+    """Yield a warning for every overlay whose class, or whose options with it, a later recipe replaces."""
+    last: dict[str, tuple[str, str]] = {}  # by option, the class in use and the recipe that names it, if any does
+    for source in reversed(sources):
+        recipe, named = source.where.removesuffix(": "), dict(_classes(source.content, used))
+        lost = {name.rpartition(".init_args.")[0] for name in _dropped(source.content, used)}
+        for option, (kind, by) in last.items():
+            is_replaced = option in lost or named.get(option, kind) != kind
+            if is_replaced and by and recipe and "model" not in named:  # not the recipe of a method
+                yield f"{by} replaces {option} of {recipe} with {kind}"
+        last = {option: (kind, recipe) for option, kind in named.items()} | last
+
+
+def _classes(given: dict[str, Any], used: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the options of a recipe that name a class, or null instead, and its name."""
+    for key, value in given.items():
+        now = used.get(key) if isinstance(used, Namespace) else None
+        kind = value.get("class_path") if isinstance(value, dict) else value
+        if value is None or (kind and (isinstance(value, dict) or isinstance(now, Namespace))):
+            yield f"{name}{key}", value_text(kind).rpartition(".")[2]
+        if isinstance(value, dict):
+            yield from _classes(value, now, f"{name}{key}.")
 
 
 def _options_of(section: Namespace) -> dict[str, Any]:

@@ -171,7 +171,7 @@ def close(run: Run, checkpoint: str | None, saved: dict[str, Any] | None) -> Non
             protocol=split.protocol,
             evaluation=evaluation,
             learnt_answers=len(model.vocabulary),
-            warnings=data.warnings,
+            warnings=[*data.warnings, *run.recipe.replaced],
             **details,
         )
     else:
@@ -185,6 +185,7 @@ def close(run: Run, checkpoint: str | None, saved: dict[str, Any] | None) -> Non
             training_set = data.training_set
         if training_set is not None:
             evaluation.protocol += f", trained on {training_set}"
+        evaluation.warnings += run.recipe.replaced
         results = results_of(evaluation, method=model.title, **details)
     print_results(results)
     if run.folder is None:

@@ -73,6 +73,8 @@ class Run:
             rank_zero_info(
                 f"Options without effect, since a later recipe replaces their class: {', '.join(recipe.dropped)}"
             )
+        for warning in recipe.replaced:
+            rank_zero_info(f"Warning: {warning}")
         recipe.check(None if command == "fit" else command)
         built = recipe.build()
         self.model: Any = built.model
