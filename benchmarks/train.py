@@ -29,6 +29,7 @@ import tvr_lightning  # noqa: F401  first, see tvr_lightning._torchvision
 from tvr_lightning import methods
 from tvr_lightning.data import MSRVTT
 from tvr_lightning.data.batch import Media, PairBatch, TextBatch, VideoBatch
+from tvr_lightning.data.reading import Needs
 from tvr_lightning.encoders import ClipEncoder, Encoder, TinyClipEncoder
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.gare.options import GapIncrement, GAREOptions
@@ -97,7 +98,7 @@ def batches(size: Size, encoder: Encoder, device: torch.device, options: argpars
         root=options.data, frames=size.frames, words=size.words, image_size=encoder.image_size,
         batch_size=size.batch, num_workers=options.num_workers,
     )  # fmt: skip
-    data.tokenise = encoder.caption_tokens(size.words)
+    data.needs = Needs(encoder.caption_tokens(size.words))
     while True:
         for batch in data.train_dataloader():
             yield batch.to(device)

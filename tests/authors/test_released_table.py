@@ -75,7 +75,7 @@ def by_importer(method, checkpoint):
     data = data_from_recipe(
         [f"recipes/{method}.yaml", *variants], [f"--data.init_args.{name}={value}" for name, value in options.items()]
     )
-    data.tokenise = module.encoder.caption_tokens(words)
+    data.needs = module.needs
     ((texts,), (videos,)) = (list(loader) for loader in data.evaluation_dataloaders("test"))
     with torch.no_grad():
         text = module.text_features(texts)[texts.index.argsort()]

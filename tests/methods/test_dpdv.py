@@ -240,13 +240,13 @@ def test_captions_are_encoded_like_texts():
 def test_tokenized_captions_are_encoded_like_strings_on_the_device_of_the_batch():
     made = module().eval()
     said = [["a red circle", "  ", "a blue box"], ["a star moves up"]]
-    tokenise = made.encoder.caption_tokens(W)
+    tokenize = made.encoder.caption_tokens(W)
 
     def encoded(captions, device="cpu"):
         batch = PairBatch(TextBatch(["x", "y"], torch.arange(2)), videos(2), {"recover_captions": captions})
         return made.to(device).encode_extras(batch.to(device))["captions"]
 
-    tokens = [tokenise(captions) for captions in said]
+    tokens = [tokenize(captions) for captions in said]
     torch.testing.assert_close(vars(encoded(tokens)), vars(encoded(said)))
     assert {tensor.device.type for tensor in encoded(tokens, "meta").tensors()} == {"meta"}
 

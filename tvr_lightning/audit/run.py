@@ -132,6 +132,7 @@ def attach(method: RetrievalModule, data: TextVideoDataModule) -> None:
     trainer.strategy.connect(method)
     trainer.datamodule = data  # type: ignore[attr-defined]  # as Lightning does
     method.trainer = data.trainer = trainer
+    data.needs = method.needs
     method.setup("test")
     method.check_features()
 

@@ -1,6 +1,5 @@
 """Target of an audit: a method with some texts and videos of an evaluation split."""
 
-import copy
 import dataclasses
 import math
 import time
@@ -66,7 +65,7 @@ class AuditTarget:
         self.asked: list[str] = []
         items, read = data.load_split(split), data.video_reader(training=False)
         captions = items.texts_of_videos()
-        clips = VideoDataset(items, read, skip=data.on_corrupt == "skip")
+        clips = VideoDataset(items, read, skip=data.reading.on_corrupt == "skip")
         described = [place for place, own in enumerate(captions) if own]
         drawn: dict[int, VideoBatch] = {}
         for number in torch.randperm(len(described), generator=generator).tolist():
@@ -100,10 +99,7 @@ class AuditTarget:
 
     def decoy(self) -> TextVideoDataModule:
         """Return data whose evaluation splits pair texts and videos at random."""
-        decoy = copy.copy(self.data)
-        decoy._read = {name: self._paired_anew(split) for name, split in self.data._read.items() if name != "train"}
-        decoy._loaded = {name: self._paired_anew(split) for name, split in self.data._loaded.items() if name != "train"}
-        return decoy
+        return self.data.with_evaluation_splits(self._paired_anew)
 
     def _paired_anew(self, split: Split) -> Split:
         other = self.drawn(len(split.videos)).tolist()

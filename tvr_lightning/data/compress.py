@@ -170,8 +170,7 @@ def compress_dataset(
 
 def _files(data: TextVideoDataModule) -> dict[str, Path]:
     """Return the annotation files and the videos of all splits by the path of their copy."""
-    data = copy.copy(data)  # all training videos are copied, including those that a recipe holds out or does not sample
-    data.holdout, data.max_train_videos, data._read = 0, None, {}
+    data = data.all_videos()
     files = {path for name in data.official_splits for path in data.required_files(name)}
     if data.extra_captions is not None:
         files.add(find_captions(data.extra_captions, data.folder))

@@ -83,7 +83,7 @@ class PairDataset(SplitDataset[PairBatch]):
     A sample is a caption, or with `one_caption` a video with one of its captions, selected randomly in each epoch.
     `seed`, epoch and sample determine caption, random frames and augmentation in any worker. With `skip`, an unreadable
     video is replaced by the next readable one and named in `skipped`. `captions` are additional descriptions, added to
-    each pair as `extras["recover_captions"]`: token IDs, or strings without `tokenise`.
+    each pair as `extras["recover_captions"]`: token IDs, or strings without `tokenize`.
     """
 
     split: Split
@@ -92,7 +92,7 @@ class PairDataset(SplitDataset[PairBatch]):
     seed: int = 0
     skip: bool = False
     captions: RecoverCaptions | None = None
-    tokenise: Callable[[list[str]], Tokens] | None = None
+    tokenize: Callable[[list[str]], Tokens] | None = None
 
     def __post_init__(self) -> None:
         self._texts, self._videos = TextDataset(self.split, self.read), VideoDataset(self.split, self.read, self.skip)
@@ -117,6 +117,6 @@ class PairDataset(SplitDataset[PairBatch]):
             item.skipped, extras = skipped, {}
             if self.captions is not None:
                 described = self.captions.descriptions.get(item.video_id[0], [])
-                extras["recover_captions"] = [described if self.tokenise is None else self.tokenise(described)]
+                extras["recover_captions"] = [described if self.tokenize is None else self.tokenize(described)]
             return PairBatch(self._texts[text], item, extras)
         raise VideoError(self.split.videos[first].path, f"no video of the split can be read; first: {skipped[0]}")

@@ -25,7 +25,7 @@ class MediaReader:
     """Decoder of clips of F frames from video files, with the options of `TextVideoDataModule`.
 
     Augmentation is sampled once per clip, for all its frames, only with a generator. With `on_corrupt` skip, the
-    readable part of a broken audio track is used and reported in `problems`. `tokenise` is the encoder's
+    readable part of a broken audio track is used and reported in `problems`. `tokenize` is the encoder's
     `caption_tokens`; None leaves captions as strings.
     """
 
@@ -35,7 +35,7 @@ class MediaReader:
     augmentation: Augmentation = "none"
     audio: AudioOptions | None = None
     on_corrupt: Literal["error", "skip"] = "error"
-    tokenise: Callable[[list[str]], Tokens] | None = None
+    tokenize: Callable[[list[str]], Tokens] | None = None
 
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media:
         """Return Media with pixels (1, F, 3, S, S), frame_mask (1, F)."""
@@ -60,7 +60,7 @@ class MediaReader:
 
     def text(self, text: str) -> list[str] | Tokens:
         """Return the caption as token IDs, or unchanged if the encoder tokenizes it."""
-        return [text] if self.tokenise is None else self.tokenise([text])
+        return [text] if self.tokenize is None else self.tokenize([text])
 
 
 def frame_fingerprint(frames: int, preparation: Preparation, sampling: FrameSampling, copies: str = "") -> Fingerprint:

@@ -25,6 +25,7 @@ def stats(data: TextVideoDataModule, tokens: Callable[[str], int], workers: int 
     files = list(dict.fromkeys(video.path for split in splits for video in split.videos))
     probed = read_all(files, probe, workers=workers, title=f"reading {data.title}")
     infos = {path: info for path, info in zip(files, probed, strict=True) if not isinstance(info, MediaError)}
+    words = data.reading.words
     found: dict[str, dict[str, str]] = {}
     for split in splits:
         readable = [(video.span, infos[video.path]) for video in split.videos if video.path in infos]
@@ -36,7 +37,7 @@ def stats(data: TextVideoDataModule, tokens: Callable[[str], int], workers: int 
             "captions": str(len(split.texts)),
             "captions per video": _spread([len(texts) for texts in split.texts_of_videos()]),
             "tokens per caption": _spread(lengths),
-            "truncated captions": f"{fmean(n > data.words for n in lengths):.2%} (over {data.words} tokens)",
+            "truncated captions": f"{fmean(n > words for n in lengths):.2%} (over {words} tokens)",
             "readable files": str(len(readable)),
             "duration": _spread(seconds, " s"),
             "with audio track": f"{fmean(info.has_audio for _, info in readable):.1%}" if readable else "-",

@@ -93,7 +93,7 @@ class Encoder(FeatureEncoder):
         if isinstance(text, TextFeatures):
             return text
         words = self.positions(words)
-        return self.encode_tokenised(text, words) if isinstance(text, Tokens) else self.encode_captions(text, words)
+        return self.encode_tokenized(text, words) if isinstance(text, Tokens) else self.encode_captions(text, words)
 
     def caption_tokens(self, words: int) -> Callable[[list[str]], Tokens] | None:
         """Return a picklable tokenizer (`words` positions) for worker processes. None if the encoder takes strings."""
@@ -124,7 +124,7 @@ class Encoder(FeatureEncoder):
     def encode_captions(self, captions: list[str], words: int) -> TextFeatures:
         """Encode N caption strings; features as in `encode_text`."""
 
-    def encode_tokenised(self, tokens: Tokens, words: int) -> TextFeatures:
+    def encode_tokenized(self, tokens: Tokens, words: int) -> TextFeatures:
         """Encode N captions tokenized by `caption_tokens`, to the same features as `encode_captions`."""
         return self.encode_captions(tokens.captions, words)
 

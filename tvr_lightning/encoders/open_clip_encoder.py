@@ -120,14 +120,14 @@ class OpenClipEncoder(Encoder):
 
     @override
     def encode_captions(self, captions: list[str], words: int) -> TextFeatures:
-        return self.encode_tokenised(self.tokenizer.encode(captions, words), words)
+        return self.encode_tokenized(self.tokenizer.encode(captions, words), words)
 
     @override
     def caption_tokens(self, words: int) -> Callable[[list[str]], Tokens]:
         return partial(self.tokenizer.encode, words=self.positions(words))
 
     @override
-    def encode_tokenised(self, tokens: Tokens, words: int) -> TextFeatures:
+    def encode_tokenized(self, tokens: Tokens, words: int) -> TextFeatures:
         self.tokenizer.report_truncated(tokens)
         device = self.pixel_mean.device
         return self.encode_tokens(tokens.ids.to(device), tokens.mask.to(device))

@@ -146,8 +146,12 @@ def close(run: Run, checkpoint: str | None, saved: dict[str, Any] | None) -> Non
     if not run.trainer.is_global_zero:
         return
     weights, record = _evaluated_weights(run, saved), (saved or {}).get(RECORD) or {}
-    words = model.encoder.positions(data.words)
-    preprocessing = {"words_asked": data.words, "words": words, "preparation": data.preparation.describe()}
+    words = model.encoder.positions(data.reading.words)
+    preprocessing = {
+        "words_asked": data.reading.words,
+        "words": words,
+        "preparation": data.reading.preparation.describe(),
+    }
     if data.copies is not None:
         preprocessing["data"] = data.copies.how.describe()
     details: dict[str, Any] = {

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import PairBatch
+from tvr_lightning.data.reading import Needs
 from tvr_lightning.encoders.base import Encoder, FeatureEncoder, fingerprint
 from tvr_lightning.errors import UserError, abbreviated
 from tvr_lightning.extract.fingerprint import check_store
@@ -85,14 +86,17 @@ class RecipeModule(LightningModule):
             rank_zero_info(
                 "encoder_precision float16 is slow on a CPU. Add recipes/variants/float32.yaml to train in float32."
             )
-        data = self.trainer.datamodule  # type: ignore[attr-defined]
-        if isinstance(data, TextVideoDataModule):
-            data.tokenise = self.encoder.caption_tokens(self.words)
+
+    @property
+    def needs(self) -> Needs:
+        """What the model needs of its data, which asks for it in `setup`."""
+        uses_audio = getattr(self, "audio_encoder", None) is not None
+        return Needs(self.encoder.caption_tokens(self.words), getattr(self, "needs_patches", False), uses_audio)
 
     def check_features(self) -> None:
         """Check that stored features, if the data has any, come from these encoders with their current weights."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
-        if isinstance(data, TextVideoDataModule) and data.features is not None:
+        if isinstance(data, TextVideoDataModule) and data.reading.features is not None:
             rank_zero_info(check_store(data.store, self.encoder, getattr(self, "audio_encoder", None)))
 
     # These hooks follow the loading of a checkpoint.

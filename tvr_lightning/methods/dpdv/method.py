@@ -90,9 +90,9 @@ def encode_captions(
         texts += strings
         counts.append(len(places))
     tokens = [described for described in descriptions if isinstance(described, Tokens)]
-    tokenise = encoder.caption_tokens(words)
-    if tokens and tokenise is not None:
-        blank = tokenise([""]).to(tokens[0].ids.device, non_blocking=True)
+    tokenize = encoder.caption_tokens(words)
+    if tokens and tokenize is not None:
+        blank = tokenize([""]).to(tokens[0].ids.device, non_blocking=True)
         features = encoder.encode_text(Tokens.cat([blank, *tokens])[rows], words)
     else:
         features = encoder.encode_text([texts[row] for row in rows], words)
