@@ -13,8 +13,6 @@ from tvr_lightning.errors import UserError
 _PACKAGED = Path(__file__).parents[1] / "recipes"
 RECIPES = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parents[2] / "recipes"
 """This project's recipes: inside the package if installed, next to it in a checkout."""
-FOUND_BY_LIGHTNING = ("best", "last", "hpc", "registry")
-"""Values of --ckpt_path that are not files."""
 
 
 class RecipeError(UserError):

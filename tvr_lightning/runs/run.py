@@ -19,7 +19,7 @@ from rich import get_console
 
 from tvr_lightning.audit.callback import LeakageAudit
 from tvr_lightning.config.recipe import Recipe, ResultsConfig, explained, recipe_parser
-from tvr_lightning.config.recipe_files import FOUND_BY_LIGHTNING, OptionError, RecipeError
+from tvr_lightning.config.recipe_files import OptionError, RecipeError
 from tvr_lightning.errors import UserError, abbreviated
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.files import write_whole
@@ -164,7 +164,7 @@ class Run:
     def _fit(self) -> None:
         trainer, data = self.trainer, self.datamodule
         start = str(self._resume_from) if self._resume_from else self.ckpt_path
-        if start and "://" not in start and start not in FOUND_BY_LIGHTNING:
+        if start and "://" not in start:
             read_checkpoint(Path(start))
         # Checkpoints contain only tensors and plain values; loading runs no code.
         trainer.fit(self.model, datamodule=data, ckpt_path=start, weights_only=True)
