@@ -80,7 +80,7 @@ WITHOUT_TORCH = {
     "search dog --index a --index b": "search: --index is given more than once. Give it once.",
     "report nowhere": "report: directory nowhere: no such folder; create one with tvr reproduce TABLE --out nowhere",
     "fit": "No method is given. Name its recipe, such as --config tcmgc, or a checkpoint to evaluate",
-    "fit --config tcmgc --ckpt_path best": "--ckpt_path best is not a file. Name the file of a checkpoint, such as runs/",
+    "fit --config tcmgc --ckpt_path best": "--ckpt_path best is not a file. Name the file of a checkpoint, such as ",
     "test --config tcmgc --ckpt_path last": "--ckpt_path last is not a file. ",
     "predict --config tcmgc --ckpt_path hpc": "--ckpt_path hpc is not a file. ",
     "audit --max_pending 3": "audit has no option --max_pending. It is an option of tvr serve. `tvr audit --help`",

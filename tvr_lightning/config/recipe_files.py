@@ -90,6 +90,13 @@ def nested(option: str, value: Any) -> dict[str, Any]:
     return value
 
 
+def merged(under: Any, over: Any) -> Any:
+    """Return the values of two recipes, those of `over` on top."""
+    if not (isinstance(under, Mapping) and isinstance(over, Mapping)):
+        return over
+    return {**under, **{key: merged(under.get(key), value) for key, value in over.items()}}
+
+
 def is_written_out(recipe: str | Path) -> bool:
     """Return whether a recipe is inline YAML instead of a file name."""
     return re.search(r"[{\n]|: ", str(recipe)) is not None

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich import get_console
 
 from tvr_lightning.audit.callback import LeakageAudit
-from tvr_lightning.config.recipe import Recipe, ResultsConfig, explained, recipe_parser
+from tvr_lightning.config.recipe import Recipe, ResultsConfig, explained, recipe_parser, with_defaults
 from tvr_lightning.config.recipe_files import OptionError, RecipeError
 from tvr_lightning.errors import UserError, abbreviated
 from tvr_lightning.evaluation.config import EvaluationConfig
@@ -238,6 +238,7 @@ class Run:
             method = options.get("model", {}).get("init_args", {})
             if "evaluation" in method:  # --eval_memory makes the defaults explicit
                 method["evaluation"] = method["evaluation"] or asdict(EvaluationConfig())
+        before = with_defaults(before, now)
         changed = [
             f"{name} was {value}, is {other}"
             for section in before | now

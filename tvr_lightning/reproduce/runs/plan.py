@@ -12,7 +12,7 @@ from typing import Any, Literal
 import tvr_lightning.data
 from tvr_lightning.audit import AUDIT_VERSION
 from tvr_lightning.config import recipe_files
-from tvr_lightning.config.recipe_files import OptionError, read_recipe
+from tvr_lightning.config.recipe_files import OptionError, merged, read_recipe
 from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.tables import TableRecipe, TableRun
 
@@ -193,7 +193,7 @@ def digest(*parts: Any) -> str:
 
 def resolve(recipes: Sequence[Path], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of recipes, later ones over earlier ones, with nested settings over all of them."""
-    return reduce(_merge, [*(_read(path, path.stat().st_mtime_ns) for path in recipes), settings], {})
+    return reduce(merged, [*(_read(path, path.stat().st_mtime_ns) for path in recipes), settings], {})
 
 
 @cache
@@ -201,15 +201,9 @@ def _read(path: Path, _changed: int) -> dict[str, Any]:
     return read_recipe(path)  # hundreds of runs share a few files, and YAML is slow
 
 
-def _merge(under: Any, over: Any) -> Any:
-    if not (isinstance(under, Mapping) and isinstance(over, Mapping)):
-        return over
-    return {**under, **{key: _merge(under.get(key), value) for key, value in over.items()}}
-
-
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return dotted options, such as `{"data.init_args.split": "7k"}`, as nested mappings, as in a recipe."""
-    return reduce(_merge, (recipe_files.nested(option, value) for option, value in settings.items()), {})
+    return reduce(merged, (recipe_files.nested(option, value) for option, value in settings.items()), {})
 
 
 def lookup(recipe: Any, option: str) -> Any:
