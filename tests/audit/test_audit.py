@@ -236,20 +236,54 @@ class QueueWhileEncoding(CLIP4Clip):
         return Scores(similarity)
 
 
-MEMORY = []
+def memory():
+    """Function with an attribute that the audit does not inspect."""
 
 
 class RemembersElsewhere(CLIP4Clip):
     """Weights the frames of a video by the last encoded texts, which no attribute of the method leads to."""
 
     def encode_text(self, text):
-        MEMORY[:] = [text.sentence.mean(0)]
+        memory.texts = text.sentence.mean(0)
         return super().encode_text(text)
 
     def encode_video(self, video):
-        weight = (20 * normalize(video.frames, dim=-1) @ MEMORY[0]).softmax(-1).unsqueeze(-1)
+        weight = (20 * normalize(video.frames, dim=-1) @ memory.texts).softmax(-1).unsqueeze(-1)
         pooled = (weight * video.frames).sum(1, keepdim=True)
         return dataclasses.replace(video, frames=pooled.expand_as(video.frames))
+
+
+CACHE = {}
+
+
+class CachesByPixels(RemembersElsewhere):
+    """Keeps the features of each video that it has encoded first, next to any texts."""
+
+    def video_features(self, batch):
+        found = super().video_features(batch)
+        frames = [
+            CACHE.setdefault(pixels.numpy().tobytes(), frames)
+            for pixels, frames in zip(batch.video.pixels, found.frames, strict=True)
+        ]
+        return dataclasses.replace(found, frames=torch.stack(frames))
+
+
+class SubtractsItsQueue(QueueWhileEncoding):
+    """Fails if its queue is empty."""
+
+    def score(self, text, video):
+        return Scores(CLIP4Clip.score(self, text, video).similarity - self.queue.stored_sentence.mean())
+
+
+class KeepsTheMean(CLIP4Clip):
+    """Centers texts with the mean of those that it encoded last."""
+
+    def encode_text(self, text):
+        self.center = text.sentence.mean(0)
+        return super().encode_text(text)
+
+    def score(self, text, video):
+        return super().score(dataclasses.replace(text, sentence=text.sentence - self.center), video)
 
 
 class CentersTheBatch(CLIP4Clip):
@@ -294,6 +328,9 @@ class KeepsTheData(CLIP4Clip):
         (KeepsTheData, ["overrides setup; overrides on_test_batch_start; contains the split's data: for_later"]),
         (QueueWhileEncoding, [f"encoding changed queue.{name}" for name in ("filled", "position", "stored_sentence")]),
         (RemembersElsewhere, ["encoded again in smaller batches, VideoFeatures", "half of the videos encoded"]),
+        (SubtractsItsQueue, ["encoding changed queue.filled", "half of the videos encoded"]),
+        (KeepsTheMean, ["encoding changed center", "half of the videos encoded"]),
+        (CachesByPixels, [f"encoding changed {__name__}.CACHE"]),
         (CentersTheBatch, ["encoded again in smaller batches, TextFeatures"]),
         (BanksTheTest, [f"{TESTED} audited texts in the bank", f"{TESTED} audited videos in the bank"]),
     ],
@@ -303,7 +340,7 @@ def test_methods_that_leak_are_caught(kind, parts, data, build):
     found = leaking(audit_method(method, data))
     assert all(part in found for part in parts), found
     assert "scoring changed" not in found
-    if kind is QueueWhileEncoding:
+    if issubclass(kind, QueueWhileEncoding):
         assert not len(method.queue), "the state is restored"
     if kind is RemembersElsewhere:
         assert "changed" not in found
@@ -343,6 +380,53 @@ class FitsToTheFirstTexts(CLIP4Clip):
         return super().score(dataclasses.replace(text, sentence=text.sentence - self.center), video)
 
 
+class FitsToTheTest(CLIP4Clip):
+    """Centers texts with the mean of those of the test."""
+
+    def fit(self):
+        texts, _ = encode_split(self, self.trainer.datamodule.evaluation_dataloaders("test"))
+        self.center = texts.features.sentence.mean(0)
+
+    def score(self, text, video):
+        return super().score(dataclasses.replace(text, sentence=text.sentence - self.center), video)
+
+
+class FitsWhenConfigured(FitsToTheTest):
+    def configure_model(self):
+        self.fit()
+
+
+class FitsInEvaluationMode(FitsToTheTest):
+    def on_test_model_eval(self):
+        super().on_test_model_eval()
+        self.fit()
+
+
+class FitsAtTheStart(FitsToTheTest):
+    def on_test_start(self):
+        super().on_test_start()
+        self.fit()
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        (FitsWhenConfigured, ["overrides configure_model"]),
+        (FitsInEvaluationMode, ["overrides on_test_model_eval"]),
+        (FitsAtTheStart, ["overrides on_test_start", "the evaluation changed center"]),
+    ],
+)
+def test_hooks_that_see_the_test_before_it_starts_are_named(kind, found, data, build):
+    method = build(kind)
+    quiet_trainer(callbacks=[LeakageAudit()]).test(method, data, verbose=False)
+    audit = method.evaluation.audit
+    assert (audit.passed, audit.leaks) == (False, found)
+    if kind is FitsAtTheStart:
+        assert str(audit).startswith(f"LEAKAGE found by the audit on {TESTED} videos: {'; '.join(found)}; then the ")
+        assert str(audit).endswith("failed: AttributeError: 'FitsAtTheStart' object has no attribute 'center'")
+    assert found[0] in leaking(audit_method(build(kind), data))
+
+
 class OwnTwoStage(TwoStage):
     """A user's own normalization, which keeps the candidates of the split to which it was fitted."""
 
@@ -351,6 +435,8 @@ class OwnTwoStage(TwoStage):
     ("kind", "normalization", "found"),
     [
         (FitsToTheFirstTexts, None, ["the evaluation changed center"]),
+        (KeepsTheMean, None, ["the evaluation changed center"]),
+        (CachesByPixels, None, [f"the evaluation changed {__name__}.CACHE"]),
         (CLIP4Clip, OwnTwoStage(candidates=4), []),
     ],
 )

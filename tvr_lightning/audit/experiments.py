@@ -56,6 +56,7 @@ class Audit:
     texts: int
     videos: int
     transductive: dict[str, bool] = field(default_factory=dict)
+    problem: str | None = None
 
     @property
     def leaks(self) -> bool:
@@ -71,9 +72,10 @@ class Audit:
             texts=self.texts,
             videos=self.videos,
             experiments=len(self.findings),
-            recall_with_help=self.recall_with_help,
-            recall_without_help=self.recall_without_help,
+            recall_with_help=None if self.problem else self.recall_with_help,
+            recall_without_help=None if self.problem else self.recall_without_help,
             transductive=self.transductive,
+            problem=self.problem,
         )
 
 

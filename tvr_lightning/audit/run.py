@@ -2,11 +2,13 @@
 
 import dataclasses
 import math
+import re
 import secrets
 from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.core.hooks import DataHooks, ModelHooks
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -33,12 +35,12 @@ from tvr_lightning.methods.contrast import EmptyQueueError
 from tvr_lightning.training.sharding import gathered
 
 QUERIES = "half of the queries"
+# Hooks of Lightning that run only in training and prediction, or after an evaluation.
+HARMLESS = re.compile("_|.*(train|fit|backward|optimizer|zero_grad|predict|teardown|test_end|validation_end)")
 # Methods of a module that see more than the features of one batch; the audit cannot detect what they use.
 EVALUATION_PARTS = (
-    "validation_step", "test_step", "predict_step", "_evaluate", "restricted", "bank", "setup", "on_test_start",
-    "on_test_epoch_start", "on_test_epoch_end", "on_test_batch_start", "on_test_batch_end", "on_validation_start",
-    "on_validation_epoch_start", "on_validation_epoch_end", "on_validation_batch_start", "on_validation_batch_end",
-    "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer",
+    "validation_step", "test_step", "predict_step", "_evaluate", "restricted", "bank",
+    *(hook for hook in (*vars(DataHooks), *vars(ModelHooks)) if not HARMLESS.match(hook)),
 )  # fmt: skip
 
 
@@ -71,16 +73,28 @@ def audit_method(
     method.eval()
     if method._trainer is None:
         attach(method, data)
-    noise = encoding_noise(method)
     target = AuditTarget(method, data, split, videos, torch.Generator().manual_seed(seed), seconds)
-    n, m, own = len(target.texts), len(target.videos), target.own_text
     findings = [
         Finding(f"overrides {part}", None, True)
         for part in EVALUATION_PARTS
         if getattr(type(method), part) is not getattr(RetrievalModule, part)
     ]
+    try:
+        return _experiments(target, findings, seed, before)
+    except Exception as error:
+        if not any(finding.leaks for finding in findings):
+            raise
+        problem = f"{type(error).__name__}: {error}"
+        return Audit(findings, math.nan, math.nan, len(target.texts), len(target.videos), problem=problem)
+
+
+def _experiments(target: AuditTarget, findings: list[Finding], seed: int, before: State | None) -> Audit:
+    """Add the results of all experiments to the findings, so that an error does not lose those before it."""
+    method, own, noise = target.method, target.own_text, encoding_noise(target.method)
+    n, m = len(target.texts), len(target.videos)
     if before is not None:
         findings += _changed(before, "the evaluation")
+        before.restore()
     state = State(method)
     findings += [Finding(f"contains the split's data: {name}", None, True) for name in state.data]
     with target.with_data(target.decoy()):
@@ -88,26 +102,30 @@ def audit_method(
         few = target.drawn(m, m // 2).sort().values
         some = torch.isin(target.video_of_text, few).nonzero().flatten()
         half = target.encode(some[target.drawn(len(some))], few[target.drawn(len(few))])
-        findings += _changed(state, "encoding")
+        changed = _changed(state, "encoding")
+        findings += changed
+        # Scoring may need what encoding has stored. Copying all weights again takes memory.
+        encoded = State(method) if changed[0].leaks else state
         alone = target.score(half, torch.searchsorted(some, own[few]))
-        findings += _changed(state, "scoring")
-        features = target.encode(target.drawn(n), target.drawn(m))
+        findings += _changed(encoded, "scoring")
         state.restore()
+        features = target.encode(target.drawn(n), target.drawn(m))
         scoring: Any = {"score_as_released" if target.released else "score": target.scores}
         audit = audit_scores(*features, target.video_of_text, seed=seed, **scoring)
+        findings += audit.findings
         similarity = target.score(features, own)
         findings.append(compare_scores("half of the videos encoded", similarity[some][:, few], alone, noise))
+        of_normalizer, transductive = _of_normalizer(target, features)
+        findings += of_normalizer
         state.restore()
         again = target.encode(target.drawn(n), target.drawn(m))
         findings += compare_features("encoded in another order", features, again, noise)
         again = target.encode(target.drawn(n), target.drawn(m), max(1, m // 3))
         findings += compare_features("encoded again in smaller batches", features, again, noise)
-        state.restore()
-        of_normalizer, transductive = _of_normalizer(target, features)
     state.restore()
-    of_bank = _of_bank(target, features)
+    findings += _of_bank(target, features)
     state.restore()
-    with target.with_data(data):
+    with target.with_data(target.data):
         # This comes last, so that the method cannot use anything that it remembers from here.
         told = target.encode_told()
         helped = target.score(told, own)
@@ -117,7 +135,7 @@ def audit_method(
     findings += [Finding(f"accesses {name}", None, True) for name in dict.fromkeys(target.asked)]
     return dataclasses.replace(
         audit,
-        findings=findings + audit.findings + of_normalizer + of_bank,
+        findings=findings,
         transductive=transductive,
         recall_with_help=max(recall_at_1(helped, target.video_of_text), audit.recall_with_help),
     )
@@ -133,8 +151,11 @@ def attach(method: RetrievalModule, data: TextVideoDataModule) -> None:
     trainer.datamodule = data  # type: ignore[attr-defined]  # as Lightning does
     method.trainer = data.trainer = trainer
     data.needs = method.needs
+    data.setup("test")
     method.setup("test")
-    method.check_features()
+    method.configure_model()
+    method.on_test_model_eval()
+    method.on_test_start()
 
 
 def encoding_noise(method: RetrievalModule) -> float:
@@ -195,9 +216,8 @@ def _shared(vectors: Tensor, others: Tensor) -> int:
 
 
 def _changed(state: State, doing: str) -> list[Finding]:
-    """Return a finding for each part of its state that a method changed, and restore the state."""
+    """Return a finding for each part of its state that a method changed."""
     findings = [Finding(f"{doing} changed {name}", None, True) for name in state.changes()]
-    state.restore()
     return findings or [Finding(f"state before and after {doing}", 0.0, False)]
 
 
@@ -213,6 +233,8 @@ def report_audit(method: RetrievalModule, audit: Audit) -> int:
         table.add_row(finding.experiment, "" if finding.change is None else f"{finding.change:.1e}", verdict)
     console.print(table)
     effect = f"text-to-video R@1 {audit.recall_with_help:.1f} with help, {audit.recall_without_help:.1f} without"
+    if audit.problem is not None:
+        effect = f"the audit could not be completed: {audit.problem}"
     normalizer = method.evaluation_config.normalization
     if normalizer is not None:
         seeing = " and ".join(direction for direction, moved in audit.transductive.items() if moved)

@@ -1,7 +1,8 @@
-"""Complete state of a method, to detect changes: parameters, buffers, and plain attributes of all its modules."""
+"""Complete state of a method, to detect changes: parameters, buffers, attributes, and global variables of its files."""
 
 import copy
 import dataclasses
+import sys
 from collections import deque
 from collections.abc import Iterator
 from enum import Enum
@@ -81,7 +82,7 @@ class State:
                 setattr(owner, attribute, copy.deepcopy(kept))
 
     def _values(self) -> Iterator[tuple[str, Any, str, Any]]:
-        """Yield the name, owner, attribute, and value of all state of the modules, and of their own classes."""
+        """Yield name, owner, attribute, and value of all state of the modules, their own classes, and their files."""
         classes: dict[type, None] = {}
         for prefix, module in self.method.named_modules():
             if prefix.split(".")[0] == "metrics":  # they collect ranks
@@ -90,10 +91,13 @@ class State:
             plain = {name: value for name, value in vars(module).items() if name not in UNINSPECTED}
             for attribute, value in {**plain, **module._parameters, **module._buffers}.items():
                 yield f"{prefix}.{attribute}".removeprefix("."), module, attribute, value
-        for cls in classes:
-            for attribute, value in list(vars(cls).items()):
+        owners: dict[str, Any] = {cls.__name__: cls for cls in classes}
+        files = dict.fromkeys(cls.__module__ for cls in classes if cls.__module__.partition(".")[0] not in LIBRARIES)
+        owners |= {name: sys.modules[name] for name in files if name in sys.modules}
+        for prefix, owner in owners.items():
+            for attribute, value in list(vars(owner).items()):
                 if not attribute.startswith("__") and isinstance(value, (Tensor, int, float, list, dict, set, deque)):
-                    yield f"{cls.__name__}.{attribute}", cls, attribute, value
+                    yield f"{prefix}.{attribute}", owner, attribute, value
 
     def _freeze(self, value: Any, name: str, seen: dict[int, int]) -> Any:
         """Convert a value to a form that later changes of the value do not affect."""

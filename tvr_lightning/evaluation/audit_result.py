@@ -15,7 +15,8 @@ class AuditResult:
         problem: reason why the audit could not be completed, or None.
         texts, videos: number of texts and videos in the audit.
         experiments: number of comparisons.
-        recall_with_help: text-to-video R@1 in percent if the method has access to indices and ground truth.
+        recall_with_help: text-to-video R@1 in percent if the method has access to indices and ground truth; None if the
+            audit could not be completed.
         recall_without_help: the same without this access.
         transductive: per direction, True if the score normalization was found to use other test queries; empty without
             normalization.
@@ -33,15 +34,15 @@ class AuditResult:
 
     def __str__(self) -> str:
         """Return the line below a results table."""
-        if self.problem is not None:
+        if self.problem is not None and not self.leaks:
             return f"Leakage: not audited, since the audit failed: {self.problem}"
         if self.passed:
             return f"Leakage: none found by the audit on {self.videos} videos ({self.experiments} experiments)"
+        effect = f"then the audit failed: {self.problem}"
+        if self.problem is None:
+            effect = f"their R@1 is {self.recall_with_help:.1f} with help, {self.recall_without_help:.1f} without"
         leaks = abbreviated(self.leaks, separator="; ")
-        return (
-            f"LEAKAGE found by the audit on {self.videos} videos: {leaks}; their R@1 is "
-            f"{self.recall_with_help:.1f} with help, {self.recall_without_help:.1f} without"
-        )
+        return f"LEAKAGE found by the audit on {self.videos} videos: {leaks}; {effect}"
 
 
 NOT_AUDITED = "Leakage: not audited; run `tvr audit`, or set evaluation.audit and test again"
