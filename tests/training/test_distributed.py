@@ -5,12 +5,20 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+import tvr_lightning  # noqa: F401  before lightning, which imports torchvision
+
+# isort: split
+from lightning.pytorch import LightningModule
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures
 from tvr_lightning.testing import run_processes
 from tvr_lightning.training.distributed import gather_objects, gather_record, gather_tensor
-from tvr_lightning.training.loss_check import LossCheck
+from tvr_lightning.training.loss_check import LossCheck, check_weights
 from tvr_lightning.training.losses import info_nce
 
 
@@ -34,18 +42,29 @@ def encoder_gradient(rank, mode):
     return gradient
 
 
+def refusal(rank, part):
+    """Return the message about a value that is not finite on the second device; its weight has an empty shard."""
+    losses, module, broken = LossCheck(), LightningModule(), math.nan if rank else 1.0
+    mesh = init_device_mesh("cpu", (2,))
+    module.short = nn.Parameter(distribute_tensor(torch.ones(1, 3), mesh, [Shard(0)]))
+    module.long = nn.Parameter(distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)]))
+    module.long.grad = distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)])
+    losses.start({"a": torch.tensor(broken if part == "loss" else 1.0)}, [f"video{rank}"])
+    if part != "loss":
+        (module.long.grad if part == "gradient" else module.long.detach()).to_local().fill_(broken)
+    try:
+        losses.finish(module, gradients=True)
+        check_weights(module, {"long": module.long.to_local()} if rank else {})
+    except UserError as error:
+        return str(error)
+
+
 def two_devices(rank):
     """The results of all tests, because processes are slow to start."""
     words = torch.full((2, 3, 4), float(rank))
     record = gather_record(TextFeatures(words[:, 0], words, torch.full((2, 3), bool(rank))))
     result = {mode: encoder_gradient(rank, mode) for mode in ("global", "own-slice", "none")}
-    losses, broken = LossCheck(), ""
-    losses.start({"a": torch.tensor(math.nan if rank else 1.0)}, 5, [f"video{rank}"])
-    try:
-        losses.finish()
-    except UserError as error:
-        broken = str(error)
-    result["broken"] = broken
+    result |= {part: refusal(rank, part) for part in ("loss", "gradient", "weight")}
     return result | {"sentence": record.sentence, "mask": record.word_mask, "objects": gather_objects(f"rank {rank}")}
 
 
@@ -79,6 +98,9 @@ def test_a_single_device_gathers_nothing():
     assert gather_objects(1) == [1]
 
 
-def test_a_broken_loss_is_reported_on_every_device(results):
-    assert "not finite: on another device" in results[0]["broken"]
-    assert "a = nan; the batch's videos are video1" in results[1]["broken"]
+def test_a_value_that_is_not_finite_on_one_device_is_reported_on_every_device(results):
+    assert "not finite: on another device" in results[0]["loss"]
+    assert "a = nan; the batch's videos are video1" in results[1]["loss"]
+    for part, message in (("gradient", "not the gradient of {}. The"), ("weight", "the weights {} are not finite")):
+        assert message.format("another device") in results[0][part]
+        assert message.format("long") in results[1][part]

@@ -25,7 +25,7 @@ from tvr_lightning.encoders.base import Encoder, FeatureEncoder, fingerprint
 from tvr_lightning.errors import UserError, abbreviated
 from tvr_lightning.extract.fingerprint import check_store
 from tvr_lightning.training.checkpoints import FROZEN, CheckpointError, read_checkpoint
-from tvr_lightning.training.loss_check import LossCheck
+from tvr_lightning.training.loss_check import LossCheck, check_weights
 from tvr_lightning.training.optim import OptimizerConfig, build_optimizer
 from tvr_lightning.training.options import other_options, plain_options
 from tvr_lightning.training.sharding import is_sharded, shard
@@ -159,7 +159,7 @@ class RecipeModule(LightningModule):
 
     def total_loss(self, terms: Mapping[str, Tensor], batch: PairBatch) -> Tensor:
         """Return the sum of the terms of a loss, and queue them for a check before the optimizer step."""
-        self.loss_check.start(terms, self.global_step, batch.video.video_id)
+        self.loss_check.start(terms, batch.video.video_id)
         return torch.stack([term.reshape(()) for term in terms.values()]).sum()
 
     @override
@@ -172,13 +172,14 @@ class RecipeModule(LightningModule):
 
     @override
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        # A step from a loss that is NaN or infinite would break the weights.
-        self.loss_check.finish()
+        # A GradScaler expects infinite gradients and skips their steps.
+        scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
+        self.loss_check.finish(self, gradients=not scaled)
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        # The loss of an accumulated step may still be pending.
-        self.loss_check.finish()
+        self.loss_check.finish(self)  # the loss of an accumulated step may still be pending
+        check_weights(self, checkpoint["state_dict"])
         if not self.whole_checkpoints:
             remove_frozen_weights(checkpoint, self)
         if checkpoint.get("optimizer_states"):  # not in checkpoints of weights alone
