@@ -7,9 +7,10 @@ import dataclasses
 import inspect
 import operator
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from tvr_lightning.errors import UserError
@@ -40,13 +41,34 @@ class Range:
         return " and ".join(f"{name.replace('_', ' ')} {bound:g}" for name, bound in self.bounds.items())
 
 
+class Role(Enum):
+    """What an option of a recipe affects, as declared in its annotation. An option without a role affects scores.
+
+    The roles of a section, such as `optimizer`, apply to all its options without their own. Roles decide which options
+    may change when a checkpoint is tested or a run is resumed, and which ones are carried over to other data or
+    published.
+    """
+
+    SCORE = "scores of a trained method"
+    TRAINING = "training only"
+    EVALUATION = "results made of the scores"
+    READING = "reading of videos and texts, which must be as in training on the same dataset"
+    DATASET = "one dataset, so that others do not inherit it"
+    MACHINE = "speed and memory"
+    FILE = "in addition, a file or folder that other machines do not have"
+
+
+Roles = frozenset[Role]
+NONE: Roles = frozenset()
 Positive = Annotated[float, Range(above=0)]
 NotNegative = Annotated[float, Range(at_least=0)]
-Dropout = Annotated[float, Range(at_least=0, below=1)]
+Dropout = Annotated[float, Range(at_least=0, below=1), Role.TRAINING]
 Share = Annotated[float, Range(at_least=0, at_most=1)]
 Count = Annotated[int, Range(at_least=1)]
 Layers = Annotated[int, Range(at_least=0)]
-Workers = Annotated[int, Range(at_least=0)]
+Workers = Annotated[int, Range(at_least=0), Role.MACHINE]
+WeightFile = Annotated[str | None, Role.FILE]
+SupportWeight = Annotated[float, Range(at_least=0), Role.TRAINING]
 
 DatasetName = Literal["msrvtt", "didemo", "lsmdc", "activitynet", "vatex", "msvd", "charades"]
 StoreDtype = Literal["float32", "float16"]
@@ -108,6 +130,22 @@ def hints_of(kind: type) -> dict[str, Any]:
     for each in reversed(inspect.getmro(kind)):
         with suppress(NameError, TypeError):  # names that a class imports only for type checkers
             found |= get_type_hints(each.__init__, include_extras=True)  # type: ignore[misc]
+    return found
+
+
+def parts_of(hint: Any) -> Iterator[Any]:
+    """Yield a type and all types and notes within it, such as `int` and the `Range` of a `Count`."""
+    yield hint
+    for part in get_args(hint):
+        yield from parts_of(part)
+
+
+def roles_of(kind: type) -> dict[str, Roles]:
+    """Return the declared roles of the arguments of a class; a base class declares them for its subclasses."""
+    found: dict[str, Roles] = {}
+    for each in reversed(inspect.getmro(kind)):
+        for name, hint in hints_of(each).items():
+            found[name] = frozenset(part for part in parts_of(hint) if isinstance(part, Role)) or found.get(name, NONE)
     return found
 
 

@@ -208,7 +208,7 @@ def test_classes_of_other_packages_are_built_only_if_the_user_names_them(saved, 
 
 def test_only_results_of_weights_with_a_known_training_set_name_it(run, finished_run, msrvtt, tmp_path):
     trained, protocol = finished_run / "checkpoints" / "last.ckpt", "1k-A, one caption per video"
-    assert results(run)["protocol"] == f"{protocol}, trained on 9k"
+    assert json.loads((run / "results.json").read_text())["protocol"] == f"{protocol}, trained on 9k"
     assert evaluate(tmp_path / "tested", trained)["protocol"] == f"{protocol}, trained on 9k"
     assert main(["test", *small_run(msrvtt, tmp_path / "untrained", NO_AUDIT)]) == 0
     assert results(tmp_path / "untrained")["protocol"] == protocol

@@ -6,36 +6,17 @@ evaluated model is therefore built from the checkpoint; recipes and options are 
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from jsonargparse._util import import_object
 
-from tvr_lightning.media.preparation import PREPARATION
-from tvr_lightning.option_types import hints_of
+from tvr_lightning.config.roles import FOLLOWS_DATA, FOLLOWS_ENCODER, option_roles, roles_of_option
+from tvr_lightning.option_types import Role, Roles, hints_of, parts_of
 from tvr_lightning.training.checkpoints import RECORD, CheckpointError, check_classes, named_classes, read_checkpoint
 from tvr_lightning.training.options import changed_options, plain_options, value_text
-
-# Options that may differ from the training, because scores do not depend on them or should follow the evaluation.
-UNSCORED = {
-    "optimizer", "evaluation", "gather", "protocol",  # of a method
-    "gradient_checkpointing", "compile_towers", "encoder_precision",  # of encoders
-    "train", "rate",  # of the tuning of encoders
-    "trained_in", "pretrained",  # initial weights
-    "dropout", "dropout_per", "support_weight", "decorrelation", "loss_reduction", "loss_weighting",  # of training
-    "bottleneck", "norm_variance", "direction", "divergence",  # losses of GARE and DPDV
-}  # fmt: skip
-# Options for reading the videos and texts of one dataset; they may differ for another dataset.
-READING = {"frames", "words", "seconds", "sampling", "antialias", "audio", "audio_alignment", "audio_seconds"}
-# Options of a dataset that do not apply to other datasets.
-OF_DATASET = {
-    "split", "seconds", "extra_captions", "features", "pixels", "holdout", "max_train_videos", "captions_per_epoch",
-    "train_sampling",
-}  # fmt: skip
-# Filled by links between model and data.
-LINKED = {"words", "frames"}
 
 
 class TrainedOptions:
@@ -64,7 +45,7 @@ class TrainedOptions:
             )
         found = self._sections()
         if "model" in found:
-            found["model"] = _without(found["model"], LINKED)
+            found["model"] = _without(found["model"], FOLLOWS_DATA)
         elif self._asked_model is None:
             raise CheckpointError(
                 f"{self.path} does not record its {'encoder' if self.method else 'method'}. Pass the recipe of its "
@@ -76,7 +57,9 @@ class TrainedOptions:
                 "recipes/data/msrvtt.yaml"
             )
         if "data" in found and self._asked_data not in (None, self.dataset):
-            found["data"] = _without(found["data"], OF_DATASET)
+            roles = option_roles(found["data"], "data")
+            own = {name.rpartition(".")[2] for name, its in roles.items() if Role.DATASET in its}
+            found["data"] = _without(found["data"], own)
         if self._record.get("precision"):
             found["trainer"] = {"precision": self._record["precision"]}
         if self._record.get("seed") is not None:
@@ -97,11 +80,13 @@ class TrainedOptions:
             raise CheckpointError(f"{missing}: {error}") from error
         for section in known:
             then, now = (_written_out(each[section]) for each in (parsed, options))
+            roles = [option_roles(each, section) for each in (then, now)]
             for option, trained, value in changed_options(section, then, now):
-                follows_data = section == "model" and "data" in known and option.rpartition(".")[2] in LINKED
+                follows_data = section == "model" and "data" in known and option.rpartition(".")[2] in FOLLOWS_DATA
                 if not follows_data:
+                    affected = frozenset[Role]().union(*(roles_of_option(each, option) for each in roles))
                     change = f"{option} {value_text(value)} (the checkpoint: {value_text(trained)})"
-                    found[change] = self._scored(option, value, trained, options.data.class_path)
+                    found[change] = self._scored(option, affected, value, trained, options.data.class_path)
         precision, trained_in = options.get("trainer.precision"), self._record.get("precision")
         if trained_in and str(precision) != trained_in:
             found[f"trainer.precision {precision} (the checkpoint: {trained_in})"] = False
@@ -119,18 +104,15 @@ class TrainedOptions:
         if self.method is not None and "encoder" in self._model["init_args"]:
             found["model"] = self._model
         if self.dataset is not None:
-            found["data"] = _without(self._data, {*PREPARATION})  # links from the model fill these
+            found["data"] = _without(self._data, FOLLOWS_ENCODER)
         return found
 
-    def _scored(self, option: str, value: Any, trained: Any, dataset: str) -> bool:
-        section, *parts = option.split(".")
-        if section == "data":
-            return dataset.rpartition(".")[2] == self.dataset and parts[-1] in READING
-        if parts[-1] == "weights":  # the file matters only for the activation of random weights
+    def _scored(self, option: str, roles: Roles, value: Any, trained: Any, dataset: str) -> bool:
+        if option.startswith("data.") and dataset.rpartition(".")[2] != self.dataset:
+            return False
+        if option.endswith(".weights"):  # the file matters only for the activation of random weights
             return (value in (None, "none")) != (trained in (None, "none"))
-        if "tuning" in parts and parts[-1] in ("tuning", "class_path", "blocks"):
-            return bool({value, trained} & {"LoRA", "Adapter"})  # others only choose among the encoder's own weights
-        return not UNSCORED & set(parts)
+        return bool(roles & {Role.SCORE, Role.READING})
 
 
 def _last_class(contents: Sequence[Mapping[str, Any]], section: str) -> str | None:
@@ -151,7 +133,7 @@ def _written_out(section: Namespace) -> dict[str, Any]:
     found = section.as_dict()
     options = found.setdefault("init_args", {})
     for option, hint in hints_of(import_object(section.class_path)).items():
-        kinds = [item for item in get_args(hint) if isinstance(item, type) and dataclasses.is_dataclass(item)]
+        kinds = [part for part in parts_of(hint) if isinstance(part, type) and dataclasses.is_dataclass(part)]
         if kinds and option in options:
             parser = ArgumentParser(exit_on_error=False)
             parser.add_argument("--options", type=kinds[0])
@@ -160,7 +142,7 @@ def _written_out(section: Namespace) -> dict[str, Any]:
     return found
 
 
-def _without(section: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+def _without(section: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
     """Return a section without some options, also of a method within the method."""
     options = {name: value for name, value in (section.get("init_args") or {}).items() if name not in names}
     if "method" in options:

@@ -27,8 +27,9 @@ import tvr_lightning.methods
 import tvr_lightning.training.tf32  # noqa: F401  recipes name classes by their bare names once these are imported
 from tvr_lightning import data as datasets
 from tvr_lightning.config.check import Source, check_classes_given, check_options, refusals, sources_of
-from tvr_lightning.config.checkpoint_options import LINKED, TrainedOptions
+from tvr_lightning.config.checkpoint_options import TrainedOptions
 from tvr_lightning.config.recipe_files import OptionError, RecipeError, merged
+from tvr_lightning.config.roles import FOLLOWS_DATA, FOLLOWS_ENCODER
 from tvr_lightning.config.schema import cached_schema, generate, keep
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.encoders.pretrained import weights_follow
@@ -36,7 +37,6 @@ from tvr_lightning.encoders.tuning import FineTuning, Frozen
 from tvr_lightning.errors import UserError, check_present
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.results import SelectOn
-from tvr_lightning.media.preparation import PREPARATION
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.option_types import Count, Options
 from tvr_lightning.training.checkpoints import FROZEN
@@ -97,11 +97,11 @@ def recipe_parser() -> ArgumentParser:
     parser.add_argument("--checkpoints", type=CheckpointConfig, default=CheckpointConfig())
     memory = "a memory budget for scoring such as 4GiB or 512MiB, which replaces model.init_args.evaluation.memory_gib"
     parser.add_argument("--eval_memory", type=MemorySize | None, default=None, help=memory)
-    for name in sorted(LINKED):
+    for name in sorted(FOLLOWS_DATA):
         parser.link_arguments(f"data.init_args.{name}", f"model.init_args.{name}")
         # For question answering, the options are those of a nested method; links to missing arguments are skipped.
         parser.link_arguments(f"data.init_args.{name}", f"model.init_args.method.init_args.{name}")
-    for name in PREPARATION:
+    for name in sorted(FOLLOWS_ENCODER):
         parser.link_arguments("model.encoder", f"data.init_args.{name}", attrgetter(name), apply_on="instantiate")
     return parser
 
@@ -249,7 +249,7 @@ class Recipe:
         for content in contents:
             model = content.get("model")
             given = (model.get("init_args") or {}) if isinstance(model, dict) else {}
-            for name in LINKED & {*given}:
+            for name in FOLLOWS_DATA & {*given}:
                 used = self.config.data.init_args[name]
                 if given[name] != used:
                     raise OptionError(
@@ -316,7 +316,7 @@ def _dropped(given: Any, used: Any, name: str = "") -> Iterator[str]:
         for key, value in given.items():
             if key in used:
                 yield from _dropped(value, used[key], f"{name}{key}.")
-            elif name.endswith(".init_args.") and key not in LINKED:
+            elif name.endswith(".init_args.") and key not in FOLLOWS_DATA:
                 yield f"{name}{key}"
 
 

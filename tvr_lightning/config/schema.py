@@ -10,13 +10,14 @@ import dataclasses
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any
 
 from tvr_lightning.files import write_whole
-from tvr_lightning.option_types import Range, hints_of
+from tvr_lightning.option_types import Range, hints_of, parts_of
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -86,15 +87,19 @@ def add_ranges(schema: dict[str, Any], kind: type) -> None:
     """Add the `Range` of each option of a class to its schema."""
     for name, hint in hints_of(kind).items():
         node = schema.get("properties", {}).get(name, {})
-        for inner in (hint, *get_args(hint)):
-            if get_origin(inner) is Annotated:
-                ranges = [item for item in get_args(inner) if isinstance(item, Range)]
-                limits = {BOUNDS[name]: bound for item in ranges for name, bound in item.bounds.items()}
-                for numbers in (node, *node.get("anyOf", ())):
-                    if {"integer", "number"} & set(types_of(numbers)):
-                        numbers |= limits
-            elif dataclasses.is_dataclass(inner) and isinstance(inner, type) and "properties" in node:
-                add_ranges(node, inner)
+        for part in parts_of(hint):
+            if isinstance(part, Range):
+                for number in _numbers(node):
+                    number |= {BOUNDS[bound]: value for bound, value in part.bounds.items()}
+            elif isinstance(part, type) and dataclasses.is_dataclass(part) and "properties" in node:
+                add_ranges(node, part)
+
+
+def _numbers(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if {"integer", "number"} & set(types_of(node)):
+        yield node
+    for inner in node.get("anyOf", ()):
+        yield from _numbers(inner)
 
 
 def class_name(node: dict[str, Any]) -> str | None:

@@ -19,7 +19,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.features import FeatureBatch
 from tvr_lightning.media.augment import Augmentation
 from tvr_lightning.media.preparation import Interpolation, Preparation, ResizeMode
-from tvr_lightning.option_types import Count, FrameSampling, Range, Workers, check
+from tvr_lightning.option_types import Count, FrameSampling, Range, Role, Workers, check
 from tvr_lightning.store import FeatureStore, Part
 
 EvaluationLoaders = list[DataLoader[TextBatch] | DataLoader[VideoBatch]]
@@ -69,33 +69,33 @@ class TextVideoDataModule(ReadableDataset, LightningDataModule):
     def __init__(
         self,
         *,
-        split: str,
-        root: str | None = None,
-        frames: Count = 12,
-        words: Annotated[int, Range(at_least=3)] = 32,
-        image_size: int = 224,
-        resize_mode: ResizeMode = "shortest",
-        interpolation: Interpolation = "bicubic",
-        antialias: bool = True,
-        batch_size: Count = 128,
-        eval_batch_size: Count = 32,
+        split: Annotated[str, Role.DATASET],
+        root: Annotated[str | None, Role.MACHINE, Role.FILE] = None,
+        frames: Annotated[Count, Role.READING] = 12,
+        words: Annotated[int, Range(at_least=3), Role.READING] = 32,
+        image_size: Annotated[int, Role.READING] = 224,
+        resize_mode: Annotated[ResizeMode, Role.READING] = "shortest",
+        interpolation: Annotated[Interpolation, Role.READING] = "bicubic",
+        antialias: Annotated[bool, Role.READING] = True,
+        batch_size: Annotated[Count, Role.TRAINING] = 128,
+        eval_batch_size: Annotated[Count, Role.MACHINE] = 32,
         num_workers: Workers = 2,
-        sampling: FrameSampling = "one-fps-uniform",
-        train_sampling: FrameSampling | None = None,
-        augmentation: Augmentation = "none",
-        drop_last: bool = True,
-        reshuffle: bool = True,
-        captions_per_epoch: Literal["all", "one"] = "all",
-        on_corrupt: Literal["error", "skip"] = "error",
-        holdout: Annotated[int, Range(at_least=0)] = 0,
-        max_train_videos: Count | None = None,
-        seed: Annotated[int, Range(at_least=0)] = 0,
-        features: str | None = None,
-        pixels: str | None = None,
-        audio: Literal["none", "whisper", "wav2vec2"] = "none",
-        audio_alignment: AudioAlignment = "duration",
-        audio_seconds: float = 60.0,
-        extra_captions: str | None = None,
+        sampling: Annotated[FrameSampling, Role.READING] = "one-fps-uniform",
+        train_sampling: Annotated[FrameSampling | None, Role.TRAINING, Role.DATASET] = None,
+        augmentation: Annotated[Augmentation, Role.TRAINING] = "none",
+        drop_last: Annotated[bool, Role.TRAINING] = True,
+        reshuffle: Annotated[bool, Role.TRAINING] = True,
+        captions_per_epoch: Annotated[Literal["all", "one"], Role.TRAINING, Role.DATASET] = "all",
+        on_corrupt: Annotated[Literal["error", "skip"], Role.TRAINING, Role.EVALUATION] = "error",
+        holdout: Annotated[int, Range(at_least=0), Role.DATASET] = 0,
+        max_train_videos: Annotated[Count | None, Role.DATASET] = None,
+        seed: Annotated[int, Range(at_least=0), Role.TRAINING] = 0,
+        features: Annotated[str | None, Role.DATASET, Role.FILE] = None,
+        pixels: Annotated[str | None, Role.DATASET, Role.MACHINE, Role.FILE] = None,
+        audio: Annotated[Literal["none", "whisper", "wav2vec2"], Role.READING] = "none",
+        audio_alignment: Annotated[AudioAlignment, Role.READING] = "duration",
+        audio_seconds: Annotated[float, Role.READING] = 60.0,
+        extra_captions: Annotated[str | None, Role.DATASET, Role.FILE] = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()

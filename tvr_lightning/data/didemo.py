@@ -1,13 +1,14 @@
 """DiDeMo: Flickr videos with several one-sentence descriptions each, used as one paragraph."""
 
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from typing_extensions import override
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import Findings, Split, SplitName, read_json, read_lines, read_table
 from tvr_lightning.errors import UserError
+from tvr_lightning.option_types import Role
 
 
 class DiDeMo(TextVideoDataModule):
@@ -40,7 +41,7 @@ $TVR_DATA/didemo/
         self,
         *,
         split: Literal["lists", "tmass", "hub"] = "lists",
-        seconds: float | None = 31.0,
+        seconds: Annotated[float | None, Role.READING, Role.DATASET] = 31.0,
         frames: int = 64,
         words: int = 64,
         **options: Any,

@@ -2,12 +2,13 @@
 
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from typing_extensions import override
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import Findings, Split, SplitName, duplicates, read_json, read_lines
+from tvr_lightning.option_types import Role
 
 CAPTIONS = {"en": "enCap", "zh": "chCap"}
 CLIP = re.compile(r"(?P<youtube>.+)_(?P<start>\d{6})_(?P<end>\d{6})")  # greedy: YouTube IDs contain underscores
@@ -45,9 +46,9 @@ $TVR_DATA/vatex/
         self,
         *,
         split: Literal["hgr"] = "hgr",
-        annotations: Literal["hgr", "official"] = "hgr",
-        language: Literal["en", "zh"] = "en",
-        protocol: Literal["multi-caption", "first-caption"] = "multi-caption",
+        annotations: Annotated[Literal["hgr", "official"], Role.DATASET] = "hgr",
+        language: Annotated[Literal["en", "zh"], Role.DATASET] = "en",
+        protocol: Annotated[Literal["multi-caption", "first-caption"], Role.EVALUATION, Role.DATASET] = "multi-caption",
         **options: Any,
     ) -> None:
         super().__init__(split=split, **options)

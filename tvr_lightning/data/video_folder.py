@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from typing_extensions import override
 
@@ -15,6 +15,7 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import Findings, Split, SplitName, expect, malformed, read_records
 from tvr_lightning.data.video_files import VideoFiles
 from tvr_lightning.errors import UserError
+from tvr_lightning.option_types import Role
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")
 VIDEO = ("file_name", "file", "video", "path", "video_path", "video_id")
@@ -96,7 +97,12 @@ or metadata.csv, metadata.jsonl or metadata.parquet next to the videos, columns 
     one_caption_evaluation = False  # all captions are queries
 
     def __init__(
-        self, *, split: Literal["table"] = "table", table: str | None = None, test_share: float = 0.2, **options: Any
+        self,
+        *,
+        split: Literal["table"] = "table",
+        table: Annotated[str | None, Role.DATASET] = None,
+        test_share: Annotated[float, Role.DATASET] = 0.2,
+        **options: Any,
     ) -> None:
         self.table = table
         self.test_share = test_share

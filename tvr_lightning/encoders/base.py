@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -16,8 +16,9 @@ from tvr_lightning.data.batch import Media, Tokens
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.preparation import Interpolation, Preparation, ResizeMode
+from tvr_lightning.option_types import Role
 
-EncoderPrecision = Literal["float32", "float16"]
+EncoderPrecision = Annotated[Literal["float32", "float16"], Role.TRAINING]
 Tower = Literal["text", "video"]
 
 

@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import open_clip
 import torch
@@ -19,6 +19,7 @@ from tvr_lightning.encoders.text_towers import lengthen
 from tvr_lightning.encoders.tokenizer import TOKENIZER_FILES, VOCABULARIES, build_tokenizer
 from tvr_lightning.encoders.weights import load_weights, read_state_dict
 from tvr_lightning.errors import UserError
+from tvr_lightning.option_types import Role, WeightFile
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +51,10 @@ class ClipEncoder(OpenClipEncoder):
 
     def __init__(
         self,
-        architecture: str = "ViT-B-32",
-        weights: str | None = "openai",
+        architecture: Annotated[str, Role.FILE] = "ViT-B-32",
+        weights: WeightFile = "openai",
         preprocessing: str | None = None,
-        tokenizer: str | None = None,
+        tokenizer: WeightFile = None,
         language: str | None = None,
         positions: int | None = None,
         encoder_precision: EncoderPrecision = "float32",

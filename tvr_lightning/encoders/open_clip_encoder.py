@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import open_clip
 import torch
@@ -24,6 +24,7 @@ from tvr_lightning.encoders.vision_towers import PatchShift, encode_images
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.preparation import Interpolation, ResizeMode
+from tvr_lightning.option_types import Role
 
 NO_FLOAT16 = (
     "encoder_precision float16 is defined only for CLIP's own transformers, not for {}. Add --config "
@@ -66,8 +67,8 @@ class OpenClipEncoder(Encoder):
         tokenizer: Tokenizer | None = None,
         text_mask: bool = False,
         encoder_precision: EncoderPrecision = "float32",
-        gradient_checkpointing: bool = False,
-        compile_towers: bool = False,
+        gradient_checkpointing: Annotated[bool, Role.MACHINE] = False,
+        compile_towers: Annotated[bool, Role.MACHINE] = False,
         patch_shift: bool = False,
     ):
         super().__init__()

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from PIL import Image
@@ -18,6 +18,7 @@ from tvr_lightning.encoders.hub import how_to_download, optional, repository_fol
 from tvr_lightning.encoders.pretrained import do_weights_follow
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.option_types import Role
 
 WeightDtype = Literal["float32", "bfloat16"]
 TOWERS: dict[Tower, tuple[str, ...]] = {"text": ("text_model", "language_model"), "video": ("vision_model", "visual")}
@@ -42,7 +43,11 @@ class SentenceTransformersEncoder(Encoder):
     gives_patches = False
 
     def __init__(
-        self, weights: str, image_size: int = 224, dtype: WeightDtype = "float32", trust_remote_code: bool = False
+        self,
+        weights: Annotated[str, Role.SCORE, Role.FILE],
+        image_size: int = 224,
+        dtype: WeightDtype = "float32",
+        trust_remote_code: bool = False,
     ) -> None:
         super().__init__()
         (folder,) = self.required_files(weights=weights)

@@ -1,7 +1,7 @@
 """CLIP that is small enough to train from scratch on two CPU cores."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from typing_extensions import override
@@ -12,6 +12,7 @@ from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.encoders.pretrained import do_weights_follow
 from tvr_lightning.errors import UserError
+from tvr_lightning.option_types import Role
 
 PREFIX = "encoder."  # prefix of the encoder in a run's checkpoint
 
@@ -43,7 +44,7 @@ class TinyClipEncoder(OpenClipEncoder):
         vision_layers: int = 4,
         patch_size: int = 16,
         context_length: int = 77,
-        trained_in: str | None = None,
+        trained_in: Annotated[str | None, Role.TRAINING, Role.FILE] = None,
         encoder_precision: EncoderPrecision = "float32",
         **switches: Any,
     ):

@@ -4,7 +4,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from tvr_lightning.encoders.base import Encoder, Tower
 from tvr_lightning.errors import UserError
-from tvr_lightning.option_types import ConfigVariant, Count, Dropout, Positive, check
+from tvr_lightning.option_types import ConfigVariant, Count, Dropout, Positive, Role, check
 
 Target = Literal["query", "key", "value", "output", "mlp"]
 TARGETS: dict[Target, str] = {
@@ -119,10 +119,10 @@ class LoRA(Tuning):
 
     def __init__(
         self,
-        rank: Count = 8,
-        alpha: Positive = 16.0,
-        targets: tuple[Target, ...] = ("query", "value"),
-        towers: tuple[Tower, ...] = ("text", "video"),
+        rank: Annotated[Count, Role.SCORE] = 8,
+        alpha: Annotated[Positive, Role.SCORE] = 16.0,
+        targets: Annotated[tuple[Target, ...], Role.SCORE] = ("query", "value"),
+        towers: Annotated[tuple[Tower, ...], Role.SCORE] = ("text", "video"),
         dropout: Dropout = 0.0,
     ) -> None:
         self.rank, self.alpha, self.dropout = rank, alpha, dropout
@@ -200,7 +200,11 @@ class Adapter(Tuning):
         towers: towers whose blocks get an adapter.
     """
 
-    def __init__(self, bottleneck: Count = 64, towers: tuple[Tower, ...] = ("text", "video")) -> None:
+    def __init__(
+        self,
+        bottleneck: Annotated[Count, Role.SCORE] = 64,
+        towers: Annotated[tuple[Tower, ...], Role.SCORE] = ("text", "video"),
+    ) -> None:
         self.bottleneck, self.towers = bottleneck, tuple(dict.fromkeys(towers))
         check(self)
         if not towers:

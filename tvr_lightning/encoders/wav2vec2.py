@@ -15,6 +15,7 @@ from tvr_lightning.data.batch import AudioInput
 from tvr_lightning.encoders.audio import AudioEncoder, pool_steps
 from tvr_lightning.encoders.hub import WEIGHTS, how_to_download, optional, repository_folder
 from tvr_lightning.errors import UserError
+from tvr_lightning.option_types import WeightFile
 
 Wav2Vec2Size = Literal["base", "large"]
 
@@ -78,7 +79,7 @@ class Wav2Vec2Encoder(_Wav2Vec2Encoder):
             cache of `facebook/wav2vec2-<size>`, or null or "none" for random weights.
     """
 
-    def __init__(self, size: Wav2Vec2Size = "base", weights: str | None = "facebook") -> None:
+    def __init__(self, size: Wav2Vec2Size = "base", weights: WeightFile = "facebook") -> None:
         if weights in (None, "none"):
             width, heads, layers = SIZES[size]
             super().__init__(_build(width, heads, layers, intermediate_size=4 * width), normalize=True)

@@ -16,6 +16,7 @@ from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.pretrained import do_weights_follow
 from tvr_lightning.encoders.weights import fitted, read_plain
 from tvr_lightning.errors import UserError
+from tvr_lightning.option_types import WeightFile
 
 WhisperSize = Literal["base", "small"]
 
@@ -67,7 +68,7 @@ class WhisperEncoder(_WhisperEncoder):
             openai-whisper's cache, or null or "none" for random weights.
     """
 
-    def __init__(self, size: WhisperSize = "base", weights: str | None = "openai") -> None:
+    def __init__(self, size: WhisperSize = "base", weights: WeightFile = "openai") -> None:
         super().__init__(*SIZES[size])
         self.size, self.weights = size, weights
         if not do_weights_follow():

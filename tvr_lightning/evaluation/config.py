@@ -6,7 +6,7 @@ from typing import Annotated
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.metrics import RankMetric
 from tvr_lightning.evaluation.normalization import Normalizer
-from tvr_lightning.option_types import Count, Options, Range
+from tvr_lightning.option_types import Count, Options, Range, Role
 
 
 @dataclass
@@ -33,7 +33,7 @@ class EvaluationConfig(Options):
     recall: list[int] = field(default_factory=lambda: [1, 5, 10])
     metrics: list[RankMetric] = field(default_factory=list)
     seed: int = 0
-    memory_gib: Annotated[float, Range(above=0)] = 2.0
+    memory_gib: Annotated[float, Range(above=0), Role.MACHINE] = 2.0
     top_k: Count = 10
     normalization: Normalizer | None = None
     bank_size: Count = 16384

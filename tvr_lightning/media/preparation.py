@@ -75,10 +75,6 @@ class Preparation:
         return resizing if self.antialias else f"{resizing}, not antialiased"
 
 
-PREPARATION = ("image_size", "interpolation", "resize_mode")
-"""Options of a preparation that the encoder defines. Recipes pass them to the data."""
-
-
 def resized(frame: Image.Image, size: tuple[int, int], interpolation: Interpolation, antialias: bool) -> Pixels:
     """Return the pixels of a frame resized to a width and height."""
     if antialias:

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
@@ -25,13 +25,14 @@ from tvr_lightning.evaluation.restricted_trainer import RestrictedModule
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.temperature import Temperature
 from tvr_lightning.methods.contrast import ContrastiveLearning
+from tvr_lightning.option_types import Role
 from tvr_lightning.training.distributed import Gather, gather_record, rank, world_size
 from tvr_lightning.training.gradient_cache import encode_in_chunks
 from tvr_lightning.training.losses import info_nce, local_info_nce
 from tvr_lightning.training.module import RecipeModule
 from tvr_lightning.training.optim import OptimizerConfig
 
-Protocol = Literal["query", "as-released"]
+Protocol = Annotated[Literal["query", "as-released"], Role.EVALUATION]
 """`query` conditions every video on the query; `as-released` reproduces evaluations that leak ground truth."""
 
 
@@ -67,13 +68,13 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
     def __init__(
         self,
         encoder: Encoder,
-        optimizer: OptimizerConfig | None = None,
-        evaluation: EvaluationConfig | None = None,
-        words: int = 32,
-        frames: int = 12,
+        optimizer: Annotated[OptimizerConfig | None, Role.TRAINING] = None,
+        evaluation: Annotated[EvaluationConfig | None, Role.EVALUATION] = None,
+        words: Annotated[int, Role.READING] = 32,
+        frames: Annotated[int, Role.READING] = 12,
         gather: Gather = "global",
         contrast: ContrastiveLearning | None = None,
-        tuning: Tuning | None = None,
+        tuning: Annotated[Tuning | None, Role.TRAINING] = None,
     ) -> None:
         super().__init__(optimizer)
         self.contrast = contrast or ContrastiveLearning()

@@ -27,7 +27,7 @@ from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.temporal import SeqTransf, TemporalHeader
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.pair_head import PairHead
-from tvr_lightning.option_types import ConfigVariant, NotNegative, Options, Range, variant
+from tvr_lightning.option_types import ConfigVariant, NotNegative, Options, Range, Role, variant
 from tvr_lightning.pairwise import token_similarities
 
 MaskFill = Literal["zero", "exclude"]
@@ -113,7 +113,7 @@ class DRLOptions(Options):
 
     interaction: DRLInteraction = variant(WeightedTokenWise)
     temporal_encoder: TemporalHeader = variant(SeqTransf)
-    decorrelation: DRLDecorrelation = variant(ChannelDecorrelation)
+    decorrelation: Annotated[DRLDecorrelation, Role.TRAINING] = variant(ChannelDecorrelation)
 
     @override
     def __post_init__(self) -> None:

@@ -38,7 +38,7 @@ from tvr_lightning.layers.stochastic import (
 )
 from tvr_lightning.methods.base import Protocol, RetrievalModule
 from tvr_lightning.methods.xpool import Query, XPoolHead, XPoolOptions
-from tvr_lightning.option_types import NotNegative, Options, variant
+from tvr_lightning.option_types import Options, SupportWeight, variant
 from tvr_lightning.pairwise import DensePairVectors, PairFrames, PlainFrames
 from tvr_lightning.training.losses import info_nce
 
@@ -60,7 +60,7 @@ class TMASSOptions(Options):
     prior: Prior = variant(Uniform)
     trials: Trials = 20
     radius: RadiusKind = "linear"
-    support_weight: NotNegative = 0.8
+    support_weight: SupportWeight = 0.8
 
 
 class RegionHead(XPoolHead):

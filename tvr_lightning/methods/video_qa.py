@@ -15,7 +15,7 @@ Deviations:
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -41,7 +41,7 @@ from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.checks import refuse
 from tvr_lightning.methods.dpdv.model import spot_frames
 from tvr_lightning.methods.dpdv.options import Share
-from tvr_lightning.option_types import Count, Dropout, check
+from tvr_lightning.option_types import Count, Dropout, Role, check
 from tvr_lightning.training.checkpoints import CheckpointError
 from tvr_lightning.training.distributed import gather_batches, gather_tensor, world_size
 from tvr_lightning.training.module import RecipeModule
@@ -169,12 +169,12 @@ class VideoQuestionAnswering(RecipeModule):
         self,
         encoder: Encoder,
         method: Callable[[Encoder], RetrievalModule],
-        optimizer: OptimizerConfig | None = None,
-        tuning: Tuning | None = None,
+        optimizer: Annotated[OptimizerConfig | None, Role.TRAINING] = None,
+        tuning: Annotated[Tuning | None, Role.TRAINING] = None,
         answers: int = 1500,
-        pretrained: str | None = None,
+        pretrained: Annotated[str | None, Role.TRAINING, Role.FILE] = None,
         hidden: int = 1024,
-        dropout: float = 0.1,
+        dropout: Dropout = 0.1,
         pooling: FramePooling = "spot",
         spot_ratio: float = 0.5,
         micro: bool = False,

@@ -5,19 +5,20 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tvr_lightning.layers.cosine import COSINE_EPS
+from tvr_lightning.option_types import Role
 
 if TYPE_CHECKING:
     from tvr_lightning.pairwise.dense import DensePairVectors
 
 P = TypeVar("P", bound="Pairwise")
-DropoutPer = Literal["pair", "video"]
+DropoutPer = Annotated[Literal["pair", "video"], Role.TRAINING]
 """Unit of independent dropout masks: every pair, or every video, whose pairs then lose the same elements."""
 TEXTS_AT_A_TIME = 256
 """Number of D-dimensional vectors computed at a time if each pair has its own, so that they fit in the CPU cache."""

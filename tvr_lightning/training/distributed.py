@@ -16,7 +16,7 @@ the devices. The gradient of the gather then determines the effective gradient:
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,8 +24,9 @@ from torch import Tensor
 from torch.distributed import _functional_collectives as collectives
 
 from tvr_lightning.features import FeatureBatch, IndexedFeatures
+from tvr_lightning.option_types import Role
 
-Gather = Literal["global", "local", "own-slice", "none"]
+Gather = Annotated[Literal["global", "local", "own-slice", "none"], Role.TRAINING]
 R = TypeVar("R", bound=FeatureBatch)
 _ALONE: ContextVar[bool] = ContextVar("alone", default=False)
 

@@ -4,7 +4,7 @@ import inspect
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -24,6 +24,7 @@ from tvr_lightning.data.reading import Needs
 from tvr_lightning.encoders.base import Encoder, FeatureEncoder, fingerprint
 from tvr_lightning.errors import UserError, abbreviated
 from tvr_lightning.extract.fingerprint import check_store
+from tvr_lightning.option_types import Role
 from tvr_lightning.training.checkpoints import FROZEN, CheckpointError, read_checkpoint
 from tvr_lightning.training.loss_check import LossCheck, check_weights
 from tvr_lightning.training.optim import OptimizerConfig, build_optimizer
@@ -56,7 +57,7 @@ class RecipeModule(LightningModule):
     whole_checkpoints = False  # whether checkpoints contain frozen weights that are also in an encoder's file or tag
     trains_all_parameters = True  # whether every trainable parameter gets a gradient in every step, as DDP requires
 
-    def __init__(self, optimizer: OptimizerConfig | None = None) -> None:
+    def __init__(self, optimizer: Annotated[OptimizerConfig | None, Role.TRAINING] = None) -> None:
         super().__init__()
         given = _given_hyperparameters.get()  # by a recipe
         if given is None:

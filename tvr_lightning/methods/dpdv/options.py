@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from tvr_lightning.layers.patch_selector import PatchSelection
 from tvr_lightning.methods.checks import distinct, refuse
-from tvr_lightning.option_types import ConfigVariant, Count, Layers, NotNegative, Options, Range, variant
+from tvr_lightning.option_types import ConfigVariant, Count, Layers, NotNegative, Options, Range, Role, variant
 
 View = Literal["macro", "micro"]
 Pathway = Literal["spot", "recover"]
@@ -159,7 +159,7 @@ class DPDVOptions(Options):
     patch_reduction: PatchReduction = variant(PatchMerging)
     original_loss: bool = True
     path_weight: NotNegative = 0.5
-    divergence: Divergence = field(default_factory=Divergence)
+    divergence: Annotated[Divergence, Role.TRAINING] = field(default_factory=Divergence)
 
     @override
     def __post_init__(self) -> None:

@@ -4,11 +4,11 @@ Sources are equations and tables of the paper (Yang, Cao, He, Su) and the files 
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from tvr_lightning.layers.stochastic import Prior, Trials, Uniform
 from tvr_lightning.methods.xpool import XPoolOptions
-from tvr_lightning.option_types import ConfigVariant, NotNegative, Options, variant
+from tvr_lightning.option_types import ConfigVariant, Options, Role, SupportWeight, variant
 
 LossWeighting = Literal["positive", "released", "uniform"]
 
@@ -58,7 +58,7 @@ class DASP(Perturbation):
         support_weight: lambda of Eq. 10 (Table 8); 0 omits the support texts.
     """
 
-    def __init__(self, prior: Prior | None = None, support_weight: NotNegative = 0.8) -> None:
+    def __init__(self, prior: Prior | None = None, support_weight: SupportWeight = 0.8) -> None:
         self.prior = prior or Uniform()
         self.support_weight = support_weight
 
@@ -72,7 +72,12 @@ class STP(Perturbation):
         support_weight: lambda of Eq. 10.
     """
 
-    def __init__(self, prior: Prior | None = None, trials: Trials = 20, support_weight: NotNegative = 0.8) -> None:
+    def __init__(
+        self,
+        prior: Prior | None = None,
+        trials: Trials = 20,
+        support_weight: SupportWeight = 0.8,
+    ) -> None:
         self.prior = prior or Uniform()
         self.trials = trials
         self.support_weight = support_weight
@@ -94,6 +99,6 @@ class GAIDOptions(Options):
 
     fusion: Fusion = variant(GatedFusion)
     perturbation: Perturbation = variant(DASP)
-    loss_weighting: LossWeighting = "positive"
+    loss_weighting: Annotated[LossWeighting, Role.TRAINING] = "positive"
     normalize_text: bool = False
     attention: XPoolOptions = field(default_factory=XPoolOptions)

@@ -10,7 +10,17 @@ from typing_extensions import override
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods.checks import check_dropout_per
-from tvr_lightning.option_types import ConfigVariant, Dropout, Layers, NotNegative, Options, Positive, Range, variant
+from tvr_lightning.option_types import (
+    ConfigVariant,
+    Dropout,
+    Layers,
+    NotNegative,
+    Options,
+    Positive,
+    Range,
+    Role,
+    variant,
+)
 from tvr_lightning.pairwise import DropoutPer
 
 Side = Literal["text", "video"]
@@ -213,9 +223,9 @@ class GAREOptions(Options):
     temporal_layers: Layers = 4
     pooling: Pooling = variant(TextPooling)
     increment: Increment = variant(GapIncrement)
-    bottleneck: Bottleneck = field(default_factory=Bottleneck)
-    norm_variance: NormRegularization = variant(Variance)
-    direction: DirectionRegularization = variant(LogMeanExp)
+    bottleneck: Annotated[Bottleneck, Role.TRAINING] = field(default_factory=Bottleneck)
+    norm_variance: Annotated[NormRegularization, Role.TRAINING] = variant(Variance)
+    direction: Annotated[DirectionRegularization, Role.TRAINING] = variant(LogMeanExp)
     mask_frames: bool = False
     fixed_temperature: Annotated[float, Range(at_least=0.01)] | None = None  # 1 / temperature is kept at or below 100
 

@@ -13,7 +13,7 @@ from tvr_lightning.layers.aggregation import ISA, Aggregation
 from tvr_lightning.methods.checks import distinct
 from tvr_lightning.methods.tcmgc.reorganization import Reorganization
 from tvr_lightning.methods.xpool import XPoolOptions
-from tvr_lightning.option_types import Layers, NotNegative, Options, Range, variant
+from tvr_lightning.option_types import Layers, NotNegative, Options, Range, Role, variant
 from tvr_lightning.training.losses import Reduction
 
 Contrast = Literal["video_sentence", "video_word", "sentence_frame", "frame_word"]
@@ -100,8 +100,8 @@ class TCMGCOptions(Options):
     similarity_aggregation: Aggregation = variant(ISA)
     aggregation: ScoreAggregation = "lsa"
     aggregation_on: ScoreScale = "logits"
-    decorrelation: Decorrelation = field(default_factory=Decorrelation)
-    loss_reduction: Reduction = "mean"
+    decorrelation: Annotated[Decorrelation, Role.TRAINING] = field(default_factory=Decorrelation)
+    loss_reduction: Annotated[Reduction, Role.TRAINING] = "mean"
     interaction_matrices: bool = True
     mask_frames: bool = False
     mask_words: bool = False

@@ -1,0 +1,49 @@
+"""Roles of the options of a recipe, as their classes declare them."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, get_type_hints
+
+from jsonargparse._util import import_object
+
+from tvr_lightning.data.base import TextVideoDataModule
+from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.option_types import NONE, Role, Roles, hints_of, parts_of, roles_of
+
+FOLLOWS_DATA = {name for name, roles in roles_of(RetrievalModule).items() if Role.READING in roles}
+"""Options of a method that are those of its data."""
+FOLLOWS_ENCODER = hints_of(TextVideoDataModule).keys() & get_type_hints(Encoder).keys()
+"""Options of the data that are attributes of the encoder."""
+
+
+def option_roles(section: Mapping[str, Any], name: str) -> dict[str, Roles]:
+    """Return the roles of all options of a section with a class, by their dotted names, which start with `name`."""
+    kind = import_object(section["class_path"])
+    return dict(_roles(kind, section.get("init_args") or {}, f"{name}.init_args.", frozenset({Role.SCORE})))
+
+
+def _roles(kind: type, options: Mapping[str, Any], prefix: str, outer: Roles) -> Iterator[tuple[str, Roles]]:
+    """Yield the options of a class or dataclass, and those within them, which have `outer` roles unless declared."""
+    declared, hints = roles_of(kind), hints_of(kind)
+    for name, value in options.items():
+        own = declared.get(name, NONE)
+        roles = own if own - {Role.FILE} else own | outer
+        yield f"{prefix}{name}", roles
+        if not isinstance(value, Mapping):
+            continue
+        if "class_path" in value:
+            named = import_object(value["class_path"])
+            inner = dict(_roles(named, value.get("init_args") or {}, f"{prefix}{name}.init_args.", roles))
+            yield f"{prefix}{name}.class_path", roles.union(*inner.values())
+            yield from inner.items()
+        for part in parts_of(hints.get(name)):
+            if isinstance(part, type) and dataclasses.is_dataclass(part):
+                yield from _roles(part, value, f"{prefix}{name}.", roles)
+
+
+def roles_of_option(roles: Mapping[str, Roles], option: str) -> Roles:
+    """Return the roles of a dotted option, or of the section that contains it if it is not declared itself."""
+    while option not in roles and "." in option:
+        option = option.rpartition(".")[0]
+    return roles.get(option) or frozenset({Role.SCORE})
