@@ -281,4 +281,5 @@ def test_unusable_scores_are_refused_in_one_line(folder, case, capsys):
         assert message in line
     assert main(["evaluate", "single.npy"]) == 2
     assert "Give either a dataset" in capsys.readouterr().err
-    assert not list(folder.parent.rglob("results.json"))
+    assert not list(Path().glob("runs/**/results.json"))
+    assert not list(folder.parent.glob("x-*"))

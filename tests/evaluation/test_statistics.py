@@ -7,7 +7,7 @@ import torch
 
 from tvr_lightning.evaluation import statistics
 from tvr_lightning.evaluation.ranks import Ranks, count_ranks
-from tvr_lightning.evaluation.statistics import effective_queries, exchange_p_value, percentile_interval, resample
+from tvr_lightning.evaluation.statistics import effective_queries, paired_comparison, percentile_interval, resample
 
 
 def interval_of(values, group=None, resamples=4000):
@@ -63,22 +63,62 @@ def test_captions_of_a_video_that_agree_count_as_one_query():
 
 def test_the_paired_test_equals_the_permutation_test_of_scipy():
     first, second = (ranks.expected() for ranks in two_systems())
-    found = exchange_p_value(second - first, resamples=20_000)
+    found = paired_comparison(second - first, resamples=20_000)
     expected = scipy.stats.permutation_test(
         (second.numpy(), first.numpy()), lambda x, y, axis: (x - y).mean(axis), permutation_type="samples",
         n_resamples=20_000, vectorized=True, rng=1,
     )  # fmt: skip
-    assert found == pytest.approx(expected.pvalue, abs=0.01)
+    assert found.p_value == pytest.approx(expected.pvalue, abs=0.01)
+
+
+def exchanged(difference, group, shift, resamples=20_000):
+    """P-value of a shift by random signs of the groups' sums, in NumPy."""
+    sums = np.bincount(group, difference - shift)
+    signs = np.random.default_rng(1).choice([-1, 1], (resamples, len(sums)))
+    return (np.abs(signs @ sums) >= abs(sums.sum()) - 1e-9).mean()
+
+
+@pytest.mark.parametrize("captions", [1, 4])
+def test_an_interval_of_a_difference_contains_the_shifts_that_the_paired_test_keeps(captions):
+    first, second = (100.0 * ranks.found_within(5) for ranks in two_systems(gap=0.4))
+    difference, video = second - first, torch.arange(120) // captions
+    found = paired_comparison(difference, video, resamples=20_000)
+    low, high = found.difference.low, found.difference.high
+    assert found.difference.estimate == pytest.approx(difference.mean().item())
+    for end, inward in ((low, 1), (high, -1)):
+        outside, inside = (exchanged(difference.numpy(), video, end + step * inward) for step in (-0.5, 0.5))
+        assert outside < 0.055
+        assert inside > 0.045
+    expected = interval_of(difference, video, resamples=20_000)  # a bootstrap, which is close for so many queries
+    assert (low, high) == pytest.approx((expected.low, expected.high), abs=1.7)
+
+
+@pytest.mark.parametrize(("wins", "losses"), [(0, 0), (5, 0), (6, 0), (0, 5), (0, 6), (8, 1), (9, 1), (3, 11), (3, 13)])
+def test_a_difference_is_resolved_exactly_if_its_p_value_is_below_five_percent(wins, losses):
+    difference = torch.zeros(300)
+    difference[:wins], difference[wins : wins + losses] = 100 / 3, -100 / 3
+    found = paired_comparison(difference)
+    exact = scipy.stats.binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
+    assert found.p_value == pytest.approx(exact, abs=0.008)
+    low, high = found.difference.low, found.difference.high
+    assert low <= found.difference.estimate <= high
+    assert [low > 0 or high < 0, found.p_value < 0.05] == [exact < 0.05] * 2
+
+
+def test_few_queries_resolve_nothing():
+    found = paired_comparison(torch.full((5,), 100.0)).difference
+    assert (found.low, found.high) == (float("-inf"), float("inf"))
 
 
 def test_equal_systems_do_not_differ_and_a_large_gain_is_significant():
     first, second = (100.0 * ranks.found_within(1) for ranks in two_systems(gap=3.0))
-    same, gain = interval_of(first - first), second - first
-    assert (same.estimate, same.low, same.high, exchange_p_value(first - first)) == (0.0, 0.0, 0.0, 1.0)
-    assert interval_of(gain).low > 0
-    assert exchange_p_value(gain) < 0.01
+    same, gain = paired_comparison(first - first), paired_comparison(second - first)
+    ends = same.difference
+    assert (ends.estimate, ends.low, ends.high, same.p_value) == (0.0, 0.0, 0.0, 1.0)
+    assert gain.difference.low > 0
+    assert gain.p_value < 0.01
     with pytest.raises(ValueError, match="nothing to resample"):
-        exchange_p_value(first[:0])
+        paired_comparison(first[:0])
 
 
 def test_resampling_captions_by_video_widens_the_interval():
@@ -90,4 +130,5 @@ def test_resampling_captions_by_video_widens_the_interval():
     ratio = (together.high - together.low) / (alone.high - alone.low)
     assert ratio == pytest.approx(5**0.5, rel=0.15)
     difference = (values - 1).clamp(min=1) - values
-    assert exchange_p_value(difference, video, resamples=500) >= exchange_p_value(difference, resamples=500)
+    alone, together = (paired_comparison(difference, group, resamples=500) for group in (None, video))
+    assert together.p_value >= alone.p_value

@@ -11,7 +11,7 @@ from tvr_lightning.evaluation.metrics import MeanRank, QueryMean, RecallAtK, Ret
 from tvr_lightning.evaluation.normalization import Normalizer, normalize_scores
 from tvr_lightning.evaluation.ranks import Ranks, text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.evaluation.scores_file import NOT_FOUND, ScoresError
-from tvr_lightning.evaluation.statistics import Comparison, Interval, exchange_p_value, percentile_interval, resample
+from tvr_lightning.evaluation.statistics import Comparison, Interval, paired_comparison, percentile_interval, resample
 
 
 def evaluate_scores(
@@ -98,8 +98,7 @@ def compare(
         row = found[direction] = {}
         for metric in _per_query(recall, more):
             values = metric.values(others[direction][0]) - metric.values(ranks)
-            interval = percentile_interval(float(values.mean()), resample(values, group))
-            row[metric.name] = Comparison(interval, exchange_p_value(values, group))
+            row[metric.name] = paired_comparison(values, group)
     return found
 
 

@@ -7,6 +7,7 @@ scipy.stats is not used: its bootstrap does not resample groups for a median, an
 times as long for a thousand queries.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,7 +34,7 @@ class Interval:
 
 @dataclass
 class Comparison:
-    """Difference of two systems on the same queries, second minus first, and its two-sided p-value by exchanges."""
+    """Difference of two systems on the same queries, second minus first, and its two-sided p-value."""
 
     difference: Interval
     p_value: float
@@ -113,22 +114,38 @@ def _groups(values: Tensor, group: Tensor | None) -> tuple[Tensor, Tensor]:
     return inverse, torch.bincount(inverse, minlength=len(names)).double()
 
 
-def exchange_p_value(
+def paired_comparison(
     difference: Tensor, group: Tensor | None = None, *, resamples: int = 10_000, seed: int = 0
-) -> float:
-    """Return the share of random exchanges of two systems, group by group, with a difference at least as large.
+) -> Comparison:
+    """Compare two systems by random exchanges of their values, group by group.
 
-    `difference` (Q,) is the second system's value per query minus the first's. Queries of one group are exchanged
-    together.
+    The p-value is the share of exchanges with a mean difference at least as large. The 95 % interval contains the mean
+    differences that this test would not reject (Garthwaite, 1996), so it excludes zero exactly if p is below 0.05. With
+    fewer than six groups it is infinite.
+
+    Args:
+        difference: The second system's value per query minus the first's, (Q,).
+        group: Group of each query, (Q,); queries of one group are exchanged together.
+        resamples: Number of random exchanges.
+        seed: Seed for the exchanges.
     """
     difference = difference.double().cpu()
     inverse, sizes = _groups(difference, group)
     sums = torch.zeros_like(sizes).index_add_(0, inverse, difference)
+    total, queries = sums.sum(), sizes.sum()
+    rounding = 1e-9 * sums.abs().sum()
     generator = torch.Generator().manual_seed(seed)
-    # The tolerance counts sums as extreme that equal the observed sum except for rounding.
-    seen = float(sums.sum().abs()) - 1e-9 * float(sums.abs().sum())
-    extreme = 0
+    found = []
     for start in range(0, resamples, CHUNK):
-        draw = torch.randint(2, (min(CHUNK, resamples - start), len(sums)), generator=generator)
-        extreme += int(((draw.double() * 2 - 1) @ sums).abs().ge(seen).sum())
-    return (extreme + 1) / (resamples + 1)
+        signs = torch.randint(2, (min(CHUNK, resamples - start), len(sums)), generator=generator).double() * 2 - 1
+        drawn, counted = (signs @ torch.stack([sums, sizes], dim=1)).T
+        # |drawn - shift * counted| >= |total - shift * queries| for the shifts between both roots, or for all if 0 / 0.
+        ends = torch.stack([total - drawn, total + drawn])
+        ends = ends.where(ends.abs() > rounding, 0.0) / torch.stack([queries - counted, queries + counted])
+        found.append(torch.stack([ends.amin(0).nan_to_num(-math.inf), ends.amax(0).nan_to_num(math.inf)]))
+    lows, highs = torch.cat(found, dim=1)
+    extreme = int(((lows <= 0) & (highs >= 0)).sum())
+    # The observed values count as one of the exchanges.
+    kept = math.ceil(0.05 * (resamples + 1)) - 1
+    low, high = float(lows.kthvalue(kept).values), float(-(-highs).kthvalue(kept).values)
+    return Comparison(Interval(float(total / queries), low, high), (extreme + 1) / (resamples + 1))

@@ -19,6 +19,7 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import Split
 from tvr_lightning.evaluation.answers import AnswerResults, write_answers
 from tvr_lightning.evaluation.evaluator import Evaluation
+from tvr_lightning.evaluation.rank_table import write_ranks
 from tvr_lightning.evaluation.results import (
     Results,
     RunResults,
@@ -43,7 +44,7 @@ _FILES = {
     "config.yaml": "all options of the run, including defaults",
     "metrics.csv": "logged metrics, one column each; also in the TensorBoard event files",
     "log.txt": "console output of the run",
-    RANKS: "rank of every query: direction, query, video, rank (the expected rank if scores are tied)",
+    RANKS: "rank of every query, with the numbers of videos or texts that score higher (better) and the same (tied)",
     "predictions.parquet": "top-ranked videos of every text, written by tvr predict",
     "checkpoints/last.ckpt": "checkpoint of the last epoch",
     "checkpoints/best.ckpt": "checkpoint with the best validation score",
@@ -241,16 +242,9 @@ def _lines(form: str, values: Iterable[str]) -> str:
 
 
 def write_query_ranks(folder: Path, evaluation: Evaluation, split: Split, video_of_text: Tensor) -> None:
-    """Write a parquet file of ranks from 1; `video_of_text` (N,) int64 are positions of videos in the split."""
-    import pandas as pd
-
+    """Write the ranks of all queries; `video_of_text` (N,) int64 are positions of videos in the split."""
     texts, videos = evaluation.text_to_video_ranks, evaluation.video_to_text_ranks
-    asked, matches, own = texts.index.tolist(), video_of_text[texts.index.cpu()].tolist(), videos.index.tolist()
-    found = [split.videos[place].video_id for place in [*matches, *own]]
-    columns = {
-        "direction": ["text-to-video"] * len(asked) + ["video-to-text"] * len(own),
-        "query": [split.texts[place].text for place in asked] + found[len(asked) :],
-        "video": found,
-        "rank": [*texts.expected().tolist(), *videos.expected().tolist()],
-    }
-    write_whole(folder / RANKS, pd.DataFrame(columns).to_parquet(index=False))
+    matches = [split.videos[place].video_id for place in video_of_text[texts.index.cpu()].tolist()]
+    own = [split.videos[place].video_id for place in videos.index.tolist()]
+    queries = [split.texts[place].text for place in texts.index.tolist()] + own
+    write_ranks(folder / RANKS, {"text_to_video": (texts, matches), "video_to_text": (videos, own)}, queries)

@@ -14,11 +14,11 @@ from run_cards import RECIPES, keys_of, make_card, plan_of
 from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
+from tvr_lightning.evaluation.rank_table import write_ranks
 from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.reproduce.report.leaderboard import leaderboards
 from tvr_lightning.reproduce.report.site import Site, views_of
 from tvr_lightning.reproduce.report.sources import read_ranks, read_runs
-from tvr_lightning.reproduce.runs.card import write_ranks
 from tvr_lightning.reproduce.tables import load_table
 
 RUNS = {"gare-1": ("clip4clip", "gare"), "tc-mgc-1a": ("tc-mgc", "tc-mgc-b16"), "gaid-1": ("gaid-didemo",)}

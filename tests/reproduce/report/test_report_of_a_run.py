@@ -4,6 +4,8 @@ import shutil
 import signal
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from metric_rows import summarize
@@ -11,13 +13,19 @@ from run_cards import RECIPES
 
 from tvr_lightning.cli import main
 from tvr_lightning.cli.tables import report as run_report
+from tvr_lightning.data.ground_truth import GroundTruth
+from tvr_lightning.data.records import Split, TextRecord, VideoRecord
+from tvr_lightning.errors import UserError
+from tvr_lightning.evaluation.external_scores import evaluate_scores, intervals
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
+from tvr_lightning.evaluation.results import results_of, write_results
 from tvr_lightning.reproduce.report.figures.encoded_split import encode_run
 from tvr_lightning.reproduce.report.figures.figure_types import figures_of
 from tvr_lightning.reproduce.report.figures.gare import draw_course
 from tvr_lightning.reproduce.report.figures.retrieval_examples import measure_sheet
 from tvr_lightning.reproduce.report.sources import read_curves, read_ranks, read_runs, run_of_card
 from tvr_lightning.reproduce.report.uncertainty import measure
+from tvr_lightning.runs.closing import write_query_ranks
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
 
@@ -41,6 +49,52 @@ def test_a_run_is_rebuilt_with_its_weights(run):
     curves = read_curves(run)
     assert curves["train/loss"].index.tolist() == list(range(run.card.steps))
     assert curves["val/t2v_R@1"].iloc[-1] == pytest.approx(run.card.metrics("text_to_video")["R@1"])
+
+
+def folder_of_scores(folder, scores):
+    """Write the files of a run that scored texts (N) against as many videos, in the same order, and read it."""
+    queries = len(scores)
+    videos = [VideoRecord(f"v{index}", Path()) for index in range(queries)]
+    split = Split("test", "pairs", videos, [TextRecord(f"text {index}", index) for index in range(queries)])
+    truth = GroundTruth(torch.arange(queries), queries, "Toy", "test", "pairs")
+    evaluation, _ = evaluate_scores(torch.from_numpy(scores), truth)
+    options = {"select_on": None, "checkpoint": None, "skipped": [], "config": {}, "precision": "", "seed": None}
+    write_results(results_of(evaluation, method="Toy", **options), folder)
+    write_query_ranks(folder, evaluation, split, truth.video_of_text)
+    return read_runs(folder)[0], evaluation, truth
+
+
+def tied_values(scores, metric):
+    """Value of each query (N,) in NumPy: the mean over the places of its match among equal scores."""
+    recall = {"R@1": 1, "R@5": 5}.get(metric)
+    found = []
+    for query, row in enumerate(scores):
+        first, tied = 1 + (row > row[query]).sum(), (row == row[query]).sum()
+        ranks = np.arange(first, first + tied)
+        found.append(ranks.mean() if recall is None else 100.0 * (ranks <= recall).mean())
+    return np.array(found)
+
+
+def test_ties_count_equally_in_results_stored_ranks_and_intervals(tmp_path, monkeypatch):
+    monkeypatch.setattr("tvr_lightning.reproduce.report.uncertainty.RESAMPLES", 10_000)
+    run, _, _ = folder_of_scores(tmp_path / "constant", np.ones((3, 3)))
+    found = measure([run], "text_to_video", "R@1")
+    assert (found.mean, found.interval.low, found.interval.high) == pytest.approx((100 / 3, 100 / 3, 100 / 3))
+    random = np.random.default_rng(0)
+    scores = random.integers(0, 4, (80, 80)) + 2.0 * np.eye(80)
+    run, evaluation, truth = folder_of_scores(tmp_path / "tied", scores)
+    external = intervals(evaluation, truth, (1, 5))["text-to-video"]["R@1"]
+    assert external == measure([run], "text_to_video", "R@1").interval
+    for direction, matrix in (("text_to_video", scores), ("video_to_text", scores.T)):
+        for metric in ("R@1", "R@5", "MnR"):
+            found, values = measure([run], direction, metric), tied_values(matrix, metric)
+            assert found.mean == pytest.approx(values.mean())
+            low, high = np.quantile(values[random.integers(0, 80, (10_000, 80))].mean(1), [0.025, 0.975])
+            assert (found.interval.low, found.interval.high) == pytest.approx((low, high), abs=0.4), metric
+    table = pd.read_parquet(run.ranks)
+    table.drop(columns="tied").to_parquet(run.ranks)
+    with pytest.raises(UserError, match=r"ranks\.parquet does not contain ties"):
+        measure(read_runs(tmp_path / "tied"), "text_to_video", "R@1")
 
 
 def test_logging_the_geometry_of_increments_does_not_change_the_training(finished, run, root, tmp_path):

@@ -6,12 +6,15 @@ import math
 import re
 from dataclasses import asdict
 
+import numpy as np
 import pytest
+import torch
 from run_cards import RECIPES, keys_of, make_card, plan_of
 
 from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.evaluation.evaluator import LEAKS
+from tvr_lightning.evaluation.rank_table import read_ranks, write_ranks
 from tvr_lightning.evaluation.weights import Weights
 from tvr_lightning.reproduce.published import printed_figure, published_rows
 from tvr_lightning.reproduce.report.site import Site
@@ -33,12 +36,12 @@ pytestmark = pytest.mark.usefixtures("few_resamples")
 QUALITIES = {"clip4clip": 1.0, "x-pool": 1.5, "baseline": 1.5, "gare": 3.0}
 
 
-def view(tmp_path, qualities=QUALITIES, name="gare-1", fixture_videos=20, **setting):
+def view(tmp_path, qualities=QUALITIES, name="gare-1", fixture_videos=20, queries=60, **setting):
     """A table of synthetic cards, and those cards by key."""
     plan, made = plan_of(name, tmp_path, fixture_videos=fixture_videos, **setting), {}
     for run, quality in qualities.items():
         for place, key in enumerate(keys_of(plan, f"{name}/{run}")):
-            made[key] = make_card(plan.runs[key], tmp_path / "cards", quality + 0.3 * place)
+            made[key] = make_card(plan.runs[key], tmp_path / "cards", quality + 0.3 * place, queries)
     return viewed(name, made, tmp_path), made
 
 
@@ -50,6 +53,23 @@ def viewed(name, cards, tmp_path):
 def measured(table):
     """Rows of a table with a measured value."""
     return [row for row in csv.DictReader(io.StringIO(comma_separated(table))) if row["measured"]]
+
+
+def hits(quality, queries=60):
+    """R@1 of each query of `make_card` in percent, from its scores in NumPy."""
+    torch.manual_seed(0)
+    scores = (torch.randn(queries, queries) + quality * torch.eye(queries)).numpy()
+    return 100.0 * (scores.argmax(1) == np.arange(queries))
+
+
+def interval_in(text):
+    """Numbers of a text such as `+1.0 [-1.0, +3.0]`."""
+    return [float(number) for number in re.match(r"(\S+) \[(\S+), (\S+)\]", text).groups()]
+
+
+def normal_interval(values):
+    half = 1.96 * values.std() / len(values) ** 0.5
+    return [values.mean(), values.mean() - half, values.mean() + half]
 
 
 def metrics_of(card, direction="text_to_video"):
@@ -86,7 +106,9 @@ def test_only_runs_with_real_data_and_published_settings_are_compared_with_the_p
     row = next(row for row in measured(table) if (row["direction"], row["metric"]) == ("t2v", "R@1"))
     value = cards[row["cards"].removesuffix(".json")].metrics("text_to_video")["R@1"]
     assert float(row["difference"]) == pytest.approx(value - 49.1)
-    assert f"{value - 49.1:+.1f} [" in markdown(table)
+    found = table.results.set_index(["run", "direction", "metric"]).loc[("gare", "t2v", "R@1"), "difference_text"]
+    assert found in markdown(table)
+    assert interval_in(found) == pytest.approx([end - 49.1 for end in normal_interval(hits(3.0))], abs=2.5)
     (card,) = cards.values()
     card.results["warnings"] = [SYNTHETIC]
     assert viewed("gare-1", cards, tmp_path).caution == NOT_COMPARABLE
@@ -187,13 +209,28 @@ def test_differences_from_the_baseline_are_paired_by_query(tmp_path):
             if (row["run"], row["direction"], row["metric"]) == ("gare", "t2v", metric):
                 assert float(row["against_baseline"]) == pytest.approx(second - first)
                 assert float(row["against_baseline_low"]) == found.difference.low
-    r1 = [runs[f"gare-1/{name}"].metrics("text_to_video")["R@1"] for name in ("baseline", "gare")]
-    assert f"{r1[1] - r1[0]:+.1f} [" in said
-    assert "resolved" in said
+    expected = normal_interval(hits(3.0) - hits(1.5))
+    assert interval_in(said.partition("R@1: ")[2]) == pytest.approx(expected, abs=2.5)
+    assert said.endswith(", resolved")
     assert measure(pair[1], "text_to_video", "R@50") is None
     runs["gare-1/gare"].run["fingerprints"]["data"] = "of another dataset"
     pair = [[run_of_card(runs[f"gare-1/{name}"], tmp_path / "cards")] for name in ("baseline", "gare")]
     assert compare_runs(*pair, "text_to_video", "R@1") is None, "runs on other data are not compared"
+
+
+def test_a_difference_of_five_queries_is_not_resolved(tmp_path, monkeypatch):
+    monkeypatch.setattr("tvr_lightning.reproduce.report.uncertainty.RESAMPLES", 2000)
+    _, cards = view(tmp_path, {"baseline": 9.0, "gare": 9.0}, queries=200)
+    (baseline,) = (card for card in cards.values() if card.name == "gare-1/baseline")
+    path, kinds = tmp_path / "cards" / f"{baseline.key}.parquet", ("text_to_video", "video_to_text")
+    ranked = {kind: read_ranks(path, kind) for kind in kinds}
+    ranked["text_to_video"][0].better[:5] = 1
+    write_ranks(path, ranked)
+    baseline.results["text_to_video"]["R@1"] = 97.5
+    said = next(line for line in viewed("gare-1", cards, tmp_path).statistics if "gare against baseline, t2v" in line)
+    assert interval_in(said.partition("R@1: ")[2])[:2] == [2.5, 0.0]
+    assert 0.05 < float(re.search(r"p (\S+),", said)[1]) < 0.075  # 2 / 2^5
+    assert said.endswith(", not resolved")
 
 
 def test_every_run_is_compared_with_the_baseline_of_its_dataset_and_backbone(tmp_path):

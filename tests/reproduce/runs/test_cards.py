@@ -12,9 +12,10 @@ from run_cards import RECIPES, keys_of, make_answers, make_card, plan_of
 
 from tvr_lightning.cli import main
 from tvr_lightning.errors import UserError
+from tvr_lightning.evaluation.rank_table import read_ranks
 from tvr_lightning.reproduce.report.sources import run_of_card
 from tvr_lightning.reproduce.report.uncertainty import compare_runs, measure
-from tvr_lightning.reproduce.runs.card import ranks_of, read_card, read_cards
+from tvr_lightning.reproduce.runs.card import read_card, read_cards
 from tvr_lightning.reproduce.runs.plan import PlannedRun
 
 
@@ -34,7 +35,7 @@ def test_a_card_and_its_ranks_are_read_as_they_were_written(card, path):
     assert read_cards(path.parent) == {card.key: card}
     assert read_cards(path.parent / "absent") == {}
     for direction in ("text_to_video", "video_to_text"):
-        ranks, video = ranks_of(path.with_suffix(".parquet"), direction)
+        ranks, video = read_ranks(path.with_suffix(".parquet"), direction)
         assert summarize(ranks, (1, 5, 10)) == pytest.approx(card.metrics(direction))
         assert torch.equal(video, torch.arange(60))
 

@@ -17,10 +17,11 @@ from run_cards import RECIPES, make_card, plan_of
 import tvr_lightning
 from tvr_lightning.cli import main
 from tvr_lightning.errors import UserError
+from tvr_lightning.evaluation.rank_table import read_ranks
 from tvr_lightning.progress import clock
 from tvr_lightning.reproduce.report.sources import run_of_card
 from tvr_lightning.reproduce.report.table_view import view_table
-from tvr_lightning.reproduce.runs.card import ranks_of, read_cards
+from tvr_lightning.reproduce.runs.card import read_cards
 from tvr_lightning.reproduce.runs.engines import LocalEngine, SlurmEngine
 from tvr_lightning.reproduce.runs.execute import PROGRESS, execute, run_task
 from tvr_lightning.reproduce.runs.runner import (
@@ -105,7 +106,7 @@ def test_a_run_writes_its_card_and_is_not_repeated(root, tmp_path, monkeypatch):
     assert card.peak_memory_mib > 50
     assert Path(card.checkpoint).is_file()
     assert set(card.run["fingerprints"]) == {"config", "code", "data", "weights", "files"}
-    ranks, _ = ranks_of(out / "cards" / f"{card.key}.parquet", "text_to_video")
+    ranks, _ = read_ranks(out / "cards" / f"{card.key}.parquet", "text_to_video")
     assert 100 * ranks.found_within(1).mean() == pytest.approx(results["text_to_video"]["R@1"])
     assert any("nothing left to run" in line for line in said)
     said.clear()
@@ -178,7 +179,7 @@ def test_question_answering_under_submitit_records_every_question(root, tmp_path
     assert card.status == "finished", card.error
     assert len(list((tmp_path / "jobs").glob("*_result.pkl"))) == 1
     assert not (out / "runs" / card.key / "job.txt").exists()
-    ranks, video = ranks_of(out / "cards" / f"{card.key}.parquet", "question")
+    ranks, video = read_ranks(out / "cards" / f"{card.key}.parquet", "question")
     assert len(ranks) == len(video) == card.results["evaluation"]["questions"]
     assert 100 * ranks.found_within(1).mean() == pytest.approx(card.accuracy())
 

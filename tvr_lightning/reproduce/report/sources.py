@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 from torch import Tensor
 
 from tvr_lightning.errors import UserError
+from tvr_lightning.evaluation import rank_table
+from tvr_lightning.evaluation.rank_table import QueryKind
 from tvr_lightning.evaluation.ranks import Ranks
-from tvr_lightning.reproduce.runs.card import Card, CardDirection, QueryKind, ranks_of, read_cards
+from tvr_lightning.reproduce.runs.card import Card, CardDirection, read_cards
 from tvr_lightning.reproduce.runs.plan import digest
 from tvr_lightning.runs.closing import RANKS
 from tvr_lightning.runs.folder import METRICS
@@ -53,14 +54,7 @@ class ReportedRun:
 @lru_cache(maxsize=256)
 def read_ranks(run: ReportedRun, kind: QueryKind) -> tuple[Ranks, Tensor]:
     """Return the ranks of one kind of query by increasing index, and the (Q,) int64 video of each query."""
-    if run.ranks.name != RANKS:
-        return ranks_of(run.ranks, kind)
-    frame = pd.read_parquet(run.ranks)
-    frame = frame[frame["direction"] == kind.replace("_", "-")]
-    rank = torch.tensor(frame["rank"].to_numpy()) - 1
-    # The file of `tvr fit` has only expected ranks: a half rank is read as a tie of two items.
-    ranks = Ranks(rank.floor().long(), 1 + (rank % 1 > 0).long(), torch.arange(len(frame)))
-    return ranks, torch.tensor(pd.factorize(frame["video"], sort=True)[0])
+    return rank_table.read_ranks(run.ranks, kind)
 
 
 def read_curves(run: ReportedRun) -> dict[str, pd.Series]:

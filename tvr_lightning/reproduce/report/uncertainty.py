@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.evaluation import statistics
+from tvr_lightning.evaluation.rank_table import QueryKind
 from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.evaluation.statistics import Comparison, Interval, percentile_interval
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
-from tvr_lightning.reproduce.runs.card import CardDirection, QueryKind
+from tvr_lightning.reproduce.runs.card import CardDirection
 
 RESAMPLES = 10_000
 RECALLS = (1, 5, 10)
@@ -50,7 +51,7 @@ def compare_runs(
 ) -> Comparison | None:
     """Compare two runs on the same queries, second minus first, each over its seeds; None if their queries differ.
 
-    The p-value exchanges values per query; it is NaN for MdR, which has no such values.
+    Values per query are exchanged. MdR has none: its interval is a bootstrap interval, and its p-value is NaN.
     """
     runs = [*first, *second]
     drawn = [found for run in runs if (found := _drawn(run, direction, metric)) is not None]
@@ -61,18 +62,19 @@ def compare_runs(
         own = torch.stack([*values]).double()
         return own[len(first) :].mean(0) - own[: len(first)].mean(0)
 
-    shares, groups = [], []
+    parts, groups = [], []
     for kind, part in _parts(direction, metric):
         stored = [read_ranks(run, kind) for run in runs]
         if any(not torch.equal(ranks.index, stored[0][0].index) for ranks, _ in stored):
             return None
-        shares.append(difference([_per_query(ranks, part) for ranks, _ in stored]) / len(stored[0][1]))
+        parts.append(difference([_per_query(ranks, part) for ranks, _ in stored]))
         groups.append(stored[0][1])
-    values = torch.tensor([run.value(direction, metric) for run in runs], dtype=torch.float64)
-    p_value = math.nan
-    if metric != "MdR":
-        p_value = statistics.exchange_p_value(torch.cat(shares), torch.cat(groups), resamples=RESAMPLES)
-    return Comparison(percentile_interval(float(difference(values)), difference(drawn)), p_value)
+    if metric == "MdR":
+        values = torch.tensor([run.value(direction, metric) for run in runs])
+        return Comparison(percentile_interval(float(difference(values)), difference(drawn)), math.nan)
+    queries = sum(map(len, parts))
+    summed = torch.cat([part * (queries / len(part)) for part in parts])  # the mean is the sum of the parts' means
+    return statistics.paired_comparison(summed, torch.cat(groups), resamples=RESAMPLES)
 
 
 def _parts(direction: CardDirection, metric: str) -> tuple[tuple[QueryKind, str], ...]:

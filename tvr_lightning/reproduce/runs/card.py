@@ -1,27 +1,18 @@
 """Run cards: one JSON file per run, and a table of its ranks; every number of a report comes from one.
 
-`<key>.json` contains the fields of `Card`. `<key>.parquet` has a row per query: `direction`, `index` (of the text or
-video in its split), `video` (that the text or video belongs to), `better` and `tied` (see `Ranks`). In question
-answering, a correct answer has `better` 0 and a wrong one 1. A run that stores features has no queries and no ranks.
+`<key>.json` contains the fields of `Card`, and `<key>.parquet` the ranks. A run that stores features has no ranks.
 """
 
 import json
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-import pandas as pd
-import torch
-from torch import Tensor
-
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.files import write_whole
 
 CardDirection = Literal["text_to_video", "video_to_text"]
-QueryKind = Literal["text_to_video", "video_to_text", "question"]
 FIX = "delete it and rerun `tvr reproduce`"
 
 
@@ -89,24 +80,6 @@ def read_card(path: Path) -> Card:
 def read_cards(folder: Path) -> dict[str, Card]:
     """Read all cards of a folder, by key; empty if the folder does not exist."""
     return {path.stem: read_card(path) for path in sorted(folder.glob("*.json"))}
-
-
-def write_ranks(path: Path, ranked: Mapping[QueryKind, tuple[Ranks, Tensor]]) -> None:
-    """Write the ranks of Q queries per direction, and the (Q,) int64 index of each query's video, as parquet."""
-    parts = []
-    for direction, (ranks, video) in ranked.items():
-        columns = {"index": ranks.index, "video": video, "better": ranks.better, "tied": ranks.tied}
-        parts.append(pd.DataFrame({name: column.cpu() for name, column in columns.items()}).assign(direction=direction))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, pd.concat(parts, ignore_index=True).to_parquet(index=False))
-
-
-def ranks_of(path: Path, direction: QueryKind) -> tuple[Ranks, Tensor]:
-    """Return the ranks of a run's queries in ascending order of index, and the (Q,) int64 video of each query."""
-    frame = pd.read_parquet(path)
-    frame = frame[frame["direction"] == direction].sort_values("index")
-    better, tied, index, video = torch.tensor(frame[["better", "tied", "index", "video"]].to_numpy()).T
-    return Ranks(better, tied, index), video
 
 
 def peak_memory_mib() -> float | None:

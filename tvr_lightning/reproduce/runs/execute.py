@@ -18,10 +18,11 @@ from tvr_lightning.config.recipe import Recipe, from_recipe
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import AnswerEvaluation
 from tvr_lightning.evaluation.evaluator import Evaluation
+from tvr_lightning.evaluation.rank_table import write_ranks
 from tvr_lightning.extract.plan import ExtractOptions, source_of_data
 from tvr_lightning.extract.run import extract
 from tvr_lightning.progress import progress_file, write_state
-from tvr_lightning.reproduce.runs.card import Card, peak_memory_mib, write_ranks, write_record
+from tvr_lightning.reproduce.runs.card import Card, peak_memory_mib, write_record
 from tvr_lightning.reproduce.runs.plan import PlannedRun, deciding
 from tvr_lightning.runs.log import quieten
 from tvr_lightning.runs.progress_report import ProgressReport
