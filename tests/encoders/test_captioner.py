@@ -118,7 +118,7 @@ def test_a_killed_run_resumes_and_writes_the_same_file(table, videos, captioner,
 def write_descriptions(out: Path, names: list[str]) -> list[str]:
     """Describe the videos that are missing in the file, as a run does; return their IDs."""
     with CaptionJournal.open(out, SETTINGS) as journal:
-        missing = [name for name in names if name not in {row["video_id"] for row in journal.rows}]
+        missing = [name for name in names if name not in journal.rows]
         for name in missing:
             journal.add([Description(name, number, number, number + 1.0, f"{name} {number}") for number in range(2)])
         journal.finish(names)
@@ -182,7 +182,7 @@ def test_a_full_disk_loses_nothing(tmp_path, ended):
         left.append(len(write_descriptions(out, names)))
         assert out.read_bytes() == right.read_bytes()
     assert left == sorted(left, reverse=True)
-    assert set(left) >= {6, 3, 0}, "limits reached in the first line of the journal, in its middle, and in the file"
+    assert set(left) >= {6, 4, 0}, "limits reached in the first line of the journal, in its middle, and in the file"
 
 
 def test_a_finished_file_is_extended_or_refused(captioner, videos, tmp_path):
@@ -204,6 +204,40 @@ def test_a_finished_file_is_extended_or_refused(captioner, videos, tmp_path):
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(UserError, match="check its permissions"):
         write_descriptions(tmp_path / "taken" / "captions.parquet", ["a"])
+
+
+def test_a_replaced_file_is_described_again_and_a_copy_is_not(captioner, videos, tmp_path):
+    first, second, out = tmp_path / "first", tmp_path / "second", tmp_path / "c.parquet"
+    for folder in (first, second):
+        folder.mkdir()
+    shutil.copy(videos[0].path, first / "equal.mp4")
+    shutil.copy(videos[1].path, first / "other.mp4")
+    shutil.copy(videos[0].path, second / "equal.mp4")
+    shutil.copy(videos[2].path, second / "other.mp4")
+
+    def run(*paths):
+        report = caption([VideoRecord(path.stem, path) for path in paths], captioner, CaptionOptions(out, **QUICK))
+        rows = pd.read_parquet(out)
+        return report, {name: list(of_video["end"]) for name, of_video in rows.groupby("video_id")}
+
+    def segment_ends(video):
+        return [pytest.approx(probe(video.path).duration * part / 3) for part in (1, 2, 3)]
+
+    assert probe(videos[1].path).duration != probe(videos[2].path).duration
+    run(first / "equal.mp4", first / "other.mp4")
+    before = read_captions(out).descriptions
+    report, ends = run(second / "equal.mp4", second / "other.mp4")
+    assert report[0] == "1 videos described, 1 already present"
+    assert "other" in report[1]
+    assert ends == {"equal": segment_ends(videos[0]), "other": segment_ends(videos[2])}
+    shutil.copy(videos[1].path, second / "other.mp4")  # the same path, another video
+    run(second / "other.mp4")
+    assert read_captions(out).descriptions == before
+    (second / "other.mp4").unlink()
+    assert run(second / "other.mp4")[0] == ["0 videos described, 1 already present"]
+    (second / "other.mp4").write_bytes(b"no video")
+    assert "equal" in run(second / "other.mp4")[1], "other videos stay"
+    assert list(read_captions(out).descriptions) == ["equal"]
 
 
 def test_unreadable_videos_are_skipped_and_others_opened_once(captioner, videos, tmp_path, monkeypatch):

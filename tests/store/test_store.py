@@ -14,6 +14,7 @@ from child_processes import fork
 from safetensors import safe_open
 
 from tvr_lightning.store import FeatureStore, StoreError, StoreItem, StoreWriter
+from tvr_lightning.store.feature_store import file_mark
 
 WIDTH, FRAMES, WORDS = 8, 4, 6
 FINGERPRINT = {"encoder": "tiny 0123", "weights": "abcd", "sampling": "four frames", "preprocessing": "as it is"}
@@ -323,3 +324,15 @@ def test_a_writer_killed_at_any_moment_leaves_a_valid_store(tmp_path, ended):
         assert store.video(keys).frames[:, 0, 0].tolist() == list(range(done + 2))
         reached.add(done)
     assert max(reached) > 0
+
+
+def test_a_file_without_permission_has_no_mark(tmp_path):
+    closed, user = tmp_path / "closed.mp4", os.geteuid()
+    closed.write_bytes(b"video")
+    assert file_mark(closed) is not None
+    closed.chmod(0)
+    os.seteuid(65534 if user == 0 else user)  # root can read every file
+    try:
+        assert file_mark(closed) is None
+    finally:
+        os.seteuid(user)

@@ -131,7 +131,8 @@ def caption(
 ) -> None:
     """Describe a dataset's videos with a vision-language model; rerun the command to resume.
 
-    Only the training split is described by default, since tests use no descriptions.
+    A rerun describes new videos and those whose files have changed. Only the training split is described by default,
+    since tests use no descriptions.
     """
     with loading("caption"):
         from tvr_lightning.config.recipe import data_from_recipe

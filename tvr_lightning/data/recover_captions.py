@@ -23,7 +23,8 @@ WITHOUT_MODEL = (
 class Description:
     """Description of one segment of a video, from `start` to `end` in seconds, by a person or a model.
 
-    Segments are numbered from 0 in temporal order. `prompt` and `weights_hash` are empty for human authors.
+    Segments are numbered from 0 in temporal order. `prompt` and `weights_hash` are empty for human authors. `file`
+    identifies the video's file, as JSON (`store.feature_store.file_mark`).
     """
 
     video_id: str
@@ -34,6 +35,7 @@ class Description:
     model: str = ""
     prompt: str = ""
     weights_hash: str = ""
+    file: str = ""
 
 
 TYPES = {str: pa.string(), int: pa.int32(), float: pa.float64()}

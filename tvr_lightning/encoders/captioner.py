@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -22,7 +23,7 @@ from tvr_lightning.data.records import VideoRecord, tidy
 from tvr_lightning.data.recover_captions import SCHEMA, Description
 from tvr_lightning.encoders.base import fingerprint
 from tvr_lightning.encoders.hub import WEIGHTS, how_to_download, is_repository, optional, repository_folder
-from tvr_lightning.errors import UserError
+from tvr_lightning.errors import UserError, abbreviated
 from tvr_lightning.files import Journal, explain_write_errors, replace_whole
 from tvr_lightning.media.container import MediaError
 from tvr_lightning.media.preparation import Preparation
@@ -30,6 +31,7 @@ from tvr_lightning.media.read_many import read_many
 from tvr_lightning.media.video import read_parts
 from tvr_lightning.option_types import CAPTION_MODEL, CAPTION_PROMPT, Count, Options, Range, Workers
 from tvr_lightning.progress import progress_bar
+from tvr_lightning.store.feature_store import file_mark, is_same_file
 
 SETTINGS = b"tvr_captions"
 
@@ -135,9 +137,10 @@ def _read_segments(video: VideoRecord, options: CaptionOptions) -> tuple[list[De
         length = min(end, duration) - start
         return list(itertools.pairwise(start + length * i / options.segments for i in range(options.segments + 1)))
 
+    mark = json.dumps(file_mark(video.path))  # before reading, so that a change during it is noticed
     clips = read_parts(video.path, divide, options.frames, Preparation(options.image_size))
     spans = divide(clips[0].duration)
-    segments = [Description(video.video_id, number, *span, "") for number, span in enumerate(spans)]
+    segments = [Description(video.video_id, number, *span, "", file=mark) for number, span in enumerate(spans)]
     return segments, torch.stack([clip.pixels for clip in clips])
 
 
@@ -148,12 +151,12 @@ class CaptionJournal:
     Attributes:
         out: Parquet file; its existing descriptions are kept.
         journal: Journal of an unfinished run. Its header is the model, prompt, weights_hash, segments, and reading.
-        rows: Descriptions of both, one row per segment.
+        rows: Descriptions of each video ID in both, one row per segment; the journal's replace those of the file.
     """
 
     out: Path
     journal: Journal
-    rows: list[dict[str, Any]]
+    rows: dict[str, list[dict[str, Any]]]
 
     @classmethod
     @contextmanager
@@ -167,28 +170,32 @@ class CaptionJournal:
         _read_captions(out, settings)  # refuses another file before it creates a journal
         with Journal.open(out.with_name(out.name + ".unfinished"), settings, f"the captions {out}") as journal:
             _check_settings(journal.file, journal.header, settings)
-            rows = _read_captions(out, settings)
-            there = {row["video_id"] for row in rows}  # all if the process was killed before it removed the journal
-            rows += [row for group in journal.entries for row in group if row["video_id"] not in there]
-            yield cls(out, journal, rows)
+            opened = cls(out, journal, {})
+            for group in [_read_captions(out, settings), *journal.entries]:
+                opened._replace(group)
+            yield opened
 
     def add(self, descriptions: Sequence[Description]) -> None:
         """Append the descriptions of a group of videos to the journal and flush them to disk."""
         rows = [asdict(description) for description in descriptions]
         self.journal.append(rows)
-        self.rows += rows
+        self._replace(rows)
 
     def finish(self, order: Sequence[str]) -> None:
         """Write the file with the videos in this order, after others that it contains, and remove the journal."""
         positions = {name: position for position, name in enumerate(order)}
-        rows = sorted(self.rows, key=lambda row: positions.get(row["video_id"], -1))
+        names = sorted(self.rows, key=lambda name: positions.get(name, -1))
         settings = self.journal.header
         made = {name: settings[name] for name in ("model", "prompt", "weights_hash")}
-        table = pa.Table.from_pylist([row | made for row in rows], schema=SCHEMA)
+        table = pa.Table.from_pylist([row | made for name in names for row in self.rows[name]], schema=SCHEMA)
         table = table.replace_schema_metadata({SETTINGS: json.dumps(settings).encode()})
         with explain_write_errors(self.out, "Earlier descriptions are kept."), replace_whole(self.out) as file:
             pq.write_table(table, file)
         self.journal.file.unlink(missing_ok=True)
+
+    def _replace(self, rows: Sequence[dict[str, Any]]) -> None:
+        by_video = itertools.groupby(rows, itemgetter("video_id"))
+        self.rows.update((name, list(segments)) for name, segments in by_video)
 
 
 def _read_captions(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
@@ -214,12 +221,18 @@ def _check_settings(path: Path, found: dict[str, Any], settings: dict[str, Any])
             )
 
 
+def _has_changed(video: VideoRecord, rows: Sequence[dict[str, Any]]) -> bool:
+    """Return whether the video's file exists and is not the one that these rows describe."""
+    mark = json.loads(rows[0].get("file") or "null")
+    return video.path.is_file() and not is_same_file(video.path, mark and tuple(mark))
+
+
 def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: CaptionOptions) -> list[str]:
     """Describe the segments of videos, write the descriptions to one parquet file, and return a report in sentences.
 
     If the process is killed, a rerun gives the same file as an uninterrupted run: groups are formed from the whole
     list of videos, and each group is added to a journal as soon as it is described. Videos already in the file are
-    skipped. For duplicate IDs, the first video is used.
+    skipped unless their files have changed. For duplicate IDs, the first video is used.
     """
     settings = {
         "model": captioner.name,
@@ -233,15 +246,18 @@ def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: Captio
         distinct.setdefault(video.video_id, video)
     described, empty, skipped = 0, 0, []
     with CaptionJournal.open(options.out, settings) as journal:
-        there = {row["video_id"] for row in journal.rows}
-        kept = len(there & distinct.keys())
+        listed = distinct.keys() & journal.rows.keys()
+        changed = sorted(name for name in listed if _has_changed(distinct[name], journal.rows[name]))
+        for name in changed:
+            del journal.rows[name]
+        there = journal.rows.keys() & distinct.keys()
         # A group is described as a whole, except for videos that are already in the file.
         size = max(1, options.batch_size // options.segments)
         groups = [list(distinct.values())[start : start + size] for start in range(0, len(distinct), size)]
         waiting = [[video for video in group if video.video_id not in there] for group in groups]
         read = partial(_read_segments, options=options)
         with progress_bar(options.progress) as bar:
-            task = bar.add_task("describing videos", total=len(distinct), completed=kept)
+            task = bar.add_task("describing videos", total=len(distinct), completed=len(there))
             for found in read_many(list(filter(None, waiting)), read, list, workers=options.num_workers):
                 skipped += [f"skipped: {each}" for each in found if isinstance(each, MediaError)]
                 readable = [each for each in found if not isinstance(each, MediaError)]
@@ -254,7 +270,9 @@ def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: Captio
                 empty += texts.count("")
                 bar.advance(task, len(found))
         journal.finish(list(distinct))
-    report = [f"{described} videos described, {kept} already present"]
+    report = [f"{described} videos described, {len(there)} already present"]
+    if changed:
+        report.append(f"earlier descriptions of {len(changed)} changed files were dropped: {abbreviated(changed)}")
     if empty:
         report.append(f"{empty} descriptions are empty and are ignored by methods")
     return report + skipped

@@ -52,18 +52,21 @@ class StoreError(UserError):
 
 
 def file_mark(path: Path) -> FileMark | None:
-    """Return the mark that identifies a file, or None if the file does not exist.
+    """Return the mark that identifies a file, or None if the file does not exist or cannot be read.
 
     The digest covers the size and up to 64 KiB each at the beginning, in the middle, and at the end.
     """
-    if not path.is_file():
+    try:
+        if not path.is_file():
+            return None
+        status = path.stat()
+        digest = hashlib.sha256(str(status.st_size).encode())
+        with path.open("rb") as file:
+            for start in (0, status.st_size // 2, status.st_size - SAMPLED_BYTES):
+                file.seek(max(start, 0))
+                digest.update(file.read(SAMPLED_BYTES))
+    except PermissionError:
         return None
-    status = path.stat()
-    digest = hashlib.sha256(str(status.st_size).encode())
-    with path.open("rb") as file:
-        for start in (0, status.st_size // 2, status.st_size - SAMPLED_BYTES):
-            file.seek(max(start, 0))
-            digest.update(file.read(SAMPLED_BYTES))
     return status.st_size, status.st_mtime_ns, digest.hexdigest()[:32]
 
 
