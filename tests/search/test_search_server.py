@@ -1,10 +1,12 @@
 """The page and the API: what clients get, and requests, files and clients that the server refuses and survives."""
 
 import io
+import itertools
 import os
 import re
 import shutil
 import socket
+import string
 import struct
 import tempfile
 import threading
@@ -347,6 +349,23 @@ def test_too_many_and_slow_uploads_are_refused_before_the_body_has_arrived(searc
         assert b" 408 " in answer.partition(b"\r\n")[0]
         assert b"took longer than 2 seconds" in answer
         assert httpx.get(address + "api/search?query=a").status_code == 200
+
+
+def test_an_upload_is_refused_by_the_size_that_it_announces(searcher, uploads):
+    app = app_of(searcher, upload_seconds=5.0)
+    with serving(app) as address, connect(address) as line:
+        line.sendall(HEAD % 10**12 + b"abc")
+        assert b" 413 " in line.recv(4096).partition(b"\r\n")[0]
+        assert until(lambda: not app.state.uploads.borrowed_tokens)
+
+
+def test_many_parameters_cost_a_client_without_the_token_no_time(searcher):
+    names = "&".join(map("".join, itertools.islice(itertools.product(string.ascii_letters, repeat=3), 15_000)))
+    with serving(app_of(searcher, "secret")) as address, connect(address) as line:
+        began = time.process_time()
+        line.sendall(f"GET /api/videos?{names} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        assert b" 401 " in line.recv(4096).partition(b"\r\n")[0]
+        assert time.process_time() - began < 1.0
 
 
 def test_interrupted_and_truncated_uploads_leave_no_files(searcher, clip, uploads):

@@ -11,6 +11,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from mimetypes import add_type, guess_type
@@ -300,8 +301,8 @@ def _refusal(request: Request, token: str | None, local: bool) -> Response | Non
     if asks and site not in (None, "none", "same-origin"):
         detail = "Requests from pages of other origins are rejected. Open this server's own page."
         return JSONResponse({"detail": detail}, 403)
-    names = [name for name, _ in request.query_params.multi_items()]
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    counts = Counter(name for name, _ in request.query_params.multi_items())
+    if twice := next((name for name, count in counts.items() if count > 1), None):
         return JSONResponse({"detail": f"{twice[:100]} is given more than once. Give it once."}, 400)
     if token is None or request.url.path == "/health":
         return None
@@ -326,6 +327,8 @@ async def _save_upload(request: Request, path: Path, options: ServerOptions) -> 
     too_large = HTTPException(
         413, f"The clip is larger than {options.max_upload / 2**20:g} MiB. Shorten it, or raise --max_upload_mib."
     )
+    if int(request.headers.get("content-length", 0)) > options.max_upload:
+        raise too_large
     size = 0
     try:
         async with asyncio.timeout(options.upload_seconds):
