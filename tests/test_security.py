@@ -49,7 +49,7 @@ class Trap:
 
 def test_a_checkpoint_that_would_run_code_is_refused(msrvtt, tmp_path, capsys):
     torch.save({"state_dict": Trap(tmp_path / "ran")}, tmp_path / "evil.ckpt")
-    assert main(["test", *small_run(msrvtt, tmp_path / "runs"), f"--ckpt_path={tmp_path / 'evil.ckpt'}"]) == 1
+    assert main(["test", *small_run(msrvtt, tmp_path / "runs"), f"--ckpt_path={tmp_path / 'evil.ckpt'}"]) == 2
     assert re.search(r"evil\.ckpt: cannot be read as a checkpoint.*more than tensors", capsys.readouterr().err)
     assert not (tmp_path / "ran").exists()
 

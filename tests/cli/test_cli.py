@@ -78,22 +78,6 @@ def test_eval_memory_sets_the_memory_budget_of_scoring(msrvtt, tmp_path):
         Recipe.parse(["dpdv-vqa", "fixture", "fixture-vqa"], ["--eval_memory=1GiB"])
 
 
-def test_classes_that_a_checkpoint_names_are_not_imported(finished_run, msrvtt, tmp_path, monkeypatch, capsys):
-    (tmp_path / "strangers.py").write_text("raise RuntimeError('imported')")
-    monkeypatch.syspath_prepend(tmp_path)
-    saved = torch.load(finished_run / "checkpoints" / "last.ckpt", weights_only=True)
-    for section in ("hyper_parameters", "datamodule_hyper_parameters"):
-        saved[section]["_class_path"] = f"strangers.{saved[section]['_class_path'].rpartition('.')[2]}"
-    saved["hyper_parameters"]["encoder"] = {"class_path": "strangers.Encoder", "init_args": {}}
-    torch.save(saved, tmp_path / "last.ckpt")
-    options = small_run(msrvtt, tmp_path)
-    assert main(["test", *options, f"--ckpt_path={tmp_path / 'last.ckpt'}"]) == 1
-    assert "names strangers." in capsys.readouterr().err
-    built = [option for option in options if not option.startswith(("--trainer", "--results"))]
-    assert main(["audit", *built, "--videos=4", f"--ckpt_path={tmp_path / 'last.ckpt'}"]) == 0
-    assert "strangers" not in sys.modules
-
-
 def test_a_replaced_overlay_is_a_warning_at_the_start_of_a_run_and_in_its_table(msrvtt, tmp_path, caplog):
     more = ("--config=tuning/lora", "--config=tuning/frozen", "--trainer.max_epochs=1")
     with caplog.at_level("INFO"):

@@ -86,7 +86,7 @@ def test_predict_also_builds_the_method_from_the_checkpoint(run, checkpoint, tmp
 
 
 def test_an_option_that_changes_scores_needs_override(checkpoint, recipe, tmp_path, capsys):
-    assert main(["test", f"--ckpt_path={checkpoint}", *recipe]) == 1
+    assert main(["test", f"--ckpt_path={checkpoint}", *recipe]) == 2
     error = capsys.readouterr().err
     assert f"{LAMBDA} 100.0 (the checkpoint: 1.0)" in error
     assert "--override" in error

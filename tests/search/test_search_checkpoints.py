@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from dataclasses import replace
 
 import open_clip
@@ -25,7 +24,6 @@ from tvr_lightning.training.checkpoints import CheckpointError
 TINY = {"width": 64, "image_size": 32, "text_layers": 1, "vision_layers": 1}
 ARGUMENTS = {"words": 12, "frames": 4}
 REMOVED = object()
-CHAIN = {"class_path": "NormalizerChain", "init_args": {"normalizers": ["strangers.Normalizer"]}}
 
 
 def changed(source, path, **arguments):
@@ -43,13 +41,12 @@ def test_a_method_outside_the_package_is_used_if_the_user_trusts_it(gallery, tmp
     changed(outside, outside, _class_path=f"{path}.DualSoftmaxLoss", prior_temperature=500.0)
     out = str(tmp_path / "index")
     command = ["index", str(gallery), "--out", out, "--ckpt_path", str(outside)]
-    assert main(command) == 1
+    assert main(command) == 2
     error = capsys.readouterr().err
-    assert "names examples.dual_softmax_loss.DualSoftmaxLoss" in error
     assert "--trust examples.dual_softmax_loss" in error
     trust = ["--trust", "somewhere.else", "--trust", path]
     assert main([*command, *trust]) == 0
-    for more, status in (([], 1), (trust, 0)):
+    for more, status in (([], 2), (trust, 0)):
         assert main(["search", "a red square", "--index", out, *more]) == status
         assert main(["index", "--out", out, *more]) == status
     with Searcher(out, trust=["examples"]) as searcher:
@@ -60,27 +57,6 @@ def test_a_method_outside_the_package_is_used_if_the_user_trusts_it(gallery, tmp
     error = r"names nowhere\.Method, which cannot be found: No module named 'nowhere'"
     with pytest.raises(CheckpointError, match=error):
         Scorer(ScorerSource(str(outside)), trust=["nowhere"])
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"_class_path": "strangers.CLIP4Clip"},
-        {"encoder": "strangers.Encoder"},
-        {"encoder": "{'cl\\x61ss_path': strangers.Encoder}"},
-        {"evaluation": "{normalization: strangers.Encoder}"},
-        {"evaluation": {"normalization": "strangers.Encoder"}},
-        {"evaluation": {"normalization": CHAIN}},
-        {"optimizer": "strangers.Encoder"},
-    ],
-)
-def test_classes_that_an_untrusted_checkpoint_names_are_not_imported(checkpoints, tmp_path, monkeypatch, arguments):
-    (tmp_path / "strangers.py").write_text("raise RuntimeError('imported')")
-    monkeypatch.syspath_prepend(tmp_path)
-    path = changed(checkpoints["clip4clip"], tmp_path / "a.ckpt", **arguments)
-    with pytest.raises(CheckpointError, match=r"a\.ckpt:? (names strangers|\w+\.\w+ is the text)"):
-        Scorer(ScorerSource(str(path)))
-    assert "strangers" not in sys.modules
 
 
 @pytest.fixture
@@ -143,12 +119,12 @@ def test_an_architecture_from_the_network_is_refused(checkpoints, tmp_path, no_n
         ("", {"state_dict": {}}, "does not fit this CLIP4Clip"),
         ("", {"state_dict": [1]}, "more than named tensors"),
         ("", {"state_dict": {"encoder": 1}}, "more than named tensors"),
-        ("", {"datamodule_hyper_parameters": [1]}, "datamodule_hyper_parameters"),
+        ("", {"datamodule_hyper_parameters": [1]}, "data is a list"),
         ("", {"datamodule_hyper_parameters": {"sampling": "none"}}, "sampling"),
         ("hyper_parameters", {"words": "many"}, "words"),
         ("hyper_parameters", {"encoder": 3}, "encoder"),
         ("hyper_parameters", {"_instantiator": "os.system"}, "os.system"),
-        ("hyper_parameters", {"_class_path": "tvr_lightning.encoders.ClipEncoder"}, "a retrieval method"),
+        ("", {"hyper_parameters": {"_class_path": "tvr_lightning.encoders.ClipEncoder"}}, "a retrieval method"),
         ("hyper_parameters", {"_class_path": "tvr_lightning.methods.Nothing"}, "cannot be found"),
         ("hyper_parameters encoder init_args", {"width": 63}, "width is 63"),
         ("hyper_parameters encoder init_args", {"color": "red"}, "color"),
@@ -163,7 +139,7 @@ def test_a_malformed_checkpoint_is_refused_in_one_line_and_leaves_no_index(
     part.update(values)
     torch.save({name: value for name, value in saved.items() if value is not REMOVED}, tmp_path / "bad.ckpt")
     out = tmp_path / "index"
-    assert main(["index", str(gallery), "--out", str(out), "--ckpt_path", str(tmp_path / "bad.ckpt")]) == 1
+    assert main(["index", str(gallery), "--out", str(out), "--ckpt_path", str(tmp_path / "bad.ckpt")]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith(f"tvr: {tmp_path / 'bad.ckpt'}")
     assert message in line

@@ -98,7 +98,7 @@ def test_other_frozen_weights_are_rejected(run, tmp_path, capsys):
     other = pretrained(tmp_path / "other.ckpt", seed=2)
     checkpoint = run / "checkpoints" / "last.ckpt"
     words = ["test", f"--ckpt_path={checkpoint}", f"--model.init_args.encoder.init_args.trained_in={other}"]
-    assert main(words) == 1
+    assert main(words) == 2
     assert "the frozen weights of this encoder are not those of its training" in capsys.readouterr().err
     saved = torch.load(checkpoint, weights_only=True)
     saved["hyper_parameters"]["encoder"]["init_args"]["trained_in"] = str(other)

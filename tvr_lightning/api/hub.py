@@ -5,7 +5,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.audit_result import NOT_AUDITED, AuditResult
 from tvr_lightning.evaluation.weights import Weights, weights_of
 from tvr_lightning.search.scorer import Scorer, ScorerSource
-from tvr_lightning.training.checkpoints import FROZEN, RECORD, CheckpointError, named_classes, read_checkpoint
+from tvr_lightning.training.checkpoints import FROZEN, RECORD, CheckpointError
 
 PREFIX = "hf:"  # of the name of a repository on the Hub where a checkpoint's path is expected
 WEIGHTS, CONFIG, RECIPE, RESULTS, CARD = "model.safetensors", "config.json", "recipe.yaml", "results.json", "README.md"
@@ -50,6 +50,7 @@ def push_to_hub(
     private: bool = False,
     license: str | None = None,
     token: str | None = None,
+    trust: Sequence[str] = (),
 ) -> str:
     """Publish a trained method on the Hub in one commit, and return its address.
 
@@ -60,6 +61,7 @@ def push_to_hub(
         private: Hide a new repository from others.
         license: Identifier of the license for the model card, such as "mit".
         token: Token of the Hub. Default: that of `hf auth login` or HF_TOKEN.
+        trust: Other modules whose classes the checkpoint may name, as for `load`.
 
     Raises:
         CheckpointError: The checkpoint is missing or contains no recipe.
@@ -67,7 +69,7 @@ def push_to_hub(
             answer. The Hub stays as it was.
     """
     with tempfile.TemporaryDirectory() as folder:
-        _write(Path(checkpoint), None if results is None else Path(results), name, license, Path(folder))
+        _write(Path(checkpoint), None if results is None else Path(results), name, license, trust, Path(folder))
         if (token or huggingface_hub.get_token()) is None:
             raise UserError("The Hub needs a token. Run `hf auth login` or set HF_TOKEN. Nothing was pushed.")
         api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
@@ -139,12 +141,14 @@ def _explained(name: str, outcome: str) -> Iterator[None]:
         raise UserError(f"{name}: the Hub cannot be reached ({said}); {outcome}") from error
 
 
-def _write(checkpoint: Path, results: Path | None, name: str, license: str | None, folder: Path) -> None:
+def _write(
+    checkpoint: Path, results: Path | None, name: str, license: str | None, trust: Sequence[str], folder: Path
+) -> None:
     """Write the files of a published method to a folder."""
-    saved = read_checkpoint(checkpoint)
+    trained = TrainedOptions(checkpoint, [], trust)
+    saved = trained.saved
     try:
-        own = [kind.rpartition(".")[0] for kind in named_classes([saved.get(key) for key in KEPT])]
-        recipe = TrainedOptions(checkpoint, [], own).recipe()  # who pushes it has trained it with these classes
+        recipe = trained.recipe()
     except (CheckpointError, KeyError) as error:
         raise CheckpointError(
             f"{checkpoint} contains no recipe, which is required to publish a method ({error}). Nothing was pushed."
@@ -152,7 +156,7 @@ def _write(checkpoint: Path, results: Path | None, name: str, license: str | Non
     if FROZEN in saved and without_paths(saved["hyper_parameters"]) != saved["hyper_parameters"]:
         # The frozen weights are in a file of this machine, so they are published too.
         del saved[FROZEN]
-        saved["state_dict"] = Scorer(ScorerSource(checkpoint=str(checkpoint)), trust=own).module.state_dict()
+        saved["state_dict"] = Scorer(ScorerSource(checkpoint=str(checkpoint)), trust=trust).module.state_dict()
     public = {key: saved[key] for key in KEPT if key in saved}
     for options in (recipe["data"]["init_args"], public["datamodule_hyper_parameters"]):
         for option in FOLDERS:

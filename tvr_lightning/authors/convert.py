@@ -8,6 +8,7 @@ import lightning
 import torch
 from torch import Tensor
 
+from tvr_lightning import __version__
 from tvr_lightning.authors.families import Family
 from tvr_lightning.authors.importer import clip_configuration, family_of, fixed_sizes, import_checkpoint
 from tvr_lightning.authors.names import with_openai_names
@@ -16,7 +17,7 @@ from tvr_lightning.encoders.pretrained import model_configuration
 from tvr_lightning.encoders.weights import read_tensors
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.gaid.method import AUDIO, GAID
-from tvr_lightning.training.checkpoints import CONVERTED, check_target, write_checkpoint
+from tvr_lightning.training.checkpoints import CONVERTED, RECORD, check_target, write_checkpoint
 
 RECIPE_ARCHITECTURES = ("ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-L-14-336")
 RELEASED_AUDIO: Mapping[int, dict[str, Any]] = {
@@ -114,6 +115,7 @@ def convert(
         },
         "hyper_parameters": model,
         "datamodule_hyper_parameters": data,
+        RECORD: {"version": __version__},
         CONVERTED: {"method": family.name},
     }
     write_checkpoint(content, out)

@@ -47,7 +47,7 @@ Port = Annotated[int, Range(at_least=0, at_most=65535)]
 Config = Annotated[list[str], "name or file of a recipe or overlay; later ones override earlier ones"]
 Device = Annotated[str | None, "device for the models; a GPU by default if available"]
 Processes = Annotated[Count, "number of processes"]
-Trust = Annotated[list[str], "module whose classes checkpoints may use, in addition to this package's; its code is run"]
+Trust = Annotated[list[str], "module or model repository, other than this package, whose code checkpoints may run"]
 CORES = os.cpu_count() or 1
 
 

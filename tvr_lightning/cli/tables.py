@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tvr_lightning.cli.options import Config, Device, Folder, NewFolder, Runs
+from tvr_lightning.cli.options import Config, Device, Folder, NewFolder, Runs, Trust
 from tvr_lightning.config.recipe_files import OptionError, find_recipe, recipes_folder, refuse_options, split_options
 from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import Count, NotNegative, Range, Workers
@@ -104,6 +104,7 @@ def report(
     /,
     recipes: Annotated[Path, "folder of the recipes, whose tables map runs to published rows"] = Path("recipes"),
     tables_only: Annotated[bool, "omit the figures that need weights and videos"] = False,
+    trust: Trust = [],
 ) -> None:
     """Write results as a folder of pages with tables and figures, report/index.html first.
 
@@ -112,7 +113,7 @@ def report(
     with loading("report"):
         from tvr_lightning.reproduce.report.site import write_report
 
-    for path in write_report(directory, recipes_folder(recipes), tables_only):
+    for path in write_report(directory, recipes_folder(recipes), tables_only, trust):
         print(f"Wrote {path}")
 
 

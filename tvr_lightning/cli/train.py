@@ -152,11 +152,12 @@ def push(
     results: Annotated[File | None, "results.json of these weights; that in the run's folder by default"] = None,
     private: Annotated[bool, "hide a new repository from others"] = False,
     license: Annotated[str | None, "identifier of the license for the model card, such as mit"] = None,
+    trust: Trust = [],
 ) -> None:
     """Publish a trained method on the Hugging Face Hub; log in with `hf auth login` or set HF_TOKEN."""
     with loading("push"):
         from tvr_lightning.api.hub import push_to_hub
-    print(push_to_hub(checkpoint, name, results=results, private=private, license=license))
+    print(push_to_hub(checkpoint, name, results=results, private=private, license=license, trust=trust))
 
 
 def schema() -> None:

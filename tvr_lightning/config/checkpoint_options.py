@@ -5,7 +5,6 @@ evaluated model is therefore built from the checkpoint; recipes and options are 
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -15,23 +14,22 @@ from jsonargparse._util import import_object
 
 from tvr_lightning.config.roles import FOLLOWS_DATA, FOLLOWS_ENCODER, option_roles, roles_of_option
 from tvr_lightning.option_types import Role, Roles, hints_of, parts_of
-from tvr_lightning.training.checkpoints import RECORD, CheckpointError, check_classes, named_classes, read_checkpoint
+from tvr_lightning.training.checkpoints import RECORD, CheckpointError, named_code, read_checkpoint, trusted_sections
 from tvr_lightning.training.options import changed_options, plain_options, value_text
 
 
 class TrainedOptions:
     """Options of a checkpoint that is to be evaluated with the `contents` of the command's recipes and options.
 
-    In addition to classes of this package, it may name those in the contents, and those of `trusted` modules.
+    It may run code of this package, code that the contents name, and that of `trusted` modules and repositories.
     """
 
     def __init__(self, path: Path, contents: Sequence[dict[str, Any]], trusted: Sequence[str] = ()) -> None:
         self.path = path
         self.saved = read_checkpoint(path)
-        vouched = [name.rpartition(".")[0] for content in contents for name in named_classes(content)]
-        check_classes(path, self.saved, [*trusted, *filter(None, vouched)])
-        self.method, self._model = _class_and_options(self.saved["hyper_parameters"])
-        self.dataset, self._data = _class_and_options(self.saved.get("datamodule_hyper_parameters") or {})
+        sections = trusted_sections(path, self.saved, [*trusted, *named_code(contents)])
+        self._model, self._data = sections["model"], sections["data"]
+        self.method, self.dataset = (_last_class([sections], section) for section in sections)
         self._asked_model, self._asked_data = (_last_class(contents, section) for section in ("model", "data"))
         self._record = self.saved.get(RECORD) or {}
 
@@ -119,13 +117,6 @@ def _last_class(contents: Sequence[Mapping[str, Any]], section: str) -> str | No
     given = [content[section] for content in contents if content.get(section)]
     names = [value.get("class_path") if isinstance(value, dict) else value for value in given]
     return next((str(name).rpartition(".")[2] for name in reversed(names) if name), None)
-
-
-def _class_and_options(saved: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    options = {name: value for name, value in saved.items() if name not in ("_class_path", "_instantiator")}
-    path = saved.get("_class_path")
-    section = {"class_path": path, "init_args": json.loads(json.dumps(options))}  # converts tuples to lists
-    return str(path).rpartition(".")[2] if path else None, section
 
 
 def _written_out(section: Namespace) -> dict[str, Any]:

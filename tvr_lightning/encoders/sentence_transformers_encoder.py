@@ -15,7 +15,6 @@ from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders.base import Encoder, Tower
 from tvr_lightning.encoders.compiled import blocks_of
 from tvr_lightning.encoders.hub import how_to_download, optional, repository_folder
-from tvr_lightning.encoders.pretrained import do_weights_follow
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.option_types import Role
@@ -37,7 +36,7 @@ class SentenceTransformersEncoder(Encoder):
         weights: repository on the Hugging Face Hub, read from its cache, or folder.
         image_size: side of the square frames in pixels, which the model's processor may resize.
         dtype: data type of the weights.
-        trust_remote_code: whether to run the code of the repository, which some models need; not for checkpoints.
+        trust_remote_code: whether to run the code of the repository, which some models need.
     """
 
     gives_patches = False
@@ -54,7 +53,7 @@ class SentenceTransformersEncoder(Encoder):
         library = optional("sentence_transformers", "vlm", f"the encoder {weights}")
         self.name, self.image_size = weights, image_size
         self.model: Any = library.SentenceTransformer(
-            str(folder), device="cpu", trust_remote_code=trust_remote_code and not do_weights_follow(),
+            str(folder), device="cpu", trust_remote_code=trust_remote_code,
             local_files_only=True, model_kwargs={"dtype": dtype},
         )  # fmt: skip
         prompts, default = self.model.prompts, self.model.prompts.get(str(self.model.default_prompt_name))

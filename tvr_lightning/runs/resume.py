@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning_utilities.core.apply_func import apply_to_collection
 from typing_extensions import override
 
+from tvr_lightning import __version__
 from tvr_lightning.data.loader import TrainingLoader
 from tvr_lightning.errors import UserError
 from tvr_lightning.runs.folder import run_number
@@ -66,7 +67,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             writing.result()
 
     def _write(self, checkpoint: dict[str, Any], target: Path) -> None:
-        checkpoint[RECORD] = self.record | {"file": target.stem}  # a file may be renamed later
+        # A file may be renamed later.
+        checkpoint[RECORD] = self.record | {"file": target.stem, "version": __version__}
         write_checkpoint(checkpoint, target, "choose another folder with results.directory; then resume the run")
 
 

@@ -34,10 +34,9 @@ from tvr_lightning.store import Fingerprint
 from tvr_lightning.training.checkpoints import (
     FROZEN,
     CheckpointError,
-    check_arguments,
-    check_classes,
     find_class,
     read_checkpoint,
+    trusted_sections,
 )
 
 
@@ -67,11 +66,10 @@ class Clip:
 
 
 class Scorer:
-    """A method in evaluation mode. Modules in `trust` may also be named by the checkpoint; their code is run.
+    """A method in evaluation mode. The checkpoint may run code of modules and model repositories in `trust`.
 
     Raises:
-        SearchError: The checkpoint does not contain a retrieval method.
-        CheckpointError: It is missing or damaged, or it names classes of other modules.
+        CheckpointError: It is missing or damaged, contains no retrieval method, or would run other code.
     """
 
     def __init__(self, source: ScorerSource, device: str = "cpu", trust: Sequence[str] = ()) -> None:
@@ -160,14 +158,13 @@ def _mean_pooling(source: ScorerSource) -> RetrievalModule:
 
 def _from_checkpoint(path: Path, trusted: Sequence[str]) -> tuple[RetrievalModule, dict[str, Any]]:
     saved = read_checkpoint(path)
-    check_classes(path, saved, trusted)
+    data: dict[str, Any] = trusted_sections(path, saved, trusted)["data"]["init_args"]
     class_path = str(saved["hyper_parameters"].get("_class_path"))
     kind = find_class(path, class_path)
     if not issubclass(kind, RetrievalModule):
-        raise SearchError(f"{path} contains {class_path}, but searching needs the checkpoint of a retrieval method")
+        raise CheckpointError(f"{path} contains {class_path}, but searching needs the checkpoint of a retrieval method")
     if "encoder" not in saved["hyper_parameters"]:
-        raise SearchError(f"{path} does not record its encoder. Convert it again, or train with tvr fit.")
-    check_arguments(path, kind, saved["hyper_parameters"])
+        raise CheckpointError(f"{path} does not record its encoder. Convert it again, or train with tvr fit.")
     try:
         with nullcontext() if FROZEN in saved else weights_follow():
             module = kind.load_from_checkpoint(path, map_location="cpu", weights_only=True)
@@ -178,9 +175,6 @@ def _from_checkpoint(path: Path, trusted: Sequence[str]) -> tuple[RetrievalModul
     except (ArgumentError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:500]
         raise CheckpointError(f"{path}: {class_path} cannot be built with the recorded options: {reason}") from error
-    data = saved.get("datamodule_hyper_parameters") or {}
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path}: datamodule_hyper_parameters is a {type(data).__name__}, expected named options")
     if data.get("sampling") and data["sampling"] not in get_args(FrameSampling):
         raise CheckpointError(
             f"{path}: sampling is {data['sampling']!r}; expected {', '.join(get_args(FrameSampling))}"

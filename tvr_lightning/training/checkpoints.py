@@ -4,22 +4,24 @@ A checkpoint names the classes of its method and encoder, and building them impo
 classes are trusted by default; the user must name others explicitly.
 """
 
-import dataclasses
 import importlib
 import inspect
+import json
 import pickle
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import torch
 
+from tvr_lightning import __version__
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import delayed_interrupt, replace_whole
 from tvr_lightning.option_types import hints_of
 
 PACKAGE = __name__.partition(".")[0]
+CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 # Entries of a checkpoint.
 RECORD = "weights"  # the run's record of its weights; checkpoints of earlier versions have none
 FROZEN = "frozen_weights"  # the digest of the other weights, if it contains only what was trained
@@ -28,6 +30,8 @@ CONVERTED = "authors_checkpoint"  # if `tvr convert` created it from the authors
 
 class CheckpointError(UserError):
     """A checkpoint is missing, damaged, or of another method or size; the message has what was found and what fits."""
+
+    exit_status = 2  # as for other invalid arguments
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -81,36 +85,69 @@ def check_target(target: Path, *sources: Path | None) -> None:
             raise UserError(f"{target} is the file {source}, which is read. Choose another output file.")
 
 
-def check_classes(path: Path, saved: dict[str, Any], trusted: Sequence[str] = ()) -> None:
-    """Refuse a checkpoint that names a class of a module that is not `trusted`, without importing any module."""
-    for section in ("hyper_parameters", "datamodule_hyper_parameters"):
-        for class_path in named_classes(saved.get(section)):
-            module = class_path.rpartition(".")[0]
-            if module and not any(module == name or module.startswith(f"{name}.") for name in (PACKAGE, *trusted)):
+def trusted_sections(path: Path, saved: Mapping[str, Any], trusted: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the recorded options of method and data as sections of a recipe, checked by `check_trusted`.
+
+    The class of a section is None if it is not recorded.
+    """
+    found: dict[str, Any] = {}
+    for section, entry in (("model", "hyper_parameters"), ("data", "datamodule_hyper_parameters")):
+        found[section] = recorded = saved.get(entry) or {}
+        if isinstance(recorded, dict):
+            options = {name: value for name, value in recorded.items() if name not in ("_class_path", "_instantiator")}
+            plain = json.loads(json.dumps(options))  # converts tuples to lists
+            found[section] = {"class_path": recorded.get("_class_path"), "init_args": plain}
+    check_trusted(path, found, trusted, (saved.get(RECORD) or {}).get("version"))
+    return found
+
+
+def check_trusted(path: Path, sections: Mapping[str, Any], trusted: Sequence[str] = (), version: object = None) -> None:
+    """Refuse options of a file that would run code of neither this package nor `trusted` modules and repositories.
+
+    All options that an untrusted user may have written pass here before anything is imported or built. Text in place of
+    an object is refused, since the parser would import what it names. `version` of this package wrote the file.
+    """
+    for name in named_code(sections):
+        if name not in trusted and ("/" in name or not _is_in(name, PACKAGE, *trusted)):
+            raise CheckpointError(
+                f"{path} would run the code of {name}, which is not part of {PACKAGE}. If you trust that code, pass "
+                f"--trust {name} (in Python, trust=[{name!r}])."
+            )
+    for section, content in sections.items():
+        if not isinstance(content, dict):
+            raise CheckpointError(f"{path}: {section} is a {type(content).__name__}; expected named options")
+        for name, kind, kinds, value in options_of_class(path, section, content) if content.get("class_path") else ():
+            if not kinds:
+                option, writer = name.rpartition(".")[2], version or "a version that it does not record"
                 raise CheckpointError(
-                    f"{path} names {class_path}, which is not a class of {PACKAGE}. Building it would run the code of "
-                    f"{module}. If you trust that code, pass --trust {module}"
+                    f"{path}: {kind.__name__} has no option {option} in tvr-lightning {__version__}, and the file was "
+                    f"written by {writer}. Use that version, or train again."
                 )
+            if isinstance(value, str) and not all(_takes_text(each, value) for each in kinds):
+                raise CheckpointError(f"{path}: {name} is the text {value[:80]!r}; expected class_path and init_args")
 
 
-def named_classes(value: Any) -> Iterator[str]:
-    """Yield every class path in hyperparameters, including those of nested objects."""
+def named_code(value: Any) -> Iterator[str]:
+    """Yield the modules of all classes in options, and the repositories (with a `/`) whose code they trust."""
     if isinstance(value, dict):
         for key, item in value.items():
             if key in ("class_path", "_class_path"):
-                yield str(item)
+                yield from filter(None, [str(item).rpartition(".")[0]])
             else:
-                yield from named_classes(item)
+                yield from named_code(item)
+        if value.get("trust_remote_code"):
+            repository = str(value.get("weights"))
+            yield repository if "/" in repository else f"./{repository}"
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from named_classes(item)
+            yield from named_code(item)
 
 
 def find_class(path: Path, class_path: str) -> type:
-    """Return a class that a checkpoint names. Call `check_classes` first, since this imports the module.
+    """Return a class that a file names. Call `check_trusted` first, since this imports the module.
 
     Args:
-        path: Path of the checkpoint, for the message.
+        path: Path of the file, for the message.
         class_path: Name as `module.Class`, or only the name of a method, encoder or normalizer of this package.
     """
     module, _, name = class_path.rpartition(".")
@@ -122,46 +159,59 @@ def find_class(path: Path, class_path: str) -> type:
         except ImportError as error:
             reason = f"{error}; Python looks for modules in PYTHONPATH"
             continue
-        if inspect.isclass(found):
+        if inspect.isclass(found) and (_is_in(found.__module__, PACKAGE) or not _is_in(place, PACKAGE)):
             return found
     raise CheckpointError(f"{path} names {class_path}, which cannot be found: {reason}")
 
 
-def check_arguments(path: Path, kind: type, arguments: dict[str, Any]) -> None:
-    """Refuse text instead of an object in arguments of a class, since building it would import what the text names.
+def options_of_class(path: Path, name: str, section: Mapping[str, Any]) -> Iterator[tuple[str, type, list[Any], Any]]:
+    """Yield dotted name, class, types, and value of each option in a section and of the classes in it.
 
-    `tvr fit` writes objects as class_path and init_args, which `check_classes` has checked.
+    The types are empty for an option that does not exist, as far as this is known. Lists yield their items.
     """
+    kind = find_class(path, str(section["class_path"]))
+    yield from _options_of(path, name, kind, {key: item for key, item in section.items() if key not in CLASS_KEYS})
+    for part in ("init_args", "dict_kwargs"):
+        arguments = section.get(part)
+        if isinstance(arguments, dict):
+            yield from _options_of(path, f"{name}.{part}", kind, arguments)
+        elif arguments is not None:
+            yield f"{name}.{part}", kind, [], arguments
+
+
+def _options_of(
+    path: Path, name: str, kind: type, arguments: Mapping[str, Any]
+) -> Iterator[tuple[str, type, list[Any], Any]]:
     hints = hints_of(kind)
-    for name, value in arguments.items():
-        if name in hints:
-            _check_argument(path, f"{kind.__name__}.{name}", list(_kinds(hints[name])), value)
+    for option, value in arguments.items():
+        missing = "." in option or (option not in hints and _is_in(kind.__module__, PACKAGE))
+        kinds = [] if missing else list(_kinds(hints.get(option, Any)))
+        for item in _items(value):
+            yield f"{name}.{option}", kind, kinds, item
+            if isinstance(item, dict) and "class_path" in item:
+                yield from options_of_class(path, f"{name}.{option}", item)
+            elif isinstance(item, dict):
+                for each in filter(inspect.isclass, kinds):
+                    yield from _options_of(path, f"{name}.{option}", each, item)
 
 
-def _check_argument(path: Path, name: str, kinds: list[Any], value: Any) -> None:
-    if isinstance(value, str):
-        if not all(_takes_text(kind, value) for kind in kinds):
-            raise CheckpointError(f"{path}: {name} is the text {value[:80]!r}; expected class_path and init_args")
-    elif isinstance(value, list | tuple):
+def _items(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
         for item in value:
-            _check_argument(path, name, kinds, item)
-    elif isinstance(value, dict) and "class_path" in value:
-        built = find_class(path, str(value["class_path"]))
-        for section in ("init_args", "dict_kwargs"):
-            if isinstance(value.get(section), dict):
-                check_arguments(path, built, value[section])
-    elif isinstance(value, dict):
-        for kind in kinds:
-            if dataclasses.is_dataclass(kind):
-                check_arguments(path, kind, value)  # type: ignore[arg-type]
+            yield from _items(item)
+    else:
+        yield value
+
+
+def _is_in(module: str, *packages: str) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
 def _takes_text(kind: Any, text: str) -> bool:
     """Return whether a text is a valid value of a type without importing anything."""
-    if kind in (Any, object):
+    if kind in (Any, object, list, tuple, dict):
         return ":" not in text  # jsonargparse would parse it as YAML, whose mappings may name a class
-    plain = (str, Path, int, float, bool, type(None), list, tuple, dict, ...)
-    return kind in plain or get_origin(kind) is Literal
+    return kind in (str, Path, int, float, bool, type(None), ...) or get_origin(kind) is Literal
 
 
 def _kinds(hint: Any) -> Iterator[Any]:

@@ -125,7 +125,7 @@ def test_figures_are_measured_again_only_if_the_run_was_repeated(finished, run, 
     for name in ("cards", "figures"):
         shutil.copytree(finished / name, tmp_path / name)
 
-    def fail(_):
+    def fail(*_):
         raise ValueError("no <weights>")
 
     monkeypatch.setattr("tvr_lightning.reproduce.report.figures.figure_types.encode_run", fail)

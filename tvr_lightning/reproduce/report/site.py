@@ -160,8 +160,11 @@ def _efficiency(profiles: pd.DataFrame, runs: Sequence[ReportedRun]) -> pd.DataF
     return pd.DataFrame(rows)
 
 
-def write_report(directory: Path, recipes: Path, tables_only: bool) -> list[Path]:
-    """Write the pages of all runs in a folder of `tvr reproduce` or `tvr fit`, and return their paths."""
+def write_report(directory: Path, recipes: Path, tables_only: bool, trust: Sequence[str] = ()) -> list[Path]:
+    """Write the pages of all runs in a folder of `tvr reproduce` or `tvr fit`, and return their paths.
+
+    Figures of runs that use code of other packages need the names of its modules in `trust`.
+    """
     console = Console(highlight=False, soft_wrap=True)
     runs = read_runs(directory)
     arrays: dict[str, Arrays] = {}
@@ -175,7 +178,7 @@ def write_report(directory: Path, recipes: Path, tables_only: bool) -> list[Path
                     raise UserError("the run only stored features" if run.finished else "the run failed")
                 if not tables_only:
                     console.print(f"[{place}/{len(runs)}] figures of {run.card.name}", markup=False)
-                    arrays[run.key] = figures_of(run, directory / "figures")
+                    arrays[run.key] = figures_of(run, directory / "figures", trust)
             except FAILURES as error:  # the page states it; other runs keep their figures
                 missing[run.key] = shortened(error)
                 console.print(f"No figures of {run.card.name}: {missing[run.key]}", markup=False)

@@ -1,5 +1,6 @@
 """Input of the figures: a run's own weights, its test split encoded once, and the scores of all pairs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import DecodedClip, read_clip
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
+from tvr_lightning.training.checkpoints import check_trusted
 
 MOST_PAIRS = 256  # in pairwise figures; more would not change what they show
 FEW_VIDEOS = 200  # up to which decoding takes less time than starting a process for it
@@ -85,12 +87,17 @@ class EncodedSplit(LoadedRun):
         return self.clip(self.record(video), frames, size).pixels.permute(0, 2, 3, 1).numpy()
 
 
-def encode_run(run: ReportedRun) -> LoadedRun:
-    """Rebuild a run from its settings and weights, and encode its test split unless it answers questions."""
+def encode_run(run: ReportedRun, trust: Sequence[str] = ()) -> LoadedRun:
+    """Rebuild a run from its settings and weights, and encode its test split unless it answers questions.
+
+    The settings may run code of this package and of modules and repositories in `trust`.
+    """
     checkpoint, results = run.card.checkpoint, run.results
     if checkpoint is None or not Path(checkpoint).is_file():
         raise MissingAssetError(f"the weights of run {run.card.name} are missing: {checkpoint}")
-    config = {name: results["config"][name] for name in ("seed_everything", "model", "data")}
+    config = {name: results["config"][name] for name in ("model", "data")}
+    check_trusted(Path(checkpoint), config, trust, results["environment"]["packages"]["tvr-lightning"])
+    config["seed_everything"] = results["config"]["seed_everything"]
     module, data = from_recipe([], [f"--config={yaml.safe_dump(config)}"])
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
     module.on_load_checkpoint(saved)

@@ -6,7 +6,7 @@ a fingerprint of the run's results, so that it is made again after the run was r
 """
 
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,8 +62,11 @@ FIGURES = {
 }
 
 
-def figures_of(run: ReportedRun, folder: Path) -> Arrays:
-    """Return the arrays that a run's figures are drawn from, measured unless `folder` has a current file of them."""
+def figures_of(run: ReportedRun, folder: Path, trust: Sequence[str] = ()) -> Arrays:
+    """Return the arrays that a run's figures are drawn from, measured unless `folder` has a current file of them.
+
+    Measuring may also run code of modules and repositories in `trust`.
+    """
     path = folder / f"{run.key}.npz"
     if path.is_file():
         try:
@@ -73,7 +76,7 @@ def figures_of(run: ReportedRun, folder: Path) -> Arrays:
             raise UserError(f"{path} is damaged ({error}). Delete it and rerun `tvr report`.") from error
         if int(found.get("version", -1)) == VERSION and str(found.get("results")) == run.fingerprint:
             return found
-    arrays: dict[str, Any] = {"version": VERSION, "results": run.fingerprint, **measure(encode_run(run))}
+    arrays: dict[str, Any] = {"version": VERSION, "results": run.fingerprint, **measure(encode_run(run, trust))}
     folder.mkdir(parents=True, exist_ok=True)
     with replace_whole(path) as file:
         np.savez_compressed(file, **arrays)
