@@ -22,14 +22,15 @@ FEATURES ?= features/$(BACKBONE)
 # Store audio and patches only if a head needs them; patches take most of the space.
 PARTS := text frames $(if $(filter dpdv,$(HEADS)),patches) $(if $(filter gaid,$(HEADS)),audio)
 
-.PHONY: help install demo demo-search screenshots test test-slow test-oldest lint docs smoke zero-shot heads reproduce-table1 \
-  verify-released clean
+.PHONY: help install demo demo-search screenshots test test-slow test-oldest test-fake-gpu lint docs smoke zero-shot heads \
+  reproduce-table1 verify-released clean
 
 help:
 	@echo 'make install           create .venv and install the package in it; then: . .venv/bin/activate'
 	@echo 'make demo              install, write 500 synthetic videos, train, show the results, search the videos'
 	@echo 'make test              run the tests (make test-slow: the slow tests; make lint: ruff and mypy)'
 	@echo 'make test-oldest       test the wheel with the oldest versions that pyproject.toml allows (downloads several GB)'
+	@echo 'make test-fake-gpu     find mixed devices and waits for the device without a GPU (Linux; downloads several GB)'
 	@echo 'make docs              build the documentation as a site in build/site'
 	@echo 'make zero-shot         test a pretrained encoder on MSR-VTT 1k-A, no training: BACKBONE=pe-core-b (needs data)'
 	@echo 'make heads             extract features, train the papers'"'"' heads on them: BACKBONE, HEADS="gare tcmgc ncl dpdv gaid"'
@@ -101,6 +102,18 @@ test-oldest:
 	$(OLDEST)/bin/uv build --quiet --wheel --out-dir $(OLDEST)/wheel
 	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --no-deps $(OLDEST)/wheel/*.whl
 	$(OLDEST)/bin/pytest -W default -n auto --dist loadfile
+
+# Runs every method on a fake CUDA device. This needs a CUDA build of torch, which the constraints may not allow.
+FAKE_GPU := build/fake-gpu
+$(FAKE_GPU)/.installed: pyproject.toml constraints.txt
+	test -x $(FAKE_GPU)/bin/python || $(PYTHON) -m venv $(FAKE_GPU)
+	grep -vE '^(torch|torchvision|triton)==' constraints.txt > $(FAKE_GPU)/constraints.txt
+	$(FAKE_GPU)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint $(FAKE_GPU)/constraints.txt torch torchvision --editable . pytest
+	touch $@
+
+test-fake-gpu: $(FAKE_GPU)/.installed
+	$(FAKE_GPU)/bin/python -m pytest -rs tests/test_fake_gpu.py
 
 lint: $(VENV)/.complete
 	$(BIN)/ruff check .

@@ -112,7 +112,7 @@ def trial_cosines(text: Tensor, radius: Tensor, video: Tensor, draws: Tensor) ->
 
     Texts t are (N, D), R and z (M, N, D), and the samples sigma (K, D), which all pairs share.
     """
-    draws = draws.to(text)
+    draws = draws.to(text, non_blocking=True)
     products = (text * video).sum(-1).unsqueeze(1) + ((radius * video) @ draws.T).transpose(1, 2)
     cross, own = (radius * text) @ draws.T, radius.square() @ draws.square().T
     square = text.square().sum(-1) + (2 * cross + own).transpose(1, 2)

@@ -112,7 +112,8 @@ class RegionHead(XPoolHead):
             std = self.std(own, video.frame_mask)
             mean = pooled.materialize().mean(0)[:, 0]  # mean of each video over the texts
             assert sigma is not None
-            texts = [self.perturbed(sentence, std, sigma.to(sentence)), support_text(sentence, mean, std)]
+            moved = self.perturbed(sentence, std, sigma.to(sentence, non_blocking=True))
+            texts = [moved, support_text(sentence, mean, std)]
         return pooled.unit().dot(unit(torch.stack(texts, dim=1)))[..., 0].permute(2, 1, 0)
 
 
