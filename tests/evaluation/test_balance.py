@@ -1,5 +1,6 @@
 """Summed retrieval probabilities, the normalization error, and false negatives and positives: NCL, section 3.2."""
 
+import numpy as np
 import pytest
 import torch
 from metric_rows import BlockSource, text_features, video_features
@@ -52,6 +53,21 @@ def test_the_normalization_error_equals_the_equation_in_both_directions(parity_c
     for matrix, name in ((case["expected.cosine"] + video, "t2v"), (case["expected.cosine"].T + text, "v2t")):
         expected = case[f"expected.{prefix}.normalisation_error_{name}"].item()
         assert balance(BlockSource(matrix), GAMMA, own, own).error == pytest.approx(expected)
+
+
+def test_the_share_of_an_item_follows_from_its_matching_queries():
+    """Both directions of videos with one to three captions, in NumPy."""
+    owner = torch.tensor([0, 0, 0, 1, 2, 2])
+    scores = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for matrix, queries, items in ((scores, owner, torch.arange(3)), (scores.T, torch.arange(3), owner)):
+        matches = (queries[:, None] == items).double().numpy()
+        share = (matches / matches.sum(1, keepdims=True)).sum(0)
+        odds = np.exp(matrix.numpy() / GAMMA - matrix.numpy().max() / GAMMA)
+        mass = (odds / odds.sum(1, keepdims=True)).sum(0)
+        found = balance(BlockSource(matrix), GAMMA, queries, items)
+        assert found.error == pytest.approx(np.abs(share - mass).mean())
+        edges, counts = found.rates["edges"].numpy(), found.rates["items"].tolist()
+        assert counts == np.histogram(mass / share, [*edges, np.inf])[0].tolist()
 
 
 def test_error_rates_count_missed_and_wrong_retrievals():

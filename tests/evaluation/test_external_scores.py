@@ -190,6 +190,35 @@ def test_two_matrices_are_compared_on_the_same_queries(folder, case, capsys):
     assert row["MRR"]["difference"]["estimate"] > 0
 
 
+def test_intervals_and_comparisons_resample_videos_with_all_their_captions(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    videos, captions, random = 80, 6, np.random.default_rng(0)
+    video = np.arange(videos).repeat(captions)  # whose captions have almost the same scores
+    matrices, found = {}, {}
+    for name, strength in (("weak", 1.5), ("strong", 2.5)):
+        per_video = random.normal(size=(videos, videos)) + strength * np.eye(videos)
+        matrices[name] = per_video[video] + 0.01 * random.normal(size=(len(video), videos))
+        np.save(f"{name}.npy", matrices[name])
+    pd.DataFrame({"video_id": video}).to_csv("ids.csv", index=False)
+    assert main(["evaluate", "weak.npy", "strong.npy", "--ids=ids.csv"]) == 0
+    for name, matrix in matrices.items():
+        (file,) = Path().glob(f"runs/{name}-ids/version_0/results.json")
+        own = matrix[np.arange(len(video)), video]
+        found[name] = 100.0 * ((matrix > own[:, None]).sum(1) < 1)
+        ends = json.loads(file.read_text())["intervals"]["text-to-video"]["R@1"]
+        of_video = found[name].reshape(videos, captions).mean(1)
+        expected = np.quantile(of_video[random.integers(0, videos, (5000, videos))].mean(1), [0.025, 0.975])
+        assert [ends["low"], ends["high"]] == pytest.approx(expected, abs=1.5), "resampling texts halves the interval"
+    (file,) = Path().glob("runs/strong-ids/version_0/comparison.json")
+    difference = json.loads(file.read_text())["second_minus_first"]["text-to-video"]["R@1"]["difference"]
+    of_video = (found["strong"] - found["weak"]).reshape(videos, captions).mean(1)
+    half = 1.96 * of_video.std() / videos**0.5
+    assert difference["estimate"] == pytest.approx(of_video.mean())
+    assert [difference["low"], difference["high"]] == pytest.approx(
+        [of_video.mean() - half, of_video.mean() + half], abs=2
+    )
+
+
 def test_predictions_of_a_method_give_its_test_results(synthetic, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     root = synthetic("msvd")

@@ -1,6 +1,7 @@
 """Costs of a method: FLOPs and parameters computed by hand, and the profile command."""
 
 import sys
+import time
 
 import pytest
 import torch
@@ -56,6 +57,19 @@ def test_parameters_are_counted_once_and_frozen_ones_separately():
     assert found.parameters == sum(p.numel() for p in made.parameters())
     assert found.parameters - found.trainable == sum(p.numel() for p in made.temporal.parameters())
     assert flops(made)["video_layers"] > 0
+
+
+def test_scoring_a_video_takes_the_time_of_all_queries_against_it():
+    made, seconds = module(CLIP4Clip), 5e-5
+    score = made.score
+
+    def slow(text, video):
+        time.sleep(seconds * len(text) * len(video))
+        return score(text, video)
+
+    made.score = slow
+    found = measure_costs(made, random_batch(made, 2), queries=100, videos=10, repeats=1)
+    assert 1 <= found.score_ms_per_video / (1000 * seconds * 100) < 5
 
 
 def test_audio_is_part_of_encoding_a_video():
