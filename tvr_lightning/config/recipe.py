@@ -13,10 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import jsonargparse
+import torch
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from jsonargparse._util import import_object
-from jsonargparse.typing import restricted_string_type
+from jsonargparse.typing import register_type, restricted_string_type
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.cli import _InstantiatorFn
@@ -47,6 +48,7 @@ datasets.import_all()
 
 # A LightningModule is a RetrievalModule, or VideoQuestionAnswering.
 CLASSES = {"model": LightningModule, "data": TextVideoDataModule}
+register_type(torch.device, deserializer=torch.device)  # default of a callback's option
 MemorySize = restricted_string_type("MemorySize", r"^(?=.*[1-9])\d+(\.\d+)?[KMGT]iB$")
 
 

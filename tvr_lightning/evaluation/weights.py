@@ -22,6 +22,7 @@ class Weights:
         chosen_on, monitor: split and name of the score that selected the epoch of the best weights.
         start: for weights without a checkpoint, the initialization of the encoder and the untrained parts; for external
             scores, their file.
+        averaged: whether they are an average over training steps, such as an exponential moving average.
         overridden: options of the checkpoint that affect scores and were changed.
     """
 
@@ -32,6 +33,7 @@ class Weights:
     chosen_on: Literal["val", "test"] | None = None
     monitor: str | None = None
     start: str | None = None
+    averaged: bool = False
     overridden: list[str] = field(default_factory=list)
 
     @property
@@ -58,6 +60,8 @@ class Weights:
             "outside": f"EXTERNAL SCORES: {self.start}; how they were computed is unknown",
             "unknown": f"unknown weights: their checkpoint does not record their origin{saved}",
         }[self.kind]
+        if self.averaged:
+            caption = f"averaged {caption}"
         return caption if self.select_on is None else f"{caption} · select_on: {self.select_on}"
 
 
@@ -75,4 +79,5 @@ def weights_of(saved: dict[str, Any]) -> Weights:
         step=None if saved.get("global_step") is None else int(saved["global_step"]),
         chosen_on=best.get("chosen_on"),
         monitor=best.get("monitor"),
+        averaged="averaging_state" in saved or "averaged" in record,
     )

@@ -33,6 +33,7 @@ from tvr_lightning.evaluation.results import (
 from tvr_lightning.evaluation.weights import Weights, weights_of
 from tvr_lightning.files import write_whole
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
+from tvr_lightning.runs.resume import AVERAGING
 from tvr_lightning.training.checkpoints import PACKAGE, RECORD, read_checkpoint
 
 if TYPE_CHECKING:
@@ -115,7 +116,9 @@ def new_layers(model: LightningModule) -> int:
 def _evaluated_weights(run: Run, saved: dict[str, Any] | None) -> Weights:
     trainer = run.trainer
     if run.command == "fit" and saved is None and trainer.global_step:
-        return Weights("last", str(run.folder) if run.folder else None, trainer.current_epoch, trainer.global_step)
+        folder = str(run.folder) if run.folder else None
+        averaged = any(isinstance(callback, AVERAGING) for callback in trainer.callbacks)
+        return Weights("last", folder, trainer.current_epoch, trainer.global_step, averaged=averaged)
     if saved is None and (run.command == "fit" or run.ckpt_path is None):
         return starting_weights(run)
     weights = Weights("unknown") if saved is None else weights_of(saved)

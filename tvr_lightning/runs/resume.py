@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
 from lightning_utilities.core.apply_func import apply_to_collection
 from typing_extensions import override
 
@@ -28,6 +28,8 @@ from tvr_lightning.training.loss_check import LossCheck
 
 RUNNING, LAST = "running.ckpt", "last.ckpt"
 """Checkpoints that a run writes within an epoch or when it is interrupted, and at the end of every epoch."""
+AVERAGING = (StochasticWeightAveraging, WeightAveraging)
+"""Callbacks that replace the weights of the last step by an average."""
 
 
 class RunInterruptedError(UserError):
@@ -80,13 +82,22 @@ def checkpoint_folder(trainer: Trainer) -> Path:
 class RunCheckpoint(ModelCheckpoint):
     """`ModelCheckpoint` in the run's folder that finds its files again if the folder was moved or copied.
 
-    Lightning's own class would continue to name and test the original files.
+    Lightning's own class would continue to name and test the original files. After the last epoch, `last.ckpt` contains
+    the average of `StochasticWeightAveraging`, which replaces the weights only when training ends.
     """
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.dirpath = self.dirpath or str(checkpoint_folder(trainer))
         super().setup(trainer, pl_module, stage)
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for callback in trainer.callbacks if self.monitor == "step" else ():
+            if isinstance(callback, StochasticWeightAveraging) and trainer.current_epoch >= callback.swa_end:
+                callback.transfer_weights(cast(LightningModule, callback._average_model), pl_module)
+                cast(AtomicCheckpointIO, trainer.strategy.checkpoint_io).record["averaged"] = True
+        super().on_train_epoch_end(trainer, pl_module)
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

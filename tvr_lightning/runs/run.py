@@ -169,6 +169,8 @@ class Run:
         # Checkpoints contain only tensors and plain values; loading runs no code.
         trainer.fit(self.model, datamodule=data, ckpt_path=start, weights_only=True)
         checkpoint, saved = closing.selected_checkpoint(self.config.results.select_on, trainer)
+        if checkpoint:  # when it is loaded, these callbacks would restore the weights of the last step
+            trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, resume.AVERAGING)]
         trainer.test(self.model, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True)
         closing.close(self, checkpoint, saved)
 
