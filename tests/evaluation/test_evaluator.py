@@ -11,11 +11,12 @@ from torch.nn.functional import normalize
 
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.evaluation.evaluator import LEAKS, Evaluator
+from tvr_lightning.evaluation.external_scores import evaluate_scores
 from tvr_lightning.evaluation.metrics import RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Bank, DualSoftmax, QueryBankNorm, SinkhornBias, normalize_scores
 from tvr_lightning.evaluation.ranks import text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.evaluation.results import git_state
-from tvr_lightning.evaluation.sources import ProcessShare
+from tvr_lightning.evaluation.sources import ProcessShare, complete_matrix
 from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.testing import run_processes
@@ -242,6 +243,29 @@ def test_evaluation_normalizes_the_matrix_of_each_direction(normalizer):
     plain = evaluate(Evaluator(cosine), texts, videos, truth)
     assert plain.post_processing is None
     assert evaluation.text_to_video_ranks.better.tolist() != plain.text_to_video_ranks.better.tolist()
+
+
+@pytest.mark.filterwarnings("ignore:.*(below zero|look like logits)")
+@pytest.mark.parametrize("scale", [1.0, 1000.0])
+@pytest.mark.parametrize("normalizer", [DualSoftmax(), QueryBankNorm()], ids=lambda normalizer: normalizer.name)
+def test_a_method_with_logits_gets_the_ranks_of_its_matrix(normalizer, scale):
+    texts, videos, truth, bank = banked()
+
+    def score(text: TextFeatures, video: VideoFeatures) -> Scores:
+        return Scores(scale * cosine(text, video).similarity)
+
+    banks = score(bank.texts, videos).similarity, score(texts, bank.videos).similarity
+    expected, keys = evaluate_scores(score(texts, videos).similarity, truth, normalizer, (1, 5, 10), *banks)
+    evaluator = Evaluator(score, block_texts=5, block_videos=3, measure_balance=True, temperature=scale)
+    found = evaluate(evaluator, texts, videos, truth, normalizer=normalizer, bank=bank)
+    assert ranks_of(found) == ranks_of(expected)
+    assert found.warnings == expected.warnings
+    assert any("logits" in warning for warning in found.warnings) == (scale > 1)
+    assert set(found.text_to_video_ranks.tied.tolist()) == {1}
+    ranked = complete_matrix(keys).argsort(descending=True)
+    assert (ranked == truth.video_of_text[:, None]).nonzero()[
+        :, 1
+    ].tolist() == found.text_to_video_ranks.better.tolist()
 
 
 def gather(tensor: torch.Tensor) -> torch.Tensor:

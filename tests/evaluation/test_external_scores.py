@@ -14,6 +14,8 @@ from small_run import small_run
 from tvr_lightning.cli import main
 from tvr_lightning.data import MSRVTT
 from tvr_lightning.data.ground_truth import GroundTruth
+from tvr_lightning.errors import UserError
+from tvr_lightning.evaluation.external_scores import evaluate_scores
 from tvr_lightning.evaluation.scores_file import write_trec
 
 IDS = {"single": "--ids=single.csv", "multi": "--ids=multi.parquet"}
@@ -82,7 +84,7 @@ def read_trec(folder: Path) -> tuple[dict, dict]:
     return run, pytrec_eval.RelevanceEvaluator(relevant, {"success", "recip_rank", "ndcg_cut"}).evaluate(run)
 
 
-@pytest.mark.filterwarnings("ignore:.*some scores are below zero")
+@pytest.mark.filterwarnings("ignore:.*(scores are below zero|look like logits)")
 @pytest.mark.parametrize("options", [[], ["--normalization=DualSoftmax"]])
 @pytest.mark.parametrize("name", ["single", "multi"])
 def test_pytrec_eval_computes_the_same_metrics_from_a_trec_run(folder, case, name, options, capsys):
@@ -253,6 +255,12 @@ def test_the_protocol_of_external_scores_claims_no_training_set(msrvtt, tmp_path
     np.save("scores.npy", np.eye(len(MSRVTT(root=str(msrvtt)).read_split("test").videos)))
     found = evaluated("scores.npy", "--data=MSRVTT", f"--data.init_args.root={msrvtt}")
     assert (found["dataset"], found["protocol"]) == ("synthetic MSR-VTT", "1k-A, one caption per video")
+
+
+def test_nan_in_a_matrix_is_refused():
+    truth = GroundTruth(torch.arange(3), 3, "Toy", "test", "pairs")
+    with pytest.raises(UserError, match="1 of 9 scores are NaN"):
+        evaluate_scores(torch.eye(3).where(torch.arange(9).view(3, 3) != 4, torch.nan), truth)
 
 
 def test_unusable_scores_are_refused_in_one_line(folder, case, capsys):

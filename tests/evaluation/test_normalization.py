@@ -3,6 +3,7 @@
 import json
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from metric_rows import BlockSource
@@ -15,6 +16,7 @@ from tvr_lightning.evaluation.external_scores import evaluate_scores
 from tvr_lightning.evaluation.normalization import (
     Context,
     DualSoftmax,
+    Normalizer,
     NormalizerChain,
     QueryBankNorm,
     SinkhornBias,
@@ -41,18 +43,121 @@ def test_dual_softmax_and_query_bank_norm_equal_the_released_code(parity_cases):
     assert 0 < (banked == similarity).all(1).sum() < 60
 
 
-@pytest.mark.parametrize("offset", [0.0, -2.0])
-@pytest.mark.parametrize("normalizer", [DualSoftmax(), NormalizerChain([DualSoftmax()])])
-def test_dual_softmax_warns_of_negative_scores_once(offset, normalizer):
-    similarity = scores(9, 9).abs() + offset
+def square(scores: torch.Tensor) -> GroundTruth:
+    return GroundTruth(torch.arange(len(scores)), len(scores), "Toy", "test", "pairs")
+
+
+BELOW_ZERO = "some scores are below zero, and dual softmax can reverse their order"
+LOGITS = "the scores look like logits, but the temperature is for cosines"
+TIES = "it adds ties to the ranks of {} queries"
+SEEN = pytest.mark.filterwarnings("ignore:.*(look like logits|below zero|adds ties)")
+
+
+def warned(similarity: torch.Tensor, normalizer: Normalizer, **banks: torch.Tensor) -> list[str]:
+    """Warnings in the results of square scores, which are also given once as warnings of Python."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        evaluation, _ = evaluate_scores(similarity, GroundTruth(torch.arange(9), 9, "Toy", "test", "pairs"), normalizer)
-    expected = ["some scores are below zero, and dual softmax can reverse their order"] if offset else []
-    assert evaluation.warnings == expected
+        evaluation, _ = evaluate_scores(similarity, square(similarity), normalizer, **banks)
     assert [str(warning.message) for warning in caught] == [
-        f"{normalizer.name}: {mark}. Choose another normalization." for mark in expected
+        f"{normalizer.name}: {mark}. Choose another normalization or temperature." for mark in evaluation.warnings
     ]
+    return evaluation.warnings
+
+
+@pytest.mark.parametrize("lowest", [0.0, -1e-3, -2.0])
+@pytest.mark.parametrize("normalizer", [DualSoftmax(), NormalizerChain([DualSoftmax()])])
+def test_dual_softmax_warns_of_negative_scores_once(lowest, normalizer):
+    similarity = scores(9, 9).abs()
+    similarity[2, 5] = lowest
+    assert warned(similarity, normalizer) == ([BELOW_ZERO] if lowest else [])
+
+
+@pytest.mark.parametrize(
+    "build", [lambda scale: DualSoftmax(100 / scale), lambda scale: QueryBankNorm(20 / scale),
+              lambda scale: SinkhornBias(0.01 * scale, "oracle"), lambda scale: SinkhornBias(0.01 * scale)],
+)  # fmt: skip
+def test_logits_with_a_temperature_for_cosines_are_reported(build):
+    similarity, bank = scores(30, 30).abs(), scores(40, 30, seed=1).abs()
+    for scale, temperature, expected in ((1, 1, False), (100, 100, False), (1, 0.1, False), (100, 1, True)):
+        normalizer = build(temperature)
+        both = {"bank_texts": scale * bank, "bank_videos": scale * bank.T} if normalizer.needs_bank else {}
+        assert (LOGITS in warned(scale * similarity, normalizer, **both)) == expected, (scale, temperature)
+
+
+class Rounded(Normalizer):
+    """A normalization that adds ties."""
+
+    name = "rounding"
+
+    def fit(self, scores, context):
+        return lambda values, rows, columns: values.round(decimals=1)
+
+
+def test_ties_that_a_normalization_adds_are_reported():
+    similarity = torch.tensor([[0.51, 0.52, 0.1], [0.3, 0.9, 0.3], [0.4, 0.7, 0.7]])
+    assert warned(similarity, Rounded()) == [TIES.format(1)]
+    assert warned(similarity, DualSoftmax()) == []
+
+
+def numpy_ranks(normalizer: Normalizer, scores: np.ndarray, bank: np.ndarray) -> list[float]:
+    """Ranks of the diagonal with a plain restatement of the formulas in logarithms."""
+
+    def logsumexp(values, axis):
+        largest = values.max(axis, keepdims=True)
+        return largest + np.log(np.exp(values - largest).sum(axis, keepdims=True))
+
+    scores, bank, negative = scores.astype(np.float64), bank.astype(np.float64), np.zeros(scores.shape, bool)
+    if isinstance(normalizer, DualSoftmax):
+        scaled, negative = normalizer.temperature * scores, scores < 0
+        with np.errstate(divide="ignore"):
+            keys = np.log(np.abs(scores)) + scaled - logsumexp(scaled, 0)
+    elif isinstance(normalizer, QueryBankNorm):
+        keys = normalizer.beta * scores - logsumexp(normalizer.beta * bank, 0)
+        chosen = np.isin(scores.argmax(1), bank.argmax(1))
+        keys = np.where(chosen[:, None], keys, scores)
+    else:
+        logits = bank / normalizer.temperature
+        columns = -logsumexp(logits, 0)
+        for _ in range(normalizer.iterations):
+            rows = -logsumexp(logits + columns, 1)
+            columns = -logsumexp(logits + rows, 0)
+        keys = scores / normalizer.temperature + columns
+    own, of_own = keys.diagonal()[:, None], negative.diagonal()[:, None]
+    better = (~negative & of_own) | ((negative == of_own) & np.where(negative, keys < own, keys > own))
+    return (1 + better.sum(1)).tolist()
+
+
+@SEEN
+@pytest.mark.parametrize("sharpness", [1.0, 1000.0])
+@pytest.mark.parametrize("scale", [1.0, 20.0, 100.0, 1000.0])
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+def test_ranks_equal_plain_numpy_in_log_space_at_every_scale(precision, scale, sharpness):
+    for change in (torch.clone, torch.abs):
+        similarity, bank = ((scale * change(scores(40, 40, seed))).to(precision) for seed in (0, 1))
+        for normalizer in (
+            DualSoftmax(100 * sharpness / scale),
+            QueryBankNorm(20 * sharpness / scale),
+            SinkhornBias(0.01 * scale / sharpness),
+        ):
+            found, _ = evaluate_scores(similarity, square(similarity), normalizer, (1,), bank, bank.T)
+            both = similarity.numpy(), bank.numpy()
+            assert found.text_to_video_ranks.expected().tolist() == numpy_ranks(normalizer, *both), normalizer.name
+            backward = numpy_ranks(normalizer, both[0].T, both[1])
+            assert found.video_to_text_ranks.expected().tolist() == backward, normalizer.name
+
+
+@SEEN
+def test_logits_of_a_released_model_are_ranked_in_log_space(test_data):
+    similarity = torch.from_numpy(np.load(test_data / "scores" / "clip4clip_msrvtt.npz")["arr_0"])
+    for normalizer, bank, expected in (
+        (DualSoftmax(), None, {"R@1": 36.5, "R@10": 68.4, "MdR": 3.0, "MnR": 35.4}),
+        (QueryBankNorm(), similarity, {"R@10": 68.3, "MdR": 3.0, "MnR": 35.4}),
+        (QueryBankNorm(1000.0), similarity - 20.0, {"R@10": 68.4, "MdR": 3.0, "MnR": 35.5}),
+    ):
+        found, _ = evaluate_scores(similarity, square(similarity), normalizer, bank_texts=bank)
+        row = {name: value for name, value in found.text_to_video.items() if name in expected}
+        assert row == pytest.approx(expected, abs=0.05)
+        assert LOGITS in found.warnings
 
 
 def test_options_of_dual_softmax_and_query_bank_norm_have_an_effect():
@@ -130,6 +235,17 @@ def test_blocks_give_the_same_result_as_the_whole_matrix(blocks):
         for k in (1, 3, 20):
             assert torch.equal(best_of_gallery(each, k)[1], similarity.topk(min(k, 12)).indices)
         torch.testing.assert_close(gallery_logsumexp(each, 100.0), (100 * similarity).logsumexp(0))
+
+
+def test_matrices_are_normalized_and_ranked_in_tiles(monkeypatch):
+    similarity, truth = scores(13, 13), square(scores(13, 13))
+    whole = normalize_scores(SinkhornBias(0.1, "oracle"), similarity)
+    ranks = evaluate_scores(similarity, truth, SinkhornBias(0.1, "oracle"))[0].video_to_text_ranks
+    monkeypatch.setattr("tvr_lightning.evaluation.sources.TILE", 30)
+    assert [len(block.values) for block in MatrixSource(similarity).blocks()] == [2] * 6 + [1]
+    torch.testing.assert_close(normalize_scores(SinkhornBias(0.1, "oracle"), similarity), whole)
+    tiled = evaluate_scores(similarity, truth, SinkhornBias(0.1, "oracle"))[0].video_to_text_ranks
+    assert tiled.better.tolist() == ranks.better.tolist()
 
 
 def test_a_chain_applies_its_normalizers_in_order():

@@ -18,7 +18,7 @@ from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.evaluation.normalization import Context, Direction, Normalizer
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
-from tvr_lightning.evaluation.sources import AdjustedSource, ScoreSource, TransposedSource
+from tvr_lightning.evaluation.sources import AdjustedSource, ScoreSource, TransposedSource, complete_matrix
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 
 # Largest change that counts as floating-point noise, in standard deviations of the scores. Blocks of other shapes
@@ -244,10 +244,7 @@ def normalizer_movement(
         given = bank if fitted.needs_bank else None
         parts = [bank] if fitted.needs_parts else []  # any part is enough for what the audit measures
         adjust = fitted.fit(scores, Context(direction, given, query_counts, gallery_counts, temperature, parts))
-        found = torch.empty(scores.queries, scores.gallery, dtype=torch.float64)
-        for block in AdjustedSource(scores, adjust).blocks():
-            found[block.rows, block.columns] = block.values.double().cpu()
-        return found
+        return complete_matrix(AdjustedSource(scores, adjust)).cpu()
 
     def movement(direction: Direction, queries: int) -> float:
         whole = normalized(direction, torch.arange(queries))

@@ -60,6 +60,7 @@ def evaluate(
         from tvr_lightning.evaluation.metrics import MRR, NDCG
         from tvr_lightning.evaluation.results import print_results, results_of, write_results
         from tvr_lightning.evaluation.scores_file import ScoresError, read_pairs, read_scores, write_trec
+        from tvr_lightning.evaluation.sources import complete_matrix
         from tvr_lightning.evaluation.weights import Weights
         from tvr_lightning.progress import shown
         from tvr_lightning.runs.folder import create_run
@@ -101,7 +102,7 @@ def evaluate(
         print(f"Wrote {json_path} and {csv_path.name}")
         if trec:
             with shown("evaluate: writing run.trec"):
-                write_trec(folder, ranked, truth, video_ids, method)
+                write_trec(folder, complete_matrix(ranked), truth, video_ids, method)
             print(f"Wrote {folder / 'run.trec'} and qrels.trec")
         found.append(evaluation)
     if len(found) == 2:

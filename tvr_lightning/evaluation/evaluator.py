@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from tvr_lightning.evaluation.metrics import RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Bank, Context, Direction, Normalizer
 from tvr_lightning.evaluation.pair_scores import LeakingScore, PairScores, Score
 from tvr_lightning.evaluation.ranks import Ranks, streamed_ranks
-from tvr_lightning.evaluation.sources import AdjustedSource, Adjustment, ProcessShare, ScoreSource, TransposedSource
+from tvr_lightning.evaluation.sources import AdjustedSource, ProcessShare, ScoreSource, TransposedSource
 from tvr_lightning.evaluation.two_stage import TwoStage, UnscoredPairs
 from tvr_lightning.features import IndexedFeatures, TextFeatures, VideoFeatures, first_of_each
 
@@ -87,13 +87,8 @@ class Evaluation(RetrievalTable):
     ) -> Evaluation:
         """Return the evaluation of a split from metrics that contain the ranks of the text and the video queries.
 
-        `warnings` are those in addition to the dataset's and the normalizer's; the other fields are passed by name.
+        `warnings` are those in addition to the dataset's; the other fields are passed by name.
         """
-        found = [*truth.warnings, *warnings]
-        if normalizer is not None:
-            for warning in normalizer.warnings():
-                found.append(warning)
-                rank_zero_warn(f"{normalizer.name}: {warning}. Choose another normalization.")
         return cls(
             text_to_video={name: float(value) for name, value in metrics.text_to_video.compute().items()},
             video_to_text={name: float(value) for name, value in metrics.video_to_text.compute().items()},
@@ -105,7 +100,7 @@ class Evaluation(RetrievalTable):
             protocol=truth.protocol,
             post_processing=normalizer.name if normalizer else None,
             transductive=normalizer.transductive if normalizer else False,
-            warnings=found,
+            warnings=[*truth.warnings, *warnings],
             **fields,
         )
 
@@ -192,18 +187,15 @@ class Evaluator:
         )
         alone = isinstance(fitted, TwoStage) and not self.leaks and not self.measure_balance
         source = UnscoredPairs(pairs) if alone else pairs
-        adjust: tuple[Adjustment | None, Adjustment | None] = (None, None)
+        contexts: list[Context | None] = [None, None]
         if fitted is not None:
             captions = torch.bincount(video_of_text, minlength=pairs.gallery)
-            forward = self.context("text-to-video", fitted, bank, pairs, captions)
-            backward = self.context("video-to-text", fitted, bank, pairs, captions)
-            adjust = fitted.fit(source, forward), fitted.fit(TransposedSource(source), backward)
-        ranks = streamed_ranks(source, video_of_text, *adjust)
+            contexts = [self.context(direction, fitted, bank, pairs, captions) for direction in SHORT]
+        ranks, _ = normalized_ranks(source, video_of_text, fitted, contexts, warnings)
         balances: dict[Direction, Balance] = {}
         if self.measure_balance and self.temperature is not None and len(placed_texts):
             columns = torch.arange(len(placed_videos))
-            texts_first = AdjustedSource(pairs, adjust[0])
-            videos_first = AdjustedSource(TransposedSource(pairs), adjust[1])
+            texts_first, videos_first = _normalized(pairs, fitted, contexts)
             balances = {
                 "text-to-video": balance(texts_first, self.temperature, video_of_text, columns),
                 "video-to-text": balance(videos_first, self.temperature, columns, video_of_text),
@@ -284,6 +276,41 @@ class Evaluator:
         context.bank = scores()
         context.bank_parts = [scores(part) for part in self.parts] if normalizer.needs_parts else []
         return context
+
+
+def normalized_ranks(
+    source: ScoreSource,
+    video_of_text: Tensor,
+    normalizer: Normalizer | None,
+    contexts: Sequence[Context | None],
+    warnings: list[str],
+) -> tuple[tuple[Ranks, Ranks], ScoreSource]:
+    """Rank the matches of N texts among scores (N, M) in both directions, each normalized if it has a context.
+
+    Adds warnings about the normalization to `warnings`. Also returns the keys (N, M) that rank the videos of each text.
+    """
+    keys = _normalized(source, normalizer, [context and replace(context, keys=True) for context in contexts])
+    ranks = streamed_ranks(source, video_of_text, *[each.adjustment for each in keys])
+    if normalizer is not None:
+        found = [warning for context in contexts if context for warning in context.warnings]
+        if any(bool((each.tied > 1).any()) for each in ranks):
+            before = streamed_ranks(source, video_of_text)
+            added = sum(int(((new.tied > 1) & (old.tied == 1)).sum()) for old, new in zip(before, ranks, strict=True))
+            found += [f"it adds ties to the ranks of {added} queries"] if added else []
+        for warning in dict.fromkeys(found):
+            warnings.append(warning)
+            rank_zero_warn(f"{normalizer.name}: {warning}. Choose another normalization or temperature.")
+    return ranks, keys[0]
+
+
+def _normalized(
+    source: ScoreSource, normalizer: Normalizer | None, contexts: Sequence[Context | None]
+) -> list[AdjustedSource]:
+    """Return the scores of both directions."""
+    return [
+        AdjustedSource(each, normalizer.fit(each, context) if normalizer and context else None)
+        for each, context in zip((source, TransposedSource(source)), contexts, strict=True)
+    ]
 
 
 def _in_split(ranks: Ranks, index: Tensor) -> Ranks:

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.data.ground_truth import GroundTruth
-from tvr_lightning.evaluation.evaluator import Evaluation
+from tvr_lightning.evaluation.evaluator import Evaluation, normalized_ranks
 from tvr_lightning.evaluation.metrics import MeanRank, QueryMean, RecallAtK, RetrievalMetrics
-from tvr_lightning.evaluation.normalization import Normalizer, normalize_scores
-from tvr_lightning.evaluation.ranks import Ranks, text_to_video_ranks, video_to_text_ranks
+from tvr_lightning.evaluation.normalization import Context, Normalizer
+from tvr_lightning.evaluation.ranks import Ranks, raise_on_nan
 from tvr_lightning.evaluation.scores_file import NOT_FOUND, ScoresError
+from tvr_lightning.evaluation.sources import MatrixSource, ScoreSource
 from tvr_lightning.evaluation.statistics import Comparison, Interval, paired_comparison, percentile_interval, resample
 
 
@@ -22,10 +23,10 @@ def evaluate_scores(
     bank_texts: Tensor | None = None,
     bank_videos: Tensor | None = None,
     more: Sequence[QueryMean] = (),
-) -> tuple[Evaluation, Tensor]:
+) -> tuple[Evaluation, ScoreSource]:
     """Rank a similarity matrix in both directions.
 
-    Returns the evaluation and the scores (N, M) of text-to-video after the normalization.
+    Returns the evaluation and the scores (N, M) of text-to-video, or keys in the order of the normalized scores.
 
     Args:
         scores: Similarity matrix (N, M) in the split's order.
@@ -40,11 +41,12 @@ def evaluate_scores(
     Raises:
         UserError: The normalizer needs scores that are not given, or cannot be applied to a matrix.
     """
+    raise_on_nan(scores, "text", "video")
     warnings: list[str] = []
     left_out = int((scores == NOT_FOUND).sum())
     if left_out:
         warnings.append(f"{left_out} of {scores.numel()} pairs have no score and are ranked last")
-    texts, videos = scores, scores.T
+    contexts: list[Context | None] = [None, None]
     if normalizer is not None:
         if left_out:
             raise ScoresError(f"{normalizer.name} needs the scores of all pairs, but {left_out} have none")
@@ -53,24 +55,22 @@ def evaluate_scores(
         counts = torch.bincount(truth.video_of_text, minlength=truth.videos).double()
         ones = torch.ones(truth.texts, dtype=torch.float64)
         if not normalizer.needs_bank or bank_texts is not None:
-            texts = normalize_scores(normalizer, texts, bank_texts, "text-to-video", ones, counts)
+            bank = None if bank_texts is None else MatrixSource(bank_texts)
+            contexts[0] = Context("text-to-video", bank, ones, counts)
         else:
             warnings.append("text-to-video is not normalized: no scores of training texts were given")
         if not normalizer.needs_bank or bank_videos is not None:
-            bank = None if bank_videos is None else bank_videos.T
-            videos = normalize_scores(normalizer, videos, bank, "video-to-text", counts, ones)
+            bank = None if bank_videos is None else MatrixSource(bank_videos.T)
+            contexts[1] = Context("video-to-text", bank, counts, ones)
         else:
             warnings.append("video-to-text is not normalized: no scores of training videos were given")
-    ranks = (
-        text_to_video_ranks(texts, truth.video_of_text, torch.arange(truth.texts)),
-        video_to_text_ranks(videos.T, truth.video_of_text, torch.arange(truth.videos)),
-    )
+    ranks, keys = normalized_ranks(MatrixSource(scores), truth.video_of_text, normalizer, contexts, warnings)
     metrics = RetrievalMetrics(recall, more)
     metrics.update(*ranks)
     evaluation = Evaluation.of(
         metrics, ranks, truth, normalizer, warnings, texts=truth.texts, videos=truth.videos, partial=bool(left_out)
     )
-    return evaluation, texts
+    return evaluation, keys
 
 
 def intervals(

@@ -8,7 +8,7 @@ gather them in every encoding step, so all devices must encode equally often.
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -196,7 +196,8 @@ def predict(method: Method, split: SplitFeatures, truth: GroundTruth) -> tuple[T
     """Find the best videos of every text, after the normalization of the recipe.
 
     Returns:
-        Ascending indices of the N texts (N,), descending scores (N, k), and indices of the videos (N, k).
+        Ascending indices of the N texts (N,), descending scores (N, k) float64 or keys in their order,
+        and indices of the videos (N, k).
     """
     config = method.evaluation_config
     texts, videos = (items.distinct() for items in split)
@@ -212,7 +213,7 @@ def predict(method: Method, split: SplitFeatures, truth: GroundTruth) -> tuple[T
         scores: ScoreSource = source
         if normalizer is not None:
             context = evaluator.context("text-to-video", normalizer, bank, source, captions)
-            scores = AdjustedSource(source, normalizer.fit(source, context))
+            scores = AdjustedSource(source, normalizer.fit(source, replace(context, keys=True)))
         values, columns = best_of_gallery(scores, config.top_k)
     back = torch.argsort(order)
-    return texts.index[back], values[back].float(), videos.index.to(columns.device)[columns[back]]
+    return texts.index[back], values[back], videos.index.to(columns.device)[columns[back]]

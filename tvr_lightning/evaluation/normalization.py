@@ -6,7 +6,7 @@ blocks of scores and returns a function that adjusts any block, so that no compl
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -21,6 +21,7 @@ from tvr_lightning.evaluation.sources import (
     ScoreSource,
     TransposedSource,
     best_of_gallery,
+    complete_matrix,
     gallery_logsumexp,
     query_logsumexp,
 )
@@ -31,6 +32,8 @@ Direction = Literal["text-to-video", "video-to-text"]
 
 # Offset of the scores of pairs that `TwoStage` leaves out. Scores below half of it belong to such pairs.
 LEFT_OUT = -1e6
+# Cosines have smaller exponents at the released temperatures, also in sums over many queries.
+LARGEST_EXPONENT = 200.0
 
 
 @dataclass
@@ -52,6 +55,9 @@ class Context:
         query_counts: (Q,) float64, number of matches of each query in the other modality of the test set.
         gallery_counts: (G,) float64, the same for each gallery item.
         temperature: divisor gamma of the method's scores.
+        keys: True if only the order of each query's normalized scores matters. A normalizer whose scores can overflow
+            or underflow then returns others in the same order, such as logarithms.
+        warnings: Conditions that limit the results, added by `fit`.
     """
 
     direction: Direction = "text-to-video"
@@ -60,6 +66,8 @@ class Context:
     gallery_counts: Tensor | None = None
     temperature: float | None = None
     bank_parts: Sequence[ScoreSource] = ()
+    keys: bool = False
+    warnings: list[str] = field(default_factory=list)
 
 
 class Normalizer(ABC):
@@ -82,7 +90,8 @@ class Normalizer(ABC):
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
         """Fit to the scores of Q queries against G gallery items, and return the adjustment of their blocks.
 
-        The adjustment takes an (r, c) block with the slices of its rows and columns, and returns the normalized block.
+        The adjustment takes an (r, c) block with the slices of its rows and columns, and returns the normalized block
+        in float64, since float32 adds ties.
 
         Raises:
             UserError: The context has no bank, counts, parts or temperature, although they are needed.
@@ -91,10 +100,6 @@ class Normalizer(ABC):
     def measured(self, video_of_text: Tensor) -> dict[str, float]:
         """Return values for the tables, in percent by name; only here, the video of each text (N,) is available."""
         return {}
-
-    def warnings(self) -> list[str]:
-        """Return warnings about results of the fitted normalizer; empty by default."""
-        return []
 
 
 def normalize_scores(
@@ -114,12 +119,12 @@ def normalize_scores(
         >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
         >>> normalize_scores(DualSoftmax(temperature=1.0), scores)
         tensor([[0.4949, 0.2375],
-                [0.3151, 0.3150]])
+                [0.3151, 0.3150]], dtype=torch.float64)
     """
     source = None if bank is None else MatrixSource(bank)
     context = Context(direction, source, query_counts, gallery_counts, temperature)
-    adjust = normalizer.fit(MatrixSource(similarity), context)
-    return adjust(similarity, slice(0, similarity.shape[0]), slice(0, similarity.shape[1]))
+    scores = MatrixSource(similarity)
+    return complete_matrix(AdjustedSource(scores, normalizer.fit(scores, context)))
 
 
 class DualSoftmax(Normalizer):
@@ -143,7 +148,6 @@ class DualSoftmax(Normalizer):
             raise UserError(f"dual softmax needs a positive temperature, got {temperature}")
         self.temperature = temperature
         self.name = f"dual softmax (temperature {temperature:g})"
-        self._negative: dict[Direction, bool] = {}
 
     @override
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
@@ -154,18 +158,18 @@ class DualSoftmax(Normalizer):
             return values
 
         total = gallery_logsumexp(AdjustedSource(scores, count), self.temperature)
-        self._negative[context.direction] = bool(scores.shard.sum(negative))
+        if scores.shard.sum(negative):
+            context.warnings.append("some scores are below zero, and dual softmax can reverse their order")
+        context.warnings += _warn_of_logits(total, self.temperature)
 
         def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
-            share = (values.double() * self.temperature - total[columns]).exp()
-            return (values * share).to(values.dtype)
+            values = values.double()
+            share = values * self.temperature - total[columns]
+            if context.keys:
+                return values.sign() * _key(values.abs().log() + share)
+            return values * share.exp()
 
         return adjust
-
-    @override
-    def warnings(self) -> list[str]:
-        mark = "some scores are below zero, and dual softmax can reverse their order"
-        return [mark] if any(self._negative.values()) else []
 
 
 class QueryBankNorm(Normalizer):
@@ -205,10 +209,12 @@ class QueryBankNorm(Normalizer):
         popular = seen >= self.occurrences
         total = gallery_logsumexp(bank, self.beta)
         chosen = popular[best_of_gallery(scores, 1)[1].flatten()]
+        context.warnings += _warn_of_logits(total, self.beta)
 
         def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
-            normalized = (values.double() * self.beta - total[columns]).exp().to(values.dtype)
-            return torch.where(chosen[rows, None], normalized, values)
+            values = values.double()
+            share = values * self.beta - total[columns]
+            return torch.where(chosen[rows, None], _key(share) if context.keys else share.exp(), values)
 
         return adjust
 
@@ -257,7 +263,7 @@ class SinkhornBias(Normalizer):
         bias = self.gallery_bias(scores, context)
 
         def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
-            return (values.double() + bias[columns]).to(values.dtype)
+            return values.double() + bias[columns]
 
         return adjust
 
@@ -273,13 +279,15 @@ class SinkhornBias(Normalizer):
         gallery = self._marginal(context.gallery_counts, "gallery")
 
         def log_weights(source: ScoreSource, rows: Tensor | float, columns: Tensor | float) -> tuple[Tensor, Tensor]:
-            return sinkhorn_log_weights(
+            weights = sinkhorn_log_weights(
                 lambda weights: query_logsumexp(source, 1.0 / gamma, weights),
                 lambda weights: gallery_logsumexp(source, 1.0 / gamma, weights),
                 self.iterations,
                 rows,
                 columns,
             )
+            context.warnings += _warn_of_logits(weights[1], 1.0 / gamma)
+            return weights
 
         if self.queries == "train":
             banks = context.bank_parts if self.needs_parts else [_need_bank(context, self.name)]
@@ -330,7 +338,8 @@ class NormalizerChain(Normalizer):
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
         adjustments: list[Adjustment] = []
         for normalizer in self.normalizers:
-            adjustments.append(_keep_left_out(normalizer.fit(scores, context)))
+            of_one = replace(context, keys=context.keys and normalizer is self.normalizers[-1])
+            adjustments.append(_keep_left_out(normalizer.fit(scores, of_one)))
             scores = AdjustedSource(scores, adjustments[-1])
 
         def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
@@ -344,10 +353,6 @@ class NormalizerChain(Normalizer):
     def measured(self, video_of_text: Tensor) -> dict[str, float]:
         return {name: value for each in self.normalizers for name, value in each.measured(video_of_text).items()}
 
-    @override
-    def warnings(self) -> list[str]:
-        return [mark for each in self.normalizers for mark in each.warnings()]
-
 
 def _keep_left_out(adjustment: Adjustment) -> Adjustment:
     """Wrap an adjustment so that it keeps the scores of pairs that `TwoStage` left out."""
@@ -356,6 +361,18 @@ def _keep_left_out(adjustment: Adjustment) -> Adjustment:
         return torch.where(values < LEFT_OUT / 2, values, adjustment(values, rows, columns))
 
     return adjust
+
+
+def _key(logarithm: Tensor) -> Tensor:
+    """Return positive numbers in the order of some logarithms, with their relative precision; 1 for 0."""
+    return torch.where(logarithm > 0, logarithm + 1.0, 1.0 / (1.0 - logarithm))
+
+
+def _warn_of_logits(total: Tensor, scale: float) -> list[str]:
+    """Return a warning if scores are not in the range of cosines, given their log sums (G,) at a scale."""
+    size = total.abs()
+    exceeds = (size > max(LARGEST_EXPONENT, 2.0 * scale)) & (size < -LEFT_OUT / 2 * scale)
+    return ["the scores look like logits, but the temperature is for cosines"] if exceeds.any() else []
 
 
 def _need_bank(context: Context, name: str) -> ScoreSource:

@@ -67,7 +67,7 @@ def read_scores(
     dense = isinstance(matrix, Tensor) and matrix.layout == torch.strided and not matrix.is_complex()
     if not dense or matrix.ndim != 2 or not matrix.numel():
         raise ScoresError(f"{path}: expected a dense matrix of numbers with one row per text and one column per video")
-    matrix = _finite(path, matrix if matrix.dtype == torch.float64 else matrix.float())
+    matrix = _finite(path, matrix if matrix.dtype == torch.float32 else matrix.double())
     names, index = entries.get("video_ids"), entries.get("text_index")
     if bank != "videos":
         columns = None if names is None else [*map(str, np.ravel(names))]

@@ -9,6 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 Adjustment = Callable[[Tensor, slice, slice], Tensor]
+TILE = 2**24  # scores of a matrix that are processed at a time
 
 
 @dataclass
@@ -60,7 +61,7 @@ class ScoreSource(ABC):
 
 
 class MatrixSource(ScoreSource):
-    """Source with one block, a matrix of scores (Q, G) in one process."""
+    """Source of a matrix of scores (Q, G) in one process, in blocks of as many rows as fit into a tile."""
 
     def __init__(self, matrix: Tensor) -> None:
         super().__init__(matrix.shape[0], matrix.shape[1], matrix.device)
@@ -68,7 +69,10 @@ class MatrixSource(ScoreSource):
 
     @override
     def blocks(self) -> Iterator[Block]:
-        yield Block(self.matrix, slice(0, self.queries), slice(0, self.gallery))
+        step = max(TILE // max(self.gallery, 1), 1)
+        for start in range(0, self.queries, step):
+            rows = slice(start, min(start + step, self.queries))
+            yield Block(self.matrix[rows], rows, slice(0, self.gallery))
 
 
 class TransposedSource(ScoreSource):
@@ -101,6 +105,14 @@ class AdjustedSource(ScoreSource):
 def adjusted(block: Block, adjustment: Adjustment | None) -> Tensor:
     """Return the scores (r, c) of a block after an adjustment, if there is one."""
     return block.values if adjustment is None else adjustment(block.values, block.rows, block.columns)
+
+
+def complete_matrix(source: ScoreSource) -> Tensor:
+    """Return the scores (Q, G) float64 of a source whose blocks are all in this process."""
+    matrix = torch.empty(source.queries, source.gallery, dtype=torch.float64, device=source.device)
+    for block in source.blocks():
+        matrix[block.rows, block.columns] = block.values.double()
+    return matrix
 
 
 def gallery_logsumexp(source: ScoreSource, scale: float, query_weights: Tensor | None = None) -> Tensor:

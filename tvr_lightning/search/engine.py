@@ -174,7 +174,8 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
         keys, known = self.catalog.vectors(list(rows))
         if not keys:
             return [], torch.zeros(0), torch.zeros(0)
-        cosines, bias = known @ vectors[0], torch.tensor([biases.get(key, 0.0) for key in keys])
+        bias = torch.tensor([biases.get(key, 0.0) for key in keys], dtype=torch.float64)
+        cosines = known @ vectors[0]
         order = (cosines + bias).sort(descending=True, stable=True).indices
         return [rows[keys[place]] for place in order.tolist()], cosines[order], bias[order]
 

@@ -20,7 +20,7 @@ from tvr_lightning.evaluation.loop import encode_split
 from tvr_lightning.evaluation.normalization import Direction
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
-from tvr_lightning.evaluation.sources import AdjustedSource, ScoreSource, TransposedSource
+from tvr_lightning.evaluation.sources import AdjustedSource, ScoreSource, TransposedSource, complete_matrix
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import DecodedClip, read_clip
@@ -129,7 +129,8 @@ def encode_test_split(module: RetrievalModule, data: TextVideoDataModule) -> Enc
     matching = row[truth.video_of_text[texts.index]]
     texts, matching = texts[matching >= 0], matching[matching >= 0]
     features = texts.features.to(module.device), videos.features.to(module.device)
-    similarity = _matrix(PairScores(module.score, *features, memory_budget_bytes=2**30, device=module.device)).float()
+    pair_scores = PairScores(module.score, *features, memory_budget_bytes=2**30, device=module.device)
+    similarity = complete_matrix(pair_scores).float().cpu()
     matched, first = np.unique(matching.numpy(), return_index=True)  # the first text of every video
     spread = np.linspace(0, len(matched) - 1, min(len(matched), MOST_PAIRS)).astype(int)
     pairs = torch.tensor(np.stack([first, matched], axis=1)[spread])
@@ -153,13 +154,6 @@ def normalized_scores(encoded: EncodedSplit) -> tuple[Tensor, Tensor]:
 
     def normalized(direction: Direction, source: ScoreSource) -> Tensor:
         context = evaluator.context(direction, normalizer, bank, pairs, captions)
-        return _matrix(AdjustedSource(source, normalizer.fit(source, context)))
+        return complete_matrix(AdjustedSource(source, normalizer.fit(source, context))).cpu()
 
     return normalized("text-to-video", pairs), normalized("video-to-text", TransposedSource(pairs))
-
-
-def _matrix(source: ScoreSource) -> Tensor:
-    matrix = torch.empty(source.queries, source.gallery, dtype=torch.float64)
-    for block in source.blocks():
-        matrix[block.rows, block.columns] = block.values.double().cpu()
-    return matrix
