@@ -7,14 +7,37 @@ from typing import Any, get_type_hints
 from jsonargparse._util import import_object
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.encoders import Encoder
+from tvr_lightning.encoders.base import FeatureEncoder
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.option_types import NONE, Role, Roles, hints_of, parts_of, roles_of
+from tvr_lightning.training.module import RecipeModule
 
 FOLLOWS_DATA = {name for name, roles in roles_of(RetrievalModule).items() if Role.READING in roles}
 """Options of a method that are those of its data."""
 FOLLOWS_ENCODER = hints_of(TextVideoDataModule).keys() & get_type_hints(Encoder).keys()
 """Options of the data that are attributes of the encoder."""
+
+
+OF_TRAINER = dict.fromkeys(
+    (
+        "accelerator", "default_root_dir", "devices", "enable_model_summary", "enable_progress_bar",
+        "limit_test_batches", "log_every_n_steps", "logger", "num_nodes", "profiler", "strategy",
+    ),
+    Role.MACHINE,
+)  # fmt: skip
+"""Roles of options that Lightning declares."""
+OF_RUN = dict.fromkeys(("checkpoints", "config", "eval_memory", "results"), Role.MACHINE)
+"""Roles of other sections of a recipe."""
+
+
+def recipe_roles(recipe: Mapping[str, Any]) -> dict[str, Roles]:
+    """Return the roles of all options of a recipe by their dotted names."""
+    found = {f"trainer.{name}": frozenset({role}) for name, role in OF_TRAINER.items()}
+    found |= {section: frozenset({role}) for section, role in OF_RUN.items()}
+    for section in ("model", "data"):
+        found |= option_roles(recipe[section], section)
+    return found
 
 
 def option_roles(section: Mapping[str, Any], name: str) -> dict[str, Roles]:
@@ -40,6 +63,16 @@ def _roles(kind: type, options: Mapping[str, Any], prefix: str, outer: Roles) ->
         for part in parts_of(hints.get(name)):
             if isinstance(part, type) and dataclasses.is_dataclass(part):
                 yield from _roles(part, value, f"{prefix}{name}.", roles)
+
+
+def options_with(role: Role) -> set[str]:
+    """Return the names of all options with a role, of every model, encoder, and dataset that is imported."""
+    found: set[str] = set()
+    kinds: list[type] = [RecipeModule, FeatureEncoder, TextVideoDataModule]
+    for kind in kinds:
+        found |= {name for name, roles in roles_of(kind).items() if role in roles}
+        kinds += kind.__subclasses__()
+    return found
 
 
 def roles_of_option(roles: Mapping[str, Roles], option: str) -> Roles:

@@ -20,10 +20,12 @@ from rich import get_console
 from tvr_lightning.audit.callback import LeakageAudit
 from tvr_lightning.config.recipe import Recipe, ResultsConfig, explained, recipe_parser, with_defaults
 from tvr_lightning.config.recipe_files import OptionError, RecipeError
+from tvr_lightning.config.roles import recipe_roles, roles_of_option
 from tvr_lightning.errors import UserError, abbreviated
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.files import write_whole
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
+from tvr_lightning.option_types import Role
 from tvr_lightning.runs import closing, resume
 from tvr_lightning.runs.folder import CONFIG, RunTrainer, locked_run, metrics_logger, new_run, run_of
 from tvr_lightning.runs.log import is_verbose, tee_log
@@ -35,14 +37,6 @@ Command = Literal["fit", "validate", "test", "predict"]
 # Parts of gloo and NCCL errors if another process has ended.
 LOST = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited", "Connection was likely closed")
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-# Settings for the execution and outputs of a run, which may change when it is resumed.
-ANYWHERE = (
-    "checkpoints", "config", "results", "eval_memory", "data.init_args.root", "data.init_args.num_workers",
-    "data.init_args.pixels", "trainer.accelerator", "trainer.strategy", "trainer.devices", "trainer.num_nodes",
-    "trainer.logger", "trainer.log_every_n_steps", "trainer.enable_progress_bar", "trainer.enable_model_summary",
-    "trainer.default_root_dir", "trainer.profiler", "trainer.limit_test_batches",
-    "model.init_args.evaluation.memory_gib",
-)  # fmt: skip
 
 
 class Run:
@@ -240,12 +234,12 @@ class Run:
             method = options.get("model", {}).get("init_args", {})
             if "evaluation" in method:  # --eval_memory makes the defaults explicit
                 method["evaluation"] = method["evaluation"] or asdict(EvaluationConfig())
-        before = with_defaults(before, now)
+        before, roles = with_defaults(before, now), recipe_roles(now)
         changed = [
             f"{name} was {value}, is {other}"
             for section in before | now
             for name, value, other in changed_options(section, before.get(section), now.get(section))
-            if not name.startswith(ANYWHERE)
+            if Role.MACHINE not in roles_of_option(roles, name)
         ]
         if changed:
             rank_zero_info(f"Not resuming {run}, which has other settings: {abbreviated(changed, 3, '; ')}")

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cache, reduce
 from pathlib import Path
@@ -13,7 +13,9 @@ import tvr_lightning.data
 from tvr_lightning.audit import AUDIT_VERSION
 from tvr_lightning.config import recipe_files
 from tvr_lightning.config.recipe_files import OptionError, merged, read_recipe
+from tvr_lightning.config.roles import options_with
 from tvr_lightning.errors import UserError
+from tvr_lightning.option_types import Role
 from tvr_lightning.reproduce.tables import TableRecipe, TableRun
 
 # Raise it when a change to the code may change results: all finished runs are then made again.
@@ -24,11 +26,6 @@ Command = Literal["fit", "test", "extract"]
 Need = Literal["weights", "encoder", "features"]
 ARCHITECTURE = "model.init_args.encoder.init_args.architecture"
 WEIGHTS = "model.init_args.encoder.init_args.weights"
-FILES = (  # options that may name files or folders
-    ARCHITECTURE, WEIGHTS, "model.init_args.encoder.init_args.tokenizer",
-    "model.init_args.encoder.init_args.trained_in", "model.init_args.audio_encoder.init_args.weights",
-    "model.init_args.pretrained", "data.init_args.extra_captions", "data.init_args.features", "data.init_args.pixels",
-)  # fmt: skip
 LOCAL_DIR = "local-dir:"  # open_clip's prefix for a folder with a whole model
 ANNOTATIONS = {".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet"}
 
@@ -151,8 +148,7 @@ def _plan_run(
     files = [*files, *([overlay] if overlay else [])]
     recipe = resolve(files, own)
     dataset = _dataset(name, recipe)
-    files_read = {name: file_fingerprint(str(lookup(recipe, name)), not name.startswith("data.")) for name in FILES}
-    read = {name: found for name, found in files_read.items() if found is not None}
+    read = dict(_files_read(recipe, options_with(Role.FILE) - {"root"}))
     if setting.fixture_videos is None:
         data, weights = data_fingerprint(setting.root / dataset), lookup(recipe, WEIGHTS)
         tag = "random" if weights in (None, "none") else f"tag {weights}"
@@ -211,6 +207,15 @@ def lookup(recipe: Any, option: str) -> Any:
     for name in option.split("."):
         recipe = recipe.get(name) if isinstance(recipe, dict) else None
     return recipe
+
+
+def _files_read(section: Mapping[str, Any], options: Set[str], name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the options of a recipe that name a file or folder, and its digest."""
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            yield from _files_read(value, options, f"{name}{key}.")
+        elif key in options and (found := file_fingerprint(str(value), not name.startswith("data."))) is not None:
+            yield f"{name}{key}", found
 
 
 def file_fingerprint(name: str, every_file: bool) -> str | None:
