@@ -214,6 +214,31 @@ def test_only_results_of_weights_with_a_known_training_set_name_it(run, finished
     assert results(tmp_path / "untrained")["protocol"] == protocol
 
 
+OWN_OPTIONS = """
+from dataclasses import dataclass
+from tvr_lightning.methods import TCMGC
+
+@dataclass
+class Sizes:
+    dropout: float = 1.0
+    rate: float = 1.0
+
+class Mine(TCMGC):
+    def __init__(self, encoder, *, direction: float = 1.0, sizes: Sizes | None = None, **options):
+        super().__init__(encoder, **options)
+"""
+
+
+@pytest.mark.parametrize("option", ["direction", "sizes.dropout", "sizes.rate"])
+def test_options_of_a_users_own_method_need_override_whatever_their_names(saved, tmp_path, monkeypatch, option):
+    (tmp_path / "own_options.py").write_text(OWN_OPTIONS)
+    monkeypatch.syspath_prepend(tmp_path)
+    saved["hyper_parameters"] |= {"_class_path": "own_options.Mine", "direction": 1.0, "sizes": None}
+    torch.save(saved, tmp_path / "own.ckpt")
+    with pytest.raises(CheckpointError, match=rf"{option} 2\.0 \(the checkpoint: 1\.0\)"):
+        Recipe.parse([], [f"--model.init_args.{option}=2"], tmp_path / "own.ckpt", trust=["own_options"])
+
+
 def test_the_overlay_of_another_dataset_replaces_that_of_the_training(finished_run, synthetic, tmp_path, capsys):
     didemo = ("--config=data/didemo", f"--data.init_args.root={synthetic('didemo')}")
     found = evaluate(tmp_path, finished_run / "checkpoints" / "last.ckpt", *didemo)
