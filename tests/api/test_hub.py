@@ -14,6 +14,7 @@ from small_run import small_run
 import tvr_lightning
 from tvr_lightning.api.hub import model_card, without_paths
 from tvr_lightning.cli import main
+from tvr_lightning.config.recipe import Recipe
 from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.errors import UserError
 from tvr_lightning.training.checkpoints import FROZEN, CheckpointError
@@ -65,6 +66,22 @@ def test_a_pushed_method_gives_the_scores_of_its_checkpoint_even_offline(
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     again = tvr_lightning.load("hf:user/xpool-tiny")
     assert torch.equal(again.score(texts, clip), own.score(texts, clip)), "downloaded files are kept"
+
+
+def test_options_that_name_local_files_of_the_data_are_not_published(hub, run, checkpoint, tmp_path, monkeypatch):
+    saved, local = torch.load(checkpoint, weights_only=True), {"pixels": "pixels", "extra_captions": "more.json"}
+    (tmp_path / "pixels").mkdir()
+    monkeypatch.chdir(tmp_path)
+    saved["datamodule_hyper_parameters"] |= local
+    torch.save(saved, "local.ckpt")
+    tvr_lightning.push_to_hub("local.ckpt", "user/local", results=run / "results.json")
+    files = hub.repositories["user/local"]
+    recipe = yaml.safe_load(files["recipe.yaml"])
+    published = [recipe["data"]["init_args"], json.loads(files["config.json"])["datamodule_hyper_parameters"]]
+    for options in published:
+        assert options["split"] == "9k"
+        assert not {*local, "root", "features"} & options.keys()
+    Recipe.parse([files["recipe.yaml"].decode()]).build_data()
 
 
 def test_frozen_weights_that_only_this_machine_has_are_pushed(hub, run, checkpoint, tmp_path):

@@ -20,11 +20,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from tvr_lightning.config.checkpoint_options import TrainedOptions
+from tvr_lightning.config.roles import option_roles
 from tvr_lightning.data.importing.hub import REPOSITORIES
 from tvr_lightning.encoders.hub import probe
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.audit_result import NOT_AUDITED, AuditResult
 from tvr_lightning.evaluation.weights import Weights, weights_of
+from tvr_lightning.option_types import Role
 from tvr_lightning.search.scorer import Scorer, ScorerSource
 from tvr_lightning.training.checkpoints import FROZEN, RECORD, CheckpointError
 
@@ -34,7 +36,6 @@ KEPT = (  # entries of a checkpoint that are published in addition to its tensor
     "hyper_parameters", "datamodule_hyper_parameters", RECORD, FROZEN, "epoch", "global_step",
     "pytorch-lightning_version",
 )  # fmt: skip
-FOLDERS = ("root", "features", "captions")  # options of the data; without them, a recipe uses TVR_DATA
 PRIVATE = ("checkpoint", "config", "environment", "skipped")  # in results.json; recipe.yaml contains the settings
 # Exceptions of a Hub that does not answer; the HTTP library differs between versions of huggingface_hub.
 FAILURES: tuple[Any, ...] = (OSError, *HfHubHTTPError.__bases__)
@@ -158,8 +159,11 @@ def _write(
         del saved[FROZEN]
         saved["state_dict"] = Scorer(ScorerSource(checkpoint=str(checkpoint)), trust=trust).module.state_dict()
     public = {key: saved[key] for key in KEPT if key in saved}
+    local = [
+        name.rpartition(".")[2] for name, roles in option_roles(recipe["data"], "data").items() if Role.FILE in roles
+    ]
     for options in (recipe["data"]["init_args"], public["datamodule_hyper_parameters"]):
-        for option in FOLDERS:
+        for option in local:  # without root, a recipe uses TVR_DATA
             options.pop(option, None)
     public[RECORD] = public.get(RECORD, {}) | {"run": None}
     recipe, public = without_paths(recipe), without_paths(public)
