@@ -154,6 +154,11 @@ def test_all_file_formats_give_the_same_results(folder, case, capsys):
             assert found[part] == plain[part], (file, part)
 
 
+def test_large_whole_numbers_keep_their_order(folder):
+    np.save("whole.npy", 2**24 + np.eye(60, dtype=np.int64))
+    assert evaluated("whole.npy", IDS["single"])["text_to_video"]["R@1"] == 100.0
+
+
 def test_a_bank_is_sorted_by_its_ids(folder, case):
     bank, generator = case["qbnorm.bank_similarity"].numpy(), torch.Generator().manual_seed(0)
     columns, rows = (torch.randperm(60, generator=generator).numpy() for _ in range(2))
