@@ -329,8 +329,8 @@ def _replaced(sources: Sequence[Source], used: Namespace) -> Iterator[str]:
         recipe, named = source.where.removesuffix(": "), dict(_classes(source.content, used))
         lost = {name.rpartition(".init_args.")[0] for name in _dropped(source.content, used)}
         for option, (kind, by) in last.items():
-            is_replaced = option in lost or named.get(option, kind) != kind
-            if is_replaced and by and recipe and "model" not in named:  # not the recipe of a method
+            is_overlay = recipe and "model" not in named  # not options, nor the recipe of a method
+            if by and is_overlay and (option in lost or named.get(option, kind) != kind):
                 yield f"{by} replaces {option} of {recipe} with {kind}"
         last = {option: (kind, recipe) for option, kind in named.items()} | last
 

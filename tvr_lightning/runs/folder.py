@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger
 from typing_extensions import override
 
@@ -26,6 +26,7 @@ class RunTrainer(Trainer):
     """
 
     run_folder: Path | None = None
+    callbacks: list[Callback]
 
     @property
     @override

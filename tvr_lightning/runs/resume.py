@@ -93,7 +93,8 @@ class RunCheckpoint(ModelCheckpoint):
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for callback in trainer.callbacks if self.monitor == "step" else ():
+        callbacks = trainer.callbacks if self.monitor == "step" else ()  # type: ignore[attr-defined]
+        for callback in callbacks:
             if isinstance(callback, StochasticWeightAveraging) and trainer.current_epoch >= callback.swa_end:
                 callback.transfer_weights(cast(LightningModule, callback._average_model), pl_module)
                 cast(AtomicCheckpointIO, trainer.strategy.checkpoint_io).record["averaged"] = True
