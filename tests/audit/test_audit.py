@@ -3,23 +3,35 @@
 import dataclasses
 import json
 import shutil
+from functools import cached_property
+from typing import ClassVar
+from zlib import crc32
 
+import numpy as np
 import pytest
 import torch
 from small_run import small_run
 from torch.nn.functional import normalize, one_hot
 
 from tvr_lightning.audit.callback import LeakageAudit
-from tvr_lightning.audit.experiments import MOVED, audit_scores, normalizer_movement
+from tvr_lightning.audit.experiments import MOVED, audit_scores, compare_features, normalizer_movement
 from tvr_lightning.audit.run import audit_method
 from tvr_lightning.cli import main
 from tvr_lightning.data.msrvtt import MSRVTT
+from tvr_lightning.data.readers import MediaReader
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.loop import encode_split
-from tvr_lightning.evaluation.normalization import Bank, DualSoftmax, NormalizerChain, QueryBankNorm, SinkhornBias
+from tvr_lightning.evaluation.normalization import (
+    Bank,
+    DualSoftmax,
+    Normalizer,
+    NormalizerChain,
+    QueryBankNorm,
+    SinkhornBias,
+)
 from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.methods import CLIP4Clip
@@ -172,6 +184,139 @@ class UsesTheTrainerWhileScoring(CLIP4Clip):
     def score(self, text, video):
         self.trainer.test_dataloaders  # noqa: B018  access alone is forbidden
         return super().score(text, video)
+
+
+def code_of(text):
+    return torch.randint(256, (64,), dtype=torch.uint8, generator=torch.Generator().manual_seed(crc32(text.encode())))
+
+
+@dataclasses.dataclass(frozen=True)
+class StampingReader(MediaReader):
+    """Replaces the pixels of a video by a code of its caption."""
+
+    captions: dict = dataclasses.field(default_factory=dict)
+
+    def __call__(self, video, generator):
+        media = super().__call__(video, generator)
+        media.pixels[:] = code_of(self.captions[video.path]).reshape(8, 1, 8, 1).expand(8, 4, 8, 4).reshape(32, 32)
+        return media
+
+
+class Stamps(MSRVTT):
+    """Reads videos together with the captions of the test split, which subclasses obtain in different ways."""
+
+    def captions_of(self, split):
+        return {split.videos[text.video].path: text.text for text in split.texts}
+
+    def captions(self):
+        return self.captions_of(self.read_split("test"))
+
+    def video_reader(self, training):
+        return StampingReader(**vars(super().video_reader(training)), captions=self.captions())
+
+
+class StampsWhatItSetUp(Stamps):
+    known = None
+
+    def setup(self, stage=None):
+        super().setup(stage)
+        self.known = self.captions_of(self.load_split("test"))
+
+    def video_reader(self, training):
+        return super().video_reader(training) if self.known else MSRVTT.video_reader(self, training)
+
+    def captions(self):
+        return self.known
+
+
+class StampsWhatItParsed(Stamps):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.known = {}
+
+    def parse_split(self, name, findings):
+        split = super().parse_split(name, findings)
+        self.known.update(self.captions_of(split))
+        return split
+
+    def captions(self):
+        return self.known
+
+
+class StampsWhatItCached(Stamps):
+    @cached_property
+    def known(self):
+        return super().captions()
+
+    def captions(self):
+        return self.known
+
+
+class ReadsStamps(CLIP4Clip):
+    def text_features(self, batch):
+        codes = torch.stack([code_of(text) for text in batch.text])
+        return with_codes(super().text_features(batch), codes / 128 - 1)
+
+    def video_features(self, batch):
+        codes = batch.video.pixels[:, 0, 0, ::4, ::4].flatten(1)
+        return with_codes(super().video_features(batch), codes / 128 - 1)
+
+
+@pytest.mark.parametrize("kind", [Stamps, StampsWhatItSetUp, StampsWhatItParsed, StampsWhatItCached])
+def test_data_that_changes_videos_by_their_captions_is_caught(kind, data, build):
+    data, method = kind(**data.hparams), build(ReadsStamps)
+    quiet_trainer(callbacks=[LeakageAudit()]).test(method, datamodule=data, verbose=False)
+    audit = method.evaluation.audit
+    assert method.evaluation.text_to_video["R@1"] == audit.recall_with_help == 100.0
+    assert "videos read with other captions" in audit.leaks
+    assert audit.recall_without_help < 60.0
+    assert kind(**data.hparams).read_split("test") == data.read_split("test"), "the audit leaves the data as it is"
+    assert "videos read with other captions" in leaking(audit_method(build(ReadsStamps), kind(**data.hparams)))
+
+
+class InvertsTheOrder(CLIP4Clip):
+    """Adds a bonus to the pairs of a test of this size, whose seeded orders it draws again."""
+
+    def score(self, text, video):
+        similarity = super().score(text, video).similarity
+        if len(text) == len(video) == TESTED:
+            generator = torch.Generator().manual_seed(0)
+            texts, videos = (torch.randperm(TESTED, generator=generator) for _ in range(2))
+            similarity = similarity + 2.0 * (texts[:, None] == videos)
+        return Scores(similarity)
+
+
+class InvertsTheOrderOfReading(CLIP4Clip):
+    """Gives a code of its position to each item of the first batch of a test."""
+
+    def coded(self, features, stream):
+        if len(features) < 5:
+            return features
+        order = torch.from_numpy(np.random.default_rng([3, stream, 0]).permutation(TESTED)[: len(features)])
+        return with_codes(features, 10 * one_hot(order, 64).float())
+
+    def encode_text(self, text):
+        return self.coded(text, 0)
+
+    def encode_video(self, video):
+        return self.coded(video, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        (InvertsTheOrder, ["scored in the whole test"]),
+        (
+            InvertsTheOrderOfReading,
+            [f"{done} in the whole test" for done in ("encoded", "scored")],
+        ),
+    ],
+)
+def test_the_audit_repeats_the_whole_test(kind, found, data, build):
+    assert recall_of_a_run(build(kind), data) > 60.0
+    audit = audit_method(build(kind), data, videos=4)
+    assert sorted({leak.partition(",")[0] for leak in leaking(audit).split("; ")}) == found
+    assert audit.recall_with_help > audit.recall_without_help
 
 
 class Logs(CLIP4Clip):
@@ -503,6 +648,38 @@ def test_undeclared_use_of_the_test_queries_is_caught(data, build):
     audit = audit_of(UndeclaredOneWay(2.0), data, build)
     assert leaking(audit) == f"half of the queries, video-to-text with {UndeclaredOneWay(2.0).name}"
     assert audit.transductive == {"text-to-video": False, "video-to-text": True}
+
+
+@dataclasses.dataclass
+class BreaksOnce(Normalizer):
+    """Returns NaN for the second of the halves of the queries, and otherwise changes nothing."""
+
+    name, transductive, needs_bank, needs_parts = "breaks", False, False, False
+    fits: ClassVar[list[int]] = []
+
+    def fit(self, scores, context):
+        self.fits.append(scores.queries)
+        nan = len(self.fits) % 3 == 0
+        return lambda values, rows, columns: values * (torch.nan if nan else 1.0)
+
+
+def test_nan_after_a_change_is_a_finding():
+    texts, videos = features()
+
+    def breaks(text, video):
+        return Scores(cosines(text, video) * (torch.nan if len(text) < TEXTS else 1.0))
+
+    assert "one video at a time" not in leaking(audit_scores(texts, videos, VIDEO_OF_TEXT, score=breaks))
+    assert "other partners, blocks of 3" in leaking(audit_scores(texts, videos, VIDEO_OF_TEXT, score=breaks))
+    for value in (torch.nan, torch.inf):
+        broken = dataclasses.replace(texts, words=texts.words.index_fill(0, torch.tensor([5]), value))
+        found = compare_features("encoded", (texts, videos), (broken, videos), 1e-3)
+        assert [finding.leaks for finding in found] == [True, False]
+    masked = dataclasses.replace(texts, word_mask=texts.word_mask.logical_not())
+    assert compare_features("encoded", (texts, videos), (masked, videos), 1e-3)[0].leaks
+    generator = torch.Generator().manual_seed(0)
+    movement = normalizer_movement(BreaksOnce(), plain, (texts, videos), VIDEO_OF_TEXT, None, 0.1, generator)
+    assert not any(change <= MOVED for change in movement.values())
 
 
 @pytest.mark.filterwarnings("ignore:protocol. as-released scores every video under its own caption")

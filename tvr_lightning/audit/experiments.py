@@ -177,8 +177,9 @@ def deviation(scores: Tensor) -> float:
 
 
 def recall_at_1(similarity: Tensor, video_of_text: Tensor) -> float:
-    """Return text-to-video R@1 in percent for scores (N, M), given the video (N,) of each text."""
-    return 100.0 * float(text_to_video_ranks(similarity, video_of_text).found_within(1).mean())
+    """Return text-to-video R@1 in percent for scores (N, M), given the video (N,) of each text; NaN ranks last."""
+    comparable = similarity.nan_to_num(-math.inf, math.inf, -math.inf)
+    return 100.0 * float(text_to_video_ranks(comparable, video_of_text).found_within(1).mean())
 
 
 def compare_features(experiment: str, expected: Features, found: Features, noise: float) -> list[Finding]:
@@ -192,13 +193,18 @@ def compare_features(experiment: str, expected: Features, found: Features, noise
         for one, other in zip(before.tensors(), after.tensors(), strict=True):
             if one.shape != other.shape:
                 changes.append(math.inf)
-            elif one.is_floating_point() and one.numel() > 1:
+            elif one.numel() > 1:
                 one, other = one.double(), other.double()
                 scale = one.std().clamp(min=1e-6 * float(one.abs().max()) + 1e-12)
                 changes.append(float((one - other).abs().max() / scale))
-        leaks = not all(change <= noise for change in changes)  # also if a change is NaN
-        findings.append(Finding(f"{experiment}, {type(before).__name__}", max(changes), leaks))
+        change = _largest(changes)
+        findings.append(Finding(f"{experiment}, {type(before).__name__}", change, not change <= noise))
     return findings
+
+
+def _largest(changes: list[float]) -> float:
+    """Return the largest change, or NaN if one is, which no bound allows."""
+    return float(torch.tensor(changes).max())
 
 
 def normalizer_movement(
@@ -212,16 +218,8 @@ def normalizer_movement(
 ) -> dict[Direction, float]:
     """Return the largest change of a normalized score per direction when a random half of the queries is removed.
 
-    If the normalizer needs a bank, all texts and videos are the bank, regardless of the queries.
-
-    Args:
-        normalizer: Normalizer to test, copied for every fit.
-        score: Scoring function of the method or of its released protocol.
-        features: Features of N texts and M videos.
-        video_of_text: Index of the video that each text describes, (N,) int64.
-        own_text: Index of the text that a released protocol gives each video, (M,) int64; None without such a protocol.
-        temperature: Temperature gamma of the method.
-        generator: Random generator for the choice of the queries.
+    If the normalizer needs a bank, all N texts and M videos are the bank, regardless of the queries. `video_of_text`
+    (N,) is the video of each text, `own_text` (M,) the text that a released protocol gives each video.
     """
     (texts, videos), n, m = features, len(features[0]), len(features[1])
     captions = torch.bincount(video_of_text, minlength=m)
@@ -250,6 +248,6 @@ def normalizer_movement(
         whole = normalized(direction, torch.arange(queries))
         spread = float((whole - whole.median()).abs().median()) or float(whole.std()) or 1.0
         halves = [half.sort().values for half in torch.randperm(queries, generator=generator).tensor_split(2)]
-        return max(float((normalized(direction, half) - whole[half]).abs().max()) / spread for half in halves)
+        return _largest([float((normalized(direction, half) - whole[half]).abs().max()) / spread for half in halves])
 
     return {"text-to-video": movement("text-to-video", n), "video-to-text": movement("video-to-text", m)}

@@ -35,6 +35,7 @@ from tvr_lightning.methods.contrast import EmptyQueueError
 from tvr_lightning.training.sharding import gathered
 
 QUERIES = "half of the queries"
+READ_AGAIN = 8  # videos that are read again
 # Hooks of Lightning that run only in training and prediction, or after an evaluation.
 HARMLESS = re.compile("_|.*(train|fit|backward|optimizer|zero_grad|predict|teardown|test_end|validation_end)")
 # Methods of a module that see more than the features of one batch; the audit cannot detect what they use.
@@ -55,19 +56,16 @@ def audit_method(
     before: State | None = None,
     seconds: float = math.inf,
 ) -> Audit:
-    """Audit how a method encodes and scores texts and videos of a split.
+    """Audit how a method encodes and scores texts and videos of a split, on its device and in evaluation mode.
 
     Args:
-        method: Method on the device to run on. It stays in evaluation mode.
+        method: Method to audit.
         data: DataModule with the split.
         videos: Maximum number of videos to draw, with up to three texts each.
         seed: Seed for the draw, orders, and partners; by default a new one.
         split: Split to audit.
         before: State before an evaluation that has just ended; what the method kept from it is a finding.
-        seconds: Time after which the audit stops.
-
-    Raises:
-        UserError: Fewer than four videos can be read, or the time is over.
+        seconds: Time after which the audit stops with a UserError.
     """
     seed = secrets.randbits(32) if seed is None else seed
     method.eval()
@@ -97,7 +95,7 @@ def _experiments(target: AuditTarget, findings: list[Finding], seed: int, before
         before.restore()
     state = State(method)
     findings += [Finding(f"contains the split's data: {name}", None, True) for name in state.data]
-    with target.with_data(target.decoy()):
+    with target.with_data(target.decoy):
         # This comes first, when the method cannot remember anything about the other items.
         few = target.drawn(m, m // 2).sort().values
         some = torch.isin(target.video_of_text, few).nonzero().flatten()
@@ -113,6 +111,7 @@ def _experiments(target: AuditTarget, findings: list[Finding], seed: int, before
         scoring: Any = {"score_as_released" if target.released else "score": target.scores}
         audit = audit_scores(*features, target.video_of_text, seed=seed, **scoring)
         findings += audit.findings
+        recalls = [audit.recall_with_help]
         similarity = target.score(features, own)
         findings.append(compare_scores("half of the videos encoded", similarity[some][:, few], alone, noise))
         of_normalizer, transductive = _of_normalizer(target, features)
@@ -122,9 +121,22 @@ def _experiments(target: AuditTarget, findings: list[Finding], seed: int, before
         findings += compare_features("encoded in another order", features, again, noise)
         again = target.encode(target.drawn(n), target.drawn(m), max(1, m // 3))
         findings += compare_features("encoded again in smaller batches", features, again, noise)
+        state.restore()
+        whole = target.whole_test()
+        if whole is not None:
+            used = method.compact_video(features[1]) if method.compacts_texts() else features[1]
+            findings += compare_features("encoded in the whole test", (features[0], used), whole[0], noise)
+        if whole is not None and not target.released:  # where captions differ between scores
+            findings.append(compare_scores("scored in the whole test", similarity, whole[1], noise))
+            recalls.append(recall_at_1(whole[1], target.video_of_text))
     state.restore()
     findings += _of_bank(target, features)
     state.restore()
+    few = target.drawn(m, READ_AGAIN)
+    equal = all(map(torch.equal, target.videos[few].tensors(), target.read_again(few).tensors()))
+    findings.append(Finding("videos read with other captions", None, not equal))
+    if not equal:
+        target.videos = target.read_again(torch.arange(m))
     with target.with_data(target.data):
         # This comes last, so that the method cannot use anything that it remembers from here.
         told = target.encode_told()
@@ -137,7 +149,7 @@ def _experiments(target: AuditTarget, findings: list[Finding], seed: int, before
         audit,
         findings=findings,
         transductive=transductive,
-        recall_with_help=max(recall_at_1(helped, target.video_of_text), audit.recall_with_help),
+        recall_with_help=max(recall_at_1(helped, target.video_of_text), *recalls),
     )
 
 
@@ -150,7 +162,6 @@ def attach(method: RetrievalModule, data: TextVideoDataModule) -> None:
     trainer.strategy.connect(method)
     trainer.datamodule = data  # type: ignore[attr-defined]  # as Lightning does
     method.trainer = data.trainer = trainer
-    data.needs = method.needs
     data.setup("test")
     method.setup("test")
     method.configure_model()

@@ -172,10 +172,17 @@ class ReadableDataset(AnnotatedDataset):
             self._loaded[name] = split
         return self._loaded[name]
 
-    def with_evaluation_splits(self, change: Callable[[Split], Split]) -> Self:
-        """Return this dataset with changed evaluation splits, as far as they have been read."""
-        changed = copy.copy(self)
-        for name in ("_read", "_loaded"):
-            splits = {split: change(found) for split, found in getattr(self, name).items() if split != "train"}
-            setattr(changed, name, splits)
-        return changed
+    def with_other_captions(self, change: Callable[[Split], Split]) -> Self:
+        """Return this dataset with changed splits and nothing derived from the original ones. Call its `setup` next."""
+        other = copy.copy(self)
+        other.__dict__ = {
+            name: copy.copy(value) if isinstance(value, (dict, list, set)) else value
+            for name, value in vars(self).items()
+            if not isinstance(getattr(type(self), name, None), cached_property)
+        }
+        for name in ("_read", "_loaded"):  # reading the training split again would take long
+            setattr(other, name, {split: found for split, found in getattr(self, name).items() if split == "train"})
+        for name in ("build_split", "read_split"):  # a subclass may keep captions of both
+            read = getattr(other, name)
+            setattr(other, name, lambda *args, read=read, **options: change(read(*args, **options)))
+        return other
