@@ -214,6 +214,26 @@ def test_only_results_of_weights_with_a_known_training_set_name_it(run, finished
     assert results(tmp_path / "untrained")["protocol"] == protocol
 
 
+@pytest.mark.parametrize(
+    ("section", "options", "message"),
+    [
+        ("hyper_parameters", {"gather": "old"}, "model.init_args.gather is 'old'; expected"),
+        ("hyper_parameters", {"frames": "many"}, "model.init_args.frames is 'many'; expected"),
+        ("hyper_parameters", {"color": 1}, "TCMGC has no option color"),
+        ("datamodule_hyper_parameters", {"sampling": "old"}, "data.init_args.sampling is 'old'; expected"),
+    ],
+)
+def test_an_option_of_an_older_version_is_named_in_one_line(saved, tmp_path, section, options, message, capsys):
+    saved[section] |= options
+    saved[RECORD]["version"] = "0.0.9"
+    torch.save(saved, tmp_path / "old.ckpt")
+    assert main(["test", f"--ckpt_path={tmp_path / 'old.ckpt'}"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(f"tvr: {tmp_path / 'old.ckpt'}")
+    assert message in line
+    assert "0.0.9" in line
+
+
 OWN_OPTIONS = """
 from dataclasses import dataclass
 from tvr_lightning.methods import TCMGC

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace
 from jsonargparse._util import import_object
 
+from tvr_lightning.config.check import Source
 from tvr_lightning.config.roles import FOLLOWS_DATA, FOLLOWS_ENCODER, option_roles, roles_of_option
 from tvr_lightning.option_types import Role, Roles, hints_of, parts_of
 from tvr_lightning.training.checkpoints import RECORD, CheckpointError, named_code, read_checkpoint, trusted_sections
@@ -67,15 +68,11 @@ class TrainedOptions:
     def differences(self, parser: ArgumentParser, options: Namespace, override: bool) -> dict[str, bool]:
         """Return the options that differ from the checkpoint, and whether scores of the same videos depend on each.
 
-        Refuse options that change the scores unless `override`, and a checkpoint whose options no longer exist.
+        Refuse options that change the scores unless `override`.
         """
         found: dict[str, bool] = {}
         known = self._sections()
-        try:
-            parsed = parser.parse_object(known)
-        except ArgumentError as error:
-            missing = f"{self.path} was trained with options that this version does not have"
-            raise CheckpointError(f"{missing}: {error}") from error
+        parsed = parser.parse_object(known)
         for section in known:
             then, now = (_written_out(each[section]) for each in (parsed, options))
             roles = [option_roles(each, section) for each in (then, now)]
@@ -95,6 +92,11 @@ class TrainedOptions:
                 "Omit them to use the checkpoint's options, or add --override to score with them anyway."
             )
         return found
+
+    def source(self) -> Source:
+        """Return the recorded options as a source that `check_options` can refuse, with the version of the file."""
+        version = self._record.get("version", "of an unrecorded version")
+        return Source(f"{self.path}, written by tvr-lightning {version}: ", self._sections(), "")
 
     def _sections(self) -> dict[str, Any]:
         """Return the recorded sections of method and data; a method without its encoder cannot be built."""

@@ -164,7 +164,8 @@ class Recipe:
             if trained is not None:
                 recipe.changes = trained.differences(parser, recipe.config, override)
         except ArgumentError as error:
-            check_options(sources, keep(generate(parser)))
+            recorded = [] if trained is None else [trained.source()]
+            check_options([*sources, *recorded], keep(generate(parser)))
             raise OptionError(refusals(str(error))) from error
         if cached_schema() is None:
             check_options(sources, keep(generate(parser)))

@@ -1,6 +1,7 @@
 """A trained method as search uses it: reading videos, encoding texts and videos, scoring."""
 
 import dataclasses
+import re
 from argparse import ArgumentError
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -173,7 +174,9 @@ def _from_checkpoint(path: Path, trusted: Sequence[str]) -> tuple[RetrievalModul
     except MissingWeightsError:
         raise
     except (ArgumentError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
-        reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:500]
+        said = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:500]
+        found = re.findall(r'Parser key "(\w+)":\n +(Expected .*)', str(error))  # the option, in jsonargparse's report
+        reason = ": ".join(found[-1]) if found else said
         raise CheckpointError(f"{path}: {class_path} cannot be built with the recorded options: {reason}") from error
     if data.get("sampling") and data["sampling"] not in get_args(FrameSampling):
         raise CheckpointError(
