@@ -24,7 +24,7 @@ KEPT = 20_000_000  # draws that are cached for the next metric of a test set of 
 
 @dataclass
 class Interval:
-    """Value with the ends of its percentile bootstrap interval, which contains a share `confidence` of resamples."""
+    """Value with the ends of its interval."""
 
     estimate: float
     low: float
@@ -119,15 +119,9 @@ def paired_comparison(
 ) -> Comparison:
     """Compare two systems by random exchanges of their values, group by group.
 
-    The p-value is the share of exchanges with a mean difference at least as large. The 95 % interval contains the mean
-    differences that this test would not reject (Garthwaite, 1996), so it excludes zero exactly if p is below 0.05. With
-    fewer than six groups it is infinite.
-
-    Args:
-        difference: The second system's value per query minus the first's, (Q,).
-        group: Group of each query, (Q,); queries of one group are exchanged together.
-        resamples: Number of random exchanges.
-        seed: Seed for the exchanges.
+    `difference` (Q,) is the second system's value per query minus the first's. The p-value is the share of exchanges
+    with a mean difference at least as large. The 95 % interval contains the mean differences that this test would not
+    reject (Garthwaite, 1996), so it excludes zero exactly if p is below 0.05. Fewer than six groups make it infinite.
     """
     difference = difference.double().cpu()
     inverse, sizes = _groups(difference, group)

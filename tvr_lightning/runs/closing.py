@@ -150,6 +150,8 @@ def close(run: Run, checkpoint: str | None, saved: dict[str, Any] | None) -> Non
     if not run.trainer.is_global_zero:
         return
     weights, record = _evaluated_weights(run, saved), (saved or {}).get(RECORD) or {}
+    if saved is None and weights.kind == "last":  # trained by this run, without checkpoints
+        record = run.checkpoint_io.record
     words = model.encoder.positions(data.reading.words)
     preprocessing = {
         "words_asked": data.reading.words,
@@ -188,11 +190,8 @@ def close(run: Run, checkpoint: str | None, saved: dict[str, Any] | None) -> Non
         if cut:
             counted = f"texts with more than {words} tokens were truncated ({cut} of {len(split.texts)})"
             evaluation.warnings.append(counted)
-        training_set = record.get("training_set") if record.get("trained_on") == data.full_title else None
-        if saved is None and weights.kind == "last":  # trained by this run, without checkpoints
-            training_set = data.training_set
-        if training_set is not None:
-            evaluation.protocol += f", trained on {training_set}"
+        if record.get("training_set") and record["trained_on"] == data.full_title:
+            evaluation.protocol += f", trained on {record['training_set']}"
         evaluation.warnings += run.recipe.replaced
         results = results_of(evaluation, method=model.title, **details)
     print_results(results)
