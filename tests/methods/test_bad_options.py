@@ -21,7 +21,6 @@ from tvr_lightning.methods.gaid.options import GAIDOptions, GatedFusion, NoFusio
 from tvr_lightning.methods.gare.options import Bottleneck, GapIncrement, LogMeanExp, NoIncrement, TextIncrement
 from tvr_lightning.methods.tcmgc.options import Decorrelation, LanguageVideoAttention, SlotReorganization
 from tvr_lightning.methods.xclip import AOSM
-from tvr_lightning.methods.xpool import XPoolOptions
 
 NO_DIVERGENCE = {"divergence": Divergence(weight=0.0)}
 CASES = {
@@ -91,12 +90,8 @@ def test_conflicting_options_are_rejected(kind, options, message):
         build(kind, options)
 
 
-NO_EFFECT = ({"dropout": 0.0, "dropout_per": "video"}, "dropout_per is video, but dropout is 0")
 PARTS = {
-    GapIncrement: [NO_EFFECT, ({"context": "words", "dropout_per": "video"}, "context: words, psi mixes words")],
-    TextIncrement: [NO_EFFECT],
-    XPoolOptions: [NO_EFFECT],
-    LanguageVideoAttention: [NO_EFFECT, ({"dropout": 1.0}, "dropout is 1.0; it must be at least 0 and below 1")],
+    LanguageVideoAttention: [({"dropout": 1.0}, "dropout is 1.0; it must be at least 0 and below 1")],
     Bottleneck: [({"weight": -1.0}, "Bottleneck.weight is -1.0; it must be at least 0")],
     Decorrelation: [({"weight": -1.0}, "Decorrelation.weight is -1.0")],
     SlotReorganization: [({"words": "none"}, "SlotReorganization.words is none")],

@@ -24,9 +24,8 @@ KNOWN = {
 }
 """Number of synchronizations of a step, and the file that causes them."""
 OPTIONS = {
-    "TCMGC": ("tcmgc.attention.dropout_per=video", "tcmgc.mask_words=true", "tcmgc.decorrelation.pairs=negatives"),
+    "TCMGC": ("tcmgc.mask_words=true", "tcmgc.decorrelation.pairs=negatives"),
     "GARE": ("gare.bottleneck.normalize=true",),
-    "XPool": ("xpool.dropout_per=video",),
 }
 
 

@@ -5,7 +5,6 @@ from typing import Any, get_args
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.pairwise import DropoutPer
 
 
 def refuse(*conflicts: tuple[object, str]) -> None:
@@ -13,12 +12,6 @@ def refuse(*conflicts: tuple[object, str]) -> None:
     for conflict, message in conflicts:
         if conflict:
             raise UserError(message)
-
-
-def check_dropout_per(per: DropoutPer, dropout: float) -> None:
-    """Reject dropout per video with a dropout rate of 0."""
-    if per == "video" and not dropout:
-        raise UserError("dropout_per is video, but dropout is 0, so dropout_per has no effect. Leave it at pair.")
 
 
 def distinct(option: str, chosen: Sequence[Any], known: Any) -> tuple[Any, ...]:

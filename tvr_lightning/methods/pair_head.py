@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tvr_lightning.features import FeatureBatch, Scores, TextFeatures, VideoFeatures
-from tvr_lightning.pairwise import DensePairVectors, DropoutPer, PairVectors, Pairwise, score_in_blocks
+from tvr_lightning.pairwise import DensePairVectors, PairVectors, Pairwise, score_in_blocks
 
 GIB = 2**30
 MIB = 2**20
@@ -30,7 +30,6 @@ class PairHead(nn.Module, ABC):
         basis: Number K of vectors of one side that the vectors of a pair are sums of; 0 for a head without them.
         slots: Number Q of vectors per pair.
         dropout: Dropout rate of the elements of pair vectors in training.
-        dropout_per: Unit with its own dropout sample: every pair, or every video, which keeps the factorized form.
         behind_dropout: Number of D-dimensional vectors per pair and slot that are kept after dropout; 0 if texts alone
             are multiplied with the result.
         extra: Additional memory per pair during scoring, in elements.
@@ -45,14 +44,13 @@ class PairHead(nn.Module, ABC):
         basis: int = 0,
         slots: int = 1,
         dropout: float = 0.0,
-        dropout_per: DropoutPer = "pair",
         behind_dropout: int = 0,
         extra: int = 0,
         side: Literal["video", "text", "both"] = "video",
     ) -> None:
         super().__init__()
         self.dimension, self.basis, self.slots, self.extra = dimension, basis, slots, extra
-        self.pair_dropout = dropout if dropout_per == "pair" else 0.0
+        self.pair_dropout = dropout
         self.behind_dropout = behind_dropout
         self.side: Literal["video", "text", "both"] = side
         self.memory_gib = 2.0

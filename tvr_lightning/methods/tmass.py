@@ -12,7 +12,6 @@ Deviations:
 - radius: paper multiplies S only by W (F, D); released adds a bias; here as released.
 - support weight: released uses 0 by default and 0.8 in its MSR-VTT command; here 0.8, and 0 in the recipes of other
   datasets (`support_weight`).
-- draws of dropout: released draws for every pair; here too, or for every video (`attention.dropout_per: video`).
 - padded frames, tokens, several captions, pixels, selection: released as X-Pool; here as X-Pool here.
 """
 

@@ -8,8 +8,6 @@ Deviations:
 - captions: released pads to the longest caption of a batch; here pads to `words`.
 - several captions per video: released scores them in a table padded with minus infinity; here scores each text and
   each video once and pairs them by index.
-- draws of dropout: released draws for every pair; here too, or for every video, whose pairs then lose the same elements
-  (`xpool.dropout_per: video`).
 - pixels: released uses float32, resized without antialiasing; here the same (`data.init_args.antialias: false`), stored
   in float16, so that a value from 0 to 255 is off by at most 1/8.
 - selection: released selects on the test set, ten times per epoch; here selects by `results.select_on`.
@@ -25,10 +23,9 @@ from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.features import FeatureBatch, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.checks import check_dropout_per
 from tvr_lightning.methods.pair_head import PairHead
 from tvr_lightning.option_types import Count, Dropout, Options
-from tvr_lightning.pairwise import DropoutPer, PairFrames, Pairwise, TextConditionedAttention
+from tvr_lightning.pairwise import PairFrames, Pairwise, TextConditionedAttention
 
 
 @dataclass
@@ -38,18 +35,10 @@ class XPoolOptions(Options):
     Attributes:
         heads: number of attention heads.
         dropout: dropout rate of the elements of FC(h) in training.
-        dropout_per: unit with its own dropout samples: every `pair` (released), which computes the vectors of all
-            pairs, or every `video`, whose pairs lose the same elements, which is cheaper.
     """
 
     heads: Count = 1
     dropout: Dropout = 0.3
-    dropout_per: DropoutPer = "pair"
-
-    @override
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_dropout_per(self.dropout_per, self.dropout)
 
 
 @dataclass
@@ -67,9 +56,8 @@ class XPoolHead(PairHead):
     """
 
     def __init__(self, dimension: int, frames: int, options: XPoolOptions, *, basis: int = 1, extra: int = 0) -> None:
-        dropout, per = options.dropout, options.dropout_per
-        super().__init__(dimension, basis=basis * options.heads * frames, dropout=dropout, dropout_per=per, extra=extra)
-        self.attention = TextConditionedAttention(dimension, options.heads, dropout, dropout_per=per)
+        super().__init__(dimension, basis=basis * options.heads * frames, dropout=options.dropout, extra=extra)
+        self.attention = TextConditionedAttention(dimension, options.heads, options.dropout)
 
     @override
     def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[Query, VideoFeatures]:

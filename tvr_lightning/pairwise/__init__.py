@@ -21,7 +21,7 @@ Example:
 """
 
 from tvr_lightning.pairwise.attention import TextConditionedAttention
-from tvr_lightning.pairwise.base import DropoutPer, Pairwise
+from tvr_lightning.pairwise.base import Pairwise
 from tvr_lightning.pairwise.blended_frames import BlendedFrames, DenseFrames, PairFrames, PairGate, PlainFrames
 from tvr_lightning.pairwise.blocks import score_in_blocks
 from tvr_lightning.pairwise.dense import DensePairVectors
@@ -32,7 +32,6 @@ __all__ = [
     "BlendedFrames",
     "DenseFrames",
     "DensePairVectors",
-    "DropoutPer",
     "PairFrames",
     "PairGate",
     "PairVectors",

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.pairwise.base import DropoutPer, Pairwise
+from tvr_lightning.pairwise.base import Pairwise
 from tvr_lightning.pairwise.blended_frames import PairFrames, PlainFrames
 
 
@@ -24,7 +24,6 @@ class TextConditionedAttention(nn.Module):
         dimension: dimension D.
         heads: number of attention heads, each with D / heads columns.
         dropout: dropout probability on the elements of FC(h) in training.
-        dropout_per: unit of independent dropout masks, `pair` or `video`.
         projections: use of W_Q, W_K, W_V and W_O.
         residual: addition of h to FC(h) (TC-MGC, Table 11).
         initialization: initialization of all linear layers, with zero biases: `identity` as in X-Pool, or `normal` with
@@ -42,14 +41,12 @@ class TextConditionedAttention(nn.Module):
         projections: bool = True,
         residual: bool = True,
         initialization: Literal["identity", "normal"] = "identity",
-        dropout_per: DropoutPer = "pair",
     ) -> None:
         super().__init__()
         if heads < 1 or dimension % heads:
             raise UserError(f"attention: heads is {heads}; it must divide the dimension {dimension}")
         self.heads = heads
         self.dropout = dropout
-        self.dropout_per: DropoutPer = dropout_per
         self.residual = residual
         self.layer_norm1 = nn.LayerNorm(dimension)
         self.layer_norm2 = nn.LayerNorm(dimension)
@@ -91,7 +88,7 @@ class TextConditionedAttention(nn.Module):
     def _read(self, mixed: Pairwise) -> Pairwise:
         """Return z = LN3(h + dropout(FC(h))) with h = LN2(o), from the mixed values o after W_O."""
         hidden = mixed.layer_norm(self.layer_norm2)
-        branch = hidden.linear(self.linear_proj).dropout(self.dropout if self.training else 0.0, self.dropout_per)
+        branch = hidden.linear(self.linear_proj).dropout(self.dropout if self.training else 0.0)
         return (hidden + branch if self.residual else branch).layer_norm(self.layer_norm3)
 
     def _context(self, frames: Tensor | PairFrames) -> PairFrames:

@@ -5,21 +5,18 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tvr_lightning.layers.cosine import COSINE_EPS
-from tvr_lightning.option_types import Role
 
 if TYPE_CHECKING:
     from tvr_lightning.pairwise.dense import DensePairVectors
 
 P = TypeVar("P", bound="Pairwise")
-DropoutPer = Annotated[Literal["pair", "video"], Role.TRAINING]
-"""Unit of independent dropout masks: every pair, or every video, whose pairs then lose the same elements."""
 TEXTS_AT_A_TIME = 256
 """Number of D-dimensional vectors computed at a time if each pair has its own, so that they fit in the CPU cache."""
 
@@ -125,16 +122,11 @@ class Pairwise(ABC):
         """Return the vectors after the LayerNorm `layer`, with the layer's own eps."""
 
     @abstractmethod
-    def dropout(self, probability: float, per: DropoutPer = "pair") -> Pairwise:
-        """Return the vectors with randomly zeroed elements, and the others scaled up.
+    def dropout(self, probability: float) -> Pairwise:
+        """Return the vectors with elements zeroed with this probability, and the others scaled up.
 
-        With a mask per pair, all elements are independent, and the result is dense in either form, because vectors
-        with zeroed elements are not in the span of the basis. With a mask per video, all pairs and slots of a video
-        lose the same elements, so its vectors are not independent, and the factorized form stays factorized.
-
-        Args:
-            probability: Probability that an element becomes zero.
-            per: Unit of independent masks.
+        The masks of all pairs are independent. The result is dense in either form, because vectors with zeroed elements
+        are not in the span of the basis.
         """
 
     @abstractmethod

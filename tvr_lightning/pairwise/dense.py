@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from tvr_lightning.layers.cosine import COSINE_EPS
-from tvr_lightning.pairwise.base import DropoutPer, Pairwise, at_least_float32, parameters_like, parameters_of
+from tvr_lightning.pairwise.base import Pairwise, at_least_float32, parameters_like, parameters_of
 from tvr_lightning.pairwise.dropout_masks import dropout_mask
 
 
@@ -63,11 +63,10 @@ class DensePairVectors(Pairwise):
         return DensePairVectors(F.layer_norm(self.vectors, layer.normalized_shape, *parameters, layer.eps))
 
     @override
-    def dropout(self, probability: float, per: DropoutPer = "pair") -> DensePairVectors:
+    def dropout(self, probability: float) -> DensePairVectors:
         if not probability:
             return self
-        shape = (self.videos, 1, 1, self.vectors.shape[-1]) if per == "video" else self.vectors.shape
-        mask, scale = dropout_mask(shape, probability, self.vectors.device)
+        mask, scale = dropout_mask(self.vectors.shape, probability, self.vectors.device)
         return DensePairVectors(self.vectors * scale * mask)
 
     @override

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.pairwise.base import DropoutPer, Pairwise, at_least_float32, parameters_like, parameters_of, total
+from tvr_lightning.pairwise.base import Pairwise, at_least_float32, parameters_like, parameters_of, total
 from tvr_lightning.pairwise.basis_terms import BasisTerm, BasisTerms
 from tvr_lightning.pairwise.dense import DensePairVectors
 from tvr_lightning.pairwise.dropout_masks import dropout_mask
@@ -46,7 +46,6 @@ class PairVectors(Pairwise):
         self.terms = terms
         self.offset = offset
         self._like = like
-        self._thin: Summed | None = None
 
     @classmethod
     @override
@@ -89,23 +88,14 @@ class PairVectors(Pairwise):
         return PairVectors(self.shape, scaled.terms, bias)
 
     @override
-    def dropout(self, probability: float, per: DropoutPer = "pair") -> Pairwise:
+    def dropout(self, probability: float) -> Pairwise:
         if not probability:
             return self
         if self.terms.text is not None:
-            if per == "video":
-                raise UserError("dropout per video does not apply to vectors with a text term")
             return self.dense().dropout(probability)
         summed = self._summed()
-        of_video = (self.videos, 1) if per == "video" else self.shape
-        mask, scale = dropout_mask((*of_video, summed.basis.shape[-1]), probability, summed.basis.device)
-        summed = summed._replace(basis=summed.basis * scale)
-        if per == "pair":
-            return DroppedPairVectors(summed, mask)
-        summed = summed._replace(basis=summed.basis * mask)
-        result = PairVectors(self.shape, BasisTerms(video=BasisTerm(summed.coefficients, summed.basis)))
-        result._thin = summed
-        return result
+        mask, scale = dropout_mask((*self.shape, summed.basis.shape[-1]), probability, summed.basis.device)
+        return DroppedPairVectors(summed._replace(basis=summed.basis * scale), mask)
 
     def _summed(self, alike: Summed | None = None) -> Summed:
         """Return the terms of videos and the shared terms as sums over bases of the videos.
@@ -145,11 +135,6 @@ class PairVectors(Pairwise):
         if isinstance(other, DensePairVectors):
             return self.dense() + other
         assert isinstance(other, PairVectors)
-        if other._thin is not None and of_videos:
-            mine = self._summed(other._thin)
-            if mine.coefficients is other._thin.coefficients:
-                term = BasisTerm(mine.coefficients, mine.basis + other._thin.basis)
-                return PairVectors(self.shape, BasisTerms(video=term))
         return self._combined(other)
 
     @override

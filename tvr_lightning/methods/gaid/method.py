@@ -17,7 +17,6 @@ Deviations:
 - support text: paper "along the variance direction"; released towards the mean of the pooled videos, each dimension as
   far as its radius; here as released.
 - temperature: released detaches it, so that it stays CLIP's 100; here as released.
-- draws of dropout: released draws for every pair; here too, or for every video (`attention.dropout_per: video`).
 - silence: released passes zeros to wav2vec 2.0, whose projection then adds its bias; here sets the projected audio
   features of silent frames to zero.
 - audio of other lengths than 30 s: paper concatenates and resamples longer audio (A.1); released pads and cuts to 30 s;

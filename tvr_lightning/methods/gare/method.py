@@ -23,8 +23,6 @@ Deviations:
 - ties, gradient of the gather, precision: released as CLIP4Clip; here as CLIP4Clip here.
 - selection: released selects the best test R@1, every 150 steps; here uses the weights of the last step;
   `recipes/variants/gare-select-on-test.yaml` selects as released.
-- draws of dropout: released draws for every pair; here too, or for every video, whose pairs then lose the same elements
-  (`increment.dropout_per: video`).
 """
 
 import math

@@ -31,7 +31,7 @@ from tvr_lightning.methods.gare.options import (
     Variance,
 )
 from tvr_lightning.methods.pair_head import PairHead
-from tvr_lightning.pairwise import DropoutPer, Pairwise, PlainFrames
+from tvr_lightning.pairwise import Pairwise, PlainFrames
 
 P = TypeVar("P", bound=Pairwise)
 
@@ -41,17 +41,15 @@ class GAREHead(PairHead):
 
     def __init__(self, dimension: int, words: int, frames: int, options: GAREOptions) -> None:
         increment = options.increment
-        dropout, per = increment.dropout, increment.dropout_per
         super().__init__(
             dimension,
             basis=frames + words * increment.words,
-            dropout=dropout,
-            dropout_per=per,
+            dropout=increment.dropout,
             behind_dropout=4,
             side="text" if increment.words else "video",
         )
         self.options, self.frames = options, frames
-        self.psi = None if isinstance(increment, NoIncrement) else IncrementNetwork(dimension, dropout, per)
+        self.psi = None if isinstance(increment, NoIncrement) else IncrementNetwork(dimension, increment.dropout)
         self.magnitude = nn.Linear(frames, 1) if isinstance(increment, TextIncrement) else None
 
     @override
@@ -141,10 +139,9 @@ class IncrementNetwork(nn.Module):
     https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/psi_module.py#L134
     """
 
-    def __init__(self, dimension: int, dropout: float = 0.3, dropout_per: DropoutPer = "pair") -> None:
+    def __init__(self, dimension: int, dropout: float = 0.3) -> None:
         super().__init__()
         self.dropout = dropout
-        self.dropout_per: DropoutPer = dropout_per
         self.layer_norm1 = nn.LayerNorm(dimension)
         self.layer_norm2 = nn.LayerNorm(dimension)
         self.layer_norm3 = nn.LayerNorm(dimension)
@@ -176,7 +173,7 @@ class IncrementNetwork(nn.Module):
         # W_O is applied to the values: attention adds up to one, so that the bias can be added before the sum.
         values = PlainFrames(context).linear(self.v_proj, self.out_proj).frames
         hidden = type(query).mix(weights, values, side).layer_norm(self.layer_norm2)
-        branch = hidden.linear(self.linear1).dropout(self.dropout if self.training else 0.0, self.dropout_per)
+        branch = hidden.linear(self.linear1).dropout(self.dropout if self.training else 0.0)
         return (hidden + branch).layer_norm(self.layer_norm3).linear(self.mean_proj)
 
 

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 from typing_extensions import override
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.methods.checks import check_dropout_per
 from tvr_lightning.option_types import (
     ConfigVariant,
     Dropout,
@@ -21,7 +20,6 @@ from tvr_lightning.option_types import (
     Role,
     variant,
 )
-from tvr_lightning.pairwise import DropoutPer
 
 Side = Literal["text", "video"]
 
@@ -50,7 +48,6 @@ class Increment(ConfigVariant):
 
     corrected: Side = "text"
     dropout: float = 0.0
-    dropout_per: DropoutPer = "pair"
     mask_context: bool | None = True
 
     @property
@@ -76,8 +73,6 @@ class GapIncrement(Increment):
         context: features that psi attends to, `frames` (V_frame) or `words` (T_word) (Table 4).
         sign: eta; 1 queries with the gap v - t, -1 with t - v (Table 7).
         dropout: dropout rate of the elements inside psi in training (psi_module.py).
-        dropout_per: unit with its own dropout samples: every `pair` (released), whose increments are then computed
-            element by element, or every `video`, whose pairs lose the same elements, which is cheaper.
         mask_context: leave padding out of the context that psi attends to; by default only padded words, since the
             released code attends to padded frames (psi_module.py).
     """
@@ -89,20 +84,12 @@ class GapIncrement(Increment):
         sign: Literal[1, -1] = 1,
         dropout: Dropout = 0.3,
         mask_context: bool | None = None,
-        dropout_per: DropoutPer = "pair",
     ) -> None:
-        check_dropout_per(dropout_per, dropout)
-        if dropout_per == "video" and context == "words":
-            raise UserError(
-                "dropout_per is video, but with context: words, psi mixes words, whose basis is the text's. Leave it "
-                "at pair."
-            )
         self.corrected = corrected
         self.context = context
         self.sign = sign
         self.dropout = dropout
         self.mask_context = mask_context
-        self.dropout_per = dropout_per
 
 
 class TextIncrement(Increment):
@@ -113,12 +100,9 @@ class TextIncrement(Increment):
     Args:
         dropout: same as in `GapIncrement`.
         mask_context: leave padded frames out of the context that psi attends to.
-        dropout_per: same as in `GapIncrement`.
     """
 
-    def __init__(self, dropout: Dropout = 0.3, mask_context: bool = False, dropout_per: DropoutPer = "pair") -> None:
-        check_dropout_per(dropout_per, dropout)
-        self.dropout_per = dropout_per
+    def __init__(self, dropout: Dropout = 0.3, mask_context: bool = False) -> None:
         self.dropout = dropout
         self.mask_context = mask_context
 

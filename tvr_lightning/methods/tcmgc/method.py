@@ -23,8 +23,6 @@ Deviations:
 - undefined switch: released reads `frame_features_conversion_flag`, which is never set; here it is off.
 - selection: released selects the best test R@1 of the epochs; here uses the weights of the last step;
   `recipes/variants/tcmgc-select-on-test.yaml` selects as released.
-- draws of dropout: released draws for every pair; here too, or for every video, whose pairs then lose the same elements
-  (`attention.dropout_per: video`).
 """
 
 import dataclasses

@@ -47,7 +47,6 @@ class TCMGCHead(PairHead):
             basis=attention.heads * frames,
             slots=1 + words,
             dropout=attention.dropout,
-            dropout_per=attention.dropout_per,
             extra=2 * words * frame_slots,
         )
         self.options, self.words, self.frames, self.frame_slots = options, words, frames, frame_slots
@@ -62,7 +61,6 @@ class TCMGCHead(PairHead):
                 attention.projections,
                 attention.residual,
                 initialization="normal",
-                dropout_per=attention.dropout_per,
             )
         self._build_contrasts()
         self.lsa = LinearSoftmaxAggregation(len(options.contrasts)) if options.aggregation == "lsa" else None
