@@ -22,13 +22,17 @@ def fixture_root(synthetic):
 def learned(built_once, fixture_root):
     """Options of `run` for four epochs on these videos that start from an encoder trained on them with mean pooling."""
 
+    # Random embeddings have to be trained too, other than CLIP's.
+    everything = '--model.init_args.tuning={"class_path": "FineTuning", "init_args": {"train": ["*"]}}'
+
     def fit(path):
-        run("fit", ["clip4clip", "fixture"], fixture_root, path, "--trainer.check_val_every_n_epoch=30")
+        run("fit", ["clip4clip", "fixture"], fixture_root, path, everything, "--trainer.check_val_every_n_epoch=30")
 
     trained = built_once("learned", fit) / "clip4clip-msrvtt" / "version_0" / "checkpoints" / "last.ckpt"
     encoder = f"--model.init_args.encoder.init_args.trained_in={trained}"
     return (
         encoder,
+        everything,
         "--trainer.max_epochs=4",
         "--trainer.check_val_every_n_epoch=4",
         "--model.init_args.evaluation.audit=0",
