@@ -55,13 +55,13 @@ $(VENV)/.complete: $(VENV)/.installed
 	touch $@
 
 $(DEMO_FOLDER)/msrvtt/MSRVTT_data.json: | $(VENV)/.installed
-	@echo "Writing 500 synthetic videos: about half a minute, then five minutes left"
+	@echo "Writing 500 synthetic videos: about half a minute, then five to six minutes left"
 	$(BIN)/tvr data synth msrvtt --root $(DEMO_FOLDER) --videos 500 --seed 0
 
 demo:
-	@echo "The demo takes about eight minutes on two CPU cores: it installs, writes videos, trains, tests, and searches"
+	@echo "The demo writes videos, trains, tests, and searches: five to seven minutes on two CPU cores after the installation"
 	@$(MAKE) --no-print-directory $(DEMO_FOLDER)/msrvtt/MSRVTT_data.json
-	@echo "Training TC-MGC and testing it: less than five minutes, then half a minute left"
+	@echo "Training TC-MGC and testing it: four to six minutes, then half a minute left"
 	$(BIN)/tvr fit --config recipes/tcmgc.yaml --config recipes/fixture.yaml --config recipes/demo.yaml \
 	  --data.init_args.root $(DEMO_FOLDER) --results.directory $(DEMO_FOLDER)/runs
 	@echo "Indexing the 100 test videos and searching them: about half a minute"
@@ -78,8 +78,8 @@ screenshots: $(VENV)/.complete
 	test -d $(DEMO_FOLDER)/index || $(MAKE) demo
 	$(BIN)/tvr reproduce tc-mgc-1a --fixture --share features --out $(SCREENSHOTS)
 	$(BIN)/tvr report $(SCREENSHOTS)
-	$(BIN)/python benchmarks/screenshots.py --report $(SCREENSHOTS)/report/index.html --index $(DEMO_FOLDER)/index \
-	  --out docs/images/overview.webp
+	$(BIN)/python benchmarks/screenshots.py --report $(SCREENSHOTS)/report/index.html --videos $(DEMO_FOLDER) \
+	  --index $(DEMO_FOLDER)/index --out docs/images/overview.webp
 
 test: $(VENV)/.complete
 	$(BIN)/python -m pytest -n auto --dist loadfile --durations=10

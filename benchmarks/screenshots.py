@@ -1,12 +1,17 @@
 """Create docs/images/overview.webp: the leaderboard of a report next to the search page, in a real browser.
 
-Command: python benchmarks/screenshots.py --report FOLDER/report/index.html --index INDEX --out overview.webp
+The query is the shortest held-out caption whose video the search ranks first, as the only good match. The exit status
+is 1 if there is no such caption, or if the leaderboard does not fit.
+
+Command: python benchmarks/screenshots.py --report FOLDER/report/index.html --videos build/demo --index build/demo/index
+--out overview.webp
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import json
 import shutil
 import subprocess
 import sys
@@ -14,6 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 from urllib.request import urlopen
 
 from PIL import Image
@@ -21,8 +27,10 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
+from tvr_lightning.data import MSRVTT
+from tvr_lightning.search.relevance import GOOD
+
 WIDTH, HEIGHT = 900, 1000
-QUERY = "a small yellow star moves up"
 PORT = 8321
 PATIENCE = 120  # seconds
 
@@ -46,7 +54,29 @@ def screenshot(driver: Any) -> Image.Image:
     return Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
 
 
-def search_page(driver: Any, index: Path) -> Image.Image:
+def leaderboard(driver: Any, report: Path) -> Image.Image:
+    """Return the report's first page, whose tables must fit."""
+    driver.get(report.resolve().as_uri())
+    time.sleep(2)  # charts
+    cut = "return [...document.querySelectorAll('#leaderboard *')].some(e => e.scrollWidth > e.clientWidth + 1 && "
+    if driver.execute_script(cut + "getComputedStyle(e).overflowX !== 'visible')"):
+        raise SystemExit(f"{report}: the leaderboard is wider than {WIDTH} pixels. Raise WIDTH.")
+    return screenshot(driver)
+
+
+def answered_query(videos: Path) -> str:
+    """Return the shortest held-out caption whose video the running server ranks first, as the only good match."""
+    split = MSRVTT(root=str(videos)).read_split("test")
+    for text in sorted(split.texts, key=lambda each: (len(each.text), each.text)):
+        with urlopen(f"http://127.0.0.1:{PORT}/api/search?{urlencode({'query': text.text, 'top': 12})}") as answer:
+            first, *others = json.load(answer)["results"]
+        found = Path(first["path"]).stem == split.videos[text.video].video_id and first["relevance"] >= GOOD
+        if found and all(other["relevance"] < GOOD for other in others):
+            return text.text
+    raise SystemExit(f"{videos}: no caption finds its own video as the only good match. Run make demo.")
+
+
+def search_page(driver: Any, index: Path, videos: Path) -> Image.Image:
     """Serve the index, search, and return the page with its results."""
     command = [sys.executable, "-m", "tvr_lightning.cli", "serve", "--index", str(index), "--port", str(PORT)]
     server = subprocess.Popen(command)
@@ -58,7 +88,7 @@ def search_page(driver: Any, index: Path) -> Image.Image:
                 break
             except OSError:
                 time.sleep(0.5)
-        driver.get(f"http://127.0.0.1:{PORT}/?q={QUERY.replace(' ', '+')}")
+        driver.get(f"http://127.0.0.1:{PORT}/?{urlencode({'q': answered_query(videos)})}")
         WebDriverWait(driver, PATIENCE).until(lambda page: page.find_elements(By.CSS_SELECTOR, "#answers article img"))
         time.sleep(3)  # thumbnails
         return screenshot(driver)
@@ -71,15 +101,17 @@ def main() -> None:
     """Combine both pages into one image."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--report", type=Path, required=True, help="report/index.html of a tvr reproduce folder")
+    parser.add_argument("--videos", type=Path, required=True, help="parent folder of the synthetic msrvtt")
     parser.add_argument("--index", type=Path, required=True, help="index created by make demo")
     parser.add_argument("--out", type=Path, required=True, help="image to write")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as profile:
         driver = browser(profile)
         try:
-            driver.get(arguments.report.resolve().as_uri())
-            time.sleep(2)  # charts
-            pages = [screenshot(driver), search_page(driver, arguments.index)]
+            pages = [
+                leaderboard(driver, arguments.report),
+                search_page(driver, arguments.index, arguments.videos),
+            ]
         finally:
             driver.quit()
     image = Image.new("RGB", (2 * WIDTH, HEIGHT), "white")

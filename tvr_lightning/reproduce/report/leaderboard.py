@@ -1,5 +1,6 @@
-"""Leaderboards: every run once, regardless of how many tables it is from, next to the published R@1."""
+"""Leaderboards: every run once, regardless of how many tables it is from, next to the published R@1 if data is real."""
 
+import re
 from collections.abc import Sequence
 
 import pandas as pd
@@ -23,7 +24,8 @@ def leaderboards(
         for name, own in view.finished.items():
             rows = view.results[view.results["run"] == name]
             first = rows.iloc[0]
-            named = {"method": first["name"], "data": first["dataset"], "backbone": first["backbone"]}
+            method = re.sub(r" \(ours\)", "", first["name"], flags=re.IGNORECASE)  # of the paper's authors
+            named = {"method": method, "data": first["dataset"], "backbone": first["backbone"]}
             words, published, _ = found.setdefault(first["cards"], (named, {}, own))
             if not published:  # of the first table that has any
                 words["table"] = view.title
@@ -44,7 +46,8 @@ def leaderboards(
         for direction, heading in HEADINGS.items():
             recalls = {name: measure(own, DIRECTIONS[direction], name) for name in ("R@1", "R@5", "R@10")}
             row[heading, "R@1"] = str(recalls.pop("R@1") or "-")
-            row[heading, "published"] = printed_figure(published[direction]) if direction in published else "-"
+            shown = direction in published and not is_synthetic(own[0])
+            row[heading, "published"] = printed_figure(published[direction]) if shown else "-"
             row |= {(heading, name): f"{one.mean:.1f}" if one else "-" for name, one in recalls.items()}
         row |= {(name, ""): words[name] or "-" for name in ("backbone", "table")}
         boards.setdefault(words["data"] or own[0].dataset, []).append((best.mean, row, own[0]))
