@@ -27,22 +27,16 @@ from tvr_lightning.evaluation.two_stage import nearest, score_candidates
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.gare.method import GARE
 from tvr_lightning.methods.gare.options import GAREOptions
-from tvr_lightning.search.vectors import LanceStore, VectorStore
+from tvr_lightning.search.vectors import LanceStore
 
 WIDTH, FRAMES, TOP = 512, 12, 10
 
 
-class InMemory(VectorStore):
+class InMemory:
     """A baseline that computes all cosines with torch."""
-
-    def keys(self):
-        return set(range(len(self.vectors)))
 
     def add(self, keys, vectors):
         self.vectors = vectors
-
-    def remove(self, keys):
-        raise TypeError("the benchmark does not remove vectors")
 
     def nearest(self, query, count):
         values, rows = (self.vectors @ query).topk(count)

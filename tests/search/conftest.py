@@ -17,7 +17,7 @@ from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.indexing import index
 from tvr_lightning.search.scorer import ScorerSource
 
-if not all(map(find_spec, ("lancedb", "qdrant_client", "fastapi", "uvicorn", "httpx"))):
+if not all(map(find_spec, ("lancedb", "fastapi", "uvicorn", "httpx"))):
     collect_ignore_glob = ["test_*.py"]  # the extra `search` is not installed
 
 
@@ -92,15 +92,6 @@ def browser(driver):
     driver.get("about:blank")
     driver.get_log("browser")
     return driver
-
-
-@pytest.fixture
-def qdrant(monkeypatch, tmp_path):
-    """The address of Qdrant's local mode, used instead of a server."""
-    client = pytest.importorskip("qdrant_client")
-    local = client.QdrantClient
-    monkeypatch.setattr(client, "QdrantClient", lambda **_: local(path=str(tmp_path / "qdrant")))
-    return "qdrant://localhost"
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.errors import BusyError, SearchError
 from tvr_lightning.search.files import find_videos
 from tvr_lightning.search.indexing import index
-from tvr_lightning.search.vectors import open_vectors, update_vectors
+from tvr_lightning.search.vectors import LanceStore, update_vectors
 
 FOREIGN_FILES = ("vectors.d/mine.txt", "vectors.txt", "catalog.sqlite.bak")
 """Files of the user whose names begin like those of an index."""
@@ -288,7 +288,7 @@ def test_a_killed_run_resumes_to_the_identical_index(folder, out, tmp_path, upda
     assert update().total == 24
     assert content(out) == content(tmp_path / "whole")
     with closing(Catalog(out)) as catalog:
-        assert open_vectors(catalog).keys() == catalog.keys()
+        assert LanceStore(catalog.folder).keys() == catalog.keys()
 
 
 @pytest.mark.parametrize("prune", [[], ["--prune"]])
@@ -393,9 +393,9 @@ def test_a_full_disk_under_the_vectors_is_reported_in_one_line(small_index, out)
     shutil.copytree(small_index, out)
     shutil.rmtree(out / "vectors.lance")
     with closing(Catalog(out)) as catalog:
-        store = open_vectors(catalog)
+        store = LanceStore(catalog.folder)
         with largest_file(200), pytest.raises(SearchError, match=r"LanceDB cannot write to it .*rerun tvr index"):
             update_vectors(store, catalog)
     index([], out, progress=False)
     with closing(Catalog(out)) as catalog:
-        assert open_vectors(catalog).keys() == catalog.keys()
+        assert LanceStore(catalog.folder).keys() == catalog.keys()

@@ -9,7 +9,7 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from search_parts import client_of, find, write_clip
+from search_parts import client_of, write_clip
 from starlette.testclient import TestClient
 
 from tvr_lightning.cli import main
@@ -124,31 +124,6 @@ def test_folders_and_captions_that_only_the_index_names_are_not_read(foreign, ga
     assert any("private.parquet: a captions file that you have not named" in line for line in report.problems)
     assert index([gallery], folder, progress=False, captions=private).captioned == 1
     assert index([], folder, progress=False).captioned == 1
-
-
-def test_a_store_on_another_machine_is_named_once_by_the_user(foreign, gallery, tmp_path, sources, qdrant):
-    out = tmp_path / "index"
-    index([gallery / "below"], out, sources[1:], qdrant, progress=False)
-    with Searcher(out) as searcher:
-        assert len(find(searcher, "a").results) == 2
-    stranger = foreign(out)
-    with pytest.raises(SearchError, match="you did not create this index here"):
-        Searcher(stranger)
-    with Searcher(stranger, store=qdrant) as searcher:
-        assert len(find(searcher, "a").results) == 2
-
-
-@pytest.mark.parametrize("words", ["search a --index", "serve --index", "index {gallery} --out"])
-def test_queries_are_sent_to_a_host_only_if_the_user_names_it(foreign, gallery, no_network, words, capsys):
-    address = "qdrant://127.0.0.1:6333"
-    command = [*words.format(gallery=gallery).split(), str(foreign(store=address))]
-    assert main(command) == 1
-    printed = capsys.readouterr().err
-    assert f"its vectors are stored at {address}" in printed
-    assert f"add --store {address}" in printed
-    assert no_network == []
-    assert main([*command, "--store", address]) == 1
-    assert no_network, "the user has named it"
 
 
 def test_the_served_folders_come_from_the_command_line(foreign, gallery, tmp_path, monkeypatch, capsys):

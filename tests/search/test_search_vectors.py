@@ -21,7 +21,7 @@ from tvr_lightning.search import vectors as stores
 from tvr_lightning.search.catalog import Catalog
 from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.indexing import index
-from tvr_lightning.search.vectors import LanceStore, open_vectors, update_vectors
+from tvr_lightning.search.vectors import LanceStore, update_vectors
 
 ROWS, WIDTH, PARTITION = 2000, 32, 100
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "serving.py"
@@ -36,7 +36,7 @@ def store(tmp_path, monkeypatch):
     """A store with an index, whose limits are small enough for a test, and its vectors."""
     monkeypatch.setattr(stores, "ROWS_FOR_AN_INDEX", ROWS)
     monkeypatch.setattr(stores, "ROWS_PER_PARTITION", PARTITION)
-    store, vectors = LanceStore(str(tmp_path / "vectors")), random_vectors(ROWS, 0)
+    store, vectors = LanceStore(tmp_path / "vectors"), random_vectors(ROWS, 0)
     for rows, indices in ((range(ROWS - 1), 0), (range(ROWS - 1, ROWS), 1)):
         store.add(rows, vectors[rows.start : rows.stop])
         store.finish()
@@ -72,7 +72,8 @@ def test_an_indexed_table_reflects_added_and_removed_vectors(store):
 
 
 def assert_catches_up(out):
-    with closing(Catalog(out)) as catalog, closing(open_vectors(catalog)) as store:
+    with closing(Catalog(out)) as catalog:
+        store = LanceStore(out)
         update_vectors(store, catalog)
         assert store.keys() == catalog.keys()
 
@@ -81,7 +82,7 @@ def test_a_table_whose_creation_was_killed_is_created_again(indexed, tmp_path):
     out = shutil.copytree(indexed, tmp_path / "index")
     shutil.rmtree(out / "vectors.lance")
     (out / "vectors.lance" / "videos.lance" / "data").mkdir(parents=True)
-    assert LanceStore(str(out / "vectors.lance")).nearest(torch.ones(4), 3) == []
+    assert LanceStore(out).nearest(torch.ones(4), 3) == []
     assert_catches_up(out)
 
 
@@ -90,9 +91,9 @@ def test_a_kill_while_the_table_is_created_loses_nothing(indexed, tmp_path, inte
     out = shutil.copytree(indexed, tmp_path / "index")
     shutil.rmtree(out / "vectors.lance")
     process = interpreter(
-        "from pathlib import Path; from tvr_lightning.search.vectors import *\n"
+        "from pathlib import Path; from tvr_lightning.search.vectors import LanceStore, update_vectors\n"
         "from tvr_lightning.search.catalog import Catalog\n"
-        f"catalog = Catalog(Path({str(out)!r})); update_vectors(open_vectors(catalog), catalog)"
+        f"catalog = Catalog(Path({str(out)!r})); update_vectors(LanceStore(catalog.folder), catalog)"
     )
     while not (out / "vectors.lance" / "videos.lance").exists() and process.is_alive():
         os.sched_yield()

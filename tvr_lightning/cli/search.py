@@ -14,7 +14,6 @@ from tvr_lightning.search.errors import RefusedError, SearchError
 from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock, printable
 
 CAPTIONS_SHOWN = 2
-Store = Annotated[str | None, "qdrant://HOST:PORT with the index's vectors, if another user made the index"]
 
 
 def index(
@@ -26,7 +25,6 @@ def index(
     architecture: Annotated[str | None, "open_clip name of that CLIP; ViT-B-32 by default"] = None,
     frames: Annotated[Count | None, "number of frames per video of that CLIP; 12 by default"] = None,
     sampling: Annotated[FrameSampling | None, "rule for selecting those frames; one-fps-uniform by default"] = None,
-    store: Annotated[str | None, "lancedb, or qdrant://HOST:PORT"] = None,
     bank: Annotated[File | None, "text file with one query per line, for --normalize sinkhorn"] = None,
     captions: Annotated[File | None, "descriptions of the videos: parquet, .csv, or .jsonl as of `tvr caption`"] = None,
     trust: Trust = [],
@@ -73,7 +71,6 @@ def index(
         videos,
         out,
         sources,
-        store,
         queries,
         batch_size,
         num_workers,
@@ -105,7 +102,6 @@ def search(
     folder: Annotated[str | None, "folder whose videos may be found, relative to an indexed folder"] = None,
     min_relevance: Annotated[Share | None, "minimum share of unrelated queries that would score lower"] = None,
     json: Annotated[bool, "print JSON"] = False,
-    store: Store = None,
     trust: Trust = [],
     device: Device = None,
 ) -> None:
@@ -122,7 +118,7 @@ def search(
         from tvr_lightning.search.engine import Searcher
         from tvr_lightning.search.query import SearchQuery, sentence
 
-        with Searcher(index, chosen_device(device), store, trust) as searcher:
+        with Searcher(index, chosen_device(device), trust) as searcher:
             example = video or image
             like = searcher.add_example(example, "image" if image else "clip") if example else None
             try:
@@ -150,7 +146,6 @@ def serve(
     max_upload_mib: Annotated[Count, "maximum size of an example clip in MiB"] = 64,
     max_pending: Annotated[Count, "maximum number of pending searches, and of uploads; more get status 429"] = 16,
     videos: Annotated[list[Folder], "folder whose videos may be served; the indexed ones by default"] = [],
-    store: Store = None,
     trust: Trust = [],
     device: Device = None,
 ) -> None:
@@ -164,7 +159,7 @@ def serve(
         from tvr_lightning.search.server import serve as serve_index
 
     options = ServerOptions(host, port, token, max_upload_mib * 2**20, max_pending, videos=tuple(videos))
-    with Searcher(index, chosen_device(device), store, trust) as searcher:
+    with Searcher(index, chosen_device(device), trust) as searcher:
         serve_index(searcher, options)
 
 

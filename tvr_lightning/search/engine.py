@@ -32,7 +32,7 @@ from tvr_lightning.search.relevance import Scale, judge
 from tvr_lightning.search.results import Answer, Moment, Result, printable
 from tvr_lightning.search.scorer import Scorer, ScorerSource
 from tvr_lightning.search.segments import Segments, read_segments
-from tvr_lightning.search.vectors import Hits, open_vectors
+from tvr_lightning.search.vectors import LanceStore
 from tvr_lightning.store.feature_store import differences
 
 ExampleKind = Literal["clip", "image"]
@@ -45,6 +45,7 @@ EXAMPLE_SEGMENTS = 16
 EXAMPLES_IN_MEMORY = 256
 BEST_MOMENTS = 3
 APART = 1.0  # second between the best moments, if there are enough
+Hits = list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
@@ -62,22 +63,17 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
     Args:
         path: Folder of the index.
         device: Device for the methods.
-        store: Address of the vectors, required if they are on another machine and another user made the index.
         trust: Modules whose classes the checkpoints may also name. Their code is run.
     """
 
-    def __init__(
-        self, path: str | Path, device: str = "cpu", store: str | None = None, trust: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, path: str | Path, device: str = "cpu", trust: Sequence[str] = ()) -> None:
         with contextlib.ExitStack() as undo:
             self.catalog = Catalog(Path(path))
             undo.callback(self.catalog.close)
             if not self.catalog.fact("scorers"):
                 raise SearchError(f"{path}: indexing has not started. Run tvr index VIDEOS... --out {path}")
-            if store not in (None, known := self.catalog.fact("store")):
-                raise SearchError(f"--store {store}: the vectors of {path} are stored in {known}")
             self.scorers: dict[str, Scorer] = load_scorers(self.catalog, (), device, trust)
-            self.vectors = open_vectors(self.catalog, store)
+            self.vectors = LanceStore(Path(path))
             undo.pop_all()
         self.first = next(iter(self.scorers))
         """Name of the scorer whose vectors the first stage compares."""
@@ -88,7 +84,6 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
 
     def __exit__(self, *_: object) -> None:
         """Close the files of the index."""
-        self.vectors.close()
         self.catalog.close()
 
     def search(self, query: SearchQuery) -> Answer:

@@ -105,10 +105,9 @@ def find_videos(roots: Sequence[Path]) -> tuple[list[VideoFile], list[str], set[
 
 @dataclass
 class NamedPaths:
-    """Paths that this user named for one index: videos, captions file, and store on another machine (its address)."""
+    """Paths of videos and of a captions file that this user named for one index."""
 
     videos: list[str] = field(default_factory=list)
-    store: str | None = None
     captions: str | None = None
 
     @classmethod

@@ -28,7 +28,7 @@ from tvr_lightning.search.relevance import BACKGROUND, Scale
 from tvr_lightning.search.results import printable
 from tvr_lightning.search.scorer import Scorer, ScorerSource
 from tvr_lightning.search.segments import SegmentClips, Segments, read_segments, read_whole
-from tvr_lightning.search.vectors import LANCE_FOLDER, LANCEDB, VectorStore, open_vectors, update_vectors
+from tvr_lightning.search.vectors import LANCE_FOLDER, LanceStore, update_vectors
 
 T = TypeVar("T")
 REMOVED_WITHOUT_PRUNE = 0.05
@@ -63,7 +63,6 @@ def index(
     videos: Sequence[str | Path],
     out: str | Path,
     scorers: Sequence[ScorerSource] = (),
-    store: str | None = None,
     bank: Sequence[str] | None = None,
     batch_size: int = 16,
     workers: int = 2,
@@ -80,7 +79,6 @@ def index(
         videos: Files and folders; by default those of the index.
         out: Folder of the index.
         scorers: Methods; the vectors of the first one find the candidates.
-        store: Vector store, lancedb or qdrant://HOST:PORT.
         bank: Sample queries for the normalization of scores.
         batch_size: Number of videos per pass through an encoder.
         workers: Number of threads that decode.
@@ -115,21 +113,18 @@ def index(
                 f"{known['overlap']:g} s. Index into a new folder, or drop the options of segments."
             )
         catalog.set_fact("segments", dataclasses.asdict(rule))
-        with contextlib.closing(open_vectors(catalog, store)) as vectors:
-            catalog.set_fact("store", vectors.address)
-            catalog.set_fact("roots", sorted({*map(str, roots), *map(str, given)}))
-            named.videos = sorted({*named.videos, *map(str, given)})
-            named.store = None if vectors.address == LANCEDB else vectors.address
-            if bank is not None:
-                catalog.set_fact("bank", [line for line in bank if line.strip()])
-            report = _Run(catalog, vectors, models, rule, batch_size, workers).update(walked, progress, prune)
-            if new and not report.total:
-                reasons = "; ".join(report.skipped[:3])
-                raise SearchError(f"no index was created, since no video could be read: {reasons}")
-            report.problems += _join_captions(catalog, described, named)
-            report.problems += named.save(catalog.identity)
-            report.captioned = catalog.captioned()
-            return report
+        catalog.set_fact("roots", sorted({*map(str, roots), *map(str, given)}))
+        named.videos = sorted({*named.videos, *map(str, given)})
+        if bank is not None:
+            catalog.set_fact("bank", [line for line in bank if line.strip()])
+        report = _Run(catalog, LanceStore(folder), models, rule, batch_size, workers).update(walked, progress, prune)
+        if new and not report.total:
+            reasons = "; ".join(report.skipped[:3])
+            raise SearchError(f"no index was created, since no video could be read: {reasons}")
+        report.problems += _join_captions(catalog, described, named)
+        report.problems += named.save(catalog.identity)
+        report.captioned = catalog.captioned()
+        return report
 
 
 @contextlib.contextmanager
@@ -199,7 +194,7 @@ class _Run:
     """One run over some roots."""
 
     catalog: Catalog
-    vectors: VectorStore
+    vectors: LanceStore
     models: dict[str, Scorer]
     rule: Segments
     batch_size: int
