@@ -30,7 +30,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from tvr_lightning.data import MSRVTT
 from tvr_lightning.search.relevance import GOOD
 
-WIDTH, HEIGHT = 900, 1000
+WIDTH, HEIGHT = 960, 1000
 PORT = 8321
 PATIENCE = 120  # seconds
 
