@@ -8,10 +8,10 @@ from torch.nn.functional import normalize
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.evaluation.evaluator import Evaluator
 from tvr_lightning.evaluation.metrics import RetrievalMetrics
-from tvr_lightning.evaluation.normalization import Context, DualSoftmax, NormalizerChain, SinkhornBias, normalize_scores
+from tvr_lightning.evaluation.normalization import Context, normalize_scores
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.ranks import streamed_ranks
-from tvr_lightning.evaluation.sources import AdjustedSource, TransposedSource
+from tvr_lightning.evaluation.sources import TransposedSource
 from tvr_lightning.evaluation.two_stage import TwoStage, UnscoredPairs, nearest
 from tvr_lightning.features import Scores, VideoFeatures
 
@@ -130,9 +130,6 @@ def test_as_many_candidates_as_items_give_the_results_of_the_method():
     assert set(two.measured.values()) == {100.0}
     assert plain.measured == {}
     assert (two.post_processing, two.transductive) == ("two stages (100 candidates)", False)
-    chained = evaluate(NormalizerChain([DualSoftmax(), TwoStage(100)]))
-    assert chained.text_to_video == evaluate(DualSoftmax()).text_to_video
-    assert len(chained.measured) == 2
 
 
 def test_masked_frames_do_not_change_the_first_stage():
@@ -141,33 +138,3 @@ def test_masked_frames_do_not_change_the_first_stage():
     masked = TwoStage(2, mask_frames=True)
     torch.testing.assert_close(masked.video_vectors(noisy), masked.video_vectors(video))
     assert not torch.allclose(TwoStage(2).video_vectors(noisy), TwoStage(2).video_vectors(video))
-
-
-@NEGATIVE
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("late", [DualSoftmax(), SinkhornBias(0.1, "oracle")], ids=lambda late: late.name)
-def test_a_later_normalizer_keeps_other_pairs_below_the_candidates(late, transposed):
-    text, video, _ = split()
-    # Every text prefers video 3 and then video 1, so that the other videos are nobody's candidates.
-    frames = video.frames.clone()
-    frames[3], frames[1] = 0, 0
-    frames[3, :, 0], frames[1, :, :2] = 1, torch.tensor([1.0, 0.2])
-    sentence = torch.zeros_like(text.sentence)
-    sentence[:, 0] = 1
-    text, video = text_features(sentence), VideoFeatures(frames, video.frame_mask)
-    negative = PairScores(
-        lambda texts, videos: Scores(second_stage(texts, videos).similarity - 2),
-        text, video, memory_budget_bytes=2**20,
-    )  # fmt: skip
-    source = TransposedSource(negative) if transposed else negative
-    context = Context("video-to-text" if transposed else "text-to-video")
-    first = TwoStage(2)
-    candidates = AdjustedSource(source, first.fit(source, context))
-    chained = AdjustedSource(source, NormalizerChain([first, late]).fit(source, context))
-    for plain, block in zip(candidates.blocks(), chained.blocks(), strict=True):
-        left_out = plain.values < -1000
-        assert left_out.any()
-        assert not left_out.all()
-        highest = block.values.masked_fill(~left_out, -torch.inf).amax(1)
-        lowest = block.values.masked_fill(left_out, torch.inf).amin(1)
-        assert (highest < lowest).all()

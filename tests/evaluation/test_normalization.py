@@ -17,7 +17,6 @@ from tvr_lightning.evaluation.normalization import (
     Context,
     DualSoftmax,
     Normalizer,
-    NormalizerChain,
     QueryBankNorm,
     SinkhornBias,
     normalize_scores,
@@ -65,11 +64,10 @@ def warned(similarity: torch.Tensor, normalizer: Normalizer, **banks: torch.Tens
 
 
 @pytest.mark.parametrize("lowest", [0.0, -1e-3, -2.0])
-@pytest.mark.parametrize("normalizer", [DualSoftmax(), NormalizerChain([DualSoftmax()])])
-def test_dual_softmax_warns_of_negative_scores_once(lowest, normalizer):
+def test_dual_softmax_warns_of_negative_scores_once(lowest):
     similarity = scores(9, 9).abs()
     similarity[2, 5] = lowest
-    assert warned(similarity, normalizer) == ([BELOW_ZERO] if lowest else [])
+    assert warned(similarity, DualSoftmax()) == ([BELOW_ZERO] if lowest else [])
 
 
 @pytest.mark.parametrize(
@@ -165,11 +163,11 @@ def test_options_of_dual_softmax_and_query_bank_norm_have_an_effect():
     mild, sharp = (normalize_scores(DualSoftmax(t), similarity) / similarity for t in (1.0, 50.0))
     assert sharp.max(0).values.min() > mild.max(0).values.max()
     torch.testing.assert_close(mild.sum(0), torch.ones(25, dtype=torch.float64))
-    options = {"occurrences": 4}, {}, {"k": 25}
+    options = {}, {"k": 25}
     banked = [normalize_scores(QueryBankNorm(**one), similarity, bank) for one in options]
-    few, plain, many = (int((each != similarity).any(1).sum()) for each in banked)
-    assert few < plain < many == 40
-    assert not torch.allclose(banked[2], normalize_scores(QueryBankNorm(1.0, k=25), similarity, bank))
+    plain, many = (int((each != similarity).any(1).sum()) for each in banked)
+    assert plain < many == 40
+    assert not torch.allclose(banked[1], normalize_scores(QueryBankNorm(1.0, k=25), similarity, bank))
 
 
 def unit_vectors(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -248,17 +246,6 @@ def test_matrices_are_normalized_and_ranked_in_tiles(monkeypatch):
     assert tiled.better.tolist() == ranks.better.tolist()
 
 
-def test_a_chain_applies_its_normalizers_in_order():
-    similarity, bank = scores(13, 12), scores(20, 12, seed=1)
-    first, second = SinkhornBias(0.1), DualSoftmax(20.0)
-    expected = normalize_scores(second, normalize_scores(first, similarity, bank))
-    chain = NormalizerChain([first, second])
-    torch.testing.assert_close(normalize_scores(chain, similarity, bank), expected)
-    assert chain.name == f"{first.name}, then {second.name}"
-    assert chain.needs_bank
-    assert chain.transductive
-
-
 SINKHORN = "Sinkhorn ({}, 4 iterations, {} marginals)"
 
 
@@ -266,7 +253,7 @@ SINKHORN = "Sinkhorn ({}, 4 iterations, {} marginals)"
     ("normalizer", "name", "transductive", "needs_bank"),
     [
         (DualSoftmax(), "dual softmax (temperature 100)", True, False),
-        (NormalizerChain([QueryBankNorm(occurrences=2)]), "QB-Norm (beta 20, k 1, occurrences 2)", False, True),
+        (QueryBankNorm(), "QB-Norm (beta 20, k 1)", False, True),
         (SinkhornBias(), SINKHORN.format("train queries, the method's gamma", "uniform"), False, True),
         (SinkhornBias(0.1, "oracle"), SINKHORN.format("oracle queries, gamma 0.1", "uniform"), True, False),
         (SinkhornBias(0.1, marginals="count"), SINKHORN.format("train queries, gamma 0.1", "count"), True, True),
@@ -276,9 +263,7 @@ def test_a_normalizer_declares_whether_it_uses_the_test_set_or_a_bank(normalizer
     assert (normalizer.name, normalizer.transductive, normalizer.needs_bank) == (name, transductive, needs_bank)
 
 
-@pytest.mark.parametrize(
-    "normalizer", [QueryBankNorm(), SinkhornBias(0.01), NormalizerChain([QueryBankNorm()])], ids=lambda n: n.name
-)
+@pytest.mark.parametrize("normalizer", [QueryBankNorm(), SinkhornBias(0.01)], ids=lambda n: n.name)
 def test_other_queries_do_not_change_the_result_of_a_normalizer_that_is_not_transductive(normalizer):
     similarity, bank = scores(30, 12), scores(20, 12, seed=1)
     together = normalize_scores(normalizer, similarity, bank)
@@ -293,8 +278,6 @@ def test_other_queries_do_not_change_the_result_of_a_normalizer_that_is_not_tran
         (lambda: QueryBankNorm(k=0), "k >= 1"),
         (lambda: SinkhornBias(temperature=0.0), "temperature > 0"),
         (lambda: SinkhornBias(iterations=0), "iterations >= 1"),
-        (lambda: NormalizerChain([]), "at least one"),
-        (lambda: NormalizerChain([DualSoftmax(), QueryBankNorm()]), "must come first"),
         (lambda: normalize_scores(QueryBankNorm(), scores(3, 3)), "Pass a bank"),
         (lambda: normalize_scores(SinkhornBias(0.01), scores(3, 3)), "Pass a bank"),
         (lambda: normalize_scores(SinkhornBias(queries="oracle"), scores(3, 3)), "needs the temperature"),

@@ -82,11 +82,11 @@ VARIANTS = {
         {"temporal_layers": 1},
         {"increment": GapIncrement(context="words", corrected="video"), "temporal_layers": 1},
         {"increment": GapIncrement(dropout=0.3), "temporal_layers": 1},
-        {"increment": TextIncrement(dropout=0.3, mask_context=True), "mask_frames": True},
+        {"increment": TextIncrement(dropout=0.3), "mask_frames": True},
         {"temporal_layers": 0, "increment": TextIncrement(), "pooling": MeanPooling(), "fixed_temperature": 0.01},
         {"increment": NoIncrement()},
         {"mask_frames": True, "temporal_layers": 0},
-        {"mask_frames": True, "increment": GapIncrement(context="words", mask_context=False), "temporal_layers": 0},
+        {"mask_frames": True, "increment": GapIncrement(context="words"), "temporal_layers": 0},
     ],
     GAID: [
         *({"fusion": GatedFusion(level)} for level in ("sample", "frame", "token")),

@@ -52,7 +52,6 @@ def random_head(form=None, **options):
     return head
 
 
-MASKED = TextIncrement(dropout=0.0, mask_context=True)
 SWITCHES = [
     {},
     {"increment": gap(context="words")},
@@ -63,15 +62,12 @@ SWITCHES = [
     {"increment": gap(corrected="video", context="words", sign=-1)},
     {"increment": gap(corrected="video"), "pooling": MeanPooling()},
     {"increment": TextIncrement(dropout=0.0)},
-    {"increment": MASKED, "pooling": MeanPooling()},
-    {"increment": MASKED, "mask_frames": True},
+    {"increment": TextIncrement(dropout=0.0), "pooling": MeanPooling()},
+    {"increment": TextIncrement(dropout=0.0), "mask_frames": True},
     {"pooling": MeanPooling()},
     {"pooling": TextPooling(temperature=0.5)},
     {"mask_frames": True},
     {"mask_frames": True, "increment": gap(context="words")},
-    {"mask_frames": True, "increment": gap(mask_context=True)},
-    {"increment": gap(mask_context=True)},
-    {"increment": gap(context="words", mask_context=False)},
     {"increment": NoIncrement()},
     {"increment": NoIncrement(), "pooling": MeanPooling(), "mask_frames": True},
 ]
@@ -98,9 +94,7 @@ def of_one_pair(head, sentence, words, word_mask, frames, frame_mask):
         pooled = (logits.softmax(0) * frame_mask) @ frames
     if head.psi is not None:
         kind = options.increment
-        context, mask = (words, word_mask) if kind.words else (frames, frame_mask)
-        if kind.masks_context:
-            context = context[mask]
+        context = words[word_mask] if kind.words else frames
         if isinstance(kind, TextIncrement):
             direction = F.normalize(mean - psi(head.psi, sentence, context), dim=0)
             cosines = F.cosine_similarity(sentence[None], frames) * frame_mask

@@ -32,7 +32,6 @@ def test_other_files_are_rejected(tmp_path, content, message):
 
 METHOD, ENCODER = "tvr_lightning.methods.CLIP4Clip", "tvr_lightning.encoders.TinyClipEncoder"
 STRANGER = {"class_path": "strangers.Encoder"}
-CHAIN = {"class_path": "NormalizerChain", "init_args": {"normalizers": ["strangers.Normalizer"]}}
 REMOTE = {"weights": "strangers/model", "trust_remote_code": True}
 LOCAL = {"weights": "tvr_lightning.model", "trust_remote_code": True}
 
@@ -79,7 +78,6 @@ def test_trusted_code_is_allowed():
         ({"optimizer": "strangers.Encoder"}, "optimizer is the text"),
         ({"evaluation": "{normalization: strangers.Encoder}"}, "evaluation is the text"),
         ({"evaluation": {"normalization": "strangers.Encoder"}}, "evaluation.normalization is the text"),
-        ({"evaluation": {"normalization": CHAIN}}, "normalizers is the text"),
         ({"evaluation": {"metrics": ["strangers.Encoder"]}}, "metrics is the text"),
         ({"encoder": {"class_path": ENCODER, "init_args": "tuning: strangers.Encoder"}}, "has no option init_args"),
         ({"encoder.class_path": "strangers.Encoder"}, "CLIP4Clip has no option class_path"),

@@ -21,7 +21,7 @@ class EvaluationConfig(Options):
         memory_gib: memory budget for scoring, in GiB.
         top_k: number of videos that `tvr predict` writes for every text.
         normalization: post-processing of the scores in evaluation and prediction; none by default. Recipes name it by
-            class: `DualSoftmax`, `QueryBankNorm`, `SinkhornBias`, `TwoStage`, or several as a `NormalizerChain`.
+            class: `DualSoftmax`, `QueryBankNorm`, `SinkhornBias`, or `TwoStage`.
         bank_size: maximum number of training texts and of training videos that a normalization can use as stand-ins for
             user queries, sampled with `seed`. The queues of methods have their own sizes.
         balance: measurement of the balance with which texts and videos are retrieved (NCL, Eq. 5 and Fig. 3), after

@@ -1,4 +1,4 @@
-"""Score normalization at test time: dual softmax, QB-Norm, Sinkhorn biases, and their composition.
+"""Score normalization at test time: dual softmax, QB-Norm, and Sinkhorn biases.
 
 A normalizer processes one direction at a time, with queries as rows and gallery items as columns. It reads a stream of
 blocks of scores and returns a function that adjusts any block, so that no complete (N, M) matrix is needed.
@@ -6,7 +6,7 @@ blocks of scores and returns a function that adjusts any block, so that no compl
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -30,8 +30,6 @@ from tvr_lightning.layers.sinkhorn import sinkhorn_log_weights
 
 Direction = Literal["text-to-video", "video-to-text"]
 
-# Offset of the scores of pairs that `TwoStage` leaves out. Scores below half of it belong to such pairs.
-LEFT_OUT = -1e6
 # Cosines have smaller exponents at the released temperatures, also in sums over many queries.
 LARGEST_EXPONENT = 200.0
 
@@ -154,7 +152,7 @@ class DualSoftmax(Normalizer):
         negative = torch.zeros((), dtype=torch.int64, device=scores.device)
 
         def count(values: Tensor, rows: slice, columns: slice) -> Tensor:
-            negative.add_(((values < 0) & (values > LEFT_OUT / 2)).sum())
+            negative.add_((values < 0).sum())
             return values
 
         total = gallery_logsumexp(AdjustedSource(scores, count), self.temperature)
@@ -182,8 +180,6 @@ class QueryBankNorm(Normalizer):
     Args:
         beta: factor of the scores inside the exponentials (released: 20).
         k: number of best gallery items of each bank query that count as popular (released: 1).
-        occurrences: minimum number of bank queries that have an item among their best (more than 1 in the variant of
-            GARE and DiCoSA).
 
     Example:
         >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
@@ -194,21 +190,18 @@ class QueryBankNorm(Normalizer):
 
     needs_bank = True
 
-    def __init__(self, beta: float = 20.0, k: int = 1, occurrences: int = 1) -> None:
-        if beta <= 0 or k < 1 or occurrences < 1:
-            raise UserError(f"QB-Norm needs beta > 0, k >= 1 and occurrences >= 1, got {beta}, {k}, {occurrences}")
+    def __init__(self, beta: float = 20.0, k: int = 1) -> None:
+        if beta <= 0 or k < 1:
+            raise UserError(f"QB-Norm needs beta > 0 and k >= 1, got {beta} and {k}")
         self.beta = beta
         self.k = k
-        self.occurrences = occurrences
-        self.name = f"QB-Norm (beta {beta:g}, k {k}" + (f", occurrences {occurrences})" if occurrences > 1 else ")")
+        self.name = f"QB-Norm (beta {beta:g}, k {k})"
 
     @override
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
         bank = _need_bank(context, self.name)
-        seen = torch.bincount(best_of_gallery(bank, self.k)[1].flatten(), minlength=bank.gallery)
-        popular = seen >= self.occurrences
+        chosen = torch.isin(best_of_gallery(scores, 1)[1].flatten(), best_of_gallery(bank, self.k)[1])
         total = gallery_logsumexp(bank, self.beta)
-        chosen = popular[best_of_gallery(scores, 1)[1].flatten()]
         context.warnings += _warn_of_logits(total, self.beta)
 
         def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
@@ -299,9 +292,7 @@ class SinkhornBias(Normalizer):
             weights = log_weights(scores, queries, gallery)[1]
         else:
             weights = log_weights(TransposedSource(scores), gallery, queries)[0]
-        # Weights add up to 1, so gallery items that `TwoStage` left out for every query shift all other weights.
-        shifted = weights[weights < LEFT_OUT / (2 * gamma)]
-        return gamma * (weights - shifted.logsumexp(0) if len(shifted) else weights)
+        return gamma * weights
 
     def _marginal(self, counts: Tensor | None, side: str) -> Tensor | float:
         if self.marginals == "uniform":
@@ -312,57 +303,6 @@ class SinkhornBias(Normalizer):
         return counts.clamp(min=1.0).log()
 
 
-class NormalizerChain(Normalizer):
-    """Several normalizers in sequence, each applied to the scores (Q, G) returned by the previous one.
-
-    Args:
-        normalizers: normalizers in order of application. One that needs a bank must come first, since the bank's scores
-            are raw.
-    """
-
-    def __init__(self, normalizers: Sequence[Normalizer]) -> None:
-        if not normalizers:
-            raise UserError("a chain needs at least one normalizer")
-        late = [normalizer.name for normalizer in normalizers[1:] if normalizer.needs_bank]
-        if late:
-            raise UserError(
-                f"{late[0]} compares with the raw scores of training queries, so it must come first in a chain"
-            )
-        self.normalizers = list(normalizers)
-        self.name = ", then ".join(normalizer.name for normalizer in normalizers)
-        self.transductive = any(normalizer.transductive for normalizer in normalizers)
-        self.needs_bank = normalizers[0].needs_bank
-        self.needs_parts = normalizers[0].needs_parts
-
-    @override
-    def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
-        adjustments: list[Adjustment] = []
-        for normalizer in self.normalizers:
-            of_one = replace(context, keys=context.keys and normalizer is self.normalizers[-1])
-            adjustments.append(_keep_left_out(normalizer.fit(scores, of_one)))
-            scores = AdjustedSource(scores, adjustments[-1])
-
-        def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
-            for adjustment in adjustments:
-                values = adjustment(values, rows, columns)
-            return values
-
-        return adjust
-
-    @override
-    def measured(self, video_of_text: Tensor) -> dict[str, float]:
-        return {name: value for each in self.normalizers for name, value in each.measured(video_of_text).items()}
-
-
-def _keep_left_out(adjustment: Adjustment) -> Adjustment:
-    """Wrap an adjustment so that it keeps the scores of pairs that `TwoStage` left out."""
-
-    def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
-        return torch.where(values < LEFT_OUT / 2, values, adjustment(values, rows, columns))
-
-    return adjust
-
-
 def _key(logarithm: Tensor) -> Tensor:
     """Return positive numbers in the order of some logarithms, with their relative precision; 1 for 0."""
     return torch.where(logarithm > 0, logarithm + 1.0, 1.0 / (1.0 - logarithm))
@@ -370,9 +310,8 @@ def _key(logarithm: Tensor) -> Tensor:
 
 def _warn_of_logits(total: Tensor, scale: float) -> list[str]:
     """Return a warning if scores are not in the range of cosines, given their log sums (G,) at a scale."""
-    size = total.abs()
-    exceeds = (size > max(LARGEST_EXPONENT, 2.0 * scale)) & (size < -LEFT_OUT / 2 * scale)
-    return ["the scores look like logits, but the temperature is for cosines"] if exceeds.any() else []
+    exceeds = (total.abs() > max(LARGEST_EXPONENT, 2.0 * scale)).any()
+    return ["the scores look like logits, but the temperature is for cosines"] if exceeds else []
 
 
 def _need_bank(context: Context, name: str) -> ScoreSource:

@@ -8,13 +8,15 @@ from torch import Tensor
 from typing_extensions import override
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.normalization import LEFT_OUT, Context, Direction, Normalizer
+from tvr_lightning.evaluation.normalization import Context, Direction, Normalizer
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.sources import AdjustedSource, Adjustment, Block, ScoreSource, TransposedSource
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
 
+# Offset of the scores of pairs that are not candidates.
+LEFT_OUT = -1e6
 QUERIES_PER_BLOCK = 1024
 VIDEOS_PER_BLOCK = 16
 

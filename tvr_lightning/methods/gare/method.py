@@ -57,9 +57,7 @@ class GARE(RetrievalModule):
     def __init__(self, encoder: Encoder, *, gare: GAREOptions | None = None, **shared: Any) -> None:
         super().__init__(encoder, **shared)
         self.options = options = gare or GAREOptions()
-        words, masked = options.increment.words, options.increment.masks_context
-        unmasked = {"words": words and not masked, "frames": not options.mask_frames or not (words or masked)}
-        self.reads_padding = tuple(part for part, read in unmasked.items() if read)
+        self.reads_padding = () if options.mask_frames and options.increment.words else ("frames",)
         if options.fixed_temperature is not None:
             self.temperature.logit_scale.data.fill_(-math.log(options.fixed_temperature))
             self.temperature.requires_grad_(False)

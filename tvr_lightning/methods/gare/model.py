@@ -95,9 +95,8 @@ class GAREHead(PairHead):
         options = self.options.increment
         assert self.psi is not None  # required by all callers
         assert isinstance(options, GapIncrement | TextIncrement)
-        frame_mask = video.frame_mask if options.masks_context else None
         if isinstance(options, TextIncrement):
-            direction = means - self.psi(texts, video.frames, frame_mask)
+            direction = means - self.psi(texts, video.frames)
             # The length R (M, N, 1) = exp(linear(cosines of the text with the frames)).
             assert self.magnitude is not None
             check_sizes(text, video, text.words.shape[1], self.frames)
@@ -106,8 +105,8 @@ class GAREHead(PairHead):
             return direction.unit().scale(F.linear(cosines, weight, bias).exp())
         gap = means - texts if options.sign == 1 else texts - means
         if options.words:
-            return self.psi(gap, text.words, text.word_mask if options.masks_context else None, "text")
-        return self.psi(gap, video.frames, frame_mask)
+            return self.psi(gap, text.words, text.word_mask, "text")
+        return self.psi(gap, video.frames)
 
     def geometry(self, text: TextFeatures, video: VideoFeatures) -> dict[str, Tensor]:
         """Return the values of Figures 3 and 8 for every pair, by name, (N, M) each, for an increment of texts.

@@ -48,17 +48,11 @@ class Increment(ConfigVariant):
 
     corrected: Side = "text"
     dropout: float = 0.0
-    mask_context: bool | None = True
 
     @property
     def words(self) -> bool:
         """Whether psi attends to words."""
         return isinstance(self, GapIncrement) and self.context == "words"
-
-    @property
-    def masks_context(self) -> bool:
-        """Whether psi leaves out padding of its context, if it has one."""
-        return self.words if self.mask_context is None else self.mask_context
 
 
 class NoIncrement(Increment):
@@ -70,11 +64,10 @@ class GapIncrement(Increment):
 
     Args:
         corrected: side that the increment is added to (Table 7).
-        context: features that psi attends to, `frames` (V_frame) or `words` (T_word) (Table 4).
+        context: features that psi attends to, `frames` (V_frame), including padding as in the released code
+            (psi_module.py), or `words` (T_word), without padding (Table 4).
         sign: eta; 1 queries with the gap v - t, -1 with t - v (Table 7).
         dropout: dropout rate of the elements inside psi in training (psi_module.py).
-        mask_context: leave padding out of the context that psi attends to; by default only padded words, since the
-            released code attends to padded frames (psi_module.py).
     """
 
     def __init__(
@@ -83,13 +76,11 @@ class GapIncrement(Increment):
         context: Literal["frames", "words"] = "frames",
         sign: Literal[1, -1] = 1,
         dropout: Dropout = 0.3,
-        mask_context: bool | None = None,
     ) -> None:
         self.corrected = corrected
         self.context = context
         self.sign = sign
         self.dropout = dropout
-        self.mask_context = mask_context
 
 
 class TextIncrement(Increment):
@@ -99,12 +90,10 @@ class TextIncrement(Increment):
 
     Args:
         dropout: same as in `GapIncrement`.
-        mask_context: leave padded frames out of the context that psi attends to.
     """
 
-    def __init__(self, dropout: Dropout = 0.3, mask_context: bool = False) -> None:
+    def __init__(self, dropout: Dropout = 0.3) -> None:
         self.dropout = dropout
-        self.mask_context = mask_context
 
 
 @dataclass
