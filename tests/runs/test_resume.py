@@ -34,6 +34,7 @@ from tvr_lightning.runs.run import Run
 
 PROGRAMS = Path(__file__).parents[1]
 RESUME = "--checkpoints.resume=true"
+NO_VALIDATION = "--trainer.limit_val_batches=0"
 EVERY_STEP = "--checkpoints.every_n_steps=1"
 
 
@@ -306,6 +307,51 @@ def test_a_run_of_a_version_without_some_options_resumes_if_they_have_their_defa
     assert main(["fit", *small_run(msrvtt, tmp_path, RESUME)]) == 0
     assert list(tmp_path.glob("*/*")) == [run]
     assert (run / "results.json").is_file()
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")  # commands filter it
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("optimizer.lr=0", "optimizer.lr 0.001 (here: 0.0)"),
+        ("optimizer.rates={encoder.*: 0.1}", "optimizer.rates null (here: {'encoder.*': 0.1})"),
+        ("optimizer.name=adamw-hf", "optimizer.name adamw (here: adamw-hf)"),
+        ("tuning=Frozen", "the checkpoint trains other parameters than this recipe: encoder.clip."),
+    ],
+)
+def test_other_optimizer_options_than_the_checkpoints_are_refused(
+    option, message, finished_run, msrvtt, tmp_path, capsys
+):
+    checkpoint = finished_run / "checkpoints" / "last.ckpt"
+    more = (f"--model.init_args.{option}", f"--ckpt_path={checkpoint}", "--trainer.max_epochs=3")
+    assert main(["fit", *small_run(msrvtt, tmp_path / "runs", *more)]) == 1
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.ckpt"))
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed", "ignore:.ModelCheckpoint.monitor=")
+def test_optimizer_states_belong_to_names_and_the_schedule_to_the_options(finished_run, msrvtt, tmp_path):
+    """A version of the package may have other positions of parameters and groups."""
+    checkpoint = finished_run / "checkpoints" / "last.ckpt"
+    moved = torch.load(checkpoint, weights_only=True)
+    (state,) = moved["optimizer_states"]
+    state["param_groups"] = [group | {"params": group["params"][::-1]} for group in state["param_groups"][::-1]]
+    (schedule,) = moved["lr_schedulers"]
+    schedule["base_lrs"].reverse()
+    torch.save(moved, tmp_path / "moved.ckpt")
+    options = (
+        "--trainer.max_epochs=3",
+        "--model.init_args.optimizer.schedule=constant",
+        "--trainer.limit_val_batches=0",
+    )
+    for name, path in (("whole", checkpoint), ("moved", tmp_path / "moved.ckpt")):
+        more = (*options, f"--ckpt_path={path}", "--model.init_args.evaluation.audit=0")
+        assert main(["fit", *small_run(msrvtt, tmp_path / name, *more)]) == 0
+    assert differences(last(tmp_path / "moved"), last(tmp_path / "whole")) == []
+    assert last(tmp_path / "whole")["global_step"] == 9
+    (metrics,) = tmp_path.glob("whole/*/*/metrics.csv")
+    rates = pd.read_csv(metrics).filter(like="method, decayed").dropna().squeeze(axis=1).tolist()
+    assert rates == [0.001] * 3
 
 
 def test_a_copied_run_is_tested_with_its_own_weights(finished_run, msrvtt, tmp_path):

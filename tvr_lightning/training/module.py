@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +28,7 @@ from tvr_lightning.extract.fingerprint import check_store
 from tvr_lightning.option_types import Role
 from tvr_lightning.training.checkpoints import FROZEN, CheckpointError, read_checkpoint
 from tvr_lightning.training.loss_check import LossCheck, check_weights
-from tvr_lightning.training.optim import OptimizerConfig, build_optimizer
+from tvr_lightning.training.optim import OptimizerConfig, build_optimizer, check_optimizer_options
 from tvr_lightning.training.options import other_options, plain_options
 from tvr_lightning.training.sharding import is_sharded, shard
 
@@ -129,6 +130,8 @@ class RecipeModule(LightningModule):
             # Lightning does not clip the gradients of a fused optimizer under mixed precision.
             fused=not (self.trainer.gradient_clip_val and isinstance(self.trainer.precision_plugin, MixedPrecision)),
         )
+        if not is_sharded(self):  # FSDP2 matches names itself
+            optimizer.register_load_state_dict_pre_hook(partial(_ordered_by_name, self))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     @override
@@ -139,6 +142,8 @@ class RecipeModule(LightningModule):
             raise CheckpointError(f"the checkpoint contains {kind}, but the recipe builds {own}")
         if is_sharded(self):  # ModelParallelStrategy has loaded the weights already
             checkpoint = read_checkpoint(Path(str(self.trainer.ckpt_path)))
+        if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            check_optimizer_options(str(self.trainer.ckpt_path), saved, dict(self.hparams))
         if FROZEN in checkpoint:
             add_frozen_weights(checkpoint, self)
         expected, found = (
@@ -201,6 +206,19 @@ def _name_parameters(state: dict[str, Any], module: nn.Module, optimizer: Optimi
         state["state"] = {numbered[number]: value for number, value in state["state"].items()}
         for group in state["param_groups"]:
             group["params"] = [numbered[number] for number in group["params"]]
+
+
+def _ordered_by_name(module: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state with the names of parameters in the order of an optimizer, and with the options of its groups."""
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    groups = [{**group, "params": [names[each] for each in group["params"]]} for group in optimizer.param_groups]
+    own, saved = ({name for group in part for name in group["params"]} for part in (groups, state["param_groups"]))
+    if own != saved:
+        raise CheckpointError(
+            f"the checkpoint trains other parameters than this recipe: {abbreviated(sorted(own ^ saved))}. Use the "
+            "recipe and options that it was trained with."
+        )
+    return state | {"param_groups": groups}
 
 
 def remove_frozen_weights(checkpoint: dict[str, Any], module: nn.Module) -> None:

@@ -1,6 +1,6 @@
 """Optimizer options, parameter groups, and learning rate schedules.
 
-The schedule multiplies each group's learning rate through torch's LambdaLR, with one step per optimizer step, so that
+The schedule multiplies each group's learning rate, with one step per optimizer step, so that
 Lightning saves and resumes it exactly. The first step has learning rate 0, as released.
 """
 
@@ -12,12 +12,16 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
+from typing_extensions import override
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import Count, NotNegative, Options, Positive, Range
+from tvr_lightning.training.options import plain_options, value_text
 from tvr_lightning.training.released_optimizers import BertAdam, HuggingFaceAdamW
 
 Fraction = Annotated[float, Range(at_least=0, below=1)]
+CHANGEABLE = ("schedule", "warmup", "schedule_epochs", "gradient_cache")
+"""Options that may change when a training is resumed from a checkpoint, whose optimizer state does not contain them."""
 
 
 @dataclass
@@ -73,6 +77,21 @@ class OptimizerConfig(Options):
                 f"optimizer.per_tensor_clip is an option of bert-adam. With `name: {self.name}`, set `per_tensor_clip: "
                 "null` and clip all gradients together with trainer.gradient_clip_val"
             )
+
+
+def check_optimizer_options(checkpoint: str, saved: dict[str, Any], here: dict[str, Any]) -> None:
+    """Refuse options that differ from those of a checkpoint, whose optimizer state would replace them."""
+    defaults = plain_options(OptimizerConfig())
+    then, now = (defaults | (options.get("optimizer") or {}) for options in (saved, here))
+    changed = [
+        f"optimizer.{name} {value_text(then[name])} (here: {value_text(now[name])})"
+        for name in defaults
+        if name not in CHANGEABLE and then[name] != now[name]
+    ]
+    if changed:
+        raise UserError(
+            f"{checkpoint} was trained with {', '.join(changed)}. Resume it with the same optimizer options."
+        )
 
 
 def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
@@ -134,9 +153,21 @@ def schedule_factor(config: OptimizerConfig, step: int, total: float) -> float:
     return 1.0 - min((share - config.warmup) / (1.0 - config.warmup), 1.0)
 
 
+class Schedule(LambdaLR):
+    """Schedule whose learning rates always follow from the options, also if a checkpoint has other ones."""
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict | {"base_lrs": self.base_lrs})
+        factors = [factor(self.last_epoch) for factor in self.lr_lambdas]
+        self._last_lr = [rate * factor for rate, factor in zip(self.base_lrs, factors, strict=True)]
+        for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+            group["lr"] = rate
+
+
 def build_optimizer(
     module: nn.Module, config: OptimizerConfig, total_steps: int, epochs: float | None = None, fused: bool = True
-) -> tuple[torch.optim.Optimizer, LambdaLR]:
+) -> tuple[torch.optim.Optimizer, Schedule]:
     """Build the optimizer of a method, and its schedule, to be stepped once after each optimizer step.
 
     `total_steps` and `epochs` are those of the run; `epochs` is required with `schedule_epochs`. `fused` permits a
@@ -159,4 +190,4 @@ def build_optimizer(
     else:
         fused = fused and {parameter.device.type for parameter in module.parameters()} <= {"cpu", "cuda"}
         optimizer = torch.optim.AdamW(groups, fused=fused, foreach=not fused, **common)
-    return optimizer, LambdaLR(optimizer, lambda step: schedule_factor(config, step, span))
+    return optimizer, Schedule(optimizer, lambda step: schedule_factor(config, step, span))
