@@ -7,10 +7,10 @@ evaluated model is therefore built from the checkpoint; recipes and options are 
 import dataclasses
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
-from jsonargparse._util import import_object
 
 from tvr_lightning.config.check import Source
 from tvr_lightning.config.roles import FOLLOWS_DATA, FOLLOWS_ENCODER, option_roles, roles_of_option
@@ -125,7 +125,7 @@ def _written_out(section: Namespace) -> dict[str, Any]:
     """Return a parsed section whose options dataclasses contain their defaults instead of nulls."""
     found = section.as_dict()
     options = found.setdefault("init_args", {})
-    for option, hint in hints_of(import_object(section.class_path)).items():
+    for option, hint in hints_of(resolve_name(section.class_path)).items():
         kinds = [part for part in parts_of(hint) if isinstance(part, type) and dataclasses.is_dataclass(part)]
         if kinds and option in options:
             parser = ArgumentParser(exit_on_error=False)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
+from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,6 @@ import jsonargparse
 import torch
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
-from jsonargparse._util import import_object
 from jsonargparse.typing import register_type, restricted_string_type
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer, seed_everything
@@ -187,7 +187,7 @@ class Recipe:
         data = self.build_data()
         model = self.config.model
         tuning = model.init_args.get("tuning")
-        if data.reading.features and tuning and not issubclass(import_object(tuning.class_path), FineTuning | Frozen):
+        if data.reading.features and tuning and not issubclass(resolve_name(tuning.class_path), FineTuning | Frozen):
             raise OptionError(
                 f"model.init_args.tuning {tuning.class_path.rpartition('.')[2]} trains the encoder, whose features in "
                 f"{data.reading.features} are fixed. Set it to Frozen, or unset data.init_args.features."
@@ -210,7 +210,7 @@ class Recipe:
                 "save_distributed_checkpoint: false (or state_dict_type: full)."
             )
         finds_unused = given.get("find_unused_parameters") or "find_unused" in named
-        kind = import_object(self.config.model.class_path)
+        kind = resolve_name(self.config.model.class_path)
         if "ddp" in named.lower() and not kind.trains_all_parameters and not finds_unused:
             raise OptionError(
                 f"trainer.strategy: {kind.__name__} does not train the layers of its method that only score pairs, so "
@@ -219,7 +219,7 @@ class Recipe:
         encoder = model.encoder if "encoder" in model else model.method.init_args.encoder
         try:
             check_precision(precision)
-            import_object(encoder.class_path).check_trainer(precision, named, **_options_of(encoder))
+            resolve_name(encoder.class_path).check_trainer(precision, named, **_options_of(encoder))
         except UserError as error:
             raise OptionError(str(error)) from error
 
@@ -354,7 +354,7 @@ def _options_of(section: Namespace) -> dict[str, Any]:
 def _required_files(section: Namespace, encoder: Namespace) -> Iterator[Callable[[], object]]:
     """Yield checks for the files of a class and of the classes among its options; nested methods use `encoder`."""
     options = _options_of(section)
-    kind = import_object(section.class_path)
+    kind = resolve_name(section.class_path)
     if hasattr(kind, "required_files"):
         yield partial(kind.required_files, **{"encoder": encoder, **options})
     for value in options.values():

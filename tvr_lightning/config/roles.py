@@ -2,9 +2,8 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from pkgutil import resolve_name
 from typing import Any, get_type_hints
-
-from jsonargparse._util import import_object
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.encoders import Encoder
@@ -42,7 +41,7 @@ def recipe_roles(recipe: Mapping[str, Any]) -> dict[str, Roles]:
 
 def option_roles(section: Mapping[str, Any], name: str) -> dict[str, Roles]:
     """Return the roles of all options of a section with a class, by their dotted names, which start with `name`."""
-    kind = import_object(section["class_path"])
+    kind = resolve_name(section["class_path"])
     return dict(_roles(kind, section.get("init_args") or {}, f"{name}.init_args.", frozenset({Role.SCORE})))
 
 
@@ -56,7 +55,7 @@ def _roles(kind: type, options: Mapping[str, Any], prefix: str, outer: Roles) ->
         if not isinstance(value, Mapping):
             continue
         if "class_path" in value:
-            named = import_object(value["class_path"])
+            named = resolve_name(value["class_path"])
             inner = dict(_roles(named, value.get("init_args") or {}, f"{prefix}{name}.init_args.", roles))
             yield f"{prefix}{name}.class_path", roles.union(*inner.values())
             yield from inner.items()

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from tvr_lightning.files import write_whole
@@ -55,7 +56,6 @@ def keep(schema: dict[str, Any]) -> dict[str, Any]:
 def generate(parser: ArgumentParser) -> dict[str, Any]:
     """Return a parser's schema."""
     from jsonargparse._completions_jsonschema import ParserJsonschema  # its public function cannot leave classes out
-    from jsonargparse._util import import_object
 
     class Schema(ParserJsonschema):
         def class_ref(self, class_type: Any, action: Any, subclass: bool) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def generate(parser: ArgumentParser) -> dict[str, Any]:
 
         def class_parser_schema(self, class_type: Any, action: Any, description: str | None = None) -> dict[str, Any]:
             schema = super().class_parser_schema(class_type, action, description)
-            add_ranges(schema, import_object(class_type) if isinstance(class_type, str) else class_type)
+            add_ranges(schema, resolve_name(class_type) if isinstance(class_type, str) else class_type)
             return schema
 
     return Schema().generate(parser) | {"title": "Recipe", "description": "Recipe of tvr-lightning"}
