@@ -274,10 +274,10 @@ def test_other_queries_do_not_change_the_result_of_a_normalizer_that_is_not_tran
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: DualSoftmax(0.0), "positive temperature"),
-        (lambda: QueryBankNorm(k=0), "k >= 1"),
-        (lambda: SinkhornBias(temperature=0.0), "temperature > 0"),
-        (lambda: SinkhornBias(iterations=0), "iterations >= 1"),
+        (lambda: DualSoftmax(0.0), "temperature is 0.0"),
+        (lambda: QueryBankNorm(k=0), "k is 0"),
+        (lambda: SinkhornBias(temperature=0.0), "temperature is 0.0"),
+        (lambda: SinkhornBias(iterations=0), "iterations is 0"),
         (lambda: normalize_scores(QueryBankNorm(), scores(3, 3)), "Pass a bank"),
         (lambda: normalize_scores(SinkhornBias(0.01), scores(3, 3)), "Pass a bank"),
         (lambda: normalize_scores(SinkhornBias(queries="oracle"), scores(3, 3)), "needs the temperature"),

@@ -5,19 +5,20 @@ import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tvr_lightning.data.batch import AudioInput, Media
-from tvr_lightning.errors import UserError
 from tvr_lightning.media.audio import SAMPLE_RATE, STEP_SAMPLES, STEPS_PER_SECOND, AudioTrack, read_audio
 from tvr_lightning.media.video import DecodedClip
+from tvr_lightning.option_types import Range, check
 
 AudioKind = Literal["whisper", "wav2vec2"]
 AudioAlignment = Literal["duration", "clip30"]
+AudioSeconds = Annotated[float, Range(above=0, at_most=7200)]
 
 WINDOW_SECONDS = 30
 WINDOW_STEPS = WINDOW_SECONDS * STEPS_PER_SECOND
@@ -44,11 +45,10 @@ class AudioOptions:
 
     kind: AudioKind
     align: AudioAlignment = "duration"
-    seconds: float = 60.0
+    seconds: AudioSeconds = 60.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.seconds <= 7200:
-            raise UserError(f"audio_seconds must be above 0 and at most 7200, got {self.seconds}")
+        check(self)
 
     @property
     def windows(self) -> int:

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from tvr_lightning.data.annotated import STAGES
-from tvr_lightning.data.audio_alignment import AudioAlignment, AudioOptions
+from tvr_lightning.data.audio_alignment import AudioAlignment, AudioOptions, AudioSeconds
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.data.datasets import PairDataset, TextDataset, VideoDataset
 from tvr_lightning.data.loader import EvaluationSampler, ReportingLoader, TrainingLoader, TrainingSampler
@@ -94,7 +94,7 @@ class TextVideoDataModule(ReadableDataset, LightningDataModule):
         pixels: Annotated[str | None, Role.DATASET, Role.MACHINE, Role.FILE] = None,
         audio: Annotated[Literal["none", "whisper", "wav2vec2"], Role.READING] = "none",
         audio_alignment: Annotated[AudioAlignment, Role.READING] = "duration",
-        audio_seconds: Annotated[float, Role.READING] = 60.0,
+        audio_seconds: Annotated[AudioSeconds, Role.READING] = 60.0,
         extra_captions: Annotated[str | None, Role.DATASET, Role.FILE] = None,
     ) -> None:
         super().__init__()

@@ -7,8 +7,7 @@ from typing_extensions import override
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import Findings, Split, SplitName, read_json, read_lines, read_table
-from tvr_lightning.errors import UserError
-from tvr_lightning.option_types import Role
+from tvr_lightning.option_types import Positive, Role
 
 
 class DiDeMo(TextVideoDataModule):
@@ -41,13 +40,11 @@ $TVR_DATA/didemo/
         self,
         *,
         split: Literal["lists", "tmass", "hub"] = "lists",
-        seconds: Annotated[float | None, Role.READING, Role.DATASET] = 31.0,
+        seconds: Annotated[Positive | None, Role.READING, Role.DATASET] = 31.0,
         frames: int = 64,
         words: int = 64,
         **options: Any,
     ) -> None:
-        if seconds is not None and seconds <= 0:
-            raise UserError(f"seconds is {seconds}; give the length of a segment, or null for the whole file")
         self.span = None if seconds is None else (0.0, seconds)
         self.has_official_validation = split != "hub"
         super().__init__(split=split, frames=frames, words=words, **options)

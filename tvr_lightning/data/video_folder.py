@@ -15,7 +15,7 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import Findings, Split, SplitName, expect, malformed, read_records
 from tvr_lightning.data.video_files import VideoFiles
 from tvr_lightning.errors import UserError
-from tvr_lightning.option_types import Role
+from tvr_lightning.option_types import Range, Role
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")
 VIDEO = ("file_name", "file", "video", "path", "video_path", "video_id")
@@ -101,14 +101,12 @@ or metadata.csv, metadata.jsonl or metadata.parquet next to the videos, columns 
         *,
         split: Literal["table"] = "table",
         table: Annotated[str | None, Role.DATASET] = None,
-        test_share: Annotated[float, Role.DATASET] = 0.2,
+        test_share: Annotated[float, Range(above=0, below=1), Role.DATASET] = 0.2,
         **options: Any,
     ) -> None:
         self.table = table
         self.test_share = test_share
         super().__init__(split=split, **options)
-        if not 0 < test_share < 1:
-            raise UserError(f"test_share is {test_share}; it must be between 0 and 1")
 
     @property
     @override

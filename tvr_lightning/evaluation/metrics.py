@@ -14,8 +14,8 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities.data import dim_zero_cat
 from typing_extensions import override
 
-from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.ranks import Ranks
+from tvr_lightning.option_types import Count, check
 
 
 class RankMetric(Metric):
@@ -81,7 +81,23 @@ class QueryMean(RankMetric):
         return self.values(ranks).mean()
 
 
-class RecallAtK(QueryMean):
+class FirstK(QueryMean):
+    """Base class of metrics that count the matches among the first K items."""
+
+    title: str
+
+    def __init__(self, k: Count = 10) -> None:
+        super().__init__()
+        self.k = k
+        check(self)
+
+    @property
+    @override
+    def name(self) -> str:
+        return f"{self.title}@{self.k}"
+
+
+class RecallAtK(FirstK):
     """Percentage of queries whose match is among the first K.
 
     Example:
@@ -90,16 +106,7 @@ class RecallAtK(QueryMean):
         tensor(66.6667, dtype=torch.float64)
     """
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
-        if k < 1:
-            raise UserError(f"{type(self).__name__}.k is {k}; it must be at least 1")
-        self.k = k
-
-    @property
-    @override
-    def name(self) -> str:
-        return f"R@{self.k}"
+    title = "R"
 
     @override
     def values(self, ranks: Ranks) -> Tensor:
@@ -140,7 +147,7 @@ class MeanRank(QueryMean):
         return ranks.expected()
 
 
-class NDCG(QueryMean):
+class NDCG(FirstK):
     """Normalized discounted cumulative gain at K in percent: the mean of 1 / log2(1 + rank), or of 0 after rank K.
 
     Every query has one match, so the ideal gain is 1.
@@ -151,16 +158,7 @@ class NDCG(QueryMean):
         tensor(54.3643, dtype=torch.float64)
     """
 
-    def __init__(self, k: int = 10) -> None:
-        super().__init__()
-        if k < 1:
-            raise UserError(f"{type(self).__name__}.k is {k}; it must be at least 1")
-        self.k = k
-
-    @property
-    @override
-    def name(self) -> str:
-        return f"nDCG@{self.k}"
+    title = "nDCG"
 
     @override
     def values(self, ranks: Ranks) -> Tensor:

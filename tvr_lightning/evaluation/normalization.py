@@ -27,6 +27,7 @@ from tvr_lightning.evaluation.sources import (
 )
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.sinkhorn import sinkhorn_log_weights
+from tvr_lightning.option_types import Count, Positive, check
 
 Direction = Literal["text-to-video", "video-to-text"]
 
@@ -141,10 +142,9 @@ class DualSoftmax(Normalizer):
 
     transductive = True
 
-    def __init__(self, temperature: float = 100.0) -> None:
-        if temperature <= 0:
-            raise UserError(f"dual softmax needs a positive temperature, got {temperature}")
+    def __init__(self, temperature: Positive = 100.0) -> None:
         self.temperature = temperature
+        check(self)
         self.name = f"dual softmax (temperature {temperature:g})"
 
     @override
@@ -190,11 +190,10 @@ class QueryBankNorm(Normalizer):
 
     needs_bank = True
 
-    def __init__(self, beta: float = 20.0, k: int = 1) -> None:
-        if beta <= 0 or k < 1:
-            raise UserError(f"QB-Norm needs beta > 0 and k >= 1, got {beta} and {k}")
+    def __init__(self, beta: Positive = 20.0, k: Count = 1) -> None:
         self.beta = beta
         self.k = k
+        check(self)
         self.name = f"QB-Norm (beta {beta:g}, k {k})"
 
     @override
@@ -230,14 +229,12 @@ class SinkhornBias(Normalizer):
 
     def __init__(
         self,
-        temperature: float | None = None,
+        temperature: Positive | None = None,
         queries: Literal["train", "oracle"] = "train",
-        iterations: int = 4,
+        iterations: Count = 4,
         marginals: Literal["uniform", "count"] = "uniform",
         per_part: bool = False,
     ) -> None:
-        if (temperature is not None and temperature <= 0) or iterations < 1:
-            raise UserError(f"Sinkhorn needs temperature > 0 and iterations >= 1, got {temperature}, {iterations}")
         if per_part and queries != "train":
             raise UserError(f"per_part needs queries: train, got {queries}")
         self.temperature = temperature
@@ -246,6 +243,7 @@ class SinkhornBias(Normalizer):
         self.marginals = marginals
         self.needs_bank = queries == "train"
         self.per_part = self.needs_parts = per_part
+        check(self)
         self.transductive = queries == "oracle" or marginals == "count"
         gamma = "the method's gamma" if temperature is None else f"gamma {temperature:g}"
         self.name = f"Sinkhorn ({queries} queries, {gamma}, {iterations} iterations, {marginals} marginals"

@@ -14,6 +14,7 @@ from tvr_lightning.evaluation.sources import AdjustedSource, Adjustment, Block, 
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
+from tvr_lightning.option_types import Count, check
 
 # Offset of the scores of pairs that are not candidates.
 LEFT_OUT = -1e6
@@ -34,13 +35,12 @@ class TwoStage(Normalizer):
         mask_frames: exclusion of padded frames from the mean; GARE's released mean counts them.
     """
 
-    def __init__(self, candidates: int = 256, mask_frames: bool = False) -> None:
-        if candidates < 1:
-            raise UserError(f"two-stage retrieval needs at least 1 candidate, not {candidates}")
+    def __init__(self, candidates: Count = 256, mask_frames: bool = False) -> None:
         self.candidates = candidates
         self.mask_frames = mask_frames
         self.name = f"two stages ({candidates} candidates)"
         self._found: dict[Direction, Tensor] = {}
+        check(self)
 
     def text_vectors(self, text: TextFeatures) -> Tensor:
         """Return the first-stage vectors of N texts, (N, D)."""
