@@ -52,7 +52,7 @@ def test_a_conversion_never_overwrites_what_it_reads(source, tmp_path, monkeypat
         torch.save(checkpoint("clip4clip_meanP"), name)
     before = (tmp_path / source).read_bytes()
     (tmp_path / "out.ckpt").symlink_to(source)
-    assert main(["convert", "model.bin", "out.ckpt", "--openai_clip=clip.pt"]) == 1
+    assert main(["convert", "model.bin", "out.ckpt", "--openai_clip=clip.pt"]) == 2
     assert f"out.ckpt is the file {source}, which is read" in capsys.readouterr().err
     assert (tmp_path / source).read_bytes() == before
 

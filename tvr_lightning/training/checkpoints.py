@@ -79,10 +79,10 @@ def write_checkpoint(content: dict[str, Any], target: Path, fix: str = "choose a
 
 
 def check_target(target: Path, *sources: Path | None) -> None:
-    """Raise a UserError if `target` is one of the files that its content is read from, under any name or link."""
+    """Raise a CheckpointError if `target` is one of the files that its content is read from, under any name or link."""
     for source in sources:
         if source is not None and source.exists() and target.exists() and target.samefile(source):
-            raise UserError(f"{target} is the file {source}, which is read. Choose another output file.")
+            raise CheckpointError(f"{target} is the file {source}, which is read. Choose another output file.")
 
 
 def trusted_sections(path: Path, saved: Mapping[str, Any], trusted: Sequence[str] = ()) -> dict[str, Any]:

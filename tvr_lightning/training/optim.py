@@ -1,7 +1,7 @@
 """Optimizer options, parameter groups, and learning rate schedules.
 
-The schedule multiplies each group's learning rate, with one step per optimizer step, so that
-Lightning saves and resumes it exactly. The first step has learning rate 0, as released.
+The schedule multiplies each group's learning rate, with one step per optimizer step, so that Lightning saves and
+resumes it exactly. The first step has learning rate 0, as released.
 """
 
 import math
@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import Count, NotNegative, Options, Positive, Range
+from tvr_lightning.training.checkpoints import CheckpointError
 from tvr_lightning.training.options import plain_options, value_text
 from tvr_lightning.training.released_optimizers import BertAdam, HuggingFaceAdamW
 
@@ -89,7 +90,7 @@ def check_optimizer_options(checkpoint: str, saved: dict[str, Any], here: dict[s
         if name not in CHANGEABLE and then[name] != now[name]
     ]
     if changed:
-        raise UserError(
+        raise CheckpointError(
             f"{checkpoint} was trained with {', '.join(changed)}. Resume it with the same optimizer options."
         )
 
