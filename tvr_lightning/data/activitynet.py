@@ -2,12 +2,13 @@
 
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from typing_extensions import override
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import Findings, Span, Split, SplitName, duplicates, malformed, read_json
+from tvr_lightning.option_types import Role
 
 FILES: dict[SplitName, tuple[str, str]] = {
     "train": ("train_ids.json", "train.json"),
@@ -45,7 +46,7 @@ $TVR_DATA/activitynet/
         self,
         *,
         split: Literal["val1"] = "val1",
-        annotated_end: bool = False,
+        annotated_end: Annotated[bool, Role.READING, Role.DATASET] = False,
         frames: int = 64,
         words: int = 64,
         **options: Any,

@@ -14,8 +14,9 @@ from tvr_lightning.audit import AUDIT_VERSION
 from tvr_lightning.config import recipe_files
 from tvr_lightning.config.recipe_files import OptionError, merged, read_recipe
 from tvr_lightning.config.roles import options_with
+from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.errors import UserError
-from tvr_lightning.option_types import Role
+from tvr_lightning.option_types import Role, roles_of
 from tvr_lightning.reproduce.tables import TableRecipe, TableRun
 
 # Raise it when a change to the code may change results: all finished runs are then made again.
@@ -119,12 +120,14 @@ def _add(plan: Plan, table: TableRecipe, run: TableRun, seed: int | None) -> Pla
         files.append(setting.recipes / f"fixture-{'shared' if setting.share == 'encoder' else 'features'}.yaml")
     if setting.share == "features":
         recipe = resolve(files, nested(run.settings))
-        dataset = _dataset(claim, recipe)
+        kind = _dataset(claim, recipe)
+        dataset = kind.directory
         # GAID's recipe asks for audio features too.
         names = ["gaid.yaml", f"data/{dataset}.yaml", "fixture.yaml", "fixture-features.yaml"]
         # Which videos, and which part of each; fixture-features.yaml sets the other options of reading.
-        given = recipe["data"]["init_args"]
-        reading = {f"data.init_args.{name}": given[name] for name in ("split", "seconds") if name in given}
+        given, roles = recipe["data"]["init_args"], roles_of(kind)
+        selecting = [name for name in given if {Role.DATASET} <= roles[name] <= {Role.DATASET, Role.READING}]
+        reading = {f"data.init_args.{name}": given[name] for name in selecting}
         recipes, shared = [setting.recipes / name for name in names], f"shared/features-{dataset}"
         encoder: dict[Need, str] = {"encoder": needs["encoder"]}
         needs["features"] = _plan_run(plan, shared, recipes, reading, "extract", None, encoder).key
@@ -147,7 +150,7 @@ def _plan_run(
     setting, own, overlay = plan.setting, nested(settings), plan.setting.overlay
     files = [*files, *([overlay] if overlay else [])]
     recipe = resolve(files, own)
-    dataset = _dataset(name, recipe)
+    dataset = _dataset(name, recipe).directory
     read = dict(_files_read(recipe, options_with(Role.FILE) - {"root"}))
     if setting.fixture_videos is None:
         data, weights = data_fingerprint(setting.root / dataset), lookup(recipe, WEIGHTS)
@@ -175,11 +178,11 @@ def deciding(configs: Sequence[Path], settings: Mapping[str, Any]) -> dict[str, 
     return {"config": digest(resolve(configs, settings)), "code": f"{RESULTS_VERSION}, audit {AUDIT_VERSION}"}
 
 
-def _dataset(name: str, recipe: dict[str, Any]) -> str:
+def _dataset(name: str, recipe: dict[str, Any]) -> type[TextVideoDataModule]:
     kind = str(lookup(recipe, "data.class_path")).rpartition(".")[2]
     if kind not in tvr_lightning.data.__all__:
         raise UserError(f"{name}: the recipes name no dataset (data.class_path is {kind})")
-    return str(getattr(tvr_lightning.data, kind).directory)
+    return getattr(tvr_lightning.data, kind)
 
 
 def digest(*parts: Any) -> str:
