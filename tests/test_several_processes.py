@@ -49,6 +49,11 @@ class WorstRank(RankMetric):
         return ranks.expected().max()
 
 
+def unread_by(method):
+    """Files that no process could read."""
+    return [reason.split(":")[0] for reason in method.encoded.skipped_anywhere()]
+
+
 def retrieve(root, world, normalization):
     """Results of testing and predicting, and a bank of training texts and videos."""
     evaluation = EvaluationConfig(normalization=normalization, metrics=[WorstRank()], top_k=3, bank_size=BANK)
@@ -69,7 +74,7 @@ def retrieve(root, world, normalization):
     bank = method.bank()
     found["bank"] = [len(bank.texts), len(bank.videos)]
     found["values"] = torch.cat([scores.flatten(), bank.texts.sentence[:, 0], bank.videos.frames[:, 0, 0]]).tolist()
-    found["skipped"] = [reason.split(":")[0] for reason in method.skipped]
+    found["skipped"] = unread_by(method)
     return found
 
 
@@ -84,7 +89,11 @@ def answer(root, world):
     result = [run.callback_metrics["test/accuracy"].item(), found.accuracy, found.questions, found.without_video]
     run.predict(method, datamodule=data, return_predictions=False)
     answers = [[row["question"], row["video_id"], row["answer"]] for row in method.predictions]
-    return {"test": result, "predict": answers, "skipped": [reason.split(":")[0] for reason in method.skipped]}
+    return {
+        "test": result,
+        "predict": answers,
+        "skipped": unread_by(method),
+    }
 
 
 def fit(root, world):
@@ -100,7 +109,7 @@ def fit(root, world):
         "seen": [found.texts, found.videos, found.partial],
         "sizes": sizes,
         "weights": weights,
-        "skipped": [reason.split(":")[0] for reason in method.skipped],
+        "skipped": unread_by(method),
     }
 
 

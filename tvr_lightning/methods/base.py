@@ -275,24 +275,11 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
     test_step = validation_step
 
     @override
-    def predict_step(self, batch: TextBatch | VideoBatch, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        self.validation_step(batch, batch_idx, dataloader_idx)
-        return batch.index  # Lightning expects a value
-
-    @override
     def on_validation_epoch_start(self) -> None:
         self.encoded.clear()
 
     on_test_epoch_start = on_validation_epoch_start
     on_predict_epoch_start = on_validation_epoch_start
-
-    @override
-    def on_validation_epoch_end(self) -> None:
-        self._evaluate("val")
-
-    @override
-    def on_test_epoch_end(self) -> None:
-        self._evaluate("test")
 
     def on_predict_epoch_end(self) -> None:
         """Store the best videos of every text: text index (N,), scores (N, k), video index (N, k)."""
@@ -313,8 +300,3 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
         """Return training texts and videos that represent user queries in score normalization."""
         kept = self.contrast.bank()
         return encode_bank(self, self.trainer, self.encoded.skipped) if kept is None else kept
-
-    @property
-    def skipped(self) -> list[str]:
-        """Files that could not be read so far, each with the reason, over all devices."""
-        return self.encoded.skipped_anywhere()

@@ -229,11 +229,6 @@ class VideoQuestionAnswering(RecipeModule):
         """Audio encoder of the method, if it uses audio."""
         return getattr(self.method, "audio_encoder", None)
 
-    @property
-    def skipped(self) -> list[str]:
-        """Files that could not be read so far, each with the reason, over all devices."""
-        return self.encoded.skipped_anywhere()
-
     @override
     def setup(self, stage: str) -> None:
         super().setup(stage)
@@ -343,11 +338,6 @@ class VideoQuestionAnswering(RecipeModule):
 
     test_step = validation_step
 
-    @override
-    def predict_step(self, batch: TextBatch | VideoBatch, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        self.validation_step(batch, batch_idx, dataloader_idx)
-        return batch.index  # Lightning expects a value
-
     def _video_bank(self) -> tuple[VideoFeatures, Tensor]:
         """Return the videos read by all devices, and the row of each video of the split, -1 if it was not read."""
         videos = self.encoded.joined("videos", self.device).distinct()
@@ -375,14 +365,6 @@ class VideoQuestionAnswering(RecipeModule):
         # Equal on all devices, of which the maximum is exact.
         for name in ("accuracy", "answerable", "majority"):
             self.log(f"{stage}/{name}", getattr(self.evaluation, name), sync_dist=True, reduce_fx="max")
-
-    @override
-    def on_validation_epoch_end(self) -> None:
-        self._evaluate("val")
-
-    @override
-    def on_test_epoch_end(self) -> None:
-        self._evaluate("test")
 
     @override
     def on_predict_epoch_end(self) -> None:

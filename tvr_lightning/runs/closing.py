@@ -146,7 +146,7 @@ def close(run: Run, checkpoint: str | None, saved: dict[str, Any] | None) -> Non
     model, data, evaluation = run.model, run.datamodule, run.model.evaluation
     if evaluation is None:
         return
-    skipped = model.skipped  # synchronizes all processes
+    skipped = model.encoded.skipped_anywhere()  # synchronizes all processes
     if not run.trainer.is_global_zero:
         return
     weights, record = _evaluated_weights(run, saved), (saved or {}).get(RECORD) or {}

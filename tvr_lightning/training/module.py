@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.batch import PairBatch
+from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.data.reading import Needs
 from tvr_lightning.encoders.base import Encoder, FeatureEncoder, fingerprint
 from tvr_lightning.errors import UserError, abbreviated
@@ -108,6 +108,23 @@ class RecipeModule(LightningModule):
     def on_validation_start(self) -> None:
         if self.trainer.state.fn == TrainerFn.VALIDATING:
             self.check_features()
+
+    @override
+    def predict_step(self, batch: TextBatch | VideoBatch, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+        self.validation_step(batch, batch_idx, dataloader_idx)
+        return batch.index  # Lightning expects a value
+
+    @override
+    def on_validation_epoch_end(self) -> None:
+        self._evaluate("val")
+
+    @override
+    def on_test_epoch_end(self) -> None:
+        self._evaluate("test")
+
+    def _evaluate(self, stage: Literal["val", "test"]) -> None:
+        """Compute and log the results of what `validation_step` and `test_step` encoded."""
+        raise NotImplementedError
 
     @override
     def configure_model(self) -> None:
