@@ -225,7 +225,7 @@ def write_test(folder: Path, items: int, args: argparse.Namespace) -> list[str]:
     videos = [(video, StoreItem(data.directory, "test", video.video_id, str(video.path))) for video in split.videos]
     texts = [StoreItem.of_text(text.text, data.directory, "test") for text in split.texts]
     reader = data.video_reader(training=False)
-    source = ExtractSource(videos, texts, reader, data.reading.words)
+    source = ExtractSource(videos, texts, reader, data.words)
     text, video = features(items, args)
     with StoreWriter.open(
         folder / "features", fingerprints(source, method.encoder, None, ["text", "frames"]), "-"

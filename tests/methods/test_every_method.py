@@ -311,13 +311,13 @@ def test_banks_keep_the_words_only_for_methods_that_use_them(kind, options, word
             "method.options.bottleneck": Bottleneck(weight=0.07, reduction="mean"),
         }),
         ("gaid", {
-            "method.options": GAIDOptions(), "method.protocol": "query", "data.reading.sampling": "container-segments",
-            "data.reading.audio.kind": "whisper", "data.reading.audio.align": "duration",
-            "data.reading.audio.seconds": 30,
+            "method.options": GAIDOptions(), "method.protocol": "query", "data.sampling": "container-segments",
+            "data.audio.kind": "whisper", "data.audio.align": "duration",
+            "data.audio.seconds": 30,
         }),
         ("gaid variants/gaid-as-released", {
             "method.protocol": "as-released", "method.options.fusion": GatedFusion(text="paired"),
-            "method.gather": "none", "data.reading.audio.align": "clip30",
+            "method.gather": "none", "data.audio.align": "clip30",
         }),
         ("gaid data/vatex gaid-vatex", {
             "method.options.perturbation": DASP(support_weight=0.4), "method.options.attention.dropout": 0.4,

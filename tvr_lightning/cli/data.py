@@ -102,7 +102,7 @@ def compress(
         from tvr_lightning.media.compression import Compression
 
     data = data_from_recipe(config, overrides)
-    how = Compression(fps, size, frames, "bicubic" if like else data.reading.preparation.interpolation, like)
+    how = Compression(fps, size, frames, "bicubic" if like else data.preparation.interpolation, like)
     done = compress_dataset(data, out, how, workers=num_workers)
     print("\n".join(done.lines()))
     return 1 if done.unread else 0
@@ -117,7 +117,7 @@ def stats(config: Config, num_workers: Processes = CORES, overrides: Sequence[st
         from tvr_lightning.encoders.tokenizer import ClipTokenizer
 
     data = data_from_recipe(config, overrides)
-    tokens = ClipTokenizer(context_length=max(data.reading.words, 3)).needed
+    tokens = ClipTokenizer(context_length=max(data.words, 3)).needed
     print_stats(statistics_of(data, tokens, workers=num_workers))
 
 

@@ -187,10 +187,10 @@ class Recipe:
         data = self.build_data()
         model = self.config.model
         tuning = model.init_args.get("tuning")
-        if data.reading.features and tuning and not issubclass(resolve_name(tuning.class_path), FineTuning | Frozen):
+        if data.features and tuning and not issubclass(resolve_name(tuning.class_path), FineTuning | Frozen):
             raise OptionError(
                 f"model.init_args.tuning {tuning.class_path.rpartition('.')[2]} trains the encoder, whose features in "
-                f"{data.reading.features} are fixed. Set it to Frozen, or unset data.init_args.features."
+                f"{data.features} are fixed. Set it to Frozen, or unset data.init_args.features."
             )
         evaluation = model.init_args.get("evaluation")
         if evaluation is not None and evaluation.normalization is not None:

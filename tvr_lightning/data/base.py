@@ -12,7 +12,7 @@ from tvr_lightning.data.audio_alignment import AudioAlignment, AudioOptions, Aud
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.data.datasets import PairDataset, TextDataset, VideoDataset
 from tvr_lightning.data.loader import EvaluationSampler, ReportingLoader, TrainingLoader, TrainingSampler
-from tvr_lightning.data.reading import Needs, ReadableDataset, Reading
+from tvr_lightning.data.reading import Needs, ReadableDataset
 from tvr_lightning.data.records import Split, SplitName
 from tvr_lightning.data.recover_captions import find_captions, read_captions
 from tvr_lightning.errors import UserError
@@ -111,19 +111,18 @@ class TextVideoDataModule(ReadableDataset, LightningDataModule):
         self.max_train_videos = max_train_videos
         self.seed = seed
         self.extra_captions = extra_captions
+        self.frames = frames
+        self.words = words
+        self.preparation = Preparation(image_size, interpolation, resize_mode, antialias)
+        self.sampling = sampling
+        self.train_sampling = train_sampling or sampling
+        self.augmentation = augmentation
+        self.on_corrupt = on_corrupt
+        self.features = features
+        self.pixels = pixels
+        self.audio = None if audio == "none" else AudioOptions(audio, audio_alignment, audio_seconds)
         check(self, **self.hparams)
-        self.reading = Reading(
-            frames=frames,
-            words=words,
-            preparation=Preparation(image_size, interpolation, resize_mode, antialias),
-            sampling=sampling,
-            train_sampling=train_sampling or sampling,
-            augmentation=augmentation,
-            on_corrupt=on_corrupt,
-            features=features,
-            pixels=pixels,
-            audio=None if audio == "none" else AudioOptions(audio, audio_alignment, audio_seconds),
-        )
+        self.check_reading()
         if self.holdout and self.has_official_validation:
             raise UserError(
                 f"holdout {self.holdout}: {type(self).__name__} with split {self.split!r} has an official validation "
@@ -157,7 +156,7 @@ class TextVideoDataModule(ReadableDataset, LightningDataModule):
             self.video_reader(training=True),
             one_caption=self.captions_per_epoch == "one",
             seed=self.seed,
-            skip=self.reading.on_corrupt == "skip",
+            skip=self.on_corrupt == "skip",
             captions=captions,
             tokenize=self.needs.tokenize,
         )
@@ -192,10 +191,10 @@ class TextVideoDataModule(ReadableDataset, LightningDataModule):
         Every process gets the same number of batches. Repeated items have the index of the first one.
         """
         split, reader = self.load_split(name), self.video_reader(training=False)
-        texts, videos = TextDataset(split, reader), VideoDataset(split, reader, skip=self.reading.on_corrupt == "skip")
+        texts, videos = TextDataset(split, reader), VideoDataset(split, reader, skip=self.on_corrupt == "skip")
         loaders: EvaluationLoaders = []
         # Reading texts or stored features takes less time than starting worker processes.
-        for dataset, workers in (texts, 0), (videos, 0 if self.reading.features else self.num_workers):
+        for dataset, workers in (texts, 0), (videos, 0 if self.features else self.num_workers):
             sampler = EvaluationSampler(len(dataset), **self._sharing())
             loaders.append(ReportingLoader.create(dataset, sampler, self.eval_batch_size, workers, self.seed))
         return loaders

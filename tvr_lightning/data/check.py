@@ -64,9 +64,9 @@ def check(data: TextVideoDataModule, *, decode: bool = False, workers: int = 1, 
     for one, other in combinations(splits, 2):
         message, fix = f"the video is in {one.name} and in {other.name}", "remove it from one of the two splits"
         report.problems += [_problem(video, "split-overlap", message, fix) for video in shared_videos(one, other)]
-    if data.reading.features is None:  # stored features replace the files
+    if data.features is None:  # stored features replace the files
         videos = list({(video.path, video.span): video for split in splits for video in split.videos}.values())
-        read = partial(check_video, frames=data.reading.frames if decode else 0, sampling=data.reading.sampling)
+        read = partial(check_video, frames=data.frames if decode else 0, sampling=data.sampling)
         results = read_all(videos, read, workers=workers, title=f"checking {data.title}", progress=progress)
         for video, found in zip(videos, results, strict=True):
             if isinstance(found, MediaError):

@@ -1,4 +1,4 @@
-"""Reading of videos and texts: its options, what a model needs, and the splits that can be read."""
+"""Reading of videos and texts: what a model needs, and the splits that can be read."""
 
 import copy
 from collections.abc import Callable
@@ -35,13 +35,8 @@ class Needs:
     audio: bool | None = None
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How videos and texts are read, with the options of `TextVideoDataModule`.
-
-    Raises:
-        UserError: Options exclude each other.
-    """
+class ReadableDataset(AnnotatedDataset):
+    """Dataset whose videos and texts can be read: from video files, copies of them, or a feature store."""
 
     frames: int
     words: int
@@ -53,12 +48,17 @@ class Reading:
     features: str | None
     pixels: str | None
     audio: AudioOptions | None
+    extra_captions: str | None
+    needs: Needs
+    _loaded: dict[SplitName, Split]
+    _stores: dict[tuple[Part, ...], FeatureStore]
 
-    def __post_init__(self) -> None:
+    def check_reading(self) -> None:
+        """Raise a UserError if options of reading exclude each other."""
         stored = "pixels" if self.features is None else "features"
-        if self.store is not None and (self.augmentation != "none" or self.train_sampling != self.sampling):
+        if self.stored_in is not None and (self.augmentation != "none" or self.train_sampling != self.sampling):
             raise UserError(
-                f"{stored} {self.store!r} fixes the frames of every clip, so augmentation {self.augmentation!r} "
+                f"{stored} {self.stored_in!r} fixes the frames of every clip, so augmentation {self.augmentation!r} "
                 f"and train_sampling {self.train_sampling!r} cannot apply; set augmentation to none and train_sampling "
                 f"to null (recipes/features.yaml does), or unset {stored}"
             )
@@ -72,47 +72,14 @@ class Reading:
             )
 
     @property
-    def store(self) -> str | None:
+    def stored_in(self) -> str | None:
         """Feature store that is read instead of the videos, of features or of frames; None if there is none."""
         return self.features or self.pixels
-
-    def parts(self, needs: Needs) -> tuple[Part, ...]:
-        """Return the parts of the feature store that are read."""
-        if self.pixels is not None:
-            return ("pixels",)
-        uses_audio = self.audio is not None if needs.audio is None else needs.audio
-        optional: dict[Part, bool] = {"patches": needs.patches, "audio": uses_audio}
-        return "text", "frames", *(part for part, used in optional.items() if used)
-
-    def open_store(self, parts: tuple[Part, ...], copies: str) -> FeatureStore:
-        """Open the feature store after checking that its parts fit the options; `copies` describes copied videos."""
-        assert self.store is not None
-        frames = frame_fingerprint(self.frames, self.preparation, self.sampling, copies)
-        audio = {} if self.audio is None else {"preprocessing": self.audio.describe()}
-        expected = dict.fromkeys(parts, frames) | {
-            "text": text_fingerprint(self.words),
-            "audio": {"sampling": frames["sampling"], **audio},
-        }
-        store = FeatureStore(self.store, parts)
-        for part in parts:
-            store.require(part, expected[part])
-        store.verify()
-        return store
-
-
-class ReadableDataset(AnnotatedDataset):
-    """Dataset whose videos and texts can be read: from video files, copies of them, or a feature store."""
-
-    reading: Reading
-    needs: Needs
-    extra_captions: str | None
-    _loaded: dict[SplitName, Split]
-    _stores: dict[tuple[Part, ...], FeatureStore]
 
     def check_present(self, stage: str | None = None, annotations_only: bool = False) -> None:
         """Raise MissingAssetError unless annotation files, videos and captions of a stage (None: all) exist."""
         absent = self.missing_annotations(stage)
-        needs_videos = not annotations_only and self.reading.store is None
+        needs_videos = not annotations_only and self.stored_in is None
         if needs_videos and not (self.video_root.is_dir() and any(self.video_root.iterdir())):
             absent.append(f"the videos: looked for files in {self.video_root}")
         if absent:
@@ -127,26 +94,39 @@ class ReadableDataset(AnnotatedDataset):
 
     @property
     def store(self) -> FeatureStore:
-        """Feature store with the parts that the run reads."""
-        parts = self.reading.parts(self.needs)
+        """Feature store with the parts that the run reads, after checking that they fit the options."""
+        assert self.stored_in is not None
+        uses_audio = self.audio is not None if self.needs.audio is None else self.needs.audio
+        optional: dict[Part, bool] = {"patches": self.needs.patches, "audio": uses_audio}
+        parts: tuple[Part, ...] = ("text", "frames", *(part for part, used in optional.items() if used))
+        if self.pixels is not None:
+            parts = ("pixels",)
         if parts not in self._stores:
             copies = "" if self.copies is None else self.copies.how.describe()
-            self._stores[parts] = self.reading.open_store(parts, copies)
+            frames = frame_fingerprint(self.frames, self.preparation, self.sampling, copies)
+            audio = {} if self.audio is None else {"preprocessing": self.audio.describe()}
+            expected = dict.fromkeys(parts, frames) | {
+                "text": text_fingerprint(self.words),
+                "audio": {"sampling": frames["sampling"], **audio},
+            }
+            store = FeatureStore(self.stored_in, parts)
+            for part in parts:
+                store.require(part, expected[part])
+            store.verify()
+            self._stores[parts] = store
         return self._stores[parts]
 
     def video_reader(self, training: bool) -> VideoReader:
         """Return the reader of single videos and texts; training has its own frame sampling and augmentation."""
-        how = self.reading
+        sampling = self.train_sampling if training else self.sampling
+        augmentation = self.augmentation if training else "none"
+        tokenize = self.needs.tokenize
         media = MediaReader(
-            how.frames,
-            how.preparation,
-            how.train_sampling if training else how.sampling,
-            how.augmentation if training else "none",
-            how.audio,
-            how.on_corrupt,
-            self.needs.tokenize,
+            self.frames, self.preparation, sampling, augmentation, self.audio, self.on_corrupt, tokenize
         )
-        return media if how.store is None else StoreReader(self.store, self.directory, media if how.pixels else None)
+        return (
+            media if self.stored_in is None else StoreReader(self.store, self.directory, media if self.pixels else None)
+        )
 
     def load_split(self, name: SplitName) -> Split:
         """Return a split that the loaders serve, after checking that its video files exist and copies are up to date.
@@ -157,16 +137,16 @@ class ReadableDataset(AnnotatedDataset):
         if name not in self._loaded:
             split = self.read_split(name)
             absent = self.video_reader(training=False).absent(split)
-            if self.reading.store is None and self.copies is not None:
+            if self.stored_in is None and self.copies is not None:
                 self.copies.check(video.path for i, video in enumerate(split.videos) if i not in absent)
-            if absent and self.reading.on_corrupt == "error":
+            if absent and self.on_corrupt == "error":
                 count = f"{len(absent)} of the {len(split.videos)} video files of the {split.name} split"
                 hint = "To continue without them, set data.init_args.on_corrupt to skip"
-                if self.reading.store is None:
+                if self.stored_in is None:
                     listed = abbreviated([split.videos[i].path for i in absent])
                     raise self.incomplete([f"{count}: looked for {listed}. {hint}"])
                 listed = abbreviated([f"{split.videos[i].path}: {reason}" for i, reason in absent.items()])
-                raise StoreError(f"{count} are not in the feature store {self.reading.store}: {listed}. {hint}")
+                raise StoreError(f"{count} are not in the feature store {self.stored_in}: {listed}. {hint}")
             if absent and name == "train":
                 split = split.take_videos([i for i in range(len(split.videos)) if i not in absent])
             self._loaded[name] = split

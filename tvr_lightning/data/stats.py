@@ -25,7 +25,7 @@ def stats(data: TextVideoDataModule, tokens: Callable[[str], int], workers: int 
     files = list(dict.fromkeys(video.path for split in splits for video in split.videos))
     probed = read_all(files, probe, workers=workers, title=f"reading {data.title}")
     infos = {path: info for path, info in zip(files, probed, strict=True) if not isinstance(info, MediaError)}
-    words = data.reading.words
+    words = data.words
     found: dict[str, dict[str, str]] = {}
     for split in splits:
         readable = [(video.span, infos[video.path]) for video in split.videos if video.path in infos]

@@ -63,7 +63,7 @@ def source_of_data(data: TextVideoDataModule, splits: Sequence[SplitName] = ("tr
             "videos themselves."
         )
     data.check_present()
-    source = ExtractSource([], [], dataclasses.replace(reader, on_corrupt="skip"), data.reading.words)
+    source = ExtractSource([], [], dataclasses.replace(reader, on_corrupt="skip"), data.words)
     for name in splits:
         split = data.read_split(name)
         if data.copies is not None:

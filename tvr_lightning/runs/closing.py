@@ -152,11 +152,11 @@ def close(run: Run, checkpoint: str | None, saved: dict[str, Any] | None) -> Non
     weights, record = _evaluated_weights(run, saved), (saved or {}).get(RECORD) or {}
     if saved is None and weights.kind == "last":  # trained by this run, without checkpoints
         record = run.checkpoint_io.record
-    words = model.encoder.positions(data.reading.words)
+    words = model.encoder.positions(data.words)
     preprocessing = {
-        "words_asked": data.reading.words,
+        "words_asked": data.words,
         "words": words,
-        "preparation": data.reading.preparation.describe(),
+        "preparation": data.preparation.describe(),
     }
     if data.copies is not None:
         preprocessing["data"] = data.copies.how.describe()

@@ -98,7 +98,7 @@ class RecipeModule(LightningModule):
     def check_features(self) -> None:
         """Check that stored features, if the data has any, come from these encoders with their current weights."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
-        if isinstance(data, TextVideoDataModule) and data.reading.features is not None:
+        if isinstance(data, TextVideoDataModule) and data.features is not None:
             rank_zero_info(check_store(data.store, self.encoder, getattr(self, "audio_encoder", None)))
 
     # These hooks follow the loading of a checkpoint.

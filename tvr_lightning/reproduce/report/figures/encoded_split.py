@@ -42,7 +42,7 @@ class LoadedRun:
 
     def clip(self, video: VideoRecord, frames: int, size: int = STRIP_SIZE) -> DecodedClip:
         """Return frames of a video, sampled as the method does; padded ones are black."""
-        return read_clip(video.path, frames, Preparation(size), self.data.reading.sampling, video.span)
+        return read_clip(video.path, frames, Preparation(size), self.data.sampling, video.span)
 
 
 @dataclass
@@ -121,7 +121,7 @@ def encode_test_split(module: RetrievalModule, data: TextVideoDataModule) -> Enc
     data.trainer.strategy.connect(module)
     data.setup("test")
     split, truth = data.load_split("test"), data.ground_truth("test")
-    if data.reading.features is not None or len(split.videos) <= FEW_VIDEOS:
+    if data.features is not None or len(split.videos) <= FEW_VIDEOS:
         data.num_workers = 0
     texts, videos = encode_split(module, data.evaluation_dataloaders("test"))
     row = torch.full((truth.videos,), -1, dtype=torch.int64)
