@@ -282,6 +282,14 @@ def test_other_settings_start_a_new_run_instead_of_changing_a_finished_one(finis
     assert "version_1" in second["checkpoint"]
 
 
+def test_a_damaged_config_of_the_run_to_resume_is_named(finished_run, msrvtt, tmp_path, capsys):
+    run = tmp_path / "clip4clip-msrvtt" / "version_0"
+    shutil.copytree(finished_run, run)
+    (run / "config.yaml").write_text("trainer: [")
+    assert main(["fit", *small_run(msrvtt, tmp_path, RESUME)]) == 2
+    assert f"{run / 'config.yaml'}: not a recipe" in capsys.readouterr().err
+
+
 def without(options, *names):
     for name in names:
         *outer, last = name.split(".")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import yaml
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -19,7 +18,7 @@ from rich import get_console
 
 from tvr_lightning.audit.callback import LeakageAudit
 from tvr_lightning.config.recipe import Recipe, ResultsConfig, explained, recipe_parser, with_defaults
-from tvr_lightning.config.recipe_files import OptionError, RecipeError
+from tvr_lightning.config.recipe_files import OptionError, RecipeError, read_recipe
 from tvr_lightning.config.roles import recipe_roles, roles_of_option
 from tvr_lightning.errors import UserError, abbreviated
 from tvr_lightning.evaluation.config import EvaluationConfig
@@ -228,7 +227,7 @@ class Run:
     def _resumes(self, claim: ExitStack, run: Path) -> bool:
         """Return whether a run has the same settings where results depend on them; if so, lock it, else log why."""
         file = run / CONFIG
-        before = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        before = read_recipe(file) if file.is_file() else {}
         now = self.recipe.plain()
         for options in (before, now):
             method = options.get("model", {}).get("init_args", {})
