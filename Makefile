@@ -72,14 +72,10 @@ demo-search: $(VENV)/.installed $(DEMO_FOLDER)/msrvtt/MSRVTT_data.json
 	$(BIN)/python benchmarks/demo_search.py --runs $(DEMO_FOLDER)/runs --videos $(DEMO_FOLDER)/msrvtt --out $(DEMO_FOLDER)/index
 	@echo; echo "To see the videos: $(BIN)/tvr serve --index $(DEMO_FOLDER)/index, then open http://127.0.0.1:8321/"
 
-# The README's image, from the demo and one synthetic table; needs Chromium and its driver.
-SCREENSHOTS := build/screenshots
+# The README's image, from the demo; needs Chromium and its driver.
 screenshots: $(VENV)/.complete
 	test -d $(DEMO_FOLDER)/index || $(MAKE) demo
-	$(BIN)/tvr reproduce tc-mgc-1a --fixture --share features --out $(SCREENSHOTS)
-	$(BIN)/tvr report $(SCREENSHOTS)
-	$(BIN)/python benchmarks/screenshots.py --report $(SCREENSHOTS)/report/index.html --videos $(DEMO_FOLDER) \
-	  --index $(DEMO_FOLDER)/index --out docs/images/overview.webp
+	$(BIN)/python benchmarks/screenshots.py --videos $(DEMO_FOLDER) --index $(DEMO_FOLDER)/index --out docs/images/search.webp
 
 test: $(VENV)/.complete
 	$(BIN)/python -m pytest -n auto --dist loadfile --durations=10
@@ -160,4 +156,4 @@ verify-released: $(VENV)/.complete
 	$(BIN)/tvr verify-released $(CHECKPOINTS)
 
 clean:
-	rm -rf build/demo build/smoke build/screenshots
+	rm -rf build/demo build/smoke

@@ -1,10 +1,9 @@
-"""Create docs/images/overview.webp: the leaderboard of a report next to the search page, in a real browser.
+"""Create docs/images/search.webp: the search page of the demo's videos, in a real browser.
 
 The query is the shortest held-out caption whose video the search ranks first, as the only good match. The exit status
-is 1 if there is no such caption, or if the leaderboard does not fit.
+is 1 if there is no such caption.
 
-Command: python benchmarks/screenshots.py --report FOLDER/report/index.html --videos build/demo --index build/demo/index
---out overview.webp
+Command: python benchmarks/screenshots.py --videos build/demo --index build/demo/index --out search.webp
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from tvr_lightning.data import MSRVTT
 from tvr_lightning.search.relevance import GOOD
 
-WIDTH, HEIGHT = 960, 1000
+WIDTH, HEIGHT = 1280, 820
 PORT = 8321
 PATIENCE = 120  # seconds
 
@@ -52,16 +51,6 @@ def browser(profile: str) -> Any:
 def screenshot(driver: Any) -> Image.Image:
     """Return a screenshot of the page."""
     return Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
-
-
-def leaderboard(driver: Any, report: Path) -> Image.Image:
-    """Return the report's first page, whose tables must fit."""
-    driver.get(report.resolve().as_uri())
-    time.sleep(2)  # charts
-    cut = "return [...document.querySelectorAll('#leaderboard *')].some(e => e.scrollWidth > e.clientWidth + 1 && "
-    if driver.execute_script(cut + "getComputedStyle(e).overflowX !== 'visible')"):
-        raise SystemExit(f"{report}: the leaderboard is wider than {WIDTH} pixels. Raise WIDTH.")
-    return screenshot(driver)
 
 
 def answered_query(videos: Path) -> str:
@@ -98,9 +87,8 @@ def search_page(driver: Any, index: Path, videos: Path) -> Image.Image:
 
 
 def main() -> None:
-    """Combine both pages into one image."""
+    """Write the image."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", type=Path, required=True, help="report/index.html of a tvr reproduce folder")
     parser.add_argument("--videos", type=Path, required=True, help="parent folder of the synthetic msrvtt")
     parser.add_argument("--index", type=Path, required=True, help="index created by make demo")
     parser.add_argument("--out", type=Path, required=True, help="image to write")
@@ -108,15 +96,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as profile:
         driver = browser(profile)
         try:
-            pages = [
-                leaderboard(driver, arguments.report),
-                search_page(driver, arguments.index, arguments.videos),
-            ]
+            image = search_page(driver, arguments.index, arguments.videos)
         finally:
             driver.quit()
-    image = Image.new("RGB", (2 * WIDTH, HEIGHT), "white")
-    for column, page in enumerate(pages):
-        image.paste(page, (column * WIDTH, 0))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     image.save(arguments.out, quality=80, method=6)
     print(
