@@ -10,7 +10,6 @@ from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
 from pkgutil import resolve_name
-from types import SimpleNamespace
 from typing import Any
 
 import jsonargparse
@@ -20,7 +19,6 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from jsonargparse.typing import register_type, restricted_string_type
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer, seed_everything
-from lightning.pytorch.cli import _InstantiatorFn
 
 import tvr_lightning.encoders
 import tvr_lightning.evaluation.two_stage
@@ -41,7 +39,7 @@ from tvr_lightning.evaluation.results import SelectOn
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.option_types import Count, Options
 from tvr_lightning.training.checkpoints import FROZEN
-from tvr_lightning.training.module import check_precision
+from tvr_lightning.training.module import check_precision, record_options
 from tvr_lightning.training.options import value_text
 
 datasets.import_all()
@@ -235,11 +233,9 @@ class Recipe:
         parser, seed = recipe_parser(), self.config.seed_everything
         if seed is not False:
             self.config.seed_everything = seed_everything(None if seed is True else seed, workers=True)
-        # Lightning's constructors record the options of the classes for checkpoints.
         text = parser.dump(self.config, skip_link_targets=False, skip_unset=False, skip_validation=True)
         sections = yaml.safe_load(text)
-        cli: Any = SimpleNamespace(config_dump=sections, _dump_config=lambda: None)
-        kinds = [(_InstantiatorFn(cli, section), kind, True) for section, kind in CLASSES.items()]
+        kinds = [(partial(_build_recorded, sections[name], name), kind, True) for name, kind in CLASSES.items()]
         with self._checkpoint_follows(), explained():
             return parser.instantiate(self.config, instantiators=kinds)
 
@@ -266,6 +262,16 @@ class Recipe:
             raise OptionError("--eval_memory supports retrieval methods only; question answering does not score pairs")
         method.evaluation = method.evaluation or Namespace(asdict(EvaluationConfig()))
         method.evaluation.memory_gib = float(size[:-3]) * 1024.0 ** ("KMGT".index(size[-3]) - 2)
+
+
+def _build_recorded(
+    section: dict[str, Any], name: str, kind: Any, *args: Any, applied_instantiation_links: Any, **kwargs: Any
+) -> Any:
+    """Build the class of a section, and record the section for checkpoints."""
+    built, start = kind(*args, **kwargs), f"{name}.init_args."
+    links = {to.removeprefix(start): value for to, value in applied_instantiation_links.items() if to.startswith(start)}
+    record_options(built, {"_class_path": section["class_path"], **section["init_args"], **links})
+    return built
 
 
 def from_recipe(

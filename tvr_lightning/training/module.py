@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from lightning.pytorch import LightningModule
-from lightning.pytorch.core.mixins.hparams_mixin import HyperparametersMixin, _given_hyperparameters
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.parsing import collect_init_args
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -25,7 +23,7 @@ from tvr_lightning.data.reading import Needs
 from tvr_lightning.encoders.base import Encoder, FeatureEncoder, fingerprint
 from tvr_lightning.errors import UserError, abbreviated
 from tvr_lightning.extract.fingerprint import check_store
-from tvr_lightning.option_types import Role
+from tvr_lightning.option_types import Role, hints_of, parts_of
 from tvr_lightning.training.checkpoints import FROZEN, CheckpointError, read_checkpoint
 from tvr_lightning.training.loss_check import LossCheck, check_weights
 from tvr_lightning.training.optim import OptimizerConfig, build_optimizer, check_optimizer_options
@@ -40,6 +38,14 @@ def check_precision(precision: str) -> None:
             f"trainer.precision {precision} stores all weights in 16 bits, but methods score in float32. "
             "Use bf16-mixed or 32-true"
         )
+
+
+def record_options(built: LightningModule | LightningDataModule, options: dict[str, Any]) -> None:
+    """Record the plain options of a method or its data as its hyperparameters, which checkpoints contain."""
+    # The instantiator lets load_from_checkpoint build classes from these options, as for a recipe.
+    options["_instantiator"] = "lightning.pytorch.cli.instantiate_module"
+    built.hparams.clear()
+    built.save_hyperparameters(options, logger=isinstance(built, LightningDataModule))
 
 
 class RecipeModule(LightningModule):
@@ -60,15 +66,11 @@ class RecipeModule(LightningModule):
 
     def __init__(self, optimizer: Annotated[OptimizerConfig | None, Role.TRAINING] = None) -> None:
         super().__init__()
-        given = _given_hyperparameters.get()  # by a recipe
-        if given is None:
-            frame = inspect.currentframe()
-            assert frame is not None
-            parts = collect_init_args(frame, [], classes=(HyperparametersMixin,))
-            given = {name: value for part in parts for name, value in part.items()}
-        # The instantiator lets load_from_checkpoint build classes from these plain options, as for a recipe.
-        instantiator = {"_instantiator": "lightning.pytorch.cli.instantiate_module"}
-        self.save_hyperparameters(plain_options(given) | instantiator, logger=False)
+        # Lightning would warn of modules among the arguments, and copy them.
+        classes = {name: filter(inspect.isclass, parts_of(hint)) for name, hint in hints_of(type(self)).items()}
+        modules = [name for name, kinds in classes.items() if any(issubclass(kind, nn.Module) for kind in kinds)]
+        self.save_hyperparameters(ignore=modules, logger=False)
+        record_options(self, plain_options(dict(self.hparams)))
         self.optimizer_config = optimizer or OptimizerConfig()
         self.loss_check = LossCheck()
 
