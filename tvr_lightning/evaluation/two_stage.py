@@ -10,7 +10,7 @@ from typing_extensions import override
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.normalization import Context, Direction, Normalizer
 from tvr_lightning.evaluation.pair_scores import PairScores
-from tvr_lightning.evaluation.sources import AdjustedSource, Adjustment, Block, ScoreSource, TransposedSource
+from tvr_lightning.evaluation.sources import Adjustment, Block, ScoreSource, TransposedSource
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
@@ -53,7 +53,7 @@ class TwoStage(Normalizer):
     @override
     @torch.no_grad()
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
-        while isinstance(scores, (AdjustedSource, TransposedSource)):
+        if isinstance(scores, TransposedSource):
             scores = scores.source
         source = scores.pairs if isinstance(scores, UnscoredPairs) else scores
         if not isinstance(source, PairScores):

@@ -121,15 +121,19 @@ class Bottleneck(Options):
         return 0 if self.anchor == "video" else 1
 
 
-class NormRegularization(ConfigVariant):
-    """Regularization of the spread of the increments' lengths, the trust-region radii.
+class Regularization(ConfigVariant):
+    """Regularization of the increments.
 
     Args:
-        weight: lambda_eps; 0 omits the term (appendix F; modeling.py).
+        weight: lambda_eps or lambda_dir; 0 omits the term (appendix F; modeling.py).
     """
 
     def __init__(self, weight: NotNegative = 0.01) -> None:
         self.weight = weight
+
+
+class NormRegularization(Regularization):
+    """Regularization of the spread of the increments' lengths, the trust-region radii."""
 
 
 class Variance(NormRegularization):
@@ -149,15 +153,8 @@ class LogSumExp(NormRegularization):
     """Smooth form of the variance (appendix C.3)."""
 
 
-class DirectionRegularization(ConfigVariant):
-    """Regularization of the differences between the directions of a text's increments.
-
-    Args:
-        weight: lambda_dir; 0 omits the term (appendix F; modeling.py).
-    """
-
-    def __init__(self, weight: NotNegative = 0.01) -> None:
-        self.weight = weight
+class DirectionRegularization(Regularization):
+    """Regularization of the differences between the directions of a text's increments."""
 
 
 class LogMeanExp(DirectionRegularization):
