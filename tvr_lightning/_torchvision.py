@@ -5,21 +5,18 @@ exist", although this project (through torchmetrics and open_clip) only uses its
 operators that the import needs is enough. If torchvision works or is not installed, nothing is changed.
 """
 
-from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import override
 
-
-class TorchvisionFinder(MetaPathFinder):
+class TorchvisionFinder:
     """Finder that finds no module, but declares torchvision's missing operators just before torchvision is imported."""
 
     operators: Any = None  # the declarations exist as long as this object
 
-    @override
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        """Find nothing, as the import system allows."""
         found = PathFinder.find_spec(fullname) if fullname == "torchvision" and self.operators is None else None
         if found is None or found.origin is None:
             return

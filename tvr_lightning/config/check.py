@@ -9,8 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from tvr_lightning.config.recipe_files import (
     OptionError,
     find_recipe,
@@ -54,6 +52,8 @@ def check_before_parsing(recipes: Sequence[str], overrides: Sequence[str], neede
 
 def sources_of(recipes: Iterable[str | Path], arguments: Sequence[str]) -> Iterator[Source]:
     """Yield recipes (names, paths, or inline YAML), then options of a command line, which may name more recipes."""
+    import yaml
+
     options = split_options(arguments)
     for recipe in [*recipes, *(value for option, value in options if option == "config")]:
         written_out = is_written_out(recipe)

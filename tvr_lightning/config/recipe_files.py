@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tvr_lightning.errors import UserError
 
 _PACKAGED = Path(__file__).parents[1] / "recipes"
@@ -61,6 +59,8 @@ def recipes_folder(folder: Path) -> Path:
 
 def read_recipe(name: str | Path) -> dict[str, Any]:
     """Return the plain values of a recipe, given as for `find_recipe` or as inline YAML; refuse tags that run code."""
+    import yaml
+
     try:
         text = str(name) if is_written_out(name) else find_recipe(name).read_text(encoding="utf-8")
         content = yaml.safe_load(text)

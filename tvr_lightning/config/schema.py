@@ -12,12 +12,10 @@ import json
 import os
 from collections.abc import Iterator
 from functools import lru_cache
-from importlib.metadata import version
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from tvr_lightning.files import write_whole
 from tvr_lightning.option_types import Range, hints_of, parts_of
 
 if TYPE_CHECKING:
@@ -47,6 +45,8 @@ def cached_schema() -> dict[str, Any] | None:
 
 def keep(schema: dict[str, Any]) -> dict[str, Any]:
     """Write a schema of all sections of recipes to the user's cache, and return it."""
+    from tvr_lightning.files import write_whole
+
     with contextlib.suppress(OSError, RuntimeError):  # without a cache, mistakes are found later, by the parser
         _file().parent.mkdir(parents=True, exist_ok=True)
         write_whole(_file(), json.dumps({"sources": _sources(), "schema": schema}).encode())
@@ -120,5 +120,7 @@ def _file() -> Path:
 
 @lru_cache
 def _sources() -> str:
+    from importlib.metadata import version
+
     state = [(str(path), path.stat().st_mtime_ns) for path in sorted(PACKAGE.rglob("*.py"))]
     return hashlib.sha256(repr((state, version("lightning"), version("jsonargparse"))).encode()).hexdigest()
