@@ -120,8 +120,8 @@ class TextVideoDataModule(ReadableDataset, LightningDataModule):
         self.on_corrupt = on_corrupt
         self.features = features
         self.pixels = pixels
-        self.audio = None if audio == "none" else AudioOptions(audio, audio_alignment, audio_seconds)
         check(self, **self.hparams)
+        self.audio = None if audio == "none" else AudioOptions(audio, audio_alignment, audio_seconds)
         self.check_reading()
         if self.holdout and self.has_official_validation:
             raise UserError(
