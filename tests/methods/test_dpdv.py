@@ -1,5 +1,6 @@
 """DPDV: its two paths, its losses, its captions, and what reaches the score in testing."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -238,7 +239,7 @@ def test_captions_are_encoded_like_texts():
 
 
 def test_tokenized_captions_are_encoded_like_strings_on_the_device_of_the_batch():
-    made = module().eval()
+    made = copy.deepcopy(module()).eval()  # the encoder is shared with other tests
     said = [["a red circle", "  ", "a blue box"], ["a star moves up"]]
     tokenize = made.encoder.caption_tokens(W)
 
