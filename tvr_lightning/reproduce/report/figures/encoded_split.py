@@ -94,7 +94,8 @@ def encode_run(run: ReportedRun, trust: Sequence[str] = ()) -> LoadedRun:
     """
     checkpoint, results = run.card.checkpoint, run.results
     if checkpoint is None or not Path(checkpoint).is_file():
-        raise MissingAssetError(f"the weights of run {run.card.name} are missing: {checkpoint}")
+        reason = f"there is no file {checkpoint}" if checkpoint else "the run has none, as for external scores"
+        raise MissingAssetError(f"figures need weights, but {reason}")
     config = {name: results["config"][name] for name in ("model", "data")}
     check_trusted(Path(checkpoint), config, trust, results["environment"]["packages"]["tvr-lightning"])
     config["seed_everything"] = results["config"]["seed_everything"]
